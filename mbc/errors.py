@@ -1,0 +1,28 @@
+"""Errors a user can act on: a code, a place, a reason and a remedy. Codes are explained in `docs/errors.md`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mbc.source import Span
+
+
+@dataclass
+class MbcError(Exception):
+    """What went wrong, where, and what to do about it.
+
+    `code` is unique to one kind of mistake (`MBC012`); `remedy` is an imperative sentence.
+    """
+
+    code: str
+    message: str
+    remedy: str = ""
+    span: Span | None = None
+
+    def __str__(self) -> str:
+        lines = [f"error {self.code}: {self.message}"]
+        if self.span is not None:
+            lines.append(self.span.render())
+        if self.remedy:
+            lines.append(f"help: {self.remedy}")
+        return "\n".join(lines)

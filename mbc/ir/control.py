@@ -1,0 +1,28 @@
+"""The control block: what changes from step to step, in the arena so that a captured graph can read it.
+
+The host writes the first HOST_BYTES before every step; the rest belongs to the device and is read back on request.
+`templates/include/mbc_control.h` declares the same structure; a test compares the two.
+"""
+
+from __future__ import annotations
+
+CONTROL_BYTES = 256
+HOST_BYTES = 32
+
+# (name, NumPy type, offset). The scale is multiplied into the gradient of the loss and divided out by the update.
+CONTROL_FIELDS: tuple[tuple[str, str, int], ...] = (
+    ("step", "<u8", 0),  # counts every call of step, skipped or not
+    ("seed", "<u8", 8),  # of dropout
+    ("learning_rate", "<f8", 16),
+    ("training", "<u4", 24),  # reserved for the host, keeps the host part whole
+    ("loss_scale", "<f4", 32),  # 1 except in fp16
+    ("proceed", "<u4", 36),  # 1: this step's updates are applied; written by `guard`
+    ("updates", "<u4", 40),  # steps whose updates were applied (adamw's bias correction counts these)
+    ("skipped", "<u4", 44),  # steps whose updates were not
+    ("since_growth", "<u4", 48),  # applied steps since the loss scale last changed
+)
+
+INITIAL_LOSS_SCALE = 65536.0
+GROWTH_INTERVAL = 2000
+SCALE_GROWTH = 2.0
+SCALE_BACKOFF = 0.5

@@ -1,0 +1,130 @@
+"""The whole intermediate representation, on one page.
+
+A `Network` is the forward graph as written. A `TrainingGraph` is one training iteration (forward, backward, update)
+and the inference graph beside it, over the same states. Both are lists of `Operation`s in an order that can be
+executed; every value is assigned once. Layout, address and division into micro-batches are not the graph's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from mbc.ir.types import Precision, TensorType
+from mbc.source import Span
+
+
+class Role(StrEnum):
+    """What a value is to the outside of the graph."""
+
+    INPUT = "input"  # written by the user before a step
+    PARAMETER = "parameter"  # trained
+    STATISTIC = "statistic"  # running mean or variance
+    OPTIMIZER = "optimizer"  # momentum and the like
+    CONTROL = "control"  # the control block (mbc/ir/control.py)
+    INTERMEDIATE = "intermediate"  # everything else
+
+    @property
+    def persistent(self) -> bool:
+        """Whether the value outlives a step."""
+        return self in (Role.PARAMETER, Role.STATISTIC, Role.OPTIMIZER, Role.CONTROL)
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A tensor. `name` is unique in its graph and made of letters, digits, `_` and `.` only."""
+
+    name: str
+    type: TensorType
+    role: Role = Role.INTERMEDIATE
+    per_sample: bool = False  # the first dimension counts the samples of the mini-batch
+    span: Span | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Attributes:
+    """Settings of one kind of operation: subclasses hold only int, float, bool, str and tuples of these."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One operation. `kind` names an `OpKind` of `mbc.ops`, whose docstring gives the meaning of the operands."""
+
+    name: str
+    kind: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Attributes
+    span: Span | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Initializer:
+    """How a state starts. `kind`: constant (value) | normal (std) | uniform (bound, both signs) |
+    he | he_uniform | xavier | xavier_uniform (of fan_in and fan_out)."""
+
+    kind: str
+    value: float = 0.0
+    fan_in: int = 0
+    fan_out: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A value that outlives the step, and how it starts. `value` is also its name in a checkpoint."""
+
+    value: str
+    initializer: Initializer
+
+
+@dataclass(frozen=True, slots=True)
+class Optimizer:
+    """`kind`: sgd (momentum, nesterov, weight_decay) | adamw (beta1, beta2, eps, weight_decay)."""
+
+    kind: str = "sgd"
+    momentum: float = 0.0
+    nesterov: bool = False
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """The forward graph as written. `losses` are (scalar value, weight)."""
+
+    name: str
+    batch: int
+    values: Mapping[str, Value]
+    operations: tuple[Operation, ...]
+    states: tuple[State, ...]  # parameters and statistics, in the order of the source
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    losses: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingGraph:
+    """One training step and one inference pass over the same states.
+
+    `updates` pairs each state that changes with the value that it has after the step.
+    `metrics` are scalars a step reports beside `loss` (number of rows classified correctly, per loss).
+    """
+
+    name: str
+    batch: int
+    precision: Precision
+    optimizer: Optimizer
+    values: Mapping[str, Value]
+    train: tuple[Operation, ...]
+    infer: tuple[Operation, ...]
+    states: tuple[State, ...]
+    inputs: tuple[str, ...]
+    infer_inputs: tuple[str, ...]  # those that `outputs` depend on
+    outputs: tuple[str, ...]
+    infer_outputs: tuple[str, ...]  # the same outputs as the inference graph computes them
+    loss: str
+    metrics: tuple[str, ...]
+    updates: tuple[tuple[str, str], ...]

@@ -1,0 +1,72 @@
+"""Element types, layouts and tensor types. Sizes are in bytes, shapes in elements."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class DType(StrEnum):
+    """How one element is stored."""
+
+    FP64 = "fp64"
+    FP32 = "fp32"
+    BF16 = "bf16"
+    FP16 = "fp16"
+    INT32 = "int32"
+    UINT8 = "uint8"
+
+    @property
+    def size_bytes(self) -> int:
+        return {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "int32": 4, "uint8": 1}[self.value]
+
+
+class Precision(StrEnum):
+    """What `precision = …` of a `train` section chooses."""
+
+    FP32 = "fp32"  # strict: no tensor-core rounding of the operands
+    TF32 = "tf32"  # fp32 storage; convolutions and matrix products round operands to 10 bits of mantissa
+    BF16 = "bf16"
+    FP16 = "fp16"
+    FP64 = "fp64"  # interpreter only
+
+    @property
+    def working(self) -> DType:
+        """Element type of activations and of their gradients."""
+        return {"tf32": DType.FP32}.get(self.value) or DType(self.value)
+
+    @property
+    def master(self) -> DType:
+        """Element type of parameters, statistics, optimizer state, parameter gradients and losses."""
+        return DType.FP64 if self is Precision.FP64 else DType.FP32
+
+
+class Layout(StrEnum):
+    """Order of a buffer's elements in memory. A buffer of rank 2 or less is always CHANNELS_FIRST."""
+
+    CHANNELS_FIRST = "nchw"  # as the shape reads
+    CHANNELS_LAST = "nhwc"  # axis 1 moved to the end; a filter [K, C, R, S] is stored as [K, R, S, C]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """Shape and element type of a value."""
+
+    shape: tuple[int, ...]
+    dtype: DType
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def size_bytes(self) -> int:
+        return self.elements * self.dtype.size_bytes
+
+    def with_rows(self, rows: int) -> TensorType:
+        """The same type with `rows` as its first dimension."""
+        return TensorType((rows, *self.shape[1:]), self.dtype)
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{', '.join(map(str, self.shape))}]"

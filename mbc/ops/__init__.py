@@ -1,0 +1,1 @@
+"""Operations, one file a family."""

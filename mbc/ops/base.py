@@ -1,0 +1,161 @@
+"""What an operation is: one `OpKind` (graph level) and, if the language can name it, one `Layer` (source level).
+
+A new operation is one file in this folder that lists its `OPS` and `LAYERS`; `mbc/ops/__init__.py` collects them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbc.ir.graph import Attributes, Initializer, Operation
+from mbc.ir.types import Precision, TensorType
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class NoAttributes(Attributes):
+    """An operation without settings."""
+
+
+class ShapeError(Exception):
+    """Operands that do not fit together; the message names both shapes. The caller adds the place."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """What an evaluation knows beside its operands.
+
+    `outputs`: types of the outputs for the rows of this call. `first_row`: index of the first row of this slice in
+    the mini-batch. `batch`: rows of the whole mini-batch. `control`: the control block as a NumPy record.
+    """
+
+    outputs: tuple[TensorType, ...]
+    first_row: int
+    batch: int
+    precision: Precision
+
+
+class Gradients(Protocol):
+    """What a gradient rule may use; `mbc.ir.training` implements it."""
+
+    def needs(self, value: str) -> bool:
+        """Whether somebody needs the gradient of this value."""
+        ...
+
+    def type(self, value: str) -> TensorType: ...
+
+    @property
+    def control(self) -> str:
+        """Name of the control block's value as it stands during forward and backward."""
+        ...
+
+    def emit(self, kind: str, attributes: Attributes, inputs: Sequence[str], of: str) -> tuple[str, ...]:
+        """Append an operation whose first output is the gradient of value `of`; returns the outputs' names."""
+        ...
+
+
+class Expansion(Protocol):
+    """What an operation of a Network may use to write itself into a training or inference graph."""
+
+    @property
+    def control(self) -> str: ...
+
+    def type(self, value: str) -> TensorType: ...
+
+    def emit(
+        self, kind: str, attributes: Attributes, inputs: Sequence[str], outputs: Sequence[str], name: str
+    ) -> tuple[str, ...]: ...
+
+    def update(self, state: str, value: str) -> None:
+        """State `state` has the value `value` after the step."""
+        ...
+
+
+@dataclass(frozen=True)
+class OpKind:
+    """One kind of operation.
+
+    shape      types of the outputs from those of the inputs; raises ShapeError
+    evaluate   the meaning, on NumPy arrays in CHANNELS_FIRST order: floating operands come in float32 (float64 where
+               they are fp64), results are rounded to their storage type by the caller. Works on any slice of rows
+               when `divisible`
+    gradient   gradients of the inputs from those of the outputs (None: not needed, or zero)
+    expand     for kinds that exist in a Network only: how they are written for training and for inference
+    divisible  rows of the outputs depend on the same rows of the inputs only, or the outputs that are not per sample
+               are sums over rows (`accumulates`)
+    in_place   (output, input) pairs that may share bytes when the input is not needed afterwards
+    updates    (output, input) pairs that must share bytes: the output is the input's next version
+    working_inputs  inputs (weights) that are read in the working precision: the training graph casts them
+    """
+
+    name: str
+    attributes: type[Attributes]
+    shape: Callable[[Any, tuple[TensorType, ...]], tuple[TensorType, ...]]
+    evaluate: Callable[[Any, Sequence[Array], Call], tuple[Array, ...]] | None = None
+    gradient: (
+        Callable[[Gradients, Operation, tuple[str | None, ...]], tuple[str | None, ...]] | None
+    ) = None
+    expand: Callable[[Expansion, Operation, bool], tuple[str, ...]] | None = None
+    divisible: bool = False
+    accumulates: bool = False
+    in_place: tuple[tuple[int, int], ...] = ()
+    updates: tuple[tuple[int, int], ...] = ()
+    working_inputs: tuple[int, ...] = ()
+    view: bool = False  # the output is the input's bytes under another shape (canonical layout); no kernel runs
+
+
+Setting = int | float | bool | str | tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One setting of a layer in the language. `kind`: int | float | bool | pair (an int or (h, w)) |
+    pads (an int, (h, w) or (top, bottom, left, right)) | word (one of `words`). `default` None: required."""
+
+    name: str
+    kind: str
+    default: Setting | None = None
+    words: tuple[str, ...] = ()
+
+
+class LayerBuilder(Protocol):
+    """What a layer may use to write itself into a Network; `mbc.frontend.lower` implements it."""
+
+    def type(self, value: str) -> TensorType: ...
+
+    def state(
+        self, suffix: str, shape: tuple[int, ...], initializer: Initializer, trained: bool = True
+    ) -> str:
+        """The parameter (or statistic) `<path>.<suffix>` of this layer; made once, shared by later applications."""
+        ...
+
+    def emit(
+        self, kind: str, attributes: Attributes, inputs: Sequence[str], suffix: str = ""
+    ) -> tuple[str, ...]:
+        """Append an operation named `<path>` or `<path>.<suffix>`; returns its outputs' names."""
+        ...
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What the language calls. `build` gets the settings by name, defaults filled in and kinds checked.
+
+    `parameters` come in positional order. `inputs`: least and most number of tensors piped in (most None: any)."""
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    build: Callable[[LayerBuilder, dict[str, Any], tuple[str, ...]], str]
+    inputs: tuple[int, int | None] = (1, 1)
+    help: str = ""
+    loss: bool = False  # gives a scalar that `loss` accepts
+
+
+def as_float(array: Array) -> Array:
+    """The array in float32, or unchanged where it is float64."""
+    return array if array.dtype == np.float64 else array.astype(np.float32, copy=False)

@@ -1,0 +1,180 @@
+"""A plan: the only artefact that is saved, diffed, verified and rendered.
+
+Buffers are named by their index in `Plan.buffers`, launches by their index in their program. Every size and offset
+is in bytes. A lifetime is half-open, [first write, last read + 1), in launch order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from mbc.ir.graph import TrainingGraph
+from mbc.ir.types import DType, Layout
+
+SCHEMA_VERSION = 1
+ALIGNMENT_BYTES = 256
+
+
+class Space(StrEnum):
+    """Where a buffer lies."""
+
+    ARENA = "arena"
+    HOST = "host"
+
+
+class Mode(StrEnum):
+    """What a launch does to the bytes of an access."""
+
+    READ = "read"
+    WRITE = "write"
+    ACCUMULATE = "accumulate"  # adds to what is there
+    UPDATE = "update"  # reads and then overwrites in place; the value afterwards is the alias's (see `Buffer.alias`)
+
+
+class Stream(StrEnum):
+    """Launches of one stream run in order."""
+
+    COMPUTE = "compute"
+    TO_HOST = "to_host"
+    TO_DEVICE = "to_device"
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows `start` to `stop`, half-open, of the mini-batch. A value that is not per sample has the rows [0, 1)."""
+
+    start: int
+    stop: int
+
+    @property
+    def count(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """One stay of some rows of one value, in one layout, in one space. `value` None: workspace.
+
+    `alias` names the buffer whose bytes this one takes over (in-place operations, updates of states).
+    Values that are views of one another (`flatten`) have one buffer, of the viewed value.
+    """
+
+    value: str | None
+    rows: Rows
+    layout: Layout
+    dtype: DType
+    size_bytes: int
+    space: Space = Space.ARENA
+    alias: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Rows of a buffer that a launch touches. For workspace `rows` is the buffer's."""
+
+    buffer: int
+    rows: Rows
+    mode: Mode
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One kernel call. `provider` and `name` choose the entry of the generated dispatch table; `settings` are the
+    provider's own (cuDNN engine and knobs). `measured`: the time is from a profile, else estimated."""
+
+    provider: str
+    name: str
+    settings: tuple[tuple[str, int], ...]
+    time_us: float
+    measured: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A copy between spaces or within the arena."""
+
+    time_us: float
+    measured: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One kernel call or copy on one stream.
+
+    `accesses` of a kernel: the operation's inputs in order, then its outputs in order, then workspace if it has any.
+    A layout or type conversion belongs to no operation: it reads one buffer of a value and writes another.
+    """
+
+    work: Kernel | Copy
+    operations: tuple[str, ...]
+    stream: Stream
+    accesses: tuple[Access, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Launches in order, and the waits between streams: (earlier launch, later launch) of different streams.
+
+    `entry`: buffers that hold their value before the first launch. `exit`: buffers that must hold theirs after the last.
+    """
+
+    launches: tuple[Launch, ...]
+    waits: tuple[tuple[int, int], ...]
+    entry: tuple[int, ...]
+    exit: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What the plan is for. `cudnn` is its version number (91900), 0 when the plan names no cuDNN engine."""
+
+    gpu: str
+    architecture: str  # sm_90
+    multiprocessors: int
+    memory_bytes: int
+    cudnn: int
+
+
+@dataclass(frozen=True, slots=True)
+class Predictions:
+    """What a run will take. `measured_share` is the part of `train_us` that comes from measured times."""
+
+    train_us: float
+    infer_us: float
+    measured_share: float
+    arena_bytes: int
+    overhead_bytes: int
+    overhead_measured: bool
+    host_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What no plan of this graph can beat, and what this plan's own choices allow at best.
+
+    `floor_bytes`: inputs + output + smallest workspace of the most demanding operation, plus the states: no program
+    does better. `live_bytes`: the most bytes alive at once in this plan: no placement does better.
+    `fastest_us`: every operation at its fastest known candidate.
+    """
+
+    floor_bytes: int
+    floor_operation: str
+    live_bytes: int
+    fastest_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`offsets[i]` is the address of `buffers[i]` from the start of its space."""
+
+    version: str  # of mbc
+    graph: TrainingGraph
+    target: Target
+    budget_bytes: int
+    buffers: tuple[Buffer, ...]
+    offsets: tuple[int, ...]
+    train: Program
+    infer: Program
+    predictions: Predictions
+    bounds: Bounds
