@@ -116,7 +116,7 @@ class Launch:
 class Program:
     """Launches in order, and the waits between streams: (earlier launch, later launch) of different streams.
 
-    `entry`: buffers that hold their value before the first launch. `exit`: buffers that must hold theirs after the last.
+    `entry`: buffers that hold their value before the first launch. `exit`: those that must hold theirs after the last.
     """
 
     launches: tuple[Launch, ...]
