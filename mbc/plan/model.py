@@ -29,7 +29,6 @@ class Mode(StrEnum):
     READ = "read"
     WRITE = "write"
     ACCUMULATE = "accumulate"  # adds to what is there
-    UPDATE = "update"  # reads and then overwrites in place; the value afterwards is the alias's (see `Buffer.alias`)
 
 
 class Stream(StrEnum):

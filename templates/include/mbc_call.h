@@ -1,0 +1,16 @@
+// What one launch hands to its launcher. Host code (g++) and kernels (nvcc) share this file.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+struct MbcCall {
+  void* const* pointers;    // one per access of the launch, in the plan's order; slices are already applied
+  const int64_t* integers;  // the launcher's own struct, one int64 a field
+  const double* reals;
+  cudaStream_t stream;
+};
+
+// Returns nullptr, or a text that says what went wrong (static, or valid until the next call of this thread).
+using MbcLauncher = const char* (*)(const MbcCall&);

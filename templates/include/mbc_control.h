@@ -1,0 +1,23 @@
+// The control block (mbc/ir/control.py): what changes from step to step. 256 bytes in the arena.
+#pragma once
+
+#include <cstdint>
+
+struct MbcControl {
+  // Written by the host before every step.
+  uint64_t step;
+  uint64_t seed;
+  double learning_rate;
+  uint32_t training;
+  uint32_t unused;
+  // Written by the device.
+  float loss_scale;
+  uint32_t proceed;
+  uint32_t updates;
+  uint32_t skipped;
+  uint32_t since_growth;
+};
+
+constexpr float MBC_SCALE_GROWTH = 2.0f;
+constexpr float MBC_SCALE_BACKOFF = 0.5f;
+constexpr uint32_t MBC_GROWTH_INTERVAL = 2000;
