@@ -9,7 +9,8 @@ _PACKAGE = Path(__file__).resolve().parent
 
 def folder(name: str) -> Path:
     """`templates` or `grammar`: at the top of a checkout, inside the package in a wheel."""
-    for root in (_PACKAGE.parent, _PACKAGE):
+    # The package's own first: in site-packages a folder of that name beside it would be somebody else's.
+    for root in (_PACKAGE, _PACKAGE.parent):
         if (root / name).is_dir():
             return root / name
     raise FileNotFoundError(f"mbc is installed without its '{name}' folder: reinstall mbc-compiler")

@@ -1,0 +1,59 @@
+# make run   set up, compile the digits example, train it, print the test accuracy and where the plan lies
+# make test  set up and run every check and test
+#
+# PYTHON is the interpreter that .venv is made from (3.11 or newer); VENV_FLAGS goes to `python -m venv`.
+
+PYTHON ?= python3
+VENV ?= .venv
+VENV_FLAGS ?=
+
+BIN := $(VENV)/bin
+BUILD := build
+DIGITS := examples/01_digits
+SET_UP := $(VENV)/set-up.stamp
+SET_UP_CUDA := $(VENV)/set-up-cuda.stamp
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: run test setup cuda lint types pytest clean
+.DELETE_ON_ERROR:
+
+run: setup cuda $(BUILD)/digits.train.npz
+	$(BIN)/mbc compile $(DIGITS)/net.mbc --output $(BUILD)/digits --force
+	$(BIN)/mbc train $(BUILD)/digits --data $(BUILD)/digits.train.npz --test $(BUILD)/digits.test.npz \
+	    --epochs 20 --lr 0.1 --schedule cosine --warmup 1 --checkpoint $(BUILD)/digits.safetensors
+	@echo "plan: $(BUILD)/digits/plan.json (read it with: $(BIN)/mbc show $(BUILD)/digits)"
+
+test: lint types pytest
+
+setup: $(SET_UP)
+
+# Made anew only when what it installs has changed.
+$(SET_UP): pyproject.toml
+	@echo "setting up $(VENV)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "mbc needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV_FLAGS) $(VENV)
+	@$(PIP) --editable '.[dev]'
+	@touch $@
+
+# PyCUDA and the CUDA libraries, only where there is a GPU. Without them everything runs on the CPU.
+cuda: $(SET_UP)
+	@if nvidia-smi >/dev/null 2>&1 && ! test -e $(SET_UP_CUDA); then \
+	    if $(BIN)/python -c 'import pycuda' 2>/dev/null || $(PIP) --editable '.[cuda]'; then touch $(SET_UP_CUDA); \
+	    else echo "PyCUDA could not be installed: training on the CPU ('$(BIN)/mbc doctor' says what is missing)"; fi; \
+	fi
+
+$(BUILD)/digits.train.npz: $(DIGITS)/prepare.py | $(SET_UP)
+	$(BIN)/python $(DIGITS)/prepare.py $(BUILD)
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup
+	$(BIN)/pyright
+
+pytest: setup
+	$(BIN)/python -m pytest -n auto
+
+clean:
+	rm -rf $(BUILD) dist .pytest_cache .ruff_cache .hypothesis
