@@ -10,6 +10,8 @@ struct MbcCall {
   const int64_t* integers;  // the launcher's own struct, one int64 a field
   const double* reals;
   cudaStream_t stream;
+  int64_t pointer_count;
+  int64_t integer_count;
 };
 
 // Returns nullptr, or a text that says what went wrong (static, or valid until the next call of this thread).

@@ -1,0 +1,41 @@
+// The C interface of a generated library: everything that Python calls. Every function that returns int returns 0 for
+// success; otherwise mbc_last_error says what went wrong and in which operation.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#define MBC_ABI_VERSION 1
+
+#if defined(_WIN32)
+#define MBC_EXPORT extern "C" __declspec(dllexport)
+#else
+#define MBC_EXPORT extern "C" __attribute__((visibility("default")))
+#endif
+
+struct MbcModule;  // opaque
+
+enum MbcProgramIndex : int { MBC_TRAIN = 0, MBC_INFER = 1 };
+
+MBC_EXPORT int mbc_abi_version();
+// cuDNN's version as loaded (91900), 0 where the plan does not use cuDNN.
+MBC_EXPORT size_t mbc_cudnn_version();
+// Bytes of device memory and of pinned host memory that the plan was made for.
+MBC_EXPORT uint64_t mbc_arena_bytes();
+MBC_EXPORT uint64_t mbc_host_bytes();
+// `streams`: compute, to_host, to_device: handles of streams of the current context. `host`: pinned memory, or null
+// where mbc_host_bytes() is 0. The library owns neither memory nor streams; they must outlive the module.
+MBC_EXPORT int mbc_create(void* arena, uint64_t arena_bytes, void* host, uint64_t host_bytes, void* const* streams,
+                          MbcModule** module);
+// Runs every launch of both programs once, one by one, each waited for: loads kernels and finds errors where they
+// happen. It writes all over the arena; states are written afterwards.
+MBC_EXPORT int mbc_warm(MbcModule* module);
+// Captures both programs into executable graphs, and uploads them.
+MBC_EXPORT int mbc_capture(MbcModule* module);
+// Replays the captured program on the compute stream; does not wait.
+MBC_EXPORT int mbc_run(MbcModule* module, int program);
+// Runs the program launch by launch on the plan's streams, without a graph; waits, checking after each launch.
+MBC_EXPORT int mbc_run_eager(MbcModule* module, int program);
+// The last failure of `module`, or of mbc_create where it is null; "" when there was none.
+MBC_EXPORT const char* mbc_last_error(MbcModule* module);
+MBC_EXPORT void mbc_destroy(MbcModule* module);
