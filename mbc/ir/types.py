@@ -43,10 +43,16 @@ class Precision(StrEnum):
 
 
 class Layout(StrEnum):
-    """Order of a buffer's elements in memory. A buffer of rank 2 or less is always CHANNELS_FIRST."""
+    """Order of a buffer's elements in memory. Where the order does not matter (see `layout_matters`) a buffer is
+    always CHANNELS_FIRST; a kernel sees such an operand in the layout of its other operands."""
 
     CHANNELS_FIRST = "nchw"  # as the shape reads
     CHANNELS_LAST = "nhwc"  # axis 1 moved to the end; a filter [K, C, R, S] is stored as [K, R, S, C]
+
+
+def layout_matters(shape: tuple[int, ...]) -> bool:
+    """Whether the two layouts of this shape differ in memory."""
+    return len(shape) > 2 and shape[1] > 1 and math.prod(shape[2:]) > 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""From a training graph to a plan: choose -> order -> place -> synchronise -> simulate, with `search` as the loop."""

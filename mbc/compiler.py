@@ -1,0 +1,83 @@
+"""The compiler: a source becomes a plan. This page is the list of its stages and nothing else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from mbc.device.profile import find_profile
+from mbc.device.target import find_device, free_bytes
+from mbc.frontend.lower import lower
+from mbc.frontend.parse import parse
+from mbc.ir.text import network_text, training_text
+from mbc.ir.training import differentiate
+from mbc.ir.types import Precision
+from mbc.ir.verify import verify_network, verify_training
+from mbc.kernels import PROVIDERS
+from mbc.kernels.interpreter import INTERPRETER
+from mbc.optimize.candidates import CandidateTable, Limits
+from mbc.optimize.choose import slices_of, undivided
+from mbc.optimize.search import search
+from mbc.options import Options
+from mbc.plan.file import dump_plan
+from mbc.plan.model import Plan
+from mbc.plan.verify import verify_plan
+from mbc.source import Source
+
+T = TypeVar("T")
+
+
+def compile_plan(source: Source, options: Options, stages: Stages | None = None) -> Plan:
+    """Plan the training step and the inference pass of one network. Raises MbcError for anything a user can mend."""
+    stages = stages or Stages(options.dump_stages)
+
+    # What the source says, with the user's settings put in.
+    program = stages.run("parse", lambda: parse(source), repr)
+    lowered = stages.run("lower", lambda: lower(program, options.settings, options.network))
+    network = lowered.network
+    stages.run("verify network", lambda: verify_network(network), lambda _: network_text(network))
+
+    # One whole step: forward, backward and update; and inference beside it.
+    graph = stages.run(
+        "differentiate", lambda: differentiate(network, lowered.optimizer, lowered.precision), training_text
+    )
+    stages.run("verify training graph", lambda: verify_training(graph))
+
+    # What could run each operation on this GPU, and how fast.
+    device = stages.run("find device", lambda: find_device(options.gpu), repr)
+    profile = stages.run("find profile", lambda: find_profile(device, options.profile))
+    providers = (INTERPRETER,) if graph.precision is Precision.FP64 else PROVIDERS
+    table = CandidateTable(graph, device, providers, profile)
+
+    # Every decision: kernels, layouts, order, addresses, waits.
+    limits = Limits(options.workspace_limit_bytes, lowered.deterministic)
+    division = slices_of(graph, options.micro_batch) if options.micro_batch else undivided(graph)
+    budget_bytes = lowered.device_bytes or free_bytes(device, options.gpu)
+    plan = stages.run("search", lambda: search(table, limits, division, budget_bytes), dump_plan)
+
+    # Nothing leaves the compiler that the independent verifier has not accepted.
+    stages.run("verify plan", lambda: verify_plan(plan))
+    return plan
+
+
+@dataclass
+class Stages:
+    """Runs stages by name, keeps how long each took, and writes down what each gave when asked to."""
+
+    dump_folder: str | None = None
+    announce: Callable[[str], None] = lambda name: None
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def run(self, name: str, stage: Callable[[], T], text: Callable[[T], str] | None = None) -> T:
+        self.announce(name)
+        started = time.perf_counter()
+        result = stage()
+        self.seconds[name] = time.perf_counter() - started
+        if self.dump_folder and text is not None:
+            folder = Path(self.dump_folder)
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / f"{len(self.seconds):02}_{name.replace(' ', '_')}.txt").write_text(text(result), encoding="utf-8")
+        return result

@@ -1,0 +1,84 @@
+"""Which GPU a plan is for, and how much of its memory is free. Asks nvidia-smi, so that planning needs no CUDA."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import dataclass, replace
+
+from mbc.device.spec import DeviceSpec, device_specs, find_spec
+from mbc.errors import MbcError
+
+DEFAULT_GPU = "h200"
+
+
+@dataclass(frozen=True, slots=True)
+class LocalGpu:
+    """One GPU of this machine as nvidia-smi reports it."""
+
+    name: str
+    driver: str
+    architecture: str  # sm_90
+    memory_bytes: int
+    free_bytes: int
+
+
+def local_gpus() -> tuple[LocalGpu, ...]:
+    """The GPUs of this machine; none where there is no driver."""
+    if shutil.which("nvidia-smi") is None:
+        return ()
+    query = "name,driver_version,compute_cap,memory.total,memory.free"
+    try:
+        answer = subprocess.run(
+            ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits"],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=True,
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    found: list[LocalGpu] = []
+    for line in answer.splitlines():
+        fields = [field.strip() for field in line.split(",")]
+        if len(fields) == 5 and fields[3].isdigit() and fields[4].isdigit():
+            name, driver, capability, total, free = fields
+            architecture = "sm_" + capability.replace(".", "")
+            found.append(LocalGpu(name, driver, architecture, int(total) << 20, int(free) << 20))
+    return tuple(found)
+
+
+def find_device(gpu: str) -> DeviceSpec:
+    """The spec of the named GPU; `auto`: that of this machine's first GPU, else the default's.
+
+    A GPU that is not in the list is planned for as the known one of its architecture with the nearest memory size.
+    Raises MBC071 where none is comparable.
+    """
+    if gpu != "auto":
+        return find_spec(gpu)
+    local = local_gpus()
+    if not local:
+        return find_spec(DEFAULT_GPU)
+    here = local[0]
+    specs = device_specs().values()
+    for spec in specs:
+        if spec.name == here.name:
+            return spec
+    alike = [spec for spec in specs if spec.architecture == here.architecture]
+    if not alike:
+        raise MbcError(
+            "MBC071",
+            f"nothing is known of the GPU of this machine, {here.name} ({here.architecture})",
+            f"plan for a known one with --gpu: {', '.join(device_specs())}",
+        )
+    nearest = min(alike, key=lambda spec: abs(spec.memory_bytes - here.memory_bytes))
+    return replace(nearest, name=here.name, memory_bytes=here.memory_bytes, overhead_bytes=0, measured=False)
+
+
+def free_bytes(device: DeviceSpec, gpu: str) -> int:
+    """Memory that a module may take: what is free on this machine's GPU when planning for it, else all of the GPU's."""
+    if gpu == "auto":
+        for here in local_gpus():
+            if here.name == device.name:
+                return here.free_bytes
+    return device.memory_bytes

@@ -1,0 +1,47 @@
+"""The provider of plans that only the interpreter runs (`precision = fp64`): any operation, no workspace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from mbc.device.spec import DeviceSpec
+from mbc.ir.types import Layout
+from mbc.kernels.base import Arguments, Candidate, Request
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """One candidate for every request, channels first."""
+
+    name: str = "interpreter"
+
+    def candidates(self, request: Request, device: DeviceSpec) -> Iterable[Candidate]:
+        operands = (*request.inputs, *request.outputs)
+        # Counted in bytes moved: good enough to compare two plans, and marked as an estimate.
+        time_us = sum(t.size_bytes for t in operands) / (device.copy_gb_s * 1e3) + device.launch_us
+        yield Candidate(
+            self.name,
+            request.kind,
+            (),
+            (Layout.CHANNELS_FIRST,) * len(operands),
+            0,
+            time_us,
+            measured=False,
+            accumulates=True,
+        )
+
+    def arguments(
+        self,
+        request: Request,
+        name: str,
+        settings: tuple[tuple[str, int], ...],
+        layouts: tuple[Layout, ...],
+        first_row: int,
+        accumulate: bool,
+        workspace_bytes: int,
+    ) -> Arguments:
+        return Arguments()
+
+
+INTERPRETER = Interpreter()

@@ -1,0 +1,186 @@
+"""Write the chosen kernels down as launches over buffers, in the order of the graph.
+
+Conversions are launched just before their first reader. Outputs take over the bytes of an input that nobody reads
+afterwards, where the operation allows it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from mbc.ir.graph import Operation, Role
+from mbc.ir.types import DType, Layout
+from mbc.kernels.base import Candidate
+from mbc.ops import KINDS
+from mbc.optimize.candidates import CandidateTable, conversion_us
+from mbc.optimize.choose import Choices
+from mbc.plan.model import Access, Buffer, Kernel, Launch, Mode, Program, Rows, Stream
+
+WHOLE = Rows(0, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A plan without addresses. `persistent`: buffers of the states, shared by the two programs."""
+
+    buffers: tuple[Buffer, ...]
+    persistent: tuple[int, ...]
+    train: Program
+    infer: Program
+
+
+def order(table: CandidateTable, choices: Choices) -> Draft:
+    """Both programs over one list of buffers."""
+    graph = table.graph
+    buffers: list[Buffer] = []
+    states: dict[str, int] = {}
+    for name, value in graph.values.items():
+        if value.role.persistent and name in choices.states and _is_first_version(table, name):
+            states[name] = len(buffers)
+            buffers.append(Buffer(name, WHOLE, choices.states[name], value.type.dtype, value.type.size_bytes))
+    persistent = tuple(states.values())
+    finals = dict(graph.updates)
+    train = _Writer(table, choices, buffers, dict(states))
+    train.run(graph.train, graph.inputs)
+    results = (*graph.outputs, graph.loss, *graph.metrics)
+    train_program = train.finish(persistent, tuple(finals.get(name, name) for name in states) + results)
+    infer = _Writer(table, choices, buffers, dict(states))
+    infer.run(graph.infer, graph.infer_inputs)
+    infer_program = infer.finish(persistent, (*states, *graph.infer_outputs))
+    return Draft(tuple(buffers), persistent, train_program, infer_program)
+
+
+def _is_first_version(table: CandidateTable, name: str) -> bool:
+    return any(state.value == name for state in table.graph.states) or (
+        table.graph.values[name].role is Role.CONTROL and not any(name == new for _, new in table.graph.updates)
+    )
+
+
+@dataclass
+class _Writer:
+    """Writes one program. `buffers` is shared with the other one; a buffer that is not persistent belongs to one."""
+
+    table: CandidateTable
+    choices: Choices
+    buffers: list[Buffer]
+    states: dict[str, int]
+    launches: list[Launch] = field(default_factory=list)
+    # (value, layout) -> buffer; the first layout of a value is the one its producer wrote.
+    where: dict[tuple[str, Layout], int] = field(default_factory=dict)
+    home: dict[str, Layout] = field(default_factory=dict)
+    viewed: dict[str, str] = field(default_factory=dict)
+    entry: list[int] = field(default_factory=list)
+
+    def run(self, operations: tuple[Operation, ...], inputs: tuple[str, ...]) -> None:
+        for name, buffer in self.states.items():
+            self._set(name, self.buffers[buffer].layout, buffer)
+        for name in inputs:
+            self.entry.append(self._new(name, Layout.CHANNELS_FIRST))
+        for operation in operations:
+            if KINDS[operation.kind].view:
+                self.viewed[operation.outputs[0]] = operation.inputs[0]
+                self.home[operation.outputs[0]] = Layout.CHANNELS_FIRST
+            else:
+                self._launch(operation)
+
+    def finish(self, persistent: tuple[int, ...], exits: tuple[str, ...]) -> Program:
+        exit_buffers = tuple(dict.fromkeys(self._at(name, self.home[name]) for name in exits))
+        entry = (*persistent, *self.entry)
+        self._take_over(frozenset(entry) | frozenset(exit_buffers))
+        return Program(tuple(self.launches), (), entry, exit_buffers)
+
+    def _new(self, name: str, layout: Layout, alias: int | None = None) -> int:
+        value = self.table.graph.values[name]
+        rows = Rows(0, self.table.graph.batch) if value.per_sample else WHOLE
+        self.buffers.append(Buffer(name, rows, layout, value.type.dtype, value.type.size_bytes, alias=alias))
+        self._set(name, layout, len(self.buffers) - 1)
+        return len(self.buffers) - 1
+
+    def _set(self, name: str, layout: Layout, buffer: int) -> None:
+        self.where[name, layout] = buffer
+        self.home.setdefault(name, layout)
+
+    def _at(self, name: str, layout: Layout) -> int:
+        """The buffer of a value in a layout, converting it there if it is not yet."""
+        known = self.where.get((name, layout))
+        if known is not None:
+            return known
+        if name in self.viewed and layout is Layout.CHANNELS_FIRST:
+            return self._at(self.viewed[name], layout)
+        source = self._at(name, self.home[name])
+        target = self._new(name, layout)
+        rows = self.buffers[target].rows
+        time_us = conversion_us(self.table.graph.values[name].type, self.table.device)
+        self.launches.append(
+            Launch(
+                Kernel("mbc", "convert", (), time_us, measured=False),
+                (),
+                Stream.COMPUTE,
+                (Access(source, rows, Mode.READ), Access(target, rows, Mode.WRITE)),
+            )
+        )
+        return target
+
+    def _launch(self, operation: Operation) -> None:
+        choice = self.choices.operations[operation.name]
+        kind = KINDS[operation.kind]
+        count = len(operation.inputs)
+        inputs = [self._at(name, layout) for name, layout in zip(operation.inputs, choice.layouts, strict=False)]
+        must_share = dict(kind.updates)
+        outputs = [
+            self._new(name, layout, inputs[must_share[i]] if i in must_share else None)
+            for i, (name, layout) in enumerate(zip(operation.outputs, choice.layouts[count:], strict=True))
+        ]
+        start = 0
+        for rows, candidate in zip(choice.division, choice.candidates, strict=True):
+            part = Rows(start, start + rows)
+            accesses = [self._access(b, part, Mode.READ) for b in inputs]
+            accesses += [self._access(b, part, Mode.WRITE, adds=start > 0) for b in outputs]
+            if candidate.workspace_bytes:
+                self.buffers.append(Buffer(None, WHOLE, Layout.CHANNELS_FIRST, DType.UINT8, candidate.workspace_bytes))
+                accesses.append(Access(len(self.buffers) - 1, WHOLE, Mode.WRITE))
+            self.launches.append(_kernel_launch(candidate, operation.name, tuple(accesses)))
+            start += rows
+
+    def _access(self, buffer: int, part: Rows, mode: Mode, adds: bool = False) -> Access:
+        value = self.table.graph.values[self.buffers[buffer].value or ""]
+        if value.per_sample:
+            return Access(buffer, part, mode)
+        return Access(buffer, WHOLE, Mode.ACCUMULATE if adds else mode)
+
+    def _take_over(self, pinned: frozenset[int]) -> None:
+        """Let outputs share the bytes of inputs that die, where the operation works in place."""
+        last: dict[int, int] = {}
+        for i, launch in enumerate(self.launches):
+            for access in launch.accesses:
+                last[access.buffer] = i
+        operations = {op.name: op for op in (*self.table.graph.train, *self.table.graph.infer)}
+        last_of_operation = {name: i for i, launch in enumerate(self.launches) for name in launch.operations}
+        for launch in self.launches:
+            if not launch.operations:
+                continue
+            operation = operations[launch.operations[0]]
+            count = len(operation.inputs)
+            for output, source in KINDS[operation.kind].in_place:
+                if source >= count or output >= len(operation.outputs):
+                    continue
+                new = launch.accesses[count + output].buffer
+                old = launch.accesses[source].buffer
+                read_once = [a.buffer for a in launch.accesses].count(old) == 1
+                dies_here = last[old] == last_of_operation[operation.name]
+                if read_once and dies_here and old not in pinned and self._same_bytes(old, new):
+                    self.buffers[new] = replace(self.buffers[new], alias=old)
+
+    def _same_bytes(self, old: int, new: int) -> bool:
+        a, b = self.buffers[old], self.buffers[new]
+        return b.alias is None and (a.size_bytes, a.layout, a.dtype, a.rows) == (
+            b.size_bytes,
+            b.layout,
+            b.dtype,
+            b.rows,
+        )
+
+
+def _kernel_launch(candidate: Candidate, operation: str, accesses: tuple[Access, ...]) -> Launch:
+    kernel = Kernel(candidate.provider, candidate.name, candidate.settings, candidate.time_us, candidate.measured)
+    return Launch(kernel, (operation,), Stream.COMPUTE, accesses)

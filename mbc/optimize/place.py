@@ -1,0 +1,140 @@
+"""Give every block an offset: no two blocks alive at the same launch may overlap.
+
+Greedy placement at the lowest gap that fits, in several orders (Sekiyama et al., "Profile-guided memory optimization
+for deep neural networks", 2018, orders by size); then the order is repaired by moving the blocks that end highest to
+the front; then, for few blocks, CP-SAT is asked whether a given height fits. The most bytes alive at once bound all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from mbc.optimize.lifetimes import Block, peak_bytes
+
+# A placement this close to its bound is not worth more search.
+GOOD_ENOUGH = 1.001
+REPAIR_ROUNDS = 24
+CP_SAT_BLOCKS = 400
+# Blocks times orders that greedy may look at; bigger programs try fewer orders.
+GREEDY_WORK = 120_000
+
+_ORDERS: tuple[Callable[[Block], tuple[int, ...]], ...] = (
+    lambda b: (-b.size_bytes, b.start - b.stop, b.start),
+    lambda b: (-b.size_bytes * (b.stop - b.start), b.start, 0),
+    lambda b: (b.start - b.stop, -b.size_bytes, b.start),
+    lambda b: (b.start, -b.size_bytes, b.stop),
+)
+
+
+def place(blocks: Sequence[Block]) -> tuple[list[int], int]:
+    """Offsets of the blocks and the height they reach, at least `peak_bytes(blocks)`."""
+    if not blocks:
+        return [], 0
+    bound, _ = peak_bytes(blocks)
+    rounds = max(1, GREEDY_WORK // len(blocks))
+    best_order = list(range(len(blocks)))
+    best, height = _greedy(blocks, best_order)
+    for key in _ORDERS[: max(1, rounds)]:
+        if height <= bound * GOOD_ENOUGH:
+            break
+        order = sorted(range(len(blocks)), key=lambda i, key=key: key(blocks[i]))
+        offsets, reached = _greedy(blocks, order)
+        if reached < height:
+            best, height, best_order = offsets, reached, order
+    best, height = _repair(blocks, best, height, best_order, bound, min(rounds, REPAIR_ROUNDS))
+    if height > bound * GOOD_ENOUGH and len(blocks) <= CP_SAT_BLOCKS:
+        found = _exact(blocks, bound, height)
+        if found is not None:
+            best = found
+            height = max(o + b.size_bytes for o, b in zip(found, blocks, strict=True))
+    return best, height
+
+
+def _greedy(blocks: Sequence[Block], order: Sequence[int]) -> tuple[list[int], int]:
+    """Place in the given order, each block into the smallest gap that holds it, else on top."""
+    offsets = [0] * len(blocks)
+    count = 0
+    # What is placed so far, ordered by offset.
+    low = np.zeros(len(blocks), np.int64)
+    high = np.zeros(len(blocks), np.int64)
+    start = np.zeros(len(blocks), np.int64)
+    stop = np.zeros(len(blocks), np.int64)
+    reached = 0
+    for i in order:
+        block = blocks[i]
+        at_once = (start[:count] < block.stop) & (stop[:count] > block.start)
+        lows, tops = low[:count][at_once], np.maximum.accumulate(high[:count][at_once])
+        offset = 0
+        if lows.size:
+            gap_starts = np.concatenate(([0], tops))
+            gaps = np.concatenate((lows, [np.iinfo(np.int64).max])) - gap_starts
+            fitting = np.flatnonzero(gaps >= block.size_bytes)
+            offset = int(gap_starts[fitting[np.argmin(gaps[fitting])]])
+        offsets[i] = offset
+        reached = max(reached, offset + block.size_bytes)
+        at = int(np.searchsorted(low[:count], offset))
+        for column, value in (
+            (low, offset),
+            (high, offset + block.size_bytes),
+            (start, block.start),
+            (stop, block.stop),
+        ):
+            column[at + 1 : count + 1] = column[at:count].copy()
+            column[at] = value
+        count += 1
+    return offsets, reached
+
+
+def _repair(
+    blocks: Sequence[Block], offsets: list[int], height: int, order: list[int], bound: int, rounds: int
+) -> tuple[list[int], int]:
+    """Move the blocks that stick out to the front of the order and place again, as long as rounds last."""
+    current, tried = order, offsets
+    best = offsets
+    for _ in range(rounds):
+        if height <= bound * GOOD_ENOUGH:
+            break
+        top = max(o + b.size_bytes for o, b in zip(tried, blocks, strict=True))
+        highest = {i for i in current if tried[i] + blocks[i].size_bytes == top}
+        moved = [i for i in current if i in highest] + [i for i in current if i not in highest]
+        if moved == current:
+            break
+        current = moved
+        tried, reached = _greedy(blocks, current)
+        if reached < height:
+            best, height = tried, reached
+    return best, height
+
+
+def _exact(blocks: Sequence[Block], bound: int, height: int) -> list[int] | None:
+    """CP-SAT: offsets below the known height, or None. One worker and a deterministic limit: same input, same answer."""
+    from ortools.sat.python import cp_model  # heavy, and only needed here
+
+    unit = 256
+    model = cp_model.CpModel()
+    limit = height // unit - 1
+    starts: list[cp_model.IntVar] = []
+    times: list[cp_model.IntervalVar] = []
+    places: list[cp_model.IntervalVar] = []
+    top = model.new_int_var(-(-bound // unit), limit, "top")
+    for i, block in enumerate(blocks):
+        size = block.size_bytes // unit
+        if size > limit:
+            return None
+        offset = model.new_int_var(0, limit - size, f"offset{i}")
+        starts.append(offset)
+        times.append(model.new_fixed_size_interval_var(block.start, block.stop - block.start, f"time{i}"))
+        places.append(model.new_fixed_size_interval_var(offset, size, f"place{i}"))
+        model.add(offset + size <= top)
+    model.add_no_overlap_2d(times, places)
+    model.minimize(top)
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    solver.parameters.random_seed = 0
+    solver.parameters.max_deterministic_time = 4.0
+    status = solver.solve(model)
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        return None
+    return [solver.value(offset) * unit for offset in starts]
