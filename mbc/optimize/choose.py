@@ -41,7 +41,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """`operations` by name, of both programs; `states`: layout of every persistent value; `total_us` with conversions."""
+    """`operations` by name, of both programs; `states`: layout of each state; `total_us` with conversions."""
 
     operations: Mapping[str, Choice]
     states: Mapping[str, Layout]

@@ -58,12 +58,11 @@ def blocks(program: Program, buffers: Sequence[Buffer], persistent: frozenset[in
     end = len(program.launches)
     for buffer in program.exit:
         touch(buffer, max(end - 1, 0), end)
-    return tuple(
-        Block(
-            (root, *(b for b in members[root] if b != root)), aligned(buffers[root].size_bytes), start[root], stop[root]
-        )
-        for root in sorted(start, key=lambda root: (start[root], root))
-    )
+    found: list[Block] = []
+    for root in sorted(start, key=lambda root: (start[root], root)):
+        others = (b for b in members[root] if b != root)
+        found.append(Block((root, *others), aligned(buffers[root].size_bytes), start[root], stop[root]))
+    return tuple(found)
 
 
 def peak_bytes(blocks_: Sequence[Block]) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from mbc.optimize.lifetimes import Block, peak_bytes
+from mbc.plan.model import ALIGNMENT_BYTES
 
 # A placement this close to its bound is not worth more search.
 GOOD_ENOUGH = 1.001
@@ -55,35 +56,22 @@ def place(blocks: Sequence[Block]) -> tuple[list[int], int]:
 def _greedy(blocks: Sequence[Block], order: Sequence[int]) -> tuple[list[int], int]:
     """Place in the given order, each block into the smallest gap that holds it, else on top."""
     offsets = [0] * len(blocks)
-    count = 0
-    # What is placed so far, ordered by offset.
-    low = np.zeros(len(blocks), np.int64)
-    high = np.zeros(len(blocks), np.int64)
-    start = np.zeros(len(blocks), np.int64)
-    stop = np.zeros(len(blocks), np.int64)
+    # What is placed so far, ordered by offset: columns low, high, start, stop.
+    placed = np.zeros((4, len(blocks)), np.int64)
     reached = 0
-    for i in order:
+    for count, i in enumerate(order):
         block = blocks[i]
-        at_once = (start[:count] < block.stop) & (stop[:count] > block.start)
-        lows, tops = low[:count][at_once], np.maximum.accumulate(high[:count][at_once])
-        offset = 0
-        if lows.size:
-            gap_starts = np.concatenate(([0], tops))
-            gaps = np.concatenate((lows, [np.iinfo(np.int64).max])) - gap_starts
-            fitting = np.flatnonzero(gaps >= block.size_bytes)
-            offset = int(gap_starts[fitting[np.argmin(gaps[fitting])]])
+        low, high, start, stop = placed[:, :count]
+        at_once = (start < block.stop) & (stop > block.start)
+        gap_starts = np.concatenate(([0], np.maximum.accumulate(high[at_once])))
+        gaps = np.concatenate((low[at_once], [np.iinfo(np.int64).max])) - gap_starts
+        fitting = np.flatnonzero(gaps >= block.size_bytes)
+        offset = int(gap_starts[fitting[np.argmin(gaps[fitting])]])
         offsets[i] = offset
         reached = max(reached, offset + block.size_bytes)
-        at = int(np.searchsorted(low[:count], offset))
-        for column, value in (
-            (low, offset),
-            (high, offset + block.size_bytes),
-            (start, block.start),
-            (stop, block.stop),
-        ):
-            column[at + 1 : count + 1] = column[at:count].copy()
-            column[at] = value
-        count += 1
+        at = int(np.searchsorted(low, offset))
+        placed[:, at + 1 : count + 1] = placed[:, at:count].copy()
+        placed[:, at] = (offset, offset + block.size_bytes, block.start, block.stop)
     return offsets, reached
 
 
@@ -109,10 +97,10 @@ def _repair(
 
 
 def _exact(blocks: Sequence[Block], bound: int, height: int) -> list[int] | None:
-    """CP-SAT: offsets below the known height, or None. One worker and a deterministic limit: same input, same answer."""
+    """CP-SAT: offsets below the known height, or None. One worker, a deterministic limit: same input, same answer."""
     from ortools.sat.python import cp_model  # heavy, and only needed here
 
-    unit = 256
+    unit = ALIGNMENT_BYTES
     model = cp_model.CpModel()
     limit = height // unit - 1
     starts: list[cp_model.IntVar] = []

@@ -1,0 +1,86 @@
+"""Placement: never an overlap, never under the bound, and the optimum where brute force can tell."""
+
+from itertools import permutations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mbc.optimize.lifetimes import Block, peak_bytes
+from mbc.optimize.place import place
+
+UNIT = 256
+
+
+@st.composite
+def block_lists(draw: st.DrawFn, most: int) -> list[Block]:
+    count = draw(st.integers(0, most))
+    result = []
+    for i in range(count):
+        start = draw(st.integers(0, 12))
+        stop = start + draw(st.integers(1, 8))
+        result.append(Block((i,), UNIT * draw(st.integers(1, 9)), start, stop))
+    return result
+
+
+def overlaps(blocks: list[Block], offsets: list[int]) -> bool:
+    for i, a in enumerate(blocks):
+        for j, b in enumerate(blocks[:i]):
+            at_once = a.start < b.stop and b.start < a.stop
+            apart = offsets[i] + a.size_bytes <= offsets[j] or offsets[j] + b.size_bytes <= offsets[i]
+            if at_once and not apart:
+                return True
+    return False
+
+
+@given(block_lists(30))
+@settings(max_examples=200, deadline=None)
+def test_placement_is_legal(blocks: list[Block]) -> None:
+    offsets, height = place(blocks)
+    assert not overlaps(blocks, offsets)
+    assert all(offset % UNIT == 0 and offset >= 0 for offset in offsets)
+    assert height == max((o + b.size_bytes for o, b in zip(offsets, blocks, strict=True)), default=0)
+    assert height >= peak_bytes(blocks)[0]
+
+
+def lowest_height(blocks: list[Block]) -> int:
+    """Every order, each block at the lowest free place: some order gives the optimum."""
+    best = sum(b.size_bytes for b in blocks)
+    for order in permutations(range(len(blocks))):
+        offsets: dict[int, int] = {}
+        for i in order:
+            block = blocks[i]
+            taken = sorted(
+                (offsets[j], offsets[j] + blocks[j].size_bytes)
+                for j in offsets
+                if block.start < blocks[j].stop and blocks[j].start < block.stop
+            )
+            at = 0
+            for low, high in taken:
+                if low - at >= block.size_bytes:
+                    break
+                at = max(at, high)
+            offsets[i] = at
+        best = min(best, max(offsets[i] + blocks[i].size_bytes for i in offsets))
+    return best
+
+
+@given(block_lists(6))
+@settings(max_examples=60, deadline=None)
+def test_placement_of_few_blocks_is_optimal(blocks: list[Block]) -> None:
+    if blocks:
+        assert place(blocks)[1] == lowest_height(blocks)
+
+
+@given(block_lists(20))
+@settings(max_examples=30, deadline=None)
+def test_same_blocks_same_placement(blocks: list[Block]) -> None:
+    assert place(blocks) == place(blocks)
+
+
+@given(block_lists(30))
+def test_peak_is_the_most_alive_at_any_launch(blocks: list[Block]) -> None:
+    naive = max(
+        (sum(b.size_bytes for b in blocks if b.start <= t < b.stop) for t in range(25)),
+        default=0,
+    )
+    assert peak_bytes(blocks)[0] == naive
