@@ -55,8 +55,15 @@ class Gradients(Protocol):
         """Name of the control block's value as it stands during forward and backward."""
         ...
 
-    def emit(self, kind: str, attributes: Attributes, inputs: Sequence[str], of: str) -> tuple[str, ...]:
-        """Append an operation whose first output is the gradient of value `of`; returns the outputs' names."""
+    def weight(self, loss: str) -> float:
+        """What this loss counts in the total, without the loss scale."""
+        ...
+
+    def emit(self, kind: str, attributes: Attributes, inputs: Sequence[str], *of: str) -> tuple[str, ...]:
+        """Append an operation whose outputs are the gradients of the values `of`; returns the outputs' names.
+
+        Further outputs, if there are more than values in `of`, are named after the last of them.
+        """
         ...
 
 
@@ -68,9 +75,15 @@ class Expansion(Protocol):
 
     def type(self, value: str) -> TensorType: ...
 
+    def needs(self, value: str) -> bool:
+        """Whether the gradient of this value will be asked for; never in an inference graph."""
+        ...
+
     def emit(
         self, kind: str, attributes: Attributes, inputs: Sequence[str], outputs: Sequence[str], name: str
-    ) -> tuple[str, ...]: ...
+    ) -> tuple[str, ...]:
+        """Append an operation; one whose kind `updates` a state runs at the end of the step, after `guard`."""
+        ...
 
     def update(self, state: str, value: str) -> None:
         """State `state` has the value `value` after the step."""
@@ -92,21 +105,23 @@ class OpKind:
     in_place   (output, input) pairs that may share bytes when the input is not needed afterwards
     updates    (output, input) pairs that must share bytes: the output is the input's next version
     working_inputs  inputs (weights) that are read in the working precision: the training graph casts them
+    reduces    no output is per sample, even where an input is: sums over rows, statistics, losses
+    loss       the first output is a scalar that can be minimised; the other outputs are metrics
     """
 
     name: str
     attributes: type[Attributes]
     shape: Callable[[Any, tuple[TensorType, ...]], tuple[TensorType, ...]]
     evaluate: Callable[[Any, Sequence[Array], Call], tuple[Array, ...]] | None = None
-    gradient: (
-        Callable[[Gradients, Operation, tuple[str | None, ...]], tuple[str | None, ...]] | None
-    ) = None
+    gradient: Callable[[Gradients, Operation, tuple[str | None, ...]], tuple[str | None, ...]] | None = None
     expand: Callable[[Expansion, Operation, bool], tuple[str, ...]] | None = None
     divisible: bool = False
     accumulates: bool = False
     in_place: tuple[tuple[int, int], ...] = ()
     updates: tuple[tuple[int, int], ...] = ()
     working_inputs: tuple[int, ...] = ()
+    reduces: bool = False
+    loss: bool = False
     view: bool = False  # the output is the input's bytes under another shape (canonical layout); no kernel runs
 
 
@@ -129,15 +144,11 @@ class LayerBuilder(Protocol):
 
     def type(self, value: str) -> TensorType: ...
 
-    def state(
-        self, suffix: str, shape: tuple[int, ...], initializer: Initializer, trained: bool = True
-    ) -> str:
+    def state(self, suffix: str, shape: tuple[int, ...], initializer: Initializer, trained: bool = True) -> str:
         """The parameter (or statistic) `<path>.<suffix>` of this layer; made once, shared by later applications."""
         ...
 
-    def emit(
-        self, kind: str, attributes: Attributes, inputs: Sequence[str], suffix: str = ""
-    ) -> tuple[str, ...]:
+    def emit(self, kind: str, attributes: Attributes, inputs: Sequence[str], suffix: str = "") -> tuple[str, ...]:
         """Append an operation named `<path>` or `<path>.<suffix>`; returns its outputs' names."""
         ...
 

@@ -1,0 +1,235 @@
+"""Operations on one element at a time: activations, sums and products, scaling."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mbc.ir.graph import Attributes, Operation
+from mbc.ir.types import TensorType
+from mbc.ops.base import Array, Call, Gradients, Layer, LayerBuilder, NoAttributes, OpKind, Parameter, ShapeError
+from mbc.ops.erf import erf
+
+
+@dataclass(frozen=True, slots=True)
+class LeakyRelu(Attributes):
+    """x where x > 0, else slope * x. `slope` is positive, so that the sign of the output tells that of the input."""
+
+    slope: float = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Scale(Attributes):
+    """factor * x + offset."""
+
+    factor: float = 1.0
+    offset: float = 0.0
+
+
+def _same(_: Any, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    first = inputs[0]
+    for other in inputs[1:]:
+        if other.shape != first.shape:
+            raise ShapeError(f"the shapes {first} and {other} differ")
+        if other.dtype != first.dtype:
+            raise ShapeError(f"the element types of {first} and {other} differ")
+    return (first,)
+
+
+Rule = Callable[[Any, Array], Array]
+BackwardRule = Callable[[Any, Array, Array], Array]
+
+
+def _sigmoid(x: Array) -> Array:
+    # exp of a negative number cannot overflow; the two branches are the same function.
+    e = np.exp(-np.abs(x))
+    return np.where(x >= 0, 1, e) / (1 + e)
+
+
+def _normal_cdf(x: Array) -> Array:
+    return 0.5 * (1 + erf(x / math.sqrt(2)))
+
+
+def _gelu(x: Array) -> Array:
+    wide = x.astype(np.float64)
+    return (wide * _normal_cdf(wide)).astype(x.dtype)
+
+
+def _gelu_backward(x: Array, dy: Array) -> Array:
+    wide = x.astype(np.float64)
+    density = np.exp(-0.5 * wide * wide) / math.sqrt(2 * math.pi)
+    return (dy * (_normal_cdf(wide) + wide * density)).astype(x.dtype)
+
+
+def _silu_backward(x: Array, dy: Array) -> Array:
+    s = _sigmoid(x)
+    return dy * s * (1 + x * (1 - s))
+
+
+def _forward(rule: Rule) -> Callable[[Any, Sequence[Array], Call], tuple[Array, ...]]:
+    return lambda a, inputs, call: (rule(a, inputs[0]),)
+
+
+def _backward(rule: BackwardRule) -> Callable[[Any, Sequence[Array], Call], tuple[Array, ...]]:
+    return lambda a, inputs, call: (rule(a, inputs[0], inputs[1]),)
+
+
+def _gradient(of_output: bool) -> Callable[[Gradients, Operation, tuple[str | None, ...]], tuple[str | None, ...]]:
+    """Rule of an activation whose `<kind>_backward` reads its output (or its input) and dy."""
+
+    def rule(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
+        (dy,) = dys
+        (x,) = op.inputs
+        if dy is None or not g.needs(x):
+            return (None,)
+        read = op.outputs[0] if of_output else x
+        return (g.emit(f"{op.kind}_backward", op.attributes, (read, dy), x)[0],)
+
+    return rule
+
+
+def _activation(
+    name: str, attributes: type[Attributes], forward: Rule, backward: BackwardRule, of_output: bool
+) -> tuple[OpKind, OpKind]:
+    return (
+        OpKind(
+            name,
+            attributes,
+            _same,
+            _forward(forward),
+            _gradient(of_output),
+            divisible=True,
+            in_place=((0, 0),),
+        ),
+        OpKind(f"{name}_backward", attributes, _same, _backward(backward), divisible=True, in_place=((0, 1),)),
+    )
+
+
+def _add_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
+    return dys[0], dys[0]
+
+
+def _mul_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
+    (dy,) = dys
+    a, b = op.inputs
+    if dy is None:
+        return None, None
+    da = g.emit("mul", NoAttributes(), (dy, b), a)[0] if g.needs(a) else None
+    db = g.emit("mul", NoAttributes(), (dy, a), b)[0] if g.needs(b) else None
+    return da, db
+
+
+def _scale_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
+    (dy,) = dys
+    (x,) = op.inputs
+    assert isinstance(op.attributes, Scale)
+    if dy is None or not g.needs(x):
+        return (None,)
+    return (g.emit("scale", Scale(op.attributes.factor), (dy,), x)[0],)
+
+
+OPS = (
+    # NaN passes through relu, as in cuDNN and PyTorch: maximum(NaN, 0) is NaN.
+    *_activation(
+        "relu",
+        NoAttributes,
+        lambda a, x: np.maximum(x, 0),
+        lambda a, y, dy: np.where(y > 0, dy, 0).astype(dy.dtype),
+        of_output=True,
+    ),
+    *_activation(
+        "leaky_relu",
+        LeakyRelu,
+        lambda a, x: np.where(x > 0, x, x * x.dtype.type(a.slope)),
+        lambda a, y, dy: np.where(y > 0, dy, dy * dy.dtype.type(a.slope)),
+        of_output=True,
+    ),
+    *_activation("sigmoid", NoAttributes, lambda a, x: _sigmoid(x), lambda a, y, dy: dy * y * (1 - y), of_output=True),
+    *_activation("tanh", NoAttributes, lambda a, x: np.tanh(x), lambda a, y, dy: dy * (1 - y * y), of_output=True),
+    *_activation(
+        "silu",
+        NoAttributes,
+        lambda a, x: x * _sigmoid(x),
+        lambda a, x, dy: _silu_backward(x, dy),
+        of_output=False,
+    ),
+    *_activation(
+        "gelu",
+        NoAttributes,
+        lambda a, x: _gelu(x),
+        lambda a, x, dy: _gelu_backward(x, dy),
+        of_output=False,
+    ),
+    OpKind(
+        "add",
+        NoAttributes,
+        _same,
+        lambda a, inputs, call: (inputs[0] + inputs[1],),
+        _add_gradient,
+        divisible=True,
+        in_place=((0, 0), (0, 1)),
+    ),
+    OpKind(
+        "mul",
+        NoAttributes,
+        _same,
+        lambda a, inputs, call: (inputs[0] * inputs[1],),
+        _mul_gradient,
+        divisible=True,
+        in_place=((0, 0), (0, 1)),
+    ),
+    OpKind(
+        "scale",
+        Scale,
+        _same,
+        lambda a, inputs, call: (inputs[0] * inputs[0].dtype.type(a.factor) + inputs[0].dtype.type(a.offset),),
+        _scale_gradient,
+        divisible=True,
+        in_place=((0, 0),),
+    ),
+)
+
+
+def _plain(name: str, text: str) -> Layer:
+    return Layer(name, (), lambda builder, settings, inputs: builder.emit(name, NoAttributes(), inputs)[0], help=text)
+
+
+def _build_leaky(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
+    slope = settings["slope"]
+    if slope <= 0:
+        raise ShapeError(f"slope is {slope}, but must be positive")
+    return builder.emit("leaky_relu", LeakyRelu(slope), inputs)[0]
+
+
+def _chain(name: str, text: str) -> Layer:
+    """A layer of two or more tensors, taken from left to right."""
+
+    def build(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
+        total = inputs[0]
+        for number, other in enumerate(inputs[1:]):
+            suffix = str(number) if len(inputs) > 2 else ""
+            (total,) = builder.emit(name, NoAttributes(), (total, other), suffix)
+        return total
+
+    return Layer(name, (), build, (2, None), text)
+
+
+LAYERS = (
+    _plain("relu", "max(x, 0)."),
+    Layer(
+        "leaky_relu",
+        (Parameter("slope", "float", 0.01),),
+        _build_leaky,
+        help="x where positive, else slope * x.",
+    ),
+    _plain("sigmoid", "1 / (1 + exp(-x))."),
+    _plain("tanh", "Hyperbolic tangent."),
+    _plain("silu", "x * sigmoid(x), also called swish."),
+    _plain("gelu", "x * Phi(x), exact (not the tanh approximation)."),
+    _chain("add", "Sum of tensors of the same shape."),
+    _chain("mul", "Product of tensors of the same shape, element by element."),
+)

@@ -1,0 +1,302 @@
+"""Convolutions: the three passes, transposed convolution, bias.
+
+Cross-correlation as in cuDNN and PyTorch. The filter is [K, C / groups, r, s]; with K outputs and C channels of the
+image side. A transposed convolution is `convolution_backward_data` used forwards, with its filter
+[C_in, C_out / groups, r, s].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mbc.ir.graph import Attributes, Initializer, Operation
+from mbc.ir.types import DType, TensorType
+from mbc.ops.base import Array, Call, Gradients, Layer, LayerBuilder, NoAttributes, OpKind, Parameter, ShapeError
+from mbc.ops.im2col import correlate, correlate_filter, spread
+from mbc.ops.rounding import operand
+from mbc.ops.window import Pads, Pair, as_pads, as_pair, image, positive, spans, window_counts
+
+INITIALIZERS = ("he", "he_uniform", "xavier", "xavier_uniform", "zero")
+
+
+@dataclass(frozen=True, slots=True)
+class Convolution(Attributes):
+    """`size` is that of the image side (the input of the forward pass), in pixels; all three passes carry the same."""
+
+    size: Pair
+    kernel: Pair
+    stride: Pair = (1, 1)
+    pad: Pads = (0, 0, 0, 0)  # top, bottom, left, right
+    dilation: Pair = (1, 1)
+    groups: int = 1
+
+    @property
+    def output_size(self) -> Pair:
+        """Height and width of the feature side."""
+        return window_counts(self.size, spans(self.kernel, self.dilation), self.stride, self.pad)
+
+
+def initializer(word: str, fan_in: int, fan_out: int) -> Initializer:
+    """The initializer that a setting `init` names."""
+    return Initializer("constant") if word == "zero" else Initializer(word, fan_in=fan_in, fan_out=fan_out)
+
+
+def master(dtype: DType) -> DType:
+    """Element type of sums, statistics and parameter gradients where activations are `dtype`."""
+    return DType.FP64 if dtype is DType.FP64 else DType.FP32
+
+
+def _check(a: Convolution) -> None:
+    positive("kernel", a.kernel)
+    positive("stride", a.stride)
+    positive("pad", a.pad, 0)
+    positive("dilation", a.dilation)
+    positive("groups", (a.groups,))
+
+
+def _filter(a: Convolution, w: TensorType) -> tuple[int, int]:
+    """(K, C) of a filter; ShapeError when it does not fit the attributes."""
+    if len(w.shape) != 4 or w.shape[2:] != a.kernel or w.shape[0] % a.groups:
+        raise ShapeError(f"filter {w} does not fit a kernel of {a.kernel[0]} x {a.kernel[1]} in {a.groups} group(s)")
+    return w.shape[0], w.shape[1] * a.groups
+
+
+def _forward_shape(a: Convolution, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    x, w = inputs
+    _check(a)
+    rows, channels, height, width = image(x, "a convolution")
+    outputs, filter_channels = _filter(a, w)
+    if channels != filter_channels:
+        raise ShapeError(f"input {x} has {channels} channels, but filter {w} reads {filter_channels}")
+    if (height, width) != a.size:
+        raise ShapeError(f"input {x} is not of the size {a.size} that the convolution was made for")
+    return (TensorType((rows, outputs, *a.output_size), x.dtype),)
+
+
+def _backward_data_shape(a: Convolution, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    dy, w = inputs
+    _check(a)
+    rows, outputs, height, width = image(dy, "a transposed convolution")
+    filter_outputs, channels = _filter(a, w)
+    if outputs != filter_outputs or (height, width) != a.output_size:
+        raise ShapeError(f"input {dy} does not fit filter {w} and an image of size {a.size}")
+    return (TensorType((rows, channels, *a.size), dy.dtype),)
+
+
+def _backward_filter_shape(a: Convolution, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    x, dy = inputs
+    _check(a)
+    channels = image(x, "a convolution")[1]
+    if x.shape[0] != dy.shape[0] or x.shape[2:] != a.size or dy.shape[2:] != a.output_size:
+        raise ShapeError(f"image {x} and gradient {dy} do not belong to one convolution of size {a.size}")
+    return (TensorType((dy.shape[1], channels // a.groups, *a.kernel), master(x.dtype)),)
+
+
+def _bias_shape(_: NoAttributes, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    y, b = inputs
+    if len(y.shape) < 2 or b.shape != y.shape[1:2]:
+        raise ShapeError(f"bias {b} does not fit the channels of {y}")
+    return (y,)
+
+
+def _channel_sum_shape(_: NoAttributes, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    (dy,) = inputs
+    return (TensorType(dy.shape[1:2], master(dy.dtype)),)
+
+
+def _forward(a: Convolution, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    x, w = (operand(v, call.precision) for v in inputs)
+    return (correlate(x, w, a.stride, a.pad, a.dilation, a.groups, a.output_size),)
+
+
+def _backward_data(a: Convolution, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    dy, w = (operand(v, call.precision) for v in inputs)
+    return (spread(dy, w, a.stride, a.pad, a.dilation, a.groups, a.size),)
+
+
+def _backward_filter(a: Convolution, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    x, dy = (operand(v, call.precision) for v in inputs)
+    return (correlate_filter(x, dy, a.kernel, a.stride, a.pad, a.dilation, a.groups),)
+
+
+def _bias_add(_: NoAttributes, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    y, b = inputs
+    return (y + b.reshape((1, -1) + (1,) * (y.ndim - 2)),)
+
+
+def _channel_sum(_: NoAttributes, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    (dy,) = inputs
+    return (channel_sums(dy).astype(dy.dtype),)
+
+
+def channel_sums(x: Array) -> Array:
+    """Sums over everything but axis 1, in float64."""
+    axes = (0, *range(2, x.ndim))
+    return np.asarray(np.sum(x, axis=axes, dtype=np.float64))
+
+
+def _forward_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
+    x, w = op.inputs
+    (dy,) = dys
+    if dy is None:
+        return None, None
+    # The filter's gradient first: afterwards x may be freed while the image's gradient is made.
+    dw = g.emit("convolution_backward_filter", op.attributes, (x, dy), w)[0] if g.needs(w) else None
+    dx = g.emit("convolution_backward_data", op.attributes, (dy, w), x)[0] if g.needs(x) else None
+    return dx, dw
+
+
+def _transposed_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
+    x, w = op.inputs
+    (dy,) = dys
+    if dy is None:
+        return None, None
+    dw = g.emit("convolution_backward_filter", op.attributes, (dy, x), w)[0] if g.needs(w) else None
+    dx = g.emit("convolution", op.attributes, (dy, w), x)[0] if g.needs(x) else None
+    return dx, dw
+
+
+def _bias_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
+    (dy,) = dys
+    if dy is None:
+        return None, None
+    b = op.inputs[1]
+    return dy, g.emit("channel_sum", NoAttributes(), (dy,), b)[0] if g.needs(b) else None
+
+
+OPS = (
+    OpKind(
+        "convolution",
+        Convolution,
+        _forward_shape,
+        _forward,
+        _forward_gradient,
+        divisible=True,
+        working_inputs=(1,),
+    ),
+    OpKind(
+        "convolution_backward_data",
+        Convolution,
+        _backward_data_shape,
+        _backward_data,
+        _transposed_gradient,
+        divisible=True,
+        working_inputs=(1,),
+    ),
+    OpKind(
+        "convolution_backward_filter",
+        Convolution,
+        _backward_filter_shape,
+        _backward_filter,
+        divisible=True,
+        accumulates=True,
+        reduces=True,
+    ),
+    OpKind("bias_add", NoAttributes, _bias_shape, _bias_add, _bias_gradient, divisible=True, in_place=((0, 0),)),
+    OpKind(
+        "channel_sum",
+        NoAttributes,
+        _channel_sum_shape,
+        _channel_sum,
+        divisible=True,
+        accumulates=True,
+        reduces=True,
+    ),
+)
+
+
+def _bias(builder: LayerBuilder, y: str, channels: int) -> str:
+    bias = builder.state("bias", (channels,), Initializer("constant"))
+    return builder.emit("bias_add", NoAttributes(), (y, bias), "bias_add")[0]
+
+
+def _build_conv(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
+    (x,) = inputs
+    _, channels, height, width = image(builder.type(x), "conv")
+    outputs, groups = settings["channels"], settings["groups"]
+    a = Convolution(
+        (height, width),
+        as_pair(settings["kernel"]),
+        as_pair(settings["stride"]),
+        as_pads(settings["pad"]),
+        as_pair(settings["dilation"]),
+        groups,
+    )
+    _check(a)
+    positive("channels", (outputs,))
+    if channels % groups or outputs % groups:
+        raise ShapeError(f"groups is {groups}, which must divide both {channels} input and {outputs} output channels")
+    window_counts(a.size, spans(a.kernel, a.dilation), a.stride, a.pad)
+    window = a.kernel[0] * a.kernel[1]
+    init = initializer(settings["init"], channels // groups * window, outputs // groups * window)
+    w = builder.state("weight", (outputs, channels // groups, *a.kernel), init)
+    (y,) = builder.emit("convolution", a, (x, w))
+    return _bias(builder, y, outputs) if settings["bias"] else y
+
+
+def _build_transposed(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
+    (x,) = inputs
+    _, channels, height, width = image(builder.type(x), "conv_transpose")
+    outputs, groups = settings["channels"], settings["groups"]
+    kernel, stride, dilation = (as_pair(settings[k]) for k in ("kernel", "stride", "dilation"))
+    pad, extra = as_pads(settings["pad"]), as_pair(settings["output_pad"])
+    _check(Convolution((1, 1), kernel, stride, pad, dilation, groups))
+    positive("channels", (outputs,))
+    positive("output_pad", extra, 0)
+    if channels % groups or outputs % groups:
+        raise ShapeError(f"groups is {groups}, which must divide both {channels} input and {outputs} output channels")
+    if extra[0] >= stride[0] or extra[1] >= stride[1]:
+        raise ShapeError(f"output_pad {extra} must be smaller than stride {stride}")
+    span = spans(kernel, dilation)
+    size = (
+        (height - 1) * stride[0] - pad[0] - pad[1] + span[0] + extra[0],
+        (width - 1) * stride[1] - pad[2] - pad[3] + span[1] + extra[1],
+    )
+    positive("the size of the output", size)
+    a = Convolution(size, kernel, stride, pad, dilation, groups)
+    window = kernel[0] * kernel[1]
+    # Every output pixel is reached by one in stride[0] * stride[1] positions of the window.
+    fan_in = max(1, channels // groups * window // (stride[0] * stride[1]))
+    init = initializer(settings["init"], fan_in, outputs // groups * window)
+    w = builder.state("weight", (channels, outputs // groups, *kernel), init)
+    (y,) = builder.emit("convolution_backward_data", a, (x, w))
+    return _bias(builder, y, outputs) if settings["bias"] else y
+
+
+LAYERS = (
+    Layer(
+        "conv",
+        (
+            Parameter("channels", "int"),
+            Parameter("kernel", "pair"),
+            Parameter("stride", "pair", 1),
+            Parameter("pad", "pads", 0),
+            Parameter("dilation", "pair", 1),
+            Parameter("groups", "int", 1),
+            Parameter("bias", "bool", False),
+            Parameter("init", "word", "he", INITIALIZERS),
+        ),
+        _build_conv,
+        help="Convolution. groups = input channels makes it depthwise.",
+    ),
+    Layer(
+        "conv_transpose",
+        (
+            Parameter("channels", "int"),
+            Parameter("kernel", "pair"),
+            Parameter("stride", "pair", 1),
+            Parameter("pad", "pads", 0),
+            Parameter("output_pad", "pair", 0),
+            Parameter("dilation", "pair", 1),
+            Parameter("groups", "int", 1),
+            Parameter("bias", "bool", False),
+            Parameter("init", "word", "he", INITIALIZERS),
+        ),
+        _build_transposed,
+        help="Transposed convolution: height becomes (height - 1) * stride - pads + kernel + output_pad.",
+    ),
+)

@@ -1,0 +1,204 @@
+"""Losses: scalars [1] in the master type, means over the whole mini-batch; and their weighted sum.
+
+A target outside [0, classes) makes the loss NaN, so that `guard` suppresses the update; the gradient of that row is
+zero. The backward operations multiply by `weight` and by the control block's loss scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mbc.ir.graph import Attributes, Operation
+from mbc.ir.types import DType, TensorType
+from mbc.ops.base import Array, Call, Gradients, Layer, LayerBuilder, NoAttributes, OpKind, Parameter, ShapeError
+from mbc.ops.control import control_record, control_shape
+from mbc.ops.convolution import master
+
+
+@dataclass(frozen=True, slots=True)
+class CrossEntropy(Attributes):
+    """`smoothing`: the share of the target that is spread evenly over all classes (PyTorch's label_smoothing)."""
+
+    smoothing: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CrossEntropyBackward(Attributes):
+    """`weight` of this loss in the total."""
+
+    smoothing: float
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class MseBackward(Attributes):
+    """`side` 0: the gradient of the prediction, 1: of the target."""
+
+    weight: float
+    side: int
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedSum(Attributes):
+    """One weight an input."""
+
+    weights: tuple[float, ...]
+
+
+def _check(logits: TensorType, target: TensorType) -> None:
+    if len(logits.shape) < 2 or target.shape != (logits.shape[0], *logits.shape[2:]):
+        raise ShapeError(
+            f"logits {logits} need a target of the same shape without the classes, but the target is {target}"
+        )
+    if target.dtype is not DType.INT32:
+        raise ShapeError(f"the target of a cross entropy holds class numbers (int32), but is {target}")
+
+
+def _entropy_shape(_: CrossEntropy, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    logits, target = inputs
+    _check(logits, target)
+    scalar = TensorType((1,), master(logits.dtype))
+    return scalar, scalar
+
+
+def _entropy_backward_shape(_: CrossEntropyBackward, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    logits, target, control = inputs
+    _check(logits, target)
+    control_shape(control)
+    return (logits,)
+
+
+def _mse_shape(_: NoAttributes, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    prediction, target = inputs
+    if prediction != target:
+        raise ShapeError(f"mse compares tensors of one shape, but got {prediction} and {target}")
+    return (TensorType((1,), master(prediction.dtype)),)
+
+
+def _mse_backward_shape(a: MseBackward, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    _mse_shape(NoAttributes(), inputs[:2])
+    control_shape(inputs[2])
+    return (inputs[a.side],)
+
+
+def _sum_shape(a: WeightedSum, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    if len(set(inputs)) != 1 or inputs[0].shape != (1,) or len(a.weights) != len(inputs):
+        raise ShapeError(f"a weighted sum of {len(a.weights)} losses got {', '.join(map(str, inputs))}")
+    return inputs[:1]
+
+
+def _one_hot(logits: Array, target: Array) -> tuple[Array, Array]:
+    """[N, C, ...] with 1 at the target's class (all 0 where it is none), and whether the target is a class."""
+    numbers: Array = np.arange(logits.shape[1])
+    classes = numbers.reshape((1, -1) + (1,) * (logits.ndim - 2))
+    return classes == target[:, None], (target >= 0) & (target < logits.shape[1])
+
+
+def _entropy(a: CrossEntropy, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    logits, target = inputs
+    wide = logits.astype(np.float64)
+    shifted = wide - wide.max(axis=1, keepdims=True)
+    log_p = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    hot, valid = _one_hot(logits, target)
+    loss = -(1 - a.smoothing) * np.where(hot, log_p, 0).sum(axis=1)
+    if a.smoothing:
+        loss -= a.smoothing * log_p.mean(axis=1)
+    mean = np.where(valid, loss, np.nan).sum() / _positions(logits, call)
+    correct = (logits.argmax(axis=1) == target).sum()
+    return np.array([mean], logits.dtype), np.array([correct], logits.dtype)
+
+
+def _positions(logits: Array, call: Call) -> int:
+    """Over how many rows and positions the mean is taken."""
+    return call.batch * (logits.size // (logits.shape[0] * logits.shape[1]))
+
+
+def _entropy_backward(a: CrossEntropyBackward, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    logits, target, control = inputs
+    wide = logits.astype(np.float64)
+    p = np.exp(wide - wide.max(axis=1, keepdims=True))
+    p /= p.sum(axis=1, keepdims=True)
+    hot, valid = _one_hot(logits, target)
+    factor = a.weight * float(control_record(control)["loss_scale"]) / _positions(logits, call)
+    gradient = (p - (1 - a.smoothing) * hot - a.smoothing / logits.shape[1]) * factor
+    return (np.where(valid[:, None], gradient, 0).astype(logits.dtype),)
+
+
+def _mse(_: NoAttributes, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    prediction, target = inputs
+    elements = call.batch * (prediction.size // prediction.shape[0])
+    difference = prediction.astype(np.float64) - target
+    return (np.array([(difference * difference).sum() / elements], prediction.dtype),)
+
+
+def _mse_backward(a: MseBackward, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    prediction, target, control = inputs
+    elements = call.batch * (prediction.size // prediction.shape[0])
+    sign = -1 if a.side else 1
+    factor = sign * 2 * a.weight * float(control_record(control)["loss_scale"]) / elements
+    return ((prediction - target) * prediction.dtype.type(factor),)
+
+
+def _sum(a: WeightedSum, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    total = sum(w * float(x[0]) for w, x in zip(a.weights, inputs, strict=True))
+    return (np.array([total], inputs[0].dtype),)
+
+
+def _entropy_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
+    logits, target = op.inputs
+    assert isinstance(op.attributes, CrossEntropy)
+    if not g.needs(logits):
+        return None, None
+    a = CrossEntropyBackward(op.attributes.smoothing, g.weight(op.outputs[0]))
+    return g.emit("softmax_cross_entropy_backward", a, (logits, target, g.control), logits)[0], None
+
+
+def _mse_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
+    weight = g.weight(op.outputs[0])
+    inputs = (*op.inputs, g.control)
+    return tuple(
+        g.emit("mse_backward", MseBackward(weight, side), inputs, x)[0] if g.needs(x) else None
+        for side, x in enumerate(op.inputs)
+    )
+
+
+OPS = (
+    OpKind("softmax_cross_entropy", CrossEntropy, _entropy_shape, _entropy, _entropy_gradient, reduces=True, loss=True),
+    OpKind(
+        "softmax_cross_entropy_backward",
+        CrossEntropyBackward,
+        _entropy_backward_shape,
+        _entropy_backward,
+    ),
+    OpKind("mse", NoAttributes, _mse_shape, _mse, _mse_gradient, reduces=True, loss=True),
+    OpKind("mse_backward", MseBackward, _mse_backward_shape, _mse_backward),
+    OpKind("weighted_sum", WeightedSum, _sum_shape, _sum, reduces=True),
+)
+
+
+def _build_entropy(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
+    smoothing = settings["smoothing"]
+    if not 0 <= smoothing < 1:
+        raise ShapeError(f"smoothing is {smoothing}, but must be at least 0 and less than 1")
+    return builder.emit("softmax_cross_entropy", CrossEntropy(smoothing), inputs)[0]
+
+
+def _build_mse(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
+    return builder.emit("mse", NoAttributes(), inputs)[0]
+
+
+LAYERS = (
+    Layer(
+        "softmax_cross_entropy",
+        (Parameter("smoothing", "float", 0.0),),
+        _build_entropy,
+        (2, 2),
+        "(logits, target) |> softmax_cross_entropy: mean over rows and positions.",
+        loss=True,
+    ),
+    Layer("mse", (), _build_mse, (2, 2), "(prediction, target) |> mse: mean squared difference.", loss=True),
+)

@@ -1,0 +1,138 @@
+"""Fully connected layers and changes of element type."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mbc.ir.graph import Attributes, Initializer, Operation
+from mbc.ir.types import DType, TensorType
+from mbc.ops.base import Array, Call, Gradients, Layer, LayerBuilder, NoAttributes, OpKind, Parameter, ShapeError
+from mbc.ops.convolution import INITIALIZERS, initializer, master
+from mbc.ops.rounding import operand
+from mbc.ops.window import positive
+
+
+@dataclass(frozen=True, slots=True)
+class Linear(Attributes):
+    """`sample_shape` of x without its rows: x is read as [rows, product(sample_shape)]."""
+
+    sample_shape: tuple[int, ...]
+
+    @property
+    def features_in(self) -> int:
+        return math.prod(self.sample_shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Cast(Attributes):
+    """`to` is a `DType`."""
+
+    to: str
+
+
+def _linear_shape(a: Linear, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    x, w = inputs
+    if len(x.shape) < 2 or x.shape[1:] != a.sample_shape:
+        raise ShapeError(f"input {x} does not have the shape {a.sample_shape} per row that the layer was made for")
+    if len(w.shape) != 2 or w.shape[1] != a.features_in:
+        raise ShapeError(f"weight {w} does not fit the {a.features_in} features of input {x}")
+    return (TensorType((x.shape[0], w.shape[0]), x.dtype),)
+
+
+def _data_shape(a: Linear, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    dy, w = inputs
+    if len(dy.shape) != 2 or w.shape != (dy.shape[1], a.features_in):
+        raise ShapeError(f"gradient {dy} does not fit weight {w} and {a.features_in} input features")
+    return (TensorType((dy.shape[0], *a.sample_shape), dy.dtype),)
+
+
+def _filter_shape(a: Linear, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    x, dy = inputs
+    if x.shape[1:] != a.sample_shape or len(dy.shape) != 2 or dy.shape[0] != x.shape[0]:
+        raise ShapeError(f"input {x} and gradient {dy} do not belong to one linear layer")
+    return (TensorType((dy.shape[1], a.features_in), master(x.dtype)),)
+
+
+def _linear(a: Linear, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    x, w = (operand(v, call.precision) for v in inputs)
+    return (x.reshape(x.shape[0], -1) @ w.T,)
+
+
+def _data(a: Linear, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    dy, w = (operand(v, call.precision) for v in inputs)
+    return ((dy @ w).reshape(dy.shape[0], *a.sample_shape),)
+
+
+def _filter(a: Linear, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    x, dy = (operand(v, call.precision) for v in inputs)
+    return (dy.T @ x.reshape(x.shape[0], -1),)
+
+
+def _gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
+    x, w = op.inputs
+    (dy,) = dys
+    if dy is None:
+        return None, None
+    dw = g.emit("linear_backward_filter", op.attributes, (x, dy), w)[0] if g.needs(w) else None
+    dx = g.emit("linear_backward_data", op.attributes, (dy, w), x)[0] if g.needs(x) else None
+    return dx, dw
+
+
+def _cast_shape(a: Cast, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    return (TensorType(inputs[0].shape, DType(a.to)),)
+
+
+def _cast(a: Cast, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    # Storage rounds: bf16 and fp16 are float32 here.
+    return (inputs[0].astype(np.float64 if a.to == DType.FP64 else np.float32, copy=False),)
+
+
+def _cast_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
+    (x,) = op.inputs
+    (dy,) = dys
+    if dy is None or not g.needs(x):
+        return (None,)
+    return (g.emit("cast", Cast(g.type(x).dtype.value), (dy,), x)[0],)
+
+
+OPS = (
+    OpKind("linear", Linear, _linear_shape, _linear, _gradient, divisible=True, working_inputs=(1,)),
+    OpKind("linear_backward_data", Linear, _data_shape, _data, divisible=True, working_inputs=(1,)),
+    OpKind("linear_backward_filter", Linear, _filter_shape, _filter, divisible=True, accumulates=True, reduces=True),
+    OpKind("cast", Cast, _cast_shape, _cast, _cast_gradient, divisible=True),
+)
+
+
+def _build_linear(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
+    (x,) = inputs
+    kind = builder.type(x)
+    if len(kind.shape) < 2:
+        raise ShapeError(f"linear needs a tensor with rows and features, but got {kind}")
+    features = settings["features"]
+    positive("features", (features,))
+    a = Linear(kind.shape[1:])
+    w = builder.state("weight", (features, a.features_in), initializer(settings["init"], a.features_in, features))
+    (y,) = builder.emit("linear", a, (x, w))
+    if not settings["bias"]:
+        return y
+    bias = builder.state("bias", (features,), Initializer("constant"))
+    return builder.emit("bias_add", NoAttributes(), (y, bias), "bias_add")[0]
+
+
+LAYERS = (
+    Layer(
+        "linear",
+        (
+            Parameter("features", "int"),
+            Parameter("bias", "bool", True),
+            Parameter("init", "word", "he", INITIALIZERS),
+        ),
+        _build_linear,
+        help="Fully connected layer; every dimension after the first is flattened.",
+    ),
+)

@@ -1,0 +1,285 @@
+"""Batch normalisation, in two phases: statistics of the full mini-batch, then a scale and shift per channel.
+
+Channel is axis 1. Ioffe and Szegedy, "Batch Normalization", 2015; running variance unbiased, as in PyTorch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mbc.ir.graph import Attributes, Initializer, Operation
+from mbc.ir.types import TensorType
+from mbc.ops.base import (
+    Array,
+    Call,
+    Expansion,
+    Gradients,
+    Layer,
+    LayerBuilder,
+    NoAttributes,
+    OpKind,
+    Parameter,
+    ShapeError,
+)
+from mbc.ops.control import control_record, control_shape
+from mbc.ops.convolution import channel_sums, master
+
+
+@dataclass(frozen=True, slots=True)
+class BatchNorm(Attributes):
+    """`momentum` is the weight of the new statistics: running = (1 - momentum) * running + momentum * batch."""
+
+    eps: float = 1e-5
+    momentum: float = 0.1
+    affine: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class BatchNormalize(Attributes):
+    """`eps` is added to the variance."""
+
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class BatchNormalizeBackward(Attributes):
+    """`count`: elements a channel has in the whole mini-batch."""
+
+    eps: float
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateRunning(Attributes):
+    """`count`: elements a channel has in the whole mini-batch."""
+
+    momentum: float
+    count: int
+
+
+def _channels(x: TensorType) -> TensorType:
+    if len(x.shape) < 2:
+        raise ShapeError(f"batch norm needs a tensor with rows and channels, but got {x}")
+    return TensorType(x.shape[1:2], master(x.dtype))
+
+
+def _fit(x: TensorType, vectors: tuple[TensorType, ...]) -> TensorType:
+    """Type of a vector over channels; ShapeError unless all of `vectors` are such."""
+    wanted = _channels(x)
+    for vector in vectors:
+        if vector != wanted:
+            raise ShapeError(f"{vector} does not fit the channels of {x}, which need {wanted}")
+    return wanted
+
+
+def _count(x: TensorType) -> int:
+    return x.elements // x.shape[1]
+
+
+def _norm_shape(a: BatchNorm, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    x = inputs[0]
+    _fit(x, inputs[1:])
+    if len(inputs) != (5 if a.affine else 3):
+        raise ShapeError(f"batch norm with affine = {a.affine} got {len(inputs)} operands")
+    if _count(x) < 2:
+        raise ShapeError(f"batch norm of {x} has one value per channel, and no variance can be had from one")
+    return (x,)
+
+
+def _statistics_shape(_: NoAttributes, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    vector = _channels(inputs[0])
+    return vector, vector
+
+
+def _update_shape(_: UpdateRunning, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    *vectors, control = inputs
+    control_shape(control)
+    if len(set(vectors)) != 1 or len(vectors) != 4:
+        raise ShapeError(f"running statistics of different types: {', '.join(map(str, vectors))}")
+    return vectors[0], vectors[1]
+
+
+def _normalize_shape(_: BatchNormalize, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    _fit(inputs[0], inputs[1:])
+    return (inputs[0],)
+
+
+def _sums_shape(_: BatchNormalize, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    x, dy, *vectors = inputs
+    if x != dy:
+        raise ShapeError(f"value {x} and gradient {dy} differ")
+    vector = _fit(x, tuple(vectors))
+    return vector, vector
+
+
+def _backward_shape(_: BatchNormalizeBackward, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    x, dy, *vectors = inputs
+    if x != dy:
+        raise ShapeError(f"value {x} and gradient {dy} differ")
+    _fit(x, tuple(vectors))
+    return (dy,)
+
+
+def _along(vector: Array, x: Array) -> Array:
+    """The vector, shaped so that it broadcasts along the channels of x."""
+    return vector.reshape((1, -1) + (1,) * (x.ndim - 2))
+
+
+def _statistics(_: NoAttributes, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    (x,) = inputs
+    count = x.size // x.shape[1]
+    mean = channel_sums(x) / count
+    # Deviations from the rounded mean lose nothing: its error is put back by the second term.
+    near = mean.astype(x.dtype)
+    deviation = x - _along(near, x)
+    variance = channel_sums(deviation * deviation) / count - (mean - near) ** 2
+    return near, np.maximum(variance, 0).astype(x.dtype)
+
+
+def _update(a: UpdateRunning, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    running_mean, running_variance, mean, variance, control = inputs
+    if not control_record(control)["proceed"]:
+        return running_mean, running_variance
+    kind = running_mean.dtype.type
+    old, new = kind(1 - a.momentum), kind(a.momentum)
+    unbiased = kind(a.count / (a.count - 1))
+    return old * running_mean + new * mean, old * running_variance + new * (variance * unbiased)
+
+
+def _deviation(variance: Array, eps: float) -> Array:
+    """1 / sqrt(variance + eps)."""
+    return 1 / np.sqrt(variance + variance.dtype.type(eps))
+
+
+def _normalize(a: BatchNormalize, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    x, mean, variance, *affine = inputs
+    scale = _deviation(variance, a.eps)
+    if affine:
+        scale = scale * affine[0]
+    y = (x - _along(mean, x)) * _along(scale, x)
+    return (y + _along(affine[1], x) if affine else y,)
+
+
+def _sums(a: BatchNormalize, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    x, dy, mean, variance = inputs
+    centred = channel_sums(dy * (x - _along(mean, x)))
+    dgamma = centred * _deviation(variance.astype(np.float64), a.eps)
+    return dgamma.astype(x.dtype), channel_sums(dy).astype(x.dtype)
+
+
+def _backward(a: BatchNormalizeBackward, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    x, dy, mean, variance, dgamma, dbeta, *gamma = inputs
+    inverse = _deviation(variance, a.eps)
+    slope = inverse * (dgamma / x.dtype.type(a.count))
+    shift = dbeta / x.dtype.type(a.count)
+    scale = inverse * gamma[0] if gamma else inverse
+    return ((dy - _along(shift, x) - (x - _along(mean, x)) * _along(slope, x)) * _along(scale, x),)
+
+
+def _expand(e: Expansion, op: Operation, training: bool) -> tuple[str, ...]:
+    a = op.attributes
+    assert isinstance(a, BatchNorm)
+    x, *affine, running_mean, running_variance = op.inputs
+    if not training:
+        inputs = (x, running_mean, running_variance, *affine)
+        return e.emit("batch_normalize", BatchNormalize(a.eps), inputs, op.outputs, op.name)
+    y = op.outputs[0]
+    mean, variance = e.emit(
+        "batch_statistics", NoAttributes(), (x,), (f"{y}.mean", f"{y}.variance"), f"{op.name}.statistics"
+    )
+    new_mean, new_variance = e.emit(
+        "update_running",
+        UpdateRunning(a.momentum, _count(e.type(x))),
+        (running_mean, running_variance, mean, variance, e.control),
+        (f"next.{running_mean}", f"next.{running_variance}"),
+        f"{op.name}.update_running",
+    )
+    e.update(running_mean, new_mean)
+    e.update(running_variance, new_variance)
+    return e.emit("batch_normalize", BatchNormalize(a.eps), (x, mean, variance, *affine), op.outputs, op.name)
+
+
+def _gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
+    a = op.attributes
+    assert isinstance(a, BatchNormalize)
+    x, mean, variance, *affine = op.inputs
+    (dy,) = dys
+    wanted = [v for v in (x, *affine) if g.needs(v)]
+    if dy is None or not wanted:
+        return (None,) * len(op.inputs)
+    # Both sums are needed for the gradient of x, whether or not there are parameters to train.
+    names = tuple(affine) or (f"{op.outputs[0]}.scale", f"{op.outputs[0]}.shift")
+    dgamma, dbeta = g.emit("batch_normalize_sums", a, (x, dy, mean, variance), *names)
+    dx = None
+    if g.needs(x):
+        inputs = (x, dy, mean, variance, dgamma, dbeta, *affine[:1])
+        (dx,) = g.emit("batch_normalize_backward", BatchNormalizeBackward(a.eps, _count(g.type(x))), inputs, x)
+    return (dx, None, None, dgamma, dbeta) if affine else (dx, None, None)
+
+
+OPS = (
+    OpKind("batch_norm", BatchNorm, _norm_shape, expand=_expand),
+    OpKind("batch_statistics", NoAttributes, _statistics_shape, _statistics, reduces=True),
+    OpKind("update_running", UpdateRunning, _update_shape, _update, updates=((0, 0), (1, 1)), reduces=True),
+    OpKind(
+        "batch_normalize",
+        BatchNormalize,
+        _normalize_shape,
+        _normalize,
+        _gradient,
+        divisible=True,
+        in_place=((0, 0),),
+    ),
+    OpKind(
+        "batch_normalize_sums",
+        BatchNormalize,
+        _sums_shape,
+        _sums,
+        divisible=True,
+        accumulates=True,
+        reduces=True,
+    ),
+    OpKind(
+        "batch_normalize_backward",
+        BatchNormalizeBackward,
+        _backward_shape,
+        _backward,
+        divisible=True,
+        in_place=((0, 1),),
+    ),
+)
+
+
+def _build(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
+    (x,) = inputs
+    shape = _channels(builder.type(x)).shape
+    eps, momentum, affine = settings["eps"], settings["momentum"], settings["affine"]
+    if eps <= 0:
+        raise ShapeError(f"eps is {eps}, but must be positive")
+    if not 0 <= momentum <= 1:
+        raise ShapeError(f"momentum is {momentum}, but must be between 0 and 1")
+    operands = [x]
+    if affine:
+        operands.append(builder.state("weight", shape, Initializer("constant", 1.0)))
+        operands.append(builder.state("bias", shape, Initializer("constant", 0.0)))
+    operands.append(builder.state("running_mean", shape, Initializer("constant", 0.0), trained=False))
+    operands.append(builder.state("running_var", shape, Initializer("constant", 1.0), trained=False))
+    return builder.emit("batch_norm", BatchNorm(eps, momentum, affine), operands)[0]
+
+
+LAYERS = (
+    Layer(
+        "bn",
+        (
+            Parameter("eps", "float", 1e-5),
+            Parameter("momentum", "float", 0.1),
+            Parameter("affine", "bool", True),
+        ),
+        _build,
+        help="Batch normalisation. momentum is the weight of the newest mini-batch in the running statistics.",
+    ),
+)

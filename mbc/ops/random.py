@@ -1,0 +1,116 @@
+"""Dropout from a counter-based generator, so that a mask can be made again for any rows at any time.
+
+Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011).
+Key: low and high word of the seed. Counter: low and high word of the block, low 32 bits of the step, `key`.
+Element i, counted in channels-first order over the whole mini-batch, takes output word i % 4 of block i // 4.
+It is kept where word * 2^-32 < 1 - probability (exactly: where word < ceil((1 - probability) * 2^32)), and then
+multiplied by 1 / (1 - probability).
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mbc.ir.graph import Attributes, Operation
+from mbc.ir.types import TensorType
+from mbc.ops.base import Array, Call, Expansion, Gradients, Layer, LayerBuilder, OpKind, Parameter, ShapeError
+from mbc.ops.control import control_record, control_shape
+
+
+@dataclass(frozen=True, slots=True)
+class Dropout(Attributes):
+    """`probability` of an element to be zeroed; `key` (32 bits) tells the dropouts of a network apart."""
+
+    probability: float
+    key: int = 0
+
+    @property
+    def threshold(self) -> int:
+        """An element is kept where its random word is less than this."""
+        return math.ceil((1 - self.probability) * 2**32)
+
+
+def philox(key: tuple[int, int], blocks: Array, step: int, stream: int) -> Array:
+    """Ten rounds of Philox 4x32 for each block number: uint32 [len(blocks), 4]."""
+    mask = np.uint64(0xFFFFFFFF)
+    half = np.uint64(32)
+    c0, c1 = blocks & mask, blocks >> half
+    c2 = np.full_like(blocks, step & 0xFFFFFFFF)
+    c3 = np.full_like(blocks, stream & 0xFFFFFFFF)
+    k0, k1 = key
+    for _ in range(10):
+        left, right = c0 * np.uint64(0xD2511F53), c2 * np.uint64(0xCD9E8D57)
+        c0, c1 = (right >> half) ^ c1 ^ np.uint64(k0), right & mask
+        c2, c3 = (left >> half) ^ c3 ^ np.uint64(k1), left & mask
+        k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
+    return np.stack((c0, c1, c2, c3), axis=-1).astype(np.uint32)
+
+
+def dropout_keep(a: Dropout, shape: tuple[int, ...], first_row: int, seed: int, step: int) -> Array:
+    """Which elements of rows `first_row`… of the mini-batch are kept: bool of `shape` (that of the slice)."""
+    count = math.prod(shape)
+    first = first_row * math.prod(shape[1:])
+    blocks = np.arange(first // 4, (first + count + 3) // 4, dtype=np.uint64)
+    words = philox((seed & 0xFFFFFFFF, seed >> 32), blocks, step, a.key).reshape(-1)
+    start = first % 4
+    return (words[start : start + count] < np.uint64(a.threshold)).reshape(shape)
+
+
+def _shape(_: Dropout, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    # In a Network there is no control block yet.
+    for control in inputs[1:]:
+        control_shape(control)
+    return (inputs[0],)
+
+
+def _evaluate(a: Dropout, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    x, control = inputs
+    record = control_record(control)
+    keep = dropout_keep(a, x.shape, call.first_row, int(record["seed"]), int(record["step"]))
+    return (np.where(keep, x * x.dtype.type(1 / (1 - a.probability)), 0).astype(x.dtype),)
+
+
+def _expand(e: Expansion, op: Operation, training: bool) -> tuple[str, ...]:
+    a = op.attributes
+    assert isinstance(a, Dropout)
+    if not training or a.probability == 0:
+        return op.inputs
+    # From the operation's path, so that other layers may come and go without changing this one's mask.
+    keyed = Dropout(a.probability, zlib.crc32(op.name.encode()))
+    return e.emit("dropout", keyed, (op.inputs[0], e.control), op.outputs, op.name)
+
+
+def _gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
+    (dy,) = dys
+    x, control = op.inputs
+    if dy is None or not g.needs(x):
+        return None, None
+    return g.emit("dropout_backward", op.attributes, (dy, control), x)[0], None
+
+
+OPS = (
+    OpKind("dropout", Dropout, _shape, _evaluate, _gradient, _expand, divisible=True, in_place=((0, 0),)),
+    OpKind("dropout_backward", Dropout, _shape, _evaluate, divisible=True, in_place=((0, 0),)),
+)
+
+
+def _build(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
+    if not 0 <= settings["p"] < 1:
+        raise ShapeError(f"p is {settings['p']}, but must be at least 0 and less than 1")
+    return builder.emit("dropout", Dropout(settings["p"]), inputs)[0]
+
+
+LAYERS = (
+    Layer(
+        "dropout",
+        (Parameter("p", "float", 0.5),),
+        _build,
+        help="Zeroes elements with probability p while training, and scales the others by 1 / (1 - p).",
+    ),
+)

@@ -1,0 +1,171 @@
+"""Operations that move elements and change none: nearest upsampling, concatenation, flattening."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mbc.ir.graph import Attributes, Operation
+from mbc.ir.types import TensorType
+from mbc.ops.base import Array, Call, Gradients, Layer, LayerBuilder, NoAttributes, OpKind, Parameter, ShapeError
+from mbc.ops.window import Pair, as_pair, image, positive
+
+
+@dataclass(frozen=True, slots=True)
+class Upsample(Attributes):
+    """Every pixel becomes `factor` = (vertical, horizontal) pixels."""
+
+    factor: Pair
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelSlice(Attributes):
+    """Channels `start` … `start + count - 1`."""
+
+    start: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unflatten(Attributes):
+    """`sample_shape`: what one row becomes."""
+
+    sample_shape: tuple[int, ...]
+
+
+def _upsample_shape(a: Upsample, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    rows, channels, height, width = image(inputs[0], "upsample")
+    return (TensorType((rows, channels, height * a.factor[0], width * a.factor[1]), inputs[0].dtype),)
+
+
+def _upsample_backward_shape(a: Upsample, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    rows, channels, height, width = image(inputs[0], "upsample")
+    if height % a.factor[0] or width % a.factor[1]:
+        raise ShapeError(f"gradient {inputs[0]} is no multiple of the factor {a.factor}")
+    return (TensorType((rows, channels, height // a.factor[0], width // a.factor[1]), inputs[0].dtype),)
+
+
+def _concat_shape(_: NoAttributes, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    first = inputs[0]
+    if len(first.shape) < 2:
+        raise ShapeError(f"concat needs tensors with rows and channels, but got {first}")
+    for other in inputs[1:]:
+        if other.dtype != first.dtype or _without_channels(other) != _without_channels(first):
+            raise ShapeError(f"{first} and {other} differ in more than their channels")
+    channels = sum(x.shape[1] for x in inputs)
+    return (TensorType((first.shape[0], channels, *first.shape[2:]), first.dtype),)
+
+
+def _without_channels(x: TensorType) -> tuple[int, ...]:
+    return (*x.shape[:1], *x.shape[2:])
+
+
+def _slice_shape(a: ChannelSlice, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    (x,) = inputs
+    if len(x.shape) < 2 or a.start < 0 or a.count < 1 or a.start + a.count > x.shape[1]:
+        raise ShapeError(f"{x} has no channels {a.start} to {a.start + a.count}")
+    return (TensorType((x.shape[0], a.count, *x.shape[2:]), x.dtype),)
+
+
+def _flatten_shape(_: NoAttributes, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    (x,) = inputs
+    return (TensorType((x.shape[0], math.prod(x.shape[1:])), x.dtype),)
+
+
+def _unflatten_shape(a: Unflatten, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    (x,) = inputs
+    if len(x.shape) != 2 or x.shape[1] != math.prod(a.sample_shape):
+        raise ShapeError(f"{x} cannot take the shape {a.sample_shape} per row")
+    return (TensorType((x.shape[0], *a.sample_shape), x.dtype),)
+
+
+def _upsample(a: Upsample, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    return (inputs[0].repeat(a.factor[0], axis=2).repeat(a.factor[1], axis=3),)
+
+
+def _upsample_backward(a: Upsample, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    (dy,) = inputs
+    rows, channels, height, width = dy.shape
+    parts = dy.reshape(rows, channels, height // a.factor[0], a.factor[0], width // a.factor[1], a.factor[1])
+    return (parts.sum(axis=(3, 5)),)
+
+
+def _concat(_: NoAttributes, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    return (np.concatenate(inputs, axis=1),)
+
+
+def _slice(a: ChannelSlice, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    return (inputs[0][:, a.start : a.start + a.count].copy(),)
+
+
+def _reshape(a: Attributes, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    return (inputs[0].reshape(inputs[0].shape[0], *call.outputs[0].shape[1:]),)
+
+
+def _upsample_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
+    (dy,) = dys
+    (x,) = op.inputs
+    if dy is None or not g.needs(x):
+        return (None,)
+    return (g.emit("upsample_backward", op.attributes, (dy,), x)[0],)
+
+
+def _concat_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
+    (dy,) = dys
+    if dy is None:
+        return (None,) * len(op.inputs)
+    parts: list[str | None] = []
+    start = 0
+    for x in op.inputs:
+        count = g.type(x).shape[1]
+        parts.append(g.emit("channel_slice", ChannelSlice(start, count), (dy,), x)[0] if g.needs(x) else None)
+        start += count
+    return tuple(parts)
+
+
+def _flatten_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
+    (dy,) = dys
+    (x,) = op.inputs
+    if dy is None or not g.needs(x):
+        return (None,)
+    return (g.emit("unflatten", Unflatten(g.type(x).shape[1:]), (dy,), x)[0],)
+
+
+OPS = (
+    OpKind("upsample", Upsample, _upsample_shape, _upsample, _upsample_gradient, divisible=True),
+    OpKind("upsample_backward", Upsample, _upsample_backward_shape, _upsample_backward, divisible=True),
+    OpKind("concat", NoAttributes, _concat_shape, _concat, _concat_gradient, divisible=True),
+    OpKind("channel_slice", ChannelSlice, _slice_shape, _slice, divisible=True),
+    OpKind("flatten", NoAttributes, _flatten_shape, _reshape, _flatten_gradient, divisible=True, view=True),
+    OpKind("unflatten", Unflatten, _unflatten_shape, _reshape, divisible=True, view=True),
+)
+
+
+def _build_upsample(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
+    factor = as_pair(settings["factor"])
+    positive("factor", factor)
+    return builder.emit("upsample", Upsample(factor), inputs)[0]
+
+
+def _build_concat(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
+    return builder.emit("concat", NoAttributes(), inputs)[0]
+
+
+def _build_flatten(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
+    return builder.emit("flatten", NoAttributes(), inputs)[0]
+
+
+LAYERS = (
+    Layer(
+        "upsample",
+        (Parameter("factor", "pair"),),
+        _build_upsample,
+        help="Nearest-neighbour upsampling by a whole factor.",
+    ),
+    Layer("concat", (), _build_concat, (1, None), "Tensors one after another along their channels."),
+    Layer("flatten", (), _build_flatten, help="[N, ...] becomes [N, features]."),
+)

@@ -1,0 +1,130 @@
+"""The end of a step: whether it counts, and the new parameters.
+
+Updates read the control block that `guard` wrote, divide the loss scale out of the gradient, and do nothing where
+`proceed` is 0. Arithmetic is that of the master type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mbc.ir.control import GROWTH_INTERVAL, SCALE_BACKOFF, SCALE_GROWTH
+from mbc.ir.graph import Attributes
+from mbc.ir.types import Precision, TensorType
+from mbc.ops.base import Array, Call, NoAttributes, OpKind, ShapeError
+from mbc.ops.control import control_record, control_shape
+
+
+@dataclass(frozen=True, slots=True)
+class Sgd(Attributes):
+    """g += weight_decay * p; v = momentum * v + g; p -= learning rate * (nesterov: g + momentum * v, else v)."""
+
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class AdamW(Attributes):
+    """Loshchilov and Hutter, "Decoupled weight decay regularization", 2019; as PyTorch computes it."""
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+
+def _guard_shape(_: NoAttributes, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    control_shape(inputs[0])
+    return inputs[:1]
+
+
+def _same_states(inputs: tuple[TensorType, ...], states: tuple[TensorType, ...]) -> None:
+    control_shape(inputs[2])
+    for other in (inputs[1], *states):
+        if other != inputs[0]:
+            raise ShapeError(f"{other} does not fit parameter {inputs[0]}")
+
+
+def _sgd_shape(a: Sgd, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    parameter, _, _, *momentum = inputs
+    if bool(momentum) != bool(a.momentum):
+        raise ShapeError(f"sgd with momentum {a.momentum} got {len(inputs)} operands")
+    _same_states(inputs, tuple(momentum))
+    return (parameter, *momentum)
+
+
+def _adamw_shape(a: AdamW, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    parameter, _, _, m, v = inputs
+    _same_states(inputs, (m, v))
+    return parameter, m, v
+
+
+def _guard(_: NoAttributes, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    control, *values = inputs
+    after = control.copy()
+    record = control_record(after)
+    proceed = all(bool(np.isfinite(v).all()) for v in values)
+    record["proceed"] = proceed
+    if proceed:
+        record["updates"] += np.uint32(1)
+        record["since_growth"] += np.uint32(1)
+    else:
+        record["skipped"] += np.uint32(1)
+    # Only fp16 can run out of range so easily that it needs a scale.
+    if call.precision is Precision.FP16:
+        if not proceed:
+            record["loss_scale"] *= np.float32(SCALE_BACKOFF)
+            record["since_growth"] = 0
+        elif record["since_growth"] >= GROWTH_INTERVAL:
+            record["loss_scale"] *= np.float32(SCALE_GROWTH)
+            record["since_growth"] = 0
+    return (after,)
+
+
+def _unscaled(gradient: Array, record: Array) -> Array:
+    return gradient * gradient.dtype.type(1 / float(record["loss_scale"]))
+
+
+def _sgd(a: Sgd, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    parameter, gradient, control, *state = inputs
+    record = control_record(control)
+    if not record["proceed"]:
+        return (parameter, *state)
+    kind = parameter.dtype.type
+    step = _unscaled(gradient, record)
+    if a.weight_decay:
+        step = step + kind(a.weight_decay) * parameter
+    if state:
+        velocity = kind(a.momentum) * state[0] + step
+        state = [velocity]
+        step = step + kind(a.momentum) * velocity if a.nesterov else velocity
+    return (parameter - kind(record["learning_rate"]) * step, *state)
+
+
+def _adamw(a: AdamW, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    parameter, gradient, control, m, v = inputs
+    record = control_record(control)
+    if not record["proceed"]:
+        return parameter, m, v
+    kind = parameter.dtype.type
+    rate, count = float(record["learning_rate"]), int(record["updates"])
+    g = _unscaled(gradient, record)
+    m = kind(a.beta1) * m + kind(1 - a.beta1) * g
+    v = kind(a.beta2) * v + kind(1 - a.beta2) * (g * g)
+    divisor = np.sqrt(v) * kind(1 / np.sqrt(1 - a.beta2**count)) + kind(a.eps)
+    step = kind(rate / (1 - a.beta1**count)) * (m / divisor)
+    return kind(1 - rate * a.weight_decay) * parameter - step, m, v
+
+
+OPS = (
+    OpKind("guard", NoAttributes, _guard_shape, _guard, updates=((0, 0),), reduces=True),
+    OpKind("sgd_update", Sgd, _sgd_shape, _sgd, updates=((0, 0), (1, 3)), reduces=True),
+    OpKind("adamw_update", AdamW, _adamw_shape, _adamw, updates=((0, 0), (1, 3), (2, 4)), reduces=True),
+)
+
+LAYERS: tuple[Any, ...] = ()

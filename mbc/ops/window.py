@@ -1,0 +1,78 @@
+"""Geometry of sliding windows (convolutions, pooling): how many fit, and the forms a user may write sizes in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mbc.ir.types import TensorType
+from mbc.ops.base import ShapeError
+
+Pair = tuple[int, int]  # (vertical, horizontal)
+Pads = tuple[int, int, int, int]  # (top, bottom, left, right)
+
+
+def as_pair(setting: Any) -> Pair:
+    """(vertical, horizontal) from a setting of kind `pair`."""
+    if isinstance(setting, tuple):
+        first, second = (int(v) for v in setting)  # type: ignore[reportUnknownVariableType]
+        return first, second
+    return int(setting), int(setting)
+
+
+def as_pads(setting: Any) -> Pads:
+    """(top, bottom, left, right) from a setting of kind `pads`."""
+    if isinstance(setting, tuple) and len(setting) == 4:  # type: ignore[reportUnknownArgumentType]
+        top, bottom, left, right = (int(v) for v in setting)  # type: ignore[reportUnknownVariableType]
+        return top, bottom, left, right
+    vertical, horizontal = as_pair(setting)
+    return vertical, vertical, horizontal, horizontal
+
+
+def positive(name: str, values: tuple[int, ...], least: int = 1) -> None:
+    """ShapeError unless every one of `values` is at least `least`."""
+    if any(v < least for v in values):
+        shown = values[0] if len(set(values)) == 1 else values
+        raise ShapeError(f"{name} is {shown}, but must be at least {least}")
+
+
+def image(x: TensorType, what: str) -> tuple[int, int, int, int]:
+    """(rows, channels, height, width) of a tensor of images; ShapeError for another rank."""
+    if len(x.shape) != 4:
+        raise ShapeError(f"{what} needs a tensor [rows, channels, height, width], but got {x}")
+    rows, channels, height, width = x.shape
+    return rows, channels, height, width
+
+
+def spans(kernel: Pair, dilation: Pair) -> Pair:
+    """Extent of a dilated window."""
+    return (kernel[0] - 1) * dilation[0] + 1, (kernel[1] - 1) * dilation[1] + 1
+
+
+def window_counts(size: Pair, span: Pair, stride: Pair, pad: Pads, ceil: bool = False) -> Pair:
+    """How many windows of extent `span` fit vertically and horizontally.
+
+    With `ceil` a last window may reach past the padded image, if it starts within the image or the leading padding
+    (PyTorch's rule). ShapeError when none fits.
+    """
+    counts: list[int] = []
+    for axis in (0, 1):
+        before, after = pad[2 * axis], pad[2 * axis + 1]
+        room = size[axis] + before + after - span[axis]
+        if room < 0:
+            raise ShapeError(
+                f"a window of {span[0]} x {span[1]} does not fit into an image of {size[0]} x {size[1]} "
+                f"with padding {pad_text(pad)}"
+            )
+        count = (-(-room // stride[axis]) if ceil else room // stride[axis]) + 1
+        if ceil and (count - 1) * stride[axis] >= size[axis] + before:
+            count -= 1
+        counts.append(count)
+    return counts[0], counts[1]
+
+
+def pad_text(pad: Pads) -> str:
+    """The shortest way to say a padding."""
+    top, bottom, left, right = pad
+    if top == bottom and left == right:
+        return str(top) if top == left else f"({top}, {left})"
+    return str(pad)
