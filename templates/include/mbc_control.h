@@ -16,6 +16,7 @@ struct MbcControl {
   uint32_t updates;
   uint32_t skipped;
   uint32_t since_growth;
+  float gradient_scale;  // loss_scale as it was before `guard`: what the updates divide by
 };
 
 constexpr float MBC_SCALE_GROWTH = 2.0f;

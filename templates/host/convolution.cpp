@@ -1,0 +1,426 @@
+// Convolutions through cuDNN's graph API (its C backend): one execution plan per distinct row, built once.
+//
+// Accesses of a launch: forward x, w, y; data gradient dy, w, dx; filter gradient x, dy, dw; then workspace, if any.
+// A filter gradient of bf16 or fp16 operands is fp32, which no cuDNN engine writes: it is computed in the operands'
+// type at the start of the workspace and widened into (or added to) its place.
+
+#include "program.h"
+
+#include "mbc_types.h"
+
+#include <cudnn.h>
+
+#include <algorithm>
+#include <map>
+#include <utility>
+#include <vector>
+
+extern "C" const char* mbc_widen(const MbcCall& call);  // widen.cu
+
+size_t cudnn_version() { return cudnnGetVersion(); }
+
+namespace {
+
+enum Pass : int64_t { FORWARD = 0, BACKWARD_DATA = 1, BACKWARD_FILTER = 2 };
+enum Math : int64_t { STRICT = 0, TENSOR_CORES = 1 };
+
+// The integers of a row, in order; `knobs` pairs of (type, value) follow. mbc/kernels/cudnn_convolution.py has the same.
+struct ConvolutionRow {
+  int64_t pass;
+  int64_t type;
+  int64_t layout;
+  int64_t math;
+  int64_t deterministic;
+  int64_t accumulate;
+  int64_t rows;
+  int64_t channels;
+  int64_t height;
+  int64_t width;
+  int64_t filters;
+  int64_t kernel_height;
+  int64_t kernel_width;
+  int64_t out_height;
+  int64_t out_width;
+  int64_t pad_top;
+  int64_t pad_bottom;
+  int64_t pad_left;
+  int64_t pad_right;
+  int64_t stride_height;
+  int64_t stride_width;
+  int64_t dilation_height;
+  int64_t dilation_width;
+  int64_t groups;
+  int64_t workspace_bytes;
+  int64_t engine;  // -1: the first configuration of the heuristics that is admitted and fits
+  int64_t knobs;
+};
+
+constexpr int64_t WORKSPACE_ALIGNMENT = 256;
+constexpr int64_t FULL_ALIGNMENT = 16;  // bytes; more is of no use to any engine
+
+void check_cudnn(cudnnStatus_t status, const char* what) {
+  if (status == CUDNN_STATUS_SUCCESS) return;
+  char detail[512] = "";
+  cudnnGetLastErrorString(detail, sizeof detail);
+  throw Failure(std::string("cuDNN ") + what + ": " + cudnnGetErrorString(status) +
+                (detail[0] != '\0' ? std::string(" (") + detail + ")" : ""));
+}
+
+class Descriptor {
+ public:
+  explicit Descriptor(cudnnBackendDescriptorType_t type) {
+    check_cudnn(cudnnBackendCreateDescriptor(type, &raw_), "create descriptor");
+  }
+  Descriptor(Descriptor&& other) noexcept : raw_(std::exchange(other.raw_, nullptr)) {}
+  Descriptor& operator=(Descriptor&& other) noexcept {
+    std::swap(raw_, other.raw_);
+    return *this;
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  ~Descriptor() {
+    if (raw_ != nullptr) cudnnBackendDestroyDescriptor(raw_);
+  }
+
+  cudnnBackendDescriptor_t raw() const { return raw_; }
+
+  Descriptor& set(cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, int64_t count, const void* data) {
+    check_cudnn(cudnnBackendSetAttribute(raw_, name, type, count, data), "set attribute");
+    return *this;
+  }
+  Descriptor& integers(cudnnBackendAttributeName_t name, const std::vector<int64_t>& values) {
+    return set(name, CUDNN_TYPE_INT64, static_cast<int64_t>(values.size()), values.data());
+  }
+  Descriptor& real(cudnnBackendAttributeName_t name, float value) { return set(name, CUDNN_TYPE_FLOAT, 1, &value); }
+  Descriptor& data_type(cudnnBackendAttributeName_t name, cudnnDataType_t value) {
+    return set(name, CUDNN_TYPE_DATA_TYPE, 1, &value);
+  }
+  Descriptor& child(cudnnBackendAttributeName_t name, const Descriptor& value) {
+    const cudnnBackendDescriptor_t raw = value.raw();
+    return set(name, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &raw);
+  }
+  Descriptor& children(cudnnBackendAttributeName_t name, const std::vector<Descriptor>& values) {
+    std::vector<cudnnBackendDescriptor_t> raws;
+    for (const Descriptor& value : values) raws.push_back(value.raw());
+    return set(name, CUDNN_TYPE_BACKEND_DESCRIPTOR, static_cast<int64_t>(raws.size()), raws.data());
+  }
+  Descriptor& finalize(const char* what) {
+    check_cudnn(cudnnBackendFinalize(raw_), what);
+    return *this;
+  }
+
+  std::vector<Descriptor> get_children(cudnnBackendAttributeName_t name, cudnnBackendDescriptorType_t type) const {
+    int64_t count = 0;
+    check_cudnn(cudnnBackendGetAttribute(raw_, name, CUDNN_TYPE_BACKEND_DESCRIPTOR, 0, &count, nullptr), "count");
+    std::vector<Descriptor> children;
+    std::vector<cudnnBackendDescriptor_t> raws;
+    for (int64_t i = 0; i < count; ++i) {
+      children.emplace_back(type);
+      raws.push_back(children.back().raw());
+    }
+    if (count > 0)
+      check_cudnn(cudnnBackendGetAttribute(raw_, name, CUDNN_TYPE_BACKEND_DESCRIPTOR, count, &count, raws.data()),
+                  "get descriptors");
+    children.erase(children.begin() + count, children.end());
+    return children;
+  }
+
+ private:
+  cudnnBackendDescriptor_t raw_ = nullptr;
+};
+
+cudnnDataType_t data_type_of(int64_t type) {
+  if (type == MBC_BF16) return CUDNN_DATA_BFLOAT16;
+  return type == MBC_FP16 ? CUDNN_DATA_HALF : CUDNN_DATA_FLOAT;
+}
+
+std::vector<int64_t> strides_of(const std::vector<int64_t>& shape, int64_t layout) {
+  const int64_t c = shape[1], h = shape[2], w = shape[3];
+  if (layout == MBC_CHANNELS_LAST) return {h * w * c, 1, w * c, c};
+  return {c * h * w, h * w, w, 1};
+}
+
+Descriptor tensor(int64_t id, const std::vector<int64_t>& shape, const ConvolutionRow& row, int64_t alignment) {
+  Descriptor made(CUDNN_BACKEND_TENSOR_DESCRIPTOR);
+  made.data_type(CUDNN_ATTR_TENSOR_DATA_TYPE, data_type_of(row.type))
+      .integers(CUDNN_ATTR_TENSOR_DIMENSIONS, shape)
+      .integers(CUDNN_ATTR_TENSOR_STRIDES, strides_of(shape, row.layout))
+      .integers(CUDNN_ATTR_TENSOR_UNIQUE_ID, {id})
+      .integers(CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, {alignment})
+      .finalize("tensor");
+  return made;
+}
+
+// Names of the attributes of an operation: they differ by pass.
+struct PassNames {
+  cudnnBackendDescriptorType_t operation;
+  cudnnBackendAttributeName_t image, filter, result, convolution, alpha, beta;
+};
+
+const PassNames& names_of(int64_t pass) {
+  static const PassNames names[] = {
+      {CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X,
+       CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_Y,
+       CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA,
+       CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA},
+      {CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DX,
+       CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_W, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DY,
+       CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_CONV_DESC, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_ALPHA,
+       CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_BETA},
+      {CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_X,
+       CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DW, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DY,
+       CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_CONV_DESC, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_ALPHA,
+       CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_BETA},
+  };
+  return names[pass];
+}
+
+constexpr int64_t IMAGE_ID = 1, FILTER_ID = 2, RESULT_ID = 3;
+
+// The order in which a pass's accesses name image (x or dx), filter (w or dw) and result (y or dy).
+std::vector<int64_t> ids_of(int64_t pass) {
+  if (pass == FORWARD) return {IMAGE_ID, FILTER_ID, RESULT_ID};
+  if (pass == BACKWARD_DATA) return {RESULT_ID, FILTER_ID, IMAGE_ID};
+  return {IMAGE_ID, RESULT_ID, FILTER_ID};
+}
+
+int64_t alignment_of(int64_t offset) {
+  int64_t alignment = FULL_ALIGNMENT;
+  while (offset % alignment != 0) alignment /= 2;
+  return alignment;
+}
+
+// Whether the numerical notes of an engine agree with the precision that the plan asks for.
+bool admitted(const Descriptor& engine, const ConvolutionRow& row) {
+  cudnnBackendNumericalNote_t notes[CUDNN_NUMERICAL_NOTE_TYPE_COUNT];
+  int64_t count = 0;
+  check_cudnn(cudnnBackendGetAttribute(engine.raw(), CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE,
+                                       CUDNN_NUMERICAL_NOTE_TYPE_COUNT, &count, notes),
+              "get notes");
+  for (int64_t i = 0; i < count; ++i) {
+    switch (notes[i]) {
+      case CUDNN_NUMERICAL_NOTE_TENSOR_CORE:
+        if (row.math == STRICT) return false;
+        break;
+      case CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC:
+        if (row.deterministic != 0) return false;
+        break;
+      case CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS:
+      case CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION:
+      case CUDNN_NUMERICAL_NOTE_FFT:
+      case CUDNN_NUMERICAL_NOTE_WINOGRAD:
+      case CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_4x4:
+      case CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_6x6:
+      case CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_13x13:
+        return false;
+      default:
+        break;
+    }
+  }
+  // What is compiled at run time needs NVRTC, which a package does not ask for.
+  cudnnBackendBehaviorNote_t behaviors[CUDNN_BEHAVIOR_NOTE_TYPE_COUNT];
+  check_cudnn(cudnnBackendGetAttribute(engine.raw(), CUDNN_ATTR_ENGINE_BEHAVIOR_NOTE, CUDNN_TYPE_BEHAVIOR_NOTE,
+                                       CUDNN_BEHAVIOR_NOTE_TYPE_COUNT, &count, behaviors),
+              "get behaviour");
+  return std::find(behaviors, behaviors + count, CUDNN_BEHAVIOR_NOTE_RUNTIME_COMPILATION) == behaviors + count;
+}
+
+// One prepared convolution.
+struct Prepared {
+  Descriptor plan;
+  ConvolutionRow row;
+  int64_t widened;  // elements of a filter gradient that goes through the workspace, else 0
+  int64_t widened_bytes;
+};
+
+int64_t plan_workspace(const Descriptor& plan) {
+  int64_t bytes = 0, count = 0;
+  check_cudnn(cudnnBackendGetAttribute(plan.raw(), CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1,
+                                       &count, &bytes),
+              "get workspace size");
+  return bytes;
+}
+
+class Cudnn : public Library {
+ public:
+  Cudnn() { check_cudnn(cudnnCreate(&handle_), "create handle"); }
+  ~Cudnn() override {
+    prepared_.clear();
+    cudnnDestroy(handle_);
+  }
+
+  int prepare(const int64_t* integers, int64_t integer_count, const int64_t* offsets, int64_t) override {
+    std::vector<int64_t> key(integers, integers + integer_count);
+    for (int i = 0; i < 3; ++i) key.push_back(alignment_of(offsets[i]));
+    const auto known = numbers_.find(key);
+    if (known != numbers_.end()) return known->second;
+    const auto& row = *reinterpret_cast<const ConvolutionRow*>(integers);
+    const int64_t* knobs = integers + sizeof(ConvolutionRow) / sizeof(int64_t);
+    prepared_.push_back(make(row, knobs, &key[static_cast<size_t>(integer_count)]));
+    const int number = static_cast<int>(prepared_.size()) - 1;
+    numbers_.emplace(std::move(key), number);
+    return number;
+  }
+
+  void run(int number, const MbcCall& call) override {
+    const Prepared& prepared = prepared_[static_cast<size_t>(number)];
+    if (stream_ != call.stream || !stream_set_) check_cudnn(cudnnSetStream(handle_, call.stream), "set stream");
+    stream_ = call.stream;
+    stream_set_ = true;
+    void* pointers[] = {call.pointers[0], call.pointers[1], call.pointers[2]};
+    char* workspace = prepared.row.workspace_bytes > 0 ? static_cast<char*>(call.pointers[3]) : nullptr;
+    if (prepared.widened > 0) {
+      pointers[2] = workspace;
+      workspace += prepared.widened_bytes;
+    }
+    Descriptor pack(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
+    void* const spare = workspace;
+    pack.integers(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, ids_of(prepared.row.pass))
+        .set(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, 3, pointers)
+        .set(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &spare)
+        .finalize("variant pack");
+    check_cudnn(cudnnBackendExecute(handle_, prepared.plan.raw(), pack.raw()), "execute");
+    if (prepared.widened > 0) widen(prepared, call);
+  }
+
+ private:
+  static void widen(const Prepared& prepared, const MbcCall& call) {
+    void* const pointers[] = {call.pointers[3], call.pointers[2]};
+    const int64_t integers[] = {prepared.row.type, prepared.widened, prepared.row.accumulate};
+    if (const char* text = mbc_widen({pointers, integers, nullptr, call.stream, 2, 3})) throw Failure(text);
+  }
+
+  Prepared make(const ConvolutionRow& row, const int64_t* knobs, const int64_t* alignments) const {
+    const bool widened = row.pass == BACKWARD_FILTER && row.type != MBC_FP32;
+    const int64_t elements = row.filters * (row.channels / row.groups) * row.kernel_height * row.kernel_width;
+    const int64_t widened_bytes =
+        widened ? (elements * 2 + WORKSPACE_ALIGNMENT - 1) / WORKSPACE_ALIGNMENT * WORKSPACE_ALIGNMENT : 0;
+    const int64_t budget = row.workspace_bytes - widened_bytes;
+    if (budget < 0) throw Failure("the planned workspace does not hold the filter gradient");
+    const std::vector<Descriptor> operations = operation(row, alignments, widened);
+    Descriptor graph(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
+    graph.children(CUDNN_ATTR_OPERATIONGRAPH_OPS, operations)
+        .set(CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, 1, &handle_)
+        .finalize("operation graph");
+    Descriptor plan = row.engine >= 0 ? named(graph, row, knobs, budget) : heuristic(graph, row, budget);
+    return {std::move(plan), row, widened ? elements : 0, widened_bytes};
+  }
+
+  static std::vector<Descriptor> operation(const ConvolutionRow& row, const int64_t* alignments, bool widened) {
+    int64_t alignment[4] = {};
+    const std::vector<int64_t> ids = ids_of(row.pass);
+    for (size_t i = 0; i < ids.size(); ++i) alignment[ids[i]] = alignments[i];
+    if (widened) alignment[FILTER_ID] = FULL_ALIGNMENT;
+    const Descriptor image =
+        tensor(IMAGE_ID, {row.rows, row.channels, row.height, row.width}, row, alignment[IMAGE_ID]);
+    const Descriptor filter =
+        tensor(FILTER_ID, {row.filters, row.channels / row.groups, row.kernel_height, row.kernel_width}, row,
+               alignment[FILTER_ID]);
+    const Descriptor result =
+        tensor(RESULT_ID, {row.rows, row.filters, row.out_height, row.out_width}, row, alignment[RESULT_ID]);
+    const cudnnConvolutionMode_t mode = CUDNN_CROSS_CORRELATION;
+    Descriptor convolution(CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR);
+    convolution.data_type(CUDNN_ATTR_CONVOLUTION_COMP_TYPE, CUDNN_DATA_FLOAT)
+        .set(CUDNN_ATTR_CONVOLUTION_CONV_MODE, CUDNN_TYPE_CONVOLUTION_MODE, 1, &mode)
+        .integers(CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, {2})
+        .integers(CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, {row.pad_top, row.pad_left})
+        .integers(CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, {row.pad_bottom, row.pad_right})
+        .integers(CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, {row.stride_height, row.stride_width})
+        .integers(CUDNN_ATTR_CONVOLUTION_DILATIONS, {row.dilation_height, row.dilation_width})
+        .finalize("convolution");
+    const PassNames& names = names_of(row.pass);
+    std::vector<Descriptor> operations;
+    operations.emplace_back(names.operation);
+    operations.back()
+        .child(names.image, image)
+        .child(names.filter, filter)
+        .child(names.result, result)
+        .child(names.convolution, convolution)
+        .real(names.alpha, 1.0f)
+        .real(names.beta, row.accumulate != 0 && !widened ? 1.0f : 0.0f)
+        .finalize("operation");
+    return operations;
+  }
+
+  Descriptor finished(const Descriptor& configuration) const {
+    Descriptor plan(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
+    plan.child(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, configuration)
+        .set(CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 1, &handle_)
+        .finalize("execution plan");
+    return plan;
+  }
+
+  // The engine and knobs that the plan names.
+  Descriptor named(const Descriptor& graph, const ConvolutionRow& row, const int64_t* knobs, int64_t budget) const {
+    Descriptor engine(CUDNN_BACKEND_ENGINE_DESCRIPTOR);
+    engine.child(CUDNN_ATTR_ENGINE_OPERATION_GRAPH, graph)
+        .integers(CUDNN_ATTR_ENGINE_GLOBAL_INDEX, {row.engine})
+        .finalize("engine");
+    std::vector<Descriptor> choices;
+    for (int64_t i = 0; i < row.knobs; ++i) {
+      const auto type = static_cast<cudnnBackendKnobType_t>(knobs[2 * i]);
+      choices.emplace_back(CUDNN_BACKEND_KNOB_CHOICE_DESCRIPTOR);
+      choices.back()
+          .set(CUDNN_ATTR_KNOB_CHOICE_KNOB_TYPE, CUDNN_TYPE_KNOB_TYPE, 1, &type)
+          .integers(CUDNN_ATTR_KNOB_CHOICE_KNOB_VALUE, {knobs[2 * i + 1]})
+          .finalize("knob");
+    }
+    Descriptor configuration(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
+    configuration.child(CUDNN_ATTR_ENGINECFG_ENGINE, engine);
+    if (!choices.empty()) configuration.children(CUDNN_ATTR_ENGINECFG_KNOB_CHOICES, choices);
+    configuration.finalize("engine configuration");
+    Descriptor plan = finished(configuration);
+    const int64_t needed = plan_workspace(plan);
+    if (needed > budget)
+      throw Failure("cuDNN engine " + std::to_string(row.engine) + " needs " + std::to_string(needed) +
+                    " bytes of workspace here, the plan has " + std::to_string(budget) +
+                    ": compile again with this cuDNN");
+    return plan;
+  }
+
+  // The first configuration that cuDNN's heuristics offer, that is admitted and whose workspace fits.
+  Descriptor heuristic(const Descriptor& graph, const ConvolutionRow& row, int64_t budget) const {
+    int64_t offered = 0, refused = 0, smallest = INT64_MAX;
+    std::string last;
+    for (const cudnnBackendHeurMode_t mode : {CUDNN_HEUR_MODE_A, CUDNN_HEUR_MODE_FALLBACK}) {
+      Descriptor heuristics(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
+      heuristics.child(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph)
+          .set(CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, 1, &mode);
+      if (cudnnBackendFinalize(heuristics.raw()) != CUDNN_STATUS_SUCCESS) continue;  // nothing known in this mode
+      for (const Descriptor& configuration :
+           heuristics.get_children(CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_BACKEND_ENGINECFG_DESCRIPTOR)) {
+        ++offered;
+        try {
+          const std::vector<Descriptor> engine =
+              configuration.get_children(CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_BACKEND_ENGINE_DESCRIPTOR);
+          if (engine.empty() || !admitted(engine[0], row)) {
+            ++refused;
+            continue;
+          }
+          Descriptor plan = finished(configuration);
+          const int64_t needed = plan_workspace(plan);
+          if (needed <= budget) return plan;
+          smallest = std::min(smallest, needed);
+        } catch (const Failure& failure) {
+          last = failure.what();  // an engine may turn out not to support the graph after all; the next one may
+        }
+      }
+    }
+    std::string text = "cuDNN has no engine for this convolution within the plan: " + std::to_string(offered) +
+                       " offered, " + std::to_string(refused) + " refused for their numerical notes";
+    if (smallest != INT64_MAX)
+      text += ", the smallest workspace is " + std::to_string(smallest) + " bytes of " + std::to_string(budget) +
+              " planned";
+    throw Failure(last.empty() ? text : text + "; " + last);
+  }
+
+  cudnnHandle_t handle_ = nullptr;
+  cudaStream_t stream_ = nullptr;
+  bool stream_set_ = false;
+  std::vector<Prepared> prepared_;
+  std::map<std::vector<int64_t>, int> numbers_;
+};
+
+}  // namespace
+
+std::unique_ptr<Library> open_cudnn() { return std::make_unique<Cudnn>(); }

@@ -1,0 +1,267 @@
+// The C interface (mbc_module.h) over the tables of a plan (program.h). One path serves every network: a launch is a row.
+#include "mbc_module.h"
+
+#include "program.h"
+
+#include <string>
+#include <vector>
+
+namespace {
+
+constexpr int STREAMS = 3;   // compute, to_host, to_device
+constexpr int COMPUTE = 0;
+constexpr int PROGRAMS = 2;
+
+std::string creation_error;
+
+// One launch, ready to go: its row with addresses and the library call behind it.
+struct Launch {
+  const Launcher* launcher;
+  int stream;
+  int prepared;  // number of the library's call
+  const int64_t* integers;
+  int64_t integer_count;
+  const double* reals;
+  std::vector<void*> pointers;
+  const int64_t* waits;
+  int64_t wait_count;
+  cudaEvent_t finished;  // only where another stream waits for this launch
+  const char* name;
+};
+
+class Event {
+ public:
+  Event() { check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreate"); }
+  ~Event() { cudaEventDestroy(event_); }
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+  cudaEvent_t get() const { return event_; }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
+class Program {
+ public:
+  Program(const ProgramTable& table, char* arena, char* host, void* const* streams,
+          const std::vector<std::unique_ptr<Library>>& libraries)
+      : libraries_(libraries) {
+    for (int i = 0; i < STREAMS; ++i) streams_[i] = static_cast<cudaStream_t>(streams[i]);
+    const int64_t* row = table.rows;
+    const double* reals = table.reals;
+    const char* name = table.names;
+    launches_.reserve(static_cast<size_t>(table.launches));
+    for (int64_t i = 0; i < table.launches; ++i) {
+      const int64_t accesses = row[2], integer_count = row[3], real_count = row[4], waits = row[5];
+      const int64_t* offsets = row + ROW_HEADER;
+      Launch launch{&mbc_plan.launchers[row[0]], static_cast<int>(row[1]), 0, offsets + accesses, integer_count, reals,
+                    {}, offsets + accesses + integer_count, waits, nullptr, name};
+      for (int64_t a = 0; a < accesses; ++a)
+        launch.pointers.push_back(offsets[a] >= 0 ? arena + offsets[a] : host - 1 - offsets[a]);
+      if (launch.stream != COMPUTE) other_streams_[launch.stream] = true;
+      for (int64_t w = 0; w < waits; ++w) {
+        Launch& earlier = launches_[static_cast<size_t>(launch.waits[w])];
+        if (earlier.finished != nullptr) continue;
+        events_.push_back(std::make_unique<Event>());
+        earlier.finished = events_.back()->get();
+      }
+      if (launch.launcher->library >= 0) {
+        try {
+          launch.prepared = libraries_[static_cast<size_t>(launch.launcher->library)]->prepare(
+              launch.integers, integer_count, offsets, accesses);
+        } catch (const std::exception& error) {
+          throw Failure(described(i, launch, error));
+        }
+      }
+      launches_.push_back(std::move(launch));
+      row = offsets + accesses + integer_count + waits;
+      reals += real_count;
+      name += std::char_traits<char>::length(name) + 1;
+    }
+  }
+
+  ~Program() {
+    if (executable_ != nullptr) cudaGraphExecDestroy(executable_);
+  }
+
+  // Launch by launch. `careful` waits for each one, so that an error is found where it happens.
+  void enqueue(bool careful) {
+    fork();
+    for (size_t i = 0; i < launches_.size(); ++i) {
+      try {
+        start(launches_[i]);
+        if (careful) check(cudaStreamSynchronize(streams_[launches_[i].stream]), "while it ran");
+      } catch (const std::exception& error) {
+        throw Failure(described(static_cast<int64_t>(i), launches_[i], error));
+      }
+    }
+    join();
+  }
+
+  void wait() const { check(cudaStreamSynchronize(streams_[COMPUTE]), "cudaStreamSynchronize"); }
+
+  void capture() {
+    if (executable_ != nullptr) return;
+    check(cudaStreamBeginCapture(streams_[COMPUTE], cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+    cudaGraph_t graph = nullptr;
+    try {
+      enqueue(false);
+    } catch (...) {
+      cudaStreamEndCapture(streams_[COMPUTE], &graph);  // leaves the streams usable; the first error is the one to tell
+      if (graph != nullptr) cudaGraphDestroy(graph);
+      throw;
+    }
+    check(cudaStreamEndCapture(streams_[COMPUTE], &graph), "cudaStreamEndCapture");
+    const cudaError_t status = cudaGraphInstantiateWithFlags(&executable_, graph, 0);
+    cudaGraphDestroy(graph);
+    check(status, "cudaGraphInstantiate");
+    check(cudaGraphUpload(executable_, streams_[COMPUTE]), "cudaGraphUpload");
+    wait();
+  }
+
+  void replay() {
+    if (executable_ == nullptr) throw Failure("the program was not captured: call mbc_capture first");
+    check(cudaGraphLaunch(executable_, streams_[COMPUTE]), "cudaGraphLaunch");
+  }
+
+ private:
+  static std::string described(int64_t index, const Launch& launch, const std::exception& error) {
+    return "launch " + std::to_string(index) + ", " + launch.name + ": " + error.what();
+  }
+
+  void start(const Launch& launch) {
+    const cudaStream_t stream = streams_[launch.stream];
+    for (int64_t w = 0; w < launch.wait_count; ++w)
+      check(cudaStreamWaitEvent(stream, launches_[static_cast<size_t>(launch.waits[w])].finished, 0),
+            "cudaStreamWaitEvent");
+    const MbcCall call{launch.pointers.data(), launch.integers, launch.reals, stream,
+                       static_cast<int64_t>(launch.pointers.size()), launch.integer_count};
+    const Launcher& launcher = *launch.launcher;
+    if (launcher.library >= 0) {
+      libraries_[static_cast<size_t>(launcher.library)]->run(launch.prepared, call);
+    } else if (launcher.library == MBC_COPY) {
+      check(cudaMemcpyAsync(call.pointers[1], call.pointers[0], static_cast<size_t>(call.integers[0]),
+                            cudaMemcpyDefault, stream),
+            "cudaMemcpyAsync");
+    } else if (const char* text = launcher.launch(call)) {
+      throw Failure(text);
+    }
+    if (launch.finished != nullptr) check(cudaEventRecord(launch.finished, stream), "cudaEventRecord");
+  }
+
+  // The other streams start after what the compute stream holds, and it ends after them. A capture needs both.
+  void fork() {
+    check(cudaEventRecord(forked_.get(), streams_[COMPUTE]), "cudaEventRecord");
+    for (int i = 1; i < STREAMS; ++i)
+      if (other_streams_[i]) check(cudaStreamWaitEvent(streams_[i], forked_.get(), 0), "cudaStreamWaitEvent");
+  }
+
+  void join() {
+    for (int i = 1; i < STREAMS; ++i) {
+      if (!other_streams_[i]) continue;
+      check(cudaEventRecord(joined_[i].get(), streams_[i]), "cudaEventRecord");
+      check(cudaStreamWaitEvent(streams_[COMPUTE], joined_[i].get(), 0), "cudaStreamWaitEvent");
+    }
+  }
+
+  const std::vector<std::unique_ptr<Library>>& libraries_;
+  cudaStream_t streams_[STREAMS] = {};
+  bool other_streams_[STREAMS] = {};
+  std::vector<Launch> launches_;
+  std::vector<std::unique_ptr<Event>> events_;
+  Event forked_;
+  Event joined_[STREAMS];
+  cudaGraphExec_t executable_ = nullptr;
+};
+
+}  // namespace
+
+struct MbcModule {
+  std::vector<std::unique_ptr<Library>> libraries;
+  std::unique_ptr<Program> programs[PROGRAMS];
+  std::string error;
+};
+
+namespace {
+
+// Runs `body`; a failure becomes the text of `error` and the status 1. Nothing may be thrown into C.
+template <typename Body>
+int guarded(std::string& error, Body&& body) {
+  try {
+    body();
+    error.clear();
+    return 0;
+  } catch (const std::exception& failure) {
+    error = failure.what();
+  } catch (...) {
+    error = "unknown failure";
+  }
+  return 1;
+}
+
+Program& program_of(MbcModule* module, int program) {
+  if (program < 0 || program >= PROGRAMS) throw Failure("there is no program " + std::to_string(program));
+  return *module->programs[program];
+}
+
+}  // namespace
+
+int mbc_abi_version() { return MBC_ABI_VERSION; }
+
+size_t mbc_cudnn_version() { return mbc_plan.cudnn_version != nullptr ? mbc_plan.cudnn_version() : 0; }
+
+uint64_t mbc_arena_bytes() { return mbc_plan.arena_bytes; }
+
+uint64_t mbc_host_bytes() { return mbc_plan.host_bytes; }
+
+int mbc_create(void* arena, uint64_t arena_bytes, void* host, uint64_t host_bytes, void* const* streams,
+               MbcModule** module) {
+  *module = nullptr;
+  return guarded(creation_error, [&] {
+    if (arena_bytes < mbc_plan.arena_bytes)
+      throw Failure("the arena has " + std::to_string(arena_bytes) + " bytes, the plan needs " +
+                    std::to_string(mbc_plan.arena_bytes));
+    if (host_bytes < mbc_plan.host_bytes)
+      throw Failure("the host memory has " + std::to_string(host_bytes) + " bytes, the plan needs " +
+                    std::to_string(mbc_plan.host_bytes));
+    if (reinterpret_cast<uintptr_t>(arena) % 256 != 0) throw Failure("the arena is not aligned to 256 bytes");
+    auto made = std::make_unique<MbcModule>();
+    for (int64_t i = 0; i < mbc_plan.library_count; ++i) made->libraries.push_back(mbc_plan.libraries[i]());
+    for (int i = 0; i < PROGRAMS; ++i)
+      made->programs[i] = std::make_unique<Program>(mbc_plan.programs[i], static_cast<char*>(arena),
+                                                    static_cast<char*>(host), streams, made->libraries);
+    *module = made.release();
+  });
+}
+
+int mbc_warm(MbcModule* module) {
+  return guarded(module->error, [&] {
+    for (auto& program : module->programs) {
+      program->enqueue(true);
+      program->wait();
+    }
+  });
+}
+
+int mbc_capture(MbcModule* module) {
+  return guarded(module->error, [&] {
+    for (auto& program : module->programs) program->capture();
+  });
+}
+
+int mbc_run(MbcModule* module, int program) {
+  return guarded(module->error, [&] { program_of(module, program).replay(); });
+}
+
+int mbc_run_eager(MbcModule* module, int program) {
+  return guarded(module->error, [&] {
+    program_of(module, program).enqueue(true);
+    program_of(module, program).wait();
+  });
+}
+
+const char* mbc_last_error(MbcModule* module) {
+  return module != nullptr ? module->error.c_str() : creation_error.c_str();
+}
+
+void mbc_destroy(MbcModule* module) { delete module; }
