@@ -1,0 +1,289 @@
+"""A profile as an SQLite file: one row a candidate, a request's rows written together or not at all."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import astuple, fields
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from mbc.device.profile import Identity, Measurement, Overhead, Profile, signature
+from mbc.errors import MbcError
+from mbc.ir.types import Layout
+from mbc.kernels.base import Request
+
+APPLICATION_ID = 0x6D626370  # "mbcp", in the header of the file
+SCHEMA_VERSION = 1
+WAIT_S = 5.0  # for another process that holds the file
+
+_SCHEMA = """
+CREATE TABLE identity (key TEXT PRIMARY KEY, value NOT NULL) WITHOUT ROWID;
+CREATE TABLE request (id INTEGER PRIMARY KEY, signature TEXT NOT NULL UNIQUE, row_count INTEGER NOT NULL);
+CREATE TABLE candidate (
+  request INTEGER NOT NULL REFERENCES request(id),
+  provider TEXT NOT NULL,
+  name TEXT NOT NULL,
+  settings TEXT NOT NULL,       -- JSON, [[name, value], ...]
+  layouts TEXT NOT NULL,        -- of inputs and outputs, comma separated
+  workspace_bytes INTEGER NOT NULL,
+  time_us REAL NOT NULL,        -- median
+  spread_us REAL NOT NULL,      -- between the quartiles
+  deterministic INTEGER NOT NULL,
+  accumulates INTEGER NOT NULL,
+  notes TEXT NOT NULL,          -- numerical and behaviour notes, comma separated
+  error REAL NOT NULL,          -- normalised L2 against the reference, negative when unknown
+  refused TEXT NOT NULL,        -- why it must not be used, empty when it may
+  PRIMARY KEY (request, provider, name, settings, layouts)
+) WITHOUT ROWID;
+CREATE TABLE overhead (what TEXT NOT NULL, subject TEXT NOT NULL, size_bytes INTEGER NOT NULL,
+  PRIMARY KEY (what, subject)) WITHOUT ROWID;
+"""
+_COLUMNS = (
+    "provider, name, settings, layouts, workspace_bytes, time_us, spread_us, deterministic, accumulates, notes, "
+    "error, refused"
+)
+
+
+@contextmanager
+def _explained(path: Path) -> Generator[None, None, None]:
+    """Turn what SQLite says into what a user can act on."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        name: str = getattr(error, "sqlite_errorname", "")
+        if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+            raise MbcError(
+                "MBC074",
+                f"the profile '{path}' is in use by another process",
+                "wait until it has finished measuring",
+            ) from error
+        if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_FULL", "SQLITE_IOERR")):
+            raise MbcError(
+                "MBC072",
+                f"the profile '{path}' cannot be opened or written: {error}",
+                "check the path, its permissions and the free space",
+            ) from error
+        raise MbcError(
+            "MBC073", f"'{path}' is not a profile of mbc, or is damaged: {error}", "delete it and measure again"
+        ) from error
+
+
+def _check(connection: sqlite3.Connection, path: Path) -> None:
+    application = connection.execute("PRAGMA application_id").fetchone()[0]
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if application != APPLICATION_ID:
+        raise MbcError(
+            "MBC073", f"'{path}' is not a profile of mbc, or is damaged: it is another database", "name a profile"
+        )
+    if version != SCHEMA_VERSION:
+        raise MbcError(
+            "MBC075",
+            f"the profile '{path}' has schema version {version}, this mbc reads version {SCHEMA_VERSION}",
+            "measure again, or use the mbc that wrote it",
+        )
+
+
+def _identity(connection: sqlite3.Connection, path: Path) -> Identity:
+    values: dict[str, Any] = dict(connection.execute("SELECT key, value FROM identity"))
+    names = {f.name for f in fields(Identity)}
+    if set(values) != names:
+        raise MbcError(
+            "MBC073", f"'{path}' is not a profile of mbc, or is damaged: identity", "delete it and measure again"
+        )
+    return Identity(**values)
+
+
+def _measurement(row: tuple[Any, ...]) -> Measurement:
+    provider, name, settings, layouts, workspace, time_us, spread_us, fixed, adds, notes, error, refused = row
+    return Measurement(
+        provider,
+        name,
+        tuple((str(key), int(value)) for key, value in json.loads(settings)),
+        tuple(Layout(layout) for layout in layouts.split(",")),
+        workspace,
+        time_us,
+        spread_us,
+        bool(fixed),
+        bool(adds),
+        tuple(notes.split(",")) if notes else (),
+        error,
+        refused,
+    )
+
+
+def _row(m: Measurement) -> tuple[Any, ...]:
+    return (
+        m.provider,
+        m.name,
+        json.dumps(m.settings, separators=(",", ":")),
+        ",".join(m.layouts),
+        m.workspace_bytes,
+        m.time_us,
+        m.spread_us,
+        m.deterministic,
+        m.accumulates,
+        ",".join(m.notes),
+        m.error,
+        m.refused,
+    )
+
+
+def read_profile(path: Path) -> Profile:
+    """The whole profile. MBC072 unreadable, MBC073 damaged or no profile, MBC074 in use, MBC075 another schema."""
+    uri = f"{path.absolute().as_uri()}?mode=ro"
+    with _explained(path), closing(sqlite3.connect(uri, uri=True, timeout=WAIT_S)) as connection:
+        _check(connection, path)
+        identity = _identity(connection, path)
+        measurements: dict[str, list[Measurement]] = {}
+        query = f"SELECT signature, {_COLUMNS} FROM candidate JOIN request ON request = id ORDER BY id"
+        try:
+            for key, *row in connection.execute(query):
+                measurements.setdefault(key, []).append(_measurement(tuple(row)))
+            overheads = tuple(
+                Overhead(*row) for row in connection.execute("SELECT what, subject, size_bytes FROM overhead")
+            )
+        except (ValueError, TypeError) as error:
+            raise MbcError(
+                "MBC073", f"'{path}' is not a profile of mbc, or is damaged: {error}", "delete it and measure again"
+            ) from error
+    return Profile(identity, {key: tuple(found) for key, found in measurements.items()}, overheads, str(path))
+
+
+class ProfileWriter:
+    """Adds to a profile, making it when there is none. Use as a context manager: closing leaves one single file.
+
+    Raises MBC076 when the file is of another GPU or another cuDNN, and what `read_profile` raises.
+    """
+
+    def __init__(self, path: Path, identity: Identity) -> None:
+        self.path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise MbcError(
+                "MBC072", f"the profile '{path}' cannot be opened or written: {error}", "choose another folder"
+            ) from error
+        with _explained(path):
+            self._connection = sqlite3.connect(path, timeout=WAIT_S, isolation_level=None)
+            try:
+                self._open(identity)
+            except BaseException:
+                self._connection.close()
+                raise
+
+    def _open(self, identity: Identity) -> None:
+        # Readers are never kept waiting while measurements trickle in; `close` folds the log into the file.
+        self._connection.execute("PRAGMA journal_mode = WAL")
+        with self._transaction():
+            empty = not self._connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+            if empty:
+                for statement in _SCHEMA.split(";"):
+                    self._connection.execute(statement)
+                pairs = ((f.name, getattr(identity, f.name)) for f in fields(identity))
+                self._connection.executemany("INSERT INTO identity VALUES (?, ?)", pairs)
+                self._connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                self._connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        _check(self._connection, self.path)
+        found = _identity(self._connection, self.path)
+        same = (found.gpu, found.multiprocessors, found.cudnn) == (
+            identity.gpu,
+            identity.multiprocessors,
+            identity.cudnn,
+        )
+        if not same:
+            raise MbcError(
+                "MBC076",
+                f"the profile '{self.path}' was measured on {found.gpu} ({found.multiprocessors} multiprocessors) with "
+                f"cuDNN {found.cudnn}, this is {identity.gpu} ({identity.multiprocessors}) with cuDNN {identity.cudnn}",
+                "write to another file: times of two machines are never mixed",
+            )
+
+    @contextmanager
+    def _transaction(self) -> Generator[None, None, None]:
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._connection.execute("ROLLBACK")
+            raise
+        self._connection.execute("COMMIT")
+
+    def known(self) -> frozenset[str]:
+        """Signatures of the requests that have been measured: what a resumed run leaves out."""
+        with _explained(self.path):
+            return frozenset(row[0] for row in self._connection.execute("SELECT signature FROM request"))
+
+    def record(self, request: Request, measurements: Iterable[Measurement]) -> None:
+        """Replace everything known of `request`."""
+        self.record_signature(signature(request), request.inputs[0].shape[0], measurements)
+
+    def record_signature(self, key: str, rows: int, measurements: Iterable[Measurement]) -> None:
+        with _explained(self.path), self._transaction():
+            connection = self._connection
+            connection.execute(
+                "INSERT INTO request (signature, row_count) VALUES (?, ?) ON CONFLICT DO NOTHING", (key, rows)
+            )
+            identity = connection.execute("SELECT id FROM request WHERE signature = ?", (key,)).fetchone()[0]
+            connection.execute("DELETE FROM candidate WHERE request = ?", (identity,))
+            places = ", ".join("?" * 13)
+            connection.executemany(
+                f"INSERT OR REPLACE INTO candidate (request, {_COLUMNS}) VALUES ({places})",
+                ((identity, *_row(m)) for m in measurements),
+            )
+
+    def record_overhead(self, overhead: Overhead) -> None:
+        with _explained(self.path), self._transaction():
+            self._connection.execute("INSERT OR REPLACE INTO overhead VALUES (?, ?, ?)", astuple(overhead))
+
+    def close(self) -> None:
+        with _explained(self.path):
+            try:
+                self._connection.execute("PRAGMA journal_mode = DELETE")
+            finally:
+                self._connection.close()
+
+    def __enter__(self) -> ProfileWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def ship(profile: Profile, path: Path) -> int:
+    """Write to a new file what a planner can use: of each request and layouts, the candidates that no other beats in
+    both time and workspace (deterministic ones among themselves). Returns how many candidates were kept."""
+    kept = 0
+    path.unlink(missing_ok=True)
+    with ProfileWriter(path, profile.identity) as writer:
+        for key, found in sorted(profile.measurements.items()):
+            front = _front(found)
+            kept += len(front)
+            if front:
+                writer.record_signature(key, _rows(key), front)
+        for overhead in profile.overheads:
+            writer.record_overhead(overhead)
+    return kept
+
+
+def _rows(key: str) -> int:
+    shape: Mapping[str, Any] = json.loads(key)
+    return int(shape["inputs"][0].split("[")[1].split(",")[0].rstrip("]"))
+
+
+def _front(found: tuple[Measurement, ...]) -> list[Measurement]:
+    usable = sorted((m for m in found if not m.refused), key=lambda m: (m.time_us, m.workspace_bytes, m.settings))
+    kept: list[Measurement] = []
+    for m in usable:
+        better = (
+            k for k in kept
+            if k.layouts == m.layouts and k.workspace_bytes <= m.workspace_bytes and k.deterministic >= m.deterministic
+        )  # fmt: skip
+        if next(better, None) is None:
+            kept.append(m)
+    return kept

@@ -1,0 +1,227 @@
+"""Profiles: what is written is read again, and every way a file can be wrong has its message."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mbc.device.profile import Identity, Measurement, Overhead, Profile, file_name, find_profile, signature, user_path
+from mbc.device.profile_file import ProfileWriter, read_profile, ship
+from mbc.device.spec import DeviceSpec, find_spec
+from mbc.errors import MbcError
+from mbc.ir.types import DType, Layout, Precision, TensorType
+from mbc.kernels.base import Request
+from mbc.ops.convolution import Convolution
+
+GPU = find_spec("h200")
+IDENTITY = Identity(GPU.name, GPU.architecture, GPU.multiprocessors, "580.1", 91900, "2026-11-21", 1980, 3201)
+FIRST, LAST = Layout.CHANNELS_FIRST, Layout.CHANNELS_LAST
+
+
+def request(rows: int = 8) -> Request:
+    image = TensorType((rows, 4, 8, 8), DType.FP32)
+    weight = TensorType((4, 4, 3, 3), DType.FP32)
+    attributes = Convolution((8, 8), (3, 3), (1, 1), (1, 1, 1, 1))
+    return Request("convolution", attributes, (image, weight), (image,), Precision.FP32)
+
+
+def measurement(engine: int, time_us: float, workspace_bytes: int = 0, layout: Layout = FIRST) -> Measurement:
+    settings = (("engine", engine), ("knob2", 1))
+    return Measurement(
+        "cudnn", "convolution", settings, (layout,) * 3, workspace_bytes, time_us, 0.1, True, False, ("FFT",), 1e-7
+    )
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A profile with one request, two usable candidates and a refused one."""
+    path = tmp_path / "folder" / "p.sqlite"
+    refused = replace(measurement(9, 0.0), refused="wrong result")
+    with ProfileWriter(path, IDENTITY) as writer:
+        writer.record(request(), [measurement(1, 20.0), measurement(2, 10.0, 4096), refused])
+        writer.record_overhead(Overhead("context", "", 100))
+        writer.record_overhead(Overhead("step", "digits", 300))
+    return path
+
+
+def code(path: Path) -> str:
+    with pytest.raises(MbcError) as caught:
+        read_profile(path)
+    assert str(path) in str(caught.value)
+    assert caught.value.remedy
+    return caught.value.code
+
+
+def test_what_is_written_is_read(path: Path) -> None:
+    profile = read_profile(path)
+    assert profile.identity == IDENTITY
+    assert profile.cudnn == 91900
+    assert profile.overhead_bytes == 300
+    assert [c.time_us for c in profile.candidates(request())] == [10.0, 20.0]
+    best = profile.candidates(request())[0]
+    assert best == measurement(2, 10.0, 4096).candidate()
+    assert best.measured
+    assert profile.candidates(request(rows=16)) == ()
+    assert [m.refused for m in profile.measurements[signature(request())]].count("wrong result") == 1
+
+
+def test_nothing_but_the_file_is_left(path: Path) -> None:
+    assert [p.name for p in path.parent.iterdir()] == ["p.sqlite"]
+
+
+def test_a_request_is_replaced_as_a_whole(path: Path) -> None:
+    with ProfileWriter(path, replace(IDENTITY, driver="590", date="2027-01-01")) as writer:
+        assert writer.known() == {signature(request())}
+        writer.record(request(), [measurement(3, 5.0)])
+        writer.record(request(rows=2), [])
+        assert len(writer.known()) == 2
+    assert [c.settings[0] for c in read_profile(path).candidates(request())] == [("engine", 3)]
+
+
+def test_what_fails_while_recording_changes_nothing(path: Path) -> None:
+    def broken() -> object:
+        yield measurement(7, 1.0)
+        raise RuntimeError("lost the GPU")
+
+    with ProfileWriter(path, IDENTITY) as writer, pytest.raises(RuntimeError):
+        writer.record(request(), broken())  # type: ignore[arg-type]
+    assert len(read_profile(path).candidates(request())) == 2
+
+
+def test_signatures_tell_requests_apart() -> None:
+    base = request()
+    assert signature(base) == signature(request())
+    others = [
+        request(rows=9),
+        replace(base, kind="convolution_backward_data"),
+        replace(base, precision=Precision.TF32),
+        replace(base, attributes=replace(base.attributes, stride=(2, 2))),
+    ]
+    assert len({signature(r) for r in (base, *others)}) == 5
+
+
+def test_shipping_keeps_what_no_other_candidate_beats(path: Path, tmp_path: Path) -> None:
+    with ProfileWriter(path, IDENTITY) as writer:
+        slow_and_large, other_layout = measurement(4, 30.0, 8192), measurement(5, 40.0, 0, LAST)
+        loose = replace(measurement(6, 1.0), deterministic=False)
+        found = [measurement(1, 20.0), measurement(2, 10.0, 4096), slow_and_large, other_layout, loose]
+        writer.record(request(), found)
+    target = tmp_path / "shipped.sqlite"
+    assert ship(read_profile(path), target) == 4
+    engines = {dict(c.settings)["engine"] for c in read_profile(target).candidates(request())}
+    assert engines == {1, 2, 5, 6}
+    assert read_profile(target).overhead_bytes == 300
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    assert code(tmp_path / "none.sqlite") == "MBC072"
+
+
+def test_unwritable_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(MbcError, match="cannot be opened or written") as caught:
+        ProfileWriter(tmp_path / "file" / "p.sqlite", IDENTITY)
+    assert caught.value.code == "MBC072"
+
+
+@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root may write anywhere")
+def test_read_only_file(path: Path) -> None:
+    path.chmod(0o444)
+    with pytest.raises(MbcError) as caught, ProfileWriter(path, IDENTITY) as writer:
+        writer.record(request(), [])
+    assert caught.value.code == "MBC072"
+
+
+def test_not_a_database(tmp_path: Path) -> None:
+    path = tmp_path / "p.sqlite"
+    path.write_bytes(b"not a database at all" * 100)
+    assert code(path) == "MBC073"
+
+
+def test_another_database(tmp_path: Path) -> None:
+    path = tmp_path / "p.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE t (x)")
+    connection.close()
+    assert code(path) == "MBC073"
+
+
+def test_damaged_file(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[4096:] = b"\xa5" * (len(data) - 4096)
+    path.write_bytes(data)
+    assert code(path) == "MBC073"
+
+
+def test_cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:5000])
+    assert code(path) == "MBC073"
+
+
+def test_values_that_make_no_sense(path: Path) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE candidate SET layouts = 'sideways'")
+    connection.close()
+    assert code(path) == "MBC073"
+
+
+def test_locked_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mbc.device.profile_file.WAIT_S", 0.01)
+    holder = sqlite3.connect(path, isolation_level=None)
+    holder.execute("BEGIN EXCLUSIVE")
+    try:
+        assert code(path) == "MBC074"
+    finally:
+        holder.close()
+
+
+def test_another_schema(path: Path) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    assert code(path) == "MBC075"
+
+
+@pytest.mark.parametrize("change", [{"gpu": "Another GPU"}, {"multiprocessors": 66}, {"cudnn": 92800}])
+def test_times_of_two_machines_are_never_mixed(path: Path, change: dict[str, object]) -> None:
+    with pytest.raises(MbcError, match="never mixed") as caught:
+        ProfileWriter(path, replace(IDENTITY, **change))  # type: ignore[arg-type]
+    assert caught.value.code == "MBC076"
+
+
+def _find(device: DeviceSpec, path: str | None = None) -> Profile | None:
+    return find_profile(device, path)
+
+
+def test_a_named_profile_must_be_of_the_gpu(path: Path) -> None:
+    assert _find(GPU, str(path)) is not None
+    with pytest.raises(MbcError, match="was measured on NVIDIA H200, the plan is for Tesla T4") as caught:
+        _find(find_spec("t4"), str(path))
+    assert caught.value.code == "MBC076"
+
+
+def test_the_users_profile_comes_before_the_shipped_one(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.setattr("mbc.device.profile.SHIPPED", tmp_path / "shipped")
+    assert _find(GPU) is None
+    (tmp_path / "shipped").mkdir()
+    shipped = tmp_path / "shipped" / file_name(GPU.name)
+    shipped.write_bytes(path.read_bytes())
+    found = _find(GPU)
+    assert found is not None and found.source == str(shipped)
+    own = user_path(GPU.name)
+    own.parent.mkdir(parents=True)
+    own.write_bytes(path.read_bytes())
+    found = _find(GPU)
+    assert found is not None and found.source == str(own)
+
+
+def test_file_names() -> None:
+    assert file_name("NVIDIA H200") == "h200.sqlite"
+    assert file_name("NVIDIA A100-SXM4-80GB") == "a100-sxm4-80gb.sqlite"
