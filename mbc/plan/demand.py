@@ -1,0 +1,163 @@
+"""What the graph of a plan demands of the launch that runs an operation, or a fused group. For the verifier only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from mbc.errors import MbcError
+from mbc.ir.graph import Operation, TrainingGraph, Value
+from mbc.ir.types import DType, Layout, layout_matters
+from mbc.ops.base import OpKind
+from mbc.plan.model import Rows
+
+# Types that hold every number of another one, so that a buffer of the wider type can hold a value of the narrower.
+_WIDER = {
+    DType.FP32: (DType.FP64,),
+    DType.BF16: (DType.FP32, DType.FP64),
+    DType.FP16: (DType.FP32, DType.FP64),
+}
+
+
+def can_hold(buffer: DType, value: DType) -> bool:
+    """Whether a buffer of one type holds a value of another without loss."""
+    return buffer is value or buffer in _WIDER.get(value, ())
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """One operand of a launch. `root` is the value whose bytes hold it: its own, or the one that it is a view of.
+
+    `canonical`: it is read through a view, so its bytes must lie as the shape of the root reads.
+    `sums`: an output that is a sum over rows, so a launch over some rows gives a part of it.
+    """
+
+    name: str
+    root: str
+    dtype: DType
+    per_sample: bool
+    canonical: bool = False
+    sums: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What one launch must access. `rows` is what the operation runs over in all.
+
+    `in_place` and `updates` are (output, input) pairs: positions in `outputs` and `inputs`.
+    """
+
+    inputs: tuple[Operand, ...]
+    outputs: tuple[Operand, ...]
+    rows: Rows
+    divisible: bool
+    fused: bool
+    in_place: frozenset[tuple[int, int]]
+    updates: frozenset[tuple[int, int]]
+
+
+class Demands:
+    """The demands of one list of operations (`graph.train` or `graph.infer`)."""
+
+    def __init__(self, graph: TrainingGraph, operations: Sequence[Operation], kinds: Mapping[str, OpKind]) -> None:
+        self._graph = graph
+        self._kinds = kinds
+        self._operations = {op.name: op for op in operations}
+        self._roots: dict[str, str] = {}
+        self._known: dict[tuple[str, ...], Demand] = {}
+        for op in operations:
+            if op.kind not in kinds:
+                raise MbcError(
+                    "MBC123",
+                    f"operation '{op.name}' is of the unknown kind '{op.kind}'",
+                    "verify the plan with the version of mbc that made it",
+                )
+            if kinds[op.kind].view:
+                self._roots[op.outputs[0]] = self.root(op.inputs[0])
+
+    def root(self, value: str) -> str:
+        """The value whose bytes hold `value`."""
+        return self._roots.get(value, value)
+
+    def is_view(self, value: str) -> bool:
+        return value in self._roots
+
+    def launched(self) -> list[Operation]:
+        """The operations that a launch must run."""
+        return [op for op in self._operations.values() if not self._kinds[op.kind].view]
+
+    def updates_state(self, name: str) -> bool:
+        """Whether running the operation twice would change a state twice."""
+        return bool(self._kinds[self._operations[name].kind].updates)
+
+    def of(self, names: tuple[str, ...], place: str) -> Demand:
+        """The demand on a launch of these operations; `place` is what a message calls the launch."""
+        known = self._known.get(names)
+        if known is None:
+            for name in names:
+                if name not in self._operations:
+                    raise MbcError("MBC123", f"{place}: this program has no operation '{name}'")
+                if self._kinds[self._operations[name].kind].view:
+                    raise MbcError("MBC123", f"{place}: '{name}' is a view, which no launch runs")
+            known = self._known[names] = self._make([self._operations[name] for name in names])
+        return known
+
+    def _make(self, group: list[Operation]) -> Demand:
+        inputs: list[Operand] = []
+        outputs: list[Operand] = []
+        in_place: set[tuple[int, int]] = set()
+        updates: set[tuple[int, int]] = set()
+        inside = {output for op in group for output in op.outputs}
+        for op in group:
+            kind = self._kinds[op.kind]
+            position: dict[int, int] = {}
+            for i, name in enumerate(op.inputs):
+                if len(group) > 1 and (self.root(name) in inside or any(name == known.name for known in inputs)):
+                    continue  # a fused group reads what comes from outside, once
+                position[i] = len(inputs)
+                inputs.append(self._operand(name))
+            first_output = len(outputs)
+            outputs += [self._operand(name, kind.accumulates) for name in op.outputs]
+            # Optional operands (the momentum of sgd) may be missing.
+            in_place |= {
+                (first_output + o, position[i]) for o, i in kind.in_place if i in position and o < len(op.outputs)
+            }
+            updates |= {
+                (first_output + o, position[i]) for o, i in kind.updates if i in position and o < len(op.outputs)
+            }
+        batched = any(operand.per_sample for operand in (*inputs, *outputs))
+        if not batched:  # nothing to sum over
+            outputs = [replace(operand, sums=False) for operand in outputs]
+        return Demand(
+            tuple(inputs),
+            tuple(outputs),
+            Rows(0, self._graph.batch) if batched else Rows(0, 1),
+            batched and all(self._kinds[op.kind].divisible for op in group),
+            len(group) > 1,
+            frozenset(in_place),
+            frozenset(updates),
+        )
+
+    def _operand(self, name: str, sums: bool = False) -> Operand:
+        value = self._graph.values[name]
+        root = self.root(name)
+        return Operand(name, root, value.type.dtype, value.per_sample, root != name, sums and not value.per_sample)
+
+
+def whole_rows(graph: TrainingGraph, value: Value) -> Rows:
+    """All rows of a value."""
+    return Rows(0, graph.batch) if value.per_sample else Rows(0, 1)
+
+
+def is_canonical(layout: Layout, shape: tuple[int, ...]) -> bool:
+    """Whether bytes in this layout lie as the shape reads."""
+    return layout is Layout.CHANNELS_FIRST or not layout_matters(shape)
+
+
+def first_versions(graph: TrainingGraph) -> tuple[str, ...]:
+    """The states as they are before a step: what outlives it and no operation makes."""
+    made = {output for op in (*graph.train, *graph.infer) for output in op.outputs}
+    names = dict.fromkeys(state.value for state in graph.states)
+    names |= dict.fromkeys(old for old, _ in graph.updates)
+    names |= dict.fromkeys(name for name, value in graph.values.items() if value.role.persistent and name not in made)
+    return tuple(names)

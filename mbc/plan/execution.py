@@ -1,0 +1,365 @@
+"""Symbolic execution of one program of a plan: which value every byte holds, and who may touch it when.
+
+Launches are gone through in order. One that comes before another in the *happens-before* order (same stream, or a
+chain of waits) is over when the other starts; any other pair may run at the same time, so two such launches must not
+touch the same byte unless both only read. Given that, what the launches do in order is what they do in any schedule.
+The end of a program is taken to wait for every stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from mbc.errors import MbcError
+from mbc.plan.demand import Demand, Demands, Operand, is_canonical
+from mbc.plan.model import Access, Buffer, Copy, Kernel, Launch, Mode, Plan, Program, Rows, Space, Stream
+from mbc.plan.occupancy import NOBODY, Occupancy, RowSet, Segment
+
+_STREAM_INDEX = {stream: i for i, stream in enumerate(Stream)}
+_REMEDY = "this plan would compute something else than its network: report it with the plan file, and compile again"
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """The bytes of an access."""
+
+    space: Space
+    start: int
+    stop: int
+
+    def meets(self, other: _Span) -> bool:
+        return self.space is other.space and self.start < other.stop and other.start < self.stop
+
+
+@dataclass
+class Execution:
+    """One program being executed. `run` raises MbcError (MBC122 to MBC130, MBC132) where it goes wrong."""
+
+    plan: Plan
+    program: Program
+    title: str  # train | infer
+    demands: Demands
+    _spaces: Mapping[Space, Occupancy] = field(default_factory=lambda: {space: Occupancy() for space in Space})
+    # What each launch leaves finished when it is over: for each stream, the latest launch known to be.
+    _after: list[tuple[int, ...]] = field(default_factory=list)
+    _latest: list[int] = field(default_factory=lambda: [-1] * len(_STREAM_INDEX))
+    _written: dict[int, RowSet] = field(default_factory=dict)
+    _executed: dict[str, RowSet] = field(default_factory=dict)
+    _before: tuple[int, ...] = NOBODY
+
+    def run(self) -> None:
+        """Execute all launches, then check that every operation ran and that the exit buffers hold their values."""
+        waits = self._sorted_waits()
+        for buffer in self.program.entry:
+            self._enter(buffer)
+        for index, launch in enumerate(self.program.launches):
+            stream = _STREAM_INDEX[launch.stream]
+            before = NOBODY if self._latest[stream] < 0 else self._after[self._latest[stream]]
+            for earlier in waits.get(index, ()):
+                before = tuple(map(max, before, self._after[earlier]))
+            self._before = before
+            self._execute(index, launch)
+            self._after.append((*before[:stream], index, *before[stream + 1 :]))
+            self._latest[stream] = index
+        for op in self.demands.launched():
+            rows = self.demands.of((op.name,), self.title).rows
+            done = self._executed.get(op.name, RowSet())
+            if not done.is_exactly(rows.start, rows.stop):
+                self._fail("MBC127", f"{self.title}: '{op.name}' runs for rows {done} of {rows.start}..{rows.stop}")
+        self._leave()
+
+    # Entry, exit and waits
+
+    def _sorted_waits(self) -> dict[int, list[int]]:
+        launches = self.program.launches
+        waits: dict[int, list[int]] = {}
+        for earlier, later in self.program.waits:
+            if not 0 <= earlier < later < len(launches):
+                self._fail("MBC130", f"{self.title}: launch {later} waits for launch {earlier}, which is not before it")
+            if launches[earlier].stream is launches[later].stream:
+                self._fail("MBC130", f"{self.title}: launch {later} waits for launch {earlier} of its own stream")
+            waits.setdefault(later, []).append(earlier)
+        return waits
+
+    def _enter(self, index: int) -> None:
+        buffer = self.plan.buffers[index]
+        assert buffer.value is not None  # checked with the interface of the programs
+        span = self._span(Access(index, buffer.rows, Mode.WRITE))
+        occupancy = self._spaces[span.space]
+        for other in occupancy.within(span.start, span.stop):
+            self._fail(
+                "MBC122", f"{self.title}: {self._name(index)} and {self._name(other.buffer)} share bytes at the entry"
+            )
+        occupancy.replace(Segment(span.start, span.stop, index, -1, 0, None))
+        self._written[index] = RowSet().united(buffer.rows)
+
+    def _leave(self) -> None:
+        for index in self.program.exit:
+            span = self._span(Access(index, self.plan.buffers[index].rows, Mode.READ))
+            place = f"at the end of {self.title}"
+            for segment in self._found(index, span, place, "MBC129"):
+                self._check_sum(segment, place)
+
+    # One launch
+
+    def _execute(self, index: int, launch: Launch) -> None:
+        place = f"launch {index} of {self.title}" + (f" ({', '.join(launch.operations)})" if launch.operations else "")
+        for access in launch.accesses:
+            rows = self.plan.buffers[access.buffer].rows
+            if not rows.start <= access.rows.start < access.rows.stop <= rows.stop:
+                self._fail(
+                    "MBC123",
+                    f"{place}: rows {access.rows.start}..{access.rows.stop} are not in {self._name(access.buffer)}",
+                )
+            if self.plan.buffers[access.buffer].space is not Space.ARENA and isinstance(launch.work, Kernel):
+                self._fail("MBC123", f"{place}: a kernel touches {self._name(access.buffer)} outside the arena")
+        if launch.operations:
+            self._execute_operations(index, launch, place)
+        else:
+            self._execute_transfer(index, launch, place)
+
+    def _execute_operations(self, index: int, launch: Launch, place: str) -> None:
+        if isinstance(launch.work, Copy):
+            self._fail("MBC123", f"{place}: a copy runs no operation")
+        demand = self.demands.of(launch.operations, place)
+        reads, writes, workspace = self._assign(demand, launch, place)
+        rows = self._rows(demand, reads, writes, place)
+        spans = [self._span(access) for _, access in reads]
+        for (operand, access), span in zip(reads, spans, strict=True):
+            self._check_operand(operand, access, place)
+            self._read(index, launch.stream, access, span, place)
+        for position, (operand, access) in enumerate(writes):
+            self._check_operand(operand, access, place)
+            allowed = self._check_alias(demand, position, access, reads, place)
+            self._check_apart(position, allowed, [a for _, a in reads], [a for _, a in writes], spans, place)
+            if access.mode is Mode.ACCUMULATE:
+                self._accumulate(index, launch.stream, access, rows, place)
+            else:
+                self._write(index, launch.stream, access, rows if operand.sums else None, place)
+        if workspace is not None:
+            span = self._span(workspace)
+            others = [*spans, *(self._span(access) for _, access in writes)]
+            if any(span.meets(other) for other in others):
+                self._fail("MBC132", f"{place}: its workspace shares bytes with one of its operands")
+            self._overwrite(index, launch.stream, workspace, None, place)
+        self._count(launch, demand, rows, place)
+
+    def _execute_transfer(self, index: int, launch: Launch, place: str) -> None:
+        """A conversion or a copy: one buffer of a value becomes another buffer of the same value."""
+        if [access.mode for access in launch.accesses] != [Mode.READ, Mode.WRITE]:
+            self._fail("MBC123", f"{place}: a conversion or copy reads one buffer and writes one buffer")
+        source, target = launch.accesses
+        old, new = self.plan.buffers[source.buffer], self.plan.buffers[target.buffer]
+        if old.value is None or old.value != new.value or source.rows != target.rows:
+            self._fail("MBC123", f"{place}: it must carry the same rows of one value from a buffer to another")
+        if isinstance(launch.work, Copy):
+            if (old.layout, old.dtype) != (new.layout, new.dtype):
+                self._fail("MBC123", f"{place}: a copy changes neither layout nor type")
+        elif (launch.work.provider, launch.work.name) != ("mbc", "convert"):
+            self._fail("MBC123", f"{place}: '{launch.work.provider}/{launch.work.name}' runs no operation")
+        if new.alias is not None:
+            self._fail("MBC128", f"{place}: a conversion or copy cannot work in place")
+        span = self._span(source)
+        if span.meets(self._span(target)):
+            self._fail("MBC132", f"{place}: what it reads and what it writes share bytes")
+        self._read(index, launch.stream, source, span, place)
+        self._write(index, launch.stream, target, None, place)
+
+    def _assign(
+        self, demand: Demand, launch: Launch, place: str
+    ) -> tuple[list[tuple[Operand, Access]], list[tuple[Operand, Access]], Access | None]:
+        """Which access is which operand: inputs in order, outputs in order, then workspace."""
+        accesses = list(launch.accesses)
+        workspace = None
+        if accesses and self.plan.buffers[accesses[-1].buffer].value is None:
+            workspace = accesses.pop()
+            if workspace.mode is not Mode.WRITE or workspace.rows != self.plan.buffers[workspace.buffer].rows:
+                self._fail("MBC123", f"{place}: workspace is written as a whole")
+        reads, writes = accesses[: len(demand.inputs)], accesses[len(demand.inputs) :]
+        outputs = demand.outputs
+        if demand.fused:  # what stays inside the fused kernel has no access
+            present = {self.plan.buffers[access.buffer].value for access in writes}
+            outputs = tuple(operand for operand in outputs if operand.root in present)
+        if len(reads) != len(demand.inputs) or len(writes) != len(outputs):
+            expected = f"{len(demand.inputs)} inputs and {len(outputs)} outputs"
+            self._fail("MBC123", f"{place}: it has {len(accesses)} accesses beside workspace instead of {expected}")
+        return list(zip(demand.inputs, reads, strict=True)), list(zip(outputs, writes, strict=True)), workspace
+
+    def _rows(
+        self,
+        demand: Demand,
+        reads: list[tuple[Operand, Access]],
+        writes: list[tuple[Operand, Access]],
+        place: str,
+    ) -> Rows:
+        """The rows that the launch runs over, the same in every per-sample access."""
+        found = {access.rows for operand, access in (*reads, *writes) if operand.per_sample} or {demand.rows}
+        if len(found) > 1:
+            self._fail("MBC123", f"{place}: its operands are of different rows")
+        rows = found.pop()
+        if rows != demand.rows and not (
+            demand.divisible and all(operand.per_sample or operand.sums for operand, _ in writes)
+        ):
+            self._fail("MBC123", f"{place}: it cannot be divided, but runs over rows {rows.start}..{rows.stop} only")
+        for operand, access in (*reads, *writes):
+            if not operand.per_sample and access.rows != Rows(0, 1):
+                self._fail("MBC123", f"{place}: '{operand.name}' is not per sample, its rows are 0..1")
+        for _, access in reads:
+            if access.mode is not Mode.READ:
+                self._fail("MBC123", f"{place}: it may only read its input in {self._name(access.buffer)}")
+        for operand, access in writes:
+            if access.mode is Mode.READ or (access.mode is Mode.ACCUMULATE and not operand.sums):
+                self._fail("MBC123", f"{place}: the mode of its output '{operand.name}' is '{access.mode}'")
+        return rows
+
+    def _check_operand(self, operand: Operand, access: Access, place: str) -> None:
+        buffer = self.plan.buffers[access.buffer]
+        if buffer.value != operand.root:
+            self._fail("MBC123", f"{place}: it needs '{operand.name}', but is given {self._name(access.buffer)}")
+        if buffer.dtype is not self.plan.graph.values[operand.root].type.dtype:
+            self._fail(
+                "MBC123", f"{place}: it needs '{operand.name}' in {operand.dtype}, the buffer is in {buffer.dtype}"
+            )
+        if operand.canonical and not is_canonical(buffer.layout, self.plan.graph.values[operand.root].type.shape):
+            self._fail("MBC123", f"{place}: it reads a view of '{operand.root}', which lies in {buffer.layout}")
+
+    def _check_alias(
+        self, demand: Demand, position: int, access: Access, reads: list[tuple[Operand, Access]], place: str
+    ) -> int | None:
+        """Position of the input whose bytes this output takes over, if it takes over any."""
+        buffer = self.plan.buffers[access.buffer]
+        for output, source in demand.updates:
+            if output == position and buffer.alias != reads[source][1].buffer:
+                self._fail("MBC128", f"{place}: the next version of '{reads[source][0].name}' lies elsewhere")
+        if buffer.alias is None:
+            return None
+        taken_over = [
+            source
+            for output, source in demand.in_place | demand.updates
+            if output == position and reads[source][1].buffer == buffer.alias
+        ]
+        if not taken_over:
+            old, new = self._name(buffer.alias), self._name(access.buffer)
+            self._fail("MBC128", f"{place}: it may not write {new} in place on {old}")
+        return taken_over[0]
+
+    def _check_apart(
+        self,
+        position: int,
+        allowed: int | None,
+        reads: list[Access],
+        writes: list[Access],
+        read_spans: list[_Span],
+        place: str,
+    ) -> None:
+        """An output shares bytes with nothing else of its launch, but for the input that it takes over."""
+        span = self._span(writes[position])
+        for source, other in enumerate(read_spans):
+            if source != allowed and span.meets(other):
+                self._fail(
+                    "MBC132",
+                    f"{place}: it writes {self._name(writes[position].buffer)} over its input "
+                    f"{self._name(reads[source].buffer)}",
+                )
+        for access in writes[:position]:
+            if span.meets(self._span(access)):
+                self._fail("MBC132", f"{place}: two of its outputs share bytes")
+
+    def _count(self, launch: Launch, demand: Demand, rows: Rows, place: str) -> None:
+        for name in launch.operations:
+            done = self._executed.get(name, RowSet())
+            if done.joined(rows) is None and self.demands.updates_state(name):
+                self._fail("MBC127", f"{place}: '{name}' updates a state a second time")
+            own = demand.rows if not demand.fused else self.demands.of((name,), place).rows
+            self._executed[name] = done.united(rows if own == demand.rows else own)
+
+    # Bytes
+
+    def _read(self, index: int, stream: Stream, access: Access, span: _Span, place: str) -> None:
+        for segment in self._found(access.buffer, span, place, "MBC124"):
+            self._check_over(segment.writer, segment.writer_stream, place, f"reads {self._name(access.buffer)} from")
+            self._check_sum(segment, place)
+            at = _STREAM_INDEX[stream]
+            segment.readers = (*segment.readers[:at], index, *segment.readers[at + 1 :])
+
+    def _write(self, index: int, stream: Stream, access: Access, summed: Rows | None, place: str) -> None:
+        joined = self._written.get(access.buffer, RowSet()).joined(access.rows)
+        if joined is None:
+            self._fail(
+                "MBC127",
+                f"{place}: rows {access.rows.start}..{access.rows.stop} of {self._name(access.buffer)} "
+                "are written a second time",
+            )
+        self._written[access.buffer] = joined
+        self._overwrite(index, stream, access, None if summed is None else RowSet().united(summed), place)
+
+    def _accumulate(self, index: int, stream: Stream, access: Access, rows: Rows, place: str) -> None:
+        summed: RowSet | None = None
+        for segment in self._found(access.buffer, self._span(access), place, "MBC126"):
+            summed = segment.summed.joined(rows) if segment.summed is not None else None
+            if summed is None:
+                self._fail(
+                    "MBC126",
+                    f"{place}: rows {rows.start}..{rows.stop} are in the sum of {self._name(access.buffer)} already "
+                    f"(it holds {segment.summed})",
+                )
+        self._overwrite(index, stream, access, summed, place)
+
+    def _overwrite(self, index: int, stream: Stream, access: Access, summed: RowSet | None, place: str) -> None:
+        span = self._span(access)
+        occupancy = self._spaces[span.space]
+        for old in occupancy.within(span.start, span.stop):
+            self._check_over(old.writer, old.writer_stream, place, f"overwrites {self._name(old.buffer)} of")
+            for at, reader in enumerate(old.readers):
+                if reader != index:
+                    self._check_over(reader, at, place, f"overwrites {self._name(old.buffer)}, which is read by")
+        at = _STREAM_INDEX[stream]
+        occupancy.replace(Segment(span.start, span.stop, access.buffer, index, at, summed))
+
+    def _found(self, buffer: int, span: _Span, place: str, code: str) -> list[Segment]:
+        """The segments of the bytes, all written last through `buffer`."""
+        segments = self._spaces[span.space].within(span.start, span.stop)
+        position = span.start
+        for segment in segments:
+            if segment.start != position:
+                break
+            if segment.buffer != buffer:
+                holder = self._name(segment.buffer)
+                writer = f"written by launch {segment.writer}" if segment.writer >= 0 else "from before the start"
+                self._fail(code, f"{place}: {self._name(buffer)} is needed, but its bytes hold {holder}, {writer}")
+            position = segment.stop
+        if position != span.stop:
+            self._fail(code, f"{place}: {self._name(buffer)} is needed, but some of its bytes were never written")
+        return segments
+
+    def _check_sum(self, segment: Segment, place: str) -> None:
+        if segment.summed is not None and not segment.summed.is_exactly(0, self.plan.graph.batch):
+            self._fail(
+                "MBC126",
+                f"{place}: {self._name(segment.buffer)} is needed, but its sum holds rows {segment.summed} "
+                f"of 0..{self.plan.graph.batch}",
+            )
+
+    def _check_over(self, other: int, stream: int, place: str, what: str) -> None:
+        if self._before[stream] < other:
+            self._fail("MBC125", f"{place}: it {what} launch {other}, which it does not wait for")
+
+    def _span(self, access: Access) -> _Span:
+        buffer = self.plan.buffers[access.buffer]
+        row_bytes = buffer.size_bytes // buffer.rows.count
+        start = self.plan.offsets[access.buffer] + (access.rows.start - buffer.rows.start) * row_bytes
+        return _Span(buffer.space, start, start + access.rows.count * row_bytes)
+
+    def _name(self, index: int) -> str:
+        return buffer_name(index, self.plan.buffers[index])
+
+    def _fail(self, code: str, message: str) -> NoReturn:
+        raise MbcError(code, message, _REMEDY)
+
+
+def buffer_name(index: int, buffer: Buffer) -> str:
+    """What a message calls a buffer."""
+    what = f"of '{buffer.value}'" if buffer.value is not None else "(workspace)"
+    return f"buffer {index} {what}"

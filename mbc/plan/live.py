@@ -1,0 +1,150 @@
+"""How many bytes of the arena are taken while each launch runs, and by what kind of thing.
+
+A buffer and those that take over its bytes are one *stay*: it lasts from the first write to the last read of any of
+them, and belongs at every moment to the one that took it over last. Sizes are rounded up to the alignment, as offsets
+are. Written apart from the search, so that the verifier can compare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from mbc.ir.graph import Role, TrainingGraph
+from mbc.plan.model import ALIGNMENT_BYTES, Buffer, Plan, Program, Space
+
+
+class Kind(StrEnum):
+    """What bytes are for. The order is that of tables and pictures."""
+
+    PARAMETERS = "parameters"
+    CASTS = "parameter copies"  # parameters in the working type, made anew every step
+    STATISTICS = "statistics"
+    OPTIMIZER = "optimizer"
+    CONTROL = "control"
+    INPUTS = "inputs"
+    ACTIVATIONS = "activations"
+    GRADIENTS = "gradients"
+    WORKSPACE = "workspace"
+
+
+_OF_ROLE = {
+    Role.INPUT: Kind.INPUTS,
+    Role.PARAMETER: Kind.PARAMETERS,
+    Role.STATISTIC: Kind.STATISTICS,
+    Role.OPTIMIZER: Kind.OPTIMIZER,
+    Role.CONTROL: Kind.CONTROL,
+}
+
+
+def kinds_of_values(graph: TrainingGraph) -> Mapping[str, Kind]:
+    """The kind of every value of both graphs.
+
+    A state's next version is of the kind of the state. Of the rest, what the results (loss, metrics, outputs) are
+    computed from is an activation, or a copy of a parameter when it follows from states alone; all others are
+    gradients.
+    """
+    kinds = {name: _OF_ROLE[value.role] for name, value in graph.values.items() if value.role in _OF_ROLE}
+    kinds |= {new: kinds[old] for old, new in graph.updates if old in kinds}
+    makers = {output: op for op in (*graph.train, *graph.infer) for output in op.outputs}
+    forward: set[str] = set()
+    pending = [graph.loss, *graph.metrics, *graph.outputs, *graph.infer_outputs]
+    while pending:
+        name = pending.pop()
+        if name in makers and name not in forward:
+            # Everything an operation makes belongs together: the index that a pooling leaves for its gradient too.
+            forward.update(makers[name].outputs)
+            pending += makers[name].inputs
+    sources: dict[str, bool] = {}  # whether a value follows from states alone
+    for op in (*graph.train, *graph.infer):
+        states_only = all(
+            sources.get(name, graph.values[name].role in (Role.PARAMETER, Role.STATISTIC)) for name in op.inputs
+        )
+        sources |= dict.fromkeys(op.outputs, states_only)
+        for name in op.outputs:
+            if name not in kinds:
+                activation = Kind.CASTS if states_only else Kind.ACTIVATIONS
+                kinds[name] = activation if name in forward or states_only else Kind.GRADIENTS
+    return kinds
+
+
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """Bytes that the buffers `members` hold one after another, from launch `start` to before launch `stop`.
+
+    `since[i]` is the launch that first touches `members[i]`, for which the bytes are from then on.
+    """
+
+    members: tuple[int, ...]
+    since: tuple[int, ...]
+    size_bytes: int
+    start: int
+    stop: int
+
+
+def lifetimes(program: Program) -> Mapping[int, tuple[int, int]]:
+    """[first write, last read + 1) in launch order of every buffer that the program touches."""
+    end = max(1, len(program.launches))
+    found: dict[int, tuple[int, int]] = dict.fromkeys(program.entry, (0, 1))
+    for i, launch in enumerate(program.launches):
+        for access in launch.accesses:
+            start, _ = found.get(access.buffer, (i, i))
+            found[access.buffer] = (start, i + 1)
+    for buffer in program.exit:
+        start, _ = found.get(buffer, (end - 1, end))
+        found[buffer] = (start, end)
+    return found
+
+
+def rounded(size_bytes: int) -> int:
+    """Up to the alignment."""
+    return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+def stays(plan: Plan, program: Program) -> tuple[Stay, ...]:
+    """The stays in the arena during one program. Those of states last for all of it."""
+    lives = lifetimes(program)
+    owner = _owners(plan.buffers)
+    groups: dict[int, list[int]] = {}
+    for buffer in lives:
+        if plan.buffers[buffer].space is Space.ARENA:
+            groups.setdefault(owner[buffer], []).append(buffer)
+    made: list[Stay] = []
+    end = max(1, len(program.launches))
+    for group in groups.values():
+        members = sorted(group, key=lambda b: (lives[b][0], b))
+        value = plan.buffers[members[0]].value
+        persistent = value is not None and plan.graph.values[value].role.persistent
+        made.append(
+            Stay(
+                tuple(members),
+                tuple(lives[b][0] for b in members),
+                max(rounded(plan.buffers[b].size_bytes) for b in members),
+                0 if persistent else min(lives[b][0] for b in members),
+                end if persistent else max(lives[b][1] for b in members),
+            )
+        )
+    return tuple(made)
+
+
+def _owners(buffers: Sequence[Buffer]) -> list[int]:
+    """For each buffer the first one of its chain of aliases."""
+    owner: list[int] = []
+    for i, buffer in enumerate(buffers):
+        # An alias names an earlier buffer; the verifier refuses any other.
+        owner.append(i if buffer.alias is None or not 0 <= buffer.alias < i else owner[buffer.alias])
+    return owner
+
+
+def live_bytes(plan: Plan, program: Program) -> int:
+    """The most bytes of the arena taken at once."""
+    changes: dict[int, int] = {}
+    for stay in stays(plan, program):
+        changes[stay.start] = changes.get(stay.start, 0) + stay.size_bytes
+        changes[stay.stop] = changes.get(stay.stop, 0) - stay.size_bytes
+    live = most = 0
+    for position in sorted(changes):
+        live += changes[position]
+        most = max(most, live)
+    return most

@@ -1,0 +1,240 @@
+"""The independent check of a plan. It shares no code with the search: a mistake there must not be able to hide here.
+
+Every compilation runs it; `mbc verify` runs it alone. What it proves of a plan, under the assumption that kernels do
+what `docs/operations.md` says: both programs compute their graphs, in every schedule that streams and waits allow, with
+exactly the memory that the plan names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NoReturn
+
+from mbc.errors import MbcError
+from mbc.ir.graph import Operation
+from mbc.ir.types import Layout, layout_matters
+from mbc.ops.base import OpKind
+from mbc.plan.demand import Demands, can_hold, first_versions, is_canonical, whole_rows
+from mbc.plan.execution import Execution, buffer_name
+from mbc.plan.live import live_bytes, rounded
+from mbc.plan.memory import peak_by_kind
+from mbc.plan.model import ALIGNMENT_BYTES, Plan, Program, Space
+
+_REMEDY = "this plan is not what mbc writes: report it with the plan file, and compile again"
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What was checked and recomputed. `peak_bytes`: by kind, at the moment when most is taken, of each program."""
+
+    train_launches: int
+    infer_launches: int
+    buffers: int
+    arena_bytes: int
+    live_bytes: int
+    peak_bytes: Mapping[str, Mapping[str, int]]
+
+
+def verify_plan(plan: Plan, kinds: Mapping[str, OpKind] | None = None) -> Verified:
+    """Check `plan` against its own graph; `kinds` are the kinds of operations (default: `mbc.ops.KINDS`).
+
+    Raises MbcError: MBC120 (what a buffer is), MBC121 (its address), MBC122 (entry), MBC123 (a launch that does not fit
+    the graph), MBC124 (bytes that hold something else), MBC125 (a missing wait), MBC126 (sums over rows), MBC127
+    (operations run too often or not at all), MBC128 (aliases), MBC129 (exit), MBC130 (impossible waits), MBC131
+    (figures), MBC132 (operands of one launch that share bytes).
+    """
+    if kinds is None:
+        from mbc.ops import KINDS  # importing every family of operations is only needed here
+
+        kinds = KINDS
+    graph = plan.graph
+    demands = {
+        "train": Demands(graph, graph.train, kinds),
+        "infer": Demands(graph, graph.infer, kinds),
+    }
+    _check_references(plan)
+    _check_values(plan)
+    _check_buffers(plan, {op.outputs[0] for op in _operations(plan) if kinds[op.kind].view})
+    states = first_versions(graph)
+    _check_entry(plan, plan.train, "train", (*states, *graph.inputs))
+    _check_entry(plan, plan.infer, "infer", (*states, *graph.infer_inputs))
+    _check_states_shared(plan, states)
+    for title, program in (("train", plan.train), ("infer", plan.infer)):
+        Execution(plan, program, title, demands[title]).run()
+    finals = dict(graph.updates)
+    results = (*graph.outputs, graph.loss, *graph.metrics)
+    _check_exit(plan, plan.train, "train", {state: finals.get(state, state) for state in states}, results, demands)
+    _check_exit(plan, plan.infer, "infer", {state: state for state in states}, graph.infer_outputs, demands)
+    live = _check_figures(plan)
+    return Verified(
+        len(plan.train.launches),
+        len(plan.infer.launches),
+        len(plan.buffers),
+        plan.predictions.arena_bytes,
+        live,
+        {title: peak_by_kind(plan, program) for title, program in (("train", plan.train), ("infer", plan.infer))},
+    )
+
+
+def _operations(plan: Plan) -> tuple[Operation, ...]:
+    return (*plan.graph.train, *plan.graph.infer)
+
+
+def _check_references(plan: Plan) -> None:
+    for title, program in (("train", plan.train), ("infer", plan.infer)):
+        named = [*program.entry, *program.exit]
+        named += [access.buffer for launch in program.launches for access in launch.accesses]
+        for index in named:
+            if not 0 <= index < len(plan.buffers):
+                _fail("MBC123", f"{title}: there is no buffer {index}")
+
+
+def _check_values(plan: Plan) -> None:
+    for name, value in plan.graph.values.items():
+        if value.per_sample and (not value.type.shape or value.type.shape[0] != plan.graph.batch):
+            _fail("MBC120", f"'{name}' is per sample, but its type is {value.type} and the batch {plan.graph.batch}")
+
+
+def _check_buffers(plan: Plan, views: set[str]) -> None:
+    """Rows, layouts, types and sizes; alignment, and that everything lies in its space."""
+    ends = {Space.ARENA: plan.predictions.arena_bytes, Space.HOST: plan.predictions.host_bytes}
+    if len(plan.offsets) != len(plan.buffers):
+        _fail("MBC121", f"{len(plan.offsets)} offsets for {len(plan.buffers)} buffers")
+    for index, (buffer, offset) in enumerate(zip(plan.buffers, plan.offsets, strict=True)):
+        place = buffer_name(index, buffer)
+        size_bytes = buffer.size_bytes
+        if buffer.value is not None:
+            value = plan.graph.values.get(buffer.value)
+            if value is None:
+                _fail("MBC120", f"{place}: the graph has no such value")
+            if buffer.value in views:
+                _fail("MBC120", f"{place}: a view has no buffer of its own")
+            whole = whole_rows(plan.graph, value)
+            if not 0 <= buffer.rows.start < buffer.rows.stop <= whole.stop:
+                _fail("MBC120", f"{place}: it holds rows {buffer.rows.start}..{buffer.rows.stop} of {whole.stop}")
+            if buffer.layout is not Layout.CHANNELS_FIRST and not layout_matters(value.type.shape):
+                _fail("MBC120", f"{place}: a value of shape {value.type.shape} always lies in nchw")
+            if not can_hold(buffer.dtype, value.type.dtype):
+                _fail("MBC120", f"{place}: {buffer.dtype} cannot hold {value.type.dtype}")
+            row_elements = value.type.elements // whole.stop
+            size_bytes = row_elements * buffer.rows.count * buffer.dtype.size_bytes
+        elif buffer.rows.count <= 0 or size_bytes <= 0 or size_bytes % buffer.rows.count:
+            _fail("MBC120", f"{place}: {size_bytes} bytes for {buffer.rows.count} rows")
+        if buffer.size_bytes != size_bytes:
+            _fail("MBC120", f"{place}: it has {buffer.size_bytes} bytes, its rows need {size_bytes}")
+        if offset % ALIGNMENT_BYTES:
+            _fail("MBC121", f"{place}: its offset {offset} is not a multiple of {ALIGNMENT_BYTES}")
+        if not 0 <= offset <= offset + size_bytes <= ends[buffer.space]:
+            _fail(
+                "MBC121",
+                f"{place}: bytes {offset}..{offset + size_bytes} are outside the {buffer.space} of "
+                f"{ends[buffer.space]} bytes",
+            )
+        if buffer.alias is not None:
+            _check_alias(plan, index, place)
+
+
+def _check_alias(plan: Plan, index: int, place: str) -> None:
+    """A buffer that takes over another one has exactly its bytes."""
+    buffer = plan.buffers[index]
+    alias = buffer.alias
+    if alias is None or not 0 <= alias < index:
+        _fail("MBC128", f"{place}: its alias {alias} is not an earlier buffer")
+    other = plan.buffers[alias]
+    if buffer.value is None or other.value is None:
+        _fail("MBC128", f"{place}: workspace takes over no bytes")
+    same = plan.offsets[index] == plan.offsets[alias] and (
+        (buffer.space, buffer.rows, buffer.layout, buffer.dtype, buffer.size_bytes)
+        == (other.space, other.rows, other.layout, other.dtype, other.size_bytes)
+    )
+    if not same:
+        _fail("MBC128", f"{place}: it takes over {buffer_name(alias, other)}, but differs in place, rows or layout")
+
+
+def _check_entry(plan: Plan, program: Program, title: str, names: tuple[str, ...]) -> None:
+    """Every state and every input has one whole buffer, and nothing else is there before the start."""
+    found: dict[str, int] = {}
+    for index in program.entry:
+        buffer = plan.buffers[index]
+        if buffer.value not in names or buffer.value in found:
+            _fail("MBC122", f"{title}: {buffer_name(index, buffer)} cannot hold anything before the start")
+        value = plan.graph.values[buffer.value]
+        if buffer.rows != whole_rows(plan.graph, value) or buffer.space is not Space.ARENA:
+            _fail("MBC122", f"{title}: {buffer_name(index, buffer)} does not hold all of its value in the arena")
+        if buffer.alias is not None:
+            _fail("MBC122", f"{title}: {buffer_name(index, buffer)} takes over bytes, so it cannot be there before")
+        if value.role.persistent:
+            if buffer.dtype is not value.type.dtype:
+                _fail("MBC122", f"{title}: the state {buffer_name(index, buffer)} is kept in {buffer.dtype}")
+        elif not is_canonical(buffer.layout, value.type.shape):
+            _fail("MBC122", f"{title}: the input {buffer_name(index, buffer)} does not lie as its shape reads")
+        found[buffer.value] = index
+    for name in names:
+        if name not in found:
+            _fail("MBC122", f"{title}: no buffer holds '{name}' before the start")
+
+
+def _check_states_shared(plan: Plan, states: tuple[str, ...]) -> None:
+    """What one program leaves is what the other one finds."""
+    train = {plan.buffers[index].value: index for index in plan.train.entry}
+    infer = {plan.buffers[index].value: index for index in plan.infer.entry}
+    for state in states:
+        if train[state] != infer[state]:
+            _fail("MBC122", f"the state '{state}' is {train[state]} in train and {infer[state]} in infer")
+
+
+def _check_exit(
+    plan: Plan,
+    program: Program,
+    title: str,
+    finals: Mapping[str, str],
+    results: tuple[str, ...],
+    demands: Mapping[str, Demands],
+) -> None:
+    """States lie where they lay, in their final version; outputs, loss and metrics are there as a whole."""
+    entry = {plan.buffers[index].value: index for index in program.entry}
+    held: dict[str | None, list[int]] = {}
+    for index in program.exit:
+        buffer = plan.buffers[index]
+        if buffer.value is None or buffer.rows != whole_rows(plan.graph, plan.graph.values[buffer.value]):
+            _fail("MBC129", f"{title}: {buffer_name(index, buffer)} does not hold a whole value at the end")
+        held.setdefault(buffer.value, []).append(index)
+    for state, final in finals.items():
+        start = entry[state]
+        there = (plan.offsets[start], plan.buffers[start].layout, plan.buffers[start].dtype, plan.buffers[start].space)
+        ends = [
+            (plan.offsets[i], plan.buffers[i].layout, plan.buffers[i].dtype, plan.buffers[i].space)
+            for i in held.get(final, ())
+        ]
+        if there not in ends:
+            _fail("MBC129", f"{title}: '{final}' is not at the end where '{state}' was at the start")
+    for name in results:
+        root = demands[title].root(name)
+        if root not in held:
+            _fail("MBC129", f"{title}: no buffer holds the result '{name}' at the end")
+        shape = plan.graph.values[root].type.shape
+        if root != name and not any(is_canonical(plan.buffers[i].layout, shape) for i in held[root]):
+            _fail(
+                "MBC129", f"{title}: the result '{name}' is a view of '{root}', which does not lie as its shape reads"
+            )
+
+
+def _check_figures(plan: Plan) -> int:
+    """Sizes of the spaces, the budget and the lower bound, recomputed; the last one is returned."""
+    for space, said in ((Space.ARENA, plan.predictions.arena_bytes), (Space.HOST, plan.predictions.host_bytes)):
+        ends = (o + rounded(b.size_bytes) for b, o in zip(plan.buffers, plan.offsets, strict=True) if b.space is space)
+        end = max(ends, default=0)
+        if said != end:
+            _fail("MBC131", f"the plan predicts {said} bytes of {space}, its buffers end at {end}")
+    total = plan.predictions.arena_bytes + plan.predictions.overhead_bytes
+    if total > plan.budget_bytes:
+        _fail("MBC131", f"arena and overhead take {total} bytes, the budget is {plan.budget_bytes}")
+    live = max(live_bytes(plan, plan.train), live_bytes(plan, plan.infer))
+    if plan.bounds.live_bytes != live:
+        _fail("MBC131", f"the plan says that {plan.bounds.live_bytes} bytes are live at once, they are {live}")
+    return live
+
+
+def _fail(code: str, message: str) -> NoReturn:
+    raise MbcError(code, message, _REMEDY)
