@@ -1,0 +1,363 @@
+"""Runs a plan with NumPy, in one byte array of exactly the arena's size: the reference for what a plan means.
+
+Every offset, slice, alias, accumulation, conversion and copy of the plan is honoured; nothing lives outside of the
+arena and the host space but the result of the launch that is being executed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbc.errors import MbcError
+from mbc.ir.graph import Operation
+from mbc.ir.types import DType, TensorType
+from mbc.ops import KINDS
+from mbc.ops.base import Call
+from mbc.plan.model import ALIGNMENT_BYTES, Access, Copy, Kernel, Launch, Mode, Plan, Program, Space, Stream
+from mbc.runtime.formats import canonical_view, load, store
+from mbc.runtime.places import Place, persistent_buffers, view_roots
+from mbc.runtime.shadow import Region, Shadow, access_region, describe
+
+Array = NDArray[Any]
+
+
+class Transfers(StrEnum):
+    """When the launches of the two copy streams run. All three give the same result for a sound plan; the extremes
+    find a wait that is missing."""
+
+    IN_ORDER = "in_order"  # as the plan lists them
+    EARLY = "early"  # as soon as their waits allow
+    LATE = "late"  # when a launch waits for them
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """One access as an array. `view` shows the bytes in canonical order."""
+
+    view: Array
+    dtype: DType
+    type: TensorType  # of these rows
+    first_row: int
+    per_sample: bool
+    accumulate: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A launch, ready to run."""
+
+    where: str
+    run: Callable[[], None]
+    reads: tuple[Region, ...]
+    writes: tuple[Region, ...]
+
+
+class Interpreter:
+    """Executes the programs of `plan`.
+
+    `shadow` watches the owner of every byte the first time that each program runs (see `mbc/runtime/shadow.py`).
+    Raises MBC141 to MBC145 for a plan that does not make sense.
+    """
+
+    def __init__(self, plan: Plan, *, shadow: bool = True, transfers: Transfers = Transfers.IN_ORDER) -> None:
+        self._plan = plan
+        self._spaces = {
+            Space.ARENA: _aligned(plan.predictions.arena_bytes),
+            Space.HOST: _aligned(plan.predictions.host_bytes),
+        }
+        self._operations = {operation.name: operation for operation in (*plan.graph.train, *plan.graph.infer)}
+        self._roots = view_roots(self._operations.values())
+        self._programs = {"train": plan.train, "infer": plan.infer}
+        self._steps: dict[str, tuple[Step, ...]] = {}
+        self._unwatched = set(self._programs) if shadow else set[str]()
+        self._transfers = transfers
+
+    @property
+    def arena(self) -> NDArray[np.uint8]:
+        """The arena itself: exactly `predictions.arena_bytes`."""
+        return self._spaces[Space.ARENA]
+
+    def write(self, place: Place, array: Array) -> None:
+        """Store a canonical array of the place's shape."""
+        store(self._view(place), place.dtype, array)
+
+    def read(self, place: Place) -> Array:
+        """The canonical array at a place, as a copy."""
+        return np.array(load(self._view(place), place.dtype), order="C", copy=True)
+
+    def run(self, name: str) -> None:
+        """Execute the program `train` or `infer`."""
+        steps = self._prepared(name)
+        # Suppressed: overflow and NaN are results here as on a GPU; the guard of the step looks at them.
+        with np.errstate(all="ignore"):
+            if name in self._unwatched:
+                self._run_watched(name, steps)
+                self._unwatched.discard(name)
+            else:
+                for step in steps:
+                    step.run()
+
+    def _run_watched(self, name: str, steps: tuple[Step, ...]) -> None:
+        program = self._programs[name]
+        shadow = Shadow(self._plan)
+        states = [index for other in self._programs.values() for index in persistent_buffers(self._plan, other)]
+        shadow.begin(program.entry, states)
+        for step in steps:
+            for region in step.reads:
+                shadow.read(region, step.where)
+            step.run()
+            for region in step.writes:
+                shadow.write(region)
+        shadow.end(program, name)
+
+    def _prepared(self, name: str) -> tuple[Step, ...]:
+        """The steps of a program, made the first time that it runs."""
+        if name not in self._steps:
+            program = self._programs[name]
+            order = execution_order(program, self._transfers)
+            self._steps[name] = tuple(self._step(name, index, program.launches[index]) for index in order)
+        return self._steps[name]
+
+    def _step(self, program: str, index: int, launch: Launch) -> Step:
+        work = launch.work
+        what = "copy" if isinstance(work, Copy) else f"{work.provider}.{work.name}"
+        where = f"launch {index} of {program} ({', '.join(launch.operations) or what})"
+        regions = tuple(access_region(self._plan, access) for access in launch.accesses)
+        pairs = tuple(zip(launch.accesses, regions, strict=True))
+        if isinstance(work, Copy):
+            run, allowed = self._copy(where, launch, regions), frozenset[tuple[int, int]]()
+        elif not launch.operations and work.name == "convert":
+            run, allowed = self._convert(where, launch, regions), frozenset[tuple[int, int]]()
+        else:
+            run, allowed = self._kernel(where, launch, work, regions)
+        self._check_overlaps(where, launch, regions, allowed)
+        return Step(
+            where,
+            run,
+            tuple(region for access, region in pairs if access.mode is not Mode.WRITE),
+            tuple(region for access, region in pairs if access.mode is not Mode.READ),
+        )
+
+    def _kernel(
+        self, where: str, launch: Launch, work: Kernel, regions: tuple[Region, ...]
+    ) -> tuple[Callable[[], None], frozenset[tuple[int, int]]]:
+        if len(launch.operations) != 1 or launch.operations[0] not in self._operations:
+            raise _nonsense(where, f"{work.provider}.{work.name} must run one operation of the graph")
+        operation = self._operations[launch.operations[0]]
+        kind = KINDS[operation.kind]
+        evaluate = kind.evaluate
+        if evaluate is None:
+            raise _nonsense(where, f"operations of kind '{kind.name}' are not executed")
+        operands = self._operands(where, operation, launch, regions)
+        count = len(operation.inputs)
+        inputs, outputs = operands[:count], operands[count:]
+        call = Call(
+            outputs=tuple(operand.type for operand in outputs),
+            first_row=next((operand.first_row for operand in operands if operand.per_sample), 0),
+            batch=self._plan.graph.batch,
+            precision=self._plan.graph.precision,
+        )
+        attributes = operation.attributes
+        arena = self._spaces[Space.ARENA]
+
+        def run() -> None:
+            results = evaluate(attributes, [load(operand.view, operand.dtype) for operand in inputs], call)
+            if len(results) > 1:
+                # A result may be an input handed through; storing another result first could change it.
+                results = tuple(np.array(r) if np.may_share_memory(r, arena) else r for r in results)
+            for operand, result in zip(outputs, results, strict=True):
+                if result.shape != operand.view.shape:
+                    raise _nonsense(where, f"the result is {result.shape}, its buffer {operand.view.shape}")
+                if operand.accumulate:
+                    store(operand.view, operand.dtype, load(operand.view, operand.dtype) + result)
+                else:
+                    store(operand.view, operand.dtype, result)
+
+        # Positions of accesses that may share bytes: (output, input).
+        allowed = frozenset((count + out, source) for out, source in (*kind.in_place, *kind.updates))
+        return run, allowed
+
+    def _operands(
+        self, where: str, operation: Operation, launch: Launch, regions: tuple[Region, ...]
+    ) -> tuple[Operand, ...]:
+        """Inputs and outputs of an operation as arrays over the bytes of its accesses."""
+        values = self._plan.graph.values
+        names = (*operation.inputs, *operation.outputs)
+        if not len(names) <= len(launch.accesses) <= len(names) + 1:
+            raise _nonsense(where, f"{len(launch.accesses)} accesses for {len(names)} operands")
+        operands: list[Operand] = []
+        for position, (name, access, region) in enumerate(zip(names, launch.accesses, regions, strict=False)):
+            root = self._roots.get(name, name)
+            buffer = self._plan.buffers[access.buffer]
+            if buffer.value != root:
+                raise _nonsense(where, f"operand '{name}' is in buffer {describe(self._plan, access.buffer)}")
+            if (position >= len(operation.inputs)) == (access.mode is Mode.READ):
+                raise _nonsense(where, f"operand '{name}' is accessed by '{access.mode}'")
+            value = values[name]
+            rooted = values[root].type
+            kind = value.type.with_rows(access.rows.count) if value.per_sample else value.type
+            stored = rooted.with_rows(access.rows.count) if value.per_sample else rooted
+            view = self._bytes(where, region, stored.elements * buffer.dtype.size_bytes)
+            view = canonical_view(view, stored.shape, buffer.dtype, buffer.layout)
+            if kind.shape != stored.shape:
+                shaped = view.reshape(kind.shape)
+                if not np.shares_memory(shaped, view):
+                    raise _nonsense(where, f"'{name}' is a view of '{root}', whose buffer is not channels-first")
+                view = shaped
+            if access.mode is Mode.READ:
+                view.flags.writeable = False
+            accumulate = access.mode is Mode.ACCUMULATE
+            operands.append(Operand(view, buffer.dtype, kind, access.rows.start, value.per_sample, accumulate))
+        slices = {operand.first_row for operand in operands if operand.per_sample}
+        slices_end = {o.first_row + o.type.shape[0] for o in operands if o.per_sample}
+        if len(slices) > 1 or len(slices_end) > 1:
+            raise _nonsense(where, "its operands have different rows")
+        return tuple(operands)
+
+    def _convert(self, where: str, launch: Launch, regions: tuple[Region, ...]) -> Callable[[], None]:
+        source, target = self._source_and_target(where, launch)
+        first, second = self._plan.buffers[source.buffer], self._plan.buffers[target.buffer]
+        name = first.value
+        if name is None or name != second.value or source.rows != target.rows:
+            raise _nonsense(where, "a conversion reads and writes the same rows of one value")
+        value = self._plan.graph.values[name]
+        shape = value.type.with_rows(source.rows.count).shape if value.per_sample else value.type.shape
+        views = [
+            canonical_view(self._bytes(where, region, None), shape, buffer.dtype, buffer.layout)
+            for region, buffer in zip(regions, (first, second), strict=True)
+        ]
+
+        def run() -> None:
+            store(views[1], second.dtype, load(views[0], first.dtype))
+
+        return run
+
+    def _copy(self, where: str, launch: Launch, regions: tuple[Region, ...]) -> Callable[[], None]:
+        source, target = self._source_and_target(where, launch)
+        first, second = self._plan.buffers[source.buffer], self._plan.buffers[target.buffer]
+        if (first.value, first.layout, first.dtype, source.rows) != (
+            second.value,
+            second.layout,
+            second.dtype,
+            target.rows,
+        ):
+            raise _nonsense(where, "a copy moves the same rows of one value, in one layout and type")
+        read, written = (self._bytes(where, region, None) for region in regions)
+
+        def run() -> None:
+            written[...] = read
+
+        return run
+
+    def _source_and_target(self, where: str, launch: Launch) -> tuple[Access, Access]:
+        if [access.mode for access in launch.accesses] != [Mode.READ, Mode.WRITE]:
+            raise _nonsense(where, "it must read one buffer and write one")
+        return launch.accesses[0], launch.accesses[1]
+
+    def _check_overlaps(
+        self, where: str, launch: Launch, regions: tuple[Region, ...], allowed: frozenset[tuple[int, int]]
+    ) -> None:
+        """What a launch writes may share bytes with its other operands only where operation and plan both say so."""
+        accesses, buffers = launch.accesses, self._plan.buffers
+        for i, written in enumerate(regions):
+            if accesses[i].mode is Mode.READ:
+                continue
+            for j, other in enumerate(regions):
+                if i == j or written.space is not other.space:
+                    continue
+                if max(written.start, other.start) >= min(written.stop, other.stop):
+                    continue
+                aliased = buffers[written.buffer].alias == other.buffer and written.start == other.start
+                if not (aliased and (i, j) in allowed):
+                    raise MbcError(
+                        "MBC144",
+                        f"{where} writes buffer {describe(self._plan, written.buffer)} over its own operand,"
+                        f" buffer {describe(self._plan, other.buffer)}",
+                        "this is a mistake of the compiler: report it with the plan file",
+                    )
+
+    def _bytes(self, where: str, region: Region, size_bytes: int | None) -> NDArray[np.uint8]:
+        data = self._spaces[region.space][region.start : region.stop]
+        if data.size != region.stop - region.start or (size_bytes is not None and data.size != size_bytes):
+            wanted = region.stop - region.start if size_bytes is None else size_bytes
+            raise _nonsense(
+                where,
+                f"buffer {describe(self._plan, region.buffer)} has {data.size} bytes at {region.start}, not {wanted}",
+            )
+        return data
+
+    def _view(self, place: Place) -> Array:
+        data = self._spaces[Space.ARENA][place.offset_bytes : place.offset_bytes + place.size_bytes]
+        return canonical_view(data, place.shape, place.dtype, place.layout)
+
+
+def execution_order(program: Program, transfers: Transfers) -> tuple[int, ...]:
+    """An order of the launches that their streams and waits allow, with copies where `transfers` wants them."""
+    launches = program.launches
+    everything = tuple(range(len(launches)))
+    if transfers is Transfers.IN_ORDER:
+        return everything
+    before: list[list[int]] = [[] for _ in launches]
+    latest: dict[Stream, int] = {}
+    for index, launch in enumerate(launches):
+        if launch.stream in latest:
+            before[index].append(latest[launch.stream])
+        latest[launch.stream] = index
+    for earlier, later in program.waits:
+        before[later].append(earlier)
+    queues = [
+        deque(i for i in everything if launches[i].stream is stream) for stream in (Stream.TO_HOST, Stream.TO_DEVICE)
+    ]
+    order: dict[int, None] = {}
+    for index in everything:
+        if launches[index].stream is not Stream.COMPUTE:
+            continue
+        if transfers is Transfers.EARLY:
+            _run_ready(queues, before, order)
+        else:
+            order.update(dict.fromkeys(_needed(index, before, order)))
+        order[index] = None
+    order.update(dict.fromkeys(i for i in everything if i not in order))
+    return tuple(order)
+
+
+def _run_ready(queues: list[deque[int]], before: list[list[int]], order: dict[int, None]) -> None:
+    """Append every copy whose predecessors have run."""
+    progress = True
+    while progress:
+        progress = False
+        for queue in queues:
+            while queue and all(earlier in order for earlier in before[queue[0]]):
+                order[queue.popleft()] = None
+                progress = True
+
+
+def _needed(index: int, before: list[list[int]], order: dict[int, None]) -> list[int]:
+    """What has to run before `index` and has not yet, in launch order."""
+    needed: set[int] = set()
+    pending = list(before[index])
+    while pending:
+        earlier = pending.pop()
+        if earlier not in order and earlier not in needed:
+            needed.add(earlier)
+            pending.extend(before[earlier])
+    return sorted(needed)
+
+
+def _aligned(size_bytes: int) -> NDArray[np.uint8]:
+    """`size_bytes` of memory that start as a buffer on a GPU does, so that views are aligned in the same way."""
+    raw = np.empty(size_bytes + ALIGNMENT_BYTES, np.uint8)
+    raw.fill(0xFF)  # NaN in every floating type: what was never written is seen even without a shadow
+    start = -raw.ctypes.data % ALIGNMENT_BYTES
+    return raw[start : start + size_bytes]
+
+
+def _nonsense(where: str, why: str) -> MbcError:
+    return MbcError("MBC145", f"{where}: {why}", "this is a mistake of the compiler: report it with the plan file")

@@ -1,0 +1,99 @@
+"""How elements are stored: bfloat16, half and TF32 rounding, and the order of elements in memory.
+
+An array is *canonical* when its axes read as the value's shape does (channels first) and its elements are what NumPy
+computes with: float64, float32, int32 or uint8. All conversions round to nearest, ties to even.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbc.ir.types import DType, Layout
+
+Array = NDArray[Any]
+
+# How one element lies in memory, as NumPy sees it. NumPy has no bfloat16, so its 16 bits are kept as an integer.
+STORED: dict[DType, np.dtype[Any]] = {
+    DType.FP64: np.dtype("<f8"),
+    DType.FP32: np.dtype("<f4"),
+    DType.BF16: np.dtype("<u2"),
+    DType.FP16: np.dtype("<f2"),
+    DType.INT32: np.dtype("<i4"),
+    DType.UINT8: np.dtype("u1"),
+}
+
+
+def canonical_dtype(dtype: DType) -> np.dtype[Any]:
+    """What NumPy computes with for values stored as `dtype`."""
+    return STORED[DType.FP32] if dtype in (DType.BF16, DType.FP16) else STORED[dtype]
+
+
+def to_bf16(array: Array) -> NDArray[np.uint16]:
+    """The bits of the nearest bfloat16 of every element. A NaN stays a (quiet) NaN, overflow becomes infinity."""
+    single = np.asarray(array, np.float32)
+    bits = single.view(np.uint32)
+    # Adding just under half of the last kept bit, and that bit itself, rounds ties to even; a carry that runs into
+    # the exponent is the right one. A NaN could be carried into infinity, so it is handled apart.
+    rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)
+    quiet = (bits >> np.uint32(16)) | np.uint32(0x40)
+    return np.where(np.isnan(single), quiet, rounded).astype(np.uint16)
+
+
+def from_bf16(bits: Array) -> NDArray[np.float32]:
+    """The float32 values of bfloat16 bits; exact."""
+    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def round_tf32(array: Array) -> NDArray[np.float32]:
+    """Every element with its mantissa rounded to the 10 bits that TF32 keeps."""
+    single = np.asarray(array, np.float32)
+    bits = single.view(np.uint32)
+    rounded = (bits + (np.uint32(0xFFF) + ((bits >> np.uint32(13)) & np.uint32(1)))) & np.uint32(0xFFFFE000)
+    return np.where(np.isnan(single), single, rounded.view(np.float32))
+
+
+def canonical_view(data: NDArray[np.uint8], shape: tuple[int, ...], dtype: DType, layout: Layout) -> Array:
+    """Stored bytes seen in canonical order, without a copy; bfloat16 shows its bits.
+
+    `data` holds exactly the elements of `shape`. Writing to the view writes to `data`.
+    """
+    typed = data.view(STORED[dtype])
+    if layout is Layout.CHANNELS_FIRST or len(shape) <= 2:
+        return typed.reshape(shape)
+    rows, channels, *spatial = shape
+    return np.moveaxis(typed.reshape(rows, *spatial, channels), -1, 1)
+
+
+def load(view: Array, dtype: DType) -> Array:
+    """A canonical view as an array NumPy can compute with; the view itself where it already is one."""
+    if dtype is DType.BF16:
+        return from_bf16(view)
+    return view.astype(np.float32) if dtype is DType.FP16 else view
+
+
+def store(view: Array, dtype: DType, array: Array) -> None:
+    """Round `array` to `dtype` and put it where the canonical view shows."""
+    if dtype is DType.BF16:
+        view[...] = to_bf16(array)
+    elif dtype is DType.FP16:
+        with np.errstate(over="ignore"):  # beyond 65504 is infinity, as on a GPU
+            view[...] = array
+    else:
+        view[...] = array
+
+
+def stored_bytes(array: Array, dtype: DType, layout: Layout) -> NDArray[np.uint8]:
+    """A canonical array as the bytes of a buffer."""
+    data = np.empty(math.prod(array.shape) * dtype.size_bytes, np.uint8)
+    store(canonical_view(data, array.shape, dtype, layout), dtype, array)
+    return data
+
+
+def loaded(data: NDArray[np.uint8], shape: tuple[int, ...], dtype: DType, layout: Layout) -> Array:
+    """The canonical array that the bytes of a buffer hold, contiguous and not sharing memory with `data`."""
+    array = load(canonical_view(data, shape, dtype, layout), dtype)
+    return np.array(array, order="C", copy=True)

@@ -1,0 +1,89 @@
+"""Where a user's values lie in a plan: inputs, states, outputs, loss and metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from mbc.errors import MbcError
+from mbc.ir.graph import Operation, Role
+from mbc.ir.types import DType, Layout
+from mbc.ops import KINDS
+from mbc.plan.model import Plan, Program, Space
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A whole value in the arena. `shape` is canonical; `offset_bytes` counts from the start of the arena."""
+
+    value: str
+    buffer: int
+    offset_bytes: int
+    size_bytes: int
+    shape: tuple[int, ...]
+    layout: Layout
+    dtype: DType
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Every value that is written or read from outside, by name. Inputs and outputs are per program."""
+
+    states: Mapping[str, Place]  # without the control block
+    control: Place
+    train_inputs: Mapping[str, Place]
+    infer_inputs: Mapping[str, Place]
+    infer_outputs: Mapping[str, Place]  # by the name of the network's output
+    loss: Place
+    metrics: Mapping[str, Place]
+
+
+def view_roots(operations: Iterable[Operation]) -> dict[str, str]:
+    """For every value that is a view, the value whose bytes it shares."""
+    roots: dict[str, str] = {}
+    for operation in operations:
+        if KINDS[operation.kind].view:
+            source = operation.inputs[0]
+            roots[operation.outputs[0]] = roots.get(source, source)
+    return roots
+
+
+def find_places(plan: Plan) -> Places:
+    """The places of `plan`; MBC140 when its programs do not hold a value that they should."""
+    graph = plan.graph
+    roots = view_roots((*graph.train, *graph.infer))
+    controls = [name for name, value in graph.values.items() if value.role is Role.CONTROL]
+
+    def place(value: str, buffers: Iterable[int], what: str) -> Place:
+        root = roots.get(value, value)
+        for index in buffers:
+            buffer = plan.buffers[index]
+            if buffer.value == root and buffer.space is Space.ARENA:
+                shape = graph.values[value].type.shape
+                size_bytes = graph.values[value].type.elements * buffer.dtype.size_bytes
+                return Place(value, index, plan.offsets[index], size_bytes, shape, buffer.layout, buffer.dtype)
+        raise MbcError("MBC140", f"the plan has no buffer for {what} '{value}'", "compile the network again")
+
+    entry, infer_entry = plan.train.entry, plan.infer.entry
+    held = {plan.buffers[index].value for index in entry}
+    control = next((name for name in controls if name in held), "control")
+    infer_outputs = zip(graph.outputs, graph.infer_outputs, strict=True)
+    return Places(
+        states={state.value: place(state.value, entry, "state") for state in graph.states if state.value != control},
+        control=place(control, entry, "the control block"),
+        train_inputs={name: place(name, entry, "input") for name in graph.inputs},
+        infer_inputs={name: place(name, infer_entry, "input") for name in graph.infer_inputs},
+        infer_outputs={name: place(value, plan.infer.exit, "output") for name, value in infer_outputs},
+        loss=place(graph.loss, plan.train.exit, "the loss"),
+        metrics={name: place(name, plan.train.exit, "metric") for name in graph.metrics},
+    )
+
+
+def persistent_buffers(plan: Plan, program: Program) -> tuple[int, ...]:
+    """Buffers of states that a program finds when it starts."""
+    values = plan.graph.values
+    return tuple(
+        index
+        for index in program.entry
+        if (name := plan.buffers[index].value) is not None and values[name].role.persistent
+    )

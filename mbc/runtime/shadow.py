@@ -1,0 +1,131 @@
+"""Who owns each byte of a plan's memory while its programs run: the interpreter's proof that a plan is sound.
+
+Beside every byte stands the buffer that last wrote it. A launch may read only bytes that its own buffer owns, so two
+buffers that overlap in space and time, a copy that comes too late or a slice that was never written are errors at the
+first byte that is wrong. Which bytes a launch touches does not depend on data: a program that went through once in
+some order of its launches goes through every time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbc.errors import MbcError
+from mbc.plan.model import Access, Buffer, Plan, Program, Rows, Space
+
+_NOBODY = -1
+_REMEDY = "this is a mistake of the compiler, not of the network: report it with the plan file"
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Bytes [start, stop) of a space, which hold `rows` of a buffer."""
+
+    space: Space
+    start: int
+    stop: int
+    buffer: int
+    rows: Rows
+
+
+def region_of(plan: Plan, index: int, rows: Rows) -> Region:
+    """The bytes of some rows of a buffer; MBC143 when the buffer does not hold these rows."""
+    buffer = plan.buffers[index]
+    if not buffer.rows.start <= rows.start < rows.stop <= buffer.rows.stop:
+        raise MbcError(
+            "MBC143",
+            f"rows [{rows.start}, {rows.stop}) are not in buffer {describe(plan, index)}",
+            _REMEDY,
+        )
+    row_bytes = buffer.size_bytes // buffer.rows.count
+    start = plan.offsets[index] + (rows.start - buffer.rows.start) * row_bytes
+    return Region(buffer.space, start, start + rows.count * row_bytes, index, rows)
+
+
+def access_region(plan: Plan, access: Access) -> Region:
+    """The bytes that an access touches."""
+    return region_of(plan, access.buffer, access.rows)
+
+
+def describe(plan: Plan, index: int) -> str:
+    """A buffer as messages call it."""
+    buffer = plan.buffers[index]
+    what = "workspace" if buffer.value is None else f"'{buffer.value}'"
+    return f"{index} ({what}, rows [{buffer.rows.start}, {buffer.rows.stop}))"
+
+
+class Shadow:
+    """The owner of each byte of the arena and of the host space, as indices of `plan.buffers`."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        sizes = {Space.ARENA: plan.predictions.arena_bytes, Space.HOST: plan.predictions.host_bytes}
+        self._owners: dict[Space, NDArray[np.int32]] = {
+            space: np.full(size_bytes, _NOBODY, np.int32) for space, size_bytes in sizes.items()
+        }
+        self._persistent: tuple[int, ...] = ()
+
+    def begin(self, entry: Iterable[int], persistent: Iterable[int]) -> None:
+        """Forget everything but the buffers that a program finds; `persistent` must be intact when it ends."""
+        for owners in self._owners.values():
+            owners.fill(_NOBODY)
+        persistent = tuple(persistent)
+        for index in (*persistent, *entry):
+            self.write(self._whole(index))
+        # A state that both programs know under different buffers is watched under the running program's.
+        self._persistent = tuple(i for i in persistent if self._first_stranger(self._whole(i), (i,)) is None)
+
+    def write(self, region: Region) -> None:
+        """The region belongs to its buffer from now on."""
+        self._owners[region.space][region.start : region.stop] = region.buffer
+
+    def read(self, region: Region, where: str) -> None:
+        """Check that every byte of the region belongs to its buffer; MBC141 or MBC142, naming the first that is not."""
+        stranger = self._first_stranger(region, (region.buffer,))
+        if stranger is None:
+            return
+        start, stop, owner = stranger
+        reader = f"{where} reads bytes [{region.start}, {region.stop}) of buffer {describe(self._plan, region.buffer)}"
+        if owner == _NOBODY:
+            raise MbcError("MBC142", f"{reader}, but bytes [{start}, {stop}) were never written", _REMEDY)
+        other = describe(self._plan, owner)
+        raise MbcError("MBC141", f"{reader}, but bytes [{start}, {stop}) belong to buffer {other}", _REMEDY)
+
+    def end(self, program: Program, name: str) -> None:
+        """Check that a program leaves what it should: its exit buffers, and every state; MBC141, MBC142."""
+        for index in program.exit:
+            self.read(self._whole(index), f"the end of {name}")
+        for index in self._persistent:
+            region = self._whole(index)
+            if self._first_stranger(region, self._versions(region)) is not None:
+                self.read(region, f"the next step after {name}")
+
+    def _whole(self, index: int) -> Region:
+        return region_of(self._plan, index, self._plan.buffers[index].rows)
+
+    def _first_stranger(self, region: Region, friends: tuple[int, ...]) -> tuple[int, int, int] | None:
+        """The first run of bytes, [start, stop) and owner, that belongs to none of `friends`."""
+        owners = self._owners[region.space][region.start : region.stop]
+        strange = owners != friends[0]
+        for friend in friends[1:]:
+            strange &= owners != friend
+        if owners.size == region.stop - region.start and not strange.any():
+            return None
+        first = int(strange.argmax())
+        owner = int(owners[first]) if owners.size else _NOBODY
+        same = owners[first:] == owner
+        length = int(same.argmin()) if not same.all() else same.size
+        return region.start + first, region.start + first + length, owner
+
+    def _versions(self, region: Region) -> tuple[int, ...]:
+        """The buffer itself and the owner of its first byte, if that is a later version of the same state."""
+        owner = int(self._owners[region.space][region.start])
+        index: int | None = owner
+        while index is not None and index != region.buffer:
+            buffer: Buffer | None = self._plan.buffers[index] if index >= 0 else None
+            index = buffer.alias if buffer is not None else None
+        return (region.buffer,) if index is None else (region.buffer, owner)
