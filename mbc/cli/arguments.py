@@ -1,0 +1,212 @@
+"""Every command's arguments, help and examples. What a command does is imported when it runs: help is instant."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from collections.abc import Callable
+from typing import Protocol
+
+from mbc import __version__
+from mbc.cli.units import parse_size
+from mbc.options import Options
+
+_DESCRIPTION = """\
+mbc compiles the training of a convolutional network, ahead of time and under a GPU memory budget:
+a network written in a .mbc file becomes a plan (every kernel, every byte, the time) and a Python package.
+
+  mbc compile resnet.mbc --gpu h200     plan and build the package
+  mbc show resnet50                     the plan as a table
+  mbc train resnet50 --data train.npz   train it
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line; a parsed result has `run`, which takes it and returns the exit code."""
+    top = argparse.ArgumentParser(prog="mbc", description=_DESCRIPTION, formatter_class=_Raw)
+    top.add_argument("--version", action="version", version=f"mbc {__version__}")
+    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for add in (_compile, _show, _verify, _diff, _train, _gpus, _doctor):
+        add(commands)
+    return top
+
+
+class _Raw(argparse.RawDescriptionHelpFormatter):
+    """Keeps the line breaks of examples."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=28)
+
+
+class _Commands(Protocol):
+    """What argparse's add_subparsers gives."""
+
+    def add_parser(
+        self, name: str, *, help: str, description: str, epilog: str, formatter_class: type[argparse.HelpFormatter]
+    ) -> argparse.ArgumentParser: ...
+
+
+def _command(commands: _Commands, name: str, short: str, examples: str) -> argparse.ArgumentParser:
+    made = commands.add_parser(
+        name, help=short, description=short, epilog=f"examples:\n{examples}", formatter_class=_Raw
+    )
+    made.set_defaults(run=_later(name))
+    return made
+
+
+def _later(name: str) -> Callable[[argparse.Namespace], int]:
+    def run(arguments: argparse.Namespace) -> int:
+        return importlib.import_module(f"mbc.cli.{name}_command").run(arguments)
+
+    return run
+
+
+def _planning(made: argparse.ArgumentParser, gpu: bool = True) -> None:
+    """Arguments of whatever may have to plan."""
+    group = made.add_argument_group("planning (of a .mbc source)")
+    if gpu:
+        group.add_argument(
+            "--gpu", default="auto", help="GPU to plan for (see mbc gpus); default: this machine's, else h200"
+        )
+    group.add_argument(
+        "--set", dest="settings", action="append", default=[], type=_setting, metavar="NAME=VALUE",
+        help="set a parameter of the network or of a section, as batch=64 or memory.device=8GB; may be repeated",
+    )  # fmt: skip
+    group.add_argument("--network", help="which network, of a source that has several")
+    group.add_argument(
+        "--workspace-limit", type=_size, default=Options().workspace_limit_bytes, metavar="SIZE",
+        help="most workspace for one operation (default 512MiB)",
+    )  # fmt: skip
+    group.add_argument("--profile", help="SQLite file of measured kernel times")
+
+
+def options(arguments: argparse.Namespace, gpu: str | None = None) -> Options:
+    """The planning arguments as the compiler takes them."""
+    return Options(
+        gpu=gpu or getattr(arguments, "gpu", None) or "auto",
+        settings=tuple(arguments.settings),
+        network=arguments.network,
+        workspace_limit_bytes=arguments.workspace_limit,
+        dump_stages=getattr(arguments, "dump_stages", None),
+        profile=arguments.profile,
+    )
+
+
+def _setting(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (equals and name.strip() and value.strip()):
+        raise argparse.ArgumentTypeError(f"'{text}' is not NAME=VALUE")
+    return name.strip(), value.strip()
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number above 0")
+    return int(text)
+
+
+def _seed(text: str) -> int:
+    if not text.isdigit() or int(text) >= 2**63:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number from 0 to 2^63 - 1")
+    return int(text)
+
+
+def _json(made: argparse.ArgumentParser) -> None:
+    made.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def _compile(commands: _Commands) -> None:
+    made = _command(
+        commands, "compile", "Plan a network and build the package that trains it.",
+        "  mbc compile resnet.mbc -o resnet50 --set depth=50 --set batch=256\n"
+        "  mbc compile net.mbc --gpu a100-80 --set memory.device=8GB --json",
+    )  # fmt: skip
+    made.add_argument("source", help="the network (.mbc)")
+    made.add_argument("-o", "--output", metavar="FOLDER", help="package to write (default: named as the network, here)")
+    made.add_argument("--force", action="store_true", help="replace a package that is there")
+    made.add_argument("--dump-stages", metavar="FOLDER", help="write what every stage of the compiler made, as text")
+    _planning(made)
+    _json(made)
+
+
+def _show(commands: _Commands) -> None:
+    made = _command(
+        commands, "show", "Show a plan: kernels, times, workspace, lifetimes, peak and bounds.",
+        "  mbc show resnet50               a package\n"
+        "  mbc show resnet50/plan.json     a plan\n"
+        "  mbc show net.mbc --gpu t4       a source, planned now",
+    )  # fmt: skip
+    made.add_argument("plan", help="a package, a plan (.json) or a source (.mbc)")
+    made.add_argument("--limit", type=_count, metavar="ROWS", help="show the slowest ROWS operations only")
+    made.add_argument("--infer", action="store_true", help="the inference program instead of the training step")
+    _planning(made)
+    _json(made)
+
+
+def _verify(commands: _Commands) -> None:
+    made = _command(
+        commands, "verify", "Prove that a plan computes what its graph says, by running it symbolically.",
+        "  mbc verify resnet50\n  mbc verify resnet50/plan.json --json",
+    )  # fmt: skip
+    made.add_argument("plan", help="a package or a plan (.json)")
+    _json(made)
+
+
+def _diff(commands: _Commands) -> None:
+    made = _command(
+        commands, "diff", "Compare two plans, or one source planned for two GPUs.",
+        "  mbc diff before/plan.json after/plan.json\n  mbc diff net.mbc --gpu h200 --gpu t4",
+    )  # fmt: skip
+    made.add_argument("plans", nargs="+", metavar="PLAN", help="two packages, plans or sources; or one source")
+    made.add_argument("--gpu", dest="gpus", action="append", default=[], help="GPU to plan for; twice with one source")
+    _planning(made, gpu=False)
+    _json(made)
+
+
+def _train(commands: _Commands) -> None:
+    made = _command(
+        commands, "train", "Train a network on data; a source is planned first, and built where there is a GPU.",
+        "  mbc train net.mbc --data train.npz --test test.npz --epochs 20 --lr 0.1 --schedule cosine\n"
+        "  mbc train resnet50 --data folder_of_npy --checkpoint resnet50.safetensors\n"
+        "  mbc train resnet50 --data loader:batches --resume resnet50.safetensors",
+    )  # fmt: skip
+    made.add_argument("network_or_package", metavar="NET", help="a package or a source (.mbc)")
+    made.add_argument(
+        "--data", required=True, metavar="DATA",
+        help="an .npz or a folder of .npy with an array named like each input (or x and y, images and labels), "
+        "or module:function that yields batches",
+    )  # fmt: skip
+    made.add_argument("--test", metavar="DATA", help="data to test on after each epoch")
+    made.add_argument("--epochs", type=_count, default=10)
+    made.add_argument("--lr", type=float, default=0.1, metavar="RATE", help="(peak) learning rate (default 0.1)")
+    made.add_argument("--schedule", choices=("constant", "cosine", "step"), default="constant")
+    made.add_argument("--warmup", type=float, default=0.0, metavar="EPOCHS", help="grow the rate from 0 over EPOCHS")
+    made.add_argument("--step-epochs", type=float, default=30.0, metavar="EPOCHS", help="schedule step: how often")
+    made.add_argument("--step-factor", type=float, default=0.1, metavar="FACTOR", help="schedule step: times what")
+    made.add_argument("--seed", type=_seed, help="of initial weights, shuffling and dropout (default 0)")
+    made.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    made.add_argument("--checkpoint", metavar="FILE", help="write weights and progress here after each epoch")
+    made.add_argument("--resume", metavar="FILE", help="go on from such a file; keeps writing to it by default")
+    made.add_argument("-o", "--output", metavar="FOLDER", help="package to write when a source is built")
+    _planning(made)
+    _json(made)
+
+
+def _gpus(commands: _Commands) -> None:
+    made = _command(commands, "gpus", "List the GPUs that can be planned for, and those of this machine.", "  mbc gpus")
+    _json(made)
+
+
+def _doctor(commands: _Commands) -> None:
+    made = _command(
+        commands, "doctor", "Say what of the GPU software is here, what each missing part costs and how to get it.",
+        "  mbc doctor\n  mbc doctor --json",
+    )  # fmt: skip
+    _json(made)

@@ -1,0 +1,61 @@
+"""What a user names on the command line: a source, a plan or a package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mbc.cli.terminal import busy
+from mbc.errors import MbcError
+from mbc.options import Options
+from mbc.source import Source
+
+if TYPE_CHECKING:
+    from mbc.plan.model import Plan
+
+PLAN_FILE = "plan.json"
+
+
+def read_text(path: Path) -> str:
+    """The text of a file; MBC183 where it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        reason = f"it is not UTF-8 text (byte {error.start})"
+    except OSError as error:
+        reason = error.strerror or str(error)
+    raise MbcError("MBC183", f"cannot read '{path}': {reason}", "give a source (.mbc), a plan (.json) or a package")
+
+
+def plan_file(place: str) -> Path | None:
+    """The plan file that `place` names: its own, or that of a package. None for a source."""
+    path = Path(place)
+    if path.is_dir():
+        if not (path / PLAN_FILE).is_file():
+            raise MbcError(
+                "MBC184", f"the folder '{place}' is no package: it has no {PLAN_FILE}", "make one with mbc compile"
+            )
+        return path / PLAN_FILE
+    return path if path.suffix == ".json" else None
+
+
+def read_plan(path: Path) -> Plan:
+    """The plan of a file, checked for form (not for meaning: that is `mbc verify`)."""
+    from mbc.plan.file import load_plan
+
+    return load_plan(read_text(path), str(path))
+
+
+def plan_source(place: str, options: Options) -> Plan:
+    """Plan a source."""
+    from mbc.compiler import compile_plan
+
+    source = Source(place, read_text(Path(place)))
+    with busy(f"planning {place}"):
+        return compile_plan(source, options)
+
+
+def find_plan(place: str, options: Options) -> Plan:
+    """The plan that `place` names, planned now where it is a source."""
+    file = plan_file(place)
+    return plan_source(place, options) if file is None else read_plan(file)

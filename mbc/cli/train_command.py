@@ -1,0 +1,133 @@
+"""`mbc train`"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mbc.cli.arguments import options
+from mbc.cli.places import package_for_training
+from mbc.cli.terminal import StatusLine, bar
+from mbc.train.checkpoint import read_progress
+from mbc.train.data import Data, has_part, open_data
+from mbc.train.loop import Epoch, Job, Running, inputs_of, train
+from mbc.train.schedule import Schedule
+
+if TYPE_CHECKING:
+    from mbc.ir.graph import TrainingGraph
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Train a package, or a source that is planned (and on a GPU machine built) first."""
+    from mbc.runtime.module import Module
+
+    schedule = Schedule(
+        arguments.lr, arguments.epochs, arguments.schedule, arguments.warmup, arguments.step_epochs,
+        arguments.step_factor,
+    )  # fmt: skip
+    resume = None if arguments.resume is None else Path(arguments.resume)
+    seed = arguments.seed
+    if seed is None:
+        seed = 0 if resume is None else read_progress(resume).seed
+    checkpoint = resume if arguments.checkpoint is None else Path(arguments.checkpoint)
+
+    subject, graph = package_for_training(
+        arguments.network_or_package, options(arguments), arguments.device, arguments.output
+    )
+    data, test = _data(arguments, graph)
+    net = Module(subject, seed=seed, device=arguments.device)
+    job = Job(graph, data, schedule, test, seed, checkpoint, resume)
+    view = _View(data, graph.batch)
+    try:
+        history = train(net, job, view.on_step, view.on_epoch)
+    except KeyboardInterrupt:
+        view.stop()
+        if checkpoint is not None and checkpoint.exists():
+            print(f"go on with: --resume {checkpoint}", file=sys.stderr)
+        raise
+    _report(arguments, history, checkpoint, net.device)
+    return 0
+
+
+def _data(arguments: argparse.Namespace, graph: TrainingGraph) -> tuple[Data, Data | None]:
+    inputs = inputs_of(graph)
+    data = open_data(arguments.data, inputs, "train")
+    if arguments.test is not None:
+        return data, open_data(arguments.test, inputs, "test")
+    if has_part(arguments.data, inputs, "test"):
+        return data, open_data(arguments.data, inputs, "test")
+    return data, None
+
+
+def _report(arguments: argparse.Namespace, history: tuple[Epoch, ...], checkpoint: Path | None, device: str) -> None:
+    if arguments.json:
+        result = {
+            "device": device,
+            "epochs": [asdict(epoch) for epoch in history],
+            "checkpoint": None if checkpoint is None else str(checkpoint),
+        }
+        print(json.dumps(result, indent=2))
+        return
+    if not history:
+        print(f"nothing to do: '{checkpoint}' has all {arguments.epochs} epochs behind it")
+        return
+    last = history[-1]
+    if last.test_accuracy is not None:
+        print(f"test accuracy: {last.test_accuracy:.2%} after {last.epoch} epochs ({device})")
+    else:
+        print(f"loss: {last.loss:.4f} after {last.epoch} epochs ({device})")
+    if checkpoint is not None:
+        print(f"weights: {checkpoint}")
+
+
+class _View:
+    """Shows a training on stderr."""
+
+    def __init__(self, data: Data, batch: int) -> None:
+        self._line = StatusLine()
+        self._said_dropped = False
+        self._batch = batch
+        if data.rows is not None and data.rows % batch and data.rows > batch:
+            self._say_dropped(data.rows % batch)
+
+    def on_step(self, now: Running) -> None:
+        if not self._line.due():
+            return
+        parts = [f"epoch {now.epoch:>{len(str(now.epochs))}}/{now.epochs}"]
+        if now.steps_in_epoch is not None:
+            share = now.steps / now.steps_in_epoch
+            parts.append(f"{bar(share)} {share:4.0%}")
+        else:
+            parts.append(f"step {now.steps}")
+        parts.append(f"loss {now.loss:.4f}")
+        if now.accuracy is not None:
+            parts.append(f"accuracy {now.accuracy:.1%}")
+        parts.append(f"{now.rows / max(now.seconds, 1e-9):,.0f} images/s")
+        self._line.update("  ".join(parts))
+
+    def on_epoch(self, epoch: Epoch) -> None:
+        if epoch.dropped_rows:
+            self._say_dropped(epoch.dropped_rows)
+        parts = [f"epoch {epoch.epoch:>{len(str(epoch.epochs))}}/{epoch.epochs}", f"loss {epoch.loss:.4f}"]
+        if epoch.accuracy is not None:
+            parts.append(f"accuracy {epoch.accuracy:.1%}")
+        if epoch.test_accuracy is not None:
+            parts.append(f"test accuracy {epoch.test_accuracy:.2%}")
+        parts.append(f"{epoch.rows / max(epoch.seconds, 1e-9):,.0f} images/s")
+        if epoch.bad_steps:
+            parts.append(f"({epoch.bad_steps} steps with a loss that is not finite changed nothing)")
+        self._line.line("  ".join(parts))
+
+    def stop(self) -> None:
+        self._line.clear()
+
+    def _say_dropped(self, rows: int) -> None:
+        if not self._said_dropped:
+            self._said_dropped = True
+            self._line.line(
+                f"note: the last {rows} rows of each epoch do not fill a mini-batch of {self._batch} and are dropped"
+            )

@@ -1,0 +1,34 @@
+"""Sizes as people write and read them."""
+
+from __future__ import annotations
+
+import re
+
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+
+
+def parse_size(text: str) -> int:
+    """Bytes of `64MiB`, `1.5 GB` or `4096`. Raises ValueError for anything else."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    if match is None or match[2].lower() not in _UNITS:
+        raise ValueError(f"'{text}' is not a size: write 64MiB (2^20), 8GB (10^9) or a number of bytes")
+    return int(float(match[1]) * _UNITS[match[2].lower()])
+
+
+def show_size(size_bytes: float) -> str:
+    """`12.3 MiB`: powers of two, one decimal, below 10 of a unit two."""
+    size = float(size_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1024 or unit == "GiB":
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.{2 if abs(size) < 10 else 1}f} {unit}"
+        size /= 1024
+    raise AssertionError("unreachable")
+
+
+def show_time(time_us: float) -> str:
+    """`12.3 us`, `4.56 ms`, `7.89 s`."""
+    for limit, unit, scale in ((1e3, "us", 1.0), (1e6, "ms", 1e3), (float("inf"), "s", 1e6)):
+        if time_us < limit:
+            value = time_us / scale
+            return f"{value:.{2 if value < 10 else 1}f} {unit}"
+    raise AssertionError("unreachable")

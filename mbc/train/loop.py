@@ -1,0 +1,211 @@
+"""The training loop: epochs of steps, test accuracy after each, checkpoints."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbc.errors import MbcError
+from mbc.ir.graph import TrainingGraph
+from mbc.train.checkpoint import Progress, Saves, load_checkpoint, save_checkpoint
+from mbc.train.data import Data, Input, converted
+from mbc.train.schedule import Schedule
+
+Array = NDArray[Any]
+
+
+class Trainable(Saves, Protocol):
+    """What the loop needs of `mbc.runtime.module.Module`."""
+
+    def step(self, *inputs: Array, lr: float) -> Any: ...
+
+    def forward(self, *inputs: Array) -> Any: ...
+
+    @property
+    def accuracy(self) -> float | None:
+        """Share of the last step's rows classified correctly, None where the network does not classify."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What to train. `checkpoint` is written after every epoch; `resume` is read before the first."""
+
+    graph: TrainingGraph
+    data: Data
+    schedule: Schedule
+    test: Data | None = None
+    seed: int = 0
+    checkpoint: Path | None = None
+    resume: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A moment within an epoch. `steps` of `steps_in_epoch` (None: not known) are done, `rows` in `seconds`."""
+
+    epoch: int
+    epochs: int
+    steps: int
+    steps_in_epoch: int | None
+    loss: float
+    accuracy: float | None
+    rows: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """A finished epoch. `loss` and `accuracy` are means over its steps; `dropped_rows` did not fill a mini-batch;
+    `bad_steps` had a loss that is not finite, and changed nothing."""
+
+    epoch: int
+    epochs: int
+    steps: int
+    loss: float
+    accuracy: float | None
+    test_accuracy: float | None
+    learning_rate: float
+    rows: int
+    seconds: float
+    dropped_rows: int
+    bad_steps: int
+
+
+def inputs_of(graph: TrainingGraph) -> tuple[Input, ...]:
+    """The inputs of a step, as data sources see them."""
+    return tuple(Input(name, graph.values[name].type) for name in graph.inputs)
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Which output is compared with which input to tell how often the network is right."""
+
+    output: int  # index into the inference outputs
+    target: int  # index into the inputs
+
+
+def judged(graph: TrainingGraph) -> Judged | None:
+    """The first classified output whose target is an input; None when there is none."""
+    for operation in graph.train:
+        if operation.kind == "softmax_cross_entropy":
+            logits, target = operation.inputs[:2]
+            if logits in graph.outputs and target in graph.inputs:
+                return Judged(graph.outputs.index(logits), graph.inputs.index(target))
+    return None
+
+
+def accuracy_on(net: Trainable, graph: TrainingGraph, data: Data) -> float | None:
+    """Share of rows (of positions, in segmentation) whose largest logit is the target's, over all of `data`."""
+    which = judged(graph)
+    if which is None:
+        return None
+    fed = [graph.inputs.index(name) for name in graph.infer_inputs]
+    right = total = 0
+    inputs = inputs_of(graph)
+    for rows in data.in_order(graph.batch):
+        batch = converted(rows, inputs)
+        outputs = net.forward(*(batch[i] for i in fed))
+        logits = np.asarray(cast("Sequence[Any]", outputs)[which.output] if isinstance(outputs, tuple) else outputs)
+        target = batch[which.target]
+        right += int(np.count_nonzero(np.argmax(logits, axis=1) == target))
+        total += target.size
+    return right / total if total else None
+
+
+def train(
+    net: Trainable,
+    job: Job,
+    on_step: Callable[[Running], None] = lambda _: None,
+    on_epoch: Callable[[Epoch], None] = lambda _: None,
+) -> tuple[Epoch, ...]:
+    """Train to the end of the schedule; returns the epochs that were run.
+
+    The same job gives the same bits whether run at once or resumed after any epoch. Raises MBC177 when the data do not
+    fill one mini-batch, MBC178 when a whole epoch's losses are not finite, MBC182 when `resume` was made otherwise.
+    """
+    batch = job.graph.batch
+    done = Progress(epochs=0, steps=0, seed=job.seed, batch=batch)
+    if job.resume is not None:
+        done = load_checkpoint(net, job.resume)
+        _check_resumable(done, job)
+    history: list[Epoch] = []
+    steps = done.steps
+    for epoch in range(done.epochs, job.schedule.epochs):
+        finished = _one_epoch(net, job, epoch, on_step)
+        steps += finished.steps
+        history.append(finished)
+        if job.checkpoint is not None:
+            save_checkpoint(net, job.checkpoint, Progress(epoch + 1, steps, job.seed, batch))
+        on_epoch(finished)
+    return tuple(history)
+
+
+def _check_resumable(done: Progress, job: Job) -> None:
+    batch, epochs = job.graph.batch, job.schedule.epochs
+    for differs, problem in (
+        (done.seed != job.seed, f"was made with seed {done.seed}, not {job.seed}"),
+        (done.batch != batch, f"was made with mini-batches of {done.batch} rows, not {batch}"),
+        (done.epochs > epochs, f"has {done.epochs} finished epochs, more than the {epochs} asked for"),
+    ):
+        if differs:
+            raise MbcError(
+                "MBC182", f"the checkpoint '{job.resume}' {problem}", "resume with the settings it was made with"
+            )
+
+
+def _one_epoch(net: Trainable, job: Job, epoch: int, on_step: Callable[[Running], None]) -> Epoch:
+    batch, epochs = job.graph.batch, job.schedule.epochs
+    # Where the length is unknown the rate changes by the epoch only, so that a resumed training sees the same rates.
+    steps_in_epoch = None if job.data.rows is None else job.data.rows // batch
+    losses = accuracies = 0.0
+    steps = bad_steps = dropped = 0
+    judged_steps = 0
+    rate = 0.0
+    inputs = inputs_of(job.graph)
+    began = time.monotonic()
+    for arrays in job.data.shuffled(batch, job.seed, epoch):
+        if arrays[0].shape[0] < batch:
+            dropped = int(arrays[0].shape[0])
+            break
+        # The middle of the step: neither a warm-up's first step nor a cosine's last has the rate 0.
+        rate = job.schedule.at(epoch + ((steps + 0.5) / steps_in_epoch if steps_in_epoch else 0.5))
+        loss = float(net.step(*converted(arrays, inputs), lr=rate))
+        steps += 1
+        if math.isfinite(loss):
+            losses += loss
+        else:
+            bad_steps += 1
+        accuracy = net.accuracy
+        if accuracy is not None:
+            accuracies += accuracy
+            judged_steps += 1
+        on_step(
+            Running(epoch + 1, epochs, steps, steps_in_epoch, losses / max(1, steps - bad_steps),
+                    accuracies / judged_steps if judged_steps else None, steps * batch, time.monotonic() - began)
+        )  # fmt: skip
+    seconds = time.monotonic() - began
+    if steps == 0:
+        raise MbcError(
+            "MBC177",
+            f"the data hold {dropped} rows, fewer than one mini-batch of {batch}",
+            f"give more data or a smaller mini-batch, for instance --set batch={max(1, dropped)}",
+        )
+    if bad_steps == steps:
+        raise MbcError(
+            "MBC178",
+            f"no loss of epoch {epoch + 1} is finite, so nothing was learned in it",
+            "lower the learning rate, add a warm-up, or look for values that are not finite in the data",
+        )
+    return Epoch(
+        epoch + 1, epochs, steps, losses / (steps - bad_steps), accuracies / judged_steps if judged_steps else None,
+        None if job.test is None else accuracy_on(net, job.graph, job.test),
+        rate, steps * batch, seconds, dropped, bad_steps,
+    )  # fmt: skip

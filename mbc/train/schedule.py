@@ -1,0 +1,51 @@
+"""The learning rate as a function of how far training has come."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from mbc.errors import MbcError
+
+KINDS = ("constant", "cosine", "step")
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A peak rate and what becomes of it.
+
+    constant: stays at `rate`. cosine: falls to 0 at `epochs`, half a cosine. step: times `factor` every `every_epochs`.
+    During the first `warmup_epochs` the rate grows linearly from 0 to what the schedule says.
+    """
+
+    rate: float
+    epochs: int
+    kind: str = "constant"
+    warmup_epochs: float = 0.0
+    every_epochs: float = 30.0
+    factor: float = 0.1
+
+    def __post_init__(self) -> None:
+        for wrong, problem in (
+            (self.kind not in KINDS, f"there is no schedule '{self.kind}'"),
+            (not (math.isfinite(self.rate) and self.rate > 0), f"a learning rate of {self.rate} is not above 0"),
+            (self.epochs < 1, f"{self.epochs} epochs are not above 0"),
+            (
+                not 0 <= self.warmup_epochs <= self.epochs,
+                f"a warm-up of {self.warmup_epochs} epochs does not lie between 0 and the {self.epochs} epochs",
+            ),
+            (not self.every_epochs > 0, f"a step every {self.every_epochs} epochs is not above 0"),
+            (not 0 < self.factor <= 1, f"a factor of {self.factor} does not lie between 0 and 1"),
+        ):
+            if wrong:
+                raise MbcError("MBC170", problem, f"choose a schedule of {', '.join(KINDS)} and settings in range")
+
+    def at(self, epoch: float) -> float:
+        """The learning rate after `epoch` epochs; a fraction counts the steps of an epoch that has begun."""
+        if self.kind == "cosine":
+            rate = self.rate * 0.5 * (1 + math.cos(math.pi * min(1.0, epoch / self.epochs)))
+        elif self.kind == "step":
+            rate = self.rate * self.factor ** math.floor(epoch / self.every_epochs)
+        else:
+            rate = self.rate
+        return rate * min(1.0, epoch / self.warmup_epochs) if self.warmup_epochs > 0 else rate

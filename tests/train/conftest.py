@@ -1,0 +1,88 @@
+"""A network small enough to train by hand: softmax regression that saves real safetensors files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mbc.ir.graph import Attributes, Operation, Optimizer, Role, TrainingGraph, Value
+from mbc.ir.types import DType, Precision, TensorType
+
+BATCH, FEATURES, CLASSES = 8, 5, 3
+
+
+class Regression:
+    """What the loop needs of a module. float64, so that equal inputs give equal bits everywhere."""
+
+    def __init__(self) -> None:
+        self.weights = np.zeros((FEATURES, CLASSES))
+        self.rates: list[float] = []
+        self.accuracy: float | None = None
+        self.poison = False
+
+    def step(self, x: Any, y: Any, *, lr: float) -> float:
+        assert x.shape == (BATCH, FEATURES) and y.shape == (BATCH,)
+        self.rates.append(lr)
+        if self.poison:
+            return float("nan")
+        logits = self.forward(x)
+        p = np.exp(logits - logits.max(1, keepdims=True))
+        p /= p.sum(1, keepdims=True)
+        self.accuracy = float(np.mean(np.argmax(logits, 1) == y))
+        loss = float(-np.log(p[np.arange(BATCH), y]).mean())
+        p[np.arange(BATCH), y] -= 1
+        self.weights -= lr * x.astype(np.float64).T @ p / BATCH
+        return loss
+
+    def forward(self, x: Any) -> Any:
+        return x.astype(np.float64) @ self.weights
+
+    def save(self, path: Any) -> None:
+        data = self.weights.tobytes()
+        header = {"w": {"dtype": "F64", "shape": list(self.weights.shape), "data_offsets": [0, len(data)]}}
+        text = json.dumps(header).encode()
+        Path(path).write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+    def load(self, path: Any) -> None:
+        raw = Path(path).read_bytes()
+        start = 8 + int.from_bytes(raw[:8], "little")
+        self.weights = np.frombuffer(raw[start:], np.float64).reshape(FEATURES, CLASSES).copy()
+
+
+@pytest.fixture
+def regression() -> Regression:
+    return Regression()
+
+
+@pytest.fixture
+def graph() -> TrainingGraph:
+    """Inputs `image` and `target`, output `logits`, judged by softmax cross-entropy."""
+    values = {
+        "image": Value("image", TensorType((BATCH, FEATURES), DType.FP32), Role.INPUT, True),
+        "target": Value("target", TensorType((BATCH,), DType.INT32), Role.INPUT, True),
+        "logits": Value("logits", TensorType((BATCH, CLASSES), DType.FP32), per_sample=True),
+        "loss": Value("loss", TensorType((1,), DType.FP32)),
+        "correct": Value("correct", TensorType((1,), DType.FP32)),
+    }
+    loss = Operation("loss", "softmax_cross_entropy", ("logits", "target"), ("loss", "correct"), Attributes())
+    return TrainingGraph(
+        name="regression", batch=BATCH, precision=Precision.FP32, optimizer=Optimizer(),
+        values=MappingProxyType(values), train=(loss,), infer=(), states=(), inputs=("image", "target"),
+        infer_inputs=("image",), outputs=("logits",), infer_outputs=("infer.logits",), loss="loss",
+        metrics=("correct",), updates=(),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def rows() -> tuple[Any, Any]:
+    """61 separable rows: seven mini-batches and five left over."""
+    generator = np.random.default_rng(3)
+    y = generator.integers(0, CLASSES, 61)
+    x = generator.normal(0, 0.3, (61, FEATURES)).astype(np.float32)
+    x[np.arange(61), y] += 2
+    return x, y

@@ -1,0 +1,144 @@
+"""Where batches come from, and what is said when they do not fit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mbc.errors import MbcError
+from mbc.ir.types import DType, TensorType
+from mbc.train.data import Input, converted, fit, has_part, open_data
+
+IMAGE = Input("image", TensorType((4, 1, 8, 8), DType.FP32))
+TARGET = Input("target", TensorType((4,), DType.INT32))
+INPUTS = (IMAGE, TARGET)
+X = np.arange(10 * 64, dtype=np.float32).reshape(10, 1, 8, 8)
+Y = np.arange(10) % 3
+
+
+def batches(data, rows=4):
+    return [tuple(part.shape[0] for part in batch) for batch in data.in_order(rows)]
+
+
+@pytest.mark.parametrize("names", [("image", "target"), ("x", "y"), ("images", "labels"), ("x_train", "y_train")])
+def test_npz(tmp_path, names):
+    np.savez(tmp_path / "d.npz", **dict(zip(names, (X, Y), strict=True)))
+    data = open_data(str(tmp_path / "d.npz"), INPUTS)
+    assert data.rows == 10
+    assert batches(data) == [(4, 4), (4, 4), (2, 2)]
+    np.testing.assert_array_equal(np.concatenate([b[0] for b in data.in_order(4)]), X)
+
+
+def test_folder_is_read_as_needed(tmp_path):
+    np.save(tmp_path / "image.npy", X)
+    np.save(tmp_path / "target.npy", Y)
+    data = open_data(str(tmp_path), INPUTS)
+    assert isinstance(data.arrays[0].base, np.memmap) or isinstance(data.arrays[0], np.memmap)
+    assert batches(data) == [(4, 4), (4, 4), (2, 2)]
+
+
+def test_iterable(tmp_path, monkeypatch):
+    (tmp_path / "batches_for_test.py").write_text(
+        "import numpy as np\n"
+        "def pairs():\n"
+        "    for n in (3, 1, 9): yield np.ones((n, 1, 8, 8), np.float32), np.full(n, n)\n"
+        "def dicts(epoch):\n"
+        "    yield {'target': np.full(4, epoch), 'image': np.ones((4, 1, 8, 8))}\n"
+        "def triples():\n"
+        "    yield 1, 2, 3\n"
+        "number = 3\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    data = open_data("batches_for_test:pairs", INPUTS)
+    assert data.rows is None
+    assert batches(data) == [(4, 4), (4, 4), (4, 4), (1, 1)]
+    assert np.concatenate([b[1] for b in data.in_order(4)]).tolist() == [3] * 3 + [1] + [9] * 9
+    ((_, y),) = open_data("batches_for_test:dicts", INPUTS).shuffled(4, 0, 7)
+    assert y.tolist() == [7] * 4
+    with pytest.raises(MbcError, match="yields 3 arrays a batch, the network has 2 inputs: image, target") as caught:
+        list(open_data("batches_for_test:triples", INPUTS).in_order(4))
+    assert caught.value.code == "MBC171"
+    with pytest.raises(MbcError, match="number is not a function"):
+        open_data("batches_for_test:number", INPUTS)
+    with pytest.raises(MbcError, match="cannot import batches_for_test:missing"):
+        open_data("batches_for_test:missing", INPUTS)
+
+
+def test_test_part_of_one_file(tmp_path):
+    np.savez(tmp_path / "d.npz", x_train=X, y_train=Y, x_test=X[:3], y_test=Y[:3])
+    file = str(tmp_path / "d.npz")
+    assert has_part(file, INPUTS, "test")
+    assert open_data(file, INPUTS, "test").rows == 3
+    assert open_data(file, INPUTS).rows == 10
+    np.savez(tmp_path / "e.npz", x=X, y=Y)
+    assert not has_part(str(tmp_path / "e.npz"), INPUTS, "test")
+
+
+def test_axes_of_length_one_may_be_left_out():
+    images, _ = fit({"image": X[:, 0], "target": Y}, INPUTS, "d")
+    assert images.shape == (10, 1, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "code", "message"),
+    [
+        ({"image": X}, "MBC173", "'d' has no array for input 'target' (it has: image)"),
+        ({}, "MBC173", "(it has: none)"),
+        ({"image": X, "target": Y[:9]}, "MBC174", "differ in their rows: image 10, target 9"),
+        ({"image": X[:, :, :7], "target": Y}, "MBC175", "needs rows of the shape (1, 8, 8)"),
+        ({"image": X, "target": Y.astype(np.float32)}, "MBC176", "holds float32, input 'target' needs class numbers"),
+        ({"image": X.astype(str), "target": Y}, "MBC176", "not numbers"),
+    ],
+)
+def test_arrays_that_do_not_fit(arrays, code, message):
+    with pytest.raises(MbcError) as caught:
+        fit(arrays, INPUTS, "d")
+    assert caught.value.code == code
+    assert message in str(caught.value)
+
+
+def test_channels_last_is_recognised():
+    colour = Input("image", TensorType((4, 3, 8, 6), DType.FP32))
+    with pytest.raises(MbcError, match=r"numpy\.moveaxis"):
+        fit({"image": np.zeros((5, 8, 6, 3))}, (colour,), "d")
+
+
+def test_aliases_only_where_they_are_unambiguous():
+    other = Input("second", IMAGE.type)
+    with pytest.raises(MbcError, match=r"has no array for input 'image' \(it has: x, y\)\nhelp: name it image$"):
+        fit({"x": X, "y": Y}, (IMAGE, other, TARGET), "d")
+
+
+@pytest.mark.parametrize("name", ["nothing.npz", "nothing", "a:"])
+def test_no_such_data(name):
+    with pytest.raises(MbcError, match=f"there is no data '{name}'") as caught:
+        open_data(name, INPUTS)
+    assert caught.value.code == "MBC172"
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 not an archive", b"hello"])
+def test_files_that_are_no_archives(tmp_path, content):
+    (tmp_path / "d.npz").write_bytes(content)
+    with pytest.raises(MbcError, match="cannot read"):
+        open_data(str(tmp_path / "d.npz"), INPUTS)
+
+
+def test_pickles_are_refused(tmp_path):
+    np.savez(tmp_path / "d.npz", image=np.array([{}], dtype=object), target=Y)
+    with pytest.raises(MbcError, match="cannot read"):
+        open_data(str(tmp_path / "d.npz"), INPUTS)
+
+
+def test_single_array_is_no_archive(tmp_path):
+    with (tmp_path / "d.npz").open("wb") as file:
+        np.save(file, X)
+    with pytest.raises(MbcError, match="single array"):
+        open_data(str(tmp_path / "d.npz"), INPUTS)
+
+
+def test_batches_take_the_types_of_the_inputs():
+    images, target = converted((X.astype(np.uint8), Y.astype(np.int64)), INPUTS)
+    assert images.dtype == np.float32 and target.dtype == np.int32
+    with pytest.raises(MbcError, match="beyond 32 bits") as caught:
+        converted((X, np.full(10, 2**32)), INPUTS)
+    assert caught.value.code == "MBC176"

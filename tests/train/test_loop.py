@@ -1,0 +1,205 @@
+"""The loop: accuracy, dropped rows, exact resume, the rate that each step gets."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from mbc.errors import MbcError
+from mbc.train.checkpoint import Progress, load_checkpoint, read_progress, save_checkpoint
+from mbc.train.data import ArrayData, IterableData
+from mbc.train.loop import Job, accuracy_on, inputs_of, judged, train
+from mbc.train.schedule import Schedule
+
+
+def test_training_learns_and_reports(regression, graph, rows):
+    data = ArrayData(rows)
+    steps = []
+    history = train(regression, Job(graph, data, Schedule(0.5, 6), data, seed=1), steps.append)
+    assert [e.epoch for e in history] == [1, 2, 3, 4, 5, 6]
+    assert all(e.steps == 7 and e.rows == 56 and e.dropped_rows == 5 and e.bad_steps == 0 for e in history)
+    assert history[-1].loss < history[0].loss
+    assert history[-1].test_accuracy == 1.0
+    assert len(steps) == 42 and steps[8].epoch == 2 and steps[8].steps == 2 and steps[8].steps_in_epoch == 7
+
+
+def test_partial_last_batch_is_tested(regression, graph, rows):
+    x, y = rows
+    regression.weights[:] = 0  # every row is called class 0
+    assert accuracy_on(regression, graph, ArrayData((x, y))) == np.mean(y == 0)
+
+
+def test_network_that_does_not_classify_has_no_accuracy(graph):
+    assert judged(dataclasses.replace(graph, train=())) is None
+    assert judged(graph).target == 1
+
+
+@pytest.mark.parametrize("stop", [1, 2, 3])
+@pytest.mark.parametrize("kind", ["constant", "cosine"])
+def test_resumed_training_gives_the_same_bits(regression, graph, rows, tmp_path, stop, kind):
+    class Interrupted(Exception):
+        pass
+
+    def interrupt(epoch):
+        if epoch.epoch == stop:
+            raise Interrupted
+
+    job = Job(graph, ArrayData(rows), Schedule(0.3, 4, kind, warmup_epochs=1.5), seed=7)
+    whole = copy.deepcopy(regression)
+    train(whole, job)
+
+    file = tmp_path / "checkpoint.safetensors"
+    broken_off = copy.deepcopy(regression)
+    with pytest.raises(Interrupted):
+        train(broken_off, dataclasses.replace(job, checkpoint=file), on_epoch=interrupt)
+    assert read_progress(file) == Progress(epochs=stop, steps=7 * stop, seed=7, batch=8)
+    history = train(regression, dataclasses.replace(job, checkpoint=file, resume=file))
+
+    assert [e.epoch for e in history] == list(range(stop + 1, 5))
+    np.testing.assert_array_equal(regression.weights, whole.weights)
+    assert broken_off.rates + regression.rates == whole.rates
+    assert [p.name for p in tmp_path.iterdir()] == ["checkpoint.safetensors"]
+
+
+def test_epochs_differ_in_their_order_and_seeds_too(rows):
+    data = ArrayData(rows)
+
+    def first(seed, epoch):
+        return next(data.shuffled(8, seed, epoch))[0]
+
+    assert not np.array_equal(first(0, 0), first(0, 1))
+    assert not np.array_equal(first(0, 0), first(1, 0))
+    np.testing.assert_array_equal(first(5, 3), first(5, 3))
+
+
+def test_every_row_comes_once_an_epoch(rows):
+    seen = np.concatenate([x for x, _ in ArrayData(rows).shuffled(8, 0, 0)])
+    assert sorted(map(tuple, seen)) == sorted(map(tuple, rows[0]))
+
+
+def test_unknown_length_changes_the_rate_by_the_epoch(regression, graph, rows):
+    x, y = rows
+    data = IterableData(lambda: iter([(x, y)]), inputs_of(graph), "test")
+    train(regression, Job(graph, data, Schedule(1.0, 2, "cosine")))
+    assert len(set(regression.rates[:7])) == len(set(regression.rates[7:])) == 1
+    assert regression.rates[0] > regression.rates[-1] > 0
+
+
+def test_too_few_rows(regression, graph, rows):
+    x, y = rows
+    with pytest.raises(MbcError) as caught:
+        train(regression, Job(graph, ArrayData((x[:5], y[:5])), Schedule(0.1, 1)))
+    assert caught.value.code == "MBC177"
+    assert "the data hold 5 rows, fewer than one mini-batch of 8" in str(caught.value)
+    assert "--set batch=5" in str(caught.value)
+
+
+def test_losses_that_are_not_finite(regression, graph, rows):
+    regression.poison = True
+    with pytest.raises(MbcError) as caught:
+        train(regression, Job(graph, ArrayData(rows), Schedule(0.1, 1)))
+    assert caught.value.code == "MBC178"
+    assert "no loss of epoch 1 is finite" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seed": 2}, "was made with seed 7, not 2"),
+        ({"schedule": Schedule(0.1, 1)}, "has 2 finished epochs, more than the 1 asked for"),
+    ],
+)
+def test_resume_with_other_settings(regression, graph, rows, tmp_path, change, message):
+    file = tmp_path / "c"
+    save_checkpoint(regression, file, Progress(2, 14, 7, 8))
+    job = Job(graph, ArrayData(rows), Schedule(0.1, 4), seed=7, resume=file)
+    with pytest.raises(MbcError, match=message) as caught:
+        train(regression, dataclasses.replace(job, **change))
+    assert caught.value.code == "MBC182"
+
+
+def test_resume_with_another_mini_batch(regression, graph, rows, tmp_path):
+    file = tmp_path / "c"
+    save_checkpoint(regression, file, Progress(2, 14, 7, 16))
+    with pytest.raises(MbcError, match="mini-batches of 16 rows, not 8"):
+        train(regression, Job(graph, ArrayData(rows), Schedule(0.1, 4), seed=7, resume=file))
+
+
+def test_checkpoint_stays_a_weights_file(regression, tmp_path):
+    regression.weights += np.arange(15).reshape(5, 3)
+    save_checkpoint(regression, tmp_path / "c", Progress(1, 2, 3, 4))
+    other = copy.deepcopy(regression)
+    other.weights[:] = 0
+    assert load_checkpoint(other, tmp_path / "c") == Progress(1, 2, 3, 4)
+    np.testing.assert_array_equal(other.weights, regression.weights)
+    read = pytest.importorskip("safetensors.numpy", reason="the safetensors package is not installed").load_file
+    np.testing.assert_array_equal(read(tmp_path / "c")["w"], regression.weights)
+
+
+def test_checkpoint_that_cannot_be_written(regression, tmp_path):
+    with pytest.raises(MbcError, match="cannot write the checkpoint") as caught:
+        save_checkpoint(regression, tmp_path / "missing" / "c", Progress(1, 2, 3, 4))
+    assert caught.value.code == "MBC180"
+
+
+def test_failed_checkpoint_leaves_the_old_one(regression, tmp_path):
+    file = tmp_path / "c"
+    save_checkpoint(regression, file, Progress(1, 2, 3, 4))
+    before = file.read_bytes()
+
+    def fail(path):
+        raise OSError(28, "No space left on device")
+
+    regression.save = fail
+    with pytest.raises(MbcError, match="No space left"):
+        save_checkpoint(regression, file, Progress(2, 2, 3, 4))
+    assert file.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["c"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "not a safetensors file"),
+        (b"\xff" * 100, "not a safetensors file"),
+        ((100).to_bytes(8, "little") + b"{}", "cut short"),
+        ((2).to_bytes(8, "little") + b"{}", "holds weights but not how far"),
+        ((2).to_bytes(8, "little") + b"[]", "cannot read the checkpoint"),
+    ],
+)
+def test_files_that_are_no_checkpoints(tmp_path, content, message):
+    (tmp_path / "c").write_bytes(content)
+    with pytest.raises(MbcError, match=message) as caught:
+        read_progress(tmp_path / "c")
+    assert caught.value.code == "MBC181"
+
+
+def test_schedules():
+    assert Schedule(0.4, 10).at(9.9) == 0.4
+    cosine = Schedule(0.4, 10, "cosine")
+    assert cosine.at(0) == 0.4 and math.isclose(cosine.at(5), 0.2) and abs(cosine.at(10)) < 1e-12
+    step = Schedule(0.4, 10, "step", every_epochs=3, factor=0.5)
+    assert [step.at(e) for e in (0, 2.9, 3, 6)] == [0.4, 0.4, 0.2, 0.1]
+    assert Schedule(0.4, 10, warmup_epochs=2).at(1) == 0.2
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rate": 0.0}, "a learning rate of 0.0 is not above 0"),
+        ({"rate": math.nan}, "a learning rate of nan is not above 0"),
+        ({"kind": "linear"}, "there is no schedule 'linear'"),
+        ({"epochs": 0}, "0 epochs are not above 0"),
+        ({"warmup_epochs": 11.0}, "a warm-up of 11.0 epochs"),
+        ({"every_epochs": 0.0}, "every 0.0 epochs"),
+        ({"factor": 2.0}, "a factor of 2.0"),
+    ],
+)
+def test_schedules_that_make_no_sense(settings, message):
+    with pytest.raises(MbcError, match=message) as caught:
+        Schedule(**{"rate": 0.1, "epochs": 10, **settings})
+    assert caught.value.code == "MBC170"
