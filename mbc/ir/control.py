@@ -9,7 +9,8 @@ from __future__ import annotations
 CONTROL_BYTES = 256
 HOST_BYTES = 32
 
-# (name, NumPy type, offset). The scale is multiplied into the gradient of the loss and divided out by the update.
+# (name, NumPy type, offset). The scale is multiplied into the gradient of the loss and divided out by the update
+# (as `gradient_scale`, since `guard` may have set another `loss_scale` for the next step by then).
 CONTROL_FIELDS: tuple[tuple[str, str, int], ...] = (
     ("step", "<u8", 0),  # counts every call of step, skipped or not
     ("seed", "<u8", 8),  # of dropout
@@ -20,6 +21,7 @@ CONTROL_FIELDS: tuple[tuple[str, str, int], ...] = (
     ("updates", "<u4", 40),  # steps whose updates were applied (adamw's bias correction counts these)
     ("skipped", "<u4", 44),  # steps whose updates were not
     ("since_growth", "<u4", 48),  # applied steps since the loss scale last changed
+    ("gradient_scale", "<f4", 52),  # the scale that this step's gradients carry; written by `guard`
 )
 
 INITIAL_LOSS_SCALE = 65536.0

@@ -93,8 +93,8 @@ def _sum_shape(a: WeightedSum, inputs: tuple[TensorType, ...]) -> tuple[TensorTy
 
 def _one_hot(logits: Array, target: Array) -> tuple[Array, Array]:
     """[N, C, ...] with 1 at the target's class (all 0 where it is none), and whether the target is a class."""
-    numbers: Array = np.arange(logits.shape[1])
-    classes = numbers.reshape((1, -1) + (1,) * (logits.ndim - 2))
+    numbers: Array = np.asarray(range(logits.shape[1]), np.int32)
+    classes = numbers[np.newaxis, :, *((np.newaxis,) * (logits.ndim - 2))]
     return classes == target[:, None], (target >= 0) & (target < logits.shape[1])
 
 

@@ -200,7 +200,7 @@ def _average_backward(a: AveragePool, inputs: Sequence[Array], call: Call) -> tu
 def _max_expand(e: Expansion, op: Operation, training: bool) -> tuple[str, ...]:
     a = op.attributes
     assert isinstance(a, MaxPool)
-    if not (training and e.needs(op.inputs[0])):
+    if not (training and e.needs(op.outputs[0])):
         return e.emit("max_pool", a, op.inputs, op.outputs, op.name)
     indexed = MaxPool(a.size, a.kernel, a.stride, a.pad, a.ceil, index=True)
     y = op.outputs[0]

@@ -1,6 +1,6 @@
 """The end of a step: whether it counts, and the new parameters.
 
-Updates read the control block that `guard` wrote, divide the loss scale out of the gradient, and do nothing where
+Updates read the control block that `guard` wrote, divide `gradient_scale` out of the gradient, and do nothing where
 `proceed` is 0. Arithmetic is that of the master type.
 """
 
@@ -70,6 +70,7 @@ def _guard(_: NoAttributes, inputs: Sequence[Array], call: Call) -> tuple[Array,
     record = control_record(after)
     proceed = all(bool(np.isfinite(v).all()) for v in values)
     record["proceed"] = proceed
+    record["gradient_scale"] = record["loss_scale"]
     if proceed:
         record["updates"] += np.uint32(1)
         record["since_growth"] += np.uint32(1)
@@ -87,7 +88,7 @@ def _guard(_: NoAttributes, inputs: Sequence[Array], call: Call) -> tuple[Array,
 
 
 def _unscaled(gradient: Array, record: Array) -> Array:
-    return gradient * gradient.dtype.type(1 / float(record["loss_scale"]))
+    return gradient * gradient.dtype.type(1 / float(record["gradient_scale"]))
 
 
 def _sgd(a: Sgd, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:

@@ -1,0 +1,90 @@
+"""Appends operations to a graph, with shape inference and unique names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mbc.ir.graph import Attributes, Operation, Role, Value
+from mbc.ir.types import TensorType
+from mbc.ops import KINDS
+from mbc.source import Span
+
+
+class GraphBuilder:
+    """A graph in the making: `values` by name, and `operations` in order.
+
+    Two programs over the same values are two builders that share one `values`.
+    """
+
+    def __init__(self, values: dict[str, Value] | None = None, prefix: str = "") -> None:
+        self.values: dict[str, Value] = {} if values is None else values
+        self.operations: list[Operation] = []
+        self._prefix = prefix
+        self._names: set[str] = set()
+        self._counts: dict[str, int] = {}
+
+    def type(self, value: str) -> TensorType:
+        """Shape and element type of a value."""
+        return self.values[value].type
+
+    def declare(
+        self,
+        name: str,
+        type: TensorType,
+        role: Role = Role.INTERMEDIATE,
+        per_sample: bool = False,
+        span: Span | None = None,
+    ) -> str:
+        """Add a value that no operation makes; returns its name, which is `name` unless that is taken."""
+        unique = self._unique(name, self.values)
+        self.values[unique] = Value(unique, type, role, per_sample, span)
+        return unique
+
+    def emit(
+        self,
+        kind: str,
+        attributes: Attributes,
+        inputs: Sequence[str],
+        name: str,
+        outputs: Sequence[str] = (),
+        span: Span | None = None,
+    ) -> tuple[str, ...]:
+        """Append an operation; returns the names of its outputs.
+
+        Outputs are called as `outputs` says, else after the operation (further ones `<name>.1`, …); a name that is
+        taken gets a number. An output has rows where an input has, unless the kind reduces. Raises ShapeError.
+        """
+        op_kind = KINDS[kind]
+        types = op_kind.shape(attributes, tuple(self.values[v].type for v in inputs))
+        per_sample = not op_kind.reduces and any(self.values[v].per_sample for v in inputs)
+        unique = self._unique(f"{self._prefix}{name}", self._names)
+        self._names.add(unique)
+        made: list[str] = []
+        for number, output_type in enumerate(types):
+            wanted = outputs[number] if number < len(outputs) else f"{name}.{number}" if number else name
+            made.append(self.declare(f"{self._prefix}{wanted}", output_type, per_sample=per_sample, span=span))
+        self.operations.append(Operation(unique, kind, tuple(inputs), tuple(made), attributes, span))
+        return tuple(made)
+
+    def _unique(self, name: str, taken: dict[str, Value] | set[str]) -> str:
+        if name not in taken:
+            return name
+        # Counting on from the last number keeps many equal names from becoming quadratic.
+        while True:
+            number = self._counts.get(name, 1) + 1
+            self._counts[name] = number
+            candidate = f"{name}.{number}"
+            if candidate not in taken:
+                return candidate
+
+
+def live_operations(operations: Sequence[Operation], wanted: Sequence[str]) -> list[Operation]:
+    """The operations that the values `wanted` depend on, in their order."""
+    needed = set(wanted)
+    kept: list[Operation] = []
+    for op in reversed(operations):
+        if not needed.isdisjoint(op.outputs):
+            needed.update(op.inputs)
+            kept.append(op)
+    kept.reverse()
+    return kept

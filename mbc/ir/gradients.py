@@ -1,0 +1,115 @@
+"""Reverse-mode differentiation: backward operations appended in reverse order, contributions added as they come."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from mbc.ir.build import GraphBuilder
+from mbc.ir.graph import Attributes, Operation, Role
+from mbc.ir.types import TensorType
+from mbc.ops import KINDS
+from mbc.ops.base import NoAttributes
+
+
+class Backward:
+    """Implements `mbc.ops.base.Gradients` and holds the gradients found so far.
+
+    `weights`: what each loss counts. `casts`: values that are another value in the working type; a gradient of one is
+    a gradient of the other, in the master type.
+    """
+
+    def __init__(
+        self, builder: GraphBuilder, weights: Mapping[str, float], control: str, casts: Mapping[str, str]
+    ) -> None:
+        self._builder = builder
+        self._weights = weights
+        self._control = control
+        self._casts = casts
+        self._gradients: dict[str, str] = {}
+        self._forward = tuple(builder.operations)
+        self._needed = self._find_needed()
+        self._path = [op for op in self._forward if self._on_path(op)]
+        # How many contributions a gradient is made of: the last sum gets the plain name.
+        self._uses = Counter(self._root(v) for op in self._path for v in op.inputs if self._root(v) in self._needed)
+        self._arrived: Counter[str] = Counter()
+        self._parts: Counter[str] = Counter()
+        self._current = self._path[-1] if self._path else None
+
+    @property
+    def control(self) -> str:
+        return self._control
+
+    def needs(self, value: str) -> bool:
+        return self._root(value) in self._needed
+
+    def type(self, value: str) -> TensorType:
+        return self._builder.type(value)
+
+    def weight(self, loss: str) -> float:
+        return self._weights[loss]
+
+    def emit(self, kind: str, attributes: Attributes, inputs: Sequence[str], *of: str) -> tuple[str, ...]:
+        forward = self._current
+        assert forward is not None
+        rest = kind.removeprefix(f"{forward.kind}_")
+        suffix = rest[rest.index("backward") :] if "backward" in rest else f"backward_{rest}"
+        names = [self._name(self._root(v)) for v in of]
+        return self._builder.emit(kind, attributes, inputs, f"{forward.name}.{suffix}", names, forward.span)
+
+    def run(self) -> dict[str, str]:
+        """Append the backward pass; returns the gradient of each parameter, in the order in which they are ready."""
+        for op in reversed(self._path):
+            self._current = op
+            gradients = tuple(self._gradients.pop(v, None) for v in op.outputs)
+            rule = KINDS[op.kind].gradient
+            is_loss = op.outputs[0] in self._weights
+            if rule is None or op.outputs[0] in self._casts or not (is_loss or any(gradients)):
+                continue
+            for value, gradient in zip(op.inputs, rule(self, op, gradients), strict=True):
+                self._arrive(self._root(value), gradient)
+        return {v: g for v, g in self._gradients.items() if self._builder.values[v].role is Role.PARAMETER}
+
+    def _root(self, value: str) -> str:
+        return self._casts.get(value, value)
+
+    def _find_needed(self) -> set[str]:
+        """Values that depend on a parameter and that a loss depends on."""
+        values = self._builder.values
+        trained = {name for name, value in values.items() if value.role is Role.PARAMETER}
+        for op in self._forward:
+            if KINDS[op.kind].gradient is not None and not trained.isdisjoint(op.inputs):
+                trained.update(op.outputs)
+        reached = set(self._weights)
+        for op in reversed(self._forward):
+            if not reached.isdisjoint(op.outputs):
+                reached.update(op.inputs)
+        return trained & reached
+
+    def _on_path(self, op: Operation) -> bool:
+        return (
+            KINDS[op.kind].gradient is not None
+            and any(v in self._needed for v in op.outputs)
+            and op.outputs[0] not in self._casts
+        )
+
+    def _name(self, value: str) -> str:
+        if self._uses[value] <= 1:
+            return f"d.{value}"
+        self._parts[value] += 1
+        return f"d.{value}.part{self._parts[value]}"
+
+    def _arrive(self, value: str, gradient: str | None) -> None:
+        if value not in self._needed:
+            return
+        self._arrived[value] += 1
+        if gradient is None:
+            return
+        # Taken out and put back: a gradient stands where it became complete.
+        total = self._gradients.pop(value, None)
+        if total is not None:
+            last = self._arrived[value] == self._uses[value]
+            name = f"d.{value}" if last else f"d.{value}.sum{self._arrived[value]}"
+            span = self._current.span if self._current else None
+            (gradient,) = self._builder.emit("add", NoAttributes(), (total, gradient), f"{name}.add", (name,), span)
+        self._gradients[value] = gradient
