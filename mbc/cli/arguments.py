@@ -77,6 +77,13 @@ def _planning(made: argparse.ArgumentParser, gpu: bool = True) -> None:
         "--workspace-limit", type=_size, default=Options().workspace_limit_bytes, metavar="SIZE",
         help="most workspace for one operation (default 512MiB)",
     )  # fmt: skip
+    group.add_argument(
+        "--micro-batch",
+        type=_count,
+        default=0,
+        metavar="ROWS",
+        help="divide convolutions into kernel calls of so many rows (default: undivided)",
+    )
     group.add_argument("--profile", help="SQLite file of measured kernel times")
 
 
@@ -87,6 +94,7 @@ def options(arguments: argparse.Namespace, gpu: str | None = None) -> Options:
         settings=tuple(arguments.settings),
         network=arguments.network,
         workspace_limit_bytes=arguments.workspace_limit,
+        micro_batch=arguments.micro_batch,
         dump_stages=getattr(arguments, "dump_stages", None),
         profile=arguments.profile,
     )
@@ -107,13 +115,13 @@ def _size(text: str) -> int:
 
 
 def _count(text: str) -> int:
-    if not text.isdigit() or int(text) == 0:
+    if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"'{text}' is not a whole number above 0")
     return int(text)
 
 
 def _seed(text: str) -> int:
-    if not text.isdigit() or int(text) >= 2**63:
+    if not text.isdecimal() or int(text) >= 2**63:
         raise argparse.ArgumentTypeError(f"'{text}' is not a whole number from 0 to 2^63 - 1")
     return int(text)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,14 @@ if TYPE_CHECKING:
     from mbc.plan.model import Plan
 
 PLAN_FILE = "plan.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A plan made from a source, and how long that took."""
+
+    plan: Plan
+    seconds: float
 
 
 def read_text(path: Path) -> str:
@@ -46,16 +55,18 @@ def read_plan(path: Path) -> Plan:
     return load_plan(read_text(path), str(path))
 
 
-def plan_source(place: str, options: Options) -> Plan:
+def plan_source(place: str, options: Options) -> Planned:
     """Plan a source."""
-    from mbc.compiler import compile_plan
+    from mbc.compiler import Stages, compile_plan
 
     source = Source(place, read_text(Path(place)))
-    with busy(f"planning {place}"):
-        return compile_plan(source, options)
+    with busy(f"planning {place}") as say:
+        stages = Stages(options.dump_stages, say)
+        plan = compile_plan(source, options, stages)
+    return Planned(plan, sum(stages.seconds.values()))
 
 
 def find_plan(place: str, options: Options) -> Plan:
     """The plan that `place` names, planned now where it is a source."""
     file = plan_file(place)
-    return plan_source(place, options) if file is None else read_plan(file)
+    return plan_source(place, options).plan if file is None else read_plan(file)

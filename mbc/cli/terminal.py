@@ -7,7 +7,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import TextIO
 
@@ -60,11 +60,18 @@ class StatusLine:
 
 
 @contextmanager
-def busy(what: str, stream: TextIO | None = None) -> Generator[None]:
-    """Says `what` is going on, and for how long, while the body runs for more than a second."""
+def busy(what: str, stream: TextIO | None = None) -> Generator[Callable[[str], None]]:
+    """Says `what` is going on, and for how long, while the body runs for more than a second.
+
+    Gives a function by which the body says what it is at now."""
     line = StatusLine(stream)
     finished = threading.Event()
     began_s = time.monotonic()
+    stage = ""
+
+    def say(now: str) -> None:
+        nonlocal stage
+        stage = f" ({now})"
 
     def show() -> None:
         if finished.wait(_PATIENCE_S):
@@ -73,12 +80,12 @@ def busy(what: str, stream: TextIO | None = None) -> Generator[None]:
             line.line(f"{what} ...")
             return
         while not finished.wait(_REDRAW_S):
-            line.update(f"{what} ... {time.monotonic() - began_s:.0f} s")
+            line.update(f"{what}{stage} ... {time.monotonic() - began_s:.0f} s")
 
     thread = threading.Thread(target=show, daemon=True)
     thread.start()
     try:
-        yield
+        yield say
     finally:
         finished.set()
         thread.join()

@@ -9,7 +9,7 @@ _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "m
 
 def parse_size(text: str) -> int:
     """Bytes of `64MiB`, `1.5 GB` or `4096`. Raises ValueError for anything else."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text, re.ASCII)
     if match is None or match[2].lower() not in _UNITS:
         raise ValueError(f"'{text}' is not a size: write 64MiB (2^20), 8GB (10^9) or a number of bytes")
     return int(float(match[1]) * _UNITS[match[2].lower()])

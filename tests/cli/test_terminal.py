@@ -1,0 +1,85 @@
+"""Progress: one changing line on a terminal, plain lines elsewhere, nothing for what is quick."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from mbc.cli import terminal
+from mbc.cli.terminal import StatusLine, bar, busy
+from mbc.cli.units import parse_size, show_size, show_time
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def at_once(monkeypatch):
+    monkeypatch.setattr(terminal, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(terminal, "_REDRAW_S", 0.0)
+
+
+def test_nothing_is_said_about_what_is_quick():
+    stream = io.StringIO()
+    with busy("planning", stream):
+        pass
+    assert stream.getvalue() == ""
+
+
+def test_a_log_gets_one_line(at_once):
+    stream = io.StringIO()
+    with busy("planning", stream):
+        while not stream.getvalue():
+            pass
+    assert stream.getvalue() == "planning ...\n"
+
+
+def test_a_terminal_gets_a_line_that_goes_away(at_once):
+    stream = Terminal()
+    with busy("planning", stream) as say:
+        say("place")
+        while "place" not in stream.getvalue():
+            pass
+    assert "planning (place) ... 0 s" in stream.getvalue()
+    assert stream.getvalue().endswith("\r\x1b[2K")
+
+
+def test_status_line_of_a_log_is_not_a_film():
+    stream = io.StringIO()
+    line = StatusLine(stream)
+    for step in range(100):
+        line.update(f"step {step}")
+    line.line("done")
+    assert stream.getvalue() == "done\n"
+
+
+def test_status_line_on_a_terminal_is_cut_to_its_width(at_once):
+    stream = Terminal()
+    line = StatusLine(stream)
+    line.update("x" * 10_000)
+    line.line("done")
+    assert len(stream.getvalue()) < 1000 and stream.getvalue().endswith("\r\x1b[2Kdone\n")
+
+
+def test_bar():
+    assert bar(0, 4) == "----" and bar(0.5, 4) == "##--" and bar(2, 4) == "####"
+
+
+def test_sizes():
+    assert parse_size("64MiB") == 64 << 20
+    assert parse_size(" 1.5 GB ") == 1_500_000_000
+    assert parse_size("4096") == 4096
+    assert [show_size(n) for n in (17, 2048, 20 << 20, 3 << 40)] == ["17 B", "2.00 KiB", "20.0 MiB", "3072.0 GiB"]
+
+
+@pytest.mark.parametrize("text", ["", "MB", "1 TBx", "-1MB", "1e3", "１MB"])
+def test_what_is_no_size(text):
+    with pytest.raises(ValueError, match="is not a size"):
+        parse_size(text)
+
+
+def test_times():
+    assert [show_time(t) for t in (1.234, 999, 1234, 7.2e6)] == ["1.23 us", "999.0 us", "1.23 ms", "7.20 s"]

@@ -1,0 +1,73 @@
+"""Help, wrong usage and exit codes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from mbc import __version__
+from mbc.cli import main
+
+COMMANDS = ("compile", "show", "verify", "diff", "train", "gpus", "doctor")
+
+
+def _exit(*arguments):
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    return caught.value.code
+
+
+def test_help_lists_every_command(capsys):
+    assert _exit("--help") == 0
+    text = capsys.readouterr().out
+    assert all(f"    {command} " in text for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_a_command_has_examples(capsys, command):
+    assert _exit(command, "--help") == 0
+    text = capsys.readouterr().out
+    assert f"examples:\n  mbc {command}" in text
+    assert "default: None" not in text
+
+
+def test_version(capsys):
+    assert _exit("--version") == 0
+    assert capsys.readouterr().out == f"mbc {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "required: COMMAND"),
+        (("complie", "a.mbc"), "invalid choice: 'complie'"),
+        (("compile",), "required: source"),
+        (("compile", "a.mbc", "--set", "batch"), "'batch' is not NAME=VALUE"),
+        (("compile", "a.mbc", "--set", "=3"), "'=3' is not NAME=VALUE"),
+        (("compile", "a.mbc", "--workspace-limit", "much"), "'much' is not a size: write 64MiB"),
+        (("train", "a.mbc"), "required: --data"),
+        (("train", "a.mbc", "--data", "d", "--epochs", "0"), "'0' is not a whole number above 0"),
+        (("train", "a.mbc", "--data", "d", "--seed", "-1"), "--seed"),
+    ],
+)
+def test_wrong_usage_is_exit_code_2(capsys, arguments, message):
+    assert _exit(*arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_help_imports_nothing_heavy():
+    code = (
+        "import sys, mbc.cli\n"
+        "try: mbc.cli.main(['train', '--help'])\n"
+        "except SystemExit: pass\n"
+        "print(sorted({'numpy', 'lark', 'ortools', 'jinja2', 'pycuda'} & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
+
+
+def test_python_m_is_the_same_command():
+    done = subprocess.run([sys.executable, "-m", "mbc.cli", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"mbc {__version__}\n"
