@@ -36,17 +36,11 @@ def _notes(prefix: str) -> dict[int, str]:
 NUMERICAL_NOTES = _notes("NUMERICAL_NOTE_")
 BEHAVIOUR_NOTES = _notes("BEHAVIOR_NOTE_")
 
-# Numerical notes that an engine of a precision must not carry. Strict fp32 may neither round operands (tensor cores on
-# fp32 data are TF32) nor use a fast algorithm whose error has not been measured; `admitted` lifts that for FFT and
-# Winograd once it has.
-REFUSED_NOTES: dict[Precision, frozenset[str]] = {
-    Precision.FP64: frozenset({"TENSOR_CORE", "DOWN_CONVERT_INPUTS", "REDUCED_PRECISION_REDUCTION"}),
-    Precision.FP32: frozenset({"TENSOR_CORE", "DOWN_CONVERT_INPUTS", "REDUCED_PRECISION_REDUCTION"}),
-    Precision.TF32: frozenset({"DOWN_CONVERT_INPUTS", "REDUCED_PRECISION_REDUCTION"}),
-    Precision.BF16: frozenset({"DOWN_CONVERT_INPUTS", "REDUCED_PRECISION_REDUCTION"}),
-    Precision.FP16: frozenset({"DOWN_CONVERT_INPUTS", "REDUCED_PRECISION_REDUCTION"}),
-}
+# Numerical notes that an engine must not carry. The fast algorithms have an error of their own: `admitted` lifts that
+# once it has been measured. Tensor cores on fp32 data round the operands (TF32), which strict precisions do not allow.
 FAST_ALGORITHMS = frozenset({"FFT", "WINOGRAD", "WINOGRAD_TILE_4x4", "WINOGRAD_TILE_6x6", "WINOGRAD_TILE_13x13"})
+REFUSED_NOTES = frozenset({"DOWN_CONVERT_INPUTS", "REDUCED_PRECISION_REDUCTION"}) | FAST_ALGORITHMS
+STRICT = frozenset({Precision.FP32, Precision.FP64})
 
 
 class ConvolutionAttributes(Protocol):
@@ -142,9 +136,9 @@ def refusal(
     admitted: frozenset[str] = frozenset(),
 ) -> str | None:
     """Why the configuration must not be used at `precision`, or None. `admitted` names notes allowed all the same."""
-    refused = REFUSED_NOTES[precision]
-    if precision in (Precision.FP64, Precision.FP32):
-        refused = refused | FAST_ALGORITHMS
+    if configuration.compiles_at_run_time:
+        return "it is compiled at run time, which needs NVRTC beside the package"
+    refused = REFUSED_NOTES | ({"TENSOR_CORE"} if precision in STRICT else frozenset[str]())
     if deterministic:
         refused = refused | {"NONDETERMINISTIC"}
     found = sorted((refused - admitted) & configuration.numerical)

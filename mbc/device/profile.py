@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from mbc.device.spec import DeviceSpec
@@ -116,6 +116,13 @@ def signature(request: Request) -> str:
         sort_keys=True,
         separators=(",", ":"),
     )
+
+
+def calibrated(device: DeviceSpec, profile: Profile | None) -> DeviceSpec:
+    """The spec with the overhead that the profile's measurements saw, where it has any."""
+    if profile is None or not profile.overhead_bytes:
+        return device
+    return replace(device, overhead_bytes=profile.overhead_bytes)
 
 
 def file_name(gpu: str) -> str:

@@ -9,7 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from mbc.device.profile import Identity, Measurement, Overhead, Profile, file_name, find_profile, signature, user_path
+from mbc.device.profile import (
+    Identity,
+    Measurement,
+    Overhead,
+    Profile,
+    calibrated,
+    file_name,
+    find_profile,
+    signature,
+    user_path,
+)
 from mbc.device.profile_file import ProfileWriter, read_profile, ship
 from mbc.device.spec import DeviceSpec, find_spec
 from mbc.errors import MbcError
@@ -225,3 +235,8 @@ def test_the_users_profile_comes_before_the_shipped_one(
 def test_file_names() -> None:
     assert file_name("NVIDIA H200") == "h200.sqlite"
     assert file_name("NVIDIA A100-SXM4-80GB") == "a100-sxm4-80gb.sqlite"
+
+
+def test_a_profile_calibrates_the_overhead(path: Path) -> None:
+    assert calibrated(GPU, None) == GPU
+    assert calibrated(GPU, read_profile(path)).overhead_bytes == 300

@@ -1,0 +1,116 @@
+"""Trials: what is compared, and with what tolerance. The GPU is replaced by a float64 convolution on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from mbc.device.trial import (
+    TOLERANCES,
+    Floats,
+    Trial,
+    Trials,
+    checked_rows,
+    distance,
+    in_double,
+    is_filter,
+    period_rows,
+    with_rows,
+)
+from mbc.errors import MbcError
+from mbc.ir.types import DType, Precision, TensorType
+from mbc.kernels.base import Request
+from mbc.ops import KINDS
+from mbc.ops.base import Call
+from mbc.ops.convolution import Convolution
+
+PASSES = ("convolution", "convolution_backward_data", "convolution_backward_filter")
+
+
+def request(kind: str, rows: int, precision: Precision) -> Request:
+    working = precision.working
+    image = TensorType((rows, 3, 7, 6), working)
+    weight = TensorType((5, 3, 3, 3), working)
+    features = TensorType((rows, 5, 4, 3), working)
+    attributes = Convolution((7, 6), (3, 3), (2, 2), (1, 1, 1, 1))
+    if kind == "convolution":
+        return Request(kind, attributes, (image, weight), (features,), precision)
+    if kind == "convolution_backward_data":
+        return Request(kind, attributes, (features, weight), (image,), precision)
+    return Request(kind, attributes, (image, features), (TensorType(weight.shape, precision.master),), precision)
+
+
+class OnCpu(Trials):
+    def __init__(self) -> None:
+        self._pool = np.random.default_rng(0).standard_normal(4_194_365, np.float32)
+
+    def _double(self, request: Request, operands: Sequence[Floats]) -> Floats:  # type: ignore[override]
+        rows = request.inputs[0].shape[0]
+        call = Call(in_double(request).outputs, 0, rows, Precision.FP64)
+        evaluate = KINDS[request.kind].evaluate
+        assert evaluate is not None
+        return evaluate(request.attributes, [o.astype(np.float64) for o in operands], call)[0]
+
+
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16, Precision.FP16])
+@pytest.mark.parametrize("rows", [1, 4, 11])
+@pytest.mark.parametrize("kind", PASSES)
+def test_a_few_rows_tell_the_result_of_all(kind: str, rows: int, precision: Precision) -> None:
+    asked = request(kind, rows, precision)
+    trials = OnCpu()
+    trial = trials.make(asked)
+    # The whole computation, on operands repeated as on the GPU.
+    whole = [o if is_filter(asked, i) else np.resize(o, (rows, *o.shape[1:])) for i, o in enumerate(trial.operands)]
+    result = trials._double(asked, whole)
+    checked = range(rows)
+    assert distance(trial, checked, result) < 1e-13
+    off = result * (1 + 2 * TOLERANCES[precision])
+    assert distance(trial, checked, off) > TOLERANCES[precision]
+    assert 1e-2 < float(np.abs(result).max()) < 1e3
+
+
+def test_an_unwritten_element_is_seen() -> None:
+    trial = OnCpu().make(request("convolution", 4, Precision.FP32))
+    result = trial.reference.copy()
+    result[-1, -1, -1, -1] = np.nan
+    assert np.isnan(distance(trial, range(4), result))
+
+
+def test_with_rows_leaves_the_filter() -> None:
+    for kind in PASSES:
+        more = with_rows(request(kind, 4, Precision.FP32), 9)
+        shapes = [t.shape[0] for t in (*more.inputs, *more.outputs)]
+        assert sorted(shapes) == [5, 9, 9]
+
+
+def test_equal_shapes_of_image_and_filter_are_not_confused() -> None:
+    same = TensorType((4, 4, 3, 3), DType.FP32)
+    asked = Request("convolution", Convolution((3, 3), (3, 3), pad=(1, 1, 1, 1)), (same, same), (same,), Precision.FP32)
+    more = with_rows(asked, 8)
+    assert [t.shape[0] for t in (*more.inputs, *more.outputs)] == [8, 4, 8]
+
+
+def test_period_and_checked_rows() -> None:
+    assert period_rows(request("convolution", 3, Precision.FP32)) == 3
+    assert period_rows(request("convolution", 64, Precision.FP32)) == 4
+    assert checked_rows(request("convolution", 64, Precision.FP32)) == (0, 32, 63)
+    assert checked_rows(request("convolution", 1, Precision.FP32)) == (0,)
+
+
+def test_no_gpu_is_said() -> None:
+    from mbc.device.gpu import Gpu
+
+    try:
+        Gpu().close()
+    except MbcError as error:
+        assert error.code in ("MBC077", "MBC078")
+        assert "measuring needs" in error.message or "cuDNN" in error.message
+        assert error.remedy
+
+
+def test_trials_are_reproducible() -> None:
+    asked = request("convolution", 4, Precision.FP32)
+    first: Trial = OnCpu().make(asked)
+    assert all(np.array_equal(a, b) for a, b in zip(first.operands, OnCpu().make(asked).operands, strict=True))
