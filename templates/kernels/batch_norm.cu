@@ -1,0 +1,232 @@
+// Batch normalisation with the statistics of the whole mini-batch, in fp32.
+//
+// The variance is Welford's, merged by Chan, Golub and LeVeque's formula ("Algorithms for computing the sample
+// variance", 1983): no difference of large sums is ever taken, so a mean far from zero costs no digits.
+#include "mbc_channels.cuh"
+#include "mbc_control.h"
+
+struct BatchStatisticsArguments {
+  int64_t type;
+  int64_t layout;
+  int64_t rows;
+  int64_t channels;
+  int64_t inner;
+  int64_t parts;
+};
+
+struct BatchNormalizeArguments {
+  int64_t type;
+  int64_t layout;
+  int64_t rows;
+  int64_t channels;
+  int64_t inner;
+  int64_t affine;
+};
+
+struct BatchNormalizeSumsArguments {
+  int64_t type;
+  int64_t layout;
+  int64_t rows;
+  int64_t channels;
+  int64_t inner;
+  int64_t parts;
+  int64_t accumulate;
+};
+
+struct BatchNormalizeBackwardArguments {
+  int64_t type;
+  int64_t layout;
+  int64_t rows;
+  int64_t channels;
+  int64_t inner;
+  int64_t affine;
+  int64_t count;
+};
+
+struct UpdateRunningArguments {
+  int64_t channels;
+  int64_t count;
+};
+
+namespace mbc {
+
+struct Statistics {
+  float *mean, *variance;
+
+  template <typename Real>
+  struct State {
+    Real count, mean, squares;  // squares: sum of squared distances from the mean
+  };
+  struct Channel {};
+
+  __device__ Channel load(int64_t) const { return {}; }
+  template <int K>
+  __device__ void push(State<float>& state, const Channel&, const float (&a)[K], const float (&)[K]) const {
+    // The mean and squares of these K alone, then one merge: a division an element would cost too much.
+    float sum = 0.0f, squares = 0.0f;
+#pragma unroll
+    for (int k = 0; k < K; ++k) sum += a[k] - a[0];
+    const float mean = a[0] + sum * (1.0f / K);
+#pragma unroll
+    for (int k = 0; k < K; ++k) squares += (a[k] - mean) * (a[k] - mean);
+    merge(state, State<float>{static_cast<float>(K), mean, squares});
+  }
+  template <typename Real>
+  __device__ void merge(State<Real>& into, const State<Real>& from) const {
+    const Real count = into.count + from.count;
+    if (count == Real(0)) return;
+    const Real share = from.count / count, distance = from.mean - into.mean;
+    into.mean += distance * share;
+    into.squares += from.squares + distance * distance * into.count * share;
+    into.count = count;
+  }
+  __device__ State<double> widen(const State<float>& state) const { return {state.count, state.mean, state.squares}; }
+  __device__ void finish(int64_t c, const State<double>& state) const {
+    mean[c] = static_cast<float>(state.mean);
+    variance[c] = static_cast<float>(state.squares / state.count);
+  }
+};
+
+struct Sums {
+  const float *mean, *variance;
+  float *dgamma, *dbeta;
+  float eps;
+  int64_t accumulate;
+
+  template <typename Real>
+  struct State {
+    Real products, sum;  // of dy * (x - mean) and of dy
+  };
+  using Channel = float;
+
+  __device__ float load(int64_t c) const { return mean[c]; }
+  template <int K>
+  __device__ void push(State<float>& state, float mean, const float (&x)[K], const float (&dy)[K]) const {
+    float products = 0.0f, sum = 0.0f;
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      products = fmaf(dy[k], x[k] - mean, products);
+      sum += dy[k];
+    }
+    state.products += products;
+    state.sum += sum;
+  }
+  template <typename Real>
+  __device__ void merge(State<Real>& into, const State<Real>& from) const {
+    into.products += from.products;
+    into.sum += from.sum;
+  }
+  __device__ State<double> widen(const State<float>& state) const { return {state.products, state.sum}; }
+  __device__ void finish(int64_t c, const State<double>& state) const {
+    const double product = state.products / sqrt(static_cast<double>(variance[c]) + eps);
+    dgamma[c] = static_cast<float>((accumulate ? static_cast<double>(dgamma[c]) : 0.0) + product);
+    dbeta[c] = static_cast<float>((accumulate ? static_cast<double>(dbeta[c]) : 0.0) + state.sum);
+  }
+};
+
+__device__ inline float inverse_deviation(float variance, float eps) { return 1.0f / sqrtf(variance + eps); }
+
+struct Normalize {
+  const float *mean, *variance, *gamma, *beta;  // gamma and beta null: 1 and 0
+  float eps;
+
+  struct Channel {
+    float mean, scale, shift;
+  };
+  __device__ Channel load(int64_t c) const {
+    const float scale = inverse_deviation(variance[c], eps);
+    return {mean[c], gamma ? gamma[c] * scale : scale, beta ? beta[c] : 0.0f};
+  }
+  __device__ float operator()(const Channel& channel, float x, float) const {
+    return fmaf(x - channel.mean, channel.scale, channel.shift);
+  }
+};
+
+struct NormalizeBackward {
+  const float *mean, *variance, *dgamma, *dbeta, *gamma;  // gamma null: 1
+  float eps, count;
+
+  struct Channel {
+    float mean, scale, slope, shift;
+  };
+  __device__ Channel load(int64_t c) const {
+    const float inverse = inverse_deviation(variance[c], eps);
+    return {mean[c], gamma ? gamma[c] * inverse : inverse, dgamma[c] * inverse / count, dbeta[c] / count};
+  }
+  __device__ float operator()(const Channel& channel, float x, float dy) const {
+    return channel.scale * (dy - channel.shift - (x - channel.mean) * channel.slope);
+  }
+};
+
+__global__ void update_running(const float* running_mean, const float* running_variance, const float* mean,
+                               const float* variance, const MbcControl* control, float* next_mean,
+                               float* next_variance, int64_t channels, float momentum, float unbias) {
+  const bool proceed = control->proceed != 0;
+  for (int64_t c = thread_index(); c < channels; c += thread_count()) {
+    const float m = running_mean[c], v = running_variance[c];
+    next_mean[c] = proceed ? m + momentum * (mean[c] - m) : m;
+    next_variance[c] = proceed ? v + momentum * (variance[c] * unbias - v) : v;
+  }
+}
+
+}  // namespace mbc
+
+extern "C" const char* mbc_batch_statistics(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<BatchStatisticsArguments>(call);
+  void* workspace = a.parts > 1 ? call.pointers[3] : nullptr;
+  MBC_FOR_TYPE(a.type, T, {
+    reduce_channels<false>(call.stream, a.layout, a.rows, a.channels, a.inner, a.parts,
+                           Operands<T>{in<T>(call, 0), nullptr}, workspace,
+                           Statistics{out<float>(call, 1), out<float>(call, 2)});
+  });
+  return launched();
+}
+
+extern "C" const char* mbc_batch_normalize_sums(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<BatchNormalizeSumsArguments>(call);
+  void* workspace = a.parts > 1 ? call.pointers[6] : nullptr;
+  const Sums sums{in<float>(call, 2), in<float>(call, 3), out<float>(call, 4), out<float>(call, 5),
+                  static_cast<float>(call.reals[0]), a.accumulate};
+  MBC_FOR_TYPE(a.type, T, {
+    reduce_channels<true>(call.stream, a.layout, a.rows, a.channels, a.inner, a.parts,
+                          Operands<T>{in<T>(call, 0), in<T>(call, 1)}, workspace, sums);
+  });
+  return launched();
+}
+
+extern "C" const char* mbc_batch_normalize(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<BatchNormalizeArguments>(call);
+  const Normalize f{in<float>(call, 1), in<float>(call, 2), a.affine ? in<float>(call, 3) : nullptr,
+                    a.affine ? in<float>(call, 4) : nullptr, static_cast<float>(call.reals[0])};
+  MBC_FOR_TYPE(a.type, T, {
+    map_channels<false>(call.stream, a.layout, a.rows, a.channels, a.inner, Operands<T>{in<T>(call, 0), nullptr},
+                        out<T>(call, a.affine ? 5 : 3), f);
+  });
+  return launched();
+}
+
+extern "C" const char* mbc_batch_normalize_backward(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<BatchNormalizeBackwardArguments>(call);
+  const NormalizeBackward f{in<float>(call, 2), in<float>(call, 3), in<float>(call, 4), in<float>(call, 5),
+                            a.affine ? in<float>(call, 6) : nullptr, static_cast<float>(call.reals[0]),
+                            static_cast<float>(a.count)};
+  MBC_FOR_TYPE(a.type, T, {
+    map_channels<true>(call.stream, a.layout, a.rows, a.channels, a.inner, Operands<T>{in<T>(call, 0), in<T>(call, 1)},
+                       out<T>(call, a.affine ? 7 : 6), f);
+  });
+  return launched();
+}
+
+extern "C" const char* mbc_update_running(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<UpdateRunningArguments>(call);
+  const double unbias = a.count > 1 ? static_cast<double>(a.count) / static_cast<double>(a.count - 1) : 1.0;
+  MBC_LAUNCH(update_running, blocks_for(a.channels), THREADS, call.stream, in<float>(call, 0), in<float>(call, 1),
+             in<float>(call, 2), in<float>(call, 3), in<MbcControl>(call, 4), out<float>(call, 5), out<float>(call, 6),
+             a.channels, static_cast<float>(call.reals[0]), static_cast<float>(unbias));
+  return launched();
+}

@@ -1,0 +1,285 @@
+// Losses, their gradients and their weighted sum. A loss is summed in fp64 in two stages of fixed order: `parts` blocks
+// leave a sum each, then one block adds them; with one part the first stage finishes by itself.
+#include "mbc_control.h"
+#include "mbc_device.cuh"
+
+struct CrossEntropyArguments {
+  int64_t type;
+  int64_t layout;
+  int64_t rows;
+  int64_t classes;
+  int64_t inner;
+  int64_t parts;
+};
+
+struct CrossEntropyBackwardArguments {
+  int64_t type;
+  int64_t layout;
+  int64_t rows;
+  int64_t classes;
+  int64_t inner;
+};
+
+struct MseArguments {
+  int64_t type;
+  int64_t elements;
+  int64_t parts;
+};
+
+struct MseBackwardArguments {
+  int64_t type;
+  int64_t elements;
+};
+
+struct WeightedSumArguments {
+  int64_t inputs;
+};
+
+namespace mbc {
+
+struct Score {
+  double loss, correct;
+};
+
+// Sums the scores of a block's threads in a fixed order; thread 0 gets the sum.
+__device__ inline Score sum_block(Score score) {
+  __shared__ Score shared[THREADS];
+  const unsigned t = threadIdx.y * blockDim.x + threadIdx.x;
+  shared[t] = score;
+  for (unsigned half = THREADS / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (t < half) {
+      shared[t].loss += shared[t + half].loss;
+      shared[t].correct += shared[t + half].correct;
+    }
+  }
+  return shared[0];
+}
+
+__device__ inline void leave(Score score, Score* partial, float* loss, float* correct, double count) {
+  score = sum_block(score);
+  if (threadIdx.x != 0 || threadIdx.y != 0) return;
+  if (gridDim.x == 1) {
+    loss[0] = static_cast<float>(score.loss / count);
+    if (correct != nullptr) correct[0] = static_cast<float>(score.correct);
+  } else {
+    partial[blockIdx.x] = score;
+  }
+}
+
+__global__ void merge_scores(const Score* partial, int64_t parts, float* loss, float* correct, double count) {
+  Score score{0.0, 0.0};
+  for (int64_t i = threadIdx.x; i < parts; i += THREADS) {
+    score.loss += partial[i].loss;
+    score.correct += partial[i].correct;
+  }
+  leave(score, nullptr, loss, correct, count);
+}
+
+// What all classes of one position give: the greatest logit and its class, and sums over the logits less that.
+struct Softmax {
+  float greatest;
+  int64_t best;
+  float exponentials, sum;
+};
+
+// LANES threads share a position whose classes are `stride` apart.
+template <int LANES, typename T>
+__device__ inline Softmax softmax(const T* logits, int64_t classes, int64_t stride, int lane) {
+  Softmax s{-INFINITY, INT64_MAX, 0.0f, 0.0f};
+  for (int64_t c = lane; c < classes; c += LANES) {
+    const float v = to_float(logits[c * stride]);
+    if (v > s.greatest) s.greatest = v, s.best = c;
+  }
+#pragma unroll
+  for (int step = LANES / 2; step > 0; step /= 2) {
+    const float v = __shfl_xor_sync(0xffffffffu, s.greatest, step);
+    const long long best = __shfl_xor_sync(0xffffffffu, static_cast<long long>(s.best), step);
+    if (v > s.greatest || (v == s.greatest && best < s.best)) s.greatest = v, s.best = best;
+  }
+  for (int64_t c = lane; c < classes; c += LANES) {
+    const float v = to_float(logits[c * stride]) - s.greatest;
+    s.exponentials += expf(v);
+    s.sum += v;
+  }
+#pragma unroll
+  for (int step = LANES / 2; step > 0; step /= 2) {
+    s.exponentials += __shfl_xor_sync(0xffffffffu, s.exponentials, step);
+    s.sum += __shfl_xor_sync(0xffffffffu, s.sum, step);
+  }
+  return s;
+}
+
+// Position p (a row and a place in it) of logits [rows, classes, inner]: where its classes start.
+template <bool ADJACENT>
+__device__ inline int64_t start_of(int64_t p, int64_t classes, int64_t inner) {
+  return ADJACENT ? p * classes : p / inner * classes * inner + p % inner;
+}
+
+// ADJACENT: the classes of a position lie next to each other, and a warp takes them; else a thread does, and
+// neighbouring threads read neighbouring positions.
+template <typename T, bool ADJACENT>
+__global__ void cross_entropy(const T* logits, const int32_t* target, Score* partial, float* loss, float* correct,
+                              int64_t positions, int64_t classes, int64_t inner, float smoothing) {
+  constexpr int LANES = ADJACENT ? 32 : 1;
+  const int lane = static_cast<int>(threadIdx.x);
+  Score score{0.0, 0.0};
+  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.y;
+  for (int64_t p = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y; p < positions; p += step) {
+    const T* row = logits + start_of<ADJACENT>(p, classes, inner);
+    const int64_t stride = ADJACENT ? 1 : inner;
+    const Softmax s = softmax<LANES>(row, classes, stride, lane);
+    if (lane != 0) continue;
+    const int64_t t = target[p];
+    if (t < 0 || t >= classes) {
+      score.loss += NAN;  // `guard` then leaves this step out
+      continue;
+    }
+    const float logarithm = logf(s.exponentials), own = to_float(row[t * stride]) - s.greatest;
+    float value = (1.0f - smoothing) * (logarithm - own);
+    if (smoothing != 0.0f) value += smoothing * (logarithm - s.sum / static_cast<float>(classes));
+    score.loss += value;
+    if (s.best == t) score.correct += 1.0;
+  }
+  leave(score, partial, loss, correct, static_cast<double>(positions));
+}
+
+template <typename T, bool ADJACENT>
+__global__ void cross_entropy_backward(const T* logits, const int32_t* target, const MbcControl* control, T* dlogits,
+                                       int64_t positions, int64_t classes, int64_t inner, float smoothing,
+                                       double weight) {
+  constexpr int LANES = ADJACENT ? 32 : 1;
+  const int lane = static_cast<int>(threadIdx.x);
+  const float factor =
+      static_cast<float>(weight * static_cast<double>(control->loss_scale) / static_cast<double>(positions));
+  const float even = smoothing / static_cast<float>(classes);
+  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.y;
+  for (int64_t p = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y; p < positions; p += step) {
+    const int64_t start = start_of<ADJACENT>(p, classes, inner), stride = ADJACENT ? 1 : inner;
+    const Softmax s = softmax<LANES>(logits + start, classes, stride, lane);
+    const int64_t t = target[p];
+    const bool valid = t >= 0 && t < classes;
+    for (int64_t c = lane; c < classes; c += LANES) {
+      const float probability = expf(to_float(logits[start + c * stride]) - s.greatest) / s.exponentials;
+      const float gradient = probability - (c == t ? 1.0f - smoothing : 0.0f) - even;
+      dlogits[start + c * stride] = from_float<T>(valid ? gradient * factor : 0.0f);
+    }
+  }
+}
+
+template <typename T>
+__global__ void mse(const T* prediction, const T* target, Score* partial, float* loss, int64_t elements) {
+  Score score{0.0, 0.0};
+  for (int64_t i = thread_index(); i < elements; i += thread_count()) {
+    const float difference = to_float(prediction[i]) - to_float(target[i]);
+    score.loss += static_cast<double>(difference * difference);
+  }
+  leave(score, partial, loss, nullptr, static_cast<double>(elements));
+}
+
+template <typename T>
+__global__ void mse_backward(const T* prediction, const T* target, const MbcControl* control, T* dx, int64_t elements,
+                             double factor) {
+  const float scale = static_cast<float>(factor * static_cast<double>(control->loss_scale));
+  for (int64_t i = thread_index(); i < elements; i += thread_count())
+    dx[i] = from_float<T>((to_float(prediction[i]) - to_float(target[i])) * scale);
+}
+
+constexpr int TERMS = 32;
+
+struct Terms {
+  const float* loss[TERMS];
+  double weight[TERMS];
+  int count;
+};
+
+__global__ void weighted_sum(Terms terms, float* total, bool more) {
+  double sum = more ? static_cast<double>(total[0]) : 0.0;
+  for (int i = 0; i < terms.count; ++i) sum += terms.weight[i] * static_cast<double>(terms.loss[i][0]);
+  total[0] = static_cast<float>(sum);
+}
+
+}  // namespace mbc
+
+extern "C" const char* mbc_softmax_cross_entropy(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<CrossEntropyArguments>(call);
+  const int64_t positions = a.rows * a.inner;
+  const auto* target = in<int32_t>(call, 1);
+  float *loss = out<float>(call, 2), *correct = out<float>(call, 3);
+  Score* partial = a.parts > 1 ? out<Score>(call, 4) : nullptr;
+  const float smoothing = static_cast<float>(call.reals[0]);
+  const unsigned parts = static_cast<unsigned>(a.parts);
+  MBC_FOR_TYPE(a.type, T, {
+    if (a.layout == MBC_CHANNELS_LAST || a.inner == 1)
+      MBC_LAUNCH((cross_entropy<T, true>), parts, dim3(32, 8), call.stream, in<T>(call, 0), target, partial, loss,
+                 correct, positions, a.classes, a.inner, smoothing);
+    else
+      MBC_LAUNCH((cross_entropy<T, false>), parts, dim3(1, THREADS), call.stream, in<T>(call, 0), target, partial, loss,
+                 correct, positions, a.classes, a.inner, smoothing);
+  });
+  if (a.parts > 1)
+    MBC_LAUNCH(merge_scores, 1, THREADS, call.stream, partial, a.parts, loss, correct, static_cast<double>(positions));
+  return launched();
+}
+
+extern "C" const char* mbc_softmax_cross_entropy_backward(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<CrossEntropyBackwardArguments>(call);
+  const int64_t positions = a.rows * a.inner;
+  const auto* target = in<int32_t>(call, 1);
+  const auto* control = in<MbcControl>(call, 2);
+  const float smoothing = static_cast<float>(call.reals[0]);
+  const double weight = call.reals[1];
+  MBC_FOR_TYPE(a.type, T, {
+    if (a.layout == MBC_CHANNELS_LAST || a.inner == 1)
+      MBC_LAUNCH((cross_entropy_backward<T, true>), blocks_for(positions, 8), dim3(32, 8), call.stream, in<T>(call, 0),
+                 target, control, out<T>(call, 3), positions, a.classes, a.inner, smoothing, weight);
+    else
+      MBC_LAUNCH((cross_entropy_backward<T, false>), blocks_for(positions), dim3(1, THREADS), call.stream,
+                 in<T>(call, 0), target, control, out<T>(call, 3), positions, a.classes, a.inner, smoothing, weight);
+  });
+  return launched();
+}
+
+extern "C" const char* mbc_mse(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<MseArguments>(call);
+  float* loss = out<float>(call, 2);
+  Score* partial = a.parts > 1 ? out<Score>(call, 3) : nullptr;
+  MBC_FOR_TYPE(a.type, T, {
+    MBC_LAUNCH((mse<T>), static_cast<unsigned>(a.parts), THREADS, call.stream, in<T>(call, 0), in<T>(call, 1), partial,
+               loss, a.elements);
+  });
+  if (a.parts > 1) {
+    float* none = nullptr;
+    MBC_LAUNCH(merge_scores, 1, THREADS, call.stream, partial, a.parts, loss, none, static_cast<double>(a.elements));
+  }
+  return launched();
+}
+
+extern "C" const char* mbc_mse_backward(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<MseBackwardArguments>(call);
+  MBC_FOR_TYPE(a.type, T, {
+    MBC_LAUNCH((mse_backward<T>), blocks_for(a.elements), THREADS, call.stream, in<T>(call, 0), in<T>(call, 1),
+               in<MbcControl>(call, 2), out<T>(call, 3), a.elements, call.reals[0]);
+  });
+  return launched();
+}
+
+extern "C" const char* mbc_weighted_sum(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<WeightedSumArguments>(call);
+  float* total = out<float>(call, static_cast<int>(a.inputs));
+  for (int64_t done = 0; done < a.inputs; done += TERMS) {
+    Terms terms{};
+    for (; terms.count < TERMS && done + terms.count < a.inputs; ++terms.count) {
+      const int i = static_cast<int>(done) + terms.count;
+      terms.loss[terms.count] = in<float>(call, i);
+      terms.weight[terms.count] = call.reals[i];
+    }
+    MBC_LAUNCH(weighted_sum, 1, 1, call.stream, terms, total, done > 0);
+  }
+  return launched();
+}

@@ -1,0 +1,186 @@
+// What every kernel of mbc shares: element types, vectors, walks over indices, launching.
+//
+// Conventions. All arithmetic is fp32 whatever the storage type; partial sums of different blocks meet in a second
+// kernel in a fixed order (no atomics), so that equal inputs give equal bits. Nothing here allocates or waits: every
+// launcher can be captured into a CUDA graph.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "mbc_call.h"
+#include "mbc_types.h"
+
+// The working type of the plan; fp32 is always compiled beside it.
+#ifndef MBC_WORKING
+#define MBC_WORKING 0
+#endif
+
+#if MBC_WORKING == 1
+using MbcWorking = __nv_bfloat16;
+#elif MBC_WORKING == 2
+using MbcWorking = __half;
+#else
+using MbcWorking = float;
+#endif
+
+// A translation unit that emulates a GPU brings its own way to launch.
+#ifndef MBC_LAUNCH
+#define MBC_LAUNCH(kernel, grid, block, stream, ...) kernel<<<grid, block, 0, stream>>>(__VA_ARGS__)
+#endif
+
+// Runs the statement with `T` standing for the element type of `code`; leaves the launcher with a text otherwise.
+#if MBC_WORKING == 0
+#define MBC_FOR_TYPE(code, T, ...)                                        \
+  do {                                                                    \
+    if ((code) != MBC_FP32) return "element type is not in this library"; \
+    using T = float;                                                      \
+    __VA_ARGS__                                                           \
+  } while (0)
+#else
+#define MBC_FOR_TYPE(code, T, ...)                   \
+  do {                                               \
+    if ((code) == MBC_FP32) {                        \
+      using T = float;                               \
+      __VA_ARGS__                                    \
+    } else if ((code) == MBC_WORKING) {              \
+      using T = MbcWorking;                          \
+      __VA_ARGS__                                    \
+    } else {                                         \
+      return "element type is not in this library";  \
+    }                                                \
+  } while (0)
+#endif
+
+namespace mbc {
+
+constexpr int THREADS = 256;
+
+__device__ inline float to_float(float x) { return x; }
+__device__ inline float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+__device__ inline float to_float(__half x) { return __half2float(x); }
+
+template <typename T>
+__device__ inline T from_float(float x);
+template <>
+__device__ inline float from_float<float>(float x) { return x; }
+template <>
+__device__ inline __nv_bfloat16 from_float<__nv_bfloat16>(float x) { return __float2bfloat16(x); }
+template <>
+__device__ inline __half from_float<__half>(float x) { return __float2half(x); }
+
+// N elements that are read or written at once.
+template <typename T, int N>
+struct alignas(sizeof(T) * N) Vec {
+  T v[N];
+};
+
+template <int N, typename T>
+__device__ inline Vec<T, N> load(const T* at) { return *reinterpret_cast<const Vec<T, N>*>(at); }
+
+template <int N, typename T>
+__device__ inline void store(T* at, const Vec<T, N>& value) { *reinterpret_cast<Vec<T, N>*>(at) = value; }
+
+// Elements in 16 bytes.
+template <typename T>
+constexpr int WIDTH = 16 / static_cast<int>(sizeof(T));
+
+inline bool aligned(const void* p, size_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
+
+inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+inline int64_t multiprocessors() {
+  static const int64_t count = [] {
+    int device = 0, value = 1;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, device);
+    return value < 1 ? 1 : value;
+  }();
+  return count;
+}
+
+// Blocks of a grid-stride kernel over `items`: two full waves at most, so that what a thread sets up is used often.
+inline unsigned blocks_for(int64_t items, int threads = THREADS) {
+  const int64_t wanted = divide_up(items, threads), most = multiprocessors() * 16;
+  return static_cast<unsigned>(wanted < 1 ? 1 : wanted < most ? wanted : most);
+}
+
+inline const char* launched() {
+  const cudaError_t status = cudaGetLastError();
+  return status == cudaSuccess ? nullptr : cudaGetErrorString(status);
+}
+
+template <typename Struct>
+inline const Struct& arguments(const MbcCall& call) { return *reinterpret_cast<const Struct*>(call.integers); }
+
+template <typename T>
+inline const T* in(const MbcCall& call, int index) { return static_cast<const T*>(call.pointers[index]); }
+
+template <typename T>
+inline T* out(const MbcCall& call, int index) { return static_cast<T*>(call.pointers[index]); }
+
+// A flat index taken apart as (outer, middle, inner), advanced by a fixed step without dividing again: three divisions
+// an element would cost more than the memory traffic of the kernels that use it.
+struct Steps {
+  int64_t inner, middle;  // extents
+  int64_t step_inner, step_middle, step_outer;
+
+  Steps(int64_t inner_extent, int64_t middle_extent, int64_t step) : inner(inner_extent), middle(middle_extent) {
+    step_inner = step % inner;
+    step_middle = step / inner % middle;
+    step_outer = step / inner / middle;
+  }
+};
+
+struct Walk {
+  int64_t inner, middle, outer;
+
+  __device__ Walk(const Steps& steps, int64_t start) : inner(start), middle(0), outer(0) {
+    if (start < steps.inner) return;
+    if (start <= UINT32_MAX && steps.inner * steps.middle <= UINT32_MAX) {  // 32-bit divisions are far cheaper
+      const uint32_t extent = static_cast<uint32_t>(steps.inner), rest = static_cast<uint32_t>(start) / extent;
+      const uint32_t most = static_cast<uint32_t>(steps.middle);
+      inner = static_cast<uint32_t>(start) - rest * extent;
+      outer = rest / most;
+      middle = rest - static_cast<uint32_t>(outer) * most;
+    } else {
+      inner = start % steps.inner;
+      middle = start / steps.inner % steps.middle;
+      outer = start / steps.inner / steps.middle;
+    }
+  }
+
+  __device__ void advance(const Steps& steps) {
+    inner += steps.step_inner;
+    middle += steps.step_middle;
+    outer += steps.step_outer;
+    if (inner >= steps.inner) {
+      inner -= steps.inner;
+      ++middle;
+    }
+    if (middle >= steps.middle) {
+      middle -= steps.middle;
+      ++outer;
+    }
+  }
+};
+
+__device__ inline int64_t thread_index() { return static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; }
+__device__ inline int64_t thread_count() { return static_cast<int64_t>(gridDim.x) * blockDim.x; }
+
+// Threads of a block over [rows, columns] with the columns adjacent in memory: as many along the columns as are useful.
+struct Tiling {
+  unsigned along;    // threads along the columns, a power of two up to 32
+  unsigned columns;  // blocks that cover the columns
+  unsigned down() const { return THREADS / along; }
+
+  explicit Tiling(int64_t column_count) : along(32) {
+    while (along > 1 && along / 2 >= column_count) along /= 2;
+    columns = static_cast<unsigned>(divide_up(column_count, along));
+  }
+};
+
+}  // namespace mbc
