@@ -43,10 +43,10 @@ class Execution:
     demands: Demands
     _spaces: Mapping[Space, Occupancy] = field(default_factory=lambda: {space: Occupancy() for space in Space})
     # What each launch leaves finished when it is over: for each stream, the latest launch known to be.
-    _after: list[tuple[int, ...]] = field(default_factory=list)
+    _after: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
     _latest: list[int] = field(default_factory=lambda: [-1] * len(_STREAM_INDEX))
-    _written: dict[int, RowSet] = field(default_factory=dict)
-    _executed: dict[str, RowSet] = field(default_factory=dict)
+    _written: dict[int, RowSet] = field(default_factory=dict[int, RowSet])
+    _executed: dict[str, RowSet] = field(default_factory=dict[str, RowSet])
     _before: tuple[int, ...] = NOBODY
 
     def run(self) -> None:

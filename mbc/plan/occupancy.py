@@ -73,8 +73,8 @@ class Segment:
 class Occupancy:
     """The segments of one space, ordered, without overlap. Bytes between them were never written."""
 
-    _starts: list[int] = field(default_factory=list)
-    _segments: list[Segment] = field(default_factory=list)
+    _starts: list[int] = field(default_factory=list[int])
+    _segments: list[Segment] = field(default_factory=list[Segment])
 
     def within(self, start: int, stop: int) -> list[Segment]:
         """The segments that lie in [start, stop), after splitting those that reach over its ends."""

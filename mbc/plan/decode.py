@@ -1,0 +1,322 @@
+"""JSON values as a plan: every field's presence, type, range and reference is checked, and nothing else is let in."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from typing import Any
+
+from mbc.ir.graph import Initializer, Operation, Optimizer, Role, State, TrainingGraph, Value
+from mbc.ir.types import DType, Layout, Precision, TensorType
+from mbc.ops.base import OpKind
+from mbc.plan.model import (
+    Access,
+    Bounds,
+    Buffer,
+    Copy,
+    Kernel,
+    Launch,
+    Plan,
+    Predictions,
+    Program,
+    Rows,
+    Space,
+    Stream,
+    Target,
+)
+from mbc.plan.records import (
+    NO_SUCH_THING,
+    BadField,
+    array,
+    at,
+    boolean,
+    choice,
+    each,
+    keyed,
+    member,
+    name,
+    real,
+    record,
+    string,
+    table,
+    whole,
+)
+from mbc.plan.schema import (
+    BUFFER_COLUMNS,
+    CHECKSUM,
+    LAUNCH_COLUMNS,
+    MODE_LETTERS,
+    OPERATION_COLUMNS,
+    STATE_COLUMNS,
+    VALUE_COLUMNS,
+)
+from mbc.source import Source, Span
+
+OUTSIDE = "MBC117"
+_MODES = {letter: mode for mode, letter in MODE_LETTERS.items()}
+_LAYOUTS = {layout.value: layout for layout in Layout}
+_DTYPES = {dtype.value: dtype for dtype in DType}
+_STREAMS = {stream.value: stream for stream in Stream}
+_FIELDS = (
+    "format",
+    "schema",
+    "mbc",
+    "target",
+    "budget_bytes",
+    "predictions",
+    "bounds",
+    "graph",
+    "buffers",
+    "train",
+    "infer",
+    CHECKSUM,
+)
+_GRAPH_FIELDS = (
+    "name",
+    "batch",
+    "precision",
+    "optimizer",
+    "inputs",
+    "infer_inputs",
+    "outputs",
+    "infer_outputs",
+    "loss",
+    "metrics",
+    "sources",
+    "states",
+    "updates",
+    "values",
+    "train",
+    "infer",
+)
+
+
+def decode_plan(document: Mapping[str, Any], kinds: Mapping[str, OpKind]) -> Plan:
+    """The plan of a document whose format, schema and checksum are right. Raises BadField."""
+    keyed(document, _FIELDS)
+    graph = at("graph", _graph, document["graph"], kinds)
+    predictions = at("predictions", record, Predictions, document["predictions"], 0)
+    bounds = at("bounds", record, Bounds, document["bounds"], 0)
+    train_operations = frozenset(op.name for op in graph.train)
+    infer_operations = frozenset(op.name for op in graph.infer)
+    at("bounds.floor_operation", member, bounds.floor_operation, train_operations | infer_operations, "operation")
+    placed = at("buffers", table, document["buffers"], BUFFER_COLUMNS, _BufferReader(graph, predictions).read)
+    buffers = tuple(buffer for buffer, _ in placed)
+    for i, buffer in enumerate(buffers):
+        if buffer.alias is not None and buffer.alias >= len(buffers):
+            raise BadField(f"there is no buffer {buffer.alias}", f"buffers.rows[{i}].alias", NO_SUCH_THING)
+    return Plan(
+        version=at("mbc", string, document["mbc"]),
+        graph=graph,
+        target=at("target", record, Target, document["target"], 0),
+        budget_bytes=at("budget_bytes", whole, document["budget_bytes"]),
+        buffers=buffers,
+        offsets=tuple(offset for _, offset in placed),
+        train=at("train", _program, document["train"], len(buffers), train_operations),
+        infer=at("infer", _program, document["infer"], len(buffers), infer_operations),
+        predictions=predictions,
+        bounds=bounds,
+    )
+
+
+def _graph(value: Any, kinds: Mapping[str, OpKind]) -> TrainingGraph:
+    fields = keyed(value, _GRAPH_FIELDS)
+    sources = at("sources", each, fields["sources"], _source)
+    values: dict[str, Value] = {}
+
+    def read_value(row: list[Any]) -> None:
+        found = _value(row, sources)
+        if found.name in values:
+            raise BadField(f"there are two values '{found.name}'", "name")
+        values[found.name] = found
+
+    at("values", table, fields["values"], VALUE_COLUMNS, read_value)
+
+    def operations(key: str) -> tuple[Operation, ...]:
+        taken: set[str] = set()
+
+        def read(row: list[Any]) -> Operation:
+            found = _operation(row, values, kinds, sources)
+            if found.name in taken:
+                raise BadField(f"there are two operations '{found.name}'", "name")
+            taken.add(found.name)
+            return found
+
+        return at(key, table, fields[key], OPERATION_COLUMNS, read)
+
+    def named(key: str) -> tuple[str, ...]:
+        return at(key, each, fields[key], member, values, "value")
+
+    return TrainingGraph(
+        name=at("name", name, fields["name"]),
+        batch=at("batch", whole, fields["batch"], 1),
+        precision=at("precision", choice, fields["precision"], Precision),
+        optimizer=at("optimizer", record, Optimizer, fields["optimizer"], 0),
+        values=values,
+        train=operations("train"),
+        infer=operations("infer"),
+        states=at("states", table, fields["states"], STATE_COLUMNS, lambda row: _state(row, values)),  # pyright: ignore
+        inputs=named("inputs"),
+        infer_inputs=named("infer_inputs"),
+        outputs=named("outputs"),
+        infer_outputs=named("infer_outputs"),
+        loss=at("loss", member, fields["loss"], values, "value"),
+        metrics=named("metrics"),
+        updates=at("updates", each, fields["updates"], _pair, values),
+    )
+
+
+def _source(value: Any) -> Source:
+    fields = keyed(value, ("name", "text"))
+    return Source(at("name", string, fields["name"]), at("text", string, fields["text"]))
+
+
+def _span(value: Any, sources: tuple[Source, ...]) -> Span | None:
+    if value is None:
+        return None
+    source, line, column, length = (whole(number) for number in array(value, 4))
+    if source >= len(sources):
+        raise BadField(f"there is no source {source}", code=NO_SUCH_THING)
+    return Span(sources[source], line, column, length)
+
+
+def _value(row: list[Any], sources: tuple[Source, ...]) -> Value:
+    dtype = at("dtype", choice, row[1], DType)
+    shape = at("shape", each, row[2], whole, 1)
+    role = at("role", choice, row[3], Role)
+    per_sample = at("per_sample", boolean, row[4])
+    return Value(
+        at("name", name, row[0]), TensorType(shape, dtype), role, per_sample, at("span", _span, row[5], sources)
+    )
+
+
+def _operation(
+    row: list[Any], values: Mapping[str, Value], kinds: Mapping[str, OpKind], sources: tuple[Source, ...]
+) -> Operation:
+    kind = at("kind", member, row[1], kinds, "kind of operation")
+    return Operation(
+        at("name", name, row[0]),
+        kind,
+        at("inputs", each, row[2], member, values, "value"),
+        at("outputs", each, row[3], member, values, "value"),
+        at("attributes", record, kinds[kind].attributes, row[4]),
+        at("span", _span, row[5], sources),
+    )
+
+
+def _state(row: list[Any], values: Mapping[str, Value]) -> State:
+    return State(at("value", member, row[0], values, "value"), at("initializer", record, Initializer, row[1]))
+
+
+def _pair(value: Any, values: Mapping[str, Value]) -> tuple[str, str]:
+    old, new = array(value, 2)
+    return member(old, values, "value"), member(new, values, "value")
+
+
+class _BufferReader:
+    """Reads (buffer, offset) rows."""
+
+    def __init__(self, graph: TrainingGraph, predictions: Predictions) -> None:
+        self._values = graph.values
+        self._batch = graph.batch
+        self._sizes = {Space.ARENA: predictions.arena_bytes, Space.HOST: predictions.host_bytes}
+
+    def read(self, row: list[Any]) -> tuple[Buffer, int]:
+        value, start, stop, layout, dtype, size_bytes, space_name, alias, offset = row
+        if value is not None:
+            at("value", member, value, self._values, "value")
+        if value is not None and not self._values[value].per_sample and stop != 1:
+            raise BadField(f"'{value}' is not per sample, its rows are 0..1", "stop")
+        space = at("space", choice, space_name, Space)
+        buffer = Buffer(
+            value,
+            _rows(start, stop, self._batch),
+            _LAYOUTS[at("layout", _known, layout, _LAYOUTS)],
+            _DTYPES[at("dtype", _known, dtype, _DTYPES)],
+            at("size_bytes", whole, size_bytes, 1),
+            space,
+            None if alias is None else at("alias", whole, alias),
+        )
+        end = at("offset", whole, offset) + buffer.size_bytes
+        if end > self._sizes[space]:
+            raise BadField(
+                f"bytes {offset}..{end} are outside the {space} of {self._sizes[space]} bytes", "offset", OUTSIDE
+            )
+        return buffer, offset
+
+
+def _known(value: Any, known: Container[str]) -> str:
+    if type(value) is not str or value not in known:
+        raise BadField(f"{value!r} is not known")
+    return value
+
+
+def _rows(start: Any, stop: Any, batch: int) -> Rows:
+    at("start", whole, start, 0, batch - 1)
+    at("stop", whole, stop, start + 1, batch)
+    return Rows(start, stop)
+
+
+def _program(value: Any, buffers: int, operations: frozenset[str]) -> Program:
+    fields = keyed(value, ("entry", "exit", "waits", "launches"))
+    launches = at("launches", table, fields["launches"], LAUNCH_COLUMNS, _LaunchReader(buffers, operations).read)
+    return Program(
+        launches,
+        at("waits", each, fields["waits"], _wait, len(launches)),
+        at("entry", each, fields["entry"], _index, buffers, "buffer"),
+        at("exit", each, fields["exit"], _index, buffers, "buffer"),
+    )
+
+
+def _wait(value: Any, launches: int) -> tuple[int, int]:
+    earlier, later = array(value, 2)
+    return _index(earlier, launches, "launch"), _index(later, launches, "launch")
+
+
+def _index(value: Any, count: int, what: str) -> int:
+    if type(value) is not int or not 0 <= value < count:
+        raise BadField(f"there is no {what} {value!r}, there are {count}", code=NO_SUCH_THING)
+    return value
+
+
+class _LaunchReader:
+    """Reads launches. Equal rows and kernels become one object: a deep plan has few distinct ones."""
+
+    def __init__(self, buffers: int, operations: frozenset[str]) -> None:
+        self._buffers = buffers
+        self._operations = operations
+        self._rows: dict[tuple[int, int], Rows] = {}
+
+    def read(self, row: list[Any]) -> Launch:
+        operations, kernel, settings, time_us, measured, stream, accesses = row
+        microseconds = at("time_us", real, time_us)
+        is_measured = at("measured", boolean, measured)
+        work: Kernel | Copy
+        if kernel is None:
+            if settings != []:
+                raise BadField("a copy has no settings", "settings")
+            work = Copy(microseconds, is_measured)
+        else:
+            provider, kernel_name = at("kernel", each, at("kernel", array, kernel, 2), string)
+            work = Kernel(provider, kernel_name, at("settings", each, settings, _setting), microseconds, is_measured)
+        return Launch(
+            work,
+            at("operations", each, operations, member, self._operations, "operation of this program"),
+            _STREAMS[at("stream", _known, stream, _STREAMS)],
+            at("accesses", each, accesses, self._access),
+        )
+
+    def _access(self, value: Any) -> Access:
+        buffer, start, stop, letter = array(value, 4)
+        mode = _MODES.get(letter) if type(letter) is str else None
+        if mode is None:
+            raise BadField(f"the mode {letter!r} is none of {', '.join(_MODES)}")
+        _index(buffer, self._buffers, "buffer")
+        rows = self._rows.get((start, stop)) if type(start) is int and type(stop) is int else None
+        if rows is None:
+            rows = self._rows[start, stop] = Rows(whole(start), whole(stop, start + 1))
+        return Access(buffer, rows, mode)
+
+
+def _setting(value: Any) -> tuple[str, int]:
+    key, number = array(value, 2)
+    return string(key), whole(number, -(1 << 62))

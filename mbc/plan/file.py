@@ -1,0 +1,111 @@
+"""Plan files: JSON text that is the same from run to run, and is read strictly."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, NoReturn, cast
+
+from mbc.errors import MbcError
+from mbc.ops.base import OpKind
+from mbc.plan.decode import decode_plan
+from mbc.plan.encode import encode_plan
+from mbc.plan.model import SCHEMA_VERSION, Plan
+from mbc.plan.records import BadField, short
+from mbc.plan.schema import CHECKSUM, FORMAT, content_checksum
+
+_AGAIN = "make the plan again with 'mbc compile'"
+
+
+def dump_plan(plan: Plan) -> str:
+    """The text of a plan file: ASCII, one row of a table a line. Equal plans give equal bytes."""
+    document = encode_plan(plan)
+    document[CHECKSUM] = content_checksum(document)
+    lines: list[str] = []
+    _write(document, lines, "", "")
+    return "\n".join(lines) + "\n"
+
+
+def load_plan(text: str, name: str, kinds: Mapping[str, OpKind] | None = None) -> Plan:
+    """The plan in the text of a file; `name` is what messages call the file, `kinds` default to `mbc.ops.KINDS`.
+
+    Raises MbcError: MBC110 (not JSON, cut short), MBC111 (JSON, but no plan), MBC112 (another schema version), MBC113
+    (edited), MBC114 (a missing or unknown field), MBC115 (a wrong type or value), MBC116 (a reference to what is not
+    there), MBC117 (a buffer outside its space).
+    """
+    if kinds is None:
+        from mbc.ops import KINDS  # importing every family of operations is only needed here
+
+        kinds = KINDS
+    document = _parse(text, name)
+    if document.get("format") != FORMAT:
+        raise MbcError("MBC111", f"{name} is not a plan file: its format is {short(document.get('format'))}", _AGAIN)
+    if document.get("schema") != SCHEMA_VERSION:
+        raise MbcError(
+            "MBC112",
+            f"{name} is a plan of schema version {short(document.get('schema'))}, this mbc reads {SCHEMA_VERSION}",
+            f"use the version of mbc that wrote it ({short(document.get('mbc'))}), or {_AGAIN}",
+        )
+    if document.get(CHECKSUM) != content_checksum(document):
+        raise MbcError(
+            "MBC113",
+            f"{name} was changed after it was written: its checksum is not that of its content",
+            f"restore the file, or {_AGAIN}",
+        )
+    try:
+        return decode_plan(document, kinds)
+    except BadField as bad:
+        place = f" at {bad.path}" if bad.path else ""
+        raise MbcError(bad.code, f"{name} is not a valid plan:{place}: {bad.message}", _AGAIN) from None
+
+
+def _parse(text: str, name: str) -> dict[str, Any]:
+    try:
+        document = json.loads(text, parse_constant=_refuse, object_pairs_hook=_unique)
+    except json.JSONDecodeError as error:
+        cut = len(text.rstrip()) <= error.pos
+        what = "is cut short" if cut else f"is not JSON: {error.msg}"
+        raise MbcError("MBC110", f"{name} {what} (line {error.lineno}, column {error.colno})", _AGAIN) from None
+    except (ValueError, RecursionError) as error:
+        raise MbcError("MBC110", f"{name} is not JSON that a plan can be in: {error}", _AGAIN) from None
+    if not isinstance(document, dict):
+        raise MbcError("MBC111", f"{name} is not a plan file: it holds {short(document)}", _AGAIN)
+    return cast(dict[str, Any], document)
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"the number {constant}")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        twice = next(key for i, (key, _) in enumerate(pairs) if any(key == other for other, _ in pairs[:i]))
+        raise ValueError(f"the field '{twice}' is there twice")
+    return found
+
+
+_encode = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode
+
+
+def _write(value: Any, lines: list[str], prefix: str, suffix: str) -> None:
+    """Objects one field a line, tables one row a line, everything else on one line."""
+    fields = cast(dict[str, Any], value) if isinstance(value, dict) else {}
+    if not _is_long(fields):
+        lines.append(prefix + _encode(value) + suffix)
+        return
+    lines.append(prefix + "{")
+    last = len(fields) - 1
+    for i, (key, item) in enumerate(fields.items()):
+        comma = "" if i == last else ","
+        if key == "rows" and item:
+            lines.append('"rows":[')
+            lines += [_encode(row) + "," for row in item[:-1]]
+            lines += [_encode(item[-1]), "]" + comma]
+        else:
+            _write(item, lines, f'"{key}":', comma)
+    lines.append("}" + suffix)
+
+
+def _is_long(fields: Mapping[str, Any]) -> bool:
+    return any(isinstance(item, dict) or key in ("rows", "launches") for key, item in fields.items())

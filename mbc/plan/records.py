@@ -1,0 +1,175 @@
+"""Strict reading of JSON values into typed ones. A mistake names its place relative to what is being read."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, fields
+from enum import Enum
+from functools import cache
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+_NAME = re.compile(r"[A-Za-z0-9_.]+", re.ASCII)
+
+MISSING_OR_UNKNOWN = "MBC114"
+WRONG_VALUE = "MBC115"
+NO_SUCH_THING = "MBC116"
+
+
+class BadField(Exception):
+    """`path`: where, relative to the value being read; every caller puts its own part before it."""
+
+    def __init__(self, message: str, path: str = "", code: str = WRONG_VALUE) -> None:
+        super().__init__(message)
+        self.message, self.path, self.code = message, path, code
+
+    def inside(self, place: str) -> BadField:
+        """The same mistake as the caller sees it, from `place` on."""
+        joint = "" if not self.path or self.path.startswith("[") else "."
+        return BadField(self.message, f"{place}{joint}{self.path}", self.code)
+
+
+def at(place: str, read: Callable[..., T], *arguments: Any) -> T:
+    """`read(*arguments)`, a mistake in it placed at `place`."""
+    try:
+        return read(*arguments)
+    except BadField as bad:
+        raise bad.inside(place) from None
+
+
+def whole(value: Any, low: int = 0, high: int = 1 << 62) -> int:
+    """An integer between two bounds, both included."""
+    if type(value) is not int:
+        raise BadField(f"expected a whole number, found {short(value)}")
+    if not low <= value <= high:
+        raise BadField(f"{value} is not between {low} and {high}")
+    return value
+
+
+def real(value: Any, low: float = 0.0) -> float:
+    """A finite number that is not below `low`."""
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise BadField(f"expected a finite number, found {short(value)}")
+    if value < low:
+        raise BadField(f"{value} is below {low}")
+    return float(value)
+
+
+def boolean(value: Any) -> bool:
+    if type(value) is not bool:
+        raise BadField(f"expected true or false, found {short(value)}")
+    return value
+
+
+def string(value: Any) -> str:
+    if type(value) is not str:
+        raise BadField(f"expected a text, found {short(value)}")
+    return value
+
+
+def name(value: Any) -> str:
+    """A name of a value or an operation: nothing else may reach generated code."""
+    if not _NAME.fullmatch(string(value)):
+        raise BadField(f"{short(value)} is not a name (letters, digits, '_' and '.')")
+    return value
+
+
+def array(value: Any, length: int | None = None) -> list[Any]:
+    if type(value) is not list:
+        raise BadField(f"expected a list, found {short(value)}")
+    items = cast(list[Any], value)
+    if length is not None and len(items) != length:
+        raise BadField(f"expected {length} items, found {len(items)}")
+    return items
+
+
+def each(value: Any, read: Callable[..., T], *arguments: Any) -> tuple[T, ...]:
+    """Every item of a list."""
+    return tuple(at(f"[{i}]", read, item, *arguments) for i, item in enumerate(array(value)))
+
+
+def member(value: Any, known: Any, what: str) -> Any:
+    """A key or member of `known`."""
+    if type(value) not in (str, int) or value not in known:
+        raise BadField(f"there is no {what} {short(value)}", code=NO_SUCH_THING)
+    return value
+
+
+def choice(value: Any, enum: type[T]) -> T:
+    """A member of an enumeration by its value."""
+    try:
+        return enum(value)  # pyright: ignore[reportCallIssue]
+    except ValueError:
+        known = ", ".join(str(item.value) for item in enum)  # type: ignore[attr-defined]
+        raise BadField(f"{short(value)} is none of {known}") from None
+
+
+def keyed(value: Any, names: Sequence[str]) -> dict[str, Any]:
+    """An object with exactly these fields."""
+    if type(value) is not dict:
+        raise BadField(f"expected an object, found {short(value)}")
+    found = cast(dict[str, Any], value)
+    for key in names:
+        if key not in found:
+            raise BadField(f"the field '{key}' is missing", code=MISSING_OR_UNKNOWN)
+    for key in found:
+        if key not in names:
+            raise BadField(f"unknown field '{key}'", code=MISSING_OR_UNKNOWN)
+    return found
+
+
+def table(value: Any, columns: Sequence[str], read: Callable[[list[Any]], T]) -> tuple[T, ...]:
+    """The rows of a table, each read by `read`."""
+    document = keyed(value, ("columns", "rows"))
+    if document["columns"] != list(columns):
+        raise BadField(f"expected the columns {', '.join(columns)}", "columns", MISSING_OR_UNKNOWN)
+    found: list[T] = []
+    row: Any
+    for i, row in enumerate(at("rows", array, document["rows"])):
+        try:
+            found.append(read(array(row, len(columns))))
+        except BadField as bad:
+            raise bad.inside(f"rows[{i}]") from None
+    return tuple(found)
+
+
+def record(cls: type[T], value: Any, low: float = -math.inf) -> T:
+    """A dataclass from its fields by name. Numbers may not be below `low`."""
+    hints = _fields(cls)
+    document = keyed(value, tuple(hints))
+    return cls(**{key: at(key, _typed, document[key], hint, low) for key, hint in hints.items()})
+
+
+@cache
+def _fields(cls: type[Any]) -> dict[str, Any]:
+    hints = get_type_hints(cls)
+    return {f.name: hints[f.name] for f in fields(cls) if f.init or f.default is MISSING}
+
+
+def _typed(value: Any, hint: Any, low: float) -> Any:
+    """A value of a field's type: int, float, bool, str, an enumeration, or a tuple of these."""
+    if hint is int:
+        return whole(value, -(1 << 62) if low == -math.inf else int(low))
+    if hint is float:
+        return real(value, low)
+    if hint is bool:
+        return boolean(value)
+    if hint is str:
+        return string(value)
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return choice(value, hint)
+    if get_origin(hint) is tuple:
+        inner = get_args(hint)
+        if len(inner) == 2 and inner[1] is Ellipsis:
+            return each(value, _typed, inner[0], low)
+        items = array(value, len(inner))
+        return tuple(at(f"[{i}]", _typed, item, inner[i], low) for i, item in enumerate(items))
+    raise TypeError(f"fields of type {hint} cannot be in a plan file")
+
+
+def short(value: Any) -> str:
+    """What a message shows of a value."""
+    text = "null" if value is None else repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."

@@ -1,0 +1,34 @@
+"""How a plan file is laid out: what its writer (`encode`) and its strict reader (`decode`) agree on.
+
+The file is one JSON object. Long lists are tables, `{"columns": [...], "rows": [[...], ...]}`, one row a line. Small
+dataclasses are objects with their fields by name. A span is `[source, line, column, length]`, `source` an index into
+`graph.sources`. An access is `[buffer, first row, row after the last, "r" | "w" | "a"]`. The last field is a checksum
+of the content, so that spaces and line ends may change but nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from mbc.plan.model import Mode
+
+FORMAT = "mbc plan"
+CHECKSUM = "checksum"
+
+VALUE_COLUMNS = ("name", "dtype", "shape", "role", "per_sample", "span")
+OPERATION_COLUMNS = ("name", "kind", "inputs", "outputs", "attributes", "span")
+STATE_COLUMNS = ("value", "initializer")
+BUFFER_COLUMNS = ("value", "start", "stop", "layout", "dtype", "size_bytes", "space", "alias", "offset")
+LAUNCH_COLUMNS = ("operations", "kernel", "settings", "time_us", "measured", "stream", "accesses")
+
+MODE_LETTERS = {Mode.READ: "r", Mode.WRITE: "w", Mode.ACCUMULATE: "a"}
+
+
+def content_checksum(document: Mapping[str, Any]) -> str:
+    """SHA-256 of everything but the checksum itself, in a canonical writing."""
+    body = {key: value for key, value in document.items() if key != CHECKSUM}
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return "sha256:" + hashlib.sha256(text.encode("ascii")).hexdigest()
