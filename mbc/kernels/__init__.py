@@ -1,0 +1,9 @@
+"""Every source of kernels for a GPU, in the order that settles ties of time."""
+
+from __future__ import annotations
+
+from mbc.kernels.base import Provider
+from mbc.kernels.cublaslt import CUBLASLT
+from mbc.kernels.cudnn_convolution import CUDNN_CONVOLUTION
+
+PROVIDERS: tuple[Provider, ...] = (CUDNN_CONVOLUTION, CUBLASLT)

@@ -1,0 +1,122 @@
+"""The source files of a package, from a view of its plan. Same plan, same bytes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from mbc.codegen.view import Launcher, Row, View
+from mbc.errors import MbcError
+from mbc.plan.model import Plan
+from mbc.resources import folder
+
+_DEFINITION = re.compile(r"const\s+char\s*\*\s*(mbc_\w+)\s*\(\s*const\s+MbcCall\s*&\s*\w*\s*\)\s*\{")
+_TYPE_CODES = {"kernel": "MBC_KERNEL", "copy": "MBC_COPY"}
+
+
+def render(view: View, version: str) -> dict[str, str]:
+    """Text of each generated file by its name. `version` is mbc's."""
+    environment = _environment()
+    fields: dict[str, Any] = {
+        "view": view,
+        "version": version,
+        "launchers": [_launcher_fields(launcher, view) for launcher in view.launchers],
+        "programs": [_program_fields("train", view.train), _program_fields("infer", view.infer)],
+        "cudnn_version": "cudnn_version" if "cudnn" in view.libraries else "nullptr",
+        "files": kernel_files(view),
+    }
+    return {name: environment.get_template(f"{name}.j2").render(fields) for name in ("kernels.cu", "program.cpp")}
+
+
+def render_module(plan: Plan) -> str:
+    """The package's `__init__.py`."""
+    return (
+        _environment()
+        .get_template("__init__.py.j2")
+        .render(network=plan.graph.name, target=plan.target.gpu, version=plan.version)
+    )
+
+
+def _environment() -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folder("templates")),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # names in a plan are letters, digits, '_' and '.' only; `_checked` makes sure
+    )
+
+
+def _launcher_fields(launcher: Launcher, view: View) -> dict[str, str]:
+    own = launcher.library in _TYPE_CODES
+    return {
+        "name": launcher.name,
+        "library": _TYPE_CODES[launcher.library] if own else str(view.libraries.index(launcher.library)),
+        "function": launcher.symbol if launcher.library == "kernel" else "nullptr",
+    }
+
+
+def _program_fields(name: str, rows: tuple[Row, ...]) -> dict[str, Any]:
+    names = [_checked(row.comment) for row in rows]
+    return {
+        "name": name,
+        "count": len(rows),
+        "rows": [f"/* {i} {names[i]} */ {_numbers(row)}" for i, row in enumerate(rows)],
+        "reals": [f"/* {i} */ {', '.join(map(_real, row.reals))}," for i, row in enumerate(rows) if row.reals],
+        "names": names,
+    }
+
+
+def _numbers(row: Row) -> str:
+    counts = (len(row.offsets), len(row.integers), len(row.reals), len(row.waits))
+    numbers = (row.launcher, row.stream, *counts, *row.offsets, *row.integers, *row.waits)
+    return ",".join(map(str, numbers)) + ","
+
+
+def _real(value: float) -> str:
+    """Exact, and a C++ literal for every value that a double has."""
+    if value != value:
+        return '__builtin_nan("")'
+    if value in (float("inf"), float("-inf")):
+        return "__builtin_inf()" if value > 0 else "-__builtin_inf()"
+    return float(value).hex()
+
+
+_SAFE = re.compile(r"[A-Za-z0-9_.,+=() -]*")
+
+
+def _checked(comment: str) -> str:
+    """Names become text inside C++ comments and strings: nothing that could end either passes. Raises MBC091."""
+    if not _SAFE.fullmatch(comment):
+        raise MbcError(
+            "MBC091",
+            f"the plan has a name that cannot stand in generated code: {comment!r}",
+            "compile the source again: plans made by mbc hold letters, digits, '_' and '.' only",
+        )
+    return comment
+
+
+def kernel_files(view: View) -> list[str]:
+    """Names of the kernel sources that define what `view` calls. Raises MBC092 where one is missing."""
+    defined = _definitions(folder("templates"))
+    needed = set(view.symbols)
+    if "cudnn" in view.libraries:
+        needed.add("mbc_widen")  # filter gradients of bf16 and fp16
+    missing = sorted(needed - defined.keys())
+    if missing:
+        raise MbcError(
+            "MBC092",
+            f"this mbc has no kernel called {', '.join(name.removeprefix('mbc_') for name in missing)}",
+            "the plan was made by another version: compile the source again",
+        )
+    return sorted({defined[symbol] for symbol in needed})
+
+
+def _definitions(templates: Path) -> dict[str, str]:
+    """File of each launcher, by the launcher's symbol."""
+    files = (*sorted((templates / "kernels").glob("*.cu")), *sorted((templates / "host").glob("*.cu")))
+    return {symbol: path.name for path in files for symbol in _DEFINITION.findall(path.read_text(encoding="utf-8"))}

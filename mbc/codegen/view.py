@@ -1,0 +1,242 @@
+"""A plan as the flat rows that generated code holds: one a launch, with nothing left to decide.
+
+Everything a template writes is computed here, so that templates only loop and substitute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from mbc.errors import MbcError
+from mbc.ir.graph import Operation, TrainingGraph
+from mbc.ir.types import TensorType
+from mbc.kernels.base import Arguments, Provider, Request
+from mbc.ops.base import NoAttributes
+from mbc.plan.model import Access, Buffer, Copy, Kernel, Launch, Mode, Plan, Program, Space, Stream
+
+STREAMS = (Stream.COMPUTE, Stream.TO_HOST, Stream.TO_DEVICE)  # as the streams of mbc_create (mbc_module.h)
+COPY = "copy"  # the name of the launcher of copies
+
+
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """What a row calls. `library`: cudnn or cublaslt, which ready their calls once; `kernel`: mbc's own, whose
+    C function is `symbol`; `copy`."""
+
+    library: str
+    name: str
+
+    @property
+    def symbol(self) -> str:
+        return f"mbc_{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One launch. `launcher` and `stream` are indices; `offsets` in bytes, one an access: of the arena, or -1 - offset
+    for one of host memory; `waits` are launches of the same program."""
+
+    launcher: int
+    stream: int
+    offsets: tuple[int, ...]
+    integers: tuple[int, ...]
+    reals: tuple[float, ...]
+    waits: tuple[int, ...]
+    comment: str
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """All that the templates need of a plan."""
+
+    network: str
+    target: str
+    architecture: str
+    working: int  # MBC_WORKING: code of the working type
+    arena_bytes: int
+    host_bytes: int
+    launchers: tuple[Launcher, ...]
+    libraries: tuple[str, ...]  # cudnn, cublaslt: those that are used
+    train: tuple[Row, ...]
+    infer: tuple[Row, ...]
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """C functions that the kernels must define."""
+        return tuple(launcher.symbol for launcher in self.launchers if launcher.library == "kernel")
+
+
+LIBRARIES = ("cudnn", "cublaslt")
+WORKING_CODES = {"fp32": 0, "bf16": 1, "fp16": 2}
+
+
+def view(plan: Plan, providers: Mapping[str, Provider] | None = None) -> View:
+    """Flatten `plan`. `providers` by name; mbc's own by default. MBC090 where the plan cannot become GPU code."""
+    known = _default_providers() if providers is None else providers
+    working = plan.graph.precision.working
+    if working not in WORKING_CODES:
+        raise MbcError(
+            "MBC090",
+            f"a plan in {plan.graph.precision} cannot become GPU code",
+            "choose fp32, tf32, bf16 or fp16, or run it with device='cpu'",
+        )
+    flattener = _Flattener(plan, known)
+    train = flattener.rows(plan.train, plan.graph.train)
+    infer = flattener.rows(plan.infer, plan.graph.infer)
+    order = sorted(range(len(flattener.launchers)), key=lambda i: _sort_key(flattener.launchers[i]))
+    place = {old: new for new, old in enumerate(order)}
+    launchers = tuple(flattener.launchers[i] for i in order)
+    used = {launcher.library for launcher in launchers}
+    return View(
+        network=plan.graph.name,
+        target=plan.target.gpu,
+        architecture=plan.target.architecture,
+        working=WORKING_CODES[working],
+        arena_bytes=plan.predictions.arena_bytes,
+        host_bytes=plan.predictions.host_bytes,
+        launchers=launchers,
+        libraries=tuple(name for name in LIBRARIES if name in used),
+        train=tuple(_placed(row, place) for row in train),
+        infer=tuple(_placed(row, place) for row in infer),
+    )
+
+
+def _default_providers() -> Mapping[str, Provider]:
+    from mbc.kernels import PROVIDERS  # here, so that a caller with providers of its own needs none of them
+
+    return {provider.name: provider for provider in PROVIDERS}
+
+
+def _sort_key(launcher: Launcher) -> tuple[str, str]:
+    return launcher.library, launcher.name
+
+
+def _placed(row: Row, place: Mapping[int, int]) -> Row:
+    return Row(place[row.launcher], row.stream, row.offsets, row.integers, row.reals, row.waits, row.comment)
+
+
+@dataclass
+class _Flattener:
+    """Keeps what many launches share: row sizes, launchers, and the arguments of equal requests."""
+
+    plan: Plan
+    providers: Mapping[str, Provider]
+    launchers: list[Launcher] = field(default_factory=list[Launcher])
+    _launcher_numbers: dict[Launcher, int] = field(default_factory=dict[Launcher, int])
+    _known_arguments: dict[tuple[object, ...], Arguments] = field(default_factory=dict[tuple[object, ...], Arguments])
+    _row_bytes: dict[int, int] = field(default_factory=dict[int, int])
+
+    def rows(self, program: Program, operations: tuple[Operation, ...]) -> list[Row]:
+        by_name = {operation.name: operation for operation in operations}
+        waits: dict[int, list[int]] = {}
+        for earlier, later in program.waits:
+            waits.setdefault(later, []).append(earlier)
+        return [
+            self._row(launch, by_name, tuple(sorted(waits.get(i, ())))) for i, launch in enumerate(program.launches)
+        ]
+
+    def _row(self, launch: Launch, operations: Mapping[str, Operation], waits: tuple[int, ...]) -> Row:
+        arguments, launcher = self._call(launch, operations)
+        number = self._launcher_numbers.get(launcher)
+        if number is None:
+            number = self._launcher_numbers[launcher] = len(self.launchers)
+            self.launchers.append(launcher)
+        return Row(
+            number,
+            STREAMS.index(launch.stream),
+            tuple(self._offset(access) for access in launch.accesses),
+            arguments.integers,
+            arguments.reals,
+            waits,
+            self._comment(launch),
+        )
+
+    def _call(self, launch: Launch, operations: Mapping[str, Operation]) -> tuple[Arguments, Launcher]:
+        if isinstance(launch.work, Copy):
+            access = launch.accesses[0]
+            return Arguments((access.rows.count * self._bytes_per_row(access.buffer),)), Launcher(COPY, COPY)
+        kernel = launch.work
+        library = kernel.provider if kernel.provider in LIBRARIES else "kernel"
+        return self._arguments(launch, kernel, operations), Launcher(library, kernel.name)
+
+    def _arguments(self, launch: Launch, kernel: Kernel, operations: Mapping[str, Operation]) -> Arguments:
+        buffers = self.plan.buffers
+        workspace_bytes = 0
+        operands = launch.accesses
+        if operands and buffers[operands[-1].buffer].value is None:
+            workspace_bytes = buffers[operands[-1].buffer].size_bytes
+            operands = operands[:-1]
+        request = (
+            self._operation_request(operations[launch.operations[0]], operands)
+            if launch.operations
+            else self._conversion_request(kernel, operands)
+        )
+        layouts = tuple(buffers[access.buffer].layout for access in operands)
+        first_row = max((access.rows.start for access in operands), default=0)
+        accumulate = any(access.mode is Mode.ACCUMULATE for access in operands)
+        key = (request, kernel.provider, kernel.name, kernel.settings, layouts, first_row, accumulate, workspace_bytes)
+        known = self._known_arguments.get(key)
+        if known is None:
+            known = self.providers[kernel.provider].arguments(
+                request, kernel.name, kernel.settings, layouts, first_row, accumulate, workspace_bytes
+            )
+            self._known_arguments[key] = known
+        return known
+
+    def _operation_request(self, operation: Operation, operands: tuple[Access, ...]) -> Request:
+        """The operation on the rows of this launch: an access that is per sample says how many."""
+        names = (*operation.inputs, *operation.outputs)
+        values = self.plan.graph.values
+        types: list[TensorType] = []
+        for name, access in zip(names, operands, strict=True):
+            value = values[name]
+            types.append(value.type.with_rows(access.rows.count) if value.per_sample else value.type)
+        count = len(operation.inputs)
+        return Request(
+            operation.kind,
+            operation.attributes,
+            tuple(types[:count]),
+            tuple(types[count:]),
+            self.plan.graph.precision,
+        )
+
+    def _conversion_request(self, kernel: Kernel, operands: tuple[Access, ...]) -> Request:
+        """A change of layout or type: the same value in two buffers."""
+        source, result = (_type_of(self.plan.graph, self.plan.buffers[a.buffer], a) for a in operands)
+        return Request(kernel.name, NoAttributes(), (source,), (result,), self.plan.graph.precision)
+
+    def _bytes_per_row(self, number: int) -> int:
+        known = self._row_bytes.get(number)
+        if known is None:
+            buffer = self.plan.buffers[number]
+            known = self._row_bytes[number] = buffer.size_bytes // max(buffer.rows.count, 1)
+        return known
+
+    def _offset(self, access: Access) -> int:
+        buffer = self.plan.buffers[access.buffer]
+        start = access.rows.start - buffer.rows.start
+        skipped = start * self._bytes_per_row(access.buffer) if start else 0
+        offset = self.plan.offsets[access.buffer] + skipped
+        return offset if buffer.space is Space.ARENA else -1 - offset
+
+    def _comment(self, launch: Launch) -> str:
+        """Operations, kernel and rows: what a message or a reader calls this launch."""
+        if isinstance(launch.work, Copy):
+            what = "copy"
+        else:
+            settings = " ".join(f"{name}={value}" for name, value in launch.work.settings)
+            what = f"{launch.work.provider} {launch.work.name}{' ' + settings if settings else ''}"
+        named = "+".join(launch.operations)
+        if not named:
+            named = self.plan.buffers[launch.accesses[0].buffer].value or "workspace"
+        widest = max((a.rows for a in launch.accesses), key=lambda rows: rows.count)
+        rows = f" rows {widest.start}..{widest.stop}" if widest.count > 1 else ""
+        return f"{named} ({what}){rows}"
+
+
+def _type_of(graph: TrainingGraph, buffer: Buffer, access: Access) -> TensorType:
+    assert buffer.value is not None
+    value = graph.values[buffer.value]
+    type_ = value.type.with_rows(access.rows.count) if value.per_sample else value.type
+    return TensorType(type_.shape, buffer.dtype)

@@ -1,0 +1,130 @@
+"""Linear layers through cuBLASLt. Its heuristics choose an algorithm when the module is made, within the plan's
+workspace; without any there always is one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from mbc.device.spec import DeviceSpec
+from mbc.ir.types import Layout, Precision, TensorType
+from mbc.kernels.base import DTYPE_CODES, Arguments, Candidate, Request
+from mbc.ops.matrix import Linear
+
+PASSES = {"linear": 0, "linear_backward_data": 1, "linear_backward_filter": 2}
+
+# The integers of a launch, in order. As `MatmulRow` of templates/host/matmul.cpp.
+ROW_FIELDS = ("pass", "type", "math", "accumulate", "rows", "inputs", "outputs", "workspace_bytes")
+
+_MOST_WORKSPACE_BYTES = 32 << 20  # what NVIDIA advises for Hopper; more brought nothing
+_MOST_SUMS = 16  # partial results of a split sum that the workspace holds
+_MATRIX_EFFICIENCY = 0.7
+_PLAIN_EFFICIENCY = 0.75
+_LEAN_EFFICIENCY = 0.8  # of those, where a sum cannot be split for want of workspace
+_COPY_EFFICIENCY = 0.85
+_TILE = 128
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    rows: int
+    inputs: int
+    outputs: int
+
+    def result(self, number: int) -> tuple[int, int]:
+        """Height and width of the product."""
+        return ((self.rows, self.outputs), (self.rows, self.inputs), (self.outputs, self.inputs))[number]
+
+    @property
+    def operations(self) -> int:
+        return 2 * self.rows * self.inputs * self.outputs
+
+
+def _sizes(request: Request) -> _Sizes | None:
+    number = PASSES.get(request.kind)
+    if number is None or not isinstance(request.attributes, Linear):
+        return None
+    first: TensorType = request.inputs[0]
+    outputs = {0: request.outputs[0], 1: request.inputs[0], 2: request.inputs[1]}[number].shape[1]
+    return _Sizes(first.shape[0], request.attributes.features_in, outputs)
+
+
+def _workspace_bytes(sizes: _Sizes, number: int) -> int:
+    """Room for the fp32 partial sums of a split product."""
+    sums = _MOST_SUMS * math.prod(sizes.result(number)) * 4
+    return min(-(-sums // 256) * 256, _MOST_WORKSPACE_BYTES)
+
+
+def _estimate_us(request: Request, sizes: _Sizes, number: int, device: DeviceSpec, split: bool) -> float:
+    strict = request.precision is Precision.FP32
+    peak = {
+        Precision.FP32: device.fp32_tflops,
+        Precision.TF32: device.tf32_tflops,
+        Precision.BF16: device.bf16_tflops,
+        Precision.FP16: device.fp16_tflops,
+    }[request.precision]
+    efficiency = _PLAIN_EFFICIENCY if strict else _MATRIX_EFFICIENCY
+    tiles = math.prod(math.ceil(side / _TILE) for side in sizes.result(number))
+    parts = _MOST_SUMS if split else 1
+    efficiency *= min(1.0, tiles * parts / device.multiprocessors) * (1.0 if split else _LEAN_EFFICIENCY)
+    arithmetic = sizes.operations / (peak * 1e6 * efficiency)
+    moved = sum(t.size_bytes for t in (*request.inputs, *request.outputs))
+    return device.launch_us + max(arithmetic, moved / (device.copy_gb_s * 1e3 * _COPY_EFFICIENCY))
+
+
+@dataclass(frozen=True)
+class CublasLt:
+    """The provider `cublaslt`."""
+
+    name: str = "cublaslt"
+
+    def candidates(self, request: Request, device: DeviceSpec) -> Iterable[Candidate]:
+        """One without workspace and one that can split its sum. Reductions are in fp32 and in a fixed order."""
+        sizes = _sizes(request)
+        if sizes is None or request.precision is Precision.FP64:
+            return
+        if request.precision is Precision.BF16 and device.architecture < "sm_80":
+            return
+        number = PASSES[request.kind]
+        for workspace_bytes in (0, _workspace_bytes(sizes, number)):
+            yield Candidate(
+                provider=self.name,
+                name=request.kind,
+                settings=(),
+                layouts=(Layout.CHANNELS_FIRST,) * 3,
+                workspace_bytes=workspace_bytes,
+                time_us=_estimate_us(request, sizes, number, device, workspace_bytes > 0),
+                measured=False,
+                accumulates=number == 2,
+            )
+
+    def arguments(
+        self,
+        request: Request,
+        name: str,
+        settings: tuple[tuple[str, int], ...],
+        layouts: tuple[Layout, ...],
+        first_row: int,
+        accumulate: bool,
+        workspace_bytes: int,
+    ) -> Arguments:
+        """A `MatmulRow`."""
+        sizes = _sizes(request)
+        if sizes is None:
+            raise ValueError(f"cuBLASLt runs no {request.kind}")
+        return Arguments(
+            (
+                PASSES[request.kind],
+                DTYPE_CODES[request.inputs[0].dtype.value],
+                0 if request.precision is Precision.FP32 else 1,
+                int(accumulate),
+                sizes.rows,
+                sizes.inputs,
+                sizes.outputs,
+                workspace_bytes,
+            )
+        )
+
+
+CUBLASLT = CublasLt()

@@ -1,0 +1,304 @@
+"""Convolutions through cuDNN's graph API: what a plan reserves for them and how long they should take.
+
+A plan that no profile informs names no engine (`engine` = -1): the generated module takes the first configuration that
+cuDNN's heuristics offer, whose numerical notes agree with the precision and whose workspace fits the planned bytes.
+Such a configuration always exists: in a survey of 108 layers (ResNet, AlexNet, VGG, Inception, DenseNet, MobileNet,
+U-Net and odd shapes) x 4 batch sizes x 3 passes x 2 layouts x 4 precisions with cuDNN 9.19 for an H200, at least one
+admitted engine needed no workspace. What the planned bytes decide is how fast a configuration may be, so there are two
+candidates where it matters:
+
+  lean   room for partial sums only (`_sums_bytes`)
+  full   besides, copies of all operands with channels padded to what the engine's loads want: engines that work in
+         another layout, or on aligned channels, convert their operands through the workspace
+
+Engines of strict fp32 work channels first (filter gradients channels last), tensor-core engines channels last on
+aligned channels: there `lean` suffices, and only it is offered. Over the survey the very first admitted configuration
+fits in 95 % of the cases and one of the first four in 99 %.
+
+A filter gradient of bf16 or fp16 operands is computed in their type in the workspace and then widened to fp32: no
+engine writes fp32 from them. The workspace of such a candidate, measured or not, begins with those bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from mbc.device.spec import DeviceSpec
+from mbc.ir.types import DType, Layout, Precision, TensorType
+from mbc.kernels.base import DTYPE_CODES, LAYOUT_CODES, Arguments, Candidate, Request
+from mbc.ops.convolution import Convolution
+
+PASSES = {"convolution": 0, "convolution_backward_data": 1, "convolution_backward_filter": 2}
+
+# The integers of a launch, in order; pairs (type, value) of knobs follow. As `ConvolutionRow` of
+# templates/host/convolution.cpp.
+ROW_FIELDS = (
+    "pass",
+    "type",
+    "layout",
+    "math",
+    "deterministic",
+    "accumulate",
+    "rows",
+    "channels",
+    "height",
+    "width",
+    "filters",
+    "kernel_height",
+    "kernel_width",
+    "out_height",
+    "out_width",
+    "pad_top",
+    "pad_bottom",
+    "pad_left",
+    "pad_right",
+    "stride_height",
+    "stride_width",
+    "dilation_height",
+    "dilation_width",
+    "groups",
+    "workspace_bytes",
+    "engine",
+    "knobs",
+)
+HEURISTIC_ENGINE = -1
+
+_ALIGNMENT_BYTES = 256
+_MOST_SUMS_BYTES = 32 << 20
+_LEAST_SUMS_BYTES = 3 << 19  # small filters of large images split further: 1.5 MiB, but not above their own size
+_SUMS_PER_PASS = {0: 2, 1: 2, 2: 16}  # partial results of a split reduction, in sizes of the filter
+_SLACK_BYTES = 4096  # pointers, counters and alignment of parts
+
+# Share of the arithmetic peak that engines reach on ResNet-50's layers at batch 256 on an H200, by pass; fitted to the
+# totals of 15.9 (bf16), 33.5 (tf32) and 175 ms (fp32) for all its convolutions.
+_EFFICIENCY = {
+    "matrix": (0.62, 0.70, 0.60),
+    "plain": (0.60, 0.60, 0.55),
+}
+_COPY_EFFICIENCY = 0.85  # of the copy bandwidth
+_FALLBACK_EFFICIENCY = 0.20  # of the fp32 peak: direct kernels without tensor cores
+_DEPTHWISE_EFFICIENCY = 0.35  # of the copy bandwidth
+_TILE = 128  # rows and columns of the product that one multiprocessor computes at a time
+
+
+@dataclass(frozen=True, slots=True)
+class _Shapes:
+    """One convolution as cuDNN sees it, whatever the pass: image, filter, result."""
+
+    image: TensorType
+    filter: TensorType
+    result: TensorType
+    attributes: Convolution
+
+    @property
+    def operations(self) -> int:
+        """Multiplications and additions of one pass."""
+        return 2 * self.result.elements * math.prod(self.filter.shape[1:])
+
+    @property
+    def depthwise(self) -> bool:
+        return self.attributes.groups > 1 and self.filter.shape[1] == 1
+
+
+def _shapes(request: Request) -> _Shapes | None:
+    """None where the request is not a convolution of images."""
+    number = PASSES.get(request.kind)
+    if number is None or not isinstance(request.attributes, Convolution):
+        return None
+    operands = (*request.inputs, *request.outputs)
+    if len(operands) != 3 or any(len(t.shape) != 4 for t in operands):
+        return None
+    order = {0: (0, 1, 2), 1: (2, 1, 0), 2: (0, 2, 1)}[number]
+    image, filter_, result = (operands[i] for i in order)
+    return _Shapes(image, filter_, result, request.attributes)
+
+
+def _padded(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple
+
+
+def _math(precision: Precision) -> int:
+    """As `Math` of convolution.cpp: 0 admits no tensor cores."""
+    return 0 if precision is Precision.FP32 else 1
+
+
+def _channel_multiple(precision: Precision) -> int:
+    """Channels of which 16-byte loads of the operands take whole numbers; strict engines load one by one."""
+    return {Precision.FP32: 1, Precision.TF32: 4}.get(precision, 8)
+
+
+def widened_bytes(filter_: TensorType, working: DType) -> int:
+    """Workspace that a filter gradient takes in the type of its operands, 0 where that is fp32 already."""
+    if working not in (DType.BF16, DType.FP16):
+        return 0
+    return _padded(filter_.elements * working.size_bytes, _ALIGNMENT_BYTES)
+
+
+def _sums_bytes(shapes: _Shapes, number: int) -> int:
+    working = shapes.image.dtype
+    sums = _SUMS_PER_PASS[number] * (shapes.filter.elements * working.size_bytes + 512)
+    if number == 2:
+        sums = max(sums, min(_LEAST_SUMS_BYTES, (shapes.image.size_bytes + shapes.result.size_bytes) // 8))
+    widened = widened_bytes(shapes.filter, working) if number == 2 else 0
+    return widened + min(sums, _MOST_SUMS_BYTES) + _SLACK_BYTES
+
+
+def _copies_bytes(shapes: _Shapes, precision: Precision) -> int:
+    multiple, groups, size = _channel_multiple(precision), shapes.attributes.groups, shapes.image.dtype.size_bytes
+    rows, channels, height, width = shapes.image.shape
+    filters, per_group, kernel_height, kernel_width = shapes.filter.shape
+    out_height, out_width = shapes.result.shape[2:]
+    image = rows * _padded(channels // groups, multiple) * groups * height * width
+    filter_ = filters * _padded(per_group, multiple) * kernel_height * kernel_width
+    result = rows * _padded(filters // groups, multiple) * groups * out_height * out_width
+    return (image + filter_ + result) * size + 3 * 512
+
+
+def _natural(shapes: _Shapes, number: int, layout: Layout, precision: Precision) -> bool:
+    """Whether the engines of this precision work on the operands as they lie."""
+    if shapes.depthwise:
+        return layout is Layout.CHANNELS_LAST or (precision is Precision.FP32 and number != 2)
+    top, bottom, left, right = shapes.attributes.pad
+    if shapes.attributes.groups > 1 or top != bottom or left != right:
+        return False
+    if precision is Precision.FP32:
+        return (layout is Layout.CHANNELS_LAST) == (number == 2)
+    multiple = _channel_multiple(precision)
+    aligned = shapes.filter.shape[0] % multiple == 0 and shapes.filter.shape[1] % multiple == 0
+    return layout is Layout.CHANNELS_LAST and aligned
+
+
+def _peak_tflops(device: DeviceSpec, precision: Precision) -> float:
+    return {
+        Precision.FP32: device.fp32_tflops,
+        Precision.TF32: device.tf32_tflops,
+        Precision.BF16: device.bf16_tflops,
+        Precision.FP16: device.fp16_tflops,
+    }[precision]
+
+
+def _utilization(shapes: _Shapes, number: int, device: DeviceSpec) -> float:
+    """Share of the multiprocessors that a product of this size keeps busy; filter gradients split their sum instead."""
+    if number == 2:
+        return 1.0
+    side = shapes.result if number == 0 else shapes.image
+    height = side.shape[0] * math.prod(side.shape[2:])
+    tiles = math.ceil(height / _TILE) * math.ceil(side.shape[1] / _TILE)
+    waves = math.ceil(tiles / device.multiprocessors)
+    return tiles / (waves * device.multiprocessors)
+
+
+def _estimate_us(
+    shapes: _Shapes, number: int, precision: Precision, device: DeviceSpec, converted: bool, lean_fallback: bool
+) -> float:
+    moved = sum(t.size_bytes for t in (shapes.image, shapes.filter, shapes.result))
+    bytes_per_us = device.copy_gb_s * 1e3
+    if shapes.depthwise:
+        return device.launch_us + moved / (bytes_per_us * _DEPTHWISE_EFFICIENCY)
+    if lean_fallback:
+        peak, efficiency = device.fp32_tflops, _FALLBACK_EFFICIENCY
+    else:
+        peak = _peak_tflops(device, precision)
+        efficiency = _EFFICIENCY["plain" if precision is Precision.FP32 else "matrix"][number]
+        # Small products still spread over the machine by smaller tiles, at half the efficiency.
+        efficiency *= max(_utilization(shapes, number, device), 0.05)
+    arithmetic = shapes.operations / (peak * 1e6 * efficiency)
+    memory = moved / (bytes_per_us * _COPY_EFFICIENCY)
+    # A conversion reads each operand and writes its copy, in kernels of its own.
+    conversion = 2 * moved / (bytes_per_us * _COPY_EFFICIENCY) + 3 * device.launch_us if converted else 0.0
+    return device.launch_us + max(arithmetic, memory) + conversion
+
+
+@dataclass(frozen=True)
+class CudnnConvolution:
+    """The provider `cudnn`."""
+
+    name: str = "cudnn"
+
+    def candidates(self, request: Request, device: DeviceSpec) -> Iterable[Candidate]:
+        """Per layout the lean candidate, and the full one where engines need copies of the operands."""
+        shapes = _shapes(request)
+        if shapes is None or request.precision is Precision.FP64:
+            return
+        if request.precision is Precision.BF16 and device.architecture < "sm_80":
+            return  # bf16 came with compute capability 8.0
+        number = PASSES[request.kind]
+        sums = _sums_bytes(shapes, number)
+        copies = _copies_bytes(shapes, request.precision)
+        for layout in (Layout.CHANNELS_FIRST, Layout.CHANNELS_LAST):
+            natural = _natural(shapes, number, layout, request.precision)
+            yield self._candidate(request, shapes, device, layout, sums, False, not natural)
+            if not natural:
+                yield self._candidate(request, shapes, device, layout, sums + copies, True, False)
+
+    def _candidate(
+        self,
+        request: Request,
+        shapes: _Shapes,
+        device: DeviceSpec,
+        layout: Layout,
+        workspace_bytes: int,
+        converted: bool,
+        fallback: bool,
+    ) -> Candidate:
+        number = PASSES[request.kind]
+        return Candidate(
+            provider=self.name,
+            name=request.kind,
+            settings=(
+                ("deterministic", 1),
+                ("engine", HEURISTIC_ENGINE),
+                ("layout", LAYOUT_CODES[layout]),
+            ),
+            layouts=(layout, layout, layout),
+            workspace_bytes=_padded(workspace_bytes, _ALIGNMENT_BYTES),
+            time_us=_estimate_us(shapes, number, request.precision, device, converted, fallback),
+            measured=False,
+            accumulates=number == 2,
+        )
+
+    def arguments(
+        self,
+        request: Request,
+        name: str,
+        settings: tuple[tuple[str, int], ...],
+        layouts: tuple[Layout, ...],
+        first_row: int,
+        accumulate: bool,
+        workspace_bytes: int,
+    ) -> Arguments:
+        """A `ConvolutionRow` and its knobs."""
+        shapes = _shapes(request)
+        if shapes is None:
+            raise ValueError(f"cuDNN runs no {request.kind}")
+        given = dict(settings)
+        # Where an operand has one pixel or one channel the plan calls it channels first, whatever its neighbours are.
+        seen = max(LAYOUT_CODES[layout] for layout in layouts)
+        knobs = tuple((int(k.removeprefix("knob")), v) for k, v in settings if k.startswith("knob"))
+        a = shapes.attributes
+        integers = (
+            PASSES[request.kind],
+            DTYPE_CODES[shapes.image.dtype.value],
+            given.get("layout", seen),
+            _math(request.precision),
+            given.get("deterministic", 0),
+            int(accumulate),
+            *shapes.image.shape,
+            shapes.filter.shape[0],
+            *shapes.filter.shape[2:],
+            *shapes.result.shape[2:],
+            *a.pad,
+            *a.stride,
+            *a.dilation,
+            a.groups,
+            workspace_bytes,
+            given.get("engine", HEURISTIC_ENGINE),
+            len(knobs),
+            *(n for knob in knobs for n in knob),
+        )
+        return Arguments(integers)
+
+
+CUDNN_CONVOLUTION = CudnnConvolution()
