@@ -1,0 +1,181 @@
+"""What operators mean: on numbers, on tensors and on losses."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+
+from mbc.errors import MbcError
+from mbc.frontend.building import Building, misfit
+from mbc.frontend.names import Scope
+from mbc.frontend.values import Losses, Tensor, WordValue, Worth, describe, is_number
+from mbc.ops.activation import Scale
+from mbc.ops.base import NoAttributes, ShapeError
+from mbc.source import Span
+
+LARGEST_NUMBER = 2**63
+
+Figure = int | float
+
+_NUMERIC: dict[str, Callable[[Figure, Figure], Figure]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+    "//": operator.floordiv,
+    "%": operator.mod,
+}
+_ORDERED: dict[str, Callable[[Figure, Figure], bool]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+
+
+def calculate(symbol: str, a: Figure, b: Figure, span: Span) -> Figure:
+    """`a symbol b` for numbers. Raises MbcError MBC016 for what is too large or undefined."""
+    try:
+        value = _power(a, b) if symbol == "**" else _NUMERIC[symbol](a, b)
+    except ZeroDivisionError:
+        raise MbcError("MBC016", f"{a} {symbol} {b} divides by zero", "make the divisor nonzero", span) from None
+    except OverflowError:
+        value = math.inf
+    if isinstance(value, complex) or value != value:
+        raise MbcError("MBC016", f"{a} {symbol} {b} is not a number", "use other operands", span)
+    if abs(value) >= LARGEST_NUMBER and (isinstance(value, int) or math.isinf(value)):
+        message = f"{a} {symbol} {b} is too large: whole numbers are less than 2^63"
+        raise MbcError("MBC016", message, "use smaller numbers", span)
+    return value
+
+
+def _power(a: Figure, b: Figure) -> Figure:
+    if isinstance(a, int) and isinstance(b, int) and abs(a) > 1 and b > 64:
+        return math.inf  # without computing its digits
+    value: Figure = a**b
+    return value
+
+
+def compare(symbol: str, a: Worth, b: Worth, span: Span) -> bool:
+    """Comparisons: of numbers; and for equality also of tuples of numbers, words, true and false."""
+    if symbol in _ORDERED and is_number(a) and is_number(b):
+        return _ORDERED[symbol](a, b)
+    if symbol in ("==", "!=") and _comparable(a) and _comparable(b):
+        return (a == b) == (symbol == "==")
+    kinds = "numbers, tuples of numbers, words, true and false" if symbol in ("==", "!=") else "numbers"
+    remedy = "compare the shapes of tensors: `a.shape == b.shape`" if isinstance(a, Tensor) else f"compare {kinds}"
+    raise MbcError("MBC029", f"`{symbol}` cannot compare {describe(a)} with {describe(b)}", remedy, span)
+
+
+def _comparable(worth: Worth) -> bool:
+    if isinstance(worth, tuple):
+        return all(isinstance(item, int | float) for item in worth)
+    return isinstance(worth, int | float | WordValue)
+
+
+class Arithmetic:
+    """Operators that may make operations of the network."""
+
+    def __init__(self, building: Building) -> None:
+        self._building = building
+
+    def operate(self, symbol: str, a: Worth, b: Worth, span: Span, scope: Scope) -> Worth:
+        """`a symbol b`. Raises MbcError MBC016 (numbers), MBC011 (shapes), MBC029 (operands of another kind)."""
+        if is_number(a) and is_number(b):
+            return calculate(symbol, a, b, span)
+        if isinstance(a, Losses) or isinstance(b, Losses):
+            combined = _combine(symbol, a, b, span)
+            if combined is not None:
+                return combined
+        elif isinstance(a, Tensor) or isinstance(b, Tensor):
+            made = self._tensors(symbol, a, b, span, scope)
+            if made is not None:
+                return made
+        message = f"`{symbol}` does not take {describe(a)} and {describe(b)}"
+        raise MbcError("MBC029", message, _remedy(symbol, a, b), span)
+
+    def negate(self, a: Worth, span: Span, scope: Scope) -> Worth:
+        """`-a`."""
+        if is_number(a):
+            return -a
+        return self.operate("*", a, -1, span, scope)
+
+    def _tensors(self, symbol: str, a: Worth, b: Worth, span: Span, scope: Scope) -> Tensor | None:
+        if isinstance(a, Tensor) and isinstance(b, Tensor):
+            if symbol == "-":
+                b = self._scale(b, Scale(-1.0), span, scope)
+            kind = {"+": "add", "-": "add", "*": "mul"}.get(symbol)
+            return None if kind is None else self._emit(kind, (a, b), span, scope)
+        if isinstance(a, Tensor) and is_number(b):
+            if symbol == "/" and b == 0:
+                raise MbcError("MBC016", "a tensor is divided by zero", "make the divisor nonzero", span)
+            scale = {
+                "+": lambda: Scale(1.0, float(b)),
+                "-": lambda: Scale(1.0, -float(b)),
+                "*": lambda: Scale(float(b)),
+                "/": lambda: Scale(1.0 / b),
+            }.get(symbol)
+            return None if scale is None else self._scale(a, scale(), span, scope)
+        if isinstance(b, Tensor) and is_number(a):
+            forms = {"+": Scale(1.0, float(a)), "-": Scale(-1.0, float(a)), "*": Scale(float(a))}
+            return self._scale(b, forms[symbol], span, scope) if symbol in forms else None
+        return None
+
+    def _scale(self, x: Tensor, attributes: Scale, span: Span, scope: Scope) -> Tensor:
+        return self._emit("scale", (x,), span, scope, attributes)
+
+    def _emit(
+        self,
+        kind: str,
+        inputs: tuple[Tensor, ...],
+        span: Span,
+        scope: Scope,
+        attributes: Scale | None = None,
+    ) -> Tensor:
+        path = scope.count(kind, span)
+        names = tuple(x.value for x in inputs)
+        for x in inputs:
+            if x.type.dtype.value == "int32":
+                message = f"there is no arithmetic on class numbers ({x.type}, input `{x.path}`)"
+                raise MbcError("MBC029", message, "declare the input as float to calculate with it", span)
+        try:
+            (value,) = self._building.emit(kind, attributes or NoAttributes(), names, path, span)
+        except ShapeError as error:
+            raise misfit(f"`{kind}`", error, inputs, span) from None
+        return Tensor(value, self._building.type(value), span, path)
+
+
+def _combine(symbol: str, a: Worth, b: Worth, span: Span) -> Losses | None:
+    """Losses added, and losses times numbers."""
+    if isinstance(a, Losses) and isinstance(b, Losses) and symbol in ("+", "-"):
+        return _merge((*a.terms, *_times(b, 1.0 if symbol == "+" else -1.0, span).terms))
+    if isinstance(a, Losses) and is_number(b) and symbol in ("*", "/"):
+        return _times(a, float(calculate(symbol, 1.0, b, span)), span)
+    if isinstance(b, Losses) and is_number(a) and symbol == "*":
+        return _times(b, float(a), span)
+    return None
+
+
+def _times(losses: Losses, factor: float, span: Span) -> Losses:
+    return Losses(tuple((value, float(calculate("*", weight, factor, span))) for value, weight in losses.terms))
+
+
+def _merge(terms: tuple[tuple[str, float], ...]) -> Losses:
+    weights: dict[str, float] = {}
+    for value, weight in terms:
+        weights[value] = weights.get(value, 0.0) + weight
+    return Losses(tuple(weights.items()))
+
+
+def merge(*losses: Losses) -> Losses:
+    """The sum of losses."""
+    return _merge(tuple(term for loss in losses for term in loss.terms))
+
+
+def _remedy(symbol: str, a: Worth, b: Worth) -> str:
+    if isinstance(a, Losses) or isinstance(b, Losses):
+        return "losses can be added to each other and multiplied by numbers"
+    if isinstance(a, Tensor) or isinstance(b, Tensor):
+        return "tensors know + - * with tensors and numbers, and / by a number"
+    return "operators calculate with numbers and tensors"

@@ -1,0 +1,228 @@
+"""The syntax tree of a source: what was written, with its places, before any of it is evaluated.
+
+Chains (`a |> f |> g`, `a + b - c`, `p and q`) are flat, so that a long pipe is not a deep tree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mbc.source import Span
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Node:
+    """Anything that was written somewhere."""
+
+    span: Span
+
+
+# ---- expressions ----
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Name(Node):
+    """A tensor, number, layer, block, or a word such as `bf16`, depending on where it stands."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Number(Node):
+    value: int | float | bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Size(Node):
+    """An amount of memory: `12 GB`."""
+
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tuple(Node):
+    items: tuple[Expression, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Argument(Node):
+    """`value`, or `name=value`."""
+
+    name: str | None
+    value: Expression
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Call(Node):
+    """`conv(64, 3, pad=1)`: a layer, a block or a function with its settings. `span` is that of the name."""
+
+    name: str
+    arguments: tuple[Argument, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Labelled(Node):
+    """`layer @label`; `span` is that of the label."""
+
+    target: Expression
+    label: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Attribute(Node):
+    """`tensor.shape`; `span` is that of the attribute's name."""
+
+    target: Expression
+    name: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Index(Node):
+    target: Expression
+    index: Expression
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Unary(Node):
+    """`operator`: + | - | not."""
+
+    operator: str
+    operand: Expression
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chain(Node):
+    """`first` and then each (operator, operand, place of the operator), from left to right.
+
+    The operators of one chain bind equally tight: + - | * / // % | ** | one comparison | and | or.
+    """
+
+    first: Expression
+    rest: tuple[tuple[str, Expression, Span], ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pipe(Node):
+    """`first |> stage |> stage`."""
+
+    first: Expression
+    stages: tuple[Expression, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pick(Node):
+    """`then if condition else otherwise`: only the side that is picked is evaluated."""
+
+    then: Expression
+    condition: Expression
+    otherwise: Expression
+
+
+Expression = Name | Number | Size | Tuple | Call | Labelled | Attribute | Index | Unary | Chain | Pipe | Pick
+
+# ---- statements ----
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Word(Node):
+    """A name where it is declared or bound."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Input(Node):
+    name: Word
+    shape: tuple[Expression, ...]
+    kind: Word  # float | class
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Output(Node):
+    values: tuple[Expression, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loss(Node):
+    value: Expression
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Return(Node):
+    value: Expression
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Assign(Node):
+    names: tuple[Word, ...]
+    value: Expression
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class For(Node):
+    names: tuple[Word, ...]
+    values: Expression
+    label: Word | None
+    body: tuple[Statement, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class When(Node):
+    """`if condition { … } else { … }`."""
+
+    condition: Expression
+    then: tuple[Statement, ...]
+    otherwise: tuple[Statement, ...]
+
+
+Statement = Input | Output | Loss | Return | Assign | For | When
+
+# ---- declarations ----
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parameter(Node):
+    name: str
+    default: Expression | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block(Node):
+    """`span` is that of the name."""
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    tensors: tuple[Word, ...]
+    body: tuple[Statement, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Network(Node):
+    """`span` is that of the name."""
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    body: tuple[Statement, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Entry(Node):
+    """`name = value` of a section."""
+
+    name: str
+    value: Expression
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Section(Node):
+    """`train { … }` or `memory { … }`."""
+
+    name: str
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Program(Node):
+    networks: tuple[Network, ...]
+    blocks: tuple[Block, ...]
+    sections: tuple[Section, ...]

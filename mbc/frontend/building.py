@@ -1,0 +1,142 @@
+"""A network in the making: what layers write themselves into, with the limits of sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mbc.errors import MbcError
+from mbc.frontend.settings import LARGEST_SETTING
+from mbc.frontend.values import Tensor
+from mbc.ir.build import GraphBuilder
+from mbc.ir.graph import Attributes, Initializer, Operation, Role, State, Value
+from mbc.ir.types import DType, TensorType
+from mbc.ops.base import Layer, Setting, ShapeError
+from mbc.source import Span
+
+LARGEST_TENSOR = 2**47  # elements; byte offsets and 64-bit indices have room to spare
+MOST_OPERATIONS = 200_000
+
+
+class Building:
+    """The operations and states so far."""
+
+    def __init__(self) -> None:
+        self._graph = GraphBuilder()
+        self._states: dict[str, State] = {}
+        self._first_use: dict[str, str] = {}  # state -> what it was first made for, for a message
+
+    @property
+    def values(self) -> dict[str, Value]:
+        return self._graph.values
+
+    @property
+    def operations(self) -> tuple[Operation, ...]:
+        return tuple(self._graph.operations)
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        """In the order of the source."""
+        return tuple(self._states.values())
+
+    def type(self, value: str) -> TensorType:
+        return self._graph.type(value)
+
+    def input(self, path: str, shape: tuple[int, ...], dtype: DType, span: Span) -> Tensor:
+        """Declare an input; its first dimension counts samples."""
+        kind = TensorType(shape, dtype)
+        for size in shape:
+            if size < 1 or size > LARGEST_SETTING:
+                bad = "less than 1" if size < 1 else f"more than {LARGEST_SETTING}"
+                message = f"input `{path}` has the shape [{', '.join(map(str, shape))}]: {size} is {bad}"
+                raise MbcError("MBC014", message, "every dimension, the batch included, must be at least 1", span)
+        _check_size(f"input `{path}`", kind, span)
+        self._graph.declare(path, kind, Role.INPUT, per_sample=True, span=span)
+        return Tensor(path, kind, span, path)
+
+    def state(self, name: str, shape: tuple[int, ...], initializer: Initializer, trained: bool, span: Span) -> str:
+        """The state of this name: made, or found where a shared layer has made it before."""
+        kind = TensorType(shape, DType.FP32)
+        if name in self._states:
+            before = self._graph.type(name)
+            if before != kind:
+                first = self._graph.values[name].span
+                place = f" by line {first.line}" if first is not None else ""
+                raise MbcError(
+                    "MBC034",
+                    f"this layer is shared: its `{name}` was made as {before}{place}, and would have to be {kind} here",
+                    "apply it to tensors that need the same parameters, or write a second layer",
+                    span,
+                )
+            return name
+        _check_size(f"`{name}`", kind, span)
+        role = Role.PARAMETER if trained else Role.STATISTIC
+        self._graph.declare(name, kind, role, span=span)
+        self._states[name] = State(name, initializer)
+        return name
+
+    def emit(self, kind: str, attributes: Attributes, inputs: Sequence[str], name: str, span: Span) -> tuple[str, ...]:
+        """Append an operation; returns its outputs. Raises ShapeError."""
+        if len(self._graph.operations) >= MOST_OPERATIONS:
+            message = f"the network has more than {MOST_OPERATIONS} operations"
+            raise MbcError("MBC017", message, "make its loops shorter", span)
+        outputs = self._graph.emit(kind, attributes, inputs, name, span=span)
+        for output in outputs:
+            _check_size(f"the result of `{name}`", self._graph.type(output), span)
+        return outputs
+
+    def apply(
+        self, layer: Layer, settings: dict[str, Setting], inputs: Sequence[Tensor], path: str, span: Span
+    ) -> Tensor:
+        """One application of a layer. Raises MbcError MBC011 with the origin of every shape."""
+        try:
+            if not layer.loss:
+                _check_elements(layer.name, inputs)
+            value = layer.build(_Application(self, path, span), dict(settings), tuple(t.value for t in inputs))
+        except ShapeError as error:
+            raise misfit(f"`{layer.name}`", error, inputs, span) from None
+        return Tensor(value, self.type(value), span, path)
+
+
+class _Application:
+    """One application of one layer: the `LayerBuilder` that it writes itself into."""
+
+    def __init__(self, building: Building, path: str, span: Span) -> None:
+        self._building = building
+        self._path = path
+        self._span = span
+
+    def type(self, value: str) -> TensorType:
+        return self._building.type(value)
+
+    def state(self, suffix: str, shape: tuple[int, ...], initializer: Initializer, trained: bool = True) -> str:
+        return self._building.state(f"{self._path}.{suffix}", shape, initializer, trained, self._span)
+
+    def emit(self, kind: str, attributes: Attributes, inputs: Sequence[str], suffix: str = "") -> tuple[str, ...]:
+        name = f"{self._path}.{suffix}" if suffix else self._path
+        return self._building.emit(kind, attributes, inputs, name, self._span)
+
+
+def misfit(what: str, error: ShapeError, inputs: Sequence[Tensor], span: Span) -> MbcError:
+    """The error of operands that do not fit: says where each of them came from."""
+    lines = [f"{what} does not fit: {error}"]
+    for number, tensor in enumerate(inputs, 1):
+        place = f"{tensor.span.source.name}:{tensor.span.line}:{tensor.span.column}"
+        which = "its tensor" if len(inputs) == 1 else f"tensor {number}"
+        lines.append(f"  {which} is {tensor.type}, made by `{tensor.path}` at {place}")
+    remedy = "change the settings here, or the shape where it was made"
+    return MbcError("MBC011", "\n".join(lines), remedy, span)
+
+
+def _check_elements(name: str, inputs: Sequence[Tensor]) -> None:
+    for tensor in inputs:
+        if tensor.type.dtype is DType.INT32:
+            raise ShapeError(f"{tensor.type} holds class numbers, and only a loss can take them ({name} needs float)")
+
+
+def _check_size(what: str, kind: TensorType, span: Span) -> None:
+    if kind.elements > LARGEST_TENSOR or max(kind.shape, default=0) > LARGEST_SETTING:
+        shape = f"[{', '.join(map(str, kind.shape))}]"
+        message = f"{what} of shape {shape} has {kind.elements} elements; at most {LARGEST_TENSOR} are possible"
+        if kind.elements <= LARGEST_TENSOR:
+            message = f"{what} of shape {shape} has a dimension of more than {LARGEST_SETTING}"
+        raise MbcError("MBC015", message, "make the batch, the image or the layer smaller", span)

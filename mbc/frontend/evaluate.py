@@ -1,0 +1,193 @@
+"""What an expression is worth, in a frame: numbers, tensors, layers. Tensors that are piped make operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from mbc.errors import MbcError
+from mbc.frontend import ast
+from mbc.frontend.arithmetic import Arithmetic, calculate, compare
+from mbc.frontend.building import Building
+from mbc.frontend.functions import FUNCTIONS
+from mbc.frontend.names import Frame
+from mbc.frontend.near import suggest
+from mbc.frontend.settings import Given, check, match, whole
+from mbc.frontend.values import Bytes, Tensor, WordValue, Worth, Written, describe, is_number
+from mbc.ops import LAYERS
+from mbc.source import Span
+
+Apply = Callable[[Written, Worth, Span], Worth]
+
+
+class Evaluator:
+    """Evaluates expressions. `apply` pipes tensors into a layer or block; `words` are those that settings know."""
+
+    def __init__(
+        self, building: Building, blocks: Mapping[str, ast.Block], words: frozenset[str], apply: Apply
+    ) -> None:
+        self._arithmetic = Arithmetic(building)
+        self._blocks = blocks
+        self._words = words
+        self._apply = apply
+        self._kinds: dict[type[ast.Node], Callable[..., Worth]] = {
+            ast.Name: self._name,
+            ast.Number: lambda e, f: e.value,
+            ast.Size: lambda e, f: Bytes(e.size_bytes),
+            ast.Tuple: lambda e, f: tuple(self.worth(item, f) for item in e.items),
+            ast.Call: self._call,
+            ast.Labelled: self._labelled,
+            ast.Attribute: self._attribute,
+            ast.Index: self._index,
+            ast.Unary: self._unary,
+            ast.Chain: self._chain,
+            ast.Pipe: self._pipe,
+            ast.Pick: lambda e, f: self.worth(e.then if self.condition(e.condition, f) else e.otherwise, f),
+        }
+
+    def worth(self, expression: ast.Expression, frame: Frame) -> Worth:
+        """The value of an expression. Raises MbcError."""
+        return self._kinds[type(expression)](expression, frame)
+
+    def condition(self, expression: ast.Expression, frame: Frame) -> bool:
+        """A condition, which must be true or false."""
+        worth = self.worth(expression, frame)
+        if not isinstance(worth, bool):
+            message = f"a condition must be true or false, but is {describe(worth)}"
+            raise MbcError("MBC029", message, "compare it, as in `x > 0`", expression.span)
+        return worth
+
+    def whole(self, expression: ast.Expression, frame: Frame, what: str) -> int:
+        """A whole number; `what` says what it is."""
+        worth = self.worth(expression, frame)
+        number = whole(worth)
+        if number is None:
+            message = f"{what} must be a whole number, but is {describe(worth)}"
+            raise MbcError("MBC029", message, "give a whole number", expression.span)
+        return number
+
+    # ---- names ----
+
+    def _name(self, name: ast.Name, frame: Frame) -> Worth:
+        found = frame.get(name.text)
+        if found is not None:
+            return found
+        if name.text in self._blocks or name.text in LAYERS:
+            return self._written(ast.Call(name.span, name.text, ()), frame)
+        if name.text in self._words:
+            return WordValue(name.text)
+        if name.text in FUNCTIONS:
+            message = f"`{name.text}` is a function"
+            raise MbcError("MBC005", message, f"call it: `{name.text}(…)`", name.span)
+        known = [*frame.names(), *self._blocks, *LAYERS, *self._words]
+        remedy = suggest(name.text, known, "known names")
+        if "did you mean" not in remedy:
+            bound = frame.names()
+            remedy = f"bound here are: {', '.join(sorted(bound)[:24])}" if bound else "no name is bound here yet"
+        raise MbcError("MBC005", f"the name `{name.text}` is not known here", remedy, name.span)
+
+    def _call(self, call: ast.Call, frame: Frame) -> Worth:
+        function = FUNCTIONS.get(call.name)
+        if function is None:
+            return self._written(call, frame)
+        worths = tuple(self.worth(a.value, frame) for a in call.arguments)
+        if any(a.name is not None for a in call.arguments):
+            raise MbcError("MBC007", f"`{call.name}` has no settings with names", "leave the name out", call.span)
+        return function(worths, call.span)
+
+    def _written(self, call: ast.Call, frame: Frame) -> Written:
+        """A layer or block with its settings."""
+        bound = frame.get(call.name)
+        if bound is not None:
+            message = f"`{call.name}` is {describe(bound)}, which takes no settings"
+            raise MbcError("MBC006", message, "write it without parentheses", call.span)
+        block = self._blocks.get(call.name)
+        layer = LAYERS.get(call.name)
+        if block is None and layer is None:
+            known = [*self._blocks, *LAYERS, *FUNCTIONS]
+            remedy = suggest(call.name, known, "known operations")
+            raise MbcError("MBC006", f"there is no operation or block `{call.name}`", remedy, call.span)
+        given = [Given(a.name, self.worth(a.value, frame), a.span) for a in call.arguments]
+        if layer is not None:
+            settings = check(layer.name, layer.parameters, given, call.span)
+            return Written(layer, settings, {}, frame.scope, call.span)
+        assert block is not None
+        matched = match(block.name, [p.name for p in block.parameters], given)
+        for parameter in block.parameters:
+            if parameter.default is None and parameter.name not in matched:
+                message = f"block `{block.name}` needs `{parameter.name}`"
+                remedy = f"write `{block.name}({parameter.name}=…)`"
+                raise MbcError("MBC008", message, remedy, call.span)
+        arguments = {name: argument.worth for name, argument in matched.items()}
+        return Written(block, {}, arguments, frame.scope, call.span)
+
+    def _labelled(self, labelled: ast.Labelled, frame: Frame) -> Worth:
+        worth = self.worth(labelled.target, frame)
+        if not isinstance(worth, Written):
+            message = f"`@{labelled.label}` names a layer or block, but stands after {describe(worth)}"
+            raise MbcError("MBC027", message, "put the label behind the layer", labelled.span)
+        if worth.label is not None or worth.path is not None:
+            message = f"this layer already has the name `{worth.label or worth.path}`"
+            raise MbcError("MBC013", message, "give one label where the layer is written", labelled.span)
+        worth.label = labelled.label
+        return worth
+
+    # ---- operators ----
+
+    def _attribute(self, attribute: ast.Attribute, frame: Frame) -> Worth:
+        worth = self.worth(attribute.target, frame)
+        if attribute.name != "shape":
+            message = f"there is no `.{attribute.name}`"
+            raise MbcError("MBC027", message, "a tensor has `.shape`, and nothing else", attribute.span)
+        if not isinstance(worth, Tensor):
+            message = f"only a tensor has `.shape`; this is {describe(worth)}"
+            raise MbcError("MBC027", message, "use it on a tensor", attribute.span)
+        return worth.type.shape
+
+    def _index(self, index: ast.Index, frame: Frame) -> Worth:
+        worth = self.worth(index.target, frame)
+        if not isinstance(worth, tuple):
+            hint = "take an element of its shape, as in `x.shape[1]`" if isinstance(worth, Tensor) else "index a tuple"
+            raise MbcError("MBC029", f"{describe(worth)} cannot be indexed", hint, index.span)
+        number = self.whole(index.index, frame, "an index")
+        if not -len(worth) <= number < len(worth):
+            message = f"index {number} is outside of {describe(worth)}"
+            raise MbcError("MBC029", message, f"use 0 to {len(worth) - 1}, or -1 for the last", index.span)
+        return worth[number]
+
+    def _unary(self, unary: ast.Unary, frame: Frame) -> Worth:
+        if unary.operator == "not":
+            return not self.condition(unary.operand, frame)
+        worth = self.worth(unary.operand, frame)
+        if unary.operator == "-":
+            return self._arithmetic.negate(worth, unary.span, frame.scope)
+        if is_number(worth) or isinstance(worth, Tensor):
+            return worth
+        raise MbcError("MBC029", f"`+` does not take {describe(worth)}", "leave it out", unary.span)
+
+    def _chain(self, chain: ast.Chain, frame: Frame) -> Worth:
+        first_operator = chain.rest[0][0]
+        if first_operator in ("and", "or"):
+            stop = first_operator == "or"
+            operands = (chain.first, *(operand for _, operand, _ in chain.rest))
+            return stop if any(self.condition(o, frame) is stop for o in operands) else not stop
+        total = self.worth(chain.first, frame)
+        for symbol, operand, span in chain.rest:
+            other = self.worth(operand, frame)
+            if symbol in ("==", "!=", "<", "<=", ">", ">="):
+                total = compare(symbol, total, other, span)
+            elif symbol == "**" and is_number(total) and is_number(other):
+                total = calculate(symbol, total, other, span)
+            else:
+                total = self._arithmetic.operate(symbol, total, other, span, frame.scope)
+        return total
+
+    def _pipe(self, pipe: ast.Pipe, frame: Frame) -> Worth:
+        worth = self.worth(pipe.first, frame)
+        for stage in pipe.stages:
+            layer = self.worth(stage, frame)
+            span = stage.target.span if isinstance(stage, ast.Labelled) else stage.span
+            if not isinstance(layer, Written):
+                message = f"tensors are piped into a layer or block, but this is {describe(layer)}"
+                raise MbcError("MBC027", message, "put a layer behind `|>`, such as `relu` or `conv(64, 3)`", span)
+            worth = self._apply(layer, worth, span)
+        return worth

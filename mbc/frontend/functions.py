@@ -1,0 +1,89 @@
+"""The functions of the language: they calculate with numbers while a network is expanded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from mbc.errors import MbcError
+from mbc.frontend.values import Worth, describe, is_number
+from mbc.source import Span
+
+LONGEST_RANGE = 100_000
+
+
+def _range(worths: tuple[Worth, ...], span: Span) -> Worth:
+    numbers = [_integer("range", w, span) for w in _count("range", worths, 1, 3, span)]
+    if len(numbers) == 3 and numbers[2] == 0:
+        raise MbcError("MBC016", "the step of this range is 0", "make it 1 or -1", span)
+    found = range(*numbers)
+    try:
+        length = len(found)
+    except OverflowError:
+        length = 2**63
+    if length > LONGEST_RANGE:
+        message = f"this range has {length} numbers; at most {LONGEST_RANGE} are allowed"
+        raise MbcError("MBC017", message, "make the loop shorter", span)
+    return tuple(found)
+
+
+def _least(worths: tuple[Worth, ...], span: Span) -> Worth:
+    return min(_numbers("min", worths, span))
+
+
+def _most(worths: tuple[Worth, ...], span: Span) -> Worth:
+    return max(_numbers("max", worths, span))
+
+
+def _int(worths: tuple[Worth, ...], span: Span) -> Worth:
+    (worth,) = _count("int", worths, 1, 1, span)
+    return int(_number("int", worth, span))
+
+
+def _len(worths: tuple[Worth, ...], span: Span) -> Worth:
+    (worth,) = _count("len", worths, 1, 1, span)
+    if not isinstance(worth, tuple):
+        raise MbcError("MBC029", f"`len` does not take {describe(worth)}", "give it a tuple", span)
+    return len(worth)
+
+
+FUNCTIONS: Mapping[str, Callable[[tuple[Worth, ...], Span], Worth]] = MappingProxyType(
+    {"range": _range, "min": _least, "max": _most, "int": _int, "len": _len}
+)
+FUNCTION_HELP: Mapping[str, str] = MappingProxyType(
+    {
+        "range": "range(end), range(start, end), range(start, end, step): a tuple of whole numbers, without the end",
+        "min": "the least of two or more numbers, or of a tuple",
+        "max": "the greatest of two or more numbers, or of a tuple",
+        "int": "the whole part of a number",
+        "len": "how many items a tuple has",
+    }
+)
+
+
+def _count(name: str, worths: tuple[Worth, ...], least: int, most: int, span: Span) -> tuple[Worth, ...]:
+    if not least <= len(worths) <= most:
+        wanted = f"{least}" if least == most else f"{least} to {most}"
+        message = f"`{name}` takes {wanted} value{'s' if most > 1 else ''}, but got {len(worths)}"
+        raise MbcError("MBC009", message, FUNCTION_HELP[name], span)
+    return worths
+
+
+def _numbers(name: str, worths: tuple[Worth, ...], span: Span) -> list[int | float]:
+    items = worths[0] if len(worths) == 1 and isinstance(worths[0], tuple) else worths
+    if not items:
+        raise MbcError("MBC009", f"`{name}` got no numbers", FUNCTION_HELP[name], span)
+    return [_number(name, item, span) for item in items]
+
+
+def _number(name: str, worth: Worth, span: Span) -> int | float:
+    if not is_number(worth):
+        raise MbcError("MBC029", f"`{name}` does not take {describe(worth)}", "give it numbers", span)
+    return worth
+
+
+def _integer(name: str, worth: Worth, span: Span) -> int:
+    number = _number(name, worth, span)
+    if number != int(number):
+        raise MbcError("MBC029", f"`{name}` needs whole numbers, but got {number}", "use `//` or `int(…)`", span)
+    return int(number)

@@ -1,0 +1,215 @@
+"""Syntax tree -> Network: one network of a source is expanded, with the settings of the command line."""
+
+from __future__ import annotations
+
+import keyword
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from mbc.errors import MbcError
+from mbc.frontend import ast
+from mbc.frontend.expand import Expansion
+from mbc.frontend.functions import FUNCTIONS
+from mbc.frontend.names import Frame, Scope
+from mbc.frontend.near import suggest
+from mbc.frontend.parse import parse_setting
+from mbc.frontend.sections import AUTO, ENTRIES, OPTIMIZERS, read_sections
+from mbc.frontend.values import WordValue, Worth, describe
+from mbc.ir.graph import Network, Optimizer
+from mbc.ir.types import Precision
+from mbc.ops import LAYERS
+from mbc.source import Source, Span
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """A network and how it is to be trained. Bytes None: `auto`.
+
+    `settings` are the parameters of the network, as text, each with the value that it took.
+    """
+
+    network: Network
+    optimizer: Optimizer
+    precision: Precision
+    deterministic: bool
+    device_bytes: int | None
+    host_bytes: int | None
+    settings: tuple[tuple[str, str], ...]
+
+
+def lower(program: ast.Program, settings: tuple[tuple[str, str], ...] = (), network: str | None = None) -> Lowered:
+    """Expand one network of the program.
+
+    `settings` are (name, value) pairs of `--set`: parameters of the network by name, entries of sections by dotted
+    name. `network` chooses among several. Raises MbcError, MBC003 to MBC039.
+    """
+    try:
+        return _lower(program, settings, network)
+    except RecursionError:
+        message = "blocks, loops and conditions are nested too deeply here"
+        raise MbcError("MBC018", message, "nest less deeply, or write a loop", program.span) from None
+
+
+def _lower(program: ast.Program, settings: tuple[tuple[str, str], ...], network: str | None) -> Lowered:
+    _check_declarations(program)
+    chosen = _choose(program, network)
+    overrides = _read_settings(settings, chosen)
+    expansion = Expansion({block.name: block for block in program.blocks}, _words())
+    dotted = {name: value for name, value in overrides.items() if "." in name}
+    outside = Frame(Scope(""))
+    sections = read_sections(program.sections, dotted, expansion.evaluator, outside)
+    frame = Frame(Scope(""))
+    parameters = _bind_parameters(chosen, overrides, expansion, frame)
+    expansion.run_network(chosen, frame)
+    return Lowered(
+        _finish(chosen, expansion),
+        sections.optimizer,
+        sections.precision,
+        sections.deterministic,
+        sections.device_bytes,
+        sections.host_bytes,
+        parameters,
+    )
+
+
+def _words() -> frozenset[str]:
+    """The words that some setting takes."""
+    of_layers = {word for layer in LAYERS.values() for p in layer.parameters for word in p.words}
+    return frozenset({*of_layers, *OPTIMIZERS, AUTO, *(p.value for p in Precision)})
+
+
+def _check_declarations(program: ast.Program) -> None:
+    """Names that are declared twice, or mean something already."""
+    _check_twice("network", ((n.name, n.span) for n in program.networks))
+    _check_twice("block", ((b.name, b.span) for b in program.blocks))
+    _check_twice("section", ((s.name, s.span) for s in program.sections))
+    declared = {block.name for block in program.blocks}
+    for name, span in [(b.name, b.span) for b in program.blocks]:
+        if name in LAYERS or name in FUNCTIONS:
+            what = "an operation" if name in LAYERS else "a function"
+            raise MbcError("MBC035", f"`{name}` is the name of {what}", "choose another name for the block", span)
+    for owner in (*program.networks, *program.blocks):
+        names = [(p.name, p.span) for p in owner.parameters]
+        if isinstance(owner, ast.Block):
+            names += [(t.text, t.span) for t in owner.tensors]
+        _check_twice("parameter", names)
+        for name, span in names:
+            if name in LAYERS or name in FUNCTIONS or name in declared:
+                message = f"`{name}` is the name of an operation, function or block"
+                raise MbcError("MBC035", message, "choose another name for the parameter", span)
+
+
+def _check_twice(what: str, names: Iterable[tuple[str, Span]]) -> None:
+    seen: dict[str, Span] = {}
+    for name, span in names:
+        if name in seen:
+            message = f"there are two {what}s `{name}`; the first is in line {seen[name].line}"
+            raise MbcError("MBC012", message, "rename or remove one of them", span)
+        seen[name] = span
+
+
+def _choose(program: ast.Program, name: str | None) -> ast.Network:
+    names = [n.name for n in program.networks]
+    if not names:
+        raise MbcError("MBC023", "the source has no network", "write `network NAME { … }`", program.span)
+    if name is None and len(names) > 1:
+        message = f"the source has {len(names)} networks: {', '.join(names)}"
+        raise MbcError("MBC023", message, "say which one by --network NAME", program.networks[1].span)
+    found = next((n for n in program.networks if name in (None, n.name)), None)
+    if found is None:
+        raise MbcError("MBC023", f"the source has no network `{name}`", suggest(name or "", names, "networks"))
+    if keyword.iskeyword(found.name) or keyword.issoftkeyword(found.name):
+        message = f"`{found.name}` is a word of Python, which imports the module under the network's name"
+        raise MbcError("MBC039", message, "choose another name for the network", found.span)
+    return found
+
+
+def _read_settings(settings: tuple[tuple[str, str], ...], network: ast.Network) -> dict[str, ast.Expression]:
+    """Expressions by parameter name or dotted name; the last one of a name counts."""
+    known = [p.name for p in network.parameters]
+    known += [f"{section}.{entry}" for section, entries in ENTRIES.items() for entry in entries]
+    found: dict[str, ast.Expression] = {}
+    for name, text in settings:
+        if name not in known:
+            message = f"--set {name}: network `{network.name}` has no such setting"
+            raise MbcError("MBC021", message, suggest(name, known, "settings"))
+        if not text.strip():
+            raise MbcError("MBC022", f"--set {name} has no value", f"write --set {name}=VALUE")
+        found[name] = parse_setting(Source(f"--set {name}", text))
+    return found
+
+
+def _bind_parameters(
+    network: ast.Network, overrides: dict[str, ast.Expression], expansion: Expansion, frame: Frame
+) -> tuple[tuple[str, str], ...]:
+    """Bind the network's parameters; returns their values as text."""
+    shown: list[tuple[str, str]] = []
+    for parameter in network.parameters:
+        default = parameter.default
+        override = overrides.get(parameter.name)
+        if default is None and override is None:
+            message = f"network `{network.name}` needs `{parameter.name}`"
+            raise MbcError("MBC008", message, f"give it by --set {parameter.name}=VALUE", parameter.span)
+        worth = None if default is None else expansion.evaluator.worth(default, frame)
+        if override is not None:
+            # Only the command line's own words may stand there, not the parameters bound so far.
+            given = expansion.evaluator.worth(override, Frame(frame.scope))
+            if worth is not None and _kind(given) != _kind(worth):
+                message = f"`{parameter.name}` is {describe(worth)} in the source, but --set gives {describe(given)}"
+                raise MbcError("MBC022", message, "give a value of the same kind", override.span)
+            worth = given
+        assert worth is not None
+        frame.bind_here(parameter.name, worth)
+        shown.append((parameter.name, _text(worth)))
+    return tuple(shown)
+
+
+def _kind(worth: Worth) -> str:
+    return "number" if isinstance(worth, int | float) and not isinstance(worth, bool) else type(worth).__name__
+
+
+def _text(worth: Worth) -> str:
+    if isinstance(worth, bool):
+        return "true" if worth else "false"
+    if isinstance(worth, tuple):
+        return f"({', '.join(map(_text, worth))}{',' if len(worth) == 1 else ''})"
+    if isinstance(worth, WordValue):
+        return worth.text
+    return str(worth) if isinstance(worth, int | float) else describe(worth)
+
+
+def _finish(network: ast.Network, expansion: Expansion) -> Network:
+    """The network, checked to be whole: inputs, outputs and losses, and nothing that is made in vain."""
+    missing = {"input": expansion.inputs, "output": expansion.outputs, "loss": expansion.losses}
+    examples = {
+        "input": "input image[batch, 3, 224, 224] : float",
+        "output": "output logits",
+        "loss": "loss (logits, target) |> softmax_cross_entropy",
+    }
+    for word, found in missing.items():
+        if not found:
+            message = f"network `{network.name}` has no {word}"
+            raise MbcError("MBC020", message, f"add a line such as: {examples[word]}", network.span)
+    building = expansion.building
+    losses = expansion.total_losses()
+    outputs = tuple(tensor.value for tensor, _ in expansion.outputs)
+    needed = {*outputs, *(value for value, _ in losses)}
+    for operation in reversed(building.operations):
+        if needed.isdisjoint(operation.outputs):
+            message = f"the result of `{operation.name}` is used by no output and no loss"
+            raise MbcError("MBC036", message, "use it, or put it under an `if` that is not taken", operation.span)
+        needed.update(operation.inputs)
+    for tensor, span in expansion.inputs:
+        if tensor.value not in needed:
+            message = f"input `{tensor.value}` is used by no output and no loss"
+            raise MbcError("MBC036", message, "use it, or remove it", span)
+    return Network(
+        network.name,
+        expansion.inputs[0][0].type.shape[0],
+        building.values,
+        building.operations,
+        building.states,
+        tuple(tensor.value for tensor, _ in expansion.inputs),
+        outputs,
+        losses,
+    )

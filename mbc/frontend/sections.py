@@ -1,0 +1,162 @@
+"""The sections `train { … }` and `memory { … }`: optimizer, precision, limits of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from mbc.errors import MbcError
+from mbc.frontend import ast
+from mbc.frontend.evaluate import Evaluator
+from mbc.frontend.names import Frame
+from mbc.frontend.near import suggest
+from mbc.frontend.settings import Given, check
+from mbc.frontend.values import Bytes, WordValue, Worth, describe
+from mbc.ir.graph import Optimizer
+from mbc.ir.types import Precision
+from mbc.ops.base import Parameter, Setting
+from mbc.source import Span
+
+OPTIMIZERS: Mapping[str, tuple[Parameter, ...]] = MappingProxyType(
+    {
+        "sgd": (
+            Parameter("momentum", "float", 0.0),
+            Parameter("nesterov", "bool", False),
+            Parameter("weight_decay", "float", 0.0),
+        ),
+        "adamw": (
+            Parameter("beta1", "float", 0.9),
+            Parameter("beta2", "float", 0.999),
+            Parameter("eps", "float", 1e-8),
+            Parameter("weight_decay", "float", 0.01),
+        ),
+    }
+)
+AUTO = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Sections:
+    """What the sections say. Bytes None: `auto`."""
+
+    optimizer: Optimizer = Optimizer()
+    precision: Precision = Precision.FP32
+    deterministic: bool = False
+    device_bytes: int | None = None
+    host_bytes: int | None = None
+
+
+Entry = Callable[[Sections, ast.Expression, Evaluator, Frame], Sections]
+
+
+def _optimizer(sections: Sections, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> Sections:
+    call = ast.Call(value.span, value.text, ()) if isinstance(value, ast.Name) else value
+    if not isinstance(call, ast.Call) or call.name not in OPTIMIZERS:
+        name = call.name if isinstance(call, ast.Call) else ""
+        message = f"there is no optimizer `{name}`" if name else "an optimizer is needed here"
+        raise MbcError("MBC025", message, suggest(name, OPTIMIZERS, "optimizers"), value.span)
+    given = [Given(a.name, evaluator.worth(a.value, frame), a.span) for a in call.arguments]
+    settings = check(call.name, OPTIMIZERS[call.name], given, call.span)
+    _check_optimizer(call.name, settings, call.span)
+    if call.name == "sgd":
+        made = Optimizer(
+            "sgd",
+            momentum=float(settings["momentum"]),  # type: ignore[arg-type]
+            nesterov=bool(settings["nesterov"]),
+            weight_decay=float(settings["weight_decay"]),  # type: ignore[arg-type]
+        )
+    else:
+        numbers = {name: float(number) for name, number in settings.items() if isinstance(number, float)}
+        made = Optimizer("adamw", **numbers)
+    return replace(sections, optimizer=made)
+
+
+def _check_optimizer(name: str, settings: dict[str, Setting], span: Span) -> None:
+    for setting, value in settings.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        below_one = setting in ("momentum", "beta1", "beta2")
+        if value < 0 or (below_one and value >= 1) or (setting == "eps" and value == 0):
+            allowed = "at least 0 and less than 1" if below_one else "positive" if setting == "eps" else "at least 0"
+            message = f"`{setting}` of `{name}` is {value}, but must be {allowed}"
+            raise MbcError("MBC025", message, f"write a `{setting}` that is {allowed}", span)
+    if settings.get("nesterov") and not settings.get("momentum"):
+        raise MbcError("MBC025", "nesterov needs momentum", "write sgd(momentum=0.9, nesterov=true)", span)
+
+
+def _precision(sections: Sections, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> Sections:
+    known = [p.value for p in Precision]
+    if not isinstance(value, ast.Name) or value.text not in known:
+        text = value.text if isinstance(value, ast.Name) else ""
+        message = f"`{text}` is no precision" if text else "a precision is needed here"
+        raise MbcError("MBC025", message, suggest(text, known, "precisions"), value.span)
+    return replace(sections, precision=Precision(value.text))
+
+
+def _deterministic(sections: Sections, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> Sections:
+    worth = evaluator.worth(value, frame)
+    if not isinstance(worth, bool):
+        message = f"`deterministic` is true or false, but this is {describe(worth)}"
+        raise MbcError("MBC025", message, "write true or false", value.span)
+    return replace(sections, deterministic=worth)
+
+
+def _device(sections: Sections, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> Sections:
+    return replace(sections, device_bytes=_bytes("device", value, evaluator, frame))
+
+
+def _host(sections: Sections, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> Sections:
+    return replace(sections, host_bytes=_bytes("host", value, evaluator, frame))
+
+
+def _bytes(name: str, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> int | None:
+    worth: Worth
+    if isinstance(value, ast.Name):
+        worth = WordValue(value.text)
+    else:
+        worth = evaluator.worth(value, frame)
+    if isinstance(worth, WordValue) and worth.text == AUTO:
+        return None
+    if not isinstance(worth, Bytes):
+        message = f"`memory.{name}` is a size with a unit, or {AUTO}, but this is {describe(worth)}"
+        raise MbcError("MBC026", message, "write a unit, such as 12 GB (10^9 bytes) or 8 GiB (2^30)", value.span)
+    if not 0 < worth.size_bytes < 2**62:
+        message = f"`memory.{name}` is {worth.size_bytes} bytes"
+        raise MbcError("MBC026", message, "write a size that a machine can have", value.span)
+    return worth.size_bytes
+
+
+ENTRIES: Mapping[str, Mapping[str, Entry]] = MappingProxyType(
+    {
+        "train": MappingProxyType({"optimizer": _optimizer, "precision": _precision, "deterministic": _deterministic}),
+        "memory": MappingProxyType({"device": _device, "host": _host}),
+    }
+)
+
+
+def read_sections(
+    sections: tuple[ast.Section, ...], overrides: Mapping[str, ast.Expression], evaluator: Evaluator, frame: Frame
+) -> Sections:
+    """What the source's sections say, with `overrides` (dotted names, such as `memory.device`) in their place.
+
+    Raises MbcError: MBC012 (given twice), MBC024 (no such entry), MBC025 and MBC026 (values).
+    """
+    found = Sections()
+    seen: dict[str, Span] = {}
+    for section in sections:
+        for entry in section.entries:
+            name = f"{section.name}.{entry.name}"
+            known = ENTRIES[section.name]
+            if entry.name not in known:
+                message = f"section `{section.name}` has no `{entry.name}`"
+                raise MbcError("MBC024", message, suggest(entry.name, known, "entries"), entry.span)
+            if name in seen:
+                message = f"`{name}` is set twice, first in line {seen[name].line}"
+                raise MbcError("MBC012", message, "set it once", entry.span)
+            seen[name] = entry.span
+            found = known[entry.name](found, entry.value, evaluator, frame)  # checked even where it is overridden
+    for name, value in overrides.items():
+        section, _, entry = name.partition(".")
+        found = ENTRIES[section][entry](found, value, evaluator, frame)
+    return found

@@ -1,0 +1,110 @@
+"""Settings in parentheses -> values by name, checked against what a layer, a block or an optimizer takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mbc.errors import MbcError
+from mbc.frontend.near import suggest
+from mbc.frontend.values import WordValue, Worth, describe, is_number
+from mbc.ops.base import Parameter, Setting
+from mbc.source import Span
+
+LARGEST_SETTING = 2**31 - 1  # settings become C ints
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """One evaluated argument of a call; `name` None: positional."""
+
+    name: str | None
+    worth: Worth
+    span: Span
+
+
+def match(what: str, names: Sequence[str], given: Sequence[Given]) -> dict[str, Given]:
+    """Which argument goes to which of `names`. Raises MbcError MBC007 or MBC009; `what` is quoted in it."""
+    matched: dict[str, Given] = {}
+    position = 0
+    for argument in given:
+        if argument.name is None:
+            if len(matched) > position:
+                message = f"a setting without a name stands after one with a name in `{what}`"
+                raise MbcError("MBC009", message, "put the settings without names first", argument.span)
+            if position >= len(names):
+                takes = f"at most {len(names)} settings: {', '.join(names)}" if names else "no settings"
+                remedy = "tensors come in by `|>`, only settings stand in parentheses"
+                raise MbcError("MBC009", f"`{what}` takes {takes}", remedy, argument.span)
+            name, position = names[position], position + 1
+        else:
+            name = argument.name
+            if name not in names:
+                message = f"`{what}` has no setting `{name}`"
+                raise MbcError("MBC007", message, suggest(name, names, f"settings of `{what}`"), argument.span)
+        if name in matched:
+            message = f"`{name}` is given twice in `{what}`"
+            raise MbcError("MBC009", message, "give it once", argument.span)
+        matched[name] = argument
+    return matched
+
+
+def check(what: str, parameters: Sequence[Parameter], given: Sequence[Given], span: Span) -> dict[str, Setting]:
+    """Settings of a layer or optimizer by name, defaults filled in. Raises MbcError MBC007 to MBC010."""
+    matched = match(what, [p.name for p in parameters], given)
+    settings: dict[str, Setting] = {}
+    for parameter in parameters:
+        argument = matched.get(parameter.name)
+        if argument is not None:
+            settings[parameter.name] = _convert(what, parameter, argument)
+        elif parameter.default is not None:
+            settings[parameter.name] = parameter.default
+        else:
+            remedy = f"write `{what}({parameter.name}=…)`"
+            raise MbcError("MBC008", f"`{what}` needs `{parameter.name}`", remedy, span)
+    return settings
+
+
+_FORMS = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "pair": "a whole number or a pair (vertical, horizontal)",
+    "pads": "a whole number, (vertical, horizontal) or (top, bottom, left, right)",
+}
+
+
+def _convert(what: str, parameter: Parameter, given: Given) -> Setting:
+    found = _setting(parameter, given.worth)
+    if found is None:
+        form = _FORMS.get(parameter.kind) or f"one of {', '.join(parameter.words)}"
+        message = f"`{parameter.name}` of `{what}` must be {form}, but is {describe(given.worth)}"
+        raise MbcError("MBC010", message, f"give {form}", given.span)
+    for number in found if isinstance(found, tuple) else (found,):
+        if isinstance(number, int | float) and abs(number) > LARGEST_SETTING:
+            message = f"`{parameter.name}` of `{what}` is {number}, and at most {LARGEST_SETTING} is possible"
+            raise MbcError("MBC014", message, "write a smaller number", given.span)
+    return found
+
+
+def _setting(parameter: Parameter, worth: Worth) -> Setting | None:
+    """The setting that the value means, or None where it is of another kind."""
+    if parameter.kind == "word":
+        return worth.text if isinstance(worth, WordValue) and worth.text in parameter.words else None
+    if parameter.kind == "bool":
+        return worth if isinstance(worth, bool) else None
+    if parameter.kind == "float":
+        return float(worth) if is_number(worth) else None
+    if isinstance(worth, tuple):
+        lengths = {"pair": (2,), "pads": (2, 4)}.get(parameter.kind, ())
+        items = tuple(whole(item) for item in worth)
+        numbers = tuple(i for i in items if i is not None)
+        return numbers if len(worth) in lengths and len(numbers) == len(worth) else None
+    return whole(worth)
+
+
+def whole(worth: Worth) -> int | None:
+    """A whole number, also one that a division has made a float; else None."""
+    if not is_number(worth):
+        return None
+    return int(worth) if worth == int(worth) else None

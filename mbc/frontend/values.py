@@ -1,0 +1,90 @@
+"""What an expression can be worth while a network is expanded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeGuard
+
+from mbc.frontend import ast
+from mbc.frontend.names import Scope
+from mbc.ir.types import TensorType
+from mbc.ops.base import Layer, Setting
+from mbc.source import Span
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A value of the network; `span` is where it was made, `path` what made it."""
+
+    value: str
+    type: TensorType
+    span: Span
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """A linear combination of losses: (scalar value, weight)."""
+
+    terms: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WordValue:
+    """A word that settings know, such as `he` or `bf16`."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bytes:
+    """An amount of memory."""
+
+    size_bytes: int
+
+
+@dataclass(slots=True, eq=False)
+class Written:
+    """A layer or block as written in one place, with its settings: applied twice, it shares its parameters.
+
+    `scope` is where it was written. `path` is claimed there by the first application, from `label` or else `bound`
+    (the name it was bound to) or else its kind and count: that is the only thing about it that changes.
+    """
+
+    of: Layer | ast.Block
+    settings: dict[str, Setting]
+    arguments: dict[str, Worth]
+    scope: Scope
+    span: Span
+    label: str | None = None
+    bound: str | None = None
+    path: str | None = field(default=None)
+
+
+Worth = int | float | bool | tuple["Worth", ...] | Tensor | Losses | WordValue | Bytes | Written
+
+
+def is_number(worth: Worth) -> TypeGuard[int | float]:
+    """Whether it is a number one can calculate with; true and false are not."""
+    return isinstance(worth, int | float) and not isinstance(worth, bool)
+
+
+def describe(worth: Worth) -> str:
+    """What it is, for a message."""
+    if isinstance(worth, bool):
+        return "true" if worth else "false"
+    if isinstance(worth, int | float):
+        return f"the number {worth}"
+    if isinstance(worth, tuple):
+        if len(worth) <= 6 and all(is_number(item) for item in worth):
+            return f"the tuple ({', '.join(map(str, worth))}{',' if len(worth) == 1 else ''})"
+        return f"a tuple of {len(worth)}"
+    if isinstance(worth, Tensor):
+        return f"a tensor {worth.type}"
+    if isinstance(worth, Losses):
+        return "a loss"
+    if isinstance(worth, WordValue):
+        return f"the word `{worth.text}`"
+    if isinstance(worth, Bytes):
+        return f"a size of {worth.size_bytes} bytes"
+    return f"the {'block' if isinstance(worth.of, ast.Block) else 'layer'} `{worth.of.name}`"
