@@ -184,6 +184,8 @@ class _Check:
         following: dict[str, str] = {}
         for op in operations:
             for new, old in KINDS[op.kind].updates:
+                if old >= len(op.inputs):
+                    continue
                 was = op.inputs[old]
                 if was in following:
                     raise _error("MBC061", f"operation '{op.name}' updates '{was}' a second time", op.span)
@@ -209,6 +211,6 @@ class _Check:
 
 def _plain(setting: object) -> bool:
     if isinstance(setting, tuple):
-        parts: tuple[object, ...] = setting
+        parts: tuple[object, ...] = tuple(setting)  # type: ignore[reportUnknownArgumentType]
         return all(_plain(part) for part in parts)
     return type(setting) in (int, float, bool, str)

@@ -103,7 +103,8 @@ class OpKind:
     divisible  rows of the outputs depend on the same rows of the inputs only, or the outputs that are not per sample
                are sums over rows (`accumulates`)
     in_place   (output, input) pairs that may share bytes when the input is not needed afterwards
-    updates    (output, input) pairs that must share bytes: the output is the input's next version
+    updates    (output, input) pairs that must share bytes: the output is the input's next version.
+               A pair whose operand an operation does not have (sgd without momentum) does not apply
     working_inputs  inputs (weights) that are read in the working precision: the training graph casts them
     reduces    no output is per sample, even where an input is: sums over rows, statistics, losses
     loss       the first output is a scalar that can be minimised; the other outputs are metrics

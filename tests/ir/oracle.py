@@ -1,0 +1,120 @@
+"""An independent reference: a Network in PyTorch, float64, differentiated by PyTorch. Shares no formula with mbc."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mbc.ir.graph import Network, Role
+from mbc.ops.random import dropout_keep
+
+torch = pytest.importorskip("torch", reason="the independent reference is PyTorch, which is not installed")
+F = torch.nn.functional
+
+
+def run(
+    network: Network, start: Mapping[str, np.ndarray], seed: int = 0, step: int = 0, training: bool = True
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """All values, and the gradient of the total loss for every parameter."""
+    env: dict[str, Any] = {}
+    for name, value in network.values.items():
+        if value.role is not Role.INTERMEDIATE:
+            array = start[name]
+            tensor = torch.tensor(array, dtype=torch.int64 if array.dtype.kind == "i" else torch.float64)
+            env[name] = tensor.requires_grad_(value.role is Role.PARAMETER)
+    for op in network.operations:
+        inputs = [env[v] for v in op.inputs]
+        if op.kind == "dropout":
+            keep = np.ones(inputs[0].shape)
+            if training and op.attributes.probability:
+                keyed = type(op.attributes)(op.attributes.probability, zlib.crc32(op.name.encode()))
+                keep = dropout_keep(keyed, inputs[0].shape, 0, seed, step) / (1 - keyed.probability)
+            made = inputs[0] * torch.tensor(np.asarray(keep, np.float64))
+        elif op.kind == "batch_norm":
+            made = batch_norm(op.attributes, training, *inputs)
+        else:
+            made = MEANING[op.kind](op.attributes, *inputs)
+        made = made if isinstance(made, tuple) else (made,)
+        env.update(zip(op.outputs, made, strict=True))
+    total = sum(weight * env[loss].sum() for loss, weight in network.losses)
+    names = [n for n, v in network.values.items() if v.role is Role.PARAMETER]
+    gradients = torch.autograd.grad(total, [env[n] for n in names], allow_unused=True)
+    found = {n: g.numpy() for n, g in zip(names, gradients, strict=True) if g is not None}
+    return {n: v.detach().numpy() for n, v in env.items()}, found
+
+
+def batch_norm(a: Any, training: bool, x: Any, *states: Any) -> Any:
+    weight, bias = states[:2] if a.affine else (None, None)
+    return F.batch_norm(x, states[-2], states[-1], weight, bias, training, a.momentum, a.eps)
+
+
+def pad(x: Any, pads: tuple[int, ...], value: float = 0.0) -> Any:
+    top, bottom, left, right = pads
+    return F.pad(x, (left, right, top, bottom), value=value)
+
+
+def convolution(a: Any, x: Any, w: Any) -> Any:
+    return F.conv2d(pad(x, a.pad), w, None, a.stride, 0, a.dilation, a.groups)
+
+
+def transposed(a: Any, x: Any, w: Any) -> Any:
+    top, bottom, left, right = a.pad
+    full = F.conv_transpose2d(x, w, None, a.stride, 0, 0, a.groups, a.dilation)
+    height, width = top + a.size[0] + bottom, left + a.size[1] + right
+    full = F.pad(full, (0, width - full.shape[3], 0, height - full.shape[2]))
+    return full[:, :, top : top + a.size[0], left : left + a.size[1]]
+
+
+def max_pool(a: Any, x: Any) -> Any:
+    wide = pad(pad(x, a.pad, -torch.inf), (0, a.kernel[0], 0, a.kernel[1]), -torch.inf)
+    p, q = a.output_size
+    return F.max_pool2d(wide, a.kernel, a.stride)[:, :, :p, :q]
+
+
+def average_pool(a: Any, x: Any) -> Any:
+    p, q = a.output_size
+
+    def sums(t: Any) -> Any:
+        wide = pad(t, (0, a.kernel[0], 0, a.kernel[1]))
+        return F.avg_pool2d(wide, a.kernel, a.stride, divisor_override=1)[:, :, :p, :q]
+
+    ones = pad(torch.ones_like(x), a.pad, 1.0 if a.count_pad else 0.0)
+    return sums(pad(x, a.pad)) / sums(ones)
+
+
+def cross_entropy(a: Any, logits: Any, target: Any) -> Any:
+    loss = F.cross_entropy(logits, target, label_smoothing=a.smoothing)
+    return loss.reshape(1), (logits.argmax(1) == target).sum().reshape(1).to(logits.dtype)
+
+
+def bias_add(a: Any, y: Any, b: Any) -> Any:
+    return y + b.reshape(1, -1, *(1,) * (y.ndim - 2))
+
+
+MEANING: dict[str, Callable[..., Any]] = {
+    "convolution": convolution,
+    "convolution_backward_data": transposed,
+    "bias_add": bias_add,
+    "linear": lambda a, x, w: F.linear(x.flatten(1), w),
+    "relu": lambda a, x: F.relu(x),
+    "leaky_relu": lambda a, x: F.leaky_relu(x, a.slope),
+    "sigmoid": lambda a, x: torch.sigmoid(x),
+    "tanh": lambda a, x: torch.tanh(x),
+    "silu": lambda a, x: F.silu(x),
+    "gelu": lambda a, x: F.gelu(x),
+    "add": lambda a, x, y: x + y,
+    "mul": lambda a, x, y: x * y,
+    "scale": lambda a, x: a.factor * x + a.offset,
+    "max_pool": max_pool,
+    "avg_pool": average_pool,
+    "lrn": lambda a, x: F.local_response_norm(x, a.size, a.alpha, a.beta, a.k),
+    "upsample": lambda a, x: x.repeat_interleave(a.factor[0], 2).repeat_interleave(a.factor[1], 3),
+    "concat": lambda a, *xs: torch.cat(xs, 1),
+    "flatten": lambda a, x: x.reshape(len(x), -1),
+    "softmax_cross_entropy": cross_entropy,
+    "mse": lambda a, x, y: F.mse_loss(x, y).reshape(1),
+}

@@ -1,0 +1,179 @@
+"""Random networks around one operation each: the operation's operands are parameters, its result meets an mse loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import strategies as st
+
+from mbc.ir.graph import Network
+from mbc.ops.activation import Scale
+from tests.ir.networks import Writer
+
+Draw = Callable[[st.SearchStrategy[Any]], Any]
+PAD = st.tuples(*(st.integers(0, 2),) * 4)
+PAIR = st.tuples(st.integers(1, 3), st.integers(1, 3))
+STRIDE = st.tuples(st.integers(1, 3), st.integers(1, 2))
+
+
+def _finish(w: Writer, y: str) -> Network:
+    target = w.input("wanted", *w.type(y).shape[1:])
+    return w.finish((y,), ((w("mse", y, target, path="loss"), 1.0),))
+
+
+def _image(draw: Draw, w: Writer, channels: int, least: int = 1) -> str:
+    return w.parameter("x", w.batch, channels, draw(st.integers(least, 7)), draw(st.integers(least, 7)))
+
+
+def conv(draw: Draw) -> Network:
+    w = Writer(draw(st.integers(1, 3)))
+    kernel, dilation, groups = draw(PAIR), draw(st.tuples(st.integers(1, 2), st.integers(1, 2))), draw(st.integers(1, 3))
+    x = _image(draw, w, groups * draw(st.integers(1, 2)), 5)
+    settings = {"stride": draw(STRIDE), "pad": draw(PAD), "bias": draw(st.booleans())}
+    channels = groups * draw(st.integers(1, 2))
+    return _finish(
+        w, w("conv", x, channels=channels, kernel=kernel, dilation=dilation, groups=groups, **settings)
+    )
+
+
+def conv_transpose(draw: Draw) -> Network:
+    w = Writer(draw(st.integers(1, 3)))
+    groups, stride = draw(st.integers(1, 2)), draw(STRIDE)
+    x = _image(draw, w, groups * draw(st.integers(1, 2)), 3)
+    settings = {
+        "kernel": (draw(st.integers(3, 4)), draw(st.integers(3, 4))),
+        "pad": draw(st.tuples(*(st.integers(0, 1),) * 4)),
+        "output_pad": (draw(st.integers(0, stride[0] - 1)), draw(st.integers(0, stride[1] - 1))),
+        "dilation": draw(st.tuples(st.integers(1, 2), st.integers(1, 2))),
+        "bias": draw(st.booleans()),
+    }
+    channels = groups * draw(st.integers(1, 2))
+    return _finish(w, w("conv_transpose", x, channels=channels, stride=stride, groups=groups, **settings))
+
+
+def linear(draw: Draw) -> Network:
+    w = Writer(draw(st.integers(1, 4)))
+    x = w.parameter("x", w.batch, *draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)))
+    return _finish(w, w("linear", x, features=draw(st.integers(1, 5)), bias=draw(st.booleans())))
+
+
+def bn(draw: Draw) -> Network:
+    w = Writer(draw(st.integers(2, 4)))
+    x = _image(draw, w, draw(st.integers(1, 3)))
+    settings = {"eps": draw(st.sampled_from((1e-5, 1e-2))), "momentum": draw(st.sampled_from((0.1, 0.5)))}
+    return _finish(w, w("bn", x, affine=draw(st.booleans()), **settings))
+
+
+def lrn(draw: Draw) -> Network:
+    w = Writer(draw(st.integers(1, 3)))
+    x = _image(draw, w, draw(st.integers(1, 7)))
+    settings = {"size": draw(st.integers(1, 6)), "alpha": draw(st.sampled_from((1e-4, 0.5)))}
+    return _finish(w, w("lrn", x, beta=draw(st.sampled_from((0.75, 0.5))), k=draw(st.sampled_from((1.0, 2.0))), **settings))
+
+
+def _pool(draw: Draw, layer: str, **settings: Any) -> Network:
+    w = Writer(draw(st.integers(1, 2)))
+    x = _image(draw, w, draw(st.integers(1, 2)), 4)
+    kernel = draw(PAIR)
+    pad = tuple(draw(st.integers(0, kernel[axis] - 1)) for axis in (0, 0, 1, 1))
+    stride = draw(st.one_of(st.just((0, 0)), STRIDE))
+    return _finish(w, w(layer, x, kernel=kernel, stride=stride, pad=pad, ceil=draw(st.booleans()), **settings))
+
+
+def maxpool(draw: Draw) -> Network:
+    return _pool(draw, "maxpool")
+
+
+def avgpool(draw: Draw) -> Network:
+    return _pool(draw, "avgpool", count_pad=draw(st.booleans()))
+
+
+def global_avgpool(draw: Draw) -> Network:
+    w = Writer(draw(st.integers(1, 3)))
+    return _finish(w, w("global_avgpool", _image(draw, w, 2)))
+
+
+def upsample(draw: Draw) -> Network:
+    w = Writer(draw(st.integers(1, 2)))
+    return _finish(w, w("upsample", _image(draw, w, 2), factor=draw(PAIR)))
+
+
+def concat(draw: Draw) -> Network:
+    w = Writer(draw(st.integers(1, 3)))
+    size = draw(st.lists(st.integers(1, 3), max_size=2))
+    parts = [
+        w.parameter(f"x{i}", w.batch, draw(st.integers(1, 3)), *size) for i in range(draw(st.integers(1, 3)))
+    ]
+    if draw(st.booleans()):
+        parts.append(parts[0])
+    return _finish(w, w("concat", *parts))
+
+
+def _elementwise(draw: Draw, layer: str, operands: int, **settings: Any) -> Network:
+    w = Writer(draw(st.integers(1, 3)))
+    shape = draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
+    xs = [w.parameter(f"x{i}", w.batch, *shape) for i in range(operands)]
+    if operands > 1 and draw(st.booleans()):
+        xs[1] = xs[0]
+    return _finish(w, w(layer, *xs, **settings))
+
+
+def leaky_relu(draw: Draw) -> Network:
+    return _elementwise(draw, "leaky_relu", 1, slope=draw(st.sampled_from((0.01, 0.2))))
+
+
+def scale(draw: Draw) -> Network:
+    w = Writer(draw(st.integers(1, 3)))
+    x = w.parameter("x", w.batch, 3)
+    return _finish(w, w.graph.emit("scale", Scale(-0.5, 2.0), (x,), "scale")[0])
+
+
+def dropout(draw: Draw) -> Network:
+    w = Writer(draw(st.integers(1, 3)))
+    x = w.parameter("x", w.batch, *draw(st.lists(st.integers(1, 5), min_size=1, max_size=3)))
+    return _finish(w, w("dropout", x, p=draw(st.sampled_from((0.0, 0.2, 0.5)))))
+
+
+def flatten(draw: Draw) -> Network:
+    w = Writer(draw(st.integers(1, 3)))
+    x = w.parameter("x", w.batch, *draw(st.lists(st.integers(1, 4), max_size=3)))
+    return _finish(w, w("flatten", x))
+
+
+def softmax_cross_entropy(draw: Draw) -> Network:
+    w = Writer(draw(st.integers(1, 4)))
+    places = draw(st.lists(st.integers(1, 3), max_size=2))
+    x, target = w.parameter("x", w.batch, 3, *places), w.input("target", *places, classes=True)
+    loss = w("softmax_cross_entropy", x, target, smoothing=draw(st.sampled_from((0.0, 0.1))))
+    return w.finish((x,), ((loss, draw(st.sampled_from((1.0, 0.3)))),))
+
+
+def mse(draw: Draw) -> Network:
+    w = Writer(draw(st.integers(1, 4)))
+    shape = draw(st.lists(st.integers(1, 3), max_size=3))
+    loss = w("mse", w.parameter("x", w.batch, *shape), w.parameter("y", w.batch, *shape))
+    return w.finish((), ((loss, draw(st.sampled_from((1.0, -2.0)))),))
+
+
+def two_losses(draw: Draw) -> Network:
+    w = Writer(draw(st.integers(1, 4)))
+    x, target = w.parameter("x", w.batch, 3), w.input("target", classes=True)
+    first, second = w("softmax_cross_entropy", x, target), w("mse", x, w.input("wanted", 3))
+    return w.finish((x,), ((first, 0.7), (second, 0.3)))
+
+
+CASES: dict[str, Callable[[Draw], Network]] = {
+    f.__name__: f
+    for f in (
+        conv, conv_transpose, linear, bn, lrn, maxpool, avgpool, global_avgpool, upsample, concat, leaky_relu, scale,
+        dropout, flatten, softmax_cross_entropy, mse, two_losses,
+    )
+}  # fmt: skip
+CASES |= {
+    name: lambda draw, name=name: _elementwise(draw, name, 1) for name in ("relu", "sigmoid", "tanh", "silu", "gelu")
+}
+CASES |= {
+    "add": lambda draw: _elementwise(draw, "add", 3),
+    "mul": lambda draw: _elementwise(draw, "mul", 3),
+}

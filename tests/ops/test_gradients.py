@@ -1,0 +1,128 @@
+"""Gradients of every operation, in float64, against finite differences and against PyTorch; and its division by rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from mbc.ir.graph import Network, Operation, Optimizer, TrainingGraph
+from mbc.ir.training import differentiate
+from mbc.ir.types import Precision
+from mbc.ir.verify import verify_network, verify_training
+from mbc.ops import KINDS
+from mbc.ops.base import Array, Call
+from tests.ir.execution import draw, new_control, normalised, parameter_gradients, step, types_of
+from tests.ops.cases import CASES
+
+LIGHT = settings(
+    max_examples=12,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=(Phase.explicit, Phase.generate, Phase.shrink),
+    suppress_health_check=list(HealthCheck),
+)
+STEP = 1e-5
+
+
+def _graph(network: Network) -> TrainingGraph:
+    verify_network(network)
+    graph = differentiate(network, Optimizer(), Precision.FP64)
+    verify_training(graph)
+    return graph
+
+
+def _run(graph: TrainingGraph, start: dict[str, Array]) -> dict[str, Array]:
+    return step(graph, start, new_control(step=5, seed=(7 << 32) + 11))
+
+
+@pytest.mark.parametrize("case", CASES)
+@given(data=st.data())
+@LIGHT
+def test_gradients_are_the_slope_of_the_loss(case: str, data: st.DataObject) -> None:
+    graph = _graph(CASES[case](data.draw))
+    rng = np.random.default_rng(1)
+    start = draw(graph, rng)
+    found = parameter_gradients(graph, _run(graph, start))
+    assert found
+    for name, gradient in found.items():
+        for _ in range(2):
+            direction = rng.choice((-1.0, 1.0), gradient.shape)
+            up = _run(graph, {**start, name: start[name] + STEP * direction})[graph.loss][0]
+            down = _run(graph, {**start, name: start[name] - STEP * direction})[graph.loss][0]
+            slope = (up - down) / (2 * STEP)
+            size = max(float(np.abs(gradient).sum()), abs(slope), 1e-3)
+            assert abs(slope - float((gradient * direction).sum())) <= 1e-6 * size, name
+
+
+@pytest.mark.parametrize("case", CASES)
+@given(data=st.data())
+@LIGHT
+def test_values_and_gradients_are_those_of_pytorch(case: str, data: st.DataObject) -> None:
+    pytest.importorskip("torch", reason="the independent reference is PyTorch, which is not installed")
+    from tests.ir import oracle
+
+    network = CASES[case](data.draw)
+    graph = _graph(network)
+    start = draw(graph, np.random.default_rng(2))
+    env = _run(graph, start)
+    theirs, gradients = oracle.run(network, start, seed=(7 << 32) + 11, step=5)
+    for ours, name in zip(graph.outputs, network.outputs, strict=True):
+        assert normalised(env[ours], theirs[name]) <= 1e-10
+    found = parameter_gradients(graph, env)
+    assert found.keys() == gradients.keys()
+    for name, gradient in found.items():
+        # A gradient that is zero in exact arithmetic has no relative error: measured against the others' size.
+        scale = max(np.linalg.norm(gradients[name]), 1e-3)
+        assert np.linalg.norm(gradient - gradients[name]) <= 1e-10 * scale, name
+    for state, after in graph.updates:
+        if "running" in state:
+            assert normalised(env[after], theirs[state]) <= 1e-12
+
+
+@pytest.mark.parametrize("case", CASES)
+@given(data=st.data())
+@LIGHT
+def test_divisible_operations_may_be_divided(case: str, data: st.DataObject) -> None:
+    graph = _graph(CASES[case](data.draw))
+    env = _run(graph, draw(graph, np.random.default_rng(3)))
+    for op in graph.train:
+        if KINDS[op.kind].divisible and graph.batch > 1:
+            cut = data.draw(st.integers(1, graph.batch - 1))
+            _check_division(graph, op, env, cut)
+
+
+def _check_division(graph: TrainingGraph, op: Operation, env: dict[str, Array], cut: int) -> None:
+    kind, types = KINDS[op.kind], types_of(graph)
+    # Here operands are parameters, so what has rows is told by the kinds: vectors over channels come with these.
+    whole = {"batch_normalize": 1, "batch_normalize_sums": 2, "batch_normalize_backward": 2}.get(op.kind)
+    if whole is None:
+        whole = len(op.inputs) if kind.reduces or not kind.working_inputs else 1
+        whole = 1 if op.kind in ("bias_add", "dropout", "dropout_backward") else whole
+    parts = []
+    for start, stop in ((0, cut), (cut, graph.batch)):
+        operands = [env[v][start:stop] if i < whole else env[v] for i, v in enumerate(op.inputs)]
+        outputs = tuple(types[v] if kind.reduces else types[v].with_rows(stop - start) for v in op.outputs)
+        assert kind.evaluate is not None
+        parts.append(kind.evaluate(op.attributes, operands, Call(outputs, start, graph.batch, Precision.FP64)))
+    for number, name in enumerate(op.outputs):
+        pieces = [part[number] for part in parts]
+        together = pieces[0] + pieces[1] if kind.reduces else np.concatenate(pieces)
+        np.testing.assert_allclose(together, env[name], rtol=1e-11, atol=1e-11, err_msg=f"{op.name} {name}")
+
+
+def test_the_cases_cover_every_operation() -> None:
+    seen: set[str] = set()
+
+    @given(data=st.data())
+    @settings(LIGHT, max_examples=8)
+    def collect(data: st.DataObject) -> None:
+        for case in CASES.values():
+            graph = _graph(case(data.draw))
+            seen.update(op.kind for op in graph.train)
+
+    collect()
+    # batch_norm exists in networks only; casts, adamw and guard have tests of their own.
+    assert KINDS.keys() - seen == {"batch_norm", "cast", "adamw_update"}
