@@ -12,6 +12,7 @@ from mbc.options import Options
 from mbc.source import Source
 
 if TYPE_CHECKING:
+    from mbc.codegen.build import Package
     from mbc.plan.model import Plan
 
 PLAN_FILE = "plan.json"
@@ -70,3 +71,34 @@ def find_plan(place: str, options: Options) -> Plan:
     """The plan that `place` names, planned now where it is a source."""
     file = plan_file(place)
     return plan_source(place, options).plan if file is None else read_plan(file)
+
+
+def build_package(plan: Plan, folder: Path, overwrite: bool) -> Package:
+    """Write the package of a plan and build what can be built."""
+    from mbc.codegen.build import write_package
+    from mbc.codegen.toolchain import find_toolchain
+
+    with busy(f"building {folder}"):
+        return write_package(plan, folder, find_toolchain(), overwrite)
+
+
+def package_for_training(place: str, options: Options, device: str, output: str | None) -> Path | Plan:
+    """What a module is made of: a package that is there, else a source planned now.
+
+    A source is built as a package only where a GPU could use it (into `output`, default: named as its network), and
+    not again when the package that is there holds the same plan.
+    """
+    if Path(place).is_dir():
+        assert plan_file(place) is not None
+        return Path(place)
+    plan = find_plan(place, options)
+    from mbc.device.target import local_gpus
+
+    if output is None and (device == "cpu" or (device == "auto" and not local_gpus())):
+        return plan
+    from mbc.plan.file import dump_plan
+
+    folder = Path(output or plan.graph.name)
+    there = folder / PLAN_FILE
+    same = there.is_file() and read_text(there) == dump_plan(plan)
+    return folder if same else build_package(plan, folder, overwrite=True).folder

@@ -35,11 +35,10 @@ def run(arguments: argparse.Namespace) -> int:
         seed = 0 if resume is None else read_progress(resume).seed
     checkpoint = resume if arguments.checkpoint is None else Path(arguments.checkpoint)
 
-    subject, graph = package_for_training(
-        arguments.network_or_package, options(arguments), arguments.device, arguments.output
-    )
-    data, test = _data(arguments, graph)
+    subject = package_for_training(arguments.network_or_package, options(arguments), arguments.device, arguments.output)
     net = Module(subject, seed=seed, device=arguments.device)
+    graph = net.plan.graph
+    data, test = _data(arguments, graph)
     job = Job(graph, data, schedule, test, seed, checkpoint, resume)
     view = _View(data, graph.batch)
     try:

@@ -1,0 +1,102 @@
+"""`mbc compile`"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mbc.cli.arguments import options
+from mbc.cli.places import build_package, plan_source
+from mbc.cli.units import show_size, show_time
+
+if TYPE_CHECKING:
+    from mbc.codegen.build import Package
+    from mbc.plan.model import Plan
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Plan a source, write and build its package, say what was decided."""
+    planned = plan_source(arguments.source, options(arguments))
+    plan = planned.plan
+    began_s = time.monotonic()
+    built = build_package(plan, Path(arguments.output or plan.graph.name), arguments.force)
+    build_seconds = time.monotonic() - began_s
+    if arguments.json:
+        print(json.dumps(_figures(plan, built, planned.seconds, build_seconds), indent=2))
+        return 0
+    for line in summary(plan):
+        print(line)
+    took = f"planned in {planned.seconds:.1f} s"
+    if built.library is not None:
+        took += f", built in {build_seconds:.1f} s"
+    print(f"  package    {built.folder} ({took})")
+    if not built.folder.name.isidentifier():
+        print(f"             note: Python cannot import a folder called '{built.folder.name}'; name it like a variable")
+    for missing in built.missing:
+        print(f"  missing    {missing}")
+    if built.missing:
+        print("             without it the package runs on the CPU only; mbc doctor says more")
+    return 0
+
+
+def summary(plan: Plan) -> list[str]:
+    """What a plan decided, in a few lines."""
+    p, b = plan.predictions, plan.bounds
+    graph = plan.graph
+    estimated = "measured" if p.measured_share >= 1 else "estimated" if p.measured_share <= 0 else (
+        f"{p.measured_share:.0%} of it measured, the rest estimated"
+    )  # fmt: skip
+    sign = "" if p.measured_share >= 1 else "~"
+    over = f"{p.train_us / b.fastest_us - 1:+.1%} over" if b.fastest_us > 0 else "no bound from"
+    placed = f"{p.arena_bytes / b.live_bytes - 1:+.1%} over" if b.live_bytes > 0 else "nothing over"
+    overhead = "measured" if p.overhead_measured else "reserved: never measured on this GPU"
+    needed = p.arena_bytes + p.overhead_bytes
+    lines = [
+        f"{graph.name}: batch {graph.batch}, {graph.precision}, for {plan.target.gpu} ({plan.target.architecture})",
+        f"  step       {sign}{show_time(p.train_us)} ({estimated}; {len(plan.train.launches)} launches; {over} the "
+        f"fastest kernels known)",
+        f"  inference  {sign}{show_time(p.infer_us)} ({len(plan.infer.launches)} launches)",
+        f"  arena      {show_size(p.arena_bytes)} ({placed} the most alive at once, {show_size(b.live_bytes)}; "
+        f"no plan needs less than {show_size(b.floor_bytes)}, at {b.floor_operation})",
+        f"  overhead   {show_size(p.overhead_bytes)} ({overhead})",
+        f"  budget     {show_size(plan.budget_bytes)}, of which {show_size(needed)} is taken "
+        f"({needed / plan.budget_bytes:.1%})",
+    ]
+    if p.host_bytes:
+        lines.append(f"  host       {show_size(p.host_bytes)} of pinned memory")
+    return lines
+
+
+def _figures(plan: Plan, built: Package, plan_seconds: float, build_seconds: float) -> dict[str, Any]:
+    p, b = plan.predictions, plan.bounds
+    return {
+        "network": plan.graph.name,
+        "batch": plan.graph.batch,
+        "precision": str(plan.graph.precision),
+        "gpu": plan.target.gpu,
+        "architecture": plan.target.architecture,
+        "train_us": p.train_us,
+        "infer_us": p.infer_us,
+        "measured_share": p.measured_share,
+        "train_launches": len(plan.train.launches),
+        "infer_launches": len(plan.infer.launches),
+        "arena_bytes": p.arena_bytes,
+        "overhead_bytes": p.overhead_bytes,
+        "overhead_measured": p.overhead_measured,
+        "host_bytes": p.host_bytes,
+        "budget_bytes": plan.budget_bytes,
+        "live_bytes": b.live_bytes,
+        "floor_bytes": b.floor_bytes,
+        "floor_operation": b.floor_operation,
+        "fastest_us": b.fastest_us,
+        "package": str(built.folder),
+        "library": None if built.library is None else str(built.library),
+        "missing": [
+            {"name": missing.name, "purpose": missing.purpose, "remedy": missing.remedy} for missing in built.missing
+        ],
+        "plan_seconds": round(plan_seconds, 3),
+        "build_seconds": round(build_seconds, 3),
+    }

@@ -1,0 +1,47 @@
+"""`mbc verify`"""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from mbc.cli.places import plan_file, read_plan
+from mbc.cli.terminal import busy
+from mbc.cli.units import show_size
+from mbc.errors import MbcError
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Read a plan strictly, run it symbolically, say what was proved."""
+    file = plan_file(arguments.plan)
+    if file is None:
+        raise MbcError(
+            "MBC185", f"'{arguments.plan}' is neither a plan (.json) nor a package",
+            "a source is verified whenever it is compiled: give what mbc compile wrote",
+        )  # fmt: skip
+    plan = read_plan(file)
+    from mbc.plan.verify import verify_plan
+
+    with busy(f"verifying {file}"):
+        verified = verify_plan(plan)
+    figures = {
+        "plan": str(file),
+        "train_launches": verified.train_launches,
+        "infer_launches": verified.infer_launches,
+        "buffers": verified.buffers,
+        "arena_bytes": verified.arena_bytes,
+        "live_bytes": verified.live_bytes,
+        "peak_bytes": {program: dict(kinds) for program, kinds in verified.peak_bytes.items()},
+    }
+    if arguments.json:
+        print(json.dumps(figures, indent=2))
+        return 0
+    print(
+        f"{file} computes what its graph says: {verified.train_launches} launches of a step, {verified.infer_launches} "
+        f"of inference, {verified.buffers} buffers in an arena of {show_size(verified.arena_bytes)} "
+        f"({show_size(verified.live_bytes)} alive at once)"
+    )
+    for program, kinds in verified.peak_bytes.items():
+        parts = ", ".join(f"{kind} {show_size(size)}" for kind, size in kinds.items() if size)
+        print(f"  peak of {program}: {parts}")
+    return 0
