@@ -1,0 +1,84 @@
+"""Small networks, one for every operation and its odd settings, to compare gradients on identical inputs.
+
+Each has a convolution before the operation, so that the gradient of its data is computed too, and a linear layer and
+a loss behind it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Case:
+    """`body` turns x into y; `channels` and `size` are of x."""
+
+    name: str
+    body: str
+    channels: int = 8
+    size: int = 12
+    loss: str = "loss (logits, target) |> softmax_cross_entropy"
+
+    @property
+    def source(self) -> str:
+        return f"""network {self.name}(batch = 8) {{
+  input image[batch, 3, {self.size}, {self.size}] : float
+  input target[batch] : class
+  x = image |> conv({self.channels}, 3, pad=1, bias=true) @before
+  {self.body}
+  logits = y |> flatten |> linear(5) @after
+  output logits
+  {self.loss}
+}}
+train {{ optimizer = sgd(momentum=0.9) }}
+"""
+
+
+CASES = (
+    Case("conv_plain", "y = x |> conv(12, 3, pad=1)"),
+    Case("conv_bias", "y = x |> conv(12, 3, pad=1, bias=true)"),
+    Case("conv_stride", "y = x |> conv(12, 3, stride=2, pad=1)", size=13),
+    Case("conv_asymmetric", "y = x |> conv(12, 3, stride=2, pad=(0, 1, 0, 1))"),
+    Case("conv_rectangular", "y = x |> conv(12, (1, 7), pad=(0, 3))"),
+    Case("conv_dilated", "y = x |> conv(12, 3, pad=2, dilation=2)"),
+    Case("conv_grouped", "y = x |> conv(12, 3, pad=1, groups=4)"),
+    Case("conv_depthwise", "y = x |> conv(8, 3, pad=1, groups=8)"),
+    Case("conv_pointwise", "y = x |> conv(32, 1)"),
+    Case("conv_large", "y = x |> conv(16, 11, stride=4, pad=2)", size=27),
+    Case("conv_transpose", "y = x |> conv_transpose(6, 2, stride=2)"),
+    Case("conv_transpose_pad", "y = x |> conv_transpose(6, 3, stride=2, pad=1)"),
+    Case("upsample", "y = x |> upsample(2)"),
+    Case("linear", "y = x |> flatten |> linear(16) |> relu |> linear(16)"),
+    Case("bn", "y = x |> bn"),
+    Case("bn_plain", "y = x |> bn(affine=false)"),
+    Case("bn_eps", "y = x |> bn(eps=0.01, momentum=0.3)"),
+    Case("lrn", "y = x |> lrn"),
+    Case("lrn_wide", "y = x |> lrn(size=4, alpha=0.1, beta=0.5, k=2)"),
+    Case("relu", "y = x |> relu"),
+    Case("leaky_relu", "y = x |> leaky_relu(0.2)"),
+    Case("sigmoid", "y = x |> sigmoid"),
+    Case("tanh", "y = x |> tanh"),
+    Case("silu", "y = x |> silu"),
+    Case("gelu", "y = x |> gelu"),
+    Case("maxpool", "y = x |> maxpool(2, stride=2)"),
+    Case("maxpool_pad", "y = x |> maxpool(3, stride=2, pad=1)"),
+    Case("maxpool_ceil", "y = x |> maxpool(3, stride=2, ceil=true)", size=13),
+    Case("avgpool", "y = x |> avgpool(2, stride=2)"),
+    Case("avgpool_pad", "y = x |> avgpool(3, stride=2, pad=1)"),
+    Case("global_avgpool", "y = x |> global_avgpool"),
+    Case("add", "y = x + (x |> conv(8, 3, pad=1))"),
+    Case("mul", "y = x * (x |> conv(8, 3, pad=1))"),
+    Case("concat", "y = (x, x |> conv(3, 3, pad=1), x |> relu) |> concat"),
+    Case("scale", "y = 0.5 * x"),
+    Case("dropout", "y = x |> dropout(0.3)"),
+    Case("fan_out", "a = x |> relu\n  y = a + (a |> conv(8, 3, pad=1)) + (a |> sigmoid)"),
+    Case("shared", "f = conv(8, 3, pad=1)\n  y = x |> f |> relu |> f"),
+    Case("smoothing", "y = x |> relu", loss="loss (logits, target) |> softmax_cross_entropy(smoothing=0.1)"),
+    Case("mse", "y = x |> tanh", loss="loss 0.3 * ((logits, x |> global_avgpool |> flatten |> linear(5)) |> mse)"),
+    Case(
+        "two_losses",
+        "y = x |> silu",
+        loss="other = x |> flatten |> linear(7)\n  loss 0.7 * ((logits, target) |> softmax_cross_entropy)"
+        " + 0.3 * ((other, target) |> softmax_cross_entropy)",
+    ),
+)

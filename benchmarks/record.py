@@ -1,0 +1,84 @@
+"""What every benchmark writes: figures as JSON with what they were measured on, and a short table."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = Path(os.environ.get("MBC_RESULTS", ROOT / "benchmarks" / "results"))
+
+
+def environment() -> dict[str, Any]:
+    """Machine and versions; what is not there is null."""
+    found: dict[str, Any] = {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": " ".join(["python", *(Path(sys.argv[0]).name, *sys.argv[1:])]),
+        "python": platform.python_version(),
+        "cpus": os.cpu_count(),
+        "gpu": None,
+        "driver": None,
+        "cudnn": None,
+        "torch": None,
+    }
+    if shutil.which("nvidia-smi"):
+        answer = subprocess.run(
+            ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"], capture_output=True, text=True
+        ).stdout
+        if "," in answer:
+            found["gpu"], found["driver"] = (field.strip() for field in answer.splitlines()[0].split(",")[:2])
+    try:
+        import torch
+
+        found["torch"] = torch.__version__
+        found["cudnn"] = torch.backends.cudnn.version()
+    except ImportError:
+        pass
+    return found
+
+
+def attempt(work: Callable[[], dict[str, Any]], name: str) -> dict[str, Any]:
+    """The result of `work`, or its failure: one item never takes the others with it."""
+    try:
+        return {"name": name, **work()}
+    except BaseException as error:  # also SystemExit of a library; Ctrl-C is the only one let through
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        traceback.print_exc()
+        return {"name": name, "failed": f"{type(error).__name__}: {error}"}
+
+
+def write(name: str, rows: Sequence[Mapping[str, Any]], **more: Any) -> Path:
+    """`results/<name>.json`, whole or not at all."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps({**environment(), **more, "rows": list(rows)}, indent=1) + "\n", encoding="utf-8")
+    part.replace(path)
+    return path
+
+
+def show(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
+    """A table of these columns; failures at the end of their line."""
+    cells = [list(columns)] + [[_text(row.get(c)) for c in columns] for row in rows]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
+    for line, row in zip(cells, [{}, *rows], strict=True):
+        text = "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        print(text.rstrip(), f"FAILED {row['failed']}" if "failed" in row else "", flush=True)
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.3g}" if abs(value) < 1e-2 or abs(value) >= 1e5 else f"{value:.4g}"
+    return str(value)
