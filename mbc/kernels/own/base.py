@@ -1,0 +1,124 @@
+"""What one of mbc's own kernels is: its file, the structure its launcher reads, and what it costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import astuple, dataclass
+
+from mbc.device.spec import DeviceSpec
+from mbc.ir.types import DType, Layout, TensorType, layout_matters
+from mbc.kernels.base import DTYPE_CODES, LAYOUT_CODES, Request
+
+VECTOR_BYTES = 16
+THREADS = 256  # of a block; as in templates/kernels/mbc_device.cuh
+
+Layouts = tuple[Layout, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Struct:
+    """The integers of a launch, named and ordered as the structure of the same name in templates/kernels."""
+
+    def integers(self) -> tuple[int, ...]:
+        return tuple(int(value) for value in astuple(self))
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """One launch: a request in one layout, for rows that start at `first_row` of the mini-batch."""
+
+    request: Request
+    layout: Layout
+    first_row: int = 0
+    accumulate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Channels:
+    """A tensor [rows, channels, ...] with everything after the channels as one extent."""
+
+    rows: int
+    channels: int
+    inner: int
+
+    @staticmethod
+    def of(type_: TensorType) -> Channels:
+        rows, channels, *rest = type_.shape if len(type_.shape) > 1 else (1, *type_.shape)
+        return Channels(rows, channels, math.prod(rest))
+
+
+def no_workspace(_: Request, layout: Layout) -> int:
+    return 0
+
+
+def no_reals(_: Slice) -> tuple[float, ...]:
+    return ()
+
+
+def no_more(_: Slice) -> tuple[int, ...]:
+    return ()
+
+
+def moved_us(request: Request, device: DeviceSpec) -> float:
+    """Time to read every input and write every output once."""
+    moved_bytes = sum(t.size_bytes for t in (*request.inputs, *request.outputs))
+    return moved_bytes / (device.copy_gb_s * 1e3)
+
+
+def same_layout(request: Request) -> Iterable[Layouts]:
+    """Every operand channels first; every operand channels last, where that is another order in memory."""
+    operands = (*request.inputs, *request.outputs)
+    yield (Layout.CHANNELS_FIRST,) * len(operands)
+    last = tuple(Layout.CHANNELS_LAST if ordered(t) else Layout.CHANNELS_FIRST for t in operands)
+    if Layout.CHANNELS_LAST in last:
+        yield last
+
+
+def channels_first(request: Request) -> Iterable[Layouts]:
+    """Channels first only: where operands are matrices, vectors or scalars."""
+    yield (Layout.CHANNELS_FIRST,) * (len(request.inputs) + len(request.outputs))
+
+
+def ordered(type_: TensorType) -> bool:
+    """Whether a tensor can be in either layout. Class numbers [rows, height, width] have no channels."""
+    return type_.dtype is not DType.INT32 and layout_matters(type_.shape)
+
+
+def layout_of(request: Request, layouts: Layouts) -> Layout:
+    """The one layout of a launch: that of the operands for which it makes a difference."""
+    operands = (*request.inputs, *request.outputs)
+    last = any(o is Layout.CHANNELS_LAST and ordered(t) for t, o in zip(operands, layouts, strict=True))
+    return Layout.CHANNELS_LAST if last else Layout.CHANNELS_FIRST
+
+
+def type_code(type_: TensorType) -> int:
+    return DTYPE_CODES[type_.dtype.value]
+
+
+def layout_code(layout: Layout) -> int:
+    return LAYOUT_CODES[layout]
+
+
+@dataclass(frozen=True)
+class OwnKernel:
+    """`kind` is an operation and, with `mbc_` before it, the launcher's name in `file` of templates/kernels.
+
+    struct      the integers that the launcher reads, made by `integers`
+    more        integers that follow the structure, as many as the structure says
+    workspace   exact bytes for a request in a layout; its accesses end with a workspace where this is not 0
+    time_us     estimated time of the kernels, launch not included
+    launches    how many kernels run one after another
+    """
+
+    kind: str
+    file: str
+    struct: type[Struct]
+    integers: Callable[[Slice], Struct]
+    reals: Callable[[Slice], tuple[float, ...]] = no_reals
+    more: Callable[[Slice], tuple[int, ...]] = no_more
+    layouts: Callable[[Request], Iterable[Layouts]] = same_layout
+    workspace: Callable[[Request, Layout], int] = no_workspace
+    time_us: Callable[[Request, DeviceSpec], float] = moved_us
+    launches: int = 1
+    accumulates: bool = False

@@ -1,0 +1,221 @@
+"""What every channel has of its own: biases, and the statistics and gradients of batch normalisation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mbc.ir.types import Layout, TensorType
+from mbc.kernels.base import Request
+from mbc.kernels.own.base import (
+    THREADS,
+    VECTOR_BYTES,
+    Channels,
+    OwnKernel,
+    Slice,
+    Struct,
+    channels_first,
+    layout_code,
+    type_code,
+)
+from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, UpdateRunning
+
+BLOCKS = 1024  # about eight for each multiprocessor of a large GPU; a constant, so that sums are the same on all
+LEAST_ROWS = 16  # that a thread should sum before its sum is handed on
+MOST_PARTS = 1024
+WARP = 32
+
+SUM_BYTES, SUMS_BYTES, STATISTICS_BYTES = 4, 8, 12  # of the states in channels.cu and batch_norm.cu
+
+
+@dataclass(frozen=True, slots=True)
+class BiasAddArguments(Struct):
+    type: int
+    layout: int
+    rows: int
+    channels: int
+    inner: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelSumArguments(Struct):
+    type: int
+    layout: int
+    rows: int
+    channels: int
+    inner: int
+    parts: int
+    accumulate: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchStatisticsArguments(Struct):
+    type: int
+    layout: int
+    rows: int
+    channels: int
+    inner: int
+    parts: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchNormalizeArguments(Struct):
+    type: int
+    layout: int
+    rows: int
+    channels: int
+    inner: int
+    affine: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchNormalizeSumsArguments(Struct):
+    type: int
+    layout: int
+    rows: int
+    channels: int
+    inner: int
+    parts: int
+    accumulate: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchNormalizeBackwardArguments(Struct):
+    type: int
+    layout: int
+    rows: int
+    channels: int
+    inner: int
+    affine: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateRunningArguments(Struct):
+    channels: int
+    count: int
+
+
+def parts(x: TensorType, layout: Layout) -> int:
+    """Into how many parts the sum of a channel over rows and positions is split: enough to fill a large GPU, but
+    never so many that a part is not worth its own block."""
+    c = Channels.of(x)
+    vector = VECTOR_BYTES // x.dtype.size_bytes
+    if layout is Layout.CHANNELS_FIRST:
+        tiles, rows_per_block, rows = c.channels, THREADS, c.rows * c.inner // vector
+    else:
+        columns = c.channels // vector if c.channels % vector == 0 else c.channels
+        along = WARP
+        while along > 1 and along // 2 >= columns:
+            along //= 2
+        tiles, rows_per_block, rows = -(-columns // along), THREADS // along, c.rows * c.inner
+    return max(1, min(-(-BLOCKS // tiles), rows // (rows_per_block * LEAST_ROWS), MOST_PARTS))
+
+
+def _partial_bytes(x: TensorType, layout: Layout, state_bytes: int) -> int:
+    count = parts(x, layout)
+    return count * x.shape[1] * state_bytes if count > 1 else 0
+
+
+def _start(at: Slice) -> tuple[int, int, int, int, int]:
+    """Type, layout, rows, channels and inner extent of the first operand."""
+    x = at.request.inputs[0]
+    c = Channels.of(x)
+    return type_code(x), layout_code(at.layout), c.rows, c.channels, c.inner
+
+
+def _bias_add(at: Slice) -> BiasAddArguments:
+    return BiasAddArguments(*_start(at))
+
+
+def _channel_sum(at: Slice) -> ChannelSumArguments:
+    return ChannelSumArguments(*_start(at), parts(at.request.inputs[0], at.layout), int(at.accumulate))
+
+
+def _statistics(at: Slice) -> BatchStatisticsArguments:
+    return BatchStatisticsArguments(*_start(at), parts(at.request.inputs[0], at.layout))
+
+
+def _normalize(at: Slice) -> BatchNormalizeArguments:
+    return BatchNormalizeArguments(*_start(at), affine=int(len(at.request.inputs) == 5))
+
+
+def _sums(at: Slice) -> BatchNormalizeSumsArguments:
+    return BatchNormalizeSumsArguments(*_start(at), parts(at.request.inputs[0], at.layout), int(at.accumulate))
+
+
+def _backward(at: Slice) -> BatchNormalizeBackwardArguments:
+    a = at.request.attributes
+    assert isinstance(a, BatchNormalizeBackward)
+    return BatchNormalizeBackwardArguments(*_start(at), affine=int(len(at.request.inputs) == 7), count=a.count)
+
+
+def _update_running(at: Slice) -> UpdateRunningArguments:
+    a = at.request.attributes
+    assert isinstance(a, UpdateRunning)
+    return UpdateRunningArguments(at.request.inputs[0].elements, a.count)
+
+
+def _eps(at: Slice) -> tuple[float, ...]:
+    a = at.request.attributes
+    assert isinstance(a, BatchNormalize | BatchNormalizeBackward)
+    return (a.eps,)
+
+
+def _momentum(at: Slice) -> tuple[float, ...]:
+    a = at.request.attributes
+    assert isinstance(a, UpdateRunning)
+    return (a.momentum,)
+
+
+def _sum_workspace(request: Request, layout: Layout) -> int:
+    return _partial_bytes(request.inputs[0], layout, SUM_BYTES)
+
+
+def _sums_workspace(request: Request, layout: Layout) -> int:
+    return _partial_bytes(request.inputs[0], layout, SUMS_BYTES)
+
+
+def _statistics_workspace(request: Request, layout: Layout) -> int:
+    return _partial_bytes(request.inputs[0], layout, STATISTICS_BYTES)
+
+
+KERNELS = (
+    OwnKernel("bias_add", "channels.cu", BiasAddArguments, _bias_add),
+    OwnKernel(
+        "channel_sum",
+        "channels.cu",
+        ChannelSumArguments,
+        _channel_sum,
+        workspace=_sum_workspace,
+        launches=2,
+        accumulates=True,
+    ),
+    OwnKernel(
+        "batch_statistics",
+        "batch_norm.cu",
+        BatchStatisticsArguments,
+        _statistics,
+        workspace=_statistics_workspace,
+        launches=2,
+    ),
+    OwnKernel("batch_normalize", "batch_norm.cu", BatchNormalizeArguments, _normalize, _eps),
+    OwnKernel(
+        "batch_normalize_sums",
+        "batch_norm.cu",
+        BatchNormalizeSumsArguments,
+        _sums,
+        _eps,
+        workspace=_sums_workspace,
+        launches=2,
+        accumulates=True,
+    ),
+    OwnKernel("batch_normalize_backward", "batch_norm.cu", BatchNormalizeBackwardArguments, _backward, _eps),
+    OwnKernel(
+        "update_running",
+        "batch_norm.cu",
+        UpdateRunningArguments,
+        _update_running,
+        _momentum,
+        layouts=channels_first,
+    ),
+)

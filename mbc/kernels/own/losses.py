@@ -1,0 +1,164 @@
+"""Losses, their gradients and their weighted sum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mbc.ir.types import Layout, TensorType
+from mbc.kernels.base import Request
+from mbc.kernels.own.base import (
+    THREADS,
+    Channels,
+    OwnKernel,
+    Slice,
+    Struct,
+    channels_first,
+    layout_code,
+    type_code,
+)
+from mbc.ops.loss import CrossEntropy, CrossEntropyBackward, MseBackward, WeightedSum
+
+MOST_PARTS = 512
+SCORE_BYTES = 16  # of a partial sum in loss.cu
+ELEMENTS_PER_THREAD = 16  # that a thread should sum before its sum is handed on
+
+
+@dataclass(frozen=True, slots=True)
+class CrossEntropyArguments(Struct):
+    type: int
+    layout: int
+    rows: int
+    classes: int
+    inner: int
+    parts: int
+
+
+@dataclass(frozen=True, slots=True)
+class CrossEntropyBackwardArguments(Struct):
+    type: int
+    layout: int
+    rows: int
+    classes: int
+    inner: int
+
+
+@dataclass(frozen=True, slots=True)
+class MseArguments(Struct):
+    type: int
+    elements: int
+    parts: int
+
+
+@dataclass(frozen=True, slots=True)
+class MseBackwardArguments(Struct):
+    type: int
+    elements: int
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedSumArguments(Struct):
+    inputs: int
+
+
+def _positions_per_block(logits: TensorType, layout: Layout) -> int:
+    """A warp takes a position whose classes lie next to each other, otherwise a thread does."""
+    adjacent = layout is Layout.CHANNELS_LAST or Channels.of(logits).inner == 1
+    return THREADS // 32 if adjacent else THREADS
+
+
+def _entropy_parts(logits: TensorType, layout: Layout) -> int:
+    c = Channels.of(logits)
+    return min(-(-c.rows * c.inner // _positions_per_block(logits, layout)), MOST_PARTS)
+
+
+def _mse_parts(prediction: TensorType) -> int:
+    return max(1, min(prediction.elements // (THREADS * ELEMENTS_PER_THREAD), MOST_PARTS))
+
+
+def _partial_bytes(parts: int) -> int:
+    return parts * SCORE_BYTES if parts > 1 else 0
+
+
+def _start(at: Slice) -> tuple[int, int, int, int, int]:
+    logits = at.request.inputs[0]
+    c = Channels.of(logits)
+    return type_code(logits), layout_code(at.layout), c.rows, c.channels, c.inner
+
+
+def _entropy(at: Slice) -> CrossEntropyArguments:
+    return CrossEntropyArguments(*_start(at), _entropy_parts(at.request.inputs[0], at.layout))
+
+
+def _entropy_reals(at: Slice) -> tuple[float, ...]:
+    a = at.request.attributes
+    assert isinstance(a, CrossEntropy)
+    return (a.smoothing,)
+
+
+def _entropy_workspace(request: Request, layout: Layout) -> int:
+    return _partial_bytes(_entropy_parts(request.inputs[0], layout))
+
+
+def _entropy_backward(at: Slice) -> CrossEntropyBackwardArguments:
+    return CrossEntropyBackwardArguments(*_start(at))
+
+
+def _entropy_backward_reals(at: Slice) -> tuple[float, ...]:
+    a = at.request.attributes
+    assert isinstance(a, CrossEntropyBackward)
+    return a.smoothing, a.weight
+
+
+def _mse(at: Slice) -> MseArguments:
+    x = at.request.inputs[0]
+    return MseArguments(type_code(x), x.elements, _mse_parts(x))
+
+
+def _mse_workspace(request: Request, layout: Layout) -> int:
+    return _partial_bytes(_mse_parts(request.inputs[0]))
+
+
+def _mse_backward(at: Slice) -> MseBackwardArguments:
+    x = at.request.inputs[0]
+    return MseBackwardArguments(type_code(x), x.elements)
+
+
+def _mse_factor(at: Slice) -> tuple[float, ...]:
+    a = at.request.attributes
+    assert isinstance(a, MseBackward)
+    return ((-2 if a.side else 2) * a.weight / at.request.inputs[0].elements,)
+
+
+def _weighted_sum(at: Slice) -> WeightedSumArguments:
+    return WeightedSumArguments(len(at.request.inputs))
+
+
+def _weights(at: Slice) -> tuple[float, ...]:
+    a = at.request.attributes
+    assert isinstance(a, WeightedSum)
+    return a.weights
+
+
+FILE = "loss.cu"
+
+KERNELS = (
+    OwnKernel(
+        "softmax_cross_entropy",
+        FILE,
+        CrossEntropyArguments,
+        _entropy,
+        _entropy_reals,
+        workspace=_entropy_workspace,
+        launches=2,
+    ),
+    OwnKernel(
+        "softmax_cross_entropy_backward",
+        FILE,
+        CrossEntropyBackwardArguments,
+        _entropy_backward,
+        _entropy_backward_reals,
+    ),
+    OwnKernel("mse", FILE, MseArguments, _mse, workspace=_mse_workspace, launches=2),
+    OwnKernel("mse_backward", FILE, MseBackwardArguments, _mse_backward, _mse_factor),
+    OwnKernel("weighted_sum", FILE, WeightedSumArguments, _weighted_sum, _weights, layouts=channels_first),
+)
