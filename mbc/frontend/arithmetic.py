@@ -22,8 +22,8 @@ _NUMERIC: dict[str, Callable[[Figure, Figure], Figure]] = {
     "+": operator.add,
     "-": operator.sub,
     "*": operator.mul,
-    "/": operator.truediv,
-    "//": operator.floordiv,
+    "/": lambda a, b: a / b,
+    "//": lambda a, b: a // b,
     "%": operator.mod,
 }
 _ORDERED: dict[str, Callable[[Figure, Figure], bool]] = {

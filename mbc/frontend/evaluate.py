@@ -29,24 +29,35 @@ class Evaluator:
         self._blocks = blocks
         self._words = words
         self._apply = apply
-        self._kinds: dict[type[ast.Node], Callable[..., Worth]] = {
-            ast.Name: self._name,
-            ast.Number: lambda e, f: e.value,
-            ast.Size: lambda e, f: Bytes(e.size_bytes),
-            ast.Tuple: lambda e, f: tuple(self.worth(item, f) for item in e.items),
-            ast.Call: self._call,
-            ast.Labelled: self._labelled,
-            ast.Attribute: self._attribute,
-            ast.Index: self._index,
-            ast.Unary: self._unary,
-            ast.Chain: self._chain,
-            ast.Pipe: self._pipe,
-            ast.Pick: lambda e, f: self.worth(e.then if self.condition(e.condition, f) else e.otherwise, f),
-        }
 
     def worth(self, expression: ast.Expression, frame: Frame) -> Worth:
         """The value of an expression. Raises MbcError."""
-        return self._kinds[type(expression)](expression, frame)
+        match expression:
+            case ast.Name():
+                return self._name(expression, frame)
+            case ast.Number():
+                return expression.value
+            case ast.Size():
+                return Bytes(expression.size_bytes)
+            case ast.Tuple():
+                return tuple(self.worth(item, frame) for item in expression.items)
+            case ast.Call():
+                return self._call(expression, frame)
+            case ast.Labelled():
+                return self._labelled(expression, frame)
+            case ast.Attribute():
+                return self._attribute(expression, frame)
+            case ast.Index():
+                return self._index(expression, frame)
+            case ast.Unary():
+                return self._unary(expression, frame)
+            case ast.Chain():
+                return self._chain(expression, frame)
+            case ast.Pipe():
+                return self._pipe(expression, frame)
+            case ast.Pick():
+                taken = self.condition(expression.condition, frame)
+                return self.worth(expression.then if taken else expression.otherwise, frame)
 
     def condition(self, expression: ast.Expression, frame: Frame) -> bool:
         """A condition, which must be true or false."""

@@ -78,10 +78,10 @@ def _tree(source: Source, places: Places, start: str) -> Branch:
     try:
         tree = cast(Branch, cast(Any, lark).parse(source.text, start=start))
     except UnexpectedCharacters as error:
-        raise unexpected_character(source.text, error.pos_in_stream or 0, places) from None
+        raise unexpected_character(source.text, cast(int, error.pos_in_stream), places) from None
     except UnexpectedToken as error:
         token = cast(Token, error.token)
-        accepted = frozenset(cast(set[str], error.accepts or error.expected))
+        accepted = frozenset(error.accepts or error.expected)
         raise unexpected_token(token, accepted, _tokens_before(lark, source.text, token), places) from None
     _check_depth(tree, places)
     return tree
@@ -90,10 +90,7 @@ def _tree(source: Source, places: Places, start: str) -> Branch:
 def _tokens_before(lark: Lark, text: str, last: Token) -> list[Token]:
     """The tokens in front of `last`."""
     end = len(text) if last.type == "$END" else last.start_pos or 0
-    found: list[Token] = []
-    for token in lark.lex(text[:end]):
-        found.append(token)
-    return found
+    return list(cast(Iterator[Token], cast(Any, lark).lex(text[:end])))
 
 
 def _check_depth(tree: Branch, places: Places) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from mbc.errors import MbcError
@@ -12,7 +12,7 @@ from mbc.frontend.evaluate import Evaluator
 from mbc.frontend.names import Frame
 from mbc.frontend.near import suggest
 from mbc.frontend.settings import Given, check
-from mbc.frontend.values import Bytes, WordValue, Worth, describe
+from mbc.frontend.values import Bytes, WordValue, describe
 from mbc.ir.graph import Optimizer
 from mbc.ir.types import Precision
 from mbc.ops.base import Parameter, Setting
@@ -40,7 +40,7 @@ AUTO = "auto"
 class Sections:
     """What the sections say. Bytes None: `auto`."""
 
-    optimizer: Optimizer = Optimizer()
+    optimizer: Optimizer = field(default_factory=Optimizer)
     precision: Precision = Precision.FP32
     deterministic: bool = False
     device_bytes: int | None = None
@@ -59,16 +59,8 @@ def _optimizer(sections: Sections, value: ast.Expression, evaluator: Evaluator, 
     given = [Given(a.name, evaluator.worth(a.value, frame), a.span) for a in call.arguments]
     settings = check(call.name, OPTIMIZERS[call.name], given, call.span)
     _check_optimizer(call.name, settings, call.span)
-    if call.name == "sgd":
-        made = Optimizer(
-            "sgd",
-            momentum=float(settings["momentum"]),  # type: ignore[arg-type]
-            nesterov=bool(settings["nesterov"]),
-            weight_decay=float(settings["weight_decay"]),  # type: ignore[arg-type]
-        )
-    else:
-        numbers = {name: float(number) for name, number in settings.items() if isinstance(number, float)}
-        made = Optimizer("adamw", **numbers)
+    numbers = {name: float(number) for name, number in settings.items() if isinstance(number, float)}
+    made = replace(Optimizer(call.name, nesterov=settings.get("nesterov") is True), **numbers)
     return replace(sections, optimizer=made)
 
 
@@ -111,11 +103,7 @@ def _host(sections: Sections, value: ast.Expression, evaluator: Evaluator, frame
 
 
 def _bytes(name: str, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> int | None:
-    worth: Worth
-    if isinstance(value, ast.Name):
-        worth = WordValue(value.text)
-    else:
-        worth = evaluator.worth(value, frame)
+    worth = WordValue(value.text) if isinstance(value, ast.Name) else evaluator.worth(value, frame)
     if isinstance(worth, WordValue) and worth.text == AUTO:
         return None
     if not isinstance(worth, Bytes):

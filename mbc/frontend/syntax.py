@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Sequence
+from itertools import pairwise
 
 from lark import Token
 
@@ -177,7 +178,7 @@ def _unit(token: Token, before: Sequence[Token]) -> Token | None:
     """The name that was meant as a unit: it follows a number on the same line."""
     recent = [*before[-2:], token]
     in_memory = any(t.type == "MEMORY" for t in before)
-    for number, name in zip(recent, recent[1:], strict=False):
+    for number, name in pairwise(recent):
         if number.type == "NUMBER" and name.type == "NAME" and number.line == name.line:
             like = name.value.lower() in {u.lower() for u in UNIT_BYTES} | {"b", "k", "m", "g", "t", "byte", "bytes"}
             if like or in_memory:
