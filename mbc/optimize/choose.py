@@ -65,19 +65,19 @@ def _choose_leaning(table: CandidateTable, limits: Limits, division: Division, l
     }
     options: dict[str, tuple[Choice, ...]] = {}
     wishes: Counter[tuple[str, Layout]] = Counter()
-    _Pass(table, limits, division, lean, states, options, wishes).run()
+    _Pass(table, limits, division, lean, states, options, wishes, voting=True).run()
     # A state has no producer to decide its layout: let its readers vote, then choose once more.
     for name in states:
         if layout_matters(graph.values[name].type.shape):
             states[name] = max(Layout, key=lambda layout: (wishes[name, layout], layout is lean))
-    final = _Pass(table, limits, division, lean, states, options, Counter())
+    final = _Pass(table, limits, division, lean, states, options, wishes, voting=False)
     final.run()
     return Choices(final.chosen, states, final.total_us)
 
 
 @dataclass
 class _Pass:
-    """One walk over both programs."""
+    """One walk over both programs. While `voting`, states may still take the layout that an update asks for."""
 
     table: CandidateTable
     limits: Limits
@@ -86,6 +86,7 @@ class _Pass:
     states: dict[str, Layout]
     options: dict[str, tuple[Choice, ...]]
     wishes: Counter[tuple[str, Layout]]
+    voting: bool
 
     def run(self) -> None:
         self.chosen: dict[str, Choice] = {}
@@ -124,7 +125,7 @@ class _Pass:
         best: tuple[float, float, Choice] | None = None
         for choice in self._options(operation):
             layouts = choice.layouts
-            if any(layouts[i] is not self.states.get(operation.inputs[i]) for _, i in kind.updates):
+            if not self.voting and any(layouts[i] is not self.states.get(operation.inputs[i]) for _, i in kind.updates):
                 continue  # a state is updated where it lies
             cost = choice.time_us
             for name, layout in zip(operation.inputs, layouts, strict=False):
