@@ -7,7 +7,7 @@ from typing import Any
 
 from mbc.ir.graph import Initializer, Operation, Optimizer, Role, State, TrainingGraph, Value
 from mbc.ir.types import DType, Layout, Precision, TensorType
-from mbc.ops.base import OpKind
+from mbc.ops import KINDS
 from mbc.plan.model import (
     Access,
     Bounds,
@@ -90,10 +90,10 @@ _GRAPH_FIELDS = (
 )
 
 
-def decode_plan(document: Mapping[str, Any], kinds: Mapping[str, OpKind]) -> Plan:
+def decode_plan(document: Mapping[str, Any]) -> Plan:
     """The plan of a document whose format, schema and checksum are right. Raises BadField."""
     keyed(document, _FIELDS)
-    graph = at("graph", _graph, document["graph"], kinds)
+    graph = at("graph", _graph, document["graph"])
     predictions = at("predictions", record, Predictions, document["predictions"], 0)
     bounds = at("bounds", record, Bounds, document["bounds"], 0)
     train_operations = frozenset(op.name for op in graph.train)
@@ -118,7 +118,7 @@ def decode_plan(document: Mapping[str, Any], kinds: Mapping[str, OpKind]) -> Pla
     )
 
 
-def _graph(value: Any, kinds: Mapping[str, OpKind]) -> TrainingGraph:
+def _graph(value: Any) -> TrainingGraph:
     fields = keyed(value, _GRAPH_FIELDS)
     sources = at("sources", each, fields["sources"], _source)
     values: dict[str, Value] = {}
@@ -135,7 +135,7 @@ def _graph(value: Any, kinds: Mapping[str, OpKind]) -> TrainingGraph:
         taken: set[str] = set()
 
         def read(row: list[Any]) -> Operation:
-            found = _operation(row, values, kinds, sources)
+            found = _operation(row, values, sources)
             if found.name in taken:
                 raise BadField(f"there are two operations '{found.name}'", "name")
             taken.add(found.name)
@@ -189,16 +189,14 @@ def _value(row: list[Any], sources: tuple[Source, ...]) -> Value:
     )
 
 
-def _operation(
-    row: list[Any], values: Mapping[str, Value], kinds: Mapping[str, OpKind], sources: tuple[Source, ...]
-) -> Operation:
-    kind = at("kind", member, row[1], kinds, "kind of operation")
+def _operation(row: list[Any], values: Mapping[str, Value], sources: tuple[Source, ...]) -> Operation:
+    kind = at("kind", member, row[1], KINDS, "kind of operation")
     return Operation(
         at("name", name, row[0]),
         kind,
         at("inputs", each, row[2], member, values, "value"),
         at("outputs", each, row[3], member, values, "value"),
-        at("attributes", record, kinds[kind].attributes, row[4]),
+        at("attributes", record, KINDS[kind].attributes, row[4]),
         at("span", _span, row[5], sources),
     )
 

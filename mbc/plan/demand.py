@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from mbc.errors import MbcError
 from mbc.ir.graph import Operation, TrainingGraph, Value
 from mbc.ir.types import DType, Layout, layout_matters
-from mbc.ops.base import OpKind
+from mbc.ops import KINDS
 from mbc.plan.model import Rows
 
 # Types that hold every number of another one, so that a buffer of the wider type can hold a value of the narrower.
@@ -59,20 +59,13 @@ class Demand:
 class Demands:
     """The demands of one list of operations (`graph.train` or `graph.infer`)."""
 
-    def __init__(self, graph: TrainingGraph, operations: Sequence[Operation], kinds: Mapping[str, OpKind]) -> None:
+    def __init__(self, graph: TrainingGraph, operations: Sequence[Operation]) -> None:
         self._graph = graph
-        self._kinds = kinds
         self._operations = {op.name: op for op in operations}
         self._roots: dict[str, str] = {}
         self._known: dict[tuple[str, ...], Demand] = {}
         for op in operations:
-            if op.kind not in kinds:
-                raise MbcError(
-                    "MBC123",
-                    f"operation '{op.name}' is of the unknown kind '{op.kind}'",
-                    "verify the plan with the version of mbc that made it",
-                )
-            if kinds[op.kind].view:
+            if KINDS[op.kind].view:
                 self._roots[op.outputs[0]] = self.root(op.inputs[0])
 
     def root(self, value: str) -> str:
@@ -84,11 +77,11 @@ class Demands:
 
     def launched(self) -> list[Operation]:
         """The operations that a launch must run."""
-        return [op for op in self._operations.values() if not self._kinds[op.kind].view]
+        return [op for op in self._operations.values() if not KINDS[op.kind].view]
 
     def updates_state(self, name: str) -> bool:
         """Whether running the operation twice would change a state twice."""
-        return bool(self._kinds[self._operations[name].kind].updates)
+        return bool(KINDS[self._operations[name].kind].updates)
 
     def of(self, names: tuple[str, ...], place: str) -> Demand:
         """The demand on a launch of these operations; `place` is what a message calls the launch."""
@@ -97,7 +90,7 @@ class Demands:
             for name in names:
                 if name not in self._operations:
                     raise MbcError("MBC123", f"{place}: this program has no operation '{name}'")
-                if self._kinds[self._operations[name].kind].view:
+                if KINDS[self._operations[name].kind].view:
                     raise MbcError("MBC123", f"{place}: '{name}' is a view, which no launch runs")
             known = self._known[names] = self._make([self._operations[name] for name in names])
         return known
@@ -109,7 +102,7 @@ class Demands:
         updates: set[tuple[int, int]] = set()
         inside = {output for op in group for output in op.outputs}
         for op in group:
-            kind = self._kinds[op.kind]
+            kind = KINDS[op.kind]
             position: dict[int, int] = {}
             for i, name in enumerate(op.inputs):
                 if len(group) > 1 and (self.root(name) in inside or any(name == known.name for known in inputs)):
@@ -132,7 +125,7 @@ class Demands:
             tuple(inputs),
             tuple(outputs),
             Rows(0, self._graph.batch) if batched else Rows(0, 1),
-            batched and all(self._kinds[op.kind].divisible for op in group),
+            batched and all(KINDS[op.kind].divisible for op in group),
             len(group) > 1,
             frozenset(in_place),
             frozenset(updates),

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any, NoReturn, cast
 
 from mbc.errors import MbcError
-from mbc.ops.base import OpKind
 from mbc.plan.decode import decode_plan
 from mbc.plan.encode import encode_plan
 from mbc.plan.model import SCHEMA_VERSION, Plan
@@ -26,17 +25,13 @@ def dump_plan(plan: Plan) -> str:
     return "\n".join(lines) + "\n"
 
 
-def load_plan(text: str, name: str, kinds: Mapping[str, OpKind] | None = None) -> Plan:
-    """The plan in the text of a file; `name` is what messages call the file, `kinds` default to `mbc.ops.KINDS`.
+def load_plan(text: str, name: str) -> Plan:
+    """The plan in the text of a file; `name` is what messages call the file.
 
     Raises MbcError: MBC110 (not JSON, cut short), MBC111 (JSON, but no plan), MBC112 (another schema version), MBC113
     (edited), MBC114 (a missing or unknown field), MBC115 (a wrong type or value), MBC116 (a reference to what is not
     there), MBC117 (a buffer outside its space).
     """
-    if kinds is None:
-        from mbc.ops import KINDS  # importing every family of operations is only needed here
-
-        kinds = KINDS
     document = _parse(text, name)
     if document.get("format") != FORMAT:
         raise MbcError("MBC111", f"{name} is not a plan file: its format is {short(document.get('format'))}", _AGAIN)
@@ -53,7 +48,7 @@ def load_plan(text: str, name: str, kinds: Mapping[str, OpKind] | None = None) -
             f"restore the file, or {_AGAIN}",
         )
     try:
-        return decode_plan(document, kinds)
+        return decode_plan(document)
     except BadField as bad:
         place = f" at {bad.path}" if bad.path else ""
         raise MbcError(bad.code, f"{name} is not a valid plan:{place}: {bad.message}", _AGAIN) from None

@@ -14,7 +14,8 @@ from typing import NoReturn
 from mbc.errors import MbcError
 from mbc.ir.graph import Operation
 from mbc.ir.types import Layout, layout_matters
-from mbc.ops.base import OpKind
+from mbc.ir.verify import verify_training
+from mbc.ops import KINDS
 from mbc.plan.demand import Demands, can_hold, first_versions, is_canonical, whole_rows
 from mbc.plan.execution import Execution, buffer_name
 from mbc.plan.live import live_bytes, rounded
@@ -36,26 +37,20 @@ class Verified:
     peak_bytes: Mapping[str, Mapping[str, int]]
 
 
-def verify_plan(plan: Plan, kinds: Mapping[str, OpKind] | None = None) -> Verified:
-    """Check `plan` against its own graph; `kinds` are the kinds of operations (default: `mbc.ops.KINDS`).
+def verify_plan(plan: Plan) -> Verified:
+    """Check the graph of `plan`, then `plan` against it.
 
-    Raises MbcError: MBC120 (what a buffer is), MBC121 (its address), MBC122 (entry), MBC123 (a launch that does not fit
+    Raises MbcError: those of `verify_training`; MBC120 (what a buffer is), MBC121 (its address), MBC122 (entry), MBC123 (a launch that does not fit
     the graph), MBC124 (bytes that hold something else), MBC125 (a missing wait), MBC126 (sums over rows), MBC127
     (operations run too often or not at all), MBC128 (aliases), MBC129 (exit), MBC130 (impossible waits), MBC131
     (figures), MBC132 (operands of one launch that share bytes).
     """
-    if kinds is None:
-        from mbc.ops import KINDS  # importing every family of operations is only needed here
-
-        kinds = KINDS
     graph = plan.graph
-    demands = {
-        "train": Demands(graph, graph.train, kinds),
-        "infer": Demands(graph, graph.infer, kinds),
-    }
+    verify_training(graph)
+    demands = {"train": Demands(graph, graph.train), "infer": Demands(graph, graph.infer)}
     _check_references(plan)
     _check_values(plan)
-    _check_buffers(plan, {op.outputs[0] for op in _operations(plan) if kinds[op.kind].view})
+    _check_buffers(plan, {op.outputs[0] for op in _operations(plan) if KINDS[op.kind].view})
     states = first_versions(graph)
     _check_entry(plan, plan.train, "train", (*states, *graph.inputs))
     _check_entry(plan, plan.infer, "infer", (*states, *graph.infer_inputs))
@@ -143,7 +138,7 @@ def _check_alias(plan: Plan, index: int, place: str) -> None:
         _fail("MBC128", f"{place}: its alias {alias} is not an earlier buffer")
     other = plan.buffers[alias]
     if buffer.value is None or other.value is None:
-        _fail("MBC128", f"{place}: workspace takes over no bytes")
+        _fail("MBC128", f"{place}: workspace neither takes over bytes nor leaves any")
     same = plan.offsets[index] == plan.offsets[alias] and (
         (buffer.space, buffer.rows, buffer.layout, buffer.dtype, buffer.size_bytes)
         == (other.space, other.rows, other.layout, other.dtype, other.size_bytes)

@@ -1,0 +1,218 @@
+"""Small random changes to plans, as a bug in a search would make them."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from mbc.plan.model import Access, Kernel, Mode, Plan, Program, Rows, Stream
+
+from tests.plan.chains import with_figures
+
+
+def mutate(plan: Plan, kind: str, seed: int) -> Plan:
+    """One change of the given kind; figures are brought up to date, so that only its meaning can be found wrong."""
+    rng = random.Random(seed)
+    changed = _PLAN[kind](plan, rng) if kind in _PLAN else _in_program(plan, rng, _PROGRAM[kind])
+    return with_figures(changed)
+
+
+def _in_program(plan: Plan, rng: random.Random, change) -> Plan:
+    title = "train" if rng.random() < 0.8 else "infer"
+    return replace(plan, **{title: change(plan, getattr(plan, title), rng)})
+
+
+def shift_offset(plan: Plan, rng: random.Random) -> Plan:
+    index = rng.randrange(len(plan.buffers))
+    by = rng.choice([-1024, -512, -256, 256, 512, 1024, rng.randrange(1, 255)])
+    offsets = list(plan.offsets)
+    offsets[index] = max(0, offsets[index] + by)
+    return replace(plan, offsets=tuple(offsets))
+
+
+def swap_offsets(plan: Plan, rng: random.Random) -> Plan:
+    offsets = list(plan.offsets)
+    i, j = rng.randrange(len(offsets)), rng.randrange(len(offsets))
+    offsets[i], offsets[j] = offsets[j], offsets[i]
+    return replace(plan, offsets=tuple(offsets))
+
+
+def drop_alias(plan: Plan, rng: random.Random) -> Plan:
+    buffers = list(plan.buffers)
+    aliased = [i for i, b in enumerate(buffers) if b.alias is not None]
+    i = rng.choice(aliased)
+    buffers[i] = replace(buffers[i], alias=None)
+    return replace(plan, buffers=tuple(buffers))
+
+
+def change_size(plan: Plan, rng: random.Random) -> Plan:
+    buffers = list(plan.buffers)
+    i = rng.choice([i for i, b in enumerate(buffers) if b.value is not None])
+    factor = rng.choice([2, 3])
+    buffers[i] = replace(buffers[i], size_bytes=buffers[i].size_bytes * factor)
+    return replace(plan, buffers=tuple(buffers))
+
+
+def change_value(plan: Plan, rng: random.Random) -> Plan:
+    buffers = list(plan.buffers)
+    i = rng.randrange(len(buffers))
+    buffers[i] = replace(buffers[i], value=rng.choice(buffers).value)
+    return replace(plan, buffers=tuple(buffers))
+
+
+def drop_wait(plan: Plan, program: Program, rng: random.Random) -> Program:
+    waits = list(program.waits)
+    if waits:
+        waits.pop(rng.randrange(len(waits)))
+    return replace(program, waits=tuple(waits))
+
+
+def move_wait(plan: Plan, program: Program, rng: random.Random) -> Program:
+    waits = list(program.waits)
+    if waits:
+        i = rng.randrange(len(waits))
+        waits[i] = (max(0, waits[i][0] - rng.randrange(3)), waits[i][1])
+    return replace(program, waits=tuple(waits))
+
+
+def swap_launches(plan: Plan, program: Program, rng: random.Random) -> Program:
+    launches = list(program.launches)
+    i = rng.randrange(len(launches) - 1)
+    j = i + 1 if rng.random() < 0.7 else rng.randrange(len(launches))
+    launches[i], launches[j] = launches[j], launches[i]
+    return replace(program, launches=tuple(launches))
+
+
+def change_stream(plan: Plan, program: Program, rng: random.Random) -> Program:
+    launches = list(program.launches)
+    i = rng.randrange(len(launches))
+    launches[i] = replace(launches[i], stream=rng.choice(list(Stream)))
+    return replace(program, launches=tuple(launches))
+
+
+def drop_launch(plan: Plan, program: Program, rng: random.Random) -> Program:
+    gone = rng.randrange(len(program.launches))
+    launches = [launch for i, launch in enumerate(program.launches) if i != gone]
+    waits = [tuple(i - (i > gone) for i in wait) for wait in program.waits if gone not in wait]
+    return replace(program, launches=tuple(launches), waits=tuple(waits))
+
+
+def duplicate_launch(plan: Plan, program: Program, rng: random.Random) -> Program:
+    twice = rng.randrange(len(program.launches))
+    launches = list(program.launches)
+    launches.insert(twice + 1, launches[twice])
+    waits = [tuple(i + (i > twice) for i in wait) for wait in program.waits]
+    waits += [(a, twice + 1) for a, b in program.waits if b == twice]
+    return replace(program, launches=tuple(launches), waits=tuple(waits))
+
+
+def _change_access(program: Program, rng: random.Random, change) -> Program:
+    launches = list(program.launches)
+    i = rng.randrange(len(launches))
+    accesses = list(launches[i].accesses)
+    j = rng.randrange(len(accesses))
+    accesses[j] = change(accesses[j])
+    launches[i] = replace(launches[i], accesses=tuple(accesses))
+    return replace(program, launches=tuple(launches))
+
+
+def change_rows(plan: Plan, program: Program, rng: random.Random) -> Program:
+    def change(access: Access) -> Access:
+        start = max(0, access.rows.start + rng.choice([-1, 0, 0, 1]))
+        return replace(access, rows=Rows(start, max(start + 1, access.rows.stop + rng.choice([-1, 0, 1]))))
+
+    return _change_access(program, rng, change)
+
+
+def change_rows_of_launch(plan: Plan, program: Program, rng: random.Random) -> Program:
+    """All per-sample operands of one launch run over other rows."""
+    launches = list(program.launches)
+    i = rng.randrange(len(launches))
+    low, high = rng.choice([-1, 0]), rng.choice([-1, 0, 1])
+
+    def change(access: Access) -> Access:
+        value = plan.buffers[access.buffer].value
+        if value is None or not plan.graph.values[value].per_sample:
+            return access
+        start = max(0, access.rows.start + low)
+        return replace(access, rows=Rows(start, min(plan.graph.batch, max(start + 1, access.rows.stop + high))))
+
+    launches[i] = replace(launches[i], accesses=tuple(change(a) for a in launches[i].accesses))
+    return replace(program, launches=tuple(launches))
+
+
+def change_buffer(plan: Plan, program: Program, rng: random.Random) -> Program:
+    return _change_access(program, rng, lambda a: replace(a, buffer=rng.randrange(len(plan.buffers))))
+
+
+def change_to_twin(plan: Plan, program: Program, rng: random.Random) -> Program:
+    """Another buffer of the same value, where there is one."""
+
+    def change(access: Access) -> Access:
+        value = plan.buffers[access.buffer].value
+        return replace(access, buffer=rng.choice([i for i, b in enumerate(plan.buffers) if b.value == value]))
+
+    return _change_access(program, rng, change)
+
+
+def change_mode(plan: Plan, program: Program, rng: random.Random) -> Program:
+    return _change_access(program, rng, lambda a: replace(a, mode=rng.choice(list(Mode))))
+
+
+def drop_access(plan: Plan, program: Program, rng: random.Random) -> Program:
+    launches = list(program.launches)
+    i = rng.randrange(len(launches))
+    j = rng.randrange(len(launches[i].accesses))
+    launches[i] = replace(launches[i], accesses=tuple(a for k, a in enumerate(launches[i].accesses) if k != j))
+    return replace(program, launches=tuple(launches))
+
+
+def change_operation(plan: Plan, program: Program, rng: random.Random) -> Program:
+    launches = list(program.launches)
+    i, j = rng.randrange(len(launches)), rng.randrange(len(launches))
+    if isinstance(launches[i].work, Kernel):
+        launches[i] = replace(launches[i], operations=launches[j].operations)
+    return replace(program, launches=tuple(launches))
+
+
+def drop_entry(plan: Plan, program: Program, rng: random.Random) -> Program:
+    entry = list(program.entry)
+    entry.pop(rng.randrange(len(entry)))
+    return replace(program, entry=tuple(entry))
+
+
+def drop_exit(plan: Plan, program: Program, rng: random.Random) -> Program:
+    ends = list(program.exit)
+    ends.pop(rng.randrange(len(ends)))
+    return replace(program, exit=tuple(ends))
+
+
+def change_exit(plan: Plan, program: Program, rng: random.Random) -> Program:
+    ends = list(program.exit)
+    ends[rng.randrange(len(ends))] = rng.randrange(len(plan.buffers))
+    return replace(program, exit=tuple(ends))
+
+
+_PLAN = {f.__name__: f for f in (shift_offset, swap_offsets, drop_alias, change_size, change_value)}
+_PROGRAM = {
+    f.__name__: f
+    for f in (
+        drop_wait,
+        move_wait,
+        swap_launches,
+        change_stream,
+        drop_launch,
+        duplicate_launch,
+        change_rows,
+        change_rows_of_launch,
+        change_buffer,
+        change_to_twin,
+        change_mode,
+        drop_access,
+        change_operation,
+        drop_entry,
+        drop_exit,
+        change_exit,
+    )
+}
+KINDS_OF_MUTATIONS = (*_PLAN, *_PROGRAM)
