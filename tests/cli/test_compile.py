@@ -1,0 +1,132 @@
+"""mbc compile and mbc verify."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mbc.codegen import toolchain
+from mbc.codegen.toolchain import Places
+
+FP64 = ("--set", "train.precision=fp64")
+
+
+@pytest.fixture(autouse=True)
+def no_toolchain(monkeypatch):
+    """Building is another test's subject: here nothing is found to build with."""
+    monkeypatch.setattr(toolchain, "_usual_places", Places)
+    for name in ("CUDA_HOME", "CUDA_PATH", "CUDNN_HOME", "CUDNN_PATH", "CXX"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", "")
+
+
+def test_compile_says_what_was_decided(mbc):
+    done = mbc("compile", "tiny.mbc", "--gpu", "h200")
+    assert done.code == 0, done.err
+    assert done.err == ""
+    assert done.out.startswith("tiny: batch 8, fp32, for NVIDIA H200 (sm_90)\n")
+    for word in ("step       ~", "inference  ~", "arena      ", "overhead   ", "budget     ", "package    tiny ("):
+        assert word in done.out
+    assert "missing    nvcc (compiles kernels): install the CUDA toolkit" in done.out
+    assert "without it the package runs on the CPU only" in done.out
+    assert {"plan.json", "__init__.py", "source"} <= {path.name for path in Path("tiny").iterdir()}
+
+
+def test_compile_as_json(mbc):
+    done = mbc("compile", "tiny.mbc", "-o", "out/net", "--gpu", "t4", "--set", "batch=16", "--json")
+    assert done.code == 0, done.err
+    figures = done.json
+    assert figures["batch"] == 16 and figures["architecture"] == "sm_75" and figures["package"] == "out/net"
+    assert figures["library"] is None and figures["missing"]
+    assert figures["arena_bytes"] >= figures["live_bytes"] >= figures["floor_bytes"] > 0
+    assert figures["train_us"] >= figures["fastest_us"] > 0
+    assert figures["arena_bytes"] == mbc("verify", "out/net", "--json").json["arena_bytes"]
+
+
+def test_compile_twice_needs_force(mbc):
+    assert mbc("compile", "tiny.mbc", *FP64).code == 0
+    before = Path("tiny/plan.json").read_bytes()
+    again = mbc("compile", "tiny.mbc", *FP64)
+    assert again.code == 1
+    assert "error MBC093: 'tiny' exists\nhelp: pass --force to replace it" in again.err
+    assert mbc("compile", "tiny.mbc", *FP64, "--force").code == 0
+    assert Path("tiny/plan.json").read_bytes() == before
+
+
+def test_a_name_that_python_cannot_import_is_pointed_out(mbc):
+    done = mbc("compile", "tiny.mbc", *FP64, "-o", "01_tiny")
+    assert "note: Python cannot import a folder called '01_tiny'" in done.out
+
+
+def test_errors_of_the_source_are_shown_with_their_place(mbc):
+    Path("bad.mbc").write_text("network n {\n  input x[1, 1] : float\n  y = x |> cnv(3)\n  output y\n}\n")
+    done = mbc("compile", "bad.mbc")
+    assert done.code == 1 and done.out == ""
+    assert "bad.mbc:3:" in done.err and "^^^" in done.err and "conv" in done.err
+    assert not Path("n").exists()
+
+
+def test_dumped_stages(mbc):
+    assert mbc("compile", "tiny.mbc", *FP64, "--dump-stages", "stages").code == 0
+    assert len(list(Path("stages").glob("*.txt"))) >= 3
+
+
+def test_a_source_that_is_not_there(mbc):
+    done = mbc("compile", "nothing.mbc")
+    assert done.code == 1
+    assert "error MBC183: cannot read 'nothing.mbc': No such file or directory" in done.err
+
+
+def test_a_source_that_is_not_text(mbc):
+    Path("bytes.mbc").write_bytes(b"network \xff")
+    assert "error MBC183: cannot read 'bytes.mbc': it is not UTF-8 text (byte 8)" in mbc("compile", "bytes.mbc").err
+
+
+def test_verify(mbc):
+    assert mbc("compile", "tiny.mbc", *FP64).code == 0
+    for place in ("tiny", "tiny/plan.json"):
+        done = mbc("verify", place)
+        assert done.code == 0, done.err
+        assert "tiny/plan.json computes what its graph says" in done.out
+        assert "peak of train: parameters" in done.out
+
+
+def test_verify_refuses_an_edited_plan(mbc):
+    assert mbc("compile", "tiny.mbc", *FP64).code == 0
+    file = Path("tiny/plan.json")
+    file.write_text(file.read_text().replace('"batch": 8', '"batch": 9').replace('"batch":8', '"batch":9'))
+    done = mbc("verify", "tiny")
+    assert done.code == 1 and "MBC113" in done.err and "changed after it was written" in done.err
+
+
+def test_verify_takes_no_source(mbc):
+    done = mbc("verify", "tiny.mbc")
+    assert done.code == 1
+    assert "error MBC185: 'tiny.mbc' is neither a plan (.json) nor a package" in done.err
+
+
+def test_a_folder_that_is_no_package(mbc):
+    Path("empty").mkdir()
+    done = mbc("verify", "empty")
+    assert done.code == 1
+    assert "error MBC184: the folder 'empty' is no package: it has no plan.json" in done.err
+
+
+def test_gpus(mbc):
+    done = mbc("gpus")
+    assert done.code == 0
+    assert "NVIDIA H200" in done.out and "plan only" in done.out and "here: no GPU was found" in done.out
+    assert mbc("gpus", "--json").json["known"]["h200"]["architecture"] == "sm_90"
+
+
+def test_doctor_says_what_is_missing_and_what_it_costs(mbc):
+    done = mbc("doctor")
+    assert done.code == 0
+    assert "ok       mbc" in done.out
+    for part in ("driver", "GPU", "nvcc", "g++", "CUDA runtime", "cuDNN", "cuBLASLt"):
+        assert f"missing  {part}" in done.out
+    assert "run on the CPU" in done.out and "get it: " in done.out
+    findings = json.loads(mbc("doctor", "--json").out)["findings"]
+    assert all(bool(f["remedy"]) == bool(f["cost"]) == (f["found"] is None) for f in findings)
