@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import warnings
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,7 +37,11 @@ def run(arguments: argparse.Namespace) -> int:
     checkpoint = resume if arguments.checkpoint is None else Path(arguments.checkpoint)
 
     subject = package_for_training(arguments.network_or_package, options(arguments), arguments.device, arguments.output)
-    net = Module(subject, seed=seed, device=arguments.device)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", RuntimeWarning)
+        net = Module(subject, seed=seed, device=arguments.device)
+    for warning in said:
+        print(f"note: {warning.message}", file=sys.stderr)
     graph = net.plan.graph
     data, test = _data(arguments, graph)
     job = Job(graph, data, schedule, test, seed, checkpoint, resume)

@@ -1,0 +1,111 @@
+"""mbc train: learns, tells, resumes to the same bits."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mbc.train import loop
+
+CPU = ("--device", "cpu", "--set", "train.precision=fp64")
+
+
+def test_train_a_source(mbc, data):
+    done = mbc("train", "tiny.mbc", "--data", data, "--test", data, "--epochs", "15", "--lr", "0.2", *CPU)
+    assert done.code == 0, done.err
+    assert done.err.startswith("note: the last 5 rows of each epoch do not fill a mini-batch of 8 and are dropped\n")
+    assert done.err.count("dropped") == 1
+    assert "epoch 15/15  loss 0." in done.err and "images/s" in done.err
+    accuracy = float(done.out.split("test accuracy: ")[1].split("%")[0])
+    assert accuracy > 90
+    assert "after 15 epochs (cpu)" in done.out
+    assert not Path("tiny").exists()  # a plan is enough on the CPU
+
+
+def test_train_a_package_as_json(mbc, data):
+    assert mbc("compile", "tiny.mbc", *CPU[2:]).code == 0
+    done = mbc("train", "tiny", "--data", data, "--epochs", "2", "--device", "cpu", "--json", "--checkpoint", "c")
+    assert done.code == 0, done.err
+    result = done.json
+    assert result["device"] == "cpu" and result["checkpoint"] == "c"
+    assert [e["epoch"] for e in result["epochs"]] == [1, 2]
+    assert result["epochs"][0]["steps"] == 4 and result["epochs"][0]["dropped_rows"] == 5
+    assert result["epochs"][0]["test_accuracy"] is None
+
+
+@pytest.mark.parametrize("precision", ["fp64", "fp32"])
+def test_two_epochs_and_two_resumed_are_four(mbc, data, precision):
+    common = ("--data", data, "--device", "cpu", "--set", f"train.precision={precision}", "--seed", "5")
+    assert mbc("train", "tiny.mbc", *common, "--epochs", "4", "--checkpoint", "whole").code == 0
+    assert mbc("train", "tiny.mbc", *common, "--epochs", "2", "--checkpoint", "half").code == 0
+    assert Path("whole").read_bytes() != Path("half").read_bytes()
+    done = mbc("train", "tiny.mbc", *common[:-2], "--epochs", "4", "--resume", "half")
+    assert done.code == 0, done.err
+    assert "epoch 3/4" in done.err and "epoch 2/4" not in done.err
+    assert Path("whole").read_bytes() == Path("half").read_bytes()
+    assert "nothing to do" in mbc("train", "tiny.mbc", *common, "--epochs", "4", "--resume", "half").out
+
+
+def test_resume_with_another_seed(mbc, data):
+    common = ("tiny.mbc", "--data", data, *CPU)
+    assert mbc("train", *common, "--epochs", "1", "--checkpoint", "c", "--seed", "3").code == 0
+    done = mbc("train", *common, "--epochs", "2", "--resume", "c", "--seed", "4")
+    assert done.code == 1
+    assert "error MBC182: the checkpoint 'c' was made with seed 3, not 4" in done.err
+
+
+def test_interrupted_training_says_how_to_go_on(mbc, data, monkeypatch):
+    save = loop.save_checkpoint
+
+    def save_and_interrupt(*arguments):
+        save(*arguments)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(loop, "save_checkpoint", save_and_interrupt)
+    done = mbc("train", "tiny.mbc", "--data", data, *CPU, "--epochs", "3", "--checkpoint", "c")
+    assert done.code == 130
+    assert "go on with: --resume c\ninterrupted" in done.err
+
+
+def test_data_of_another_shape(mbc):
+    np.savez("wrong.npz", images=np.zeros((20, 1, 5, 6), np.float32), labels=np.zeros(20, int))
+    done = mbc("train", "tiny.mbc", "--data", "wrong.npz", *CPU)
+    assert done.code == 1
+    assert "MBC175" in done.err and "(20, 1, 5, 6)" in done.err and "(1, 6, 6)" in done.err
+
+
+def test_labels_out_of_range(mbc):
+    np.savez("wrong.npz", images=np.zeros((20, 1, 6, 6), np.float32), labels=np.full(20, 3))
+    done = mbc("train", "tiny.mbc", "--data", "wrong.npz", *CPU)
+    assert done.code == 1
+    assert "target" in done.err and "3" in done.err
+
+
+def test_no_gpu_is_said_once(mbc, data, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    done = mbc("train", "tiny.mbc", "--data", data, "--epochs", "2", "--set", "train.precision=fp64")
+    assert done.code == 0, done.err
+    assert done.err.count("note: running on the CPU") == 1
+
+
+def test_cuda_is_not_replaced_by_the_cpu(mbc, data, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    done = mbc("train", "tiny.mbc", "--data", data, "--device", "cuda", "--set", "train.precision=fp64")
+    assert done.code == 1
+    assert "error MBC" in done.err
+
+
+def test_python_batches(mbc, data):
+    Path("loader_of_the_train_test.py").write_text(
+        "import numpy as np\n"
+        "def batches(epoch):\n"
+        "    held = np.load('data.npz')\n"
+        "    yield held['images'], held['labels']\n"
+    )
+    done = mbc("train", "tiny.mbc", "--data", "loader_of_the_train_test:batches", *CPU, "--epochs", "2")
+    assert done.code == 0, done.err
+    assert "the last 5 rows" in done.err
