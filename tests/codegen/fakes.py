@@ -1,0 +1,251 @@
+"""Generated host code, compiled with g++ alone against the recording fakes of `fake/`, and run.
+
+`run_against_fake` gives what the code called, `expected_log` what the plan says it must call. The two share nothing but
+the plan: offsets are worked out again here, from shapes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from mbc.codegen.build import host_files
+from mbc.codegen.render import render
+from mbc.codegen.view import View, view
+from mbc.kernels.base import Provider
+from mbc.plan.model import Copy, Plan, Program, Space, Stream
+from mbc.resources import folder
+
+FAKE = Path(__file__).parent / "fake"
+ARENA = 1 << 40  # an address; nothing is ever read there
+HOST = 1 << 44
+STREAMS = (Stream.COMPUTE, Stream.TO_HOST, Stream.TO_DEVICE)
+PROGRAMS = ("train", "infer")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One launch as the fakes saw it. `details`: what a library's call said of itself, by name."""
+
+    name: str
+    stream: int
+    offsets: tuple[int, ...]
+    integers: tuple[int, ...] = ()
+    details: tuple[tuple[str, str], ...] = ()
+
+    def detail(self, name: str) -> str:
+        return dict(self.details)[name]
+
+
+@dataclass(frozen=True)
+class Wait:
+    """`stream` waits for a launch of another stream; launch -1: for what came before the program."""
+
+    stream: int
+    launch: int
+
+
+Log = tuple[Call | Wait, ...]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What each program called: `eager` launch by launch, `captured` into its graph."""
+
+    eager: Mapping[str, Log]
+    captured: Mapping[str, Log]
+    replayed: tuple[str, ...]
+
+
+def run_against_fake(plan: Plan, folder: Path, providers: Mapping[str, Provider] | None = None) -> Run:
+    """Generate, compile, create, run and capture; fails the test on any error."""
+    library = compile_against_fake(view(plan, providers), folder)
+    with loaded(library) as (lib, module):
+        eager: dict[str, Log] = {}
+        for number, name in enumerate(PROGRAMS):
+            lib.fake_reset(ctypes.c_void_p(ARENA), ctypes.c_void_p(HOST))
+            assert lib.mbc_run_eager(module, number) == 0, lib.mbc_last_error(module)
+            eager[name] = parse_log(lib.fake_log().decode())
+        lib.fake_reset(ctypes.c_void_p(ARENA), ctypes.c_void_p(HOST))
+        assert lib.mbc_warm(module) == 0, lib.mbc_last_error(module)
+        lib.fake_reset(ctypes.c_void_p(ARENA), ctypes.c_void_p(HOST))
+        assert lib.mbc_capture(module) == 0, lib.mbc_last_error(module)
+        captures = re.findall(r"begin capture\n(.*?)end capture\n", lib.fake_log().decode(), re.S)
+        captured = {name: parse_log(text) for name, text in zip(PROGRAMS, captures, strict=True)}
+        lib.fake_reset(ctypes.c_void_p(ARENA), ctypes.c_void_p(HOST))
+        for number in range(len(PROGRAMS)):
+            assert lib.mbc_run(module, number) == 0, lib.mbc_last_error(module)
+        return Run(eager, captured, tuple(lib.fake_log().decode().splitlines()))
+
+
+def compile_against_fake(rows: View, folder: Path) -> Path:
+    """The shared library of `rows` over the fakes; skips where there is no g++."""
+    if shutil.which("g++") is None:
+        pytest.skip("needs g++ to compile the generated host code")
+    folder.mkdir(parents=True, exist_ok=True)
+    sources = render(rows, "test")
+    (folder / "program.cpp").write_text(sources["program.cpp"])
+    launchers = "".join(
+        f'extern "C" const char* {symbol}(const MbcCall& call) {{ return fake_kernel("{symbol}", call); }}\n'
+        for symbol in rows.symbols
+    )
+    (folder / "launchers.cpp").write_text(f'#include "fake.h"\n{launchers}')
+    objects = _static_objects()
+    chosen = [objects[name] for name in (*host_files(rows), "fake.cpp", "fake_cudnn.cpp", "fake_cublaslt.cpp")]
+    library = folder / "libfake.so"
+    _compile([str(folder / "program.cpp"), str(folder / "launchers.cpp"), *map(str, chosen)], library, "-shared")
+    return library
+
+
+def _compile(inputs: list[str], output: Path, *flags: str) -> None:
+    templates = folder("templates")
+    includes = [f"-I{path}" for path in (FAKE, templates / "include", templates / "host")]
+    command = ["g++", "-std=c++17", "-O0", "-Wall", "-Wextra", "-Werror", "-fPIC", *includes, *flags, *inputs]
+    done = subprocess.run([*command, "-o", str(output)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+_OBJECTS = tempfile.TemporaryDirectory(prefix="mbc-fake-")  # lives as long as the test run
+
+
+@functools.cache
+def _static_objects() -> dict[str, Path]:
+    """What does not change with the plan, compiled once."""
+    host = folder("templates") / "host"
+    objects: dict[str, Path] = {}
+    for source in (*sorted(host.glob("*.cpp")), *sorted(FAKE.glob("*.cpp"))):
+        objects[source.name] = Path(_OBJECTS.name) / f"{source.name}.o"
+        _compile([str(source)], objects[source.name], "-c")
+    return objects
+
+
+class loaded:
+    """The library and a module made by it; both are gone afterwards."""
+
+    def __init__(self, library: Path) -> None:
+        self.lib = ctypes.CDLL(str(library))
+        for name in ("fake_log", "mbc_last_error"):
+            getattr(self.lib, name).restype = ctypes.c_char_p
+        self.lib.mbc_last_error.argtypes = [ctypes.c_void_p]
+        self.lib.mbc_arena_bytes.restype = ctypes.c_uint64
+        self.lib.mbc_host_bytes.restype = ctypes.c_uint64
+        self.lib.mbc_cudnn_version.restype = ctypes.c_size_t
+        self.module = ctypes.c_void_p()
+
+    def create(self, arena: int = ARENA, arena_bytes: int | None = None) -> int:
+        streams = (ctypes.c_void_p * 3)(1, 2, 3)
+        size = self.lib.mbc_arena_bytes() if arena_bytes is None else arena_bytes
+        self.lib.fake_reset(ctypes.c_void_p(arena), ctypes.c_void_p(HOST))
+        return self.lib.mbc_create(
+            ctypes.c_void_p(arena),
+            ctypes.c_uint64(size),
+            ctypes.c_void_p(HOST),
+            ctypes.c_uint64(self.lib.mbc_host_bytes()),
+            streams,
+            ctypes.byref(self.module),
+        )
+
+    def __enter__(self) -> tuple[ctypes.CDLL, ctypes.c_void_p]:
+        assert self.create() == 0, self.lib.mbc_last_error(None).decode()
+        return self.lib, self.module
+
+    def __exit__(self, *_: object) -> None:
+        self.lib.mbc_destroy(self.module)
+
+
+def parse_log(text: str) -> Log:
+    """The lines of a log as calls and waits; a detail line goes to the launch before it."""
+    entries: list[Call | Wait] = []
+    for line in text.splitlines():
+        kind, *words = line.split()
+        fields = dict(word.split("=", 1) for word in words if "=" in word)
+        if kind == "wait":
+            entries.append(Wait(int(fields["stream"]), int(fields["launch"])))
+        elif kind == "detail":
+            last = entries[-1]
+            assert isinstance(last, Call)
+            entries[-1] = Call(
+                last.name, last.stream, last.offsets, last.integers, (*last.details, (words[0], " ".join(words[1:])))
+            )
+        elif kind == "launch":
+            entries.append(_call(words[1], fields))
+    return tuple(entries)
+
+
+def _call(name: str, fields: dict[str, str]) -> Call:
+    offsets = _integers(fields.pop("offsets"))
+    stream = int(fields.pop("stream"))
+    return Call(name, stream, offsets, _integers(fields.pop("integers", "")), tuple(fields.items()))
+
+
+def _integers(text: str) -> tuple[int, ...]:
+    return tuple(int(word) for word in text.split(",") if word)
+
+
+def expected_log(plan: Plan, name: str) -> Log:
+    """Names, streams, offsets and waits of a program, from the plan alone. Integers are left out."""
+    program: Program = getattr(plan, name)
+    waits: dict[int, list[int]] = {}
+    for earlier, later in program.waits:
+        waits.setdefault(later, []).append(earlier)
+    others = sorted({STREAMS.index(launch.stream) for launch in program.launches} - {0})
+    log: list[Call | Wait] = [Wait(stream, -1) for stream in others]
+    last = dict.fromkeys(range(3), -1)
+    for number, launch in enumerate(program.launches):
+        stream = STREAMS.index(launch.stream)
+        log += [Wait(stream, earlier) for earlier in sorted(waits.get(number, ()))]
+        offsets = tuple(_offset(plan, access.buffer, access.rows.start) for access in launch.accesses)
+        log.append(Call(_name(launch.work), stream, offsets))
+        last[stream] = number
+    log += [Wait(0, last[stream]) for stream in others]
+    return tuple(log)
+
+
+def _name(work: object) -> str:
+    if isinstance(work, Copy):
+        return "copy"
+    provider: str = getattr(work, "provider")  # noqa: B009
+    return provider if provider in ("cudnn", "cublaslt") else f"mbc_{getattr(work, 'name')}"  # noqa: B009
+
+
+def _offset(plan: Plan, number: int, row: int) -> int:
+    buffer = plan.buffers[number]
+    offset = plan.offsets[number]
+    if buffer.value is not None and plan.graph.values[buffer.value].per_sample:
+        shape = plan.graph.values[buffer.value].type.shape
+        offset += (row - buffer.rows.start) * math.prod(shape[1:]) * buffer.dtype.size_bytes
+    return offset if buffer.space is Space.ARENA else -1 - offset
+
+
+def as_planned(log: Log) -> Log:
+    """The same log with what libraries add taken out: operands in the plan's order, workspace as the last offset, no
+    integers. A filter gradient that goes through the workspace is put back where the plan has it."""
+    return tuple(_as_planned(entry) if isinstance(entry, Call) else entry for entry in log)
+
+
+def _as_planned(call: Call) -> Call:
+    if call.name not in ("cudnn", "cublaslt"):
+        return Call(call.name, call.stream, call.offsets)
+    details = dict(call.details)
+    offsets = call.offsets
+    workspace = (int(details["workspace"]),) if "workspace" in details else ()
+    if call.name == "cudnn":
+        image, filter_, result = offsets
+        if "mbc_widen" in details:
+            source, filter_ = _integers(details["mbc_widen"].split()[0].removeprefix("offsets="))
+            workspace = (source,)
+        named = {"forward": (image, filter_, result), "backward_data": (result, filter_, image)}
+        offsets = named.get(details["pass"], (image, result, filter_))
+    elif details["transposed"] != "0,1":  # cuBLASLt multiplies the other way round: w before x, w before dy
+        offsets = (offsets[1], offsets[0], offsets[2])
+    return Call(call.name, call.stream, (*offsets, *workspace))

@@ -1,0 +1,181 @@
+"""Small plans written by hand, for the tests of generated code: slices, three streams, host memory, waits."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from mbc.ir.graph import Operation, Optimizer, Role, TrainingGraph, Value
+from mbc.ir.types import DType, Layout, Precision, TensorType
+from mbc.kernels.base import Arguments, Candidate, Request
+from mbc.ops.base import NoAttributes
+from mbc.ops.convolution import Convolution
+from mbc.ops.matrix import Linear
+from mbc.plan.model import (
+    Access,
+    Bounds,
+    Buffer,
+    Copy,
+    Kernel,
+    Launch,
+    Mode,
+    Plan,
+    Predictions,
+    Program,
+    Rows,
+    Space,
+    Stream,
+    Target,
+)
+
+BATCH = 8
+CONVOLUTION = Convolution((6, 6), (3, 3), (1, 1), (1, 1, 0, 0), (1, 1), 1)
+LINEAR = Linear((96,))
+
+
+@dataclass(frozen=True)
+class EchoProvider:
+    """Stands in for mbc's own kernels: arguments from which a test reads what it was asked."""
+
+    name: str = "mbc"
+
+    def candidates(self, request: Request, device: object) -> tuple[Candidate, ...]:
+        return ()
+
+    def arguments(
+        self,
+        request: Request,
+        name: str,
+        settings: tuple[tuple[str, int], ...],
+        layouts: tuple[Layout, ...],
+        first_row: int,
+        accumulate: bool,
+        workspace_bytes: int,
+    ) -> Arguments:
+        return Arguments((request.outputs[0].elements, first_row, int(accumulate), workspace_bytes), (0.1, 1e-30))
+
+
+class _Maker:
+    """Lays buffers out one after another."""
+
+    def __init__(self, precision: Precision) -> None:
+        self.precision = precision
+        self.values: dict[str, Value] = {}
+        self.buffers: list[Buffer] = []
+        self.offsets: list[int] = []
+        self.end = {Space.ARENA: 0, Space.HOST: 0}
+
+    def value(self, name: str, shape: tuple[int, ...], dtype: DType | None = None, per_sample: bool = True) -> None:
+        role = Role.INTERMEDIATE if per_sample else Role.PARAMETER
+        self.values[name] = Value(name, TensorType(shape, dtype or self.precision.working), role, per_sample)
+
+    def buffer(self, name: str | None, size_bytes: int = 0, space: Space = Space.ARENA, layout: str = "nchw") -> int:
+        rows, dtype = Rows(0, 1), DType.UINT8
+        if name is not None:
+            value = self.values[name]
+            rows = Rows(0, value.type.shape[0]) if value.per_sample else rows
+            size_bytes, dtype = value.type.size_bytes, value.type.dtype
+        self.buffers.append(Buffer(name, rows, Layout(layout), dtype, size_bytes, space))
+        self.offsets.append(self.end[space])
+        self.end[space] += math.ceil(size_bytes / 256) * 256
+        return len(self.buffers) - 1
+
+
+def _kernel(provider: str, name: str, *settings: tuple[str, int]) -> Kernel:
+    return Kernel(provider, name, settings, 1.0, False)
+
+
+def small_plan(precision: Precision = Precision.FP32, layout: str = "nchw", engine: int = -1) -> Plan:
+    """A convolution in two slices, a kernel, a linear layer, all three passes of both, a trip to host memory."""
+    make = _Maker(precision)
+    make.value("x", (BATCH, 3, 6, 6))
+    make.value("w", (4, 3, 3, 3), per_sample=False)
+    make.value("y", (BATCH, 4, 6, 4))
+    make.value("z", (BATCH, 4, 6, 4))
+    make.value("f", (BATCH, 96))
+    make.value("v", (10, 96), per_sample=False)
+    make.value("out", (BATCH, 10))
+    make.value("dout", (BATCH, 10))
+    make.value("dv", (10, 96), DType.FP32, per_sample=False)
+    make.value("df", (BATCH, 96))
+    make.value("dw", (4, 3, 3, 3), DType.FP32, per_sample=False)
+    make.value("dx", (BATCH, 3, 6, 6))
+    operations = (
+        Operation("conv", "convolution", ("x", "w"), ("y",), CONVOLUTION),
+        Operation("relu", "relu", ("y",), ("z",), NoAttributes()),
+        Operation("head", "linear", ("f", "v"), ("out",), LINEAR),
+        Operation("loss", "relu", ("out",), ("dout",), NoAttributes()),
+        Operation("head.dv", "linear_backward_filter", ("f", "dout"), ("dv",), LINEAR),
+        Operation("head.df", "linear_backward_data", ("dout", "v"), ("df",), LINEAR),
+        Operation("conv.dw", "convolution_backward_filter", ("x", "z"), ("dw",), CONVOLUTION),
+        Operation("conv.dx", "convolution_backward_data", ("z", "w"), ("dx",), CONVOLUTION),
+    )
+    b = {name: make.buffer(name, layout=layout if len(make.values[name].type.shape) > 2 else "nchw")
+         for name in make.values}  # fmt: skip
+    away = make.buffer("y", space=Space.HOST, layout=layout)
+    back = make.buffer("y", layout=layout)
+    space = make.buffer(None, 8192)
+    whole, one, first, second = Rows(0, BATCH), Rows(0, 1), Rows(0, 5), Rows(5, BATCH)
+
+    def launch(
+        work: Kernel | Copy, name: str, *accesses: tuple[int, Rows, Mode], stream: Stream = Stream.COMPUTE
+    ) -> Launch:
+        return Launch(work, (name,) if name else (), stream, tuple(Access(*access) for access in accesses))
+
+    read, write, accumulate = Mode.READ, Mode.WRITE, Mode.ACCUMULATE
+    settings = (("engine", engine), *((("knob2", 7),) if engine >= 0 else ()))
+
+    def conv(kind: str) -> Kernel:
+        return _kernel("cudnn", kind, *settings)
+
+    copy = Copy(1.0, False)
+    forward = [
+        launch(conv("convolution"), "conv", (b["x"], rows, read), (b["w"], one, read), (b["y"], rows, write),
+               (space, one, write))
+        for rows in (first, second)
+    ]  # fmt: skip
+    train = (
+        *forward,
+        launch(copy, "", (b["y"], whole, read), (away, whole, write), stream=Stream.TO_HOST),
+        launch(_kernel("mbc", "relu"), "relu", (b["y"], whole, read), (b["z"], whole, write)),
+        launch(copy, "", (away, second, read), (back, second, write), stream=Stream.TO_DEVICE),
+        launch(_kernel("cublaslt", "linear"), "head", (b["f"], whole, read), (b["v"], one, read),
+               (b["out"], whole, write), (space, one, write)),
+        launch(_kernel("mbc", "relu"), "loss", (b["out"], second, read), (b["dout"], second, write)),
+        launch(_kernel("cublaslt", "linear_backward_filter"), "head.dv", (b["f"], first, read),
+               (b["dout"], first, read), (b["dv"], one, write)),
+        launch(_kernel("cublaslt", "linear_backward_filter"), "head.dv", (b["f"], second, read),
+               (b["dout"], second, read), (b["dv"], one, accumulate)),
+        launch(_kernel("cublaslt", "linear_backward_data"), "head.df", (b["dout"], whole, read), (b["v"], one, read),
+               (b["df"], whole, write), (space, one, write)),
+        launch(conv("convolution_backward_filter"), "conv.dw", (b["x"], first, read), (b["z"], first, read),
+               (b["dw"], one, write), (space, one, write)),
+        launch(conv("convolution_backward_filter"), "conv.dw", (b["x"], second, read), (b["z"], second, read),
+               (b["dw"], one, accumulate), (space, one, write)),
+        launch(conv("convolution_backward_data"), "conv.dx", (b["z"], whole, read), (b["w"], one, read),
+               (b["dx"], whole, write), (space, one, write)),
+    )  # fmt: skip
+    values = make.values
+    graph = TrainingGraph(
+        "small", BATCH, precision, Optimizer(), values, operations, operations[:1], (), ("x",), ("x",), (), (),
+        "dv", (), (),
+    )  # fmt: skip
+    return Plan(
+        "test",
+        graph,
+        Target("NVIDIA H200", "sm_90", 132, 1 << 37, 91900),
+        1 << 30,
+        tuple(make.buffers),
+        tuple(make.offsets),
+        Program(train, ((1, 2), (2, 4), (3, 4), (4, 6)), (), ()),
+        Program(tuple(forward), (), (), ()),
+        Predictions(1.0, 1.0, 0.0, make.end[Space.ARENA], 0, False, make.end[Space.HOST]),
+        Bounds(0, "conv", make.end[Space.ARENA], 1.0),
+    )
+
+
+def providers() -> dict[str, object]:
+    from mbc.kernels.cublaslt import CUBLASLT
+    from mbc.kernels.cudnn_convolution import CUDNN_CONVOLUTION
+
+    return {"cudnn": CUDNN_CONVOLUTION, "cublaslt": CUBLASLT, "mbc": EchoProvider()}

@@ -1,0 +1,121 @@
+"""Generated host code, run against recording fakes of CUDA, cuDNN and cuBLASLt: what it calls is what the plan says."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import pytest
+
+from mbc.codegen.view import view
+from mbc.ir.types import Precision
+from tests.codegen.fakes import (
+    ARENA,
+    PROGRAMS,
+    Call,
+    as_planned,
+    compile_against_fake,
+    expected_log,
+    loaded,
+    run_against_fake,
+)
+from tests.codegen.plans import providers, small_plan
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.TF32, Precision.BF16, Precision.FP16])
+def test_calls_are_the_plans(tmp_path: Path, precision: Precision, layout: str) -> None:
+    plan = small_plan(precision, layout)
+    run = run_against_fake(plan, tmp_path, providers())
+    for name in PROGRAMS:
+        assert as_planned(run.eager[name]) == expected_log(plan, name)
+        assert as_planned(run.captured[name]) == expected_log(plan, name)
+    assert run.replayed == ("replay stream=0", "replay stream=0")
+
+
+def _cudnn_calls(tmp_path: Path, precision: Precision, layout: str = "nchw", engine: int = -1) -> list[Call]:
+    run = run_against_fake(small_plan(precision, layout, engine), tmp_path, providers())
+    return [entry for entry in run.eager["train"] if isinstance(entry, Call) and entry.name == "cudnn"]
+
+
+def test_convolutions_say_what_the_operation_is(tmp_path: Path) -> None:
+    first, second, filter_1, filter_2, data = _cudnn_calls(tmp_path, Precision.FP32, "nhwc")
+    assert [call.detail("pass") for call in (first, filter_1, data)] == ["forward", "backward_filter", "backward_data"]
+    assert (first.detail("image"), second.detail("image"), data.detail("image")) == ("5,3,6,6", "3,3,6,6", "8,3,6,6")
+    assert (first.detail("filter"), first.detail("result")) == ("4,3,3,3", "5,4,6,4")
+    assert first.detail("strides") == "108,1,18,3"
+    assert (first.detail("before"), first.detail("after")) == ("1,0", "1,0")
+    assert [call.detail("beta") for call in (first, filter_1, filter_2, data)] == ["0", "0", "1", "0"]
+
+
+def test_heuristics_admit_by_precision_and_workspace(tmp_path: Path) -> None:
+    """The fake offers: tensor cores with a workspace beyond any plan, down-conversion, FFT, Winograd, non-deterministic,
+    tensor cores, plain. These plans leave determinism open."""
+    assert {call.detail("engine") for call in _cudnn_calls(tmp_path / "a", Precision.FP32)} == {"64"}
+    named = _cudnn_calls(tmp_path / "b", Precision.TF32, engine=65)
+    assert {call.detail("engine") for call in named} == {"65"}
+
+
+def test_filter_gradients_of_half_precision_are_widened(tmp_path: Path) -> None:
+    calls = [call for call in _cudnn_calls(tmp_path, Precision.BF16) if call.detail("pass") == "backward_filter"]
+    assert [call.detail("types") for call in calls] == ["9,9,9", "9,9,9"]
+    assert [call.detail("mbc_widen").split()[1] for call in calls] == ["integers=1,108,0", "integers=1,108,1"]
+    assert [call.detail("beta") for call in calls] == ["0", "0"]
+    source = int(calls[0].detail("mbc_widen").split()[0].removeprefix("offsets=").split(",")[0])
+    assert int(calls[0].detail("workspace")) == source + 256
+
+
+def test_products_are_row_major(tmp_path: Path) -> None:
+    run = run_against_fake(small_plan(Precision.TF32), tmp_path, providers())
+    calls = [entry for entry in run.eager["train"] if isinstance(entry, Call) and entry.name == "cublaslt"]
+    forward, filter_1, filter_2, data = calls
+    # Columns of cuBLASLt are our rows: y^T [10 x 8] = w [96 x 10]^T x [96 x 8].
+    assert (forward.detail("a"), forward.detail("b"), forward.detail("d")) == ("96,10", "96,8", "10,8")
+    assert (filter_1.detail("a"), filter_1.detail("b"), filter_1.detail("d")) == ("96,5", "10,5", "96,10")
+    assert (data.detail("a"), data.detail("b"), data.detail("d")) == ("96,10", "10,8", "96,8")
+    assert [call.detail("transposed") for call in calls] == ["1,0", "0,1", "0,1", "0,0"]
+    assert [call.detail("beta") for call in calls] == ["0", "0", "1", "0"]
+    assert forward.detail("types") == "0,0,0,77"
+    assert (forward.detail("workspace_bytes"), filter_2.detail("workspace_bytes")) == ("8192", "0")
+
+
+def test_kernels_get_their_arguments(tmp_path: Path) -> None:
+    run = run_against_fake(small_plan(), tmp_path, providers())
+    kernels = [entry for entry in run.eager["train"] if isinstance(entry, Call) and entry.name == "mbc_relu"]
+    assert [call.integers for call in kernels] == [(8 * 96, 0, 0, 0), (3 * 10, 5, 0, 0)]
+
+
+def test_failures_name_the_operation(tmp_path: Path) -> None:
+    library = compile_against_fake(view(small_plan(), providers()), tmp_path)
+    with loaded(library) as (lib, module):
+        assert lib.mbc_abi_version() == 1
+        assert lib.mbc_cudnn_version() == 91900
+        assert lib.mbc_run(module, 0) == 1
+        assert "mbc_capture" in lib.mbc_last_error(module).decode()
+        assert lib.mbc_run_eager(module, 2) == 1
+        assert "no program 2" in lib.mbc_last_error(module).decode()
+        lib.fake_fail_at(3)
+        assert lib.mbc_run_eager(module, 0) == 1
+        assert lib.mbc_last_error(module).decode() == "launch 3, relu (mbc relu) rows 0..8: made to fail"
+        lib.fake_reset(ctypes.c_void_p(ARENA), ctypes.c_void_p(0))
+        lib.fake_fail_at(3)
+        assert lib.mbc_capture(module) == 1  # the capture is ended, and can be tried again
+        lib.fake_reset(ctypes.c_void_p(ARENA), ctypes.c_void_p(0))
+        assert lib.mbc_capture(module) == 0
+        assert lib.mbc_last_error(module) == b""
+
+
+def test_creation_refuses_what_does_not_fit(tmp_path: Path) -> None:
+    plan = small_plan()
+    library = loaded(compile_against_fake(view(plan, providers()), tmp_path / "a"))
+    assert library.create(arena_bytes=4096) == 1
+    needed = plan.predictions.arena_bytes
+    assert library.lib.mbc_last_error(None).decode() == f"the arena has 4096 bytes, the plan needs {needed}"
+    assert library.create(arena=ARENA + 16) == 1
+    assert "not aligned to 256" in library.lib.mbc_last_error(None).decode()
+
+    wrong_engine = loaded(compile_against_fake(view(small_plan(engine=60), providers()), tmp_path / "b"))
+    assert wrong_engine.create() == 1
+    text = wrong_engine.lib.mbc_last_error(None).decode()
+    assert text.startswith("launch 0, conv (cudnn convolution engine=60 knob2=7) rows 0..5: cuDNN engine 60 needs ")
+    assert text.endswith("bytes of workspace here, the plan has 8192: compile again with this cuDNN")
