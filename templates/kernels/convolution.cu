@@ -32,18 +32,15 @@ struct ConvolutionArguments {
 
 namespace mbc {
 
-__device__ inline int64_t quotient(int64_t a, int64_t b) {
-  return a <= UINT32_MAX && b <= UINT32_MAX ? static_cast<uint32_t>(a) / static_cast<uint32_t>(b) : a / b;
-}
-
 struct Geometry {
   Image image, output;
   int64_t rows;
+  bool last;
   int32_t group_channels, group_filters, kernel_height, kernel_width, stride_height, stride_width, pad_top, pad_left,
       dilation_height, dilation_width;
 
   explicit Geometry(const ConvolutionArguments& a)
-      : image{a.channels, a.height, a.width}, output{a.filters, a.out_height, a.out_width}, rows(a.rows),
+      : image(a.layout, a.channels, a.height, a.width), output(a.layout, a.filters, a.out_height, a.out_width), rows(a.rows), last(a.layout == MBC_CHANNELS_LAST),
         group_channels(static_cast<int32_t>(a.channels / a.groups)),
         group_filters(static_cast<int32_t>(a.filters / a.groups)),
         kernel_height(static_cast<int32_t>(a.kernel_height)), kernel_width(static_cast<int32_t>(a.kernel_width)),
@@ -87,10 +84,9 @@ __device__ inline Place place(const Image& image, int64_t number) {
 struct Tap {
   int32_t c, r, s;
 };
-template <bool LAST>
-__device__ inline Tap tap(int64_t number, int32_t channels, int32_t height, int32_t width) {
+__device__ inline Tap tap(bool last, int64_t number, int32_t channels, int32_t height, int32_t width) {
   const uint32_t k = static_cast<uint32_t>(number), w = static_cast<uint32_t>(width);
-  if (LAST) {
+  if (last) {
     const uint32_t position = k / static_cast<uint32_t>(channels), r = position / w;
     return {static_cast<int32_t>(k - position * channels), static_cast<int32_t>(r),
             static_cast<int32_t>(position - r * w)};
@@ -98,14 +94,13 @@ __device__ inline Tap tap(int64_t number, int32_t channels, int32_t height, int3
   const uint32_t line = k / w, c = line / static_cast<uint32_t>(height);
   return {static_cast<int32_t>(c), static_cast<int32_t>(line - c * height), static_cast<int32_t>(k - line * w)};
 }
-template <bool LAST>
 __device__ inline int64_t tap_number(const Geometry& g, int32_t c, int32_t r, int32_t s) {
-  return LAST ? (static_cast<int64_t>(r) * g.kernel_width + s) * g.group_channels + c
+  return g.last ? (static_cast<int64_t>(r) * g.kernel_width + s) * g.group_channels + c
               : (static_cast<int64_t>(c) * g.kernel_height + r) * g.kernel_width + s;
 }
 
 // Rows: output pixels; sum: channels and taps of the image.
-template <typename T, bool LAST>
+template <typename T>
 struct Windows {
   const T* x;
   Geometry g;
@@ -116,10 +111,10 @@ struct Windows {
   };
   __device__ Row row(int64_t group, int64_t pixel) const { return {place(g.output, pixel), group * g.group_channels}; }
   __device__ float at(const Row& row, int64_t k) const {
-    const Tap t = tap<LAST>(k, g.group_channels, g.kernel_height, g.kernel_width);
+    const Tap t = tap(g.last, k, g.group_channels, g.kernel_height, g.kernel_width);
     int32_t y, x_;
     if (!g.under(row.at.y, row.at.x, t.r, t.s, y, x_)) return 0.0f;
-    return to_float(x[element<LAST>(g.image, row.at.n, row.channel + t.c, y, x_)]);
+    return to_float(x[g.image.at(row.at.n, row.channel + t.c, y, x_)]);
   }
 };
 
@@ -134,19 +129,19 @@ struct Filters {
   __device__ float at(Row row, int64_t k) const { return to_float(row[k]); }
 };
 
-template <typename T, bool LAST>
+template <typename T>
 struct OutputPixels {
   T* y;
   Geometry g;
 
   __device__ void put(int64_t group, int64_t, int64_t m, int64_t n, float value) const {
     const Place at = place(g.output, m);
-    y[element<LAST>(g.output, at.n, group * g.group_filters + n, at.y, at.x)] = from_float<T>(value);
+    y[g.output.at(at.n, group * g.group_filters + n, at.y, at.x)] = from_float<T>(value);
   }
 };
 
 // Backward data. Rows: image pixels; sum: filters and taps.
-template <typename T, bool LAST>
+template <typename T>
 struct Covers {
   const T* dy;
   Geometry g;
@@ -157,15 +152,15 @@ struct Covers {
   };
   __device__ Row row(int64_t group, int64_t pixel) const { return {place(g.image, pixel), group * g.group_filters}; }
   __device__ float at(const Row& row, int64_t k) const {
-    const Tap t = tap<LAST>(k, g.group_filters, g.kernel_height, g.kernel_width);
+    const Tap t = tap(g.last, k, g.group_filters, g.kernel_height, g.kernel_width);
     int32_t y, x;
     if (!g.over(row.at.y, row.at.x, t.r, t.s, y, x)) return 0.0f;
-    return to_float(dy[element<LAST>(g.output, row.at.n, row.filter + t.c, y, x)]);
+    return to_float(dy[g.output.at(row.at.n, row.filter + t.c, y, x)]);
   }
 };
 
 // Rows: channels of a group; sum: filters and taps.
-template <typename T, bool LAST>
+template <typename T>
 struct FiltersByChannel {
   const T* w;
   Geometry g;
@@ -176,24 +171,24 @@ struct FiltersByChannel {
   };
   __device__ Row row(int64_t group, int64_t c) const { return {group * g.group_filters, static_cast<int32_t>(c)}; }
   __device__ float at(const Row& row, int64_t k) const {
-    const Tap t = tap<LAST>(k, g.group_filters, g.kernel_height, g.kernel_width);
-    return to_float(w[(row.filter + t.c) * g.filter_size() + tap_number<LAST>(g, row.channel, t.r, t.s)]);
+    const Tap t = tap(g.last, k, g.group_filters, g.kernel_height, g.kernel_width);
+    return to_float(w[(row.filter + t.c) * g.filter_size() + tap_number(g, row.channel, t.r, t.s)]);
   }
 };
 
-template <typename T, bool LAST>
+template <typename T>
 struct ImagePixels {
   T* dx;
   Geometry g;
 
   __device__ void put(int64_t group, int64_t, int64_t m, int64_t n, float value) const {
     const Place at = place(g.image, m);
-    dx[element<LAST>(g.image, at.n, group * g.group_channels + n, at.y, at.x)] = from_float<T>(value);
+    dx[g.image.at(at.n, group * g.group_channels + n, at.y, at.x)] = from_float<T>(value);
   }
 };
 
 // Backward filter. Rows: filters of a group; sum: output pixels.
-template <typename T, bool LAST>
+template <typename T>
 struct Gradients {
   const T* dy;
   Geometry g;
@@ -202,12 +197,12 @@ struct Gradients {
   __device__ Row row(int64_t group, int64_t k) const { return group * g.group_filters + k; }
   __device__ float at(Row filter, int64_t pixel) const {
     const Place at = place(g.output, pixel);
-    return to_float(dy[element<LAST>(g.output, at.n, filter, at.y, at.x)]);
+    return to_float(dy[g.output.at(at.n, filter, at.y, at.x)]);
   }
 };
 
 // Rows: elements of a filter; sum: output pixels.
-template <typename T, bool LAST>
+template <typename T>
 struct WindowsByTap {
   const T* x;
   Geometry g;
@@ -217,14 +212,14 @@ struct WindowsByTap {
     int64_t channel;
   };
   __device__ Row row(int64_t group, int64_t k) const {
-    const Tap t = tap<LAST>(k, g.group_channels, g.kernel_height, g.kernel_width);
+    const Tap t = tap(g.last, k, g.group_channels, g.kernel_height, g.kernel_width);
     return {t, group * g.group_channels + t.c};
   }
   __device__ float at(const Row& row, int64_t pixel) const {
     const Place at = place(g.output, pixel);
     int32_t y, x_;
     if (!g.under(at.y, at.x, row.tap.r, row.tap.s, y, x_)) return 0.0f;
-    return to_float(x[element<LAST>(g.image, at.n, row.channel, y, x_)]);
+    return to_float(x[g.image.at(at.n, row.channel, y, x_)]);
   }
 };
 
@@ -246,7 +241,7 @@ struct DirectForward {
   T* y;
   Geometry g;
 
-  template <int N, bool LAST>
+  template <int N>
   __device__ void make(const Pixel& p, int64_t at) const {
     const int64_t channel = p.c / g.group_filters * g.group_channels;
     const T* filter = w + p.c * g.filter_size();
@@ -256,8 +251,8 @@ struct DirectForward {
         for (int32_t s = 0; s < g.kernel_width; ++s) {
           int32_t iy, ix;
           if (g.under(p.y, p.x, r, s, iy, ix))
-            sum = fmaf(to_float(x[element<LAST>(g.image, p.n, channel + c, iy, ix)]),
-                       to_float(filter[tap_number<LAST>(g, c, r, s)]), sum);
+            sum = fmaf(to_float(x[g.image.at(p.n, channel + c, iy, ix)]),
+                       to_float(filter[tap_number(g, c, r, s)]), sum);
         }
     y[at] = from_float<T>(sum);
   }
@@ -269,7 +264,7 @@ struct DirectData {
   T* dx;
   Geometry g;
 
-  template <int N, bool LAST>
+  template <int N>
   __device__ void make(const Pixel& p, int64_t at) const {
     const int64_t group = p.c / g.group_channels;
     const int32_t c = static_cast<int32_t>(p.c - group * g.group_channels);
@@ -280,8 +275,8 @@ struct DirectData {
         if (!g.over(p.y, p.x, r, s, oy, ox)) continue;
         for (int32_t k = 0; k < g.group_filters; ++k) {
           const int64_t filter = group * g.group_filters + k;
-          sum = fmaf(to_float(dy[element<LAST>(g.output, p.n, filter, oy, ox)]),
-                     to_float(w[filter * g.filter_size() + tap_number<LAST>(g, c, r, s)]), sum);
+          sum = fmaf(to_float(dy[g.output.at(p.n, filter, oy, ox)]),
+                     to_float(w[filter * g.filter_size() + tap_number(g, c, r, s)]), sum);
         }
       }
     dx[at] = from_float<T>(sum);
@@ -289,12 +284,12 @@ struct DirectData {
 };
 
 // One element of every filter a block: threads x over filters (channels last) and y over output pixels.
-template <typename T, bool LAST>
+template <typename T>
 __global__ void direct_filter(const T* x, const T* dy, FilterOut out, Geometry g, int64_t filters, int64_t parts,
                               Steps steps) {
   __shared__ float shared[THREADS];
   const int64_t filter = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x, part = blockIdx.z;
-  const Tap t = tap<LAST>(blockIdx.y, g.group_channels, g.kernel_height, g.kernel_width);
+  const Tap t = tap(g.last, blockIdx.y, g.group_channels, g.kernel_height, g.kernel_width);
   const int64_t pixels = g.out_pixels();
   const int64_t begin = pixels / parts * part + min(part, pixels % parts);
   const int64_t end = begin + pixels / parts + (part < pixels % parts ? 1 : 0);
@@ -306,8 +301,8 @@ __global__ void direct_filter(const T* x, const T* dy, FilterOut out, Geometry g
       const int32_t y = static_cast<int32_t>(at.middle), x_ = static_cast<int32_t>(at.inner);
       int32_t iy, ix;
       if (g.under(y, x_, t.r, t.s, iy, ix))
-        sum = fmaf(to_float(x[element<LAST>(g.image, at.outer, channel, iy, ix)]),
-                   to_float(dy[element<LAST>(g.output, at.outer, filter, y, x_)]), sum);
+        sum = fmaf(to_float(x[g.image.at(at.outer, channel, iy, ix)]),
+                   to_float(dy[g.output.at(at.outer, filter, y, x_)]), sum);
     }
   }
   const unsigned self = threadIdx.y * blockDim.x + threadIdx.x;
@@ -327,29 +322,29 @@ __global__ void add_parts(const float* partial, float* dw, int64_t elements, int
   }
 }
 
-template <typename T, bool LAST>
+template <typename T>
 void run_forward(const MbcCall& call, const ConvolutionArguments& a, const Geometry& g) {
   const T *x = in<T>(call, 0), *w = in<T>(call, 1);
   T* y = out<T>(call, 2);
   if (a.tiled)
-    run_product(call.stream, Windows<T, LAST>{x, g}, Filters<T>{w, g}, OutputPixels<T, LAST>{y, g}, g.out_pixels(),
+    run_product(call.stream, Windows<T>{x, g}, Filters<T>{w, g}, OutputPixels<T>{y, g}, g.out_pixels(),
                 g.group_filters, g.filter_size(), a.groups, 1);
   else
     for_each_pixel<1>(call.stream, a.layout, a.rows, g.output, false, DirectForward<T>{x, w, y, g});
 }
 
-template <typename T, bool LAST>
+template <typename T>
 void run_data(const MbcCall& call, const ConvolutionArguments& a, const Geometry& g) {
   const T *dy = in<T>(call, 0), *w = in<T>(call, 1);
   T* dx = out<T>(call, 2);
   if (a.tiled)
-    run_product(call.stream, Covers<T, LAST>{dy, g}, FiltersByChannel<T, LAST>{w, g}, ImagePixels<T, LAST>{dx, g},
+    run_product(call.stream, Covers<T>{dy, g}, FiltersByChannel<T>{w, g}, ImagePixels<T>{dx, g},
                 a.rows * a.height * a.width, g.group_channels, g.taps() * g.group_filters, a.groups, 1);
   else
     for_each_pixel<1>(call.stream, a.layout, a.rows, g.image, false, DirectData<T>{dy, w, dx, g});
 }
 
-template <typename T, bool LAST>
+template <typename T>
 void run_filter(const MbcCall& call, const ConvolutionArguments& a, const Geometry& g) {
   const T *x = in<T>(call, 0), *dy = in<T>(call, 1);
   float* dw = out<float>(call, 2);
@@ -357,13 +352,13 @@ void run_filter(const MbcCall& call, const ConvolutionArguments& a, const Geomet
   float* target = a.parts > 1 ? out<float>(call, 3) : dw;
   const FilterOut result{target, g.filter_size(), g.group_filters, elements, a.accumulate && a.parts == 1};
   if (a.tiled) {
-    run_product(call.stream, Gradients<T, LAST>{dy, g}, WindowsByTap<T, LAST>{x, g}, result, g.group_filters,
+    run_product(call.stream, Gradients<T>{dy, g}, WindowsByTap<T>{x, g}, result, g.group_filters,
                 g.filter_size(), g.out_pixels(), a.groups, a.parts);
   } else {
-    const Tiling tiling(LAST ? a.filters : 1);
+    const Tiling tiling(g.last ? a.filters : 1);
     const dim3 grid(static_cast<unsigned>(divide_up(a.filters, tiling.along)), static_cast<unsigned>(g.filter_size()),
                     static_cast<unsigned>(a.parts));
-    MBC_LAUNCH((direct_filter<T, LAST>), grid, dim3(tiling.along, tiling.down()), call.stream, x, dy, result, g,
+    MBC_LAUNCH((direct_filter<T>), grid, dim3(tiling.along, tiling.down()), call.stream, x, dy, result, g,
                a.filters, a.parts, Steps(g.output.width, g.output.height, tiling.down()));
   }
   if (a.parts > 1)
@@ -378,10 +373,7 @@ extern "C" const char* mbc_convolution(const MbcCall& call) {
   const auto& a = arguments<ConvolutionArguments>(call);
   const Geometry g(a);
   MBC_FOR_TYPE(a.type, T, {
-    if (a.layout == MBC_CHANNELS_LAST)
-      run_forward<T, true>(call, a, g);
-    else
-      run_forward<T, false>(call, a, g);
+    run_forward<T>(call, a, g);
   });
   return launched();
 }
@@ -391,10 +383,7 @@ extern "C" const char* mbc_convolution_backward_data(const MbcCall& call) {
   const auto& a = arguments<ConvolutionArguments>(call);
   const Geometry g(a);
   MBC_FOR_TYPE(a.type, T, {
-    if (a.layout == MBC_CHANNELS_LAST)
-      run_data<T, true>(call, a, g);
-    else
-      run_data<T, false>(call, a, g);
+    run_data<T>(call, a, g);
   });
   return launched();
 }
@@ -404,10 +393,7 @@ extern "C" const char* mbc_convolution_backward_filter(const MbcCall& call) {
   const auto& a = arguments<ConvolutionArguments>(call);
   const Geometry g(a);
   MBC_FOR_TYPE(a.type, T, {
-    if (a.layout == MBC_CHANNELS_LAST)
-      run_filter<T, true>(call, a, g);
-    else
-      run_filter<T, false>(call, a, g);
+    run_filter<T>(call, a, g);
   });
   return launched();
 }

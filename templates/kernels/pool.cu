@@ -29,8 +29,8 @@ struct Window {
   int32_t kernel_height, kernel_width, stride_height, stride_width, pad_top, pad_bottom, pad_left, pad_right;
 
   explicit Window(const PoolArguments& a)
-      : input{a.channels, a.height, a.width},
-        output{a.channels, a.out_height, a.out_width},
+      : input(a.layout, a.channels, a.height, a.width),
+        output(a.layout, a.channels, a.out_height, a.out_width),
         kernel_height(static_cast<int32_t>(a.kernel_height)),
         kernel_width(static_cast<int32_t>(a.kernel_width)),
         stride_height(static_cast<int32_t>(a.stride_height)),
@@ -81,7 +81,7 @@ struct MaxPool {
   uint8_t* index;  // null: not wanted
   Window window;
 
-  template <int N, bool LAST>
+  template <int N>
   __device__ void make(const Pixel& p, int64_t at) const {
     float best[N];
     uint8_t where[N];
@@ -92,7 +92,7 @@ struct MaxPool {
     bool first = true;
     for (int32_t r = window.top(p.y); r < window.bottom(p.y); ++r)
       for (int32_t s = window.left(p.x); s < window.right(p.x); ++s) {
-        const Vec<T, N> v = load<N>(x + element<LAST>(window.input, p.n, p.c, r, s));
+        const Vec<T, N> v = load<N>(x + window.input.at(p.n, p.c, r, s));
         const uint8_t position = static_cast<uint8_t>((r - above) * window.kernel_width + s - before);
 #pragma unroll
         for (int j = 0; j < N; ++j) {
@@ -122,12 +122,12 @@ struct MaxPoolBackward {
   T* dx;
   Window window;
 
-  template <int N, bool LAST>
+  template <int N>
   __device__ void make(const Pixel& p, int64_t at) const {
     float sum[N] = {};
     for (int32_t r = window.first_row(p.y); r < window.last_row(p.y); ++r)
       for (int32_t s = window.first_column(p.x); s < window.last_column(p.x); ++s) {
-        const int64_t from = element<LAST>(window.output, p.n, p.c, r, s);
+        const int64_t from = window.output.at(p.n, p.c, r, s);
         const Vec<uint8_t, N> where = load<N>(index + from);
         const Vec<T, N> v = load<N>(dy + from);
         const int32_t position = (p.y - (r * window.stride_height - window.pad_top)) * window.kernel_width + p.x -
@@ -150,12 +150,12 @@ struct AveragePool {
   Window window;
   bool count_pad;
 
-  template <int N, bool LAST>
+  template <int N>
   __device__ void make(const Pixel& p, int64_t at) const {
     float sum[N] = {};
     for (int32_t r = window.top(p.y); r < window.bottom(p.y); ++r)
       for (int32_t s = window.left(p.x); s < window.right(p.x); ++s) {
-        const Vec<T, N> v = load<N>(x + element<LAST>(window.input, p.n, p.c, r, s));
+        const Vec<T, N> v = load<N>(x + window.input.at(p.n, p.c, r, s));
 #pragma unroll
         for (int j = 0; j < N; ++j) sum[j] += to_float(v.v[j]);
       }
@@ -174,13 +174,13 @@ struct AveragePoolBackward {
   Window window;
   bool count_pad;
 
-  template <int N, bool LAST>
+  template <int N>
   __device__ void make(const Pixel& p, int64_t at) const {
     float sum[N] = {};
     for (int32_t r = window.first_row(p.y); r < window.last_row(p.y); ++r)
       for (int32_t s = window.first_column(p.x); s < window.last_column(p.x); ++s) {
         const float share = 1.0f / window.size(r, s, count_pad);
-        const Vec<T, N> v = load<N>(dy + element<LAST>(window.output, p.n, p.c, r, s));
+        const Vec<T, N> v = load<N>(dy + window.output.at(p.n, p.c, r, s));
 #pragma unroll
         for (int j = 0; j < N; ++j) sum[j] = fmaf(to_float(v.v[j]), share, sum[j]);
       }
@@ -229,7 +229,7 @@ extern "C" const char* mbc_max_pool(const MbcCall& call) {
     const T* x = in<T>(call, 0);
     T* y = out<T>(call, 1);
     const bool wide = aligned(x, 16) && aligned(y, 16) && aligned(index, WIDTH<T>);
-    for_each_pixel<WIDTH<T>>(call.stream, a.layout, a.rows, Image{a.channels, a.out_height, a.out_width}, wide,
+    for_each_pixel<WIDTH<T>>(call.stream, a.layout, a.rows, Image(a.layout, a.channels, a.out_height, a.out_width), wide,
                              MaxPool<T>{x, y, index, Window(a)});
   });
   return launched();
@@ -243,7 +243,7 @@ extern "C" const char* mbc_max_pool_backward(const MbcCall& call) {
     const T* dy = in<T>(call, 1);
     T* dx = out<T>(call, 2);
     const bool wide = aligned(dy, 16) && aligned(dx, 16) && aligned(index, WIDTH<T>);
-    for_each_pixel<WIDTH<T>>(call.stream, a.layout, a.rows, Image{a.channels, a.height, a.width}, wide,
+    for_each_pixel<WIDTH<T>>(call.stream, a.layout, a.rows, Image(a.layout, a.channels, a.height, a.width), wide,
                              MaxPoolBackward<T>{index, dy, dx, Window(a)});
   });
   return launched();
@@ -265,7 +265,7 @@ extern "C" const char* mbc_avg_pool(const MbcCall& call) {
       const dim3 grid(static_cast<unsigned>(a.rows), static_cast<unsigned>(divide_up(a.channels, 32)));
       MBC_LAUNCH((mean_pixels<T>), grid, dim3(32, 8), call.stream, x, y, a.channels, inner);
     } else {
-      for_each_pixel<WIDTH<T>>(call.stream, a.layout, a.rows, Image{a.channels, a.out_height, a.out_width},
+      for_each_pixel<WIDTH<T>>(call.stream, a.layout, a.rows, Image(a.layout, a.channels, a.out_height, a.out_width),
                                aligned(x, 16) && aligned(y, 16), AveragePool<T>{x, y, Window(a), a.option != 0});
     }
   });
@@ -278,7 +278,7 @@ extern "C" const char* mbc_avg_pool_backward(const MbcCall& call) {
   MBC_FOR_TYPE(a.type, T, {
     const T* dy = in<T>(call, 0);
     T* dx = out<T>(call, 1);
-    for_each_pixel<WIDTH<T>>(call.stream, a.layout, a.rows, Image{a.channels, a.height, a.width},
+    for_each_pixel<WIDTH<T>>(call.stream, a.layout, a.rows, Image(a.layout, a.channels, a.height, a.width),
                              aligned(dy, 16) && aligned(dx, 16), AveragePoolBackward<T>{dy, dx, Window(a), a.option != 0});
   });
   return launched();

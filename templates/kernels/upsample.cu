@@ -21,9 +21,9 @@ struct Upsample {
   Image small;
   int32_t factor_height, factor_width;
 
-  template <int N, bool LAST>
+  template <int N>
   __device__ void make(const Pixel& p, int64_t at) const {
-    store(y + at, load<N>(x + element<LAST>(small, p.n, p.c, p.y / factor_height, p.x / factor_width)));
+    store(y + at, load<N>(x + small.at(p.n, p.c, p.y / factor_height, p.x / factor_width)));
   }
 };
 
@@ -34,13 +34,13 @@ struct UpsampleBackward {
   Image large;
   int32_t factor_height, factor_width;
 
-  template <int N, bool LAST>
+  template <int N>
   __device__ void make(const Pixel& p, int64_t at) const {
     float sum[N] = {};
     for (int32_t r = 0; r < factor_height; ++r)
       for (int32_t s = 0; s < factor_width; ++s) {
         const Vec<T, N> v =
-            load<N>(dy + element<LAST>(large, p.n, p.c, p.y * factor_height + r, p.x * factor_width + s));
+            load<N>(dy + large.at(p.n, p.c, p.y * factor_height + r, p.x * factor_width + s));
 #pragma unroll
         for (int j = 0; j < N; ++j) sum[j] += to_float(v.v[j]);
       }
@@ -56,8 +56,8 @@ struct UpsampleBackward {
 extern "C" const char* mbc_upsample(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<UpsampleArguments>(call);
-  const Image small{a.channels, a.height, a.width};
-  const Image large{a.channels, a.height * a.factor_height, a.width * a.factor_width};
+  const Image small(a.layout, a.channels, a.height, a.width);
+  const Image large(a.layout, a.channels, a.height * a.factor_height, a.width * a.factor_width);
   MBC_FOR_TYPE(a.type, T, {
     const T* x = in<T>(call, 0);
     T* y = out<T>(call, 1);
@@ -71,8 +71,8 @@ extern "C" const char* mbc_upsample(const MbcCall& call) {
 extern "C" const char* mbc_upsample_backward(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<UpsampleArguments>(call);
-  const Image small{a.channels, a.height, a.width};
-  const Image large{a.channels, a.height * a.factor_height, a.width * a.factor_width};
+  const Image small(a.layout, a.channels, a.height, a.width);
+  const Image large(a.layout, a.channels, a.height * a.factor_height, a.width * a.factor_width);
   MBC_FOR_TYPE(a.type, T, {
     const T* dy = in<T>(call, 0);
     T* dx = out<T>(call, 1);
