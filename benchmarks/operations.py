@@ -74,7 +74,12 @@ CASES = (
     Case("fan_out", "a = x |> relu\n  y = a + (a |> conv(8, 3, pad=1)) + (a |> sigmoid)"),
     Case("shared", "f = conv(8, 3, pad=1)\n  y = x |> f |> relu |> f"),
     Case("smoothing", "y = x |> relu", loss="loss (logits, target) |> softmax_cross_entropy(smoothing=0.1)"),
-    Case("mse", "y = x |> tanh", loss="loss 0.3 * ((logits, x |> global_avgpool |> flatten |> linear(5)) |> mse)"),
+    Case(
+        "mse",
+        "y = x |> tanh",
+        loss="a = (logits, target) |> softmax_cross_entropy\n"
+        "  b = (logits, x |> global_avgpool |> linear(5)) |> mse\n  loss a + 0.3 * b",
+    ),
     Case(
         "two_losses",
         "y = x |> silu",

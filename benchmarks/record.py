@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # the checkout's mbc, also where it is not installed
 RESULTS = Path(os.environ.get("MBC_RESULTS", ROOT / "benchmarks" / "results"))
 
 

@@ -111,11 +111,12 @@ class Twin:
         keep = dropout_keep(keyed, tuple(x.shape), 0, seed, step)
         return x * torch.tensor(keep, device=x.device) / (1 - a.probability)
 
-    def gradients(self, inputs: Sequence[np.ndarray], seed: int = 0, step: int = 0) -> Result:
-        """One forward and backward pass."""
+    def gradients(self, inputs: Sequence[np.ndarray], seed: int = 0, step: int = 0, loss_scale: float = 1.0) -> Result:
+        """One forward and backward pass; the scale is divided out again."""
         loss, outputs = self.forward(self.place(inputs), seed, step)
         names = list(self.parameters)
-        found = torch.autograd.grad(loss, [self.parameters[n] for n in names], allow_unused=True)
+        scaled = torch.autograd.grad(loss * loss_scale, [self.parameters[n] for n in names], allow_unused=True)
+        found = [None if g is None else g / loss_scale for g in scaled]
         return Result(
             float(loss.detach()),
             tuple(_array(o) for o in outputs),

@@ -1,0 +1,165 @@
+"""Gradients of every operation and every example network, on the interpreter and on the GPU, against float64.
+
+The reference is PyTorch in float64 on the same states and inputs; beside each error stands that of PyTorch itself in
+the same precision. Rules: operations in fp32 within 1e-5; networks in fp64 within 1e-8, in fp32 with a median over
+parameters of at most twice PyTorch's.
+
+    python benchmarks/gradients.py [--devices cpu,cuda] [--precisions fp64,fp32,tf32,bf16,fp16] [--only NAME ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from modules import Built, Job, build_all, errors, examples, median, module_gradients, open_module, random_inputs, small
+from operations import CASES
+from record import attempt, show, write
+from torch_twin import Mode, Result, Twin
+
+from mbc.ir.types import Precision
+from mbc.runtime.initial import initial
+from mbc.source import Source
+
+OPERATION_LIMIT = 1e-5
+EXACT_LIMIT = 1e-8
+TIMES_TORCH = 2.0
+MORE = (("resnet", "depth", "50"),)  # further depths of one example
+
+
+def jobs(only: Sequence[str]) -> list[tuple[str, Job]]:
+    """("operation" | "network", job) for all that is asked for."""
+    found = [("operation", Job(case.name, Source(case.name, case.source))) for case in CASES]
+    for job in examples():
+        found.append(("network", small(job, batch=4)))
+        for name, key, value in MORE:
+            if job.name == name:
+                deeper = job.with_settings((key, value))
+                found.append(("network", small(Job(name + value, deeper.source, deeper.settings, name), batch=4)))
+    return [(kind, job) for kind, job in found if not only or job.name in only]
+
+
+def twin_mode(precision: str, device: str) -> Mode:
+    """How PyTorch computes in this precision."""
+    autocast = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+    dtype = torch.float64 if precision == "fp64" else torch.float32
+    return Mode(device, dtype, autocast)
+
+
+def allow_tf32(allowed: bool) -> None:
+    torch.backends.cudnn.allow_tf32 = allowed
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+
+
+def torch_gradients(
+    job: Job,
+    states: Mapping[str, np.ndarray],
+    inputs: Sequence[Any],
+    precision: str,
+    device: str,
+    dropout: tuple[int, int],
+) -> Result:
+    allow_tf32(precision == "tf32")
+    twin = Twin(job.lowered().network, states, twin_mode(precision, device))
+    return twin.gradients(inputs, *dropout, loss_scale=65536.0 if precision == "fp16" else 1.0)
+
+
+def compare(kind: str, job: Job, precision: str, device: str, where: Any, reference_device: str) -> dict[str, Any]:
+    """One row. `where`: a package's folder, or a plan for the interpreter."""
+    lowered = job.lowered()
+    network = lowered.network
+    states = {
+        s.value: initial(s.value, network.values[s.value].type, s.initializer, 0).astype(np.float64)
+        for s in network.states
+    }
+    inputs = random_inputs(network)
+    module = open_module(where, device)
+    for name, value in states.items():
+        module.set_state(name, value)
+    loss, gradients, statistics = module_gradients(module, network, lowered.optimizer, inputs)
+    counters = module.control
+    module.close()
+    dropout = (counters["seed"], counters["step"])
+    exact = torch_gradients(job, states, inputs, "fp64", reference_device, dropout)
+    theirs = torch_gradients(job, states, inputs, precision, device, dropout)
+    ours = errors(gradients, dict(exact.gradients))
+    peer = errors(dict(theirs.gradients), dict(exact.gradients))
+    moved = errors(statistics, dict(exact.statistics))
+    row = {
+        "kind": kind,
+        "device": device,
+        "precision": precision,
+        "parameters": len(ours),
+        "median": median(ours.values()),
+        "worst": max(ours.values()),
+        "worst_parameter": max(ours, key=lambda n: ours[n]),
+        "torch_median": median(peer.values()),
+        "torch_worst": max(peer.values()),
+        "loss_error": abs(loss - exact.loss) / abs(exact.loss),
+        "statistics": max(moved.values(), default=0.0),
+    }
+    row["passed"] = passed(row)
+    return row
+
+
+def run(kind: str, job: Job, precision: str, device: str, place: Built | None, reference: str) -> dict[str, Any]:
+    """`compare`, in the package that was built or by interpreting the plan."""
+    if place is not None and place.failed:
+        raise RuntimeError(place.failed)
+    return compare(kind, job, precision, device, job.plan() if place is None else place.folder, reference)
+
+
+def passed(row: Mapping[str, Any]) -> bool | None:
+    """Whether the row keeps its rule; None where none is set (tf32, bf16 and fp16 are stated beside PyTorch's)."""
+    if row["precision"] == "fp64":
+        return bool(row["worst"] <= EXACT_LIMIT)
+    if row["precision"] != "fp32":
+        return None
+    if row["kind"] == "operation":
+        return bool(row["worst"] <= OPERATION_LIMIT)
+    return bool(row["median"] <= TIMES_TORCH * row["torch_median"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    here = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--devices", default="cpu,cuda" if here == "cuda" else "cpu")
+    parser.add_argument("--precisions", default="fp64,fp32,tf32,bf16,fp16")
+    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--name", default="gradients", help="of the results file")
+    options = parser.parse_args()
+    wanted = jobs(options.only)
+    precisions = options.precisions.split(",")
+    rows: list[dict[str, Any]] = []
+    for device in options.devices.split(","):
+        # The interpreter has its two own precisions; the GPU's formats are compared on the GPU.
+        asked = [p for p in precisions if (p in ("fp64", "fp32") if device == "cpu" else p != Precision.FP64.value)]
+        todo = [(kind, job.with_settings(("train.precision", p)), p) for kind, job in wanted for p in asked]
+        with tempfile.TemporaryDirectory() as folder:
+            places: list[Any] = [None] * len(todo)
+            if device == "cuda":
+                pairs = [(job, Path(folder) / f"{job.name}_{p}") for _, job, p in todo]
+                places = build_all(pairs, max(1, (os.cpu_count() or 2) // 2))
+            for (kind, job, precision), place in zip(todo, places, strict=True):
+                work = partial(run, kind, job, precision, device, place, here)
+                row = attempt(work, job.name)
+                rows.append({"kind": kind, "device": device, "precision": precision, **row})
+                print("failed" if "failed" in row else f"{row['worst']:.1e}", device, precision, job.name, flush=True)
+    path = write(options.name, rows)
+    show(
+        rows,
+        ["name", "device", "precision", "median", "worst", "torch_median", "torch_worst", "loss_error", "passed"],
+    )
+    bad = [r for r in rows if "failed" in r or r.get("passed") is False]
+    print(f"{len(rows) - len(bad)} of {len(rows)} rows keep their rule or have none; {len(bad)} do not; {path.name}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""From a source to a module that runs, and the gradients of one of its steps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from record import ROOT
+
+from mbc.compiler import compile_plan
+from mbc.errors import MbcError
+from mbc.frontend.lower import Lowered, lower
+from mbc.frontend.parse import parse
+from mbc.ir.graph import Network, Optimizer, Role
+from mbc.ir.types import DType
+from mbc.options import Options
+from mbc.plan.model import Plan
+from mbc.source import Source
+
+Settings = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One network with settings, to be compiled for one GPU."""
+
+    name: str
+    source: Source
+    settings: Settings = ()
+    network: str | None = None
+    gpu: str = "auto"
+
+    def lowered(self) -> Lowered:
+        return lower(parse(self.source), self.settings, self.network)
+
+    def plan(self) -> Plan:
+        return compile_plan(self.source, Options(gpu=self.gpu, settings=self.settings, network=self.network))
+
+    def with_settings(self, *pairs: tuple[str, str]) -> Job:
+        return Job(self.name, self.source, (*self.settings, *pairs), self.network, self.gpu)
+
+
+@dataclass(frozen=True)
+class Built:
+    """A package on disk, or why there is none."""
+
+    job: Job
+    folder: Path | None
+    failed: str = ""
+    plan_s: float = 0.0
+    build_s: float = 0.0
+
+
+def examples() -> list[Job]:
+    """Every network of `examples/`, with its own defaults."""
+    jobs: list[Job] = []
+    for path in sorted((ROOT / "examples").rglob("*.mbc")):
+        source = Source(str(path.relative_to(ROOT)), path.read_text(encoding="utf-8"))
+        for network in parse(source).networks:
+            name = str(network.name)
+            jobs.append(Job(name, source, (), name))
+    return jobs
+
+
+def example(name: str, *settings: tuple[str, str]) -> Job:
+    """The example network `name`, or the only network of the file `name`.mbc."""
+    jobs = examples()
+    for job in jobs:
+        if job.name == name or Path(job.source.name).stem == name:
+            return job.with_settings(*settings)
+    raise SystemExit(f"no example is called {name}; there are {', '.join(j.name for j in jobs)}")
+
+
+SIZES = {"size", "image", "side", "pixels", "resolution", "image_size", "height", "width_pixels"}
+
+
+def small(job: Job, batch: int = 2) -> Job:
+    """The job with a small batch, few classes and the smallest image that the network takes."""
+    names = {name for name, _ in job.lowered().settings}
+    fixed = [("batch", str(batch))] if "batch" in names else []
+    fixed += [("classes", "10")] if "classes" in names else []
+    sized = sorted(names & SIZES)
+    last: MbcError | None = None
+    for pixels in (64, 75, 96, 128, 160, 227, 299) if sized else (0,):
+        candidate = job.with_settings(*fixed, *((name, str(pixels)) for name in sized))
+        try:
+            candidate.lowered()
+        except MbcError as error:
+            last = error
+        else:
+            return candidate
+    raise SystemExit(f"{job.name} takes no small image: {last}")
+
+
+def build(job: Job, folder: Path) -> Built:
+    """Plan and build one job into `folder`; failures are returned, not raised."""
+    from mbc.codegen.build import write_package
+    from mbc.codegen.toolchain import find_toolchain
+
+    started = time.perf_counter()
+    try:
+        plan = job.plan()
+        planned = time.perf_counter()
+        package = write_package(plan, folder, find_toolchain(), overwrite=True)
+        done = time.perf_counter()
+    except Exception as error:
+        return Built(job, None, f"{type(error).__name__}: {error}")
+    if package.library is None:
+        return Built(job, folder, "not built: " + ", ".join(m.name for m in package.missing))
+    return Built(job, folder, "", planned - started, done - planned)
+
+
+def build_all(jobs: Iterable[tuple[Job, Path]], workers: int) -> list[Built]:
+    """Build several jobs side by side."""
+    with ProcessPoolExecutor(workers) as pool:
+        waiting: list[Future[Built]] = [pool.submit(build, job, folder) for job, folder in jobs]
+        return [w.result() for w in waiting]
+
+
+def open_module(where: Any, device: str, **options: Any) -> Any:
+    """`where`: a package's folder, or a plan (for the interpreter)."""
+    from mbc.runtime.module import Module
+
+    return Module(where, device=device, **options)
+
+
+def random_inputs(network: Network, seed: int = 0) -> tuple[np.ndarray, ...]:
+    """Standard normal images, labels of all classes that the outputs have."""
+    random = np.random.default_rng(seed)
+    classes = min((network.values[o].type.shape[1] for o in network.outputs if _is_class_map(network, o)), default=2)
+    made: list[np.ndarray] = []
+    for name in network.inputs:
+        tensor = network.values[name].type
+        if tensor.dtype is DType.INT32:
+            made.append(random.integers(0, classes, tensor.shape).astype(np.int32))
+        else:
+            made.append(random.standard_normal(tensor.shape).astype(np.float32))
+    return tuple(made)
+
+
+def _is_class_map(network: Network, output: str) -> bool:
+    return len(network.values[output].type.shape) >= 2
+
+
+def initial_states(module: Any, network: Network) -> dict[str, np.ndarray]:
+    """Parameters and statistics as the module holds them."""
+    return {s.value: np.asarray(module.state(s.value), np.float64) for s in network.states}
+
+
+def module_gradients(
+    module: Any, network: Network, rule: Optimizer, inputs: Sequence[np.ndarray]
+) -> tuple[float, dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Loss, gradients and statistics of the module's first step.
+
+    The gradient is read from the optimizer's state, which starts at zero: the step adds it there at full precision,
+    while the difference of two parameters would have lost it.
+    """
+    before = initial_states(module, network)
+    loss = float(module.step(*inputs, lr=1e-3))
+    gradients: dict[str, np.ndarray] = {}
+    for state in network.states:
+        name = state.value
+        if network.values[name].role is not Role.PARAMETER:
+            continue
+        if rule.kind == "sgd":
+            moved = np.asarray(module.state(f"{name}.momentum"), np.float64)
+            gradients[name] = moved - rule.weight_decay * before[name]
+        else:
+            gradients[name] = np.asarray(module.state(f"{name}.m"), np.float64) / (1 - rule.beta1)
+    statistics = {
+        s.value: np.asarray(module.state(s.value), np.float64)
+        for s in network.states
+        if network.values[s.value].role is Role.STATISTIC
+    }
+    return loss, gradients, statistics
+
+
+# A parameter whose gradient is this much smaller than the largest has none: a bias before batch norm.
+NO_GRADIENT = 1e-9
+
+
+def errors(found: dict[str, np.ndarray], reference: dict[str, np.ndarray]) -> dict[str, float]:
+    """Relative L2 distance per parameter, those without a gradient left out."""
+    largest = max((float(np.linalg.norm(g)) for g in reference.values()), default=0.0)
+    result: dict[str, float] = {}
+    for name, expected in reference.items():
+        norm = float(np.linalg.norm(expected))
+        if norm > NO_GRADIENT * largest:
+            result[name] = float(np.linalg.norm(np.asarray(found[name], np.float64) - expected)) / norm
+    return result
+
+
+def median(values: Iterable[float]) -> float:
+    return float(np.median(list(values)))
