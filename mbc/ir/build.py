@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from mbc.ir.graph import Attributes, Operation, Role, Value
 from mbc.ir.types import TensorType
@@ -21,7 +21,8 @@ class GraphBuilder:
         self.operations: list[Operation] = []
         self._prefix = prefix
         self._names: set[str] = set()
-        self._counts: dict[str, int] = {}
+        self._value_counts: dict[str, int] = {}
+        self._name_counts: dict[str, int] = {}
 
     def type(self, value: str) -> TensorType:
         """Shape and element type of a value."""
@@ -36,7 +37,7 @@ class GraphBuilder:
         span: Span | None = None,
     ) -> str:
         """Add a value that no operation makes; returns its name, which is `name` unless that is taken."""
-        unique = self._unique(name, self.values)
+        unique = _unique(name, self.values, self._value_counts)
         self.values[unique] = Value(unique, type, role, per_sample, span)
         return unique
 
@@ -57,7 +58,7 @@ class GraphBuilder:
         op_kind = KINDS[kind]
         types = op_kind.shape(attributes, tuple(self.values[v].type for v in inputs))
         per_sample = not op_kind.reduces and any(self.values[v].per_sample for v in inputs)
-        unique = self._unique(f"{self._prefix}{name}", self._names)
+        unique = _unique(f"{self._prefix}{name}", self._names, self._name_counts)
         self._names.add(unique)
         made: list[str] = []
         for number, output_type in enumerate(types):
@@ -66,16 +67,16 @@ class GraphBuilder:
         self.operations.append(Operation(unique, kind, tuple(inputs), tuple(made), attributes, span))
         return tuple(made)
 
-    def _unique(self, name: str, taken: dict[str, Value] | set[str]) -> str:
-        if name not in taken:
-            return name
-        # Counting on from the last number keeps many equal names from becoming quadratic.
-        while True:
-            number = self._counts.get(name, 1) + 1
-            self._counts[name] = number
-            candidate = f"{name}.{number}"
-            if candidate not in taken:
-                return candidate
+
+def _unique(name: str, taken: Container[str], counts: dict[str, int]) -> str:
+    """`name`, or with the next free number. `counts` goes on from the last: equal names must not become quadratic."""
+    if name not in taken:
+        return name
+    while True:
+        counts[name] = counts.get(name, 1) + 1
+        candidate = f"{name}.{counts[name]}"
+        if candidate not in taken:
+            return candidate
 
 
 def live_operations(operations: Sequence[Operation], wanted: Sequence[str]) -> list[Operation]:

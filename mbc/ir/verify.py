@@ -71,7 +71,7 @@ class _Check:
         self._ever: set[str] = set()
         for key, value in values.items():
             if key != value.name or not _NAME.fullmatch(value.name):
-                raise _error("MBC053", f"'{value.name}' is no legal name of a value", value.span)
+                raise _error("MBC053", f"{value.name!r} is no legal name of a value", value.span)
             shape = value.type.shape
             if not shape or any(n < 1 for n in shape):
                 raise _error("MBC058", f"value '{value.name}' has the empty shape {shape}", value.span)
@@ -97,7 +97,7 @@ class _Check:
         names: set[str] = set()
         for op in operations:
             if not _NAME.fullmatch(op.name):
-                raise _error("MBC053", f"'{op.name}' is no legal name of an operation", op.span)
+                raise _error("MBC053", f"{op.name!r} is no legal name of an operation", op.span)
             if op.name in names:
                 raise _error("MBC063", f"there are two operations called '{op.name}'", op.span)
             names.add(op.name)

@@ -84,9 +84,7 @@ def step(graph: TrainingGraph, start: Mapping[str, Array], control: Array | None
 
 def parameter_gradients(graph: TrainingGraph, env: Mapping[str, Array]) -> dict[str, Array]:
     """Gradient of every trained parameter, by its name."""
-    return {
-        op.inputs[0]: env[op.inputs[1]] for op in graph.train if op.kind in ("sgd_update", "adamw_update")
-    }
+    return {op.inputs[0]: env[op.inputs[1]] for op in graph.train if op.kind in ("sgd_update", "adamw_update")}
 
 
 def normalised(ours: Array, reference: Array) -> float:

@@ -28,13 +28,15 @@ def _image(draw: Draw, w: Writer, channels: int, least: int = 1) -> str:
 
 def conv(draw: Draw) -> Network:
     w = Writer(draw(st.integers(1, 3)))
-    kernel, dilation, groups = draw(PAIR), draw(st.tuples(st.integers(1, 2), st.integers(1, 2))), draw(st.integers(1, 3))
+    kernel, dilation, groups = (
+        draw(PAIR),
+        draw(st.tuples(st.integers(1, 2), st.integers(1, 2))),
+        draw(st.integers(1, 3)),
+    )
     x = _image(draw, w, groups * draw(st.integers(1, 2)), 5)
     settings = {"stride": draw(STRIDE), "pad": draw(PAD), "bias": draw(st.booleans())}
     channels = groups * draw(st.integers(1, 2))
-    return _finish(
-        w, w("conv", x, channels=channels, kernel=kernel, dilation=dilation, groups=groups, **settings)
-    )
+    return _finish(w, w("conv", x, channels=channels, kernel=kernel, dilation=dilation, groups=groups, **settings))
 
 
 def conv_transpose(draw: Draw) -> Network:
@@ -69,7 +71,9 @@ def lrn(draw: Draw) -> Network:
     w = Writer(draw(st.integers(1, 3)))
     x = _image(draw, w, draw(st.integers(1, 7)))
     settings = {"size": draw(st.integers(1, 6)), "alpha": draw(st.sampled_from((1e-4, 0.5)))}
-    return _finish(w, w("lrn", x, beta=draw(st.sampled_from((0.75, 0.5))), k=draw(st.sampled_from((1.0, 2.0))), **settings))
+    return _finish(
+        w, w("lrn", x, beta=draw(st.sampled_from((0.75, 0.5))), k=draw(st.sampled_from((1.0, 2.0))), **settings)
+    )
 
 
 def _pool(draw: Draw, layer: str, **settings: Any) -> Network:
@@ -102,9 +106,7 @@ def upsample(draw: Draw) -> Network:
 def concat(draw: Draw) -> Network:
     w = Writer(draw(st.integers(1, 3)))
     size = draw(st.lists(st.integers(1, 3), max_size=2))
-    parts = [
-        w.parameter(f"x{i}", w.batch, draw(st.integers(1, 3)), *size) for i in range(draw(st.integers(1, 3)))
-    ]
+    parts = [w.parameter(f"x{i}", w.batch, draw(st.integers(1, 3)), *size) for i in range(draw(st.integers(1, 3)))]
     if draw(st.booleans()):
         parts.append(parts[0])
     return _finish(w, w("concat", *parts))

@@ -1,4 +1,4 @@
-"""Gradients of every operation, in float64, against finite differences and against PyTorch; and its division by rows."""
+"""Every operation in float64: gradients against finite differences and PyTorch, and division by rows."""
 
 from __future__ import annotations
 

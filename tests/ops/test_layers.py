@@ -1,0 +1,145 @@
+"""What a user may write, how it is refused, and which parameters a layer makes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mbc.ir.graph import Role
+from mbc.ir.types import DType
+from mbc.ops import KINDS, LAYERS
+from mbc.ops.base import ShapeError
+from tests.ir.networks import Writer
+
+CALLS = {
+    "conv": ("channels", "kernel", "stride", "pad", "dilation", "groups", "bias", "init"),
+    "conv_transpose": ("channels", "kernel", "stride", "pad", "output_pad", "dilation", "groups", "bias", "init"),
+    "linear": ("features", "bias", "init"),
+    "bn": ("eps", "momentum", "affine"),
+    "lrn": ("size", "alpha", "beta", "k"),
+    "maxpool": ("kernel", "stride", "pad", "ceil"),
+    "avgpool": ("kernel", "stride", "pad", "count_pad", "ceil"),
+    "upsample": ("factor",),
+    "dropout": ("p",),
+    "leaky_relu": ("slope",),
+    "softmax_cross_entropy": ("smoothing",),
+}
+
+
+def test_positional_order_of_settings() -> None:
+    for name, layer in LAYERS.items():
+        assert tuple(p.name for p in layer.parameters) == CALLS.get(name, ()), name
+        assert layer.help
+
+
+def test_kinds_are_called_what_they_are() -> None:
+    assert all(name == kind.name for name, kind in KINDS.items())
+    assert all(kind.evaluate or kind.expand for kind in KINDS.values())
+    assert all(kind.reduces for kind in KINDS.values() if kind.accumulates)
+
+
+def test_parameters_of_layers() -> None:
+    w = Writer(2)
+    x = w.input("image", 4, 6, 6)
+    x = w("conv", x, path="conv", channels=8, kernel=3, groups=2, bias=True)
+    x = w("bn", x, path="bn")
+    x = w("conv_transpose", x, path="up", channels=6, kernel=2, stride=2)
+    w("linear", x, path="head", features=5)
+    found = {s.value: (w.graph.values[s.value].type.shape, s.initializer.kind) for s in w.states}
+    assert found == {
+        "conv.weight": ((8, 2, 3, 3), "he"),
+        "conv.bias": ((8,), "constant"),
+        "bn.weight": ((8,), "constant"),
+        "bn.bias": ((8,), "constant"),
+        "bn.running_mean": ((8,), "constant"),
+        "bn.running_var": ((8,), "constant"),
+        "up.weight": ((8, 6, 2, 2), "he"),
+        "head.weight": ((5, 6 * 8 * 8), "he"),
+        "head.bias": ((5,), "constant"),
+    }
+    fans = {s.value: (s.initializer.fan_in, s.initializer.fan_out) for s in w.states if s.initializer.kind == "he"}
+    assert fans == {"conv.weight": (18, 36), "up.weight": (8, 24), "head.weight": (384, 5)}
+    assert w.graph.values["bn.running_var"].role is Role.STATISTIC
+
+
+def test_sizes_that_users_expect() -> None:
+    w = Writer(2)
+    image = w.input("image", 3, 227, 227)
+    assert w.type(w("conv", image, channels=96, kernel=11, stride=4)).shape == (2, 96, 55, 55)
+    assert w.type(w("conv", image, channels=8, kernel=(1, 7), pad=(0, 3))).shape == (2, 8, 227, 227)
+    assert w.type(w("conv", image, channels=8, kernel=2, pad=(0, 1, 0, 1))).shape == (2, 8, 227, 227)
+    assert w.type(w("conv", image, channels=8, kernel=3, pad=2, dilation=2)).shape == (2, 8, 227, 227)
+    assert w.type(w("maxpool", image, kernel=3, stride=2)).shape == (2, 3, 113, 113)
+    assert w.type(w("maxpool", image, kernel=2)).shape == (2, 3, 113, 113)
+    assert w.type(w("maxpool", image, kernel=2, ceil=True)).shape == (2, 3, 114, 114)
+    assert w.type(w("global_avgpool", image)).shape == (2, 3, 1, 1)
+    up = w("conv_transpose", image, channels=4, kernel=3, stride=2, pad=1, output_pad=1)
+    assert w.type(up).shape == (2, 4, 454, 454)
+    assert w.type(w("upsample", image, factor=(2, 1))).shape == (2, 3, 454, 227)
+    assert w.type(w("concat", image, image)).shape == (2, 6, 227, 227)
+    assert w.type(w("flatten", image)).shape == (2, 3 * 227 * 227)
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("conv", {"channels": 4, "kernel": 9}, "a window of 9 x 9 does not fit into an image of 6 x 6 with padding 0"),
+    ("conv", {"channels": 4, "kernel": 5, "dilation": 3, "pad": (1, 2)}, "a window of 13 x 13 does not fit into"),
+    ("conv", {"channels": 0, "kernel": 3}, "channels is 0, but must be at least 1"),
+    ("conv", {"channels": 4, "kernel": 0}, "kernel is 0, but must be at least 1"),
+    ("conv", {"channels": 4, "kernel": 3, "stride": 0}, "stride is 0, but must be at least 1"),
+    ("conv", {"channels": 4, "kernel": 3, "pad": -1}, "pad is -1, but must be at least 0"),
+    ("conv", {"channels": 4, "kernel": 3, "groups": 3}, "groups is 3, which must divide both 4 input and 4 output"),
+    ("conv_transpose", {"channels": 4, "kernel": 3, "output_pad": 1}, "output_pad (1, 1) must be smaller than stride"),
+    ("conv_transpose", {"channels": 4, "kernel": 1, "pad": 3}, "the size of the output is 0, but must be at least 1"),
+    ("linear", {"features": 0}, "features is 0, but must be at least 1"),
+    ("bn", {"eps": 0.0}, "eps is 0.0, but must be positive"),
+    ("bn", {"momentum": 1.5}, "momentum is 1.5, but must be between 0 and 1"),
+    ("lrn", {"size": 0}, "size is 0, but must be at least 1"),
+    ("lrn", {"k": 0.0}, "k (0.0) must be positive"),
+    ("maxpool", {"kernel": 2, "pad": 2}, "leaves windows of 2 x 2 without any pixel"),
+    ("avgpool", {"kernel": 7}, "a window of 7 x 7 does not fit into an image of 6 x 6"),
+    ("upsample", {"factor": 0}, "factor is 0, but must be at least 1"),
+    ("dropout", {"p": 1.0}, "p is 1.0, but must be at least 0 and less than 1"),
+    ("leaky_relu", {"slope": 0.0}, "slope is 0.0, but must be positive"),
+]
+
+
+@pytest.mark.parametrize(("layer", "settings", "message"), REFUSED)
+def test_settings_that_make_no_sense_are_refused(layer: str, settings: dict[str, Any], message: str) -> None:
+    w = Writer(2)
+    with pytest.raises(ShapeError) as error:
+        w(layer, w.input("image", 4, 6, 6), **settings)
+    assert message in str(error.value)
+
+
+def test_operands_that_do_not_fit_are_refused_with_both_shapes() -> None:
+    w = Writer(2)
+    image, wide, vector = w.input("image", 4, 6, 6), w.input("wide", 4, 6, 7), w.input("vector", 4)
+    target = w.input("target", classes=True)
+    cases: list[tuple[str, tuple[str, ...], dict[str, Any], str]] = [
+        ("add", (image, wide), {}, "the shapes fp32[2, 4, 6, 6] and fp32[2, 4, 6, 7] differ"),
+        ("concat", (image, wide), {}, "fp32[2, 4, 6, 6] and fp32[2, 4, 6, 7] differ in more than their channels"),
+        ("conv", (vector,), {"channels": 1, "kernel": 1}, "[rows, channels, height, width], but got fp32[2, 4]"),
+        ("softmax_cross_entropy", (image, target), {}, "but the target is int32[2]"),
+        ("softmax_cross_entropy", (vector, target), {"smoothing": 1.0}, "smoothing is 1.0, but must be at least 0"),
+        ("mse", (vector, image), {}, "mse compares tensors of one shape, but got fp32[2, 4] and fp32[2, 4, 6, 6]"),
+        ("linear", (target,), {"features": 1}, "linear needs a tensor with rows and features, but got int32[2]"),
+    ]  # fmt: skip
+    for layer, inputs, settings, message in cases:
+        with pytest.raises(ShapeError) as error:
+            w(layer, *inputs, **settings)
+        assert message in str(error.value), layer
+
+
+def test_batch_norm_of_one_value_is_refused() -> None:
+    w = Writer(1)
+    with pytest.raises(ShapeError, match="has one value per channel"):
+        w("bn", w.input("features", 4))
+
+
+def test_a_target_must_be_of_classes() -> None:
+    w = Writer(2)
+    logits, target = w.input("logits", 4), w.input("target", 1)
+    with pytest.raises(ShapeError):
+        w("softmax_cross_entropy", logits, target)
+    assert w.type(logits).dtype is DType.FP32

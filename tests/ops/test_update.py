@@ -1,0 +1,117 @@
+"""Guard and optimizers: the loss scale, skipped steps, and several steps beside PyTorch's own optimizers."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mbc.ir.control import CONTROL_BYTES, GROWTH_INTERVAL
+from mbc.ir.graph import Attributes
+from mbc.ir.types import Precision
+from mbc.ops import KINDS
+from mbc.ops.base import Array, Call, NoAttributes
+from mbc.ops.control import RECORD, control_record
+from mbc.ops.update import AdamW, Sgd
+from tests.ir.execution import new_control
+
+
+def _call(
+    kind: str, attributes: Attributes, *inputs: Array, precision: Precision = Precision.FP64
+) -> tuple[Array, ...]:
+    evaluate = KINDS[kind].evaluate
+    assert evaluate is not None
+    return evaluate(attributes, inputs, Call((), 0, 1, precision))
+
+
+def _guard(control: Array, *values: float, precision: Precision = Precision.FP16) -> Array:
+    arrays = [np.array([v], np.float32) for v in values]
+    return _call("guard", NoAttributes(), control, *arrays, precision=precision)[0]
+
+
+def test_the_record_covers_the_block() -> None:
+    block = new_control(step=2**40, learning_rate=0.5)
+    assert RECORD.itemsize == CONTROL_BYTES
+    assert control_record(block)["step"] == 2**40
+    control_record(block)["updates"] = 7
+    assert block[40] == 7
+
+
+def test_a_good_step_counts() -> None:
+    before = new_control(loss_scale=8.0)
+    record = control_record(_guard(before, 1.0, 2.0))
+    assert (record["proceed"], record["updates"], record["skipped"], record["since_growth"]) == (1, 1, 0, 1)
+    assert control_record(before)["updates"] == 0
+
+
+@pytest.mark.parametrize("values", [(np.nan,), (1.0, np.inf), (1.0, 2.0, np.nan)])
+def test_an_overflow_skips_the_step_and_halves_the_scale_of_fp16_only(values: tuple[float, ...]) -> None:
+    before = new_control(loss_scale=8.0)
+    control_record(before)["since_growth"] = 5
+    record = control_record(_guard(before, *values))
+    assert (record["proceed"], record["updates"], record["skipped"], record["since_growth"]) == (0, 0, 1, 0)
+    assert record["loss_scale"] == 4
+    assert control_record(_guard(before, *values, precision=Precision.BF16))["loss_scale"] == 8
+
+
+def test_the_scale_grows_after_an_interval_but_not_for_this_steps_gradients() -> None:
+    before = new_control(loss_scale=8.0, learning_rate=1.0)
+    control_record(before)["since_growth"] = GROWTH_INTERVAL - 1
+    after = _guard(before, 1.0)
+    record = control_record(after)
+    assert (record["loss_scale"], record["gradient_scale"], record["since_growth"]) == (16, 8, 0)
+    (parameter,) = _call("sgd_update", Sgd(), np.array([1.0]), np.array([8.0]), after)
+    assert parameter == 0.0
+
+
+def test_a_skipped_step_leaves_parameters_and_optimizer_states() -> None:
+    after = _guard(new_control(), np.nan)
+    states = [np.array([float(i)]) for i in range(4)]
+    p, g, m, v = states
+    assert _call("sgd_update", Sgd(0.9), p, g, after, m) == (p, m)
+    assert _call("adamw_update", AdamW(), p, g, after, m, v) == (p, m, v)
+    running = _call("update_running", _running(), *states, after)
+    assert running == (p, g)
+
+
+def _running() -> Attributes:
+    from mbc.ops.normalization import UpdateRunning
+
+    return UpdateRunning(0.1, 4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "attributes"),
+    [
+        ("sgd_update", Sgd()),
+        ("sgd_update", Sgd(weight_decay=0.01)),
+        ("sgd_update", Sgd(momentum=0.9, weight_decay=0.01)),
+        ("sgd_update", Sgd(momentum=0.9, nesterov=True, weight_decay=0.01)),
+        ("adamw_update", AdamW()),
+        ("adamw_update", AdamW(beta1=0.8, beta2=0.95, eps=1e-6, weight_decay=0.1)),
+    ],
+)
+def test_several_steps_are_those_of_pytorch(kind: str, attributes: Attributes) -> None:
+    torch = pytest.importorskip("torch", reason="the independent reference is PyTorch, which is not installed")
+    rng = np.random.default_rng(0)
+    ours = rng.normal(size=(5, 3))
+    theirs = torch.tensor(ours, requires_grad=True)
+    if isinstance(attributes, AdamW):
+        settings: dict[str, Any] = asdict(attributes)
+        betas = (settings.pop("beta1"), settings.pop("beta2"))
+        optimizer = torch.optim.AdamW([theirs], lr=0.1, betas=betas, **settings)
+        memory = [np.zeros_like(ours), np.zeros_like(ours)]
+    else:
+        assert isinstance(attributes, Sgd)
+        optimizer = torch.optim.SGD([theirs], lr=0.1, **asdict(attributes))
+        memory = [np.zeros_like(ours)] if attributes.momentum else []
+    control = new_control(learning_rate=0.1, loss_scale=4.0)
+    for _ in range(5):
+        gradient = rng.normal(size=ours.shape)
+        theirs.grad = torch.tensor(gradient)
+        optimizer.step()
+        control = _guard(control, 0.0)
+        ours, *memory = _call(kind, attributes, ours, gradient * 4, control, *memory)
+        np.testing.assert_allclose(ours, theirs.detach().numpy(), rtol=1e-12, atol=1e-12)
