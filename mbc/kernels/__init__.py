@@ -5,5 +5,6 @@ from __future__ import annotations
 from mbc.kernels.base import Provider
 from mbc.kernels.cublaslt import CUBLASLT
 from mbc.kernels.cudnn_convolution import CUDNN_CONVOLUTION
+from mbc.kernels.own import OWN
 
-PROVIDERS: tuple[Provider, ...] = (CUDNN_CONVOLUTION, CUBLASLT)
+PROVIDERS: tuple[Provider, ...] = (CUDNN_CONVOLUTION, CUBLASLT, OWN)

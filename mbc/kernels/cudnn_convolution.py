@@ -4,15 +4,16 @@ A plan that no profile informs names no engine (`engine` = -1): the generated mo
 cuDNN's heuristics offer, whose numerical notes agree with the precision and whose workspace fits the planned bytes.
 Such a configuration always exists: in a survey of 108 layers (ResNet, AlexNet, VGG, Inception, DenseNet, MobileNet,
 U-Net and odd shapes) x 4 batch sizes x 3 passes x 2 layouts x 4 precisions with cuDNN 9.19 for an H200, at least one
-admitted engine needed no workspace. What the planned bytes decide is how fast a configuration may be, so there are two
-candidates where it matters:
+admitted engine needed no workspace. What the planned bytes decide is how fast a configuration may be, so there are up
+to three candidates a layout:
 
+  bare   no workspace: often a direct kernel without tensor cores
   lean   room for partial sums only (`_sums_bytes`)
   full   besides, copies of all operands with channels padded to what the engine's loads want: engines that work in
          another layout, or on aligned channels, convert their operands through the workspace
 
 Engines of strict fp32 work channels first (filter gradients channels last), tensor-core engines channels last on
-aligned channels: there `lean` suffices, and only it is offered. Over the survey the very first admitted configuration
+aligned channels: there `lean` suffices and `full` is not offered. Over the survey the very first admitted configuration
 fits in 95 % of the cases and one of the first four in 99 %.
 
 A filter gradient of bf16 or fp16 operands is computed in their type in the workspace and then widened to fp32: no
@@ -218,7 +219,7 @@ class CudnnConvolution:
     name: str = "cudnn"
 
     def candidates(self, request: Request, device: DeviceSpec) -> Iterable[Candidate]:
-        """Per layout the lean candidate, and the full one where engines need copies of the operands."""
+        """Per layout the bare and the lean candidate, and the full one where engines need copies of the operands."""
         shapes = _shapes(request)
         if shapes is None or request.precision is Precision.FP64:
             return
@@ -227,8 +228,10 @@ class CudnnConvolution:
         number = PASSES[request.kind]
         sums = _sums_bytes(shapes, number)
         copies = _copies_bytes(shapes, request.precision)
+        bare = widened_bytes(shapes.filter, shapes.image.dtype) if number == 2 else 0
         for layout in (Layout.CHANNELS_FIRST, Layout.CHANNELS_LAST):
             natural = _natural(shapes, number, layout, request.precision)
+            yield self._candidate(request, shapes, device, layout, bare, False, True)
             yield self._candidate(request, shapes, device, layout, sums, False, not natural)
             if not natural:
                 yield self._candidate(request, shapes, device, layout, sums + copies, True, False)

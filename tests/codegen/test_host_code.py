@@ -49,7 +49,7 @@ def test_convolutions_say_what_the_operation_is(tmp_path: Path) -> None:
 
 
 def test_heuristics_admit_by_precision_and_workspace(tmp_path: Path) -> None:
-    """The fake offers: tensor cores with a workspace beyond any plan, down-conversion, FFT, Winograd, non-deterministic,
+    """The fake offers: tensor cores whose workspace no plan has, down-conversion, FFT, Winograd, non-deterministic,
     tensor cores, plain. These plans leave determinism open."""
     assert {call.detail("engine") for call in _cudnn_calls(tmp_path / "a", Precision.FP32)} == {"64"}
     named = _cudnn_calls(tmp_path / "b", Precision.TF32, engine=65)
