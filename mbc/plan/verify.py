@@ -40,10 +40,10 @@ class Verified:
 def verify_plan(plan: Plan) -> Verified:
     """Check the graph of `plan`, then `plan` against it.
 
-    Raises MbcError: those of `verify_training`; MBC120 (what a buffer is), MBC121 (its address), MBC122 (entry), MBC123 (a launch that does not fit
-    the graph), MBC124 (bytes that hold something else), MBC125 (a missing wait), MBC126 (sums over rows), MBC127
-    (operations run too often or not at all), MBC128 (aliases), MBC129 (exit), MBC130 (impossible waits), MBC131
-    (figures), MBC132 (operands of one launch that share bytes).
+    Raises MbcError: those of `verify_training`; MBC120 (what a buffer is), MBC121 (its address), MBC122 (entry), MBC123
+    (a launch that does not fit the graph), MBC124 (bytes that hold something else), MBC125 (a missing wait), MBC126
+    (sums over rows), MBC127 (operations run too often or not at all), MBC128 (aliases), MBC129 (exit), MBC130
+    (impossible waits), MBC131 (figures), MBC132 (operands of one launch that share bytes).
     """
     graph = plan.graph
     verify_training(graph)

@@ -1,0 +1,121 @@
+"""What differs between two plans: two files, or one source planned twice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mbc.plan.model import Plan
+from mbc.plan.summary import OperationSummary, summarise
+
+Figure = str | int | float
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One figure of the whole plan in both plans; the name ends in its unit (`arena_bytes`, `train_us`)."""
+
+    name: str
+    before: Figure
+    after: Figure
+
+
+@dataclass(frozen=True, slots=True)
+class OperationChange:
+    """One operation that both plans have, done in another way.
+
+    `differs` names what does: kernel, micro_batches, layout, workspace, time. Times that come from another GPU differ
+    for every operation; `only_time` tells those apart.
+    """
+
+    program: str  # train | infer
+    name: str
+    kind: str
+    differs: tuple[str, ...]
+    before: OperationSummary
+    after: OperationSummary
+
+    @property
+    def only_time(self) -> bool:
+        return self.differs == ("time",)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanDiff:
+    """`totals`: figures of the whole plan that differ. `only_before`, `only_after`: operations (and conversions) that
+    one plan runs and the other does not, as (program, summary)."""
+
+    totals: tuple[Change, ...]
+    operations: tuple[OperationChange, ...]
+    only_before: tuple[tuple[str, OperationSummary], ...]
+    only_after: tuple[tuple[str, OperationSummary], ...]
+
+    @property
+    def same(self) -> bool:
+        """Whether nothing differs that a run would notice."""
+        return not (self.totals or self.operations or self.only_before or self.only_after)
+
+
+def diff_plans(before: Plan, after: Plan) -> PlanDiff:
+    """Compare total figures, then the operations of both programs by name, in the order of `before`."""
+    changes: list[OperationChange] = []
+    gone: list[tuple[str, OperationSummary]] = []
+    new: list[tuple[str, OperationSummary]] = []
+    for title, old_program, new_program in (
+        ("train", before.train, after.train),
+        ("infer", before.infer, after.infer),
+    ):
+        old = {summary.name: summary for summary in summarise(before, old_program)}
+        now = {summary.name: summary for summary in summarise(after, new_program)}
+        gone += [(title, summary) for name, summary in old.items() if name not in now]
+        new += [(title, summary) for name, summary in now.items() if name not in old]
+        for name in old:
+            if name in now:
+                differs = _differences(old[name], now[name])
+                if differs:
+                    changes.append(OperationChange(title, name, old[name].kind, differs, old[name], now[name]))
+    figures = zip(_figures(before), _figures(after), strict=True)
+    totals = tuple(Change(name, a, b) for (name, a), (_, b) in figures if a != b)
+    return PlanDiff(totals, tuple(changes), tuple(gone), tuple(new))
+
+
+def _differences(old: OperationSummary, now: OperationSummary) -> tuple[str, ...]:
+    compared = (
+        ("kind", old.kind, now.kind),
+        ("kernel", old.kernels, now.kernels),
+        ("micro_batches", old.micro_batches, now.micro_batches),
+        ("layout", old.layouts, now.layouts),
+        ("workspace", old.workspace_bytes, now.workspace_bytes),
+        ("time", (old.time_us, old.estimated), (now.time_us, now.estimated)),
+    )
+    return tuple(name for name, a, b in compared if a != b)
+
+
+def _figures(plan: Plan) -> tuple[tuple[str, Figure], ...]:
+    """Everything that can be said of a whole plan, always in the same order."""
+    graph, target, predictions = plan.graph, plan.target, plan.predictions
+    return (
+        ("network", graph.name),
+        ("batch", graph.batch),
+        ("precision", str(graph.precision)),
+        ("optimizer", graph.optimizer.kind),
+        ("mbc", plan.version),
+        ("gpu", target.gpu),
+        ("architecture", target.architecture),
+        ("multiprocessors", target.multiprocessors),
+        ("memory_bytes", target.memory_bytes),
+        ("cudnn", target.cudnn),
+        ("budget_bytes", plan.budget_bytes),
+        ("train_us", predictions.train_us),
+        ("infer_us", predictions.infer_us),
+        ("measured_share", predictions.measured_share),
+        ("arena_bytes", predictions.arena_bytes),
+        ("overhead_bytes", predictions.overhead_bytes),
+        ("host_bytes", predictions.host_bytes),
+        ("live_bytes", plan.bounds.live_bytes),
+        ("floor_bytes", plan.bounds.floor_bytes),
+        ("fastest_us", plan.bounds.fastest_us),
+        ("train_launches", len(plan.train.launches)),
+        ("infer_launches", len(plan.infer.launches)),
+        ("waits", len(plan.train.waits) + len(plan.infer.waits)),
+        ("buffers", len(plan.buffers)),
+    )

@@ -1,0 +1,111 @@
+"""A plan operation by operation: what tables show and what two plans are compared by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mbc.plan.live import lifetimes
+from mbc.plan.model import Buffer, Copy, Launch, Mode, Plan, Program, Space
+
+
+@dataclass(frozen=True, slots=True)
+class OperationSummary:
+    """All launches of one operation, one fused group, or one conversion or copy of a value.
+
+    `name`: of the operation; the names joined by `+` when fused; for a conversion `value -> layout` (with the number
+    of the occurrence from the second on). `kernels`: each distinct one, with its settings. `micro_batches`: rows of
+    each launch, in order. `layouts`: of inputs and outputs, as in the accesses. `workspace_bytes`: the most that one
+    launch takes. `output_bytes`: what it writes, workspace excluded. `lifetime`: [first write, last read + 1) of what
+    it writes, in launches of its program.
+    """
+
+    name: str
+    kind: str
+    kernels: tuple[str, ...]
+    micro_batches: tuple[int, ...]
+    layouts: tuple[str, ...]
+    time_us: float
+    estimated: bool
+    workspace_bytes: int
+    output_bytes: int
+    first_launch: int
+    lifetime: tuple[int, int]
+
+
+def summarise(plan: Plan, program: Program) -> tuple[OperationSummary, ...]:
+    """One summary an operation, in the order of their first launches."""
+    kinds = {op.name: op.kind for op in (*plan.graph.train, *plan.graph.infer)}
+    groups: dict[str, list[int]] = {}
+    conversions: dict[str, int] = {}
+    for i, launch in enumerate(program.launches):
+        name = "+".join(launch.operations)
+        if not launch.operations:
+            name = _conversion(plan, launch)
+            conversions[name] = conversions.get(name, 0) + 1
+            if conversions[name] > 1:
+                name = f"{name} #{conversions[name]}"
+        groups.setdefault(name, []).append(i)
+    lives = lifetimes(program)
+    return tuple(
+        _summary(plan, name, "+".join(kinds[op] for op in program.launches[group[0]].operations), program, group, lives)
+        for name, group in groups.items()
+    )
+
+
+def _conversion(plan: Plan, launch: Launch) -> str:
+    source, target = (plan.buffers[access.buffer] for access in launch.accesses[:2])
+    if source.space is not target.space:
+        return f"{source.value} -> {target.space}"
+    if source.layout is not target.layout:
+        return f"{source.value} -> {target.layout}"
+    return f"{source.value} -> {target.dtype if source.dtype is not target.dtype else 'copy'}"
+
+
+def _summary(
+    plan: Plan, name: str, kind: str, program: Program, group: list[int], lives: Mapping[int, tuple[int, int]]
+) -> OperationSummary:
+    launches = [program.launches[i] for i in group]
+    first = launches[0]
+    operands = [plan.buffers[a.buffer] for a in first.accesses if plan.buffers[a.buffer].value is not None]
+    written = {a.buffer for launch in launches for a in launch.accesses if a.mode is not Mode.READ}
+    outputs = [b for b in sorted(written) if plan.buffers[b].value is not None]
+    return OperationSummary(
+        name=name,
+        kind=kind or ("copy" if isinstance(first.work, Copy) else "convert"),
+        kernels=tuple(dict.fromkeys(map(kernel_name, launches))),
+        micro_batches=tuple(_rows(plan, launch) for launch in launches),
+        layouts=tuple(str(buffer.layout) for buffer in operands),
+        time_us=sum(launch.work.time_us for launch in launches),
+        estimated=not all(launch.work.measured for launch in launches),
+        workspace_bytes=max(_workspace_bytes(plan, launch) for launch in launches),
+        output_bytes=sum(plan.buffers[b].size_bytes for b in outputs),
+        first_launch=group[0],
+        lifetime=(
+            min((lives[b][0] for b in outputs), default=group[0]),
+            max((lives[b][1] for b in outputs), default=group[-1] + 1),
+        ),
+    )
+
+
+def kernel_name(launch: Launch) -> str:
+    """`provider/name`, with the settings where there are any; `copy` for a copy."""
+    if isinstance(launch.work, Copy):
+        return "copy"
+    work = launch.work
+    settings = " ".join(f"{key}={value}" for key, value in work.settings)
+    return f"{work.provider}/{work.name}" + (f" {settings}" if settings else "")
+
+
+def _rows(plan: Plan, launch: Launch) -> int:
+    """Rows of the mini-batch that a launch works on; all of them when it has no per-sample operand."""
+    for access in launch.accesses:
+        buffer: Buffer = plan.buffers[access.buffer]
+        if buffer.value is not None and plan.graph.values[buffer.value].per_sample:
+            return access.rows.count
+    return plan.graph.batch
+
+
+def _workspace_bytes(plan: Plan, launch: Launch) -> int:
+    buffers = (plan.buffers[access.buffer] for access in launch.accesses)
+    return sum(b.size_bytes for b in buffers if b.value is None and b.space is Space.ARENA)

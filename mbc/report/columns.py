@@ -1,0 +1,61 @@
+"""Plain-text tables: aligned columns, as wide as the terminal allows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_GAP = "  "
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """`right`: figures are aligned at their last digit. `shrinks`: cut with `…` when the table is too wide; at least
+    `least` characters of it stay."""
+
+    title: str
+    right: bool = False
+    shrinks: bool = False
+    least: int = 8
+
+
+def render(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int | None = None) -> str:
+    """The table as lines of text with a rule under the titles, at most `width` characters wide where columns that may
+    shrink allow it (None: as wide as it is)."""
+    widths = [
+        max(len(column.title), *(len(row[i]) for row in rows)) if rows else len(column.title)
+        for i, column in enumerate(columns)
+    ]
+    if width is not None:
+        _shrink(widths, columns, width)
+    lines = [_line(columns, [column.title for column in columns], widths)]
+    lines.append(_GAP.join("-" * w for w in widths))
+    lines += [_line(columns, row, widths) for row in rows]
+    return "\n".join(lines)
+
+
+def _shrink(widths: list[int], columns: Sequence[Column], width: int) -> None:
+    """Take characters from the widest column that may shrink, until the table fits or none may."""
+    while sum(widths) + len(_GAP) * (len(widths) - 1) > width:
+        can = [i for i, column in enumerate(columns) if column.shrinks and widths[i] > column.least]
+        if not can:
+            return
+        widths[max(can, key=lambda i: widths[i])] -= 1
+
+
+def _line(columns: Sequence[Column], cells: Sequence[str], widths: Sequence[int]) -> str:
+    parts = [
+        cut(cell, w).rjust(w) if column.right else cut(cell, w).ljust(w)
+        for column, cell, w in zip(columns, cells, widths, strict=True)
+    ]
+    return _GAP.join(parts).rstrip()
+
+
+def cut(text: str, width: int) -> str:
+    """`text` in at most `width` characters. The middle goes: names differ at their ends."""
+    if len(text) <= width:
+        return text
+    if width <= 1:
+        return "…"[:width]
+    tail = (width - 1) // 2
+    return text[: width - 1 - tail] + "…" + text[len(text) - tail :]

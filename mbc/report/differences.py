@@ -1,0 +1,128 @@
+"""What `mbc diff` prints."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from mbc.cli.units import show_size, show_time
+from mbc.plan.diff import Change, Figure, OperationChange, PlanDiff
+from mbc.plan.summary import OperationSummary
+from mbc.report.columns import Column, render
+from mbc.report.tables import DEFAULT_WIDTH, layouts, micro_batches, time_cell
+
+
+def diff_text(
+    diff: PlanDiff,
+    before: str,
+    after: str,
+    *,
+    width: int = DEFAULT_WIDTH,
+    limit: int | None = None,
+    with_times: bool = False,
+) -> str:
+    """Totals, then one row for each thing that differs in an operation; `before` and `after` title the columns.
+
+    Operations of which only the time differs are counted, and listed with `with_times`. `limit`: at most so many
+    operations, those with the largest difference of time.
+    """
+    if diff.same:
+        return f"{before} and {after} run the same: no figure and no operation differs"
+    parts: list[str] = []
+    if diff.totals:
+        rows = [(_title(c.name), _show(c.name, c.before), _show(c.name, c.after), _relative(c)) for c in diff.totals]
+        columns = (Column("in all"), Column(before, right=True, shrinks=True), Column(after, right=True, shrinks=True))
+        parts.append(render((*columns, Column("change", right=True)), rows, width))
+    listed = [c for c in diff.operations if with_times or not c.only_time]
+    if listed:
+        parts.append(_operations(listed, before, after, width, limit))
+    only_time = len(diff.operations) - len(listed)
+    if only_time:
+        gain = sum(c.after.time_us - c.before.time_us for c in diff.operations if c.only_time)
+        parts.append(f"{only_time} operations differ in time only, by {_signed_time(gain)} together")
+    for title, only in ((before, diff.only_before), (after, diff.only_after)):
+        if only:
+            parts.append(_only(title, only, limit))
+    return "\n\n".join(parts)
+
+
+def _operations(changes: Sequence[OperationChange], before: str, after: str, width: int, limit: int | None) -> str:
+    shown = list(changes)
+    if limit is not None and len(shown) > limit:
+        largest = sorted(range(len(shown)), key=lambda i: (-abs(shown[i].after.time_us - shown[i].before.time_us), i))
+        shown = [shown[i] for i in sorted(largest[:limit])]
+    rows: list[tuple[str, ...]] = []
+    for change in shown:
+        name = change.name if change.program == "train" else f"{change.name} ({change.program})"
+        for aspect in change.differs:
+            old, new = _aspect(aspect, change.before), _aspect(aspect, change.after)
+            if aspect == "kernel":
+                old, new = _apart(old, new)
+            rows.append((name, aspect.replace("_", "-"), old, new))
+            name = ""  # said once
+    columns = (
+        Column("operation", shrinks=True, least=12),
+        Column("differs"),
+        Column(before, shrinks=True, least=10),
+        Column(after, shrinks=True, least=10),
+    )
+    text = render(columns, rows, width)
+    if len(shown) < len(changes):
+        text += f"\n… and {len(changes) - len(shown)} operations more"
+    return text
+
+
+def _aspect(aspect: str, summary: OperationSummary) -> str:
+    return {
+        "kind": lambda: summary.kind,
+        "kernel": lambda: " | ".join(summary.kernels),
+        "micro_batches": lambda: micro_batches(summary.micro_batches),
+        "layout": lambda: layouts(summary.layouts) if len(set(summary.layouts)) == 1 else " ".join(summary.layouts),
+        "workspace": lambda: show_size(summary.workspace_bytes),
+        "time": lambda: time_cell(summary.time_us, summary.estimated),
+    }[aspect]()
+
+
+def _apart(old: str, new: str) -> tuple[str, str]:
+    """Two kernels without the settings that they share."""
+    ours, theirs = Counter(old.split(" ")), Counter(new.split(" "))
+    shared = ours & theirs
+    head_old, head_new = old.split(" ")[0], new.split(" ")[0]
+
+    def rest(text: str, head: str) -> str:
+        return " ".join([head, *(word for word in text.split(" ")[1:] if word not in shared)])
+
+    return rest(old, head_old), rest(new, head_new)
+
+
+def _only(title: str, only: Sequence[tuple[str, OperationSummary]], limit: int | None) -> str:
+    shown = only if limit is None else only[:limit]
+    rows = [(s.name, program, " | ".join(s.kernels), time_cell(s.time_us, s.estimated)) for program, s in shown]
+    columns = (Column(f"only in {title}"), Column("program"), Column("kernel"), Column("time", right=True))
+    text = render(columns, rows)
+    return text if len(shown) == len(only) else f"{text}\n… and {len(only) - len(shown)} more"
+
+
+def _title(name: str) -> str:
+    return name.removesuffix("_us").removesuffix("_bytes").replace("_", " ")
+
+
+def _show(name: str, figure: Figure) -> str:
+    if isinstance(figure, str):
+        return figure
+    if name.endswith("_bytes"):
+        return show_size(figure)
+    if name.endswith("_us"):
+        return show_time(figure)
+    return f"{100 * figure:.0f} %" if name.endswith("_share") else f"{figure:,}"
+
+
+def _relative(change: Change) -> str:
+    before, after = change.before, change.after
+    if isinstance(before, str) or isinstance(after, str) or not before or not change.name.endswith(("_us", "_bytes")):
+        return ""
+    return f"{100 * (after / before - 1):+.1f} %"
+
+
+def _signed_time(time_us: float) -> str:
+    return ("+" if time_us >= 0 else "-") + show_time(abs(time_us))

@@ -1,0 +1,77 @@
+"""What `mbc show --json` and `mbc diff --json` print: objects of plain values, sizes in bytes and times in µs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from mbc.plan.diff import PlanDiff
+from mbc.plan.memory import memory_curve
+from mbc.plan.model import Plan, Program
+from mbc.plan.summary import summarise
+from mbc.report.memory import curve_rows
+
+
+def plan_document(plan: Plan, *, memory: bool = False) -> dict[str, Any]:
+    """The plan for a script. `memory`: also the bytes by kind at every launch."""
+    graph = plan.graph
+    return {
+        "network": graph.name,
+        "batch": graph.batch,
+        "precision": str(graph.precision),
+        "target": asdict(plan.target),
+        "budget_bytes": plan.budget_bytes,
+        "predictions": asdict(plan.predictions),
+        "bounds": asdict(plan.bounds),
+        "above_bounds": {
+            "train_us_over_fastest": _over(plan.predictions.train_us, plan.bounds.fastest_us),
+            "arena_over_live": _over(plan.predictions.arena_bytes, plan.bounds.live_bytes),
+            "arena_over_floor": _over(plan.predictions.arena_bytes, plan.bounds.floor_bytes),
+        },
+        "train": _program(plan, plan.train, memory),
+        "infer": _program(plan, plan.infer, memory),
+    }
+
+
+def diff_document(diff: PlanDiff) -> dict[str, Any]:
+    """The differences for a script."""
+    return {
+        "same": diff.same,
+        "totals": {change.name: {"before": change.before, "after": change.after} for change in diff.totals},
+        "operations": [
+            {
+                "program": change.program,
+                "name": change.name,
+                "kind": change.kind,
+                "differs": list(change.differs),
+                "before": asdict(change.before),
+                "after": asdict(change.after),
+            }
+            for change in diff.operations
+        ],
+        "only_before": [{"program": program, **asdict(summary)} for program, summary in diff.only_before],
+        "only_after": [{"program": program, **asdict(summary)} for program, summary in diff.only_after],
+    }
+
+
+def _program(plan: Plan, program: Program, memory: bool) -> dict[str, Any]:
+    curve = memory_curve(plan, program)
+    peak = curve.peak_launch
+    made: dict[str, Any] = {
+        "launches": len(program.launches),
+        "waits": len(program.waits),
+        "peak": {
+            "launch": peak,
+            "operations": list(program.launches[peak].operations) if program.launches else [],
+            "bytes": curve.total_bytes[peak],
+            "by_kind": {str(kind): taken for kind, taken in curve.at(peak).items()},
+        },
+        "operations": [asdict(summary) for summary in summarise(plan, program)],
+    }
+    if memory:
+        made["memory"] = curve_rows(curve)
+    return made
+
+
+def _over(figure: float, bound: float) -> float | None:
+    return figure / bound - 1 if bound > 0 else None

@@ -1,0 +1,50 @@
+"""The memory of a program as a curve in text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mbc.cli.units import show_size
+from mbc.plan.live import Kind
+from mbc.plan.memory import MemoryCurve, memory_curve
+from mbc.plan.model import Plan, Program
+
+_BLOCKS = " ▁▂▃▄▅▆▇█"
+_LABEL = 18
+
+
+def sparkline(values: Sequence[int], width: int, top: int | None = None) -> str:
+    """`values` as at most `width` blocks: each shows the largest of its share of the values, against `top` (default:
+    the largest of all). What is not zero is never shown as nothing."""
+    if not values:
+        return ""
+    top = max(values) if top is None else top
+    count = min(width, len(values))
+    highest = [max(values[len(values) * i // count : max(1, len(values) * (i + 1) // count)]) for i in range(count)]
+    steps = len(_BLOCKS) - 1
+    return "".join(_BLOCKS[min(steps, -(-value * steps // top)) if top else 0] for value in highest)
+
+
+def curve_text(plan: Plan, program: Program, width: int) -> str:
+    """One part of a page: the arena over the launches of a program, in all and by kind, on one scale."""
+    curve = memory_curve(plan, program)
+    total = curve.total_bytes
+    top = max(total)
+    room = max(10, width - _LABEL - 12)
+    lines = [f"memory over the {len(total)} launches, top of the scale {show_size(top)}", _row("all", total, room, top)]
+    lines += [
+        _row(kind, taken, room, top) for kind, taken in curve.bytes_by_kind.items() if any(taken) and kind in _VARYING
+    ]
+    return "\n".join(lines)
+
+
+_VARYING = (Kind.ACTIVATIONS, Kind.GRADIENTS, Kind.WORKSPACE)
+
+
+def _row(title: str, values: Sequence[int], room: int, top: int) -> str:
+    return f"{title:<{_LABEL - 6}}{sparkline(values, room, top)} {show_size(max(values))}"
+
+
+def curve_rows(curve: MemoryCurve) -> list[dict[str, int]]:
+    """Bytes by kind at every launch, for pictures and scripts."""
+    return [{str(kind): taken for kind, taken in curve.at(i).items()} for i in range(len(curve.total_bytes))]

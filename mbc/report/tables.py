@@ -1,0 +1,211 @@
+"""What `mbc show` prints of a plan. Times that are estimates, not measurements, are marked `~`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from mbc.cli.units import show_size, show_time
+from mbc.plan.live import rounded
+from mbc.plan.memory import memory_curve
+from mbc.plan.model import Plan, Program
+from mbc.plan.summary import OperationSummary, summarise
+from mbc.report.columns import Column, render
+from mbc.report.memory import curve_text
+
+DEFAULT_WIDTH = 120
+
+_OPERATIONS = (
+    Column("operation", shrinks=True, least=12),
+    Column("kind", shrinks=True, least=10),
+    Column("kernel", shrinks=True, least=12),
+    Column("micro-batches", right=True, shrinks=True),
+    Column("layout"),
+    Column("time", right=True),
+    Column("workspace", right=True),
+    Column("output", right=True),
+    Column("lifetime", right=True),
+)
+_KINDS = (
+    Column("kind", shrinks=True, least=12),
+    Column("operations", right=True),
+    Column("launches", right=True),
+    Column("time", right=True),
+    Column("share", right=True),
+    Column("workspace", right=True),
+)
+
+
+def plan_text(
+    plan: Plan,
+    *,
+    width: int = DEFAULT_WIDTH,
+    limit: int | None = None,
+    by_kind: bool = False,
+    infer: bool = False,
+) -> str:
+    """The whole page: what the plan is, its operations, the peak, memory over the step, totals and bounds.
+
+    `limit`: only the slowest so many operations, in their order in the program, and a line for the others. `by_kind`:
+    one row a kind of operation instead. `infer`: the inference program instead of the training step.
+    """
+    program = plan.infer if infer else plan.train
+    summaries = summarise(plan, program)
+    table = kinds_table(summaries, width) if by_kind else operations_table(summaries, width, limit)
+    parts = [heading(plan, infer), table, peak_table(plan, program), curve_text(plan, program, width)]
+    return "\n\n".join((*parts, totals_text(plan)))
+
+
+def heading(plan: Plan, infer: bool = False) -> str:
+    """What the plan is for, in two lines."""
+    graph, target = plan.graph, plan.target
+    what = "inference" if infer else "training step"
+    cudnn = f", cuDNN {cudnn_version(target.cudnn)}" if target.cudnn else ""
+    return (
+        f"{graph.name}: {what}, batch {graph.batch}, {graph.precision}, {graph.optimizer.kind}\n"
+        f"for {target.gpu} ({target.architecture}, {target.multiprocessors} multiprocessors, "
+        f"{show_size(target.memory_bytes)}){cudnn}, budget {show_size(plan.budget_bytes)}"
+    )
+
+
+def cudnn_version(number: int) -> str:
+    """9.19.0 of 91900."""
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+
+
+def operations_table(summaries: Sequence[OperationSummary], width: int | None, limit: int | None = None) -> str:
+    """One row an operation, in program order."""
+    shown = list(summaries)
+    if limit is not None and len(shown) > limit:
+        slowest = sorted(shown, key=lambda s: (-s.time_us, s.first_launch))[:limit]
+        shown = sorted(slowest, key=lambda s: s.first_launch)
+    rows = [
+        (
+            s.name,
+            s.kind,
+            " | ".join(s.kernels),
+            micro_batches(s.micro_batches),
+            layouts(s.layouts),
+            time_cell(s.time_us, s.estimated),
+            show_size(s.workspace_bytes) if s.workspace_bytes else "-",
+            show_size(s.output_bytes),
+            f"{s.lifetime[0]}..{s.lifetime[1]}",
+        )
+        for s in shown
+    ]
+    lines = [render(_OPERATIONS, rows, width)]
+    if len(shown) < len(summaries):
+        names = {s.name for s in shown}
+        others = [s for s in summaries if s.name not in names]
+        time = time_cell(sum(s.time_us for s in others), any(s.estimated for s in others))
+        lines.append(f"… and {len(others)} faster operations that take {time} together")
+    return "\n".join(lines)
+
+
+def kinds_table(summaries: Sequence[OperationSummary], width: int | None) -> str:
+    """One row a kind of operation, the slowest first."""
+    total_us = sum(s.time_us for s in summaries) or 1.0
+    by_kind: dict[str, list[OperationSummary]] = {}
+    for summary in summaries:
+        by_kind.setdefault(summary.kind, []).append(summary)
+    ordered = sorted(by_kind.items(), key=lambda item: (-sum(s.time_us for s in item[1]), item[0]))
+    rows: list[tuple[str, ...]] = []
+    for kind, group in ordered:
+        time_us = sum(s.time_us for s in group)
+        workspace_bytes = max(s.workspace_bytes for s in group)
+        rows.append(
+            (
+                kind,
+                str(len(group)),
+                str(sum(len(s.micro_batches) for s in group)),
+                time_cell(time_us, any(s.estimated for s in group)),
+                f"{100 * time_us / total_us:.1f} %",
+                show_size(workspace_bytes) if workspace_bytes else "-",
+            )
+        )
+    return render(_KINDS, rows, width)
+
+
+def peak_table(plan: Plan, program: Program) -> str:
+    """What takes the arena when most of it is taken."""
+    curve = memory_curve(plan, program)
+    peak = curve.peak_launch
+    total = curve.total_bytes[peak]
+    rows = [(str(kind), show_size(taken), f"{100 * taken / total:.1f} %") for kind, taken in curve.at(peak).items()]
+    rows.append(("all", show_size(total), "100.0 %"))
+    columns = (Column("at the peak"), Column("memory", right=True), Column("share", right=True))
+    return f"{render(columns, rows)}\nthe peak is at {launch_title(program, peak)}"
+
+
+def launch_title(program: Program, index: int) -> str:
+    """`launch 12 (conv1)`"""
+    if index >= len(program.launches):
+        return f"launch {index}"
+    operations = program.launches[index].operations
+    return f"launch {index} ({'+'.join(operations) or 'conversion'})"
+
+
+def totals_text(plan: Plan) -> str:
+    """Predictions, and how far the plan is from what no plan can beat."""
+    predictions, bounds = plan.predictions, plan.bounds
+    guess = predictions.measured_share < 1
+    share = f"{100 * predictions.measured_share:.0f} % of it from measured times"
+    overhead = "measured" if predictions.overhead_measured else "reserved, never measured on this GPU"
+    total = predictions.arena_bytes + predictions.overhead_bytes
+    per_second = plan.graph.batch * 1e6 / predictions.train_us if predictions.train_us else 0.0
+    states = {b for b in plan.train.entry if plan.graph.values[plan.buffers[b].value or ""].role.persistent}
+    state_bytes = sum(rounded(plan.buffers[b].size_bytes) for b in states)
+    rows = [
+        ("training step", time_cell(predictions.train_us, guess), f"{per_second:,.0f} samples/s, {share}"),
+        ("inference", time_cell(predictions.infer_us, guess), ""),
+        ("arena", show_size(predictions.arena_bytes), f"{predictions.arena_bytes:,} bytes, exact"),
+        ("  of it states", show_size(state_bytes), "parameters, statistics, optimizer state, control block"),
+        ("overhead", show_size(predictions.overhead_bytes), overhead),
+        ("arena + overhead", show_size(total), f"of a budget of {show_size(plan.budget_bytes)}"),
+    ]
+    if predictions.host_bytes:
+        rows.append(("host memory", show_size(predictions.host_bytes), "pinned"))
+    limits = [
+        (
+            "fastest known kernels, undivided",
+            time_cell(bounds.fastest_us, guess),
+            over(predictions.train_us, bounds.fastest_us),
+        ),
+        (
+            "live bytes (no placement beats it)",
+            show_size(bounds.live_bytes),
+            over(predictions.arena_bytes, bounds.live_bytes),
+        ),
+        (
+            f"floor (no plan beats it): {bounds.floor_operation}",
+            show_size(bounds.floor_bytes),
+            over(predictions.arena_bytes, bounds.floor_bytes),
+        ),
+    ]
+    totals = render((Column("in all"), Column("", right=True), Column("")), rows)
+    return (
+        totals
+        + "\n\n"
+        + render((Column("bound"), Column("", right=True), Column("plan / bound - 1", right=True)), limits)
+    )
+
+
+def over(figure: float, bound: float) -> str:
+    """How far a figure is above its bound."""
+    return f"{100 * (figure / bound - 1):.2f} %" if bound > 0 else "-"
+
+
+def time_cell(time_us: float, estimated: bool) -> str:
+    return ("~" if estimated else "") + show_time(time_us)
+
+
+def micro_batches(rows: Sequence[int]) -> str:
+    """`256`, `4 x 64` or `3 x 64 + 32`."""
+    parts = [(count, len(list(group))) for count, group in groupby(rows)]
+    return " + ".join(f"{times} x {count}" if times > 1 else str(count) for count, times in parts)
+
+
+def layouts(names: Sequence[str]) -> str:
+    """The layouts of the operands, one if they agree."""
+    distinct = tuple(dict.fromkeys(names))
+    return distinct[0] if len(distinct) == 1 else "mixed" if distinct else "-"
