@@ -1,0 +1,229 @@
+"""What users pass to `step` and `forward`: NumPy arrays, and anything with DLPack or `__cuda_array_interface__`.
+
+Everything is checked before a byte moves; messages name the input, what was expected and what came.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbc.errors import MbcError
+from mbc.ir.types import DType, TensorType
+from mbc.runtime.formats import canonical_dtype
+
+Array = NDArray[Any]
+
+_DLPACK_CPU, _DLPACK_CUDA, _DLPACK_PINNED, _DLPACK_MANAGED = 1, 2, 3, 13
+_DLPACK_KINDS = {0: "i", 1: "u", 2: "f", 4: "bf", 6: "b"}
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceArray:
+    """An array that lies in a GPU's memory, contiguous. `dtype` is a NumPy type string (`f4`, `i8`, `bf2`).
+
+    `owner` keeps the memory alive. `stream`: work that fills the array is queued there (None: nothing to wait for).
+    """
+
+    address: int
+    shape: tuple[int, ...]
+    dtype: str
+    owner: object
+    stream: int | None
+
+    @property
+    def itemsize(self) -> int:
+        return int(self.dtype.lstrip("biuf"))
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What an input must be. `type` is that of the whole mini-batch; `classes`: labels lie in [0, classes)."""
+
+    name: str
+    type: TensorType
+    per_sample: bool
+    classes: int | None = None
+
+
+def received(wanted: Wanted, given: object, stream: int | None) -> Array | DeviceArray:
+    """`given` as a canonical array of the wanted type, or as a device array.
+
+    `stream`: handle of the stream that will read a device array; None where there is no GPU. The number of rows is
+    left to `check_rows`. Raises MBC146 (shape), MBC148 (type or layout), MBC149 (labels), MBC150 (not an array),
+    MBC151 (in a GPU's memory, but the module runs on the CPU).
+    """
+    found = _host_or_device(wanted, given, stream)
+    _check_shape(wanted, tuple(found.shape))
+    if isinstance(found, DeviceArray):
+        return _checked_device(wanted, found)
+    return _checked_host(wanted, found)
+
+
+def check_rows(wanted: Sequence[Wanted], arrays: Sequence[Array | DeviceArray], batch: int, exact: bool) -> int:
+    """The number of rows that all per-sample arrays have; MBC147 unless it is `batch` (`exact`) or 1 to `batch`."""
+    counts = {w.name: a.shape[0] for w, a in zip(wanted, arrays, strict=True) if w.per_sample}
+    if len(set(counts.values())) > 1:
+        each = ", ".join(f"'{name}' has {count}" for name, count in counts.items())
+        raise MbcError("MBC147", f"inputs have different numbers of rows: {each}", "pass the same samples in each")
+    rows = next(iter(counts.values()), batch)
+    name = next(iter(counts), "")
+    if exact and rows != batch:
+        raise MbcError(
+            "MBC147",
+            f"input '{name}' has {rows} rows, a step takes exactly {batch}",
+            f"pass {batch} rows, or compile the network with --set batch={rows}",
+        )
+    if not 1 <= rows <= batch:
+        raise MbcError(
+            "MBC147", f"input '{name}' has {rows} rows, forward takes 1 to {batch}", "pass the rows in several calls"
+        )
+    return rows
+
+
+def _host_or_device(wanted: Wanted, given: Any, stream: int | None) -> Array | DeviceArray:
+    if isinstance(given, np.ndarray):
+        return cast(Array, given)
+    try:
+        place = given.__dlpack_device__()[0] if hasattr(given, "__dlpack_device__") else None
+        if place in (_DLPACK_CUDA, _DLPACK_MANAGED) or (place is None and hasattr(given, "__cuda_array_interface__")):
+            if stream is None:
+                raise MbcError(
+                    "MBC151",
+                    f"input '{wanted.name}' is in the memory of a GPU, but the module runs on the CPU",
+                    "pass a NumPy array (of a PyTorch tensor: tensor.cpu())",
+                )
+            return _from_dlpack(given, stream) if place is not None else _from_interface(given)
+        if place in (_DLPACK_CPU, _DLPACK_PINNED):
+            try:
+                return np.from_dlpack(given)
+            except BufferError:
+                if not hasattr(given, "__array__"):
+                    raise
+        if hasattr(given, "__array__") or hasattr(given, "__array_interface__") or type(given) in (list, tuple):
+            return np.asarray(given)
+    except (BufferError, TypeError, ValueError, RuntimeError) as error:
+        raise MbcError(
+            "MBC150", f"input '{wanted.name}' cannot be read: {error}", "pass a plain array without gradients"
+        ) from error
+    raise MbcError(
+        "MBC150",
+        f"input '{wanted.name}' is a {type(given).__name__}, which is not an array",
+        "pass a NumPy array, or anything with DLPack or __cuda_array_interface__",
+    )
+
+
+def _check_shape(wanted: Wanted, shape: tuple[int, ...]) -> None:
+    expected = wanted.type.shape
+    compared = shape[1:] if wanted.per_sample else shape
+    if len(shape) == len(expected) and compared == (expected[1:] if wanted.per_sample else expected):
+        return
+    first = ("rows", *expected[1:]) if wanted.per_sample else expected
+    remedy = "pass it in that shape"
+    if len(shape) == len(expected) and len(shape) > 2 and shape[-1:] + shape[1:-1] == expected[1:]:
+        remedy = "channels come second: of a NumPy array, np.moveaxis(array, -1, 1)"
+    raise MbcError("MBC146", f"input '{wanted.name}' must have the shape {_shape(first)}, got {_shape(shape)}", remedy)
+
+
+def _checked_host(wanted: Wanted, array: Array) -> Array:
+    target = canonical_dtype(wanted.type.dtype)
+    if wanted.type.dtype is DType.INT32:
+        if array.dtype.kind not in "iu":
+            raise _wrong_type(wanted, str(array.dtype), "integers", "convert it with astype('int32')")
+        _check_labels(wanted, array)
+    elif array.dtype.kind != "f":
+        remedy = "convert it with astype('float32'), scaled as the network expects"
+        raise _wrong_type(wanted, str(array.dtype), "floating-point numbers", remedy)
+    return array.astype(target, copy=False)
+
+
+def _check_labels(wanted: Wanted, array: Array) -> None:
+    """Where the range of an integer input is known it is checked; elsewhere that it fits 32 bits."""
+    limits = np.iinfo(np.int32)
+    low, high = (0, wanted.classes) if wanted.classes is not None else (int(limits.min), int(limits.max) + 1)
+    if array.size == 0 or (int(array.min()) >= low and int(array.max()) < high):
+        return
+    position = tuple(int(axis[0]) for axis in np.nonzero((array < low) | (array >= high)))
+    raise MbcError(
+        "MBC149",
+        f"input '{wanted.name}' has {int(array[position])} at {list(position)}, outside of [{low}, {high})",
+        f"labels count from 0 to {high - 1}" if wanted.classes is not None else "pass smaller numbers",
+    )
+
+
+def _checked_device(wanted: Wanted, array: DeviceArray) -> DeviceArray:
+    exact = {DType.FP32: "f4", DType.FP64: "f8", DType.INT32: "i4"}[wanted.type.dtype]
+    # Labels of 64 bits are what PyTorch has; the copy takes their low halves.
+    if array.dtype != exact and not (exact == "i4" and array.dtype == "i8"):
+        name = np.dtype(exact).name
+        remedy = f"convert it on the GPU first (of a PyTorch tensor: tensor.to(torch.{name}))"
+        raise _wrong_type(wanted, array.dtype, f"{name} on the GPU", remedy)
+    return array
+
+
+def _wrong_type(wanted: Wanted, got: str, expected: str, remedy: str) -> MbcError:
+    return MbcError("MBC148", f"input '{wanted.name}' must hold {expected}, got {got}", remedy)
+
+
+def _not_contiguous(strides: object) -> BufferError:
+    return BufferError(f"on a GPU it must be contiguous, channels first; its strides are {strides}")
+
+
+def _contiguous(shape: tuple[int, ...], strides: tuple[int, ...], unit: int) -> bool:
+    expected = unit
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if size > 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _from_interface(given: Any) -> DeviceArray:
+    """Version 2 and 3 of the CUDA array interface, as Numba defines it."""
+    fields: dict[str, Any] = given.__cuda_array_interface__
+    shape, dtype = tuple(fields["shape"]), np.dtype(fields["typestr"])
+    strides = fields.get("strides")
+    if strides is not None and not _contiguous(shape, tuple(strides), dtype.itemsize):
+        raise _not_contiguous(strides)
+    return DeviceArray(int(fields["data"][0] or 0), shape, f"{dtype.kind}{dtype.itemsize}", given, fields.get("stream"))
+
+
+class _DlTensor(ctypes.Structure):
+    """DLTensor of dlpack.h; it stands first in DLManagedTensor."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+def _from_dlpack(given: Any, stream: int) -> DeviceArray:
+    """Asks the producer to order its work before `stream`. The capsule, kept as owner, frees the memory in the end."""
+    capsule = given.__dlpack__(stream=stream)
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    tensor = _DlTensor.from_address(pointer(capsule, b"dltensor"))
+    shape = tuple(tensor.shape[axis] for axis in range(tensor.ndim))
+    if tensor.strides:
+        strides = tuple(tensor.strides[axis] for axis in range(tensor.ndim))
+        if not _contiguous(shape, strides, 1):
+            raise _not_contiguous(strides)
+    dtype = f"{_DLPACK_KINDS.get(tensor.code, '?')}{tensor.bits // 8}"
+    return DeviceArray((tensor.data or 0) + tensor.byte_offset, shape, dtype, capsule, None)
+
+
+def _shape(shape: Sequence[object]) -> str:
+    return f"[{', '.join(map(str, shape))}]"

@@ -1,0 +1,381 @@
+"""Runs a package on a GPU. PyCUDA owns context, arena, pinned memory and streams; the library gets pointers.
+
+Order of construction: arena, library, one warm-up of every launch on a zeroed arena, capture; states are written only
+then, so that nothing of the warm-up stays. Afterwards nothing is allocated on the device.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import weakref
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbc.errors import MbcError
+from mbc.ir.control import HOST_BYTES
+from mbc.ir.types import Layout, Precision
+from mbc.plan.model import Plan, Space
+from mbc.runtime.arrays import DeviceArray
+from mbc.runtime.formats import STORED, loaded, stored_bytes
+from mbc.runtime.library import LIBRARY_FILE, Library
+from mbc.runtime.machine import Figures, Memory, padded
+from mbc.runtime.nvml import used_bytes
+from mbc.runtime.places import Place, Places
+
+Array = NDArray[Any]
+
+GUARD_BYTES = 64 << 10  # of each canary; keeps the arena aligned
+_GUARD_PATTERN = 0xA5
+_STEPS_AHEAD = 16  # steps that may be queued before the first one's figures are fetched
+_DEVICE_INPUTS_AHEAD = 4  # device arrays kept alive while copies of them are queued
+
+
+def open_cuda(plan: Plan, places: Places, folder: Path | None, *, canaries: bool, eager: bool) -> Cuda:
+    """The package in `folder` on this machine's GPU.
+
+    Raises MBC168 (the plan's precision is for the CPU), MBC157 (no library), MBC153 (no PyCUDA), MBC152 (no GPU),
+    MBC154 (not the planned architecture), MBC155 (too little free memory), and what `Library` raises.
+    """
+    if plan.graph.precision is Precision.FP64:
+        raise MbcError("MBC168", "precision fp64 runs on the CPU only", 'choose another precision, or device="cpu"')
+    if folder is None or not (folder / LIBRARY_FILE).is_file():
+        where = f"'{folder}' has no {LIBRARY_FILE}" if folder is not None else "a plan alone has no library"
+        raise MbcError(
+            "MBC157", f"{where}: it was not built for a GPU", "`mbc doctor` says what a build needs; then compile again"
+        )
+    return Cuda(plan, places, folder, canaries=canaries, eager=eager)
+
+
+@dataclass
+class _Slot:
+    """Pinned memory of one queued step: the host's part of the control block, loss and metrics."""
+
+    control: Array
+    figures: tuple[Array, ...]
+    event: Any
+    pending: weakref.ref[Figures] | None = None
+
+
+@dataclass
+class _Staging:
+    """Two pinned copies of an input, so that one is filled while the other one is on its way."""
+
+    buffers: list[Array]
+    events: list[Any]
+    next: int = 0
+
+
+@dataclass
+class _Taken:
+    """What has to be given back, in this order."""
+
+    library: Library | None = None
+    memory: list[Any] = field(default_factory=list[Any])
+
+    def free(self) -> None:
+        if self.library is not None:
+            self.library.destroy()
+            self.library = None
+        while self.memory:
+            self.memory.pop().free()
+
+
+class Cuda:
+    """A machine (`mbc/runtime/machine.py`) on one GPU, used from the thread that made it."""
+
+    device = "cuda"
+
+    def __init__(self, plan: Plan, places: Places, folder: Path, *, canaries: bool, eager: bool) -> None:
+        self._plan, self._places, self._eager = plan, places, eager
+        self._driver: Any = _driver()
+        gpus = [self._driver.Device(number) for number in range(self._driver.Device.count())]
+        self._used_before = {address: used_bytes(address) for address in (gpu.pci_bus_id() for gpu in gpus)}
+        self._context = _context(self._driver)
+        _check_architecture(plan, self._context.get_device())
+        self._taken = _Taken()
+        self._closed = weakref.finalize(self, _Taken.free, self._taken)
+        # Run while PyCUDA's context is still there: exit handlers run last in, first out.
+        self._closed.atexit = False
+        atexit.register(self._closed)
+        try:
+            self._build(folder, canaries)
+        except BaseException:
+            self._closed()
+            raise
+
+    @property
+    def stream(self) -> int:
+        return int(self._compute.handle)
+
+    @property
+    def memory(self) -> Memory:
+        predicted = self._plan.predictions
+        return Memory(
+            predicted.arena_bytes, self._arena_bytes, predicted.overhead_bytes, self._overhead, predicted.host_bytes
+        )
+
+    def feed(self, place: Place, array: Array | DeviceArray) -> None:
+        row_bytes = place.size_bytes // max(1, place.shape[0])
+        filled = array.shape[0] * row_bytes
+        if isinstance(array, DeviceArray):
+            self._feed_device(place, array)
+        else:
+            self._feed_host(place, array, filled)
+        if filled < place.size_bytes:
+            rest = place.size_bytes - filled
+            self._driver.memset_d8_async(self._address(place) + filled, 0, rest, self._compute)
+
+    def write(self, place: Place, array: Array) -> None:
+        self._compute.synchronize()
+        data = stored_bytes(array, place.dtype, place.layout)
+        self._driver.memcpy_htod(self._address(place), data)
+
+    def read(self, place: Place) -> Array:
+        self._compute.synchronize()
+        data = np.empty(place.size_bytes, np.uint8)
+        self._driver.memcpy_dtoh(data, self._address(place))
+        return loaded(data, place.shape, place.dtype, place.layout)
+
+    def train(self, control: bytes) -> Figures:
+        slot = self._slots[0]
+        self._slots.rotate(-1)
+        earlier = slot.pending() if slot.pending is not None else None
+        if earlier is not None:
+            _ = earlier.values  # somebody still holds it, and its place is needed
+        elif slot.pending is not None:
+            slot.event.synchronize()
+        slot.control[:] = np.frombuffer(control, np.uint8)
+        self._driver.memcpy_htod_async(self._address(self._places.control), slot.control, self._compute)
+        self._library.run("train", self._eager)
+        places = (self._places.loss, *self._places.metrics.values())
+        for pinned, place in zip(slot.figures, places, strict=True):
+            self._driver.memcpy_dtoh_async(pinned, self._address(place), self._compute)
+        slot.event.record(self._compute)
+
+        def fetch() -> tuple[float, ...]:
+            slot.event.synchronize()
+            return tuple(float(pinned[0]) for pinned in slot.figures)
+
+        figures = Figures(fetch)
+        slot.pending = weakref.ref(figures)
+        if not self._overhead_checked:
+            self._check_overhead()
+        return figures
+
+    def infer(self) -> None:
+        self._library.run("infer", self._eager)
+
+    def check_canaries(self) -> None:
+        """MBC161 when the bytes beside the arena, or the prediction of its size, are not what they should be."""
+        self._compute.synchronize()
+        ends = (
+            offset + buffer.size_bytes
+            for buffer, offset in zip(self._plan.buffers, self._plan.offsets, strict=True)
+            if buffer.space is Space.ARENA
+        )
+        if max(ends, default=0) != self._plan.predictions.arena_bytes:
+            raise MbcError(
+                "MBC161", "the arena does not end where its last buffer does", "report it with the plan file"
+            )
+        for side, address in zip(("before", "after"), self._guards, strict=False):
+            guard = np.empty(GUARD_BYTES, np.uint8)
+            self._driver.memcpy_dtoh(guard, address)
+            wrong = np.flatnonzero(guard != _GUARD_PATTERN)
+            if wrong.size:
+                raise MbcError(
+                    "MBC161",
+                    f"{wrong.size} bytes {side} the arena were written, the first at {int(wrong[0])} of the guard",
+                    "a kernel leaves its buffers: report it with the plan file",
+                )
+
+    def close(self) -> None:
+        """Give back the arena and everything of the library's; the module cannot be used afterwards."""
+        if self._closed.alive:
+            self._compute.synchronize()
+            self._closed()
+
+    def _build(self, folder: Path, canaries: bool) -> None:
+        driver, predicted = self._driver, self._plan.predictions
+        self._arena_bytes = predicted.arena_bytes
+        self._check_free()
+        guard = GUARD_BYTES if canaries else 0
+        try:
+            allocation = driver.mem_alloc(max(1, self._arena_bytes + 2 * guard))
+        except driver.MemoryError:
+            self._too_little(driver.mem_get_info()[0])
+        self._taken.memory.append(allocation)
+        self._arena = int(allocation) + guard
+        self._guards = (int(allocation), self._arena + self._arena_bytes) if canaries else ()
+        for address in self._guards:
+            driver.memset_d8(address, _GUARD_PATTERN, GUARD_BYTES)
+        # Blocking streams: work on the legacy default stream, where PyTorch is by default, is ordered with them.
+        self._streams = tuple(driver.Stream() for _ in range(3))
+        self._compute = self._streams[0]
+        self._host_memory = driver.pagelocked_empty(max(1, predicted.host_bytes), np.uint8)
+        self._slots = deque(self._slot() for _ in range(_STEPS_AHEAD))
+        self._staging: dict[int, _Staging] = {}
+        self._held: deque[tuple[Any, object]] = deque()
+        self._overhead: int | None = None
+        self._overhead_checked = False
+        self._library = Library(self._plan, folder)
+        self._taken.library = self._library
+        if not self._eager:
+            self._zero()
+        self._library.create(
+            self._arena, self._arena_bytes,
+            self._host_memory.ctypes.data if predicted.host_bytes else 0, predicted.host_bytes,
+            [int(stream.handle) for stream in self._streams],
+        )  # fmt: skip
+        # Without a graph there is nothing to ready, and a memory checker sees what is read before it is written.
+        if not self._eager:
+            self._library.warm()
+            self._library.capture()
+            self._zero()
+        self._overhead = self._measured_overhead()
+
+    def _zero(self) -> None:
+        if self._arena_bytes:
+            self._driver.memset_d8(self._arena, 0, self._arena_bytes)
+            self._driver.Context.synchronize()
+
+    def _slot(self) -> _Slot:
+        places = (self._places.loss, *self._places.metrics.values())
+        pinned = self._driver.pagelocked_empty
+        figures = tuple(pinned(place.shape, STORED[place.dtype]) for place in places)
+        return _Slot(pinned(HOST_BYTES, np.uint8), figures, self._driver.Event())
+
+    def _address(self, place: Place) -> int:
+        return self._arena + place.offset_bytes
+
+    def _feed_host(self, place: Place, array: Array, filled: int) -> None:
+        staging = self._staging.get(place.offset_bytes)
+        if staging is None:
+            buffers = [self._driver.pagelocked_empty(place.size_bytes, np.uint8) for _ in range(2)]
+            staging = self._staging[place.offset_bytes] = _Staging(buffers, [None, None])
+        turn = staging.next
+        staging.next = 1 - turn
+        if staging.events[turn] is None:
+            staging.events[turn] = self._driver.Event()
+        else:
+            staging.events[turn].synchronize()
+        pinned = staging.buffers[turn]
+        if place.layout is Layout.CHANNELS_FIRST and array.dtype == STORED[place.dtype]:
+            shown = pinned[:filled].view(STORED[place.dtype]).reshape(array.shape)
+            np.copyto(shown, array)
+        else:
+            pinned[:] = stored_bytes(padded(array, place.shape), place.dtype, place.layout)
+        self._driver.memcpy_htod_async(self._address(place), pinned[:filled], self._compute)
+        staging.events[turn].record(self._compute)
+
+    def _feed_device(self, place: Place, array: DeviceArray) -> None:
+        while self._held and (len(self._held) >= _DEVICE_INPUTS_AHEAD or self._held[0][0].query()):
+            self._held.popleft()[0].synchronize()
+        if array.stream not in (None, 1):
+            # A stream of somebody else's, of which only the number is known.
+            self._driver.Context.synchronize()
+        wanted = STORED[place.dtype].itemsize
+        count = int(np.prod(array.shape))
+        if array.itemsize == wanted:
+            size_bytes = count * wanted
+            self._driver.memcpy_dtod_async(self._address(place), array.address, size_bytes, self._compute)
+        elif count:
+            # Integers of 64 bits: a copy of one column of 4 bytes takes their low halves.
+            copy = self._driver.Memcpy2D()
+            copy.set_src_device(array.address)
+            copy.src_pitch = array.itemsize
+            copy.set_dst_device(self._address(place))
+            copy.dst_pitch = copy.width_in_bytes = wanted
+            copy.height = count
+            copy(self._compute)
+        event = self._driver.Event()
+        event.record(self._compute)
+        self._held.append((event, array.owner))
+
+    def _measured_overhead(self) -> int | None:
+        """Device memory taken since before the context was made, without arena and canaries."""
+        address = self._context.get_device().pci_bus_id()
+        used, before = used_bytes(address), self._used_before.get(address)
+        if used is None or before is None:
+            return None
+        canaries = len(self._guards) * GUARD_BYTES
+        return max(0, used - before - self._arena_bytes - canaries)
+
+    def _check_overhead(self) -> None:
+        """After the first step everything is loaded: what the module takes must be within its budget."""
+        self._compute.synchronize()
+        self._overhead_checked = True
+        self._overhead = self._measured_overhead()
+        budget, predicted = self._plan.budget_bytes, self._plan.predictions
+        if self._overhead is None or self._arena_bytes + self._overhead <= budget:
+            return
+        raise MbcError(
+            "MBC160",
+            f"the module takes {self._arena_bytes:,} bytes of arena and {self._overhead:,} of overhead, more than the"
+            f" budget of {budget:,}; the plan reserved {predicted.overhead_bytes:,} for the overhead",
+            "raise memory.device by the difference, or measure the overhead of this GPU and compile again",
+        )
+
+    def _check_free(self) -> None:
+        free = self._driver.mem_get_info()[0]
+        if free < self._arena_bytes:
+            self._too_little(free)
+
+    def _too_little(self, free: int) -> NoReturn:
+        raise MbcError(
+            "MBC155",
+            f"the arena takes {self._arena_bytes:,} bytes, free on the GPU are {free:,}",
+            "end other programs that use the GPU, or compile with a smaller memory.device",
+        )
+
+
+def _driver() -> Any:
+    """PyCUDA's driver interface, ready to use; MBC153 without PyCUDA, MBC152 without a GPU."""
+    try:
+        driver = importlib.import_module("pycuda.driver")
+    except ModuleNotFoundError as error:
+        raise MbcError(
+            "MBC153", f"PyCUDA is not installed ({error})", "install mbc with its CUDA part: mbc-compiler[cuda]"
+        ) from error
+    except ImportError as error:
+        raise _no_gpu(str(error)) from error
+    try:
+        driver.init()
+        count = driver.Device.count()
+    except driver.Error as error:
+        raise _no_gpu(str(error)) from error
+    if count == 0:
+        raise _no_gpu("the driver knows none")
+    return driver
+
+
+def _no_gpu(why: str) -> MbcError:
+    return MbcError("MBC152", f"there is no GPU to run on: {why}", 'use device="cpu", or see `mbc doctor`')
+
+
+def _context(driver: Any) -> Any:
+    """The context that is current, or the primary one of a GPU, which PyTorch and others in the process share."""
+    current = driver.Context.get_current()
+    if current is None:
+        current = importlib.import_module("pycuda.autoprimaryctx").context
+    return current
+
+
+def _check_architecture(plan: Plan, gpu: Any) -> None:
+    """Code for sm_XY runs on X.Z with Z >= Y; MBC154."""
+    major, minor = gpu.compute_capability()
+    planned = plan.target.architecture.removeprefix("sm_").rstrip("af")
+    exact = plan.target.architecture[-1] in "af"
+    same = (major, minor) == (int(planned[:-1]), int(planned[-1]))
+    if same or (not exact and major == int(planned[:-1]) and minor >= int(planned[-1])):
+        return
+    raise MbcError(
+        "MBC154",
+        f"the plan is for {plan.target.gpu} ({plan.target.architecture}), this GPU is {gpu.name()} (sm_{major}{minor})",
+        'compile with --gpu auto on this machine, or use device="cpu"',
+    )

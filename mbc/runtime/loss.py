@@ -1,0 +1,89 @@
+"""The number that a step returns: a float that is fetched from the device when somebody looks at it."""
+
+from __future__ import annotations
+
+from typing import Any, SupportsFloat
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbc.runtime.machine import Figures
+
+
+class Loss:
+    """Behaves as a float. Looking at it waits for its step; not looking leaves the device running ahead."""
+
+    __slots__ = ("_figures",)
+
+    def __init__(self, figures: Figures) -> None:
+        self._figures = figures
+
+    def item(self) -> float:
+        """The value as a plain float."""
+        return self._figures.values[0]
+
+    def __float__(self) -> float:
+        return self.item()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.asarray(self.item(), dtype)
+
+    def __repr__(self) -> str:
+        return repr(self.item())
+
+    def __format__(self, specification: str) -> str:
+        return format(self.item(), specification)
+
+    def __bool__(self) -> bool:
+        return bool(self.item())
+
+    def __hash__(self) -> int:
+        return hash(self.item())
+
+    def __eq__(self, other: object) -> bool:
+        return self.item() == (float(other) if isinstance(other, Loss) else other)
+
+    def __lt__(self, other: SupportsFloat) -> bool:
+        return self.item() < float(other)
+
+    def __le__(self, other: SupportsFloat) -> bool:
+        return self.item() <= float(other)
+
+    def __gt__(self, other: SupportsFloat) -> bool:
+        return self.item() > float(other)
+
+    def __ge__(self, other: SupportsFloat) -> bool:
+        return self.item() >= float(other)
+
+    def __add__(self, other: SupportsFloat) -> float:
+        return self.item() + float(other)
+
+    def __radd__(self, other: SupportsFloat) -> float:
+        return float(other) + self.item()
+
+    def __sub__(self, other: SupportsFloat) -> float:
+        return self.item() - float(other)
+
+    def __rsub__(self, other: SupportsFloat) -> float:
+        return float(other) - self.item()
+
+    def __mul__(self, other: SupportsFloat) -> float:
+        return self.item() * float(other)
+
+    def __rmul__(self, other: SupportsFloat) -> float:
+        return float(other) * self.item()
+
+    def __truediv__(self, other: SupportsFloat) -> float:
+        return self.item() / float(other)
+
+    def __rtruediv__(self, other: SupportsFloat) -> float:
+        return float(other) / self.item()
+
+    def __neg__(self) -> float:
+        return -self.item()
+
+    def __abs__(self) -> float:
+        return abs(self.item())
+
+    def __round__(self, digits: int | None = None) -> float:
+        return round(self.item(), digits)

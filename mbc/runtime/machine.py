@@ -1,0 +1,154 @@
+"""What a module needs of that which runs its plan: a GPU (`cuda.py`) or NumPy (`cpu.py` through `Host`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbc.errors import MbcError
+from mbc.plan.model import Plan
+from mbc.runtime.arrays import DeviceArray
+from mbc.runtime.cpu import Interpreter, Transfers
+from mbc.runtime.places import Place, Places
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes a module was planned to take, and takes. `overhead` is device memory outside the arena: context, library
+    handles, loaded code, executable graphs; None where it does not apply or cannot be told."""
+
+    arena_planned: int
+    arena_taken: int
+    overhead_planned: int
+    overhead_taken: int | None
+    host_taken: int
+
+    def __str__(self) -> str:
+        taken = "not measured" if self.overhead_taken is None else f"{self.overhead_taken / 1e6:,.1f} MB"
+        return (
+            f"arena {self.arena_taken / 1e6:,.3f} MB (planned {self.arena_planned / 1e6:,.3f} MB),"
+            f" overhead {taken} (reserved {self.overhead_planned / 1e6:,.1f} MB)"
+        )
+
+
+class Figures:
+    """What a step reports, loss first, then the metrics; fetched when somebody looks."""
+
+    def __init__(self, fetch: Callable[[], tuple[float, ...]]) -> None:
+        self._fetch: Callable[[], tuple[float, ...]] | None = fetch
+        self._values: tuple[float, ...] = ()
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """Waits for the step where it is still running."""
+        if self._fetch is not None:
+            self._values, self._fetch = self._fetch(), None
+        return self._values
+
+
+class Machine(Protocol):
+    """Runs the two programs of a plan over its arena."""
+
+    @property
+    def device(self) -> str:
+        """`cuda` or `cpu`."""
+        ...
+
+    @property
+    def stream(self) -> int | None:
+        """Handle of the stream that reads device arrays; None where there are none."""
+        ...
+
+    @property
+    def memory(self) -> Memory: ...
+
+    def feed(self, place: Place, array: Array | DeviceArray) -> None:
+        """Fill the first rows of an input, the rest with zeros; in order with the programs, maybe not yet done."""
+        ...
+
+    def write(self, place: Place, array: Array) -> None:
+        """Store a canonical array."""
+        ...
+
+    def read(self, place: Place) -> Array:
+        """The canonical array at a place, after everything that was started."""
+        ...
+
+    def train(self, control: bytes) -> Figures:
+        """Put `control` at the start of the control block and run the training program."""
+        ...
+
+    def infer(self) -> None: ...
+
+    def close(self) -> None:
+        """Give back what was taken."""
+        ...
+
+
+class Host:
+    """The interpreter as a machine."""
+
+    device = "cpu"
+    stream: int | None = None
+
+    def __init__(self, plan: Plan, places: Places, *, shadow: bool, transfers: Transfers) -> None:
+        self._plan = plan
+        self._places = places
+        self._interpreter = Interpreter(plan, shadow=shadow, transfers=transfers)
+        self._figures = (places.loss, *places.metrics.values())
+
+    @property
+    def memory(self) -> Memory:
+        predicted = self._plan.predictions
+        taken = self._interpreter.arena.nbytes
+        return Memory(predicted.arena_bytes, taken, predicted.overhead_bytes, None, predicted.host_bytes)
+
+    def feed(self, place: Place, array: Array | DeviceArray) -> None:
+        if isinstance(array, DeviceArray):
+            raise TypeError("the interpreter reads arrays in host memory only")
+        if array.shape != place.shape:
+            array = padded(array, place.shape)
+        self._interpreter.write(place, array)
+
+    def write(self, place: Place, array: Array) -> None:
+        self._interpreter.write(place, array)
+
+    def read(self, place: Place) -> Array:
+        return self._interpreter.read(place)
+
+    def train(self, control: bytes) -> Figures:
+        start = self._places.control.offset_bytes
+        self._interpreter.arena[start : start + len(control)] = np.frombuffer(control, np.uint8)
+        self._interpreter.run("train")
+        values = tuple(float(self._interpreter.read(place)[0]) for place in self._figures)
+        return Figures(lambda: values)
+
+    def infer(self) -> None:
+        self._interpreter.run("infer")
+
+    def close(self) -> None:
+        """Nothing was taken but memory."""
+
+
+def padded(array: Array, shape: tuple[int, ...]) -> Array:
+    """The array followed by rows of zeros, up to `shape`."""
+    whole = np.zeros(shape, array.dtype)
+    whole[: array.shape[0]] = array
+    return whole
+
+
+def state_place(states: Mapping[str, Place], name: str) -> Place:
+    """The place of state `name`; MBC165 with the nearest known name."""
+    if name in states:
+        return states[name]
+    import difflib
+
+    near = difflib.get_close_matches(name, states, 1)
+    remedy = f"did you mean '{near[0]}'?" if near else "see net.states for the names"
+    raise MbcError("MBC165", f"there is no state '{name}'", remedy)
