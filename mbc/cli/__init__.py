@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 from collections.abc import Sequence
 
@@ -11,9 +13,15 @@ from mbc.errors import MbcError
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line (default: this process's); returns the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        # A table with a character that the terminal lacks is better than no table.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     arguments = parser().parse_args(argv)
     try:
-        return arguments.run(arguments)
+        code = arguments.run(arguments)
+        sys.stdout.flush()
+        return code
     except MbcError as error:
         print(error, file=sys.stderr)
         return 1
@@ -21,6 +29,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # Whoever read our output (head, less) has seen enough. Without this Python complains once more at exit.
-        sys.stdout = None  # type: ignore[assignment]
+        # Whoever read our output (head, less) has seen enough. What is still buffered must go somewhere at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

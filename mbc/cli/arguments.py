@@ -153,6 +153,7 @@ def _show(commands: _Commands) -> None:
     )  # fmt: skip
     made.add_argument("plan", help="a package, a plan (.json) or a source (.mbc)")
     made.add_argument("--limit", type=_count, metavar="ROWS", help="show the slowest ROWS operations only")
+    made.add_argument("--by-kind", action="store_true", help="one row a kind of operation")
     made.add_argument("--infer", action="store_true", help="the inference program instead of the training step")
     _planning(made)
     _json(made)
@@ -174,6 +175,8 @@ def _diff(commands: _Commands) -> None:
     )  # fmt: skip
     made.add_argument("plans", nargs="+", metavar="PLAN", help="two packages, plans or sources; or one source")
     made.add_argument("--gpu", dest="gpus", action="append", default=[], help="GPU to plan for; twice with one source")
+    made.add_argument("--limit", type=_count, metavar="ROWS", help="list the ROWS operations that differ most only")
+    made.add_argument("--times", action="store_true", help="list operations that differ in time only, too")
     _planning(made, gpu=False)
     _json(made)
 

@@ -14,6 +14,7 @@ from typing import TextIO
 _REDRAW_S = 0.1
 _PLAIN_S = 10.0  # a log wants a sign of life, not a film
 _PATIENCE_S = 1.0  # what ends sooner needs no progress
+_FILE_COLUMNS = 160
 
 
 class StatusLine:
@@ -90,6 +91,11 @@ def busy(what: str, stream: TextIO | None = None) -> Generator[Callable[[str], N
         finished.set()
         thread.join()
         line.clear()
+
+
+def output_width() -> int:
+    """Columns for a table on stdout: the terminal's, or plenty for a file or a pipe."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else _FILE_COLUMNS
 
 
 def bar(share: float, width: int = 20) -> str:

@@ -1,0 +1,105 @@
+"""mbc show and mbc diff."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mbc.cli import main
+
+FP64 = ("--set", "train.precision=fp64")
+
+
+@pytest.fixture
+def package(mbc):
+    assert mbc("compile", "tiny.mbc", *FP64).code == 0
+    return "tiny"
+
+
+def test_show_is_the_same_of_package_plan_and_source(mbc, package):
+    shown = [mbc("show", place, *FP64) for place in (package, "tiny/plan.json", "tiny.mbc")]
+    assert [s.code for s in shown] == [0, 0, 0], shown[0].err
+    assert shown[0].out == shown[1].out == shown[2].out
+    for word in ("conv0", "head", "at the peak", "bound", "lifetime", "workspace", "arena", "overhead"):
+        assert word in shown[0].out
+
+
+def test_show_less(mbc, package):
+    whole, limited, by_kind, infer = (
+        mbc("show", package, *how).out for how in ((), ("--limit", "2"), ("--by-kind",), ("--infer",))
+    )
+    assert len(limited.splitlines()) < len(whole.splitlines())
+    assert "faster operations" in limited
+    assert "share" in by_kind.splitlines()[3]
+    assert infer.startswith("tiny: inference")
+
+
+def test_show_as_json(mbc, package):
+    shown = mbc("show", package, "--json").json
+    assert shown["network"] == "tiny" and shown["batch"] == 8
+    assert shown["predictions"]["arena_bytes"] > 0
+    assert shown["train"]["operations"][0]["name"] == "conv0"
+
+
+@pytest.fixture
+def elsewhere(monkeypatch):
+    """Commands of their own process, in another folder than the checkout."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
+    return [sys.executable, "-m", "mbc.cli"]
+
+
+def test_show_to_a_pipe_that_closes(package, elsewhere):
+    show = subprocess.Popen([*elsewhere, "show", package, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert show.stdout is not None and show.stderr is not None
+    show.stdout.readline()
+    show.stdout.close()
+    assert show.stderr.read() == b""
+    show.stderr.close()
+    assert show.wait() == 0
+
+
+def test_show_where_the_terminal_is_ascii(package, elsewhere, monkeypatch):
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    done = subprocess.run([*elsewhere, "show", package], capture_output=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_diff_of_two_plans(mbc, package):
+    assert mbc("compile", "tiny.mbc", *FP64, "--set", "batch=16", "-o", "larger").code == 0
+    done = mbc("diff", package, "larger/plan.json")
+    assert done.code == 0, done.err
+    assert "arena" in done.out and "larger/plan.json" in done.out and "%" in done.out
+    assert "run the same" in mbc("diff", package, package).out
+    assert mbc("diff", package, package, "--json").json["same"] is True
+    assert "arena_bytes" in mbc("diff", package, "larger", "--json").json["totals"]
+
+
+def test_diff_of_a_source_for_two_gpus(mbc):
+    done = mbc("diff", "tiny.mbc", "--gpu", "h200", "--gpu", "t4")
+    assert done.code == 0, done.err
+    assert "h200" in done.out and "t4" in done.out
+    assert not Path("tiny").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("tiny.mbc",), "cannot compare 1 plans with 0 GPUs"),
+        (("tiny.mbc", "--gpu", "h200"), "cannot compare 1 plans with 1 GPUs"),
+        (("tiny.mbc", "tiny.mbc", "tiny.mbc"), "cannot compare 3 plans with 0 GPUs"),
+        (("tiny/plan.json", "--gpu", "h200", "--gpu", "t4"), "cannot compare 1 plans with 2 GPUs"),
+    ],
+)
+def test_diff_of_what_cannot_be_compared(mbc, arguments, message):
+    done = mbc("diff", *arguments)
+    assert done.code == 1
+    assert f"error MBC186: {message}\nhelp: name two plans" in done.err
+
+
+def test_unknown_gpu(mbc, capsys):
+    done = mbc("show", "tiny.mbc", "--gpu", "h2000")
+    assert done.code == 1 and "unknown GPU 'h2000'" in done.err
+    assert main(["gpus", "--json"]) == 0
