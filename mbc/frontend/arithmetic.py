@@ -36,16 +36,17 @@ _ORDERED: dict[str, Callable[[Figure, Figure], bool]] = {
 
 def calculate(symbol: str, a: Figure, b: Figure, span: Span) -> Figure:
     """`a symbol b` for numbers. Raises MbcError MBC016 for what is too large or undefined."""
+    shown = f"({a}) {symbol} {b}" if a < 0 else f"{a} {symbol} {b}"
     try:
         value = _power(a, b) if symbol == "**" else _NUMERIC[symbol](a, b)
     except ZeroDivisionError:
-        raise MbcError("MBC016", f"{a} {symbol} {b} divides by zero", "make the divisor nonzero", span) from None
+        raise MbcError("MBC016", f"{shown} divides by zero", "make the divisor nonzero", span) from None
     except OverflowError:
         value = math.inf
     if isinstance(value, complex) or value != value:
-        raise MbcError("MBC016", f"{a} {symbol} {b} is not a number", "use other operands", span)
+        raise MbcError("MBC016", f"{shown} is not a number", "use other operands", span)
     if abs(value) >= LARGEST_NUMBER and (isinstance(value, int) or math.isinf(value)):
-        message = f"{a} {symbol} {b} is too large: whole numbers are less than 2^63"
+        message = f"{shown} is too large: whole numbers are less than 2^63"
         raise MbcError("MBC016", message, "use smaller numbers", span)
     return value
 

@@ -118,7 +118,7 @@ class _Application:
 
 def misfit(what: str, error: ShapeError, inputs: Sequence[Tensor], span: Span) -> MbcError:
     """The error of operands that do not fit: says where each of them came from."""
-    lines = [f"{what} does not fit: {error}"]
+    lines = [f"{what} cannot be applied: {error}"]
     for number, tensor in enumerate(inputs, 1):
         place = f"{tensor.span.source.name}:{tensor.span.line}:{tensor.span.column}"
         which = "its tensor" if len(inputs) == 1 else f"tensor {number}"

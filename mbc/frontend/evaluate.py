@@ -17,18 +17,29 @@ from mbc.ops import LAYERS
 from mbc.source import Span
 
 Apply = Callable[[Written, Worth, Span], Worth]
+Elsewhere = Callable[[str], Span | None]
 
 
 class Evaluator:
-    """Evaluates expressions. `apply` pipes tensors into a layer or block; `words` are those that settings know."""
+    """Evaluates expressions.
+
+    `apply` pipes tensors into a layer or block. `elsewhere` says where a name is bound that is not known here.
+    `words` are those that settings know.
+    """
 
     def __init__(
-        self, building: Building, blocks: Mapping[str, ast.Block], words: frozenset[str], apply: Apply
+        self,
+        building: Building,
+        blocks: Mapping[str, ast.Block],
+        words: frozenset[str],
+        apply: Apply,
+        elsewhere: Elsewhere,
     ) -> None:
         self._arithmetic = Arithmetic(building)
         self._blocks = blocks
         self._words = words
         self._apply = apply
+        self._elsewhere = elsewhere
 
     def worth(self, expression: ast.Expression, frame: Frame) -> Worth:
         """The value of an expression. Raises MbcError."""
@@ -89,6 +100,12 @@ class Evaluator:
         if name.text in FUNCTIONS:
             message = f"`{name.text}` is a function"
             raise MbcError("MBC005", message, f"call it: `{name.text}(…)`", name.span)
+        place = self._elsewhere(name.text)
+        if place is not None:
+            message = (
+                f"the name `{name.text}` is not known here: line {place.line} is not run, or binds it in a loop only"
+            )
+            raise MbcError("MBC005", message, "bind it before the loop, and on every way through an `if`", name.span)
         known = [*frame.names(), *self._blocks, *LAYERS, *self._words]
         remedy = suggest(name.text, known, "known names")
         if "did you mean" not in remedy:
@@ -137,9 +154,10 @@ class Evaluator:
             message = f"`@{labelled.label}` names a layer or block, but stands after {describe(worth)}"
             raise MbcError("MBC027", message, "put the label behind the layer", labelled.span)
         if worth.label is not None or worth.path is not None:
-            message = f"this layer already has the name `{worth.label or worth.path}`"
+            name = worth.label.text if worth.label is not None else worth.path
+            message = f"this layer already has the name `{name}`"
             raise MbcError("MBC013", message, "give one label where the layer is written", labelled.span)
-        worth.label = labelled.label
+        worth.label = ast.Word(labelled.span, labelled.label)
         return worth
 
     # ---- operators ----

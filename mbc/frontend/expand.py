@@ -33,16 +33,18 @@ class Expansion:
 
     def __init__(self, blocks: Mapping[str, ast.Block], words: frozenset[str]) -> None:
         self.building = Building()
-        self.evaluator = Evaluator(self.building, blocks, words, self._apply)
+        self.evaluator = Evaluator(self.building, blocks, words, self._apply, self._bound_elsewhere)
         self.inputs: list[tuple[Tensor, Span]] = []
         self.outputs: list[tuple[Tensor, Span]] = []
         self.losses: list[Losses] = []
         self._blocks = blocks
+        self._bodies: list[Sequence[ast.Statement]] = []  # of the network and of the blocks around this point
         self._depth = 0
         self._statements = 0
 
     def run_network(self, network: ast.Network, frame: Frame) -> None:
         """Run the whole body of a network."""
+        self._bodies.append(network.body)
         returned = self._run(network.body, frame)
         assert returned is None
 
@@ -154,7 +156,7 @@ class Expansion:
     def _bind(self, word: ast.Word, worth: Worth, frame: Frame, here: bool = False) -> None:
         self._check_name(word.text, word.span)
         if isinstance(worth, Written) and worth.bound is None and worth.path is None:
-            worth.bound = word.text
+            worth.bound = word
         if here:
             frame.bind_here(word.text, worth)
         else:
@@ -215,7 +217,7 @@ class Expansion:
         if written.path is None:
             own = written.label or written.bound
             scope = written.scope
-            written.path = scope.count(name, written.span) if own is None else scope.claim(own, written.span)
+            written.path = scope.count(name, written.span) if own is None else scope.claim(own.text, own.span)
         if isinstance(written.of, ast.Block):
             return self._expand(written.of, written, written.path, tensors, span)
         made = self.building.apply(written.of, written.settings, tensors, written.path, span)
@@ -227,6 +229,7 @@ class Expansion:
             raise MbcError("MBC018", message, "end the recursion by a condition, or write a loop", span)
         frame = Frame(Scope(path))
         self._depth += 1
+        self._bodies.append(block.body)
         try:
             for parameter in block.parameters:
                 worth = written.arguments.get(parameter.name)
@@ -244,11 +247,31 @@ class Expansion:
             raise
         finally:
             self._depth -= 1
+            self._bodies.pop()
         if returned is None:
             message = f"block `{block.name}` ends without `return`"
             raise MbcError("MBC030", message, "end it by `return` and the tensor that it gives", block.span)
         return returned.worth
 
+    def _bound_elsewhere(self, name: str) -> Span | None:
+        return _binding(self._bodies[-1], name) if self._bodies else None
+
     def total_losses(self) -> tuple[tuple[str, float], ...]:
         """All losses, each value once."""
         return merge(*self.losses).terms
+
+
+def _binding(body: Sequence[ast.Statement], name: str) -> Span | None:
+    """Where a loop or branch of `body` binds the name."""
+    for statement in body:
+        inner: tuple[ast.Statement, ...] = ()
+        words: tuple[ast.Word, ...] = ()
+        if isinstance(statement, ast.For):
+            inner, words = statement.body, statement.names
+        elif isinstance(statement, ast.When):
+            inner = (*statement.then, *statement.otherwise)
+        words += tuple(word for s in inner if isinstance(s, ast.Assign) for word in s.names)
+        found = next((word.span for word in words if word.text == name), None) or _binding(inner, name)
+        if found is not None:
+            return found
+    return None

@@ -122,6 +122,8 @@ def _expected(accepted: frozenset[str]) -> str:
         parts.append("a name")
     if "AT" in rest:  # an expression that could go on; what else could follow says more
         rest -= _CONTINUATIONS
+    if parts or rest - {"IF"}:
+        rest -= {"IF"}
     parts += [shown for kind, shown in _PUNCTUATION.items() if kind in rest]
     if not parts:
         parts = ["the expression to go on"]
@@ -149,8 +151,11 @@ def _remedy(token: Token, accepted: frozenset[str], before: Sequence[Token], ope
         return "comparisons do not chain: join two of them with `and`"
     if token.type == "RBRACE" and opened is None:
         return "remove it: it closes nothing"
-    if token.type in ("RPAR", "RSQB", "RBRACE") and opened is not None and _OPENING[opened.type] != token.type:
+    wrong = opened is not None and opened.type != "LBRACE" and token.type in ("RPAR", "RSQB", "RBRACE", "LBRACE")
+    if opened is not None and wrong and _OPENING[opened.type] != token.type and not accepted & {"NUMBER"}:
         return f"close the `{opened.value}` of line {opened.line} first"
+    if accepted <= {"LSQB"} or accepted <= {"COLON"}:
+        return "an input has a shape and a type: `input image[batch, 3, 224, 224] : float`"
     if accepted <= {"EQUAL", "COMMA"}:
         return "a statement that begins with a name binds it: `NAME = VALUE`, or `NAME, NAME = VALUE`"
     if "COMMA" in accepted and "IN" not in accepted and token.type in _VALUES:
@@ -180,7 +185,7 @@ def _unit(token: Token, before: Sequence[Token]) -> Token | None:
     in_memory = any(t.type == "MEMORY" for t in before)
     for number, name in pairwise(recent):
         if number.type == "NUMBER" and name.type == "NAME" and number.line == name.line:
-            like = name.value.lower() in {u.lower() for u in UNIT_BYTES} | {"b", "k", "m", "g", "t", "byte", "bytes"}
+            like = name.value.lower() in {u.lower() for u in UNIT_BYTES} | {"k", "m", "g", "t", "byte", "bytes"}
             if like or in_memory:
                 return name
     return None

@@ -18,6 +18,7 @@ Branch = Tree[Token]
 Child = Branch | Token
 
 UNIT_BYTES = {
+    "B": 1,
     "kB": 10**3,
     "MB": 10**6,
     "GB": 10**9,

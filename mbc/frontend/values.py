@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeGuard
 
 from mbc.frontend import ast
@@ -48,7 +48,7 @@ class Written:
     """A layer or block as written in one place, with its settings: applied twice, it shares its parameters.
 
     `scope` is where it was written. `path` is claimed there by the first application, from `label` or else `bound`
-    (the name it was bound to) or else its kind and count: that is the only thing about it that changes.
+    (the name it was bound to) or else its kind and count. Those three are all that changes about it.
     """
 
     of: Layer | ast.Block
@@ -56,9 +56,9 @@ class Written:
     arguments: dict[str, Worth]
     scope: Scope
     span: Span
-    label: str | None = None
-    bound: str | None = None
-    path: str | None = field(default=None)
+    label: ast.Word | None = None
+    bound: ast.Word | None = None
+    path: str | None = None
 
 
 Worth = int | float | bool | tuple["Worth", ...] | Tensor | Losses | WordValue | Bytes | Written

@@ -1,0 +1,36 @@
+"""Every source of tests/cases/bad is refused with the message beside it, word for word.
+
+`MBC_UPDATE_EXPECTED=1 pytest tests/frontend` writes the messages anew: read the difference before committing.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from mbc.errors import MbcError
+from tests.frontend.reading import CASES, lower_file
+
+BAD = sorted((CASES / "bad").glob("*.mbc"))
+
+
+@pytest.mark.parametrize("path", BAD, ids=[p.stem for p in BAD])
+def test_message(path: Path):
+    with pytest.raises(MbcError) as caught:
+        lower_file(path)
+    expected = path.with_suffix(".txt")
+    message = f"{caught.value}\n"
+    if os.environ.get("MBC_UPDATE_EXPECTED"):
+        expected.write_text(message, encoding="utf-8")
+    assert message == expected.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", BAD, ids=[p.stem for p in BAD])
+def test_says_where_and_what_to_do(path: Path):
+    with pytest.raises(MbcError) as caught:
+        lower_file(path)
+    error = caught.value
+    assert error.remedy
+    assert error.span is not None or error.code in ("MBC021", "MBC022", "MBC023")
