@@ -17,7 +17,7 @@ from tests.ir.execution import draw, new_control, normalised, parameter_gradient
 from tests.ops.cases import CASES
 
 LIGHT = settings(
-    max_examples=12,
+    max_examples=20,
     deadline=None,
     derandomize=True,
     database=None,
