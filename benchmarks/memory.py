@@ -1,0 +1,146 @@
+"""Device memory of every example: what the plan said and what the module takes.
+
+The arena is surrounded by canaries, and two steps and a forward pass run: nothing may be written outside it, and the
+module may take no other memory. The overhead is what NVML sees in use beside the arena. Each example runs in a process
+of its own on an otherwise idle GPU. `--profile` records the overheads, which calibrates later plans.
+
+    python benchmarks/memory.py [--precision fp32] [--only NAME ...] [--profile FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from record import attempt, show, write
+
+TIMEOUT_S = 400.0
+WITHIN_BYTES = 50_000_000
+
+
+def run(name: str, settings: list[list[str]]) -> dict[str, Any]:
+    """Build and run one example in this process."""
+    from modules import build, example, open_module, random_inputs
+
+    from mbc.device.overhead import Meter
+
+    job = example(name, *((key, value) for key, value in settings))
+    network = job.lowered().network
+    inputs = random_inputs(network)
+    with tempfile.TemporaryDirectory() as folder:
+        built = build(job, Path(folder) / "package")
+        if built.failed:
+            raise RuntimeError(built.failed)
+        meter = Meter()
+        before = meter.used_bytes()
+        module = open_module(built.folder, "cuda", canaries=True)
+        opened = meter.used_bytes()
+        for _ in range(2):
+            loss = float(module.step(*inputs, lr=1e-4))
+        infer = [inputs[network.inputs.index(n)] for n in module.plan.graph.infer_inputs]
+        module.forward(*infer)
+        module.check_canaries()
+        after = meter.used_bytes()
+        memory = module.memory
+        predictions = module.plan.predictions
+        seen = after - before - memory.arena_taken
+        return {
+            "loss": loss,
+            "arena_predicted": predictions.arena_bytes,
+            "arena_taken": memory.arena_taken,
+            "overhead_predicted": predictions.overhead_bytes,
+            "overhead_measured_before": predictions.overhead_measured,
+            "overhead_reported": memory.overhead_taken,
+            "overhead_seen": seen,
+            "after_opening": after - opened,
+            "canaries": "intact",
+        }
+
+
+def apart(name: str, settings: list[list[str]]) -> dict[str, Any]:
+    command = [sys.executable, __file__, "--child", json.dumps([name, settings])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+    if done.returncode:
+        raise RuntimeError((done.stderr.strip().splitlines() or ["no message"])[-1])
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def libraries() -> dict[str, int]:
+    """Overheads of a bare context and of the libraries, measured in a process of their own."""
+    code = (
+        "import json, sys; from mbc.device.overhead import measure_libraries; "
+        "print(json.dumps({o.what: o.size_bytes for o in measure_libraries()}))"
+    )
+    root = str(Path(__file__).resolve().parent.parent)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root, timeout=TIMEOUT_S)
+    if done.returncode:
+        raise RuntimeError((done.stderr.strip().splitlines() or ["no message"])[-1])
+    found: dict[str, int] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def record(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Write what was seen into a profile, made when there is none."""
+    from mbc.device.gpu import Gpu
+    from mbc.device.measure import identity
+    from mbc.device.profile import Overhead
+    from mbc.device.profile_file import ProfileWriter
+
+    with Gpu(memory_share=0.0) as gpu:
+        here = identity(gpu)
+    with ProfileWriter(path, here) as writer:
+        for row in rows:
+            if "overhead_seen" in row:
+                writer.record_overhead(Overhead("step", row["name"], row["overhead_seen"]))
+            for what in ("context", "libraries"):
+                if what in row:
+                    writer.record_overhead(Overhead(what, "", row[what]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--precision", default="fp32")
+    parser.add_argument("--batch", help="instead of each example's own")
+    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--profile", type=Path)
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        print(json.dumps(run(*json.loads(arguments.child))))
+        return
+    from modules import examples
+
+    settings = [["train.precision", arguments.precision]]
+    if arguments.batch:
+        settings.append(["batch", arguments.batch])
+    rows = [attempt(libraries, "context and libraries")]
+    for job in examples():
+        if not arguments.only or job.name in arguments.only:
+            rows.append(attempt(lambda n=job.name: apart(n, settings), job.name))
+    seen = [row["overhead_seen"] for row in rows if "overhead_seen" in row]
+    # One figure is reserved for all networks of a GPU: the middle of what was seen is nearest to most.
+    calibration = (max(seen) + min(seen)) // 2 if seen else 0
+    for row in rows:
+        if "overhead_seen" in row:
+            row["arena_equal"] = row["arena_predicted"] == row["arena_taken"]
+            row["off_calibration"] = row["overhead_seen"] - calibration
+            row["passed"] = bool(row["arena_equal"] and abs(row["off_calibration"]) <= WITHIN_BYTES)
+    if arguments.profile:
+        rows.append(attempt(lambda: record(arguments.profile, rows) or {}, "record"))
+    path = write(f"memory_{arguments.precision}", rows, calibration_bytes=calibration)
+    show(
+        rows,
+        ["name", "context", "libraries", "arena_predicted", "arena_taken", "overhead_predicted", "overhead_reported",
+         "overhead_seen", "off_calibration", "canaries", "passed"],
+    )  # fmt: skip
+    print(f"overhead_bytes for the device spec: {calibration}; {path.name}")
+
+
+if __name__ == "__main__":
+    main()
