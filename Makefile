@@ -20,7 +20,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 run: setup cuda $(BUILD)/digits.train.npz
 	$(BIN)/mbc compile $(DIGITS)/net.mbc --output $(BUILD)/digits --force
 	$(BIN)/mbc train $(BUILD)/digits --data $(BUILD)/digits.train.npz --test $(BUILD)/digits.test.npz \
-	    --epochs 20 --lr 0.1 --schedule cosine --warmup 1 --checkpoint $(BUILD)/digits.safetensors
+	    --epochs 12 --lr 0.1 --schedule cosine --warmup 1 --checkpoint $(BUILD)/digits.safetensors
 	@echo "plan: $(BUILD)/digits/plan.json (read it with: $(BIN)/mbc show $(BUILD)/digits)"
 
 test: lint types pytest

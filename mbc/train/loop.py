@@ -161,51 +161,82 @@ def _check_resumable(done: Progress, job: Job) -> None:
             )
 
 
+@dataclass
+class _Sums:
+    """What an epoch has added up so far."""
+
+    steps: int = 0
+    bad_steps: int = 0
+    losses: float = 0.0
+    accuracies: float = 0.0
+    judged_steps: int = 0
+
+    def add(self, loss: float, accuracy: float | None) -> None:
+        self.steps += 1
+        if math.isfinite(loss):
+            self.losses += loss
+        else:
+            self.bad_steps += 1
+        if accuracy is not None:
+            self.accuracies += accuracy
+            self.judged_steps += 1
+
+    @property
+    def loss(self) -> float:
+        good = self.steps - self.bad_steps
+        return self.losses / good if good else math.nan
+
+    @property
+    def accuracy(self) -> float | None:
+        return self.accuracies / self.judged_steps if self.judged_steps else None
+
+
 def _one_epoch(net: Trainable, job: Job, epoch: int, on_step: Callable[[Running], None]) -> Epoch:
     batch, epochs = job.graph.batch, job.schedule.epochs
+    inputs = inputs_of(job.graph)
     # Where the length is unknown the rate changes by the epoch only, so that a resumed training sees the same rates.
     steps_in_epoch = None if job.data.rows is None else job.data.rows // batch
-    losses = accuracies = 0.0
-    steps = bad_steps = dropped = 0
-    judged_steps = 0
+    sums = _Sums()
     rate = 0.0
-    inputs = inputs_of(job.graph)
     began = time.monotonic()
-    for arrays in job.data.shuffled(batch, job.seed, epoch):
-        if arrays[0].shape[0] < batch:
-            dropped = int(arrays[0].shape[0])
-            break
+    batches = (converted(rows, inputs) for rows in job.data.shuffled(batch, job.seed, epoch))
+    arrays = next(batches, None)
+    while arrays is not None and len(arrays[0]) == batch:
         # The middle of the step: neither a warm-up's first step nor a cosine's last has the rate 0.
-        rate = job.schedule.at(epoch + ((steps + 0.5) / steps_in_epoch if steps_in_epoch else 0.5))
-        loss = float(net.step(*converted(arrays, inputs), lr=rate))
-        steps += 1
-        if math.isfinite(loss):
-            losses += loss
-        else:
-            bad_steps += 1
-        accuracy = net.accuracy
-        if accuracy is not None:
-            accuracies += accuracy
-            judged_steps += 1
+        rate = job.schedule.at(epoch + ((sums.steps + 0.5) / steps_in_epoch if steps_in_epoch else 0.5))
+        loss = net.step(*arrays, lr=rate)
+        arrays = next(batches, None)  # made while the GPU is busy: looking at the loss waits for the step
+        sums.add(float(loss), net.accuracy)
+        seconds = time.monotonic() - began
         on_step(
-            Running(epoch + 1, epochs, steps, steps_in_epoch, losses / max(1, steps - bad_steps),
-                    accuracies / judged_steps if judged_steps else None, steps * batch, time.monotonic() - began)
-        )  # fmt: skip
+            Running(
+                epoch + 1, epochs, sums.steps, steps_in_epoch, sums.loss, sums.accuracy, sums.steps * batch, seconds
+            )
+        )
     seconds = time.monotonic() - began
-    if steps == 0:
+    dropped = 0 if arrays is None else len(arrays[0])
+    if sums.steps == 0:
         raise MbcError(
             "MBC177",
             f"the data hold {dropped} rows, fewer than one mini-batch of {batch}",
             f"give more data or a smaller mini-batch, for instance --set batch={max(1, dropped)}",
         )
-    if bad_steps == steps:
+    if sums.bad_steps == sums.steps:
         raise MbcError(
             "MBC178",
             f"no loss of epoch {epoch + 1} is finite, so nothing was learned in it",
             "lower the learning rate, add a warm-up, or look for values that are not finite in the data",
         )
     return Epoch(
-        epoch + 1, epochs, steps, losses / (steps - bad_steps), accuracies / judged_steps if judged_steps else None,
-        None if job.test is None else accuracy_on(net, job.graph, job.test),
-        rate, steps * batch, seconds, dropped, bad_steps,
-    )  # fmt: skip
+        epoch=epoch + 1,
+        epochs=epochs,
+        steps=sums.steps,
+        loss=sums.loss,
+        accuracy=sums.accuracy,
+        test_accuracy=None if job.test is None else accuracy_on(net, job.graph, job.test),
+        learning_rate=rate,
+        rows=sums.steps * batch,
+        seconds=seconds,
+        dropped_rows=dropped,
+        bad_steps=sums.bad_steps,
+    )
