@@ -5,6 +5,7 @@ Everything here is naive on purpose and shares nothing with `mbc.optimize` or th
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import dataclass, field, fields, replace
 
@@ -185,7 +186,7 @@ class ProgramMaker:
     def launch(self, op: Operation, inputs: list[int], later: set[str]) -> None:
         kind = KINDS[op.kind]
         must = {o: i for o, i in kind.updates if o < len(op.outputs)}
-        may = {o: i for o, i in kind.in_place}
+        may = dict(kind.in_place)
         outputs = []
         for o, name in enumerate(op.outputs):
             alias = inputs[must[o]] if o in must else None
@@ -202,7 +203,7 @@ class ProgramMaker:
         cuts = [0, self.graph.batch]
         if batched and kind.divisible and self.rng.random() < 0.6:
             cuts = sorted({*cuts, self.rng.randrange(self.graph.batch + 1)})
-        parts = [Rows(a, b) for a, b in zip(cuts, cuts[1:], strict=False)]
+        parts = [Rows(a, b) for a, b in itertools.pairwise(cuts)]
         for number, part in enumerate(parts):
             accesses = [self.access(b, part, Mode.READ) for b in inputs]
             accesses += [self.access(b, part, Mode.ACCUMULATE if number else Mode.WRITE) for b in outputs]
@@ -315,18 +316,20 @@ def needed_waits(plan: Plan, program: Program) -> tuple[tuple[int, int], ...]:
 
 def with_figures(plan: Plan) -> Plan:
     """The plan with the figures that follow from its buffers."""
-    end = {space: 0 for space in Space}
+    end = dict.fromkeys(Space, 0)
     for buffer, offset in zip(plan.buffers, plan.offsets, strict=True):
         end[buffer.space] = max(end[buffer.space], offset + round_up(buffer.size_bytes))
     predictions = replace(plan.predictions, arena_bytes=end[Space.ARENA], host_bytes=end[Space.HOST])
     return replace(plan, predictions=predictions, bounds=replace(plan.bounds, live_bytes=naive_live_bytes(plan)))
 
 
-def random_plan(seed: int, streams: tuple[Stream, ...] = tuple(Stream), layers: int | None = None) -> Plan:
+def random_plan(seed: int, streams: tuple[Stream, ...] = tuple(Stream), layers: int | None = None, widths=None) -> Plan:
     """A valid plan of a random chain; the same for the same seed."""
     rng = random.Random(seed)
     batch = rng.randrange(2, 6)
-    graph = chain_graph(batch, [rng.randrange(2, 40) for _ in range(layers or rng.randrange(1, 4))], rng.random() < 0.7)
+    graph = chain_graph(
+        batch, widths or [rng.randrange(2, 40) for _ in range(layers or rng.randrange(1, 4))], rng.random() < 0.7
+    )
     finals = dict(graph.updates)
     buffers: list[Buffer] = []
     states: dict[str, int] = {}

@@ -6,7 +6,6 @@ import random
 from dataclasses import replace
 
 from mbc.plan.model import Access, Kernel, Mode, Plan, Program, Rows, Stream
-
 from tests.plan.chains import with_figures
 
 

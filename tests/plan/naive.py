@@ -12,7 +12,6 @@ import random
 from mbc.ir.graph import Operation
 from mbc.ops import KINDS
 from mbc.plan.model import Launch, Mode, Plan, Program, Rows, Stream
-
 from tests.plan.chains import byte_range
 
 GRAIN_BYTES = 4
@@ -25,6 +24,7 @@ def schedules(program: Program, seed: int, count: int):
     waits: dict[int, list[int]] = {}
     for earlier, later in program.waits:
         waits.setdefault(later, []).append(earlier)
+    tried: set[tuple[int, ...]] = set()
     ranks = [{stream: r for r, stream in enumerate(p)} for p in itertools.permutations(Stream)]
     for number in range(len(ranks) + count):
         queues = {s: [i for i, launch in enumerate(program.launches) if launch.stream is s] for s in Stream}
@@ -37,7 +37,9 @@ def schedules(program: Program, seed: int, count: int):
             stream = min(ready, key=ranks[number].get) if number < len(ranks) else rng.choice(ready)
             made.append(queues[stream].pop(0))
             done.add(made[-1])
-        yield made
+        if tuple(made) not in tried:
+            tried.add(tuple(made))
+            yield made
 
 
 class Reference:
