@@ -16,6 +16,8 @@ from mbc.frontend.values import Bytes, Tensor, WordValue, Worth, Written, descri
 from mbc.ops import LAYERS
 from mbc.source import Span
 
+MOST_EXPRESSIONS = 1_000_000
+
 Apply = Callable[[Written, Worth, Span], Worth]
 Elsewhere = Callable[[str], Span | None]
 
@@ -40,9 +42,11 @@ class Evaluator:
         self._words = words
         self._apply = apply
         self._elsewhere = elsewhere
+        self._expressions = 0
 
     def worth(self, expression: ast.Expression, frame: Frame) -> Worth:
         """The value of an expression. Raises MbcError."""
+        self._spend(1, expression.span)
         match expression:
             case ast.Name():
                 return self._name(expression, frame)
@@ -69,6 +73,12 @@ class Evaluator:
             case ast.Pick():
                 taken = self.condition(expression.condition, frame)
                 return self.worth(expression.then if taken else expression.otherwise, frame)
+
+    def _spend(self, expressions: int, span: Span) -> None:
+        self._expressions += expressions
+        if self._expressions > MOST_EXPRESSIONS:
+            message = f"the network takes more than {MOST_EXPRESSIONS} expressions to expand"
+            raise MbcError("MBC017", message, "make its loops and ranges shorter", span)
 
     def condition(self, expression: ast.Expression, frame: Frame) -> bool:
         """A condition, which must be true or false."""
@@ -120,7 +130,10 @@ class Evaluator:
         worths = tuple(self.worth(a.value, frame) for a in call.arguments)
         if any(a.name is not None for a in call.arguments):
             raise MbcError("MBC007", f"`{call.name}` has no settings with names", "leave the name out", call.span)
-        return function(worths, call.span)
+        found = function(worths, call.span)
+        if isinstance(found, tuple):
+            self._spend(len(found) // 10, call.span)  # a number of a range costs about a tenth of an expression
+        return found
 
     def _written(self, call: ast.Call, frame: Frame) -> Written:
         """A layer or block with its settings."""

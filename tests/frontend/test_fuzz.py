@@ -9,10 +9,13 @@ from hypothesis import strategies as st
 
 from mbc.errors import MbcError
 from mbc.ir.verify import verify_network
-from tests.frontend.reading import ROOT, lower_text
+from mbc.ops import LAYERS
+from tests.frontend.reading import ROOT, lower_text, wrap
 
 SOURCES = [p.read_text(encoding="utf-8") for p in sorted((ROOT / "tests" / "cases").rglob("*.mbc"))]
 SOURCES += [(ROOT / "examples" / name).read_text(encoding="utf-8") for name in ("resnet.mbc", "unet.mbc")]
+WORDS = st.sampled_from(["true", "false", "he", "bf16", "image", "relu", "(1, 2)"])
+TENSORS = ["image", "(image, image)", "target", "(image, target)", "(image |> flatten)", "(image |> flatten, target)"]
 TOKENS = sorted({t for s in SOURCES for t in re.findall(r"\w+|[^\w\s]+", s)})
 QUIET = settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -60,6 +63,19 @@ def test_sources_with_a_mistake(data: st.DataObject):
     # Limits are tested elsewhere; here a loop of 100,000 turns would only take time.
     text = re.sub(r"\d{4,}", "9", "".join(parts))
     answers(text)
+
+
+NUMBERS = st.sampled_from([-1, 0, 1, 2, 3, 5, 8, 9, 0.5, 1e-9, 1e9, 2**31 - 1, 2**31, 2**62])
+SETTINGS = st.one_of(
+    NUMBERS.map(str), st.lists(NUMBERS, max_size=4).map(lambda x: f"({', '.join(map(str, x))},)"), WORDS
+)
+
+
+@QUIET
+@given(st.sampled_from(sorted(LAYERS)), st.lists(SETTINGS, max_size=8), st.sampled_from(TENSORS))
+def test_any_settings_of_a_layer(layer: str, values: list[str], tensors: str):
+    body = f"y = {tensors} |> {layer}({', '.join(values[: len(LAYERS[layer].parameters)])})"
+    answers(wrap(body if not LAYERS[layer].loss else f"y = image\n loss {body[4:]}"))
 
 
 @QUIET
