@@ -58,7 +58,8 @@ def _parse(text: str, name: str) -> dict[str, Any]:
     try:
         document = json.loads(text, parse_constant=_refuse, object_pairs_hook=_unique)
     except json.JSONDecodeError as error:
-        cut = len(text.rstrip()) <= error.pos
+        whole = text.rstrip()
+        cut = error.pos >= len(whole) or (whole.startswith("{") and not whole.endswith("}"))
         what = "is cut short" if cut else f"is not JSON: {error.msg}"
         raise MbcError("MBC110", f"{name} {what} (line {error.lineno}, column {error.colno})", _AGAIN) from None
     except (ValueError, RecursionError) as error:

@@ -11,27 +11,46 @@ _GAP = "  "
 @dataclass(frozen=True, slots=True)
 class Column:
     """`right`: figures are aligned at their last digit. `shrinks`: cut with `…` when the table is too wide; at least
-    `least` characters of it stay."""
+    `least` characters of it stay. `optional`: left out of a table that is still too wide, the highest number first."""
 
     title: str
     right: bool = False
     shrinks: bool = False
     least: int = 8
+    optional: int = 0
 
 
 def render(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int | None = None) -> str:
     """The table as lines of text with a rule under the titles, at most `width` characters wide where columns that may
     shrink allow it (None: as wide as it is)."""
-    widths = [
-        max(len(column.title), *(len(row[i]) for row in rows)) if rows else len(column.title)
-        for i, column in enumerate(columns)
-    ]
+    kept = list(range(len(columns)))
+    longest = [max([len(column.title), *(len(row[i]) for row in rows)]) for i, column in enumerate(columns)]
+    if width is not None:
+        kept = _affordable(columns, longest, width)
+    columns = [columns[i] for i in kept]
+    rows = [[row[i] for i in kept] for row in rows]
+    widths = [longest[i] for i in kept]
     if width is not None:
         _shrink(widths, columns, width)
     lines = [_line(columns, [column.title for column in columns], widths)]
     lines.append(_GAP.join("-" * w for w in widths))
     lines += [_line(columns, row, widths) for row in rows]
     return "\n".join(lines)
+
+
+def _affordable(columns: Sequence[Column], longest: Sequence[int], width: int) -> list[int]:
+    """The columns that fit when all are shrunk as far as they may."""
+    kept = list(range(len(columns)))
+
+    def least(i: int) -> int:
+        return min(longest[i], columns[i].least) if columns[i].shrinks else longest[i]
+
+    while sum(map(least, kept)) + len(_GAP) * (len(kept) - 1) > width:
+        droppable = [i for i in kept if columns[i].optional]
+        if not droppable:
+            break
+        kept.remove(max(droppable, key=lambda i: columns[i].optional))
+    return kept
 
 
 def _shrink(widths: list[int], columns: Sequence[Column], width: int) -> None:

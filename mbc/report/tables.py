@@ -16,14 +16,14 @@ from mbc.report.memory import curve_text
 DEFAULT_WIDTH = 120
 
 _OPERATIONS = (
-    Column("operation", shrinks=True, least=12),
-    Column("kind", shrinks=True, least=10),
-    Column("kernel", shrinks=True, least=12),
+    Column("operation", shrinks=True, least=18),
+    Column("kind", shrinks=True, least=12, optional=3),
+    Column("kernel", shrinks=True, least=16),
     Column("micro-batches", right=True, shrinks=True),
-    Column("layout"),
+    Column("layout", optional=1),
     Column("time", right=True),
     Column("workspace", right=True),
-    Column("output", right=True),
+    Column("output", right=True, optional=2),
     Column("lifetime", right=True),
 )
 _KINDS = (

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from mbc.plan.diff import diff_plans
+from mbc.plan.memory import memory_curve
+from mbc.plan.summary import summarise
+from mbc.report.columns import Column, cut, render
+from mbc.report.differences import diff_text
+from mbc.report.documents import diff_document, plan_document
+from mbc.report.memory import sparkline
+from mbc.report.tables import micro_batches, operations_table, plan_text
+from tests.plan.chains import random_plan
+
+PLAN = random_plan(3)
+
+
+def test_columns_are_aligned():
+    text = render((Column("name"), Column("bytes", right=True)), [("a", "1"), ("bcd", "1000000")])
+    assert text == "name    bytes\n----  -------\na           1\nbcd   1000000"
+
+
+def test_tables_shrink_to_the_terminal():
+    columns = (Column("name", shrinks=True), Column("kernel", shrinks=True), Column("time", right=True))
+    rows = [("a" * 60, "b" * 30, "1.00 us")]
+    for width in (200, 90, 60, 40):
+        assert max(map(len, render(columns, rows, width).splitlines())) <= width
+    assert "…" in render(columns, rows, 60)
+    assert max(map(len, render(columns, rows, 5).splitlines())) == 8 + 8 + 7 + 4  # what must stay stays
+
+
+@pytest.mark.parametrize(
+    "width, text", [(20, "layer1.0.conv1"), (14, "layer1.0.conv1"), (9, "laye…onv1"), (1, "…"), (0, "")]
+)
+def test_cut(width, text):
+    assert cut("layer1.0.conv1", width) == text
+
+
+def test_micro_batches():
+    assert micro_batches((256,)) == "256"
+    assert micro_batches((64, 64, 64, 64)) == "4 x 64"
+    assert micro_batches((64, 64, 64, 32)) == "3 x 64 + 32"
+
+
+def test_the_page_says_everything():
+    text = plan_text(PLAN, width=160)
+    for word in (
+        "chain: training step, batch 3, fp32, sgd", "for H200 (sm_90", "l0.filter", "linear_backward_filter",
+        "2 + 1", "~", "6..26", "parameters", "gradients", "the peak is at launch", "arena + overhead",
+        "reserved, never measured", "live bytes (no placement beats it)", "plan / bound - 1", "floor", "▁",
+    ):  # fmt: skip
+        assert word in text, word
+    assert f"{PLAN.predictions.arena_bytes:,} bytes, exact" in text
+
+
+def test_estimates_are_marked():
+    summaries = summarise(PLAN, PLAN.train)
+    lines = operations_table(summaries, None).splitlines()[2:]
+    for summary, line in zip(summaries, lines, strict=True):
+        assert ("~" in line) == summary.estimated
+
+
+def test_limit_keeps_the_slowest_in_program_order():
+    summaries = summarise(PLAN, PLAN.train)
+    lines = operations_table(summaries, None, limit=4).splitlines()
+    shown = [line.split()[0] for line in lines[2:-1]]
+    slowest = sorted(summaries, key=lambda s: -s.time_us)[:4]
+    assert shown == [s.name for s in summaries if s in slowest]
+    assert lines[-1].startswith(f"… and {len(summaries) - 4} faster operations that take ~")
+
+
+def test_by_kind():
+    text = plan_text(PLAN, by_kind=True)
+    assert "linear_backward_filter" in text and "share" in text and "l0.filter" not in text
+
+
+def test_inference():
+    text = plan_text(PLAN, infer=True)
+    assert "chain: inference" in text and "i.relu0" in text and "l0.filter" not in text
+
+
+def test_narrow_tables_leave_columns_out():
+    columns = (Column("name"), Column("kind", optional=2), Column("layout", optional=1))
+    rows = [("a" * 10, "b" * 10, "c" * 10)]
+    assert render(columns, rows, 34).splitlines()[0].split() == ["name", "kind", "layout"]
+    assert render(columns, rows, 33).splitlines()[0].split() == ["name", "layout"]
+    assert render(columns, rows, 20).splitlines()[0].split() == ["name"]
+
+
+@pytest.mark.parametrize("width", [80, 100, 140])
+def test_width(width):
+    table = operations_table(summarise(PLAN, PLAN.train), width)
+    assert max(map(len, table.splitlines())) <= width
+
+
+def test_measured_plan_has_no_mark():
+    plan = replace(PLAN, predictions=replace(PLAN.predictions, measured_share=1.0, overhead_measured=True))
+    text = plan_text(plan)
+    assert "100 % of it from measured times" in text and "overhead          381.5 MiB  measured" in text
+
+
+def test_sparkline():
+    assert sparkline([0, 1, 4, 8], 10) == " ▁▄█"
+    assert sparkline([0, 0, 1000, 1], 2) == " █"
+    assert sparkline([1, 2], 2, top=8) == "▁▂"
+    assert sparkline([], 5) == ""
+    assert sparkline([0, 0], 5) == "  "
+
+
+def test_plan_document():
+    document = json.loads(json.dumps(plan_document(PLAN, memory=True)))
+    curve = memory_curve(PLAN, PLAN.train)
+    assert document["train"]["peak"]["bytes"] == max(curve.total_bytes)
+    assert sum(document["train"]["peak"]["by_kind"].values()) == max(curve.total_bytes)
+    assert len(document["train"]["memory"]) == document["train"]["launches"] == len(PLAN.train.launches)
+    assert document["above_bounds"]["arena_over_live"] >= 0
+    assert {"name", "kernels", "micro_batches", "time_us", "workspace_bytes", "lifetime"} <= set(
+        document["train"]["operations"][0]
+    )
+
+
+def test_diff_text():
+    other = random_plan(4)
+    diff = diff_plans(PLAN, other)
+    text = diff_text(diff, "a.json", "b.json", width=100)
+    for word in ("in all", "a.json", "train launches", "micro-batches", "workspace", "in time only", "only in b.json"):
+        assert word in text, word
+    assert max(map(len, diff_text(diff, "a.json", "b.json", width=100).split("only in")[0].splitlines())) <= 100
+    limited = diff_text(diff, "a.json", "b.json", limit=2)
+    assert "operations more" in limited and "more" in limited.splitlines()[-1]
+    assert len(diff_text(diff, "a.json", "b.json", with_times=True)) > len(text) - 200
+
+
+def test_diff_of_equal_plans():
+    assert diff_text(diff_plans(PLAN, PLAN), "a", "b") == "a and b run the same: no figure and no operation differs"
+
+
+def test_diff_document():
+    document = json.loads(json.dumps(diff_document(diff_plans(PLAN, random_plan(4)))))
+    assert document["same"] is False
+    assert document["totals"]["arena_bytes"]["before"] == PLAN.predictions.arena_bytes
+    assert document["operations"][0]["differs"]
+    assert document["only_before"] and document["only_after"]
