@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from mbc.ops import (
     activation,
+    bias,
     convolution,
     loss,
     matrix,
@@ -19,7 +20,7 @@ from mbc.ops import (
 )
 from mbc.ops.base import Layer, OpKind
 
-_FAMILIES = (convolution, matrix, normalization, activation, random, pooling, response, shape, loss, update)
+_FAMILIES = (convolution, bias, matrix, normalization, activation, random, pooling, response, shape, loss, update)
 
 KINDS: Mapping[str, OpKind] = MappingProxyType({kind.name: kind for family in _FAMILIES for kind in family.OPS})
 LAYERS: Mapping[str, Layer] = MappingProxyType({layer.name: layer for family in _FAMILIES for layer in family.LAYERS})

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbc.ir.graph import Attributes, Initializer, Operation
-from mbc.ir.types import Precision, TensorType
+from mbc.ir.types import DType, Precision, TensorType
 
 Array = NDArray[Any]
 
@@ -171,3 +171,8 @@ class Layer:
 def as_float(array: Array) -> Array:
     """The array in float32, or unchanged where it is float64."""
     return array if array.dtype == np.float64 else array.astype(np.float32, copy=False)
+
+
+def master(dtype: DType) -> DType:
+    """Element type of sums, statistics and parameter gradients where activations are `dtype`."""
+    return DType.FP64 if dtype is DType.FP64 else DType.FP32

@@ -1,4 +1,4 @@
-"""Convolutions: the three passes, transposed convolution, bias.
+"""Convolutions: the three passes, and transposed convolution.
 
 Cross-correlation as in cuDNN and PyTorch. The filter is [K, C / groups, r, s]; with K outputs and C channels of the
 image side. A transposed convolution is `convolution_backward_data` used forwards, with its filter
@@ -11,16 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from mbc.ir.graph import Attributes, Initializer, Operation
-from mbc.ir.types import DType, TensorType
-from mbc.ops.base import Array, Call, Gradients, Layer, LayerBuilder, NoAttributes, OpKind, Parameter, ShapeError
+from mbc.ir.graph import Attributes, Operation
+from mbc.ir.types import TensorType
+from mbc.ops.base import Array, Call, Gradients, Layer, LayerBuilder, OpKind, Parameter, ShapeError, master
+from mbc.ops.bias import add_bias
 from mbc.ops.im2col import correlate, correlate_filter, spread
+from mbc.ops.initial import INITIALIZERS, initializer
 from mbc.ops.rounding import operand
 from mbc.ops.window import Pads, Pair, as_pads, as_pair, image, positive, spans, window_counts
-
-INITIALIZERS = ("he", "he_uniform", "xavier", "xavier_uniform", "zero")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +36,6 @@ class Convolution(Attributes):
     def output_size(self) -> Pair:
         """Height and width of the feature side."""
         return window_counts(self.size, spans(self.kernel, self.dilation), self.stride, self.pad)
-
-
-def initializer(word: str, fan_in: int, fan_out: int) -> Initializer:
-    """The initializer that a setting `init` names."""
-    return Initializer("constant") if word == "zero" else Initializer(word, fan_in=fan_in, fan_out=fan_out)
-
-
-def master(dtype: DType) -> DType:
-    """Element type of sums, statistics and parameter gradients where activations are `dtype`."""
-    return DType.FP64 if dtype is DType.FP64 else DType.FP32
 
 
 def _check(a: Convolution) -> None:
@@ -96,18 +84,6 @@ def _backward_filter_shape(a: Convolution, inputs: tuple[TensorType, ...]) -> tu
     return (TensorType((dy.shape[1], channels // a.groups, *a.kernel), master(x.dtype)),)
 
 
-def _bias_shape(_: NoAttributes, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
-    y, b = inputs
-    if len(y.shape) < 2 or b.shape != y.shape[1:2]:
-        raise ShapeError(f"bias {b} does not fit the channels of {y}")
-    return (y,)
-
-
-def _channel_sum_shape(_: NoAttributes, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
-    (dy,) = inputs
-    return (TensorType(dy.shape[1:2], master(dy.dtype)),)
-
-
 def _forward(a: Convolution, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
     x, w = (operand(v, call.precision) for v in inputs)
     return (correlate(x, w, a.stride, a.pad, a.dilation, a.groups, a.output_size),)
@@ -121,22 +97,6 @@ def _backward_data(a: Convolution, inputs: Sequence[Array], call: Call) -> tuple
 def _backward_filter(a: Convolution, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
     x, dy = (operand(v, call.precision) for v in inputs)
     return (correlate_filter(x, dy, a.kernel, a.stride, a.pad, a.dilation, a.groups),)
-
-
-def _bias_add(_: NoAttributes, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
-    y, b = inputs
-    return (y + b.reshape((1, -1) + (1,) * (y.ndim - 2)),)
-
-
-def _channel_sum(_: NoAttributes, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
-    (dy,) = inputs
-    return (channel_sums(dy).astype(dy.dtype),)
-
-
-def channel_sums(x: Array) -> Array:
-    """Sums over everything but axis 1, in float64."""
-    axes = (0, *range(2, x.ndim))
-    return np.asarray(np.sum(x, axis=axes, dtype=np.float64))
 
 
 def _forward_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
@@ -158,14 +118,6 @@ def _transposed_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...
     dw = g.emit("convolution_backward_filter", op.attributes, (dy, x), w)[0] if g.needs(w) else None
     dx = g.emit("convolution", op.attributes, (dy, w), x)[0] if g.needs(x) else None
     return dx, dw
-
-
-def _bias_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
-    (dy,) = dys
-    if dy is None:
-        return None, None
-    b = op.inputs[1]
-    return dy, g.emit("channel_sum", NoAttributes(), (dy,), b)[0] if g.needs(b) else None
 
 
 OPS = (
@@ -196,22 +148,7 @@ OPS = (
         accumulates=True,
         reduces=True,
     ),
-    OpKind("bias_add", NoAttributes, _bias_shape, _bias_add, _bias_gradient, divisible=True, in_place=((0, 0),)),
-    OpKind(
-        "channel_sum",
-        NoAttributes,
-        _channel_sum_shape,
-        _channel_sum,
-        divisible=True,
-        accumulates=True,
-        reduces=True,
-    ),
 )
-
-
-def _bias(builder: LayerBuilder, y: str, channels: int) -> str:
-    bias = builder.state("bias", (channels,), Initializer("constant"))
-    return builder.emit("bias_add", NoAttributes(), (y, bias), "bias_add")[0]
 
 
 def _build_conv(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
@@ -235,7 +172,7 @@ def _build_conv(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[s
     init = initializer(settings["init"], channels // groups * window, outputs // groups * window)
     w = builder.state("weight", (outputs, channels // groups, *a.kernel), init)
     (y,) = builder.emit("convolution", a, (x, w))
-    return _bias(builder, y, outputs) if settings["bias"] else y
+    return add_bias(builder, y, outputs) if settings["bias"] else y
 
 
 def _build_transposed(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
@@ -264,7 +201,7 @@ def _build_transposed(builder: LayerBuilder, settings: dict[str, Any], inputs: t
     init = initializer(settings["init"], fan_in, outputs // groups * window)
     w = builder.state("weight", (channels, outputs // groups, *kernel), init)
     (y,) = builder.emit("convolution_backward_data", a, (x, w))
-    return _bias(builder, y, outputs) if settings["bias"] else y
+    return add_bias(builder, y, outputs) if settings["bias"] else y
 
 
 LAYERS = (

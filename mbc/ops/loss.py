@@ -14,9 +14,19 @@ import numpy as np
 
 from mbc.ir.graph import Attributes, Operation
 from mbc.ir.types import DType, TensorType
-from mbc.ops.base import Array, Call, Gradients, Layer, LayerBuilder, NoAttributes, OpKind, Parameter, ShapeError
+from mbc.ops.base import (
+    Array,
+    Call,
+    Gradients,
+    Layer,
+    LayerBuilder,
+    NoAttributes,
+    OpKind,
+    Parameter,
+    ShapeError,
+    master,
+)
 from mbc.ops.control import control_record, control_shape
-from mbc.ops.convolution import master
 
 
 @dataclass(frozen=True, slots=True)

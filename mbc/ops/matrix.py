@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from mbc.ir.graph import Attributes, Initializer, Operation
+from mbc.ir.graph import Attributes, Operation
 from mbc.ir.types import DType, TensorType
-from mbc.ops.base import Array, Call, Gradients, Layer, LayerBuilder, NoAttributes, OpKind, Parameter, ShapeError
-from mbc.ops.convolution import INITIALIZERS, initializer, master
+from mbc.ops.base import Array, Call, Gradients, Layer, LayerBuilder, OpKind, Parameter, ShapeError, master
+from mbc.ops.bias import add_bias
+from mbc.ops.initial import INITIALIZERS, initializer
 from mbc.ops.rounding import operand
 from mbc.ops.window import positive
 
@@ -118,10 +119,7 @@ def _build_linear(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple
     a = Linear(kind.shape[1:])
     w = builder.state("weight", (features, a.features_in), initializer(settings["init"], a.features_in, features))
     (y,) = builder.emit("linear", a, (x, w))
-    if not settings["bias"]:
-        return y
-    bias = builder.state("bias", (features,), Initializer("constant"))
-    return builder.emit("bias_add", NoAttributes(), (y, bias), "bias_add")[0]
+    return add_bias(builder, y, features) if settings["bias"] else y
 
 
 LAYERS = (

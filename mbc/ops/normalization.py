@@ -24,9 +24,10 @@ from mbc.ops.base import (
     OpKind,
     Parameter,
     ShapeError,
+    master,
 )
+from mbc.ops.bias import channel_sums
 from mbc.ops.control import control_record, control_shape
-from mbc.ops.convolution import channel_sums, master
 
 
 @dataclass(frozen=True, slots=True)

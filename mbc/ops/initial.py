@@ -1,0 +1,12 @@
+"""How the language names the start of a weight."""
+
+from __future__ import annotations
+
+from mbc.ir.graph import Initializer
+
+INITIALIZERS = ("he", "he_uniform", "xavier", "xavier_uniform", "zero")
+
+
+def initializer(word: str, fan_in: int, fan_out: int) -> Initializer:
+    """The initializer that a setting `init` names."""
+    return Initializer("constant") if word == "zero" else Initializer(word, fan_in=fan_in, fan_out=fan_out)
