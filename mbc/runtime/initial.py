@@ -48,5 +48,5 @@ def initial(name: str, kind: TensorType, initializer: Initializer, seed: int) ->
         array = random.uniform(-bounds[how], bounds[how], kind.shape)
     else:
         known = ", ".join(["constant", *deviations, *bounds])
-        raise MbcError("MBC145", f"state '{name}' starts by '{how}', which is none of {known}", "compile it again")
+        raise MbcError("MBC140", f"state '{name}' starts by '{how}', which is none of {known}", "compile it again")
     return array.astype(canonical_dtype(kind.dtype))
