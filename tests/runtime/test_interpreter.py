@@ -234,9 +234,7 @@ def offloaded(plan: Plan) -> Plan:
     launches[written + 1 : written + 1] = [out]
     # The launch after the copy may reuse its bytes, so it waits too.
     waits = ((written, written + 1), (written + 1, written + 2), (written + 1, used + 1), (used + 1, used + 2))
-    predictions = replace(
-        plan.predictions, arena_bytes=arena_end + buffer.size_bytes, host_bytes=buffer.size_bytes
-    )
+    predictions = replace(plan.predictions, arena_bytes=arena_end + buffer.size_bytes, host_bytes=buffer.size_bytes)
     program = Program(tuple(launches), waits, plan.train.entry, plan.train.exit)
     return replace(plan, buffers=buffers, offsets=offsets, train=program, predictions=predictions)
 
