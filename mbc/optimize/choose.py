@@ -70,6 +70,12 @@ def _choose_leaning(table: CandidateTable, limits: Limits, division: Division, l
     for name in states:
         if layout_matters(graph.values[name].type.shape):
             states[name] = max(Layout, key=lambda layout: (wishes[name, layout], layout is lean))
+    # What one operation updates together (a parameter and its momentum) lies alike: as the parameter.
+    for operation in graph.train:
+        updated = [operation.inputs[i] for _, i in KINDS[operation.kind].updates if i < len(operation.inputs)]
+        for name in updated[1:]:
+            if layout_matters(graph.values[name].type.shape):
+                states[name] = states[updated[0]]
     final = _Pass(table, limits, division, lean, states, options, wishes, voting=False)
     final.run()
     return Choices(final.chosen, states, final.total_us)
@@ -125,7 +131,8 @@ class _Pass:
         best: tuple[float, float, Choice] | None = None
         for choice in self._options(operation):
             layouts = choice.layouts
-            if not self.voting and any(layouts[i] is not self.states.get(operation.inputs[i]) for _, i in kind.updates):
+            updated = [i for _, i in kind.updates if i < len(operation.inputs)]
+            if not self.voting and any(layouts[i] is not self.states.get(operation.inputs[i]) for i in updated):
                 continue  # a state is updated where it lies
             cost = choice.time_us
             for name, layout in zip(operation.inputs, layouts, strict=False):
