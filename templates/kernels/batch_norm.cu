@@ -1,7 +1,8 @@
 // Batch normalisation with the statistics of the whole mini-batch, in fp32.
 //
 // The variance is Welford's, merged by Chan, Golub and LeVeque's formula ("Algorithms for computing the sample
-// variance", 1983): no difference of large sums is ever taken, so a mean far from zero costs no digits.
+// variance", 1983), of the distances from the channel's first element: no difference of large sums is ever taken and no
+// large mean is rounded, so that a mean far from zero costs no digits.
 #include "mbc_channels.cuh"
 #include "mbc_control.h"
 
@@ -50,26 +51,34 @@ struct UpdateRunningArguments {
 
 namespace mbc {
 
+template <typename T>
 struct Statistics {
+  const T* x;
+  int64_t channel_stride;
   float *mean, *variance;
 
   template <typename Real>
   struct State {
-    Real count, mean, squares;  // squares: sum of squared distances from the mean
+    // Of the distances from the first element: their mean, and the sum of squared distances from that. `sum` is that
+    // of the elements themselves, so that a mean near zero is exact, too.
+    Real count, mean, squares, sum;
   };
-  struct Channel {};
+  using Channel = float;  // the first element
 
-  __device__ Channel load(int64_t) const { return {}; }
+  __device__ float load(int64_t c) const { return to_float(x[c * channel_stride]); }
   template <int K>
-  __device__ void push(State<float>& state, const Channel&, const float (&a)[K], const float (&)[K]) const {
+  __device__ void push(State<float>& state, float first, const float (&a)[K], const float (&)[K]) const {
     // The mean and squares of these K alone, then one merge: a division an element would cost too much.
-    float sum = 0.0f, squares = 0.0f;
+    float sum = 0.0f, distances = 0.0f, squares = 0.0f;
 #pragma unroll
-    for (int k = 0; k < K; ++k) sum += a[k] - a[0];
-    const float mean = a[0] + sum * (1.0f / K);
+    for (int k = 0; k < K; ++k) {
+      sum += a[k];
+      distances += a[k] - first;
+    }
+    const float mean = distances * (1.0f / K);
 #pragma unroll
-    for (int k = 0; k < K; ++k) squares += (a[k] - mean) * (a[k] - mean);
-    merge(state, State<float>{static_cast<float>(K), mean, squares});
+    for (int k = 0; k < K; ++k) squares += (a[k] - first - mean) * (a[k] - first - mean);
+    merge(state, State<float>{static_cast<float>(K), mean, squares, sum});
   }
   template <typename Real>
   __device__ void merge(State<Real>& into, const State<Real>& from) const {
@@ -79,10 +88,13 @@ struct Statistics {
     into.mean += distance * share;
     into.squares += from.squares + distance * distance * into.count * share;
     into.count = count;
+    into.sum += from.sum;
   }
-  __device__ State<double> widen(const State<float>& state) const { return {state.count, state.mean, state.squares}; }
+  __device__ State<double> widen(const State<float>& state) const {
+    return {state.count, state.mean, state.squares, state.sum};
+  }
   __device__ void finish(int64_t c, const State<double>& state) const {
-    mean[c] = static_cast<float>(state.mean);
+    mean[c] = static_cast<float>(state.sum / state.count);
     variance[c] = static_cast<float>(state.squares / state.count);
   }
 };
@@ -176,9 +188,11 @@ extern "C" const char* mbc_batch_statistics(const MbcCall& call) {
   const auto& a = arguments<BatchStatisticsArguments>(call);
   void* workspace = a.parts > 1 ? call.pointers[3] : nullptr;
   MBC_FOR_TYPE(a.type, T, {
+    const T* x = in<T>(call, 0);
     reduce_channels<false>(call.stream, a.layout, a.rows, a.channels, a.inner, a.parts,
-                           Operands<T>{in<T>(call, 0), nullptr}, workspace,
-                           Statistics{out<float>(call, 1), out<float>(call, 2)});
+                           Operands<T>{x, nullptr}, workspace,
+                           Statistics<T>{x, a.layout == MBC_CHANNELS_LAST ? 1 : a.inner, out<float>(call, 1),
+                                         out<float>(call, 2)});
   });
   return launched();
 }

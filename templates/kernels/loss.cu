@@ -76,11 +76,13 @@ __global__ void merge_scores(const Score* partial, int64_t parts, float* loss, f
   leave(score, nullptr, loss, correct, count);
 }
 
-// What all classes of one position give: the greatest logit and its class, and sums over the logits less that.
+// What all classes of one position give: the greatest logit and its class, the sum over the other classes of the
+// exponentials of what they are less, and the sum of that over all. Without the greatest one's 1 the sum keeps its
+// digits where a network is nearly sure.
 struct Softmax {
   float greatest;
   int64_t best;
-  float exponentials, sum;
+  float others, sum;
 };
 
 // LANES threads share a position whose classes are `stride` apart.
@@ -99,12 +101,12 @@ __device__ inline Softmax softmax(const T* logits, int64_t classes, int64_t stri
   }
   for (int64_t c = lane; c < classes; c += LANES) {
     const float v = to_float(logits[c * stride]) - s.greatest;
-    s.exponentials += expf(v);
+    if (c != s.best) s.others += expf(v);
     s.sum += v;
   }
 #pragma unroll
   for (int step = LANES / 2; step > 0; step /= 2) {
-    s.exponentials += __shfl_xor_sync(0xffffffffu, s.exponentials, step);
+    s.others += __shfl_xor_sync(0xffffffffu, s.others, step);
     s.sum += __shfl_xor_sync(0xffffffffu, s.sum, step);
   }
   return s;
@@ -135,7 +137,7 @@ __global__ void cross_entropy(const T* logits, const int32_t* target, Score* par
       score.loss += NAN;  // `guard` then leaves this step out
       continue;
     }
-    const float logarithm = logf(s.exponentials), own = to_float(row[t * stride]) - s.greatest;
+    const float logarithm = log1pf(s.others), own = to_float(row[t * stride]) - s.greatest;
     float value = (1.0f - smoothing) * (logarithm - own);
     if (smoothing != 0.0f) value += smoothing * (logarithm - s.sum / static_cast<float>(classes));
     score.loss += value;
@@ -160,8 +162,9 @@ __global__ void cross_entropy_backward(const T* logits, const int32_t* target, c
     const int64_t t = target[p];
     const bool valid = t >= 0 && t < classes;
     for (int64_t c = lane; c < classes; c += LANES) {
-      const float probability = expf(to_float(logits[start + c * stride]) - s.greatest) / s.exponentials;
-      const float gradient = probability - (c == t ? 1.0f - smoothing : 0.0f) - even;
+      const float e = c == s.best ? 1.0f : expf(to_float(logits[start + c * stride]) - s.greatest);
+      const float less = c == s.best ? s.others : 1.0f + s.others - e;  // the probability is 1 - less / total
+      const float gradient = (c == t ? smoothing - less / (1.0f + s.others) : e / (1.0f + s.others)) - even;
       dlogits[start + c * stride] = from_float<T>(valid ? gradient * factor : 0.0f);
     }
   }

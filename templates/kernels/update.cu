@@ -51,6 +51,7 @@ __global__ void decide(const MbcControl* before, MbcControl* after, const float*
   MbcControl control = *before;
   const bool proceed = isfinite(loss[0]) && (flag == nullptr || *flag == 0);
   control.proceed = proceed ? 1 : 0;
+  control.gradient_scale = control.loss_scale;  // what this step's gradients carry, before the scale changes
   if (proceed) {
     ++control.updates;
     ++control.since_growth;
@@ -102,7 +103,7 @@ template <bool MOMENTUM>
 __global__ void sgd(const float* p, const float* g, const MbcControl* control, const float* velocity, float* p_out,
                     float* velocity_out, int64_t vectors, int64_t elements, SgdSettings settings) {
   const bool proceed = control->proceed != 0;
-  const float rate = static_cast<float>(control->learning_rate), unscale = 1.0f / control->loss_scale;
+  const float rate = static_cast<float>(control->learning_rate), unscale = 1.0f / control->gradient_scale;
   update<MOMENTUM ? 1 : 0>(p, g, velocity, nullptr, p_out, velocity_out, nullptr, vectors, elements,
                            [=](float& parameter, float gradient, float& v, float&) {
                              if (!proceed) return;
@@ -132,7 +133,7 @@ __global__ void adamw(const float* p, const float* g, const MbcControl* control,
   }
   __syncthreads();
   const bool proceed = control->proceed != 0;
-  const float rate = shared[0], widen = shared[1], keep = shared[2], unscale = 1.0f / control->loss_scale;
+  const float rate = shared[0], widen = shared[1], keep = shared[2], unscale = 1.0f / control->gradient_scale;
   const float beta1 = static_cast<float>(settings.beta1), beta2 = static_cast<float>(settings.beta2);
   const float rest1 = static_cast<float>(1.0 - settings.beta1), rest2 = static_cast<float>(1.0 - settings.beta2);
   const float eps = static_cast<float>(settings.eps);

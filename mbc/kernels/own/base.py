@@ -36,7 +36,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Channels:
-    """A tensor [rows, channels, ...] with everything after the channels as one extent."""
+    """A tensor [rows, channels, ...] with everything after the channels as one extent; a vector has rows only."""
 
     rows: int
     channels: int
@@ -44,7 +44,7 @@ class Channels:
 
     @staticmethod
     def of(type_: TensorType) -> Channels:
-        rows, channels, *rest = type_.shape if len(type_.shape) > 1 else (1, *type_.shape)
+        rows, channels, *rest = (*type_.shape, 1) if len(type_.shape) == 1 else type_.shape
         return Channels(rows, channels, math.prod(rest))
 
 

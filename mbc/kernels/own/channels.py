@@ -24,7 +24,7 @@ LEAST_ROWS = 16  # that a thread should sum before its sum is handed on
 MOST_PARTS = 1024
 WARP = 32
 
-SUM_BYTES, SUMS_BYTES, STATISTICS_BYTES = 4, 8, 12  # of the states in channels.cu and batch_norm.cu
+SUM_BYTES, SUMS_BYTES, STATISTICS_BYTES = 4, 8, 16  # of the states in channels.cu and batch_norm.cu
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,330 @@
+"""One launch a case: an operation, its attributes, the shapes of its operands, and what their values must be like.
+
+Shapes are small, odd and awkward on purpose: channels that no vector divides, images of one pixel, a group a channel,
+sums long enough to be split into parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from mbc.ir.control import CONTROL_BYTES
+from mbc.ir.graph import Attributes
+from mbc.ir.types import DType, Precision, TensorType
+from mbc.kernels.base import Request
+from mbc.ops import KINDS
+from mbc.ops.activation import LeakyRelu, Scale
+from mbc.ops.base import Array, NoAttributes
+from mbc.ops.control import control_record
+from mbc.ops.convolution import Convolution
+from mbc.ops.loss import CrossEntropy, CrossEntropyBackward, MseBackward, WeightedSum
+from mbc.ops.matrix import Cast, Linear
+from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, UpdateRunning
+from mbc.ops.pooling import AveragePool, MaxPool
+from mbc.ops.random import Dropout
+from mbc.ops.response import Lrn
+from mbc.ops.shape import ChannelSlice, Upsample
+from mbc.ops.update import AdamW, Sgd
+
+Shape = tuple[int, ...]
+Make = Callable[[np.random.Generator, Shape], Array]
+
+
+@dataclass(frozen=True)
+class Operand:
+    """`dtype`: working, master, or a type by name."""
+
+    dtype: str
+    shape: Shape
+    make: Make
+
+    def type(self, precision: Precision) -> TensorType:
+        known = {"working": precision.working, "master": precision.master}
+        return TensorType(self.shape, known.get(self.dtype) or DType(self.dtype))
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    kind: str
+    attributes: Attributes
+    operands: tuple[Operand, ...]
+    first_row: int = 0
+    precisions: tuple[Precision, ...] = (Precision.FP32, Precision.BF16, Precision.FP16)
+
+    def request(self, precision: Precision) -> Request:
+        inputs = tuple(operand.type(precision) for operand in self.operands)
+        if self.kind == "convert":
+            return Request(self.kind, self.attributes, inputs, (inputs[0],), precision)
+        outputs = KINDS[self.kind].shape(self.attributes, inputs)
+        return Request(self.kind, self.attributes, inputs, outputs, precision)
+
+
+@dataclass
+class Cases:
+    known: list[Case] = field(default_factory=list[Case])
+
+    def add(self, kind: str, attributes: Attributes, *operands: Operand, note: str = "", first_row: int = 0) -> None:
+        shapes = "x".join(map(str, operands[0].shape))
+        name = "-".join(part for part in (kind, note, shapes) if part)
+        assert name not in {case.name for case in self.known}, name
+        self.known.append(Case(name, kind, attributes, operands, first_row))
+
+
+def normal(rng: np.random.Generator, shape: Shape) -> Array:
+    return rng.standard_normal(shape)
+
+
+def coarse(rng: np.random.Generator, shape: Shape) -> Array:
+    """Values of which many are equal."""
+    return np.round(rng.standard_normal(shape) * 2) / 2
+
+
+def positive(rng: np.random.Generator, shape: Shape) -> Array:
+    return rng.uniform(0.1, 3.0, shape)
+
+
+def far(rng: np.random.Generator, shape: Shape) -> Array:
+    """A mean far from zero: where squares minus a squared mean would leave nothing."""
+    return 1000 + rng.standard_normal(shape)
+
+
+def numbers(below: int) -> Make:
+    return lambda rng, shape: rng.integers(0, below, shape, dtype=np.int32)
+
+
+def control(**fields: float) -> Operand:
+    def make(_: np.random.Generator, shape: Shape) -> Array:
+        block = np.zeros(shape, np.uint8)
+        record = control_record(block)
+        start = {
+            "step": 3,
+            "seed": 0x123456789ABC,
+            "learning_rate": 0.1,
+            "loss_scale": 4.0,
+            "gradient_scale": 8.0,
+            "proceed": 1,
+            "updates": 5,
+        }
+        for name, value in (start | fields).items():
+            record[name] = value
+        return block
+
+    return Operand("uint8", (CONTROL_BYTES,), make)
+
+
+def w(*shape: int, make: Make = normal) -> Operand:
+    return Operand("working", shape, make)
+
+
+def m(*shape: int, make: Make = normal) -> Operand:
+    return Operand("master", shape, make)
+
+
+NONE = NoAttributes()
+LONG: tuple[Shape, ...] = ((3, 8, 110, 110), (1, 3, 181, 183), (700, 33), (2, 70, 5, 3))
+SHAPES: tuple[Shape, ...] = ((3, 16, 5, 6), (2, 7, 3, 5), (5, 9), (4, 24, 1, 1), (1, 1, 4, 7))
+
+
+def _elementwise(cases: Cases) -> None:
+    for kind in ("relu", "sigmoid", "tanh", "silu", "gelu"):
+        for shape in SHAPES[:2]:
+            cases.add(kind, NONE, w(*shape))
+            cases.add(f"{kind}_backward", NONE, w(*shape), w(*shape))
+    for shape in SHAPES:
+        cases.add("leaky_relu", LeakyRelu(0.2), w(*shape))
+        cases.add("leaky_relu_backward", LeakyRelu(0.2), w(*shape), w(*shape))
+        cases.add("add", NONE, w(*shape), w(*shape))
+        cases.add("mul", NONE, w(*shape), w(*shape))
+    cases.add("scale", Scale(-0.5, 2.0), w(3, 5, 40, 41))
+
+
+def _channels(cases: Cases) -> None:
+    for shape in (*SHAPES, *LONG):
+        c = shape[1]
+        count = int(np.prod(shape)) // c
+        if shape not in LONG:
+            cases.add("bias_add", NONE, w(*shape), m(c))
+        cases.add("channel_sum", NONE, w(*shape))
+        cases.add("batch_statistics", NONE, w(*shape))
+        cases.add("batch_statistics", NONE, w(*shape, make=far), note="far")
+        vectors = (m(c), m(c, make=positive))
+        cases.add("batch_normalize", BatchNormalize(1e-5), w(*shape), *vectors, note="plain")
+        cases.add("batch_normalize", BatchNormalize(1e-5), w(*shape), *vectors, m(c), m(c))
+        cases.add("batch_normalize_sums", BatchNormalize(1e-3), w(*shape), w(*shape), *vectors)
+        backward = BatchNormalizeBackward(1e-5, count)
+        cases.add("batch_normalize_backward", backward, w(*shape), w(*shape), *vectors, m(c), m(c), note="plain")
+        cases.add("batch_normalize_backward", backward, w(*shape), w(*shape), *vectors, m(c), m(c), m(c))
+    for proceed in (0, 1):
+        states = (m(37), m(37, make=positive), m(37), m(37, make=positive))
+        block = control(proceed=proceed)
+        cases.add("update_running", UpdateRunning(0.1, 50), *states, block, note=f"proceed{proceed}")
+
+
+POOLS = (
+    ((7, 9), (3, 3), (2, 2), (1, 1, 1, 1), False),
+    ((8, 6), (2, 2), (2, 2), (0, 0, 0, 0), False),
+    ((7, 10), (3, 2), (2, 3), (1, 0, 0, 1), True),
+    ((5, 6), (3, 3), (1, 1), (1, 1, 2, 0), False),
+    ((7, 7), (2, 3), (3, 4), (0, 0, 0, 0), True),
+    ((1, 1), (1, 1), (1, 1), (0, 0, 0, 0), False),
+)
+
+
+def _pools(cases: Cases) -> None:
+    for number, (size, kernel, stride, pad, ceil) in enumerate(POOLS):
+        for rows, channels in ((2, 16), (3, 5)):
+            x = (rows, channels, *size)
+            largest = MaxPool(size, kernel, stride, pad, ceil, index=True)
+            y = (rows, channels, *largest.output_size)
+            note = f"{number}"
+            cases.add("max_pool", MaxPool(size, kernel, stride, pad, ceil), w(*x, make=coarse), note=note)
+            cases.add("max_pool", largest, w(*x, make=coarse), note=f"index{number}")
+            index = Operand("uint8", y, _window_positions(kernel))
+            cases.add("max_pool_backward", largest, index, w(*y), note=note)
+            for count_pad in (False, True):
+                average = AveragePool(size, kernel, stride, pad, ceil, count_pad)
+                cases.add("avg_pool", average, w(*x), note=f"{number}{'padded' * count_pad}")
+                cases.add("avg_pool_backward", average, w(*y), note=f"{number}{'padded' * count_pad}")
+    for rows, channels, *size in ((3, 40, 7, 7), (2, 5, 6, 9)):
+        whole = AveragePool((size[0], size[1]), (size[0], size[1]), (1, 1))
+        cases.add("avg_pool", whole, w(rows, channels, *size), note="whole")
+        cases.add("avg_pool_backward", whole, w(rows, channels, 1, 1), note=f"whole{channels}")
+
+
+def _window_positions(kernel: tuple[int, int]) -> Make:
+    return lambda rng, shape: rng.integers(0, kernel[0] * kernel[1], shape).astype(np.uint8)
+
+
+def _images(cases: Cases) -> None:
+    for size in (5, 4, 1, 3, 80):
+        for shape in ((2, 20, 5, 7), (3, 33, 1, 1), (2, 3, 6, 6)):
+            attributes = Lrn(size, 0.5, 0.75, 2.0)
+            cases.add("lrn", attributes, w(*shape), note=f"{size}")
+            cases.add("lrn_backward", attributes, w(*shape), w(*shape), note=f"{size}")
+    for factor in ((2, 2), (1, 3)):
+        for rows, channels, height, width in ((2, 16, 3, 4), (3, 5, 2, 1)):
+            note = "by".join(map(str, factor))
+            large = (rows, channels, height * factor[0], width * factor[1])
+            cases.add("upsample", Upsample(factor), w(rows, channels, height, width), note=note)
+            cases.add("upsample_backward", Upsample(factor), w(*large), note=note)
+
+
+def _moves(cases: Cases) -> None:
+    for shape in (*SHAPES, (2, 3, 40, 41), (3, 67, 7, 9), (13,)):
+        cases.add("convert", NONE, w(*shape))
+        cases.add("convert", NONE, m(*shape), note="fp32")
+        cases.add("cast", Cast("fp32"), w(*shape), note="widen")
+    cases.add("convert", NONE, Operand("uint8", (2, 35, 6, 7), _window_positions((3, 3))), note="uint8")
+    for shape in SHAPES:
+        parts = [w(shape[0], count, *shape[2:]) for count in (8, 3, 16, shape[1])]
+        cases.add("concat", NONE, w(*shape), *parts)
+        cases.add("concat", NONE, w(shape[0], 8, *shape[2:]), w(shape[0], 24, *shape[2:]), note="even")
+        wide = (shape[0], 40, *shape[2:])
+        cases.add("channel_slice", ChannelSlice(8, 16), w(*wide), note="even")
+        cases.add("channel_slice", ChannelSlice(3, 7), w(*wide), note="odd")
+    for shape in (*SHAPES, (13,)):
+        for first_row in (0, 3):
+            attributes = Dropout(0.3, 0x9ABCDEF0)
+            cases.add("dropout", attributes, w(*shape), control(), note=f"from{first_row}", first_row=first_row)
+            cases.add("dropout_backward", attributes, w(*shape), control(), note=f"at{first_row}", first_row=first_row)
+
+
+def _losses(cases: Cases) -> None:
+    for rows, classes, *rest in ((37, 10), (5, 1000), (1, 2), (3, 7, 5, 6), (2, 5, 20, 21)):
+        target = Operand("int32", (rows, *rest), numbers(classes))
+        logits = w(rows, classes, *rest, make=lambda rng, shape: 5 * rng.standard_normal(shape))
+        for smoothing in (0.0, 0.1):
+            note = f"smooth{smoothing}"
+            cases.add("softmax_cross_entropy", CrossEntropy(smoothing), logits, target, note=note)
+            backward = CrossEntropyBackward(smoothing, 0.7)
+            # The scale keeps small gradients out of fp16's subnormal numbers.
+            scale = control(loss_scale=65536.0)
+            cases.add("softmax_cross_entropy_backward", backward, logits, target, scale, note=note)
+    wild = Operand("int32", (9,), lambda rng, shape: np.arange(-1, 8, dtype=np.int32))
+    cases.add("softmax_cross_entropy", CrossEntropy(), w(9, 5), wild, note="wild")
+    cases.add("softmax_cross_entropy_backward", CrossEntropyBackward(0.0, 1.0), w(9, 5), wild, control(), note="wild")
+    for shape in ((37, 3), (3, 5, 40, 41), (1,)):
+        cases.add("mse", NONE, w(*shape), w(*shape))
+        for side in (0, 1):
+            backward = MseBackward(0.5, side)
+            scale = control(loss_scale=1024.0)
+            cases.add("mse_backward", backward, w(*shape), w(*shape), scale, note=f"side{side}")
+    for count in (1, 3, 40):
+        weights = tuple(0.1 * (i + 1) for i in range(count))
+        cases.add("weighted_sum", WeightedSum(weights), *[m(1) for _ in range(count)], note=f"{count}")
+
+
+def _spoiled(value: float) -> Make:
+    def make(rng: np.random.Generator, shape: Shape) -> Array:
+        array = rng.standard_normal(shape)
+        array.reshape(-1)[-1] = value
+        return array
+
+    return make
+
+
+def _updates(cases: Cases) -> None:
+    sizes = [(5,), (64, 3, 3, 3), (4099,), (1,)] * 18
+    gradients = [m(*size) for size in sizes]
+    grown = control(since_growth=1999, updates=1999)
+    cases.add("guard", NONE, control(), m(1), note="loss")
+    cases.add("guard", NONE, control(), m(1, make=_spoiled(np.nan)), note="nan")
+    cases.add("guard", NONE, grown, m(1), *gradients, note="grown")
+    cases.add("guard", NONE, grown, m(1, make=_spoiled(np.inf)), *gradients, note="inf")
+    for place in (0, 1, 2, 70):
+        spoiled = [m(*size, make=_spoiled(-np.inf)) if i == place else m(*size) for i, size in enumerate(sizes)]
+        cases.add("guard", NONE, grown, m(1), *spoiled, note=f"spoiled{place}")
+    for shape in ((1031,), (16, 3, 3, 3), (3, 40)):
+        for proceed in (0, 1):
+            block, note = control(proceed=proceed), f"proceed{proceed}"
+            cases.add("sgd_update", Sgd(), m(*shape), m(*shape), block, note=f"{note}-plain")
+            cases.add("sgd_update", Sgd(0.9, False, 0.01), m(*shape), m(*shape), block, m(*shape), note=note)
+            cases.add("sgd_update", Sgd(0.9, True, 0.01), m(*shape), m(*shape), block, m(*shape), note=f"{note}-ahead")
+            second = m(*shape, make=positive)
+            cases.add(
+                "adamw_update", AdamW(weight_decay=0.1), m(*shape), m(*shape), block, m(*shape), second, note=note
+            )
+
+
+# rows, channels, size, filters, kernel, stride, pad, dilation, groups
+CONVOLUTIONS = (
+    (2, 3, (9, 8), 16, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
+    (3, 16, (7, 7), 70, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
+    (2, 5, (11, 9), 9, (3, 2), (2, 3), (2, 1, 0, 1), (2, 1), 1),
+    (2, 24, (6, 7), 16, (3, 3), (2, 2), (1, 1, 1, 1), (1, 1), 2),
+    (3, 19, (8, 7), 19, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 19),
+    (2, 6, (9, 9), 12, (5, 5), (2, 2), (2, 2, 2, 2), (1, 1), 6),
+    (3, 4, (41, 40), 9, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
+    (3, 10, (43, 40), 10, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 10),
+    (1, 2, (1, 1), 3, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
+)
+
+
+def _products(cases: Cases) -> None:
+    for number, (rows, channels, size, filters, kernel, stride, pad, dilation, groups) in enumerate(CONVOLUTIONS):
+        a = Convolution(size, kernel, stride, pad, dilation, groups)
+        x = w(rows, channels, *size)
+        weight, y = w(filters, channels // groups, *kernel), w(rows, filters, *a.output_size)
+        cases.add("convolution", a, x, weight, note=f"{number}")
+        cases.add("convolution_backward_data", a, y, weight, note=f"{number}")
+        cases.add("convolution_backward_filter", a, x, y, note=f"{number}")
+    for rows, shape, outputs in ((5, (7,), 3), (70, (4, 3, 5), 65), (1, (130,), 1)):
+        a = Linear(shape)
+        weight = w(outputs, a.features_in)
+        cases.add("linear", a, w(rows, *shape), weight)
+        cases.add("linear_backward_data", a, w(rows, outputs), weight)
+        cases.add("linear_backward_filter", a, w(rows, *shape), w(rows, outputs))
+
+
+def _all() -> tuple[Case, ...]:
+    cases = Cases()
+    for family in (_elementwise, _channels, _pools, _images, _moves, _losses, _updates, _products):
+        family(cases)
+    return tuple(cases.known)
+
+
+CASES = _all()

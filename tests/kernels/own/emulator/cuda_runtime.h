@@ -1,0 +1,206 @@
+// Enough of CUDA to run the kernels of templates/kernels on a CPU: every thread of a block is a fiber, blocks run one
+// after another. Threads run from the last to the first between two barriers, so that a missing barrier shows.
+//
+// A kernel is first tried without fibers, one thread after another; the first barrier ends that, and the launch starts
+// again with them. No kernel writes its results before its first barrier, so nothing is done twice.
+#pragma once
+
+#include <setjmp.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <vector>
+
+using std::isfinite;
+using std::isnan;
+using std::max;
+using std::min;
+
+#define __global__
+#define __device__
+#define __host__
+#define __shared__ static  // blocks run one after another
+
+struct dim3 {
+  unsigned x, y, z;
+  dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
+};
+struct alignas(8) uint2 {
+  unsigned x, y;
+};
+struct alignas(16) uint4 {
+  unsigned x, y, z, w;
+};
+
+using cudaStream_t = void*;
+using cudaError_t = int;
+constexpr cudaError_t cudaSuccess = 0;
+constexpr int cudaDevAttrMultiProcessorCount = 16;
+inline cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
+// Two: few blocks, so that every thread goes round its loop several times.
+inline cudaError_t cudaDeviceGetAttribute(int* value, int, int) { return *value = 2, cudaSuccess; }
+
+inline dim3 threadIdx, blockIdx, blockDim, gridDim;
+
+namespace emulator {
+
+constexpr unsigned WARP = 32, MOST_THREADS = 1024;
+constexpr size_t STACK_BYTES = 64 << 10;
+
+enum class State { READY, AT_BLOCK_BARRIER, AT_WARP_BARRIER, DONE };
+
+struct Fiber {
+  ucontext_t context;  // where it starts
+  jmp_buf at;          // where it waits; jumping is far cheaper than swapping contexts
+  bool started;
+  State state;
+  dim3 index;
+  unsigned exchanges;
+  uint64_t words[2];  // what it gave in the last two exchanges of its warp
+};
+
+struct NeedsFibers {};
+
+inline jmp_buf scheduler;
+inline std::vector<Fiber> fibers;
+inline std::vector<char> stacks;
+inline unsigned current;
+inline bool alone;  // threads run without fibers
+inline const std::function<void()>* body;
+inline cudaError_t status = cudaSuccess;
+
+inline void wait(State state) {
+  if (alone) throw NeedsFibers{};
+  fibers[current].state = state;
+  if (_setjmp(fibers[current].at) == 0) _longjmp(scheduler, 1);
+}
+
+inline void enter() {
+  (*body)();
+  wait(State::DONE);
+}
+
+inline void resume(unsigned t) {
+  current = t;
+  threadIdx = fibers[t].index;
+  if (_setjmp(scheduler) != 0) return;
+  if (fibers[t].started) _longjmp(fibers[t].at, 1);
+  fibers[t].started = true;
+  setcontext(&fibers[t].context);
+}
+
+inline dim3 index_of(unsigned t) {
+  return dim3(t % blockDim.x, t / blockDim.x % blockDim.y, t / blockDim.x / blockDim.y);
+}
+
+// Lets threads [first, last) go on when all of them that are not done wait in `state`.
+inline bool release(unsigned first, unsigned last, State state) {
+  bool any = false;
+  for (unsigned t = first; t < last; ++t) {
+    if (fibers[t].state != State::DONE && fibers[t].state != state) return false;
+    any = any || fibers[t].state == state;
+  }
+  for (unsigned t = first; t < last; ++t)
+    if (fibers[t].state == state) fibers[t].state = State::READY;
+  return any;
+}
+
+inline void run_block(unsigned threads) {
+  ucontext_t fresh;
+  getcontext(&fresh);
+  for (unsigned t = 0; t < threads; ++t) {
+    Fiber& fiber = fibers[t];
+    fiber.context = fresh;
+    fiber.context.uc_stack.ss_sp = stacks.data() + t * STACK_BYTES;
+    fiber.context.uc_stack.ss_size = STACK_BYTES;
+    fiber.context.uc_link = nullptr;
+    makecontext(&fiber.context, enter, 0);
+    fiber.started = false;
+    fiber.state = State::READY;
+    fiber.exchanges = 0;
+    fiber.index = index_of(t);
+  }
+  for (;;) {
+    for (unsigned t = threads; t-- > 0;)
+      if (fibers[t].state == State::READY) resume(t);
+    bool any = release(0, threads, State::AT_BLOCK_BARRIER);
+    for (unsigned t = 0; t < threads; t += WARP)
+      any = release(t, std::min(t + WARP, threads), State::AT_WARP_BARRIER) || any;
+    if (any) continue;
+    for (unsigned t = 0; t < threads; ++t)
+      if (fibers[t].state != State::DONE) status = 1;  // some threads wait for others that never come
+    return;
+  }
+}
+
+inline void run_block_alone(unsigned threads) {
+  for (unsigned t = threads; t-- > 0;) {
+    threadIdx = index_of(t);
+    (*body)();
+  }
+}
+
+// `cooperates`: whether threads of this kernel wait for one another, as far as is known; belongs to the place of launch.
+inline void launch(dim3 grid, dim3 block, bool& cooperates, const std::function<void()>& kernel) {
+  const unsigned threads = block.x * block.y * block.z;
+  if (threads == 0 || threads > MOST_THREADS || grid.x == 0 || grid.x > 0x7fffffffu || grid.y == 0 ||
+      grid.y > 65535 || grid.z == 0 || grid.z > 65535) {
+    status = 9;
+    return;
+  }
+  fibers.resize(MOST_THREADS);
+  stacks.resize(MOST_THREADS * STACK_BYTES);
+  gridDim = grid;
+  blockDim = block;
+  body = &kernel;
+  alone = !cooperates;
+  try {
+    for (unsigned z = 0; z < grid.z; ++z)
+      for (unsigned y = 0; y < grid.y; ++y)
+        for (unsigned x = 0; x < grid.x; ++x) {
+          blockIdx = dim3(x, y, z);
+          alone ? run_block_alone(threads) : run_block(threads);
+        }
+    body = nullptr;
+  } catch (const NeedsFibers&) {
+    cooperates = true;
+    launch(grid, block, cooperates, kernel);
+  }
+}
+
+}  // namespace emulator
+
+#define MBC_LAUNCH(kernel, grid, block, stream, ...)                                                  \
+  do {                                                                                               \
+    static bool cooperates = false;                                                                  \
+    static_cast<void>(stream);                                                                       \
+    emulator::launch(dim3(grid), dim3(block), cooperates, [&] { (kernel)(__VA_ARGS__); });            \
+  } while (0)
+
+inline cudaError_t cudaGetLastError() {
+  const cudaError_t status = emulator::status;
+  emulator::status = cudaSuccess;
+  return status;
+}
+inline const char* cudaGetErrorString(cudaError_t status) {
+  return status == 9 ? "invalid configuration argument" : "threads of a block wait at different barriers";
+}
+
+inline void __syncthreads() { emulator::wait(emulator::State::AT_BLOCK_BARRIER); }
+
+template <typename T>
+T __shfl_xor_sync(unsigned, T value, int mask) {
+  static_assert(sizeof(T) <= 8);
+  using namespace emulator;
+  const unsigned self = current, slot = fibers[self].exchanges++ % 2;
+  std::memcpy(&fibers[self].words[slot], &value, sizeof(T));
+  wait(State::AT_WARP_BARRIER);
+  T other;
+  std::memcpy(&other, &fibers[self ^ static_cast<unsigned>(mask)].words[slot], sizeof(T));
+  return other;
+}

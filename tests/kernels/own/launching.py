@@ -1,0 +1,272 @@
+"""Runs a case through a compiled library of kernels and compares it with what the operation means in float64.
+
+Every output is poisoned first, every buffer is followed by bytes that must not change, workspaces hold garbage.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from mbc.device.spec import find_spec
+from mbc.ir.types import DType, Layout, Precision, TensorType
+from mbc.kernels.base import Arguments, Candidate, Request
+from mbc.kernels.own import OWN
+from mbc.ops import KINDS
+from mbc.ops.base import Array, Call
+from tests.kernels.own.cases import Case
+
+POISON, GUARD, GUARD_BYTES = 0xFF, 0xA5, 256
+
+# Relative L2. Sums are in fp32 whatever the storage type; an output in bf16 or fp16 is rounded once on top of that, by
+# at most half a unit in the last place of 8 and 11 bits.
+TOLERANCES = {DType.FP32: 1e-5, DType.BF16: 2.0**-8, DType.FP16: 2.0**-11}
+
+
+class Memory(Protocol):
+    """Where kernels run. Addresses are aligned to 256 bytes."""
+
+    def allocate(self, size_bytes: int) -> int: ...
+
+    def write(self, address: int, data: bytes) -> None: ...
+
+    def read(self, address: int, size_bytes: int) -> bytes: ...
+
+    def free_all(self) -> None: ...
+
+
+@dataclass
+class HostMemory:
+    """Of the emulator."""
+
+    held: list[Array] = field(default_factory=list[Array])
+
+    def allocate(self, size_bytes: int) -> int:
+        self.held.append(np.zeros(size_bytes + 256, np.uint8))
+        return -(-self.held[-1].ctypes.data // 256) * 256
+
+    def write(self, address: int, data: bytes) -> None:
+        ctypes.memmove(address, data, len(data))
+
+    def read(self, address: int, size_bytes: int) -> bytes:
+        return ctypes.string_at(address, size_bytes)
+
+    def free_all(self) -> None:
+        self.held.clear()
+
+
+class MbcCall(ctypes.Structure):
+    """As templates/include/mbc_call.h."""
+
+    _fields_ = (
+        ("pointers", ctypes.POINTER(ctypes.c_void_p)),
+        ("integers", ctypes.POINTER(ctypes.c_int64)),
+        ("reals", ctypes.POINTER(ctypes.c_double)),
+        ("stream", ctypes.c_void_p),
+    )
+
+
+@dataclass
+class Library:
+    """A shared library of kernels and the memory that they see."""
+
+    handle: ctypes.CDLL
+    memory: Memory
+    stream: int = 0
+
+    def launch(self, name: str, pointers: Sequence[int], arguments: Arguments) -> None:
+        function = getattr(self.handle, f"mbc_{name}")
+        function.restype = ctypes.c_char_p
+        function.argtypes = (ctypes.POINTER(MbcCall),)
+        call = MbcCall(
+            (ctypes.c_void_p * len(pointers))(*pointers),
+            (ctypes.c_int64 * max(1, len(arguments.integers)))(*arguments.integers),
+            (ctypes.c_double * max(1, len(arguments.reals)))(*arguments.reals),
+            self.stream,
+        )
+        message = function(ctypes.byref(call))
+        assert message is None, f"{name}: {message!r}"
+
+
+def to_bytes(values: Array, dtype: DType, layout: Layout) -> bytes:
+    """Canonical values as they are stored."""
+    ordered = np.moveaxis(values, 1, -1) if layout is Layout.CHANNELS_LAST else values
+    if dtype is DType.BF16:
+        bits = np.ascontiguousarray(ordered, np.float32).view(np.uint32).astype(np.uint64)
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16).tobytes()
+    return np.ascontiguousarray(ordered).astype(_stored(dtype)).tobytes()
+
+
+def from_bytes(data: bytes, type_: TensorType, layout: Layout) -> Array:
+    """Stored values in canonical order; floating ones as float64."""
+    shape = type_.shape
+    stored = (shape[0], *shape[2:], shape[1]) if layout is Layout.CHANNELS_LAST else shape
+    if type_.dtype is DType.BF16:
+        values = (np.frombuffer(data, np.uint16).astype(np.uint32) << 16).view(np.float32)
+    else:
+        values = np.frombuffer(data, _stored(type_.dtype))
+    values = values.reshape(stored)
+    values = np.moveaxis(values, -1, 1) if layout is Layout.CHANNELS_LAST else values
+    return values.astype(np.float64) if values.dtype.kind == "f" else np.ascontiguousarray(values)
+
+
+def _stored(dtype: DType) -> type:
+    return {
+        DType.FP32: np.float32,
+        DType.FP16: np.float16,
+        DType.INT32: np.int32,
+        DType.UINT8: np.uint8,
+    }[dtype]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """`shift`: every tensor starts one element after an aligned address. `in_place`: outputs take over the inputs that
+    they may. `accumulate`: outputs are added to what is there."""
+
+    name: str
+    shift: bool = False
+    in_place: bool = False
+    accumulate: bool = False
+
+
+@dataclass
+class Trial:
+    """A case in one precision on one library."""
+
+    library: Library
+    case: Case
+    precision: Precision
+
+    def __post_init__(self) -> None:
+        self.request: Request = self.case.request(self.precision)
+        rng = np.random.default_rng(len(self.case.name))
+        self.inputs = [
+            from_bytes(to_bytes(operand.make(rng, operand.shape), type_.dtype, Layout.CHANNELS_FIRST), type_,
+                       Layout.CHANNELS_FIRST)
+            for operand, type_ in zip(self.case.operands, self.request.inputs, strict=True)
+        ]  # fmt: skip
+        self.initial = [
+            rng.standard_normal(t.shape).astype(np.float32).astype(np.float64) for t in self.request.outputs
+        ]
+        self.wanted = self._meaning()
+
+    def _meaning(self) -> list[Array]:
+        request, case = self.request, self.case
+        if case.kind == "convert":
+            return list(self.inputs)
+        batch = request.inputs[0].shape[0] + case.first_row
+        evaluate = KINDS[case.kind].evaluate
+        assert evaluate is not None
+        with np.errstate(all="ignore"):
+            call = Call(request.outputs, case.first_row, batch, self.precision)
+            return list(evaluate(case.attributes, [v.copy() for v in self.inputs], call))
+
+    def candidates(self) -> list[Candidate]:
+        return list(OWN.candidates(self.request, find_spec("h200")))
+
+    def variants(self, candidate: Candidate) -> list[Variant]:
+        kind = KINDS.get(self.case.kind)
+        variants = [Variant("plain"), Variant("shifted", shift=True)]
+        if kind is not None and kind.in_place:
+            variants.append(Variant("in_place", in_place=True))
+        if candidate.accumulates:
+            variants.append(Variant("accumulating", accumulate=True))
+        return variants
+
+    def errors(self, candidate: Candidate, variant: Variant) -> list[float]:
+        """Relative L2 of every output. Also checks that nothing else was written and that a second run gives the
+        same bits."""
+        first, second = self._run(candidate, variant), self._run(candidate, variant)
+        assert first == second, f"{variant.name}: two runs differ"
+        layouts = candidate.layouts[len(self.request.inputs) :]
+        errors: list[float] = []
+        for i, (data, type_, layout) in enumerate(zip(first, self.request.outputs, layouts, strict=True)):
+            wanted = self.wanted[i] + (self.initial[i] if variant.accumulate else 0)
+            errors.append(relative_error(from_bytes(data, type_, layout), wanted))
+        return errors
+
+    def _run(self, candidate: Candidate, variant: Variant) -> list[bytes]:
+        request, memory = self.request, self.library.memory
+        kind = KINDS.get(self.case.kind)
+        shared = dict(kind.updates) if kind else {}
+        if variant.in_place and kind:
+            shared |= dict(kind.in_place)
+        types = (*request.inputs, *request.outputs)
+        pointers: list[int] = []
+        guards: list[tuple[int, bytes]] = []
+        for i, (type_, layout) in enumerate(zip(types, candidate.layouts, strict=True)):
+            output = i - len(request.inputs)
+            if output in shared:
+                pointers.append(pointers[shared[output]])
+                continue
+            if output < 0:
+                data = to_bytes(self.inputs[i], type_.dtype, layout)
+            elif variant.accumulate:
+                data = to_bytes(self.initial[output], type_.dtype, layout)
+            else:
+                data = bytes([POISON]) * type_.size_bytes
+            # The control block, like every whole buffer, is aligned.
+            shift = type_.dtype.size_bytes if variant.shift and type_.shape != (256,) else 0
+            pointers.append(self._place(data, shift, guards, constant=output < 0 and i not in shared.values()))
+        if candidate.workspace_bytes:
+            garbage = bytes([POISON]) * candidate.workspace_bytes
+            pointers.append(self._place(garbage, 0, guards, constant=False))
+        arguments = OWN.arguments(
+            request,
+            candidate.name,
+            candidate.settings,
+            candidate.layouts,
+            self.case.first_row,
+            variant.accumulate,
+            candidate.workspace_bytes,
+        )
+        self.library.launch(candidate.name, pointers, arguments)
+        for address, data in guards:
+            assert memory.read(address, len(data)) == data, f"{variant.name}: bytes outside the outputs were written"
+        count = len(request.inputs)
+        results = [memory.read(pointers[count + i], t.size_bytes) for i, t in enumerate(request.outputs)]
+        memory.free_all()
+        return results
+
+    def _place(self, data: bytes, shift: int, guards: list[tuple[int, bytes]], constant: bool) -> int:
+        memory = self.library.memory
+        guard = bytes([GUARD]) * GUARD_BYTES
+        base = memory.allocate(GUARD_BYTES + shift + len(data) + GUARD_BYTES)
+        address = base + GUARD_BYTES + shift
+        memory.write(base, guard + guard[:shift] + data + guard)
+        guards.append((base, guard))
+        guards.append((address, data + guard) if constant else (address + len(data), guard))
+        return address
+
+
+def relative_error(found: Array, wanted: Array) -> float:
+    """Relative L2 of floating values (NaN must meet NaN); the share of integers that differ."""
+    if found.dtype.kind != "f":
+        return float(np.mean(found != wanted))
+    if not np.array_equal(np.isfinite(found), np.isfinite(wanted)):
+        return float("inf")
+    found, wanted = np.nan_to_num(found), np.nan_to_num(wanted)
+    scale = float(np.linalg.norm(wanted))
+    return float(np.linalg.norm(found - wanted)) / scale if scale else float(np.linalg.norm(found))
+
+
+def check(library: Library, case: Case, precision: Precision) -> float:
+    """Runs a case in every layout and every variant; returns the worst error as a share of what is allowed."""
+    trial = Trial(library, case, precision)
+    worst = 0.0
+    failures: list[str] = []
+    for candidate in trial.candidates():
+        layouts = ",".join(layout.value for layout in candidate.layouts[:4])
+        for variant in trial.variants(candidate):
+            for i, error in enumerate(trial.errors(candidate, variant)):
+                allowed = TOLERANCES.get(trial.request.outputs[i].dtype, 0.0)
+                worst = max(worst, error / allowed if allowed else (1e9 if error else 0.0))
+                if not error <= allowed:
+                    failures.append(f"output {i}, {layouts}, {variant.name}: {error:.2e} > {allowed:.2e}")
+    assert not failures, f"{case.name} in {precision}: " + "; ".join(failures)
+    return worst

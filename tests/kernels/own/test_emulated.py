@@ -1,0 +1,47 @@
+"""Every kernel, in every layout and element type, compiled by g++ and run on the CPU thread by thread."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from mbc.ir.types import Precision
+from mbc.kernels.base import DTYPE_CODES
+from mbc.resources import folder
+from tests.kernels.own.cases import CASES, Case
+from tests.kernels.own.launching import HostMemory, Library, check
+
+EMULATOR = Path(__file__).parent / "emulator"
+PRECISIONS = (Precision.FP32, Precision.BF16)  # one library holds both; fp16 takes the same way through each kernel
+GXX = shutil.which("g++")
+pytestmark = pytest.mark.skipif(GXX is None, reason="no g++ on this machine")
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
+    return _build(tmp_path_factory.mktemp("kernels"), DTYPE_CODES["bf16"])
+
+
+def _build(where: Path, working: int) -> Library:
+    assert GXX is not None
+    templates = folder("templates")
+    source = where / "kernels.cpp"
+    files = sorted((templates / "kernels").glob("*.cu"))
+    source.write_text("".join(f'#include "{file.name}"\n' for file in files))
+    include = [EMULATOR, templates / "include", templates / "kernels"]
+    command = [GXX, "-std=c++17", "-O1", "-fPIC", "-shared", "-Wno-unknown-pragmas"]
+    command += [f"-DMBC_WORKING={working}", *(f"-I{path}" for path in include)]
+    result = where / "kernels.so"
+    done = subprocess.run([*command, str(source), "-o", str(result)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return Library(ctypes.CDLL(str(result)), HostMemory())
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_kernel(case: Case, precision: Precision, library: Library):
+    check(library, case, precision)

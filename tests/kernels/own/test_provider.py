@@ -1,0 +1,172 @@
+"""What the provider says of mbc's own kernels agrees with their sources and with the operations."""
+
+from __future__ import annotations
+
+import math
+import re
+import subprocess
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from mbc.codegen.toolchain import find_toolchain
+from mbc.device.spec import find_spec
+from mbc.errors import MbcError
+from mbc.ir.types import DType, Layout, Precision, TensorType, layout_matters
+from mbc.kernels.base import Candidate, Request
+from mbc.kernels.own import KERNELS, OWN
+from mbc.ops import KINDS
+from mbc.ops.base import NoAttributes
+from mbc.resources import folder
+from tests.kernels.own.cases import CASES, Case
+
+SOURCES = folder("templates") / "kernels"
+H200 = find_spec("h200")
+FIRST, LAST = Layout.CHANNELS_FIRST, Layout.CHANNELS_LAST
+STRUCT = re.compile(r"^struct (\w+Arguments) \{\n(.*?)^\};", re.MULTILINE | re.DOTALL)
+FIELD = re.compile(r"^  int64_t (\w+);", re.MULTILINE)
+
+
+def _structs() -> dict[str, list[str]]:
+    return {
+        name: FIELD.findall(body)
+        for path in SOURCES.glob("*.cu")
+        for name, body in STRUCT.findall(path.read_text(encoding="utf-8"))
+    }
+
+
+def _relu(*shape: int, precision: Precision = Precision.FP32) -> Request:
+    x = TensorType(shape, precision.working)
+    return Request("relu", NoAttributes(), (x,), (x,), precision)
+
+
+def _candidates(case: Case, precision: Precision = Precision.BF16) -> list[Candidate]:
+    return list(OWN.candidates(case.request(precision), H200))
+
+
+def test_structures_have_the_fields_that_python_fills():
+    declared = {struct.__name__: [f.name for f in fields(struct)] for struct in {k.struct for k in KERNELS.values()}}
+    assert declared == _structs()
+
+
+def test_every_field_of_a_structure_is_a_plain_integer():
+    # FIELD skips what is declared in any other way, which would shift the fields behind it.
+    for path in SOURCES.glob("*.cu"):
+        for name, body in STRUCT.findall(path.read_text(encoding="utf-8")):
+            lines = [line for line in body.splitlines() if line.split("//")[0].strip()]
+            assert len(lines) == len(FIELD.findall(body)), name
+
+
+def test_every_kernel_has_a_launcher_in_its_file():
+    for kernel in KERNELS.values():
+        text = (SOURCES / kernel.file).read_text(encoding="utf-8")
+        assert re.search(rf"const char\* mbc_{kernel.kind}\(const MbcCall& call\) \{{", text), kernel.kind
+
+
+def test_every_operation_that_runs_has_a_kernel():
+    running = {name for name, kind in KINDS.items() if kind.evaluate is not None and not kind.view}
+    assert running | {"convert"} == set(KERNELS)
+
+
+def test_the_cases_use_every_kernel():
+    assert {case.kind for case in CASES} == set(KERNELS)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_candidates(case: Case):
+    request = case.request(Precision.BF16)
+    operands = (*request.inputs, *request.outputs)
+    candidates = _candidates(case)
+    assert len({c.layouts for c in candidates}) == len(candidates) > 0
+    for candidate in candidates:
+        assert len(candidate.layouts) == len(operands)
+        for type_, layout in zip(operands, candidate.layouts, strict=True):
+            assert layout is FIRST or layout_matters(type_.shape)
+        assert candidate.deterministic and not candidate.measured
+        assert candidate.time_us >= H200.launch_us
+        assert candidate.accumulates == KERNELS[case.kind].accumulates
+        arguments = OWN.arguments(
+            request, candidate.name, (), candidate.layouts, case.first_row, False, candidate.workspace_bytes
+        )
+        assert all(isinstance(value, int) and -(2**63) <= value < 2**63 for value in arguments.integers)
+        assert all(isinstance(value, float | int) and math.isfinite(value) for value in arguments.reals)
+
+
+def test_kernels_accumulate_where_operations_may():
+    for name, kind in KINDS.items():
+        if kind.accumulates:
+            assert KERNELS[name].accumulates, name
+
+
+def test_layouts_that_are_the_same_bytes_are_one_candidate():
+    assert [c.layouts for c in OWN.candidates(_relu(8, 3, 1, 1), H200)] == [(FIRST, FIRST)]
+    assert [c.layouts for c in OWN.candidates(_relu(8, 3, 2, 1), H200)] == [(FIRST, FIRST), (LAST, LAST)]
+
+
+def test_class_numbers_stay_channels_first():
+    (case,) = (c for c in CASES if c.name == "softmax_cross_entropy-smooth0.0-3x7x5x6")
+    assert [c.layouts for c in _candidates(case)] == [(FIRST,) * 4, (LAST, FIRST, FIRST, FIRST)]
+
+
+def test_a_cast_may_change_the_layout():
+    (case,) = (c for c in CASES if c.name == "cast-widen-3x16x5x6")
+    layouts = {c.layouts for c in _candidates(case)}
+    assert layouts == {(FIRST, FIRST), (FIRST, LAST), (LAST, FIRST), (LAST, LAST)}
+    struct = OWN.arguments(case.request(Precision.BF16), "cast", (), (FIRST, LAST), 0, False, 0).integers
+    assert struct == (1, 0, 0, 1, 3, 16, 30)
+
+
+def test_a_long_sum_takes_a_workspace_and_a_short_one_does_not():
+    def workspace_bytes(*shape: int) -> list[int]:
+        x = TensorType(shape, DType.FP32)
+        vector = TensorType((shape[1],), DType.FP32)
+        request = Request("batch_statistics", NoAttributes(), (x,), (vector, vector), Precision.FP32)
+        return [c.workspace_bytes for c in OWN.candidates(request, H200)]
+
+    assert workspace_bytes(2, 8, 4, 4) == [0, 0]
+    first, last = workspace_bytes(64, 64, 56, 56)
+    assert first == 16 * 64 * 16 and last % (64 * 16) == 0 and 0 < last <= 1 << 20  # 16 parts of 64 states of 16 bytes
+
+
+def test_fp64_is_not_for_the_gpu():
+    assert list(OWN.candidates(_relu(2, 3, precision=Precision.FP64), H200)) == []
+
+
+def test_unknown_operations_have_no_candidate():
+    assert list(OWN.candidates(Request("flatten", NoAttributes(), (), (), Precision.FP32), H200)) == []
+
+
+def test_mbc080_unknown_kernel():
+    with pytest.raises(MbcError, match="error MBC080: this mbc has no kernel called 'sort'"):
+        OWN.arguments(_relu(2, 3), "sort", (), (FIRST, FIRST), 0, False, 0)
+
+
+def test_mbc081_too_little_workspace():
+    x, vector = TensorType((64, 64, 56, 56), DType.FP32), TensorType((64,), DType.FP32)
+    request = Request("channel_sum", NoAttributes(), (x,), (vector,), Precision.FP32)
+    with pytest.raises(
+        MbcError, match="error MBC081: kernel 'channel_sum' needs 4096 bytes of workspace, .* gives it 8"
+    ):
+        OWN.arguments(request, "channel_sum", (), (FIRST, FIRST), 0, False, 8)
+
+
+def test_mbc082_cannot_accumulate():
+    with pytest.raises(MbcError, match="error MBC082: kernel 'relu' cannot add to its output"):
+        OWN.arguments(_relu(2, 3), "relu", (), (FIRST, FIRST), 0, True, 0)
+
+
+NVCC = find_toolchain().nvcc
+
+
+@pytest.mark.skipif(NVCC is None, reason="no nvcc on this machine")
+@pytest.mark.parametrize("working", (0, 1, 2))
+def test_nvcc_compiles_every_kernel(working: int, tmp_path: Path):
+    source = tmp_path / "kernels.cu"
+    source.write_text("".join(f'#include "{path.name}"\n' for path in sorted(SOURCES.glob("*.cu"))))
+    # Unoptimised: what is tested is that it compiles.
+    command = [str(NVCC), "-arch=sm_90", "-std=c++17", "-Xcicc", "-O0", "-Xptxas", "-O0", f"-DMBC_WORKING={working}"]
+    command += [f"-I{SOURCES}", f"-I{SOURCES.parent / 'include'}", "-c", str(source), "-o", str(tmp_path / "kernels.o")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "warning" not in done.stderr
