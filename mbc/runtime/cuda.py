@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from mbc.errors import MbcError
 from mbc.ir.control import HOST_BYTES
 from mbc.ir.types import Layout, Precision
-from mbc.plan.model import Plan, Space
+from mbc.plan.model import ALIGNMENT_BYTES, Plan, Space
 from mbc.runtime.arrays import DeviceArray
 from mbc.runtime.formats import STORED, loaded, stored_bytes
 from mbc.runtime.library import LIBRARY_FILE, Library
@@ -175,7 +175,7 @@ class Cuda:
         """MBC161 when the bytes beside the arena, or the prediction of its size, are not what they should be."""
         self._compute.synchronize()
         ends = (
-            offset + buffer.size_bytes
+            offset + -(-buffer.size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
             for buffer, offset in zip(self._plan.buffers, self._plan.offsets, strict=True)
             if buffer.space is Space.ARENA
         )
@@ -275,7 +275,9 @@ class Cuda:
 
     def _feed_device(self, place: Place, array: DeviceArray) -> None:
         while self._held and (len(self._held) >= _DEVICE_INPUTS_AHEAD or self._held[0][0].query()):
-            self._held.popleft()[0].synchronize()
+            event, owner = self._held.popleft()
+            event.synchronize()
+            del owner  # only now may its memory be used for something else
         if array.stream not in (None, 1):
             # A stream of somebody else's, of which only the number is known.
             self._driver.Context.synchronize()

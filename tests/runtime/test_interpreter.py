@@ -91,7 +91,9 @@ def test_steps_are_repeatable_bit_for_bit(transfers: Transfers):
 
 def launch_of(plan: Plan, kind: str) -> int:
     kinds = {operation.name: operation.kind for operation in plan.graph.train}
-    return next(i for i, l in enumerate(plan.train.launches) if l.operations and kinds[l.operations[0]] == kind)
+    return next(
+        i for i, launch in enumerate(plan.train.launches) if launch.operations and kinds[launch.operations[0]] == kind
+    )
 
 
 def with_launch(plan: Plan, index: int, change: Callable[[Launch], Launch]) -> Plan:
@@ -169,15 +171,28 @@ def test_an_output_over_its_own_input_is_caught():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda l: replace(l, accesses=l.accesses[:2]), "2 accesses for 3 operands"),
-        (lambda l: replace(l, operations=()), "must run one operation of the graph"),
-        (lambda l: replace(l, operations=("nobody",)), "must run one operation of the graph"),
-        (lambda l: replace(l, accesses=(l.accesses[1], l.accesses[0], *l.accesses[2:])), "operand 'image' is in buffer"),
-        (lambda l: replace(l, accesses=(replace(l.accesses[0], mode=Mode.WRITE), *l.accesses[1:])), "accessed by 'write'"),
-        (lambda l: replace(l, accesses=(replace(l.accesses[0], rows=Rows(0, 3)), *l.accesses[1:])), "different rows"),
-        (lambda l: replace(l, work=Copy(1.0, False)), "it must read one buffer and write one"),
+        (lambda launch: replace(launch, accesses=launch.accesses[:2]), "2 accesses for 3 operands"),
+        (lambda launch: replace(launch, operations=()), "must run one operation of the graph"),
+        (lambda launch: replace(launch, operations=("nobody",)), "must run one operation of the graph"),
+        (
+            lambda launch: replace(launch, accesses=(launch.accesses[1], launch.accesses[0], *launch.accesses[2:])),
+            "operand 'image' is in buffer",
+        ),
+        (
+            lambda launch: replace(
+                launch, accesses=(replace(launch.accesses[0], mode=Mode.WRITE), *launch.accesses[1:])
+            ),
+            "accessed by 'write'",
+        ),
+        (
+            lambda launch: replace(
+                launch, accesses=(replace(launch.accesses[0], rows=Rows(0, 3)), *launch.accesses[1:])
+            ),
+            "different rows",
+        ),
+        (lambda launch: replace(launch, work=Copy(1.0, False)), "it must read one buffer and write one"),
     ],
-)  # fmt: skip
+)
 def test_launches_that_make_no_sense_are_named(change: Callable[[Launch], Launch], message: str):
     plan = small_plan()
     index = launch_of(plan, "convolution")
@@ -214,7 +229,11 @@ def offloaded(plan: Plan) -> Plan:
     """`plan` with one activation sent to the host after its first use and brought back for its last."""
     launches = list(plan.train.launches)
     source = launches[launch_of(plan, "convolution")].accesses[2].buffer
-    uses = [i for i, l in enumerate(launches) if any(a.buffer == source and a.mode is Mode.READ for a in l.accesses)]
+    uses = [
+        i
+        for i, launch in enumerate(launches)
+        if any(a.buffer == source and a.mode is Mode.READ for a in launch.accesses)
+    ]
     written, used = launch_of(plan, "convolution"), uses[-1]
     buffer = plan.buffers[source]
     host = len(plan.buffers)
@@ -241,7 +260,10 @@ def offloaded(plan: Plan) -> Plan:
 
 @pytest.mark.parametrize("transfers", list(Transfers))
 def test_copies_through_the_host_change_nothing(transfers: Transfers):
-    nets = [Module(small_plan(), device="cpu"), Module(offloaded(small_plan()), device="cpu", transfers=transfers)]
+    nets = [
+        Module(small_plan(), device="cpu"),
+        Module(offloaded(small_plan()), device="cpu", transfers=transfers),
+    ]
     for net in nets:
         net.step(*batch(), lr=0.1)
     for name in nets[0].states:

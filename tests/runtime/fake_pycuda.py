@@ -1,0 +1,218 @@
+"""PyCUDA's driver without a GPU: device memory is host memory, and work that is queued runs only when it is waited for.
+
+So code that forgets to wait, or overwrites pinned memory that a queued copy still reads, computes something else.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import types
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from mbc.plan.model import Plan
+from mbc.runtime.cpu import Interpreter
+
+
+class Error(Exception):
+    pass
+
+
+class OutOfMemory(Error):
+    pass
+
+
+def device_bytes(address: int, size_bytes: int) -> np.ndarray:
+    return np.ctypeslib.as_array((ctypes.c_uint8 * size_bytes).from_address(address))
+
+
+class Stream:
+    made: list[Stream] = []  # noqa: RUF012
+
+    def __init__(self) -> None:
+        Stream.made.append(self)
+        self.handle = 1000 + len(Stream.made)
+        self.queue: list[Callable[[], None]] = []
+        self.done = 0
+
+    def synchronize(self, until: int | None = None) -> None:
+        while self.done < (len(self.queue) if until is None else until):
+            self.queue[self.done]()
+            self.done += 1
+
+
+class Event:
+    def __init__(self) -> None:
+        self.stream, self.place = None, 0
+
+    def record(self, stream: Stream) -> None:
+        self.stream, self.place = stream, len(stream.queue)
+
+    def query(self) -> bool:
+        return self.stream is None or self.stream.done >= self.place
+
+    def synchronize(self) -> None:
+        if self.stream is not None:
+            self.stream.synchronize(self.place)
+
+
+def drain() -> None:
+    for stream in Stream.made:
+        stream.synchronize()
+
+
+class Memory:
+    def __init__(self, size_bytes: int) -> None:
+        self.raw = np.full(size_bytes + 256, 0xCD, np.uint8)
+        self.address = -(-self.raw.ctypes.data // 256) * 256
+        self.freed = False
+
+    def __int__(self) -> int:
+        return self.address
+
+    def free(self) -> None:
+        assert not self.freed
+        self.freed = True
+
+
+class Copy2D:
+    src_pitch = dst_pitch = width_in_bytes = height = 0
+
+    def set_src_device(self, address: int) -> None:
+        self.src = address
+
+    def set_dst_device(self, address: int) -> None:
+        self.dst = address
+
+    def __call__(self, stream: Stream) -> None:
+        def copy() -> None:
+            for row in range(self.height):
+                source = device_bytes(self.src + row * self.src_pitch, self.width_in_bytes)
+                device_bytes(self.dst + row * self.dst_pitch, self.width_in_bytes)[:] = source
+
+        stream.queue.append(copy)
+
+
+@dataclass
+class Gpu:
+    """What the fake machine has."""
+
+    count: int = 1
+    capability: tuple[int, int] = (9, 0)
+    free: int = 1 << 34
+    allocations: list[Memory] = field(default_factory=list)
+
+
+def modules(gpu: Gpu) -> dict[str, types.ModuleType]:
+    """`pycuda.driver` and `pycuda.autoprimaryctx`, for sys.modules."""
+    Stream.made = []
+    driver: Any = types.ModuleType("pycuda.driver")
+    context: Any = types.ModuleType("pycuda.autoprimaryctx")
+
+    class Device:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        @staticmethod
+        def count() -> int:
+            return gpu.count
+
+        def pci_bus_id(self) -> str:
+            return "0000:00:00.0"
+
+        def compute_capability(self) -> tuple[int, int]:
+            return gpu.capability
+
+        def name(self) -> str:
+            return "Fake"
+
+    class Context:
+        @staticmethod
+        def get_current() -> None:
+            return None
+
+        @staticmethod
+        def synchronize() -> None:
+            drain()
+
+        def get_device(self) -> Device:
+            return Device(0)
+
+    def allocate(size_bytes: int) -> Memory:
+        gpu.allocations.append(Memory(size_bytes))
+        return gpu.allocations[-1]
+
+    def to_device(target: int, source: np.ndarray) -> None:
+        device_bytes(target, source.nbytes)[:] = source.view(np.uint8).reshape(-1)
+
+    def to_host(target: np.ndarray, source: int) -> None:
+        target.view(np.uint8).reshape(-1)[:] = device_bytes(source, target.nbytes)
+
+    def within(target: int, source: int, count: int) -> None:
+        device_bytes(target, count)[:] = device_bytes(source, count)
+
+    def fill(address: int, value: int, count: int) -> None:
+        device_bytes(address, count)[:] = value
+
+    def after_all(call: Callable[..., None]) -> Callable[..., None]:
+        def run(*arguments: Any) -> None:
+            drain()
+            call(*arguments)
+
+        return run
+
+    def queued(call: Callable[..., None]) -> Callable[..., None]:
+        return lambda *arguments: arguments[-1].queue.append(lambda: call(*arguments[:-1]))
+
+    driver.Error, driver.MemoryError = Error, OutOfMemory
+    driver.init = lambda: None
+    driver.Device, driver.Context, driver.Stream, driver.Event = Device, Context, Stream, Event
+    driver.Memcpy2D = Copy2D
+    driver.mem_alloc, driver.mem_get_info = allocate, lambda: (gpu.free, 1 << 35)
+    driver.pagelocked_empty = lambda shape, dtype: np.empty(shape, dtype)
+    driver.memcpy_htod, driver.memcpy_dtoh = after_all(to_device), after_all(to_host)
+    driver.memset_d8 = after_all(fill)
+    driver.memcpy_htod_async, driver.memcpy_dtoh_async = queued(to_device), queued(to_host)
+    driver.memcpy_dtod_async, driver.memset_d8_async = queued(within), queued(fill)
+    context.context = Context()
+    return {"pycuda": types.ModuleType("pycuda"), "pycuda.driver": driver, "pycuda.autoprimaryctx": context}
+
+
+class FakeLibrary:
+    """Runs the plan by the interpreter, on the bytes of the fake device, when its stream is waited for."""
+
+    made: list[FakeLibrary] = []  # noqa: RUF012
+
+    def __init__(self, plan: Plan, folder: object) -> None:
+        self.interpreter = Interpreter(plan)
+        self.calls: list[str] = []
+        FakeLibrary.made.append(self)
+
+    def create(self, arena: int, arena_bytes: int, host: int, host_bytes: int, streams: list[int]) -> None:
+        self.arena = device_bytes(arena, arena_bytes)
+        self.compute = next(stream for stream in Stream.made if stream.handle == streams[0])
+        self.calls.append("create")
+
+    def warm(self) -> None:
+        assert not self.arena.any(), "warm-up starts from zeros"
+        self.arena[:] = 0xEE
+        self.calls.append("warm")
+
+    def capture(self) -> None:
+        self.calls.append("capture")
+
+    def run(self, program: str, eager: bool) -> None:
+        self.calls.append(f"{program} {'eager' if eager else 'captured'}")
+
+        def run() -> None:
+            self.interpreter.arena[:] = self.arena
+            self.interpreter.run(program)
+            self.arena[:] = self.interpreter.arena
+
+        self.compute.queue.append(run)
+
+    def destroy(self) -> None:
+        self.calls.append("destroy")

@@ -1,0 +1,205 @@
+"""What happens around a program on a GPU (inputs, figures, states, memory, errors), with PyCUDA's driver faked."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mbc.errors import MbcError
+from mbc.plan.file import dump_plan
+from mbc.plan.model import Plan
+from mbc.runtime import cuda
+from mbc.runtime.module import Module
+from tests.runtime.fake_pycuda import FakeLibrary, Gpu, device_bytes, modules
+from tests.runtime.nets import batch, small_plan
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    """A fake GPU, with fake PyCUDA and a library that interprets."""
+    machine = Gpu()
+    FakeLibrary.made = []
+    for name, module in modules(machine).items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(cuda, "Library", FakeLibrary)
+    monkeypatch.setattr(cuda, "used_bytes", lambda address: 1000 + sum(len(a.raw) for a in machine.allocations))
+    return machine
+
+
+def package(folder: Path, plan: Plan) -> Path:
+    (folder / "plan.json").write_text(dump_plan(plan))
+    (folder / "libmodule.so").touch()
+    return folder
+
+
+class OnDevice:
+    """An array as CuPy or PyTorch show theirs."""
+
+    def __init__(self, array: np.ndarray, **fields: Any) -> None:
+        self.array = array
+        self.__cuda_array_interface__ = {
+            "shape": array.shape, "typestr": array.dtype.str, "data": (array.ctypes.data, False), "version": 3,
+            "strides": None if array.flags.c_contiguous else array.strides, **fields,
+        }  # fmt: skip
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_same_numbers_as_on_the_cpu(gpu: Gpu, tmp_path: Path, precision: str):
+    plan = small_plan(precision)
+    here = Module(plan, seed=2, device="cpu")
+    there = Module(package(tmp_path, plan), seed=2, canaries=True)
+    assert there.device == "cuda"
+    # Losses are looked at in the end: until then nothing of this needs to have run.
+    losses = [(here.step(*batch(seed), lr=0.05), there.step(*batch(seed), lr=0.05)) for seed in range(40)]
+    for mine, theirs in losses:
+        assert float(mine) == float(theirs)
+    assert here.metrics == there.metrics and here.control == there.control
+    for name in here.states:
+        np.testing.assert_array_equal(here.state(name), there.state(name))
+    image = batch(77)[0]
+    for rows in (6, 2):
+        np.testing.assert_array_equal(here.forward(image[:rows]), there.forward(image[:rows]))
+    there.check_canaries()
+
+
+def test_warming_up_leaves_nothing_behind(gpu: Gpu, tmp_path: Path):
+    there = Module(package(tmp_path, small_plan()), seed=2, device="cuda")
+    here = Module(small_plan(), seed=2, device="cpu")
+    assert FakeLibrary.made[0].calls == ["create", "warm", "capture"]
+    assert here.control == there.control
+    for name in here.states:
+        np.testing.assert_array_equal(here.state(name), there.state(name))
+
+
+def test_launch_by_launch(gpu: Gpu, tmp_path: Path):
+    net = Module(package(tmp_path, small_plan()), device="cuda", eager=True)
+    float(net.step(*batch(), lr=0.1))
+    assert FakeLibrary.made[0].calls == ["create", "train eager"]
+
+
+def test_arrays_on_the_gpu(gpu: Gpu, tmp_path: Path):
+    here = Module(small_plan(), device="cpu")
+    there = Module(package(tmp_path, small_plan()), device="cuda")
+    for seed in range(6):
+        image, target = batch(seed)
+        kept = OnDevice(image), OnDevice(target.astype(np.int64) | (7 << 32))
+        loss = there.step(*kept, lr=0.1)
+        assert float(loss) == float(here.step(image, target, lr=0.1))
+        image32 = OnDevice(image), OnDevice(target.astype(np.int32), stream=1)
+        assert float(there.step(*image32, lr=0.1)) == float(here.step(image, target, lr=0.1))
+
+
+def test_arrays_on_the_gpu_live_until_they_are_copied(gpu: Gpu, tmp_path: Path):
+    here = Module(small_plan(), device="cpu")
+    there = Module(package(tmp_path, small_plan()), device="cuda")
+    losses = [there.step(OnDevice(batch(s)[0].copy()), OnDevice(batch(s)[1].copy()), lr=0.1) for s in range(8)]
+    for seed, loss in enumerate(losses):
+        assert float(loss) == float(here.step(*batch(seed), lr=0.1))
+
+
+@pytest.mark.parametrize(
+    ("image", "code", "message"),
+    [
+        (np.zeros((6, 2, 6, 6)), "MBC148", "must hold float32 on the GPU, got f8"),
+        (np.zeros((6, 6, 6, 2), np.float32).transpose(0, 3, 1, 2), "MBC150", "must be contiguous, channels first"),
+        (np.zeros((6, 2, 6, 5), np.float32), "MBC146", "must have the shape [rows, 2, 6, 6], got [6, 2, 6, 5]"),
+    ],
+)
+def test_arrays_on_the_gpu_that_do_not_fit(gpu: Gpu, tmp_path: Path, image: np.ndarray, code: str, message: str):
+    net = Module(package(tmp_path, small_plan()), device="cuda")
+    with pytest.raises(MbcError) as caught:
+        net.step(OnDevice(image), batch()[1], lr=0.1)
+    assert caught.value.code == code and message in caught.value.message
+
+
+def test_checkpoints_go_both_ways(gpu: Gpu, tmp_path: Path):
+    here = Module(small_plan(), seed=1, device="cpu")
+    there = Module(package(tmp_path, small_plan()), seed=2, device="cuda")
+    here.step(*batch(), lr=0.1)
+    here.save(tmp_path / "w")
+    there.load(tmp_path / "w")
+    assert float(here.step(*batch(1), lr=0.1)) == float(there.step(*batch(1), lr=0.1))
+    there.save(tmp_path / "back")
+    here.load(tmp_path / "back")
+
+
+def test_memory_planned_and_taken(gpu: Gpu, tmp_path: Path):
+    plan = small_plan()
+    net = Module(package(tmp_path, plan), device="cuda")
+    allocated = len(gpu.allocations)
+    assert allocated == 1
+    net.step(*batch(), lr=0.1)
+    net.forward(batch()[0])
+    assert len(gpu.allocations) == allocated
+    assert net.memory.arena_taken == plan.predictions.arena_bytes
+    assert net.memory.overhead_taken == 256  # what the fake allocation takes for its alignment
+    net.close()
+    net.close()
+    assert all(memory.freed for memory in gpu.allocations)
+    assert FakeLibrary.made[0].calls[-1] == "destroy"
+
+
+def failure(folder: Path, **settings: Any) -> MbcError:
+    with pytest.raises(MbcError) as caught:
+        Module(folder, device="cuda", **settings)
+    return caught.value
+
+
+def test_bytes_written_beside_the_arena(gpu: Gpu, tmp_path: Path):
+    plan = small_plan()
+    net = Module(package(tmp_path, plan), device="cuda", canaries=True)
+    net.check_canaries()
+    end = int(gpu.allocations[0]) + cuda.GUARD_BYTES + plan.predictions.arena_bytes
+    device_bytes(end + 3, 2)[:] = 0
+    with pytest.raises(MbcError, match="2 bytes after the arena were written, the first at 3 of the guard") as caught:
+        net.check_canaries()
+    assert caught.value.code == "MBC161"
+
+
+def test_an_overhead_beyond_the_budget(gpu: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    plan = small_plan()
+    plan = replace(plan, budget_bytes=plan.predictions.arena_bytes + 100)
+    net = Module(package(tmp_path, plan), device="cuda")
+    with pytest.raises(MbcError) as caught:
+        net.step(*batch(), lr=0.1)
+    assert caught.value.code == "MBC160"
+    assert "256 of overhead" in caught.value.message and "reserved" in caught.value.message
+
+
+@pytest.mark.parametrize(("capability", "runs"), [((9, 0), True), ((9, 1), True), ((8, 0), False), ((10, 0), False)])
+def test_the_gpu_must_be_of_the_planned_kind(gpu: Gpu, tmp_path: Path, capability: tuple[int, int], runs: bool):
+    gpu.capability = capability
+    folder = package(tmp_path, small_plan())
+    if runs:
+        Module(folder, device="cuda")
+        return
+    error = failure(folder)
+    assert error.code == "MBC154"
+    assert f"(sm_90), this GPU is Fake (sm_{capability[0]}{capability[1]})" in error.message
+
+
+def test_too_little_free_memory(gpu: Gpu, tmp_path: Path):
+    gpu.free = 1000
+    error = failure(package(tmp_path, small_plan()))
+    assert error.code == "MBC155"
+    assert "free on the GPU are 1,000" in error.message and "memory.device" in error.remedy
+
+
+def test_no_gpu(gpu: Gpu, tmp_path: Path):
+    gpu.count = 0
+    error = failure(package(tmp_path, small_plan()))
+    assert error.code == "MBC152" and "there is no GPU to run on" in error.message
+    with pytest.warns(RuntimeWarning, match="running on the CPU: there is no GPU to run on"):
+        assert Module(tmp_path).device == "cpu"
+
+
+def test_no_pycuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "pycuda", None)
+    monkeypatch.delitem(sys.modules, "pycuda.driver", raising=False)
+    error = failure(package(tmp_path, small_plan()))
+    assert error.code == "MBC153" and "mbc-compiler[cuda]" in error.remedy

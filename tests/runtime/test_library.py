@@ -1,0 +1,96 @@
+"""Loading a built library: what it says of itself is compared with the plan."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mbc.errors import MbcError
+from mbc.plan.model import Plan
+from mbc.resources import folder as resource_folder
+from mbc.runtime.library import LIBRARY_FILE, Library
+from tests.runtime.nets import small_plan
+
+SOURCE = """
+#include "mbc_module.h"
+struct MbcModule { int runs; };
+int mbc_abi_version() { return ABI; }
+size_t mbc_cudnn_version() { return 91901; }
+uint64_t mbc_arena_bytes() { return ARENA; }
+uint64_t mbc_host_bytes() { return 0; }
+int mbc_create(void* arena, uint64_t bytes, void* host, uint64_t, void* const* streams, MbcModule** module) {
+  *module = nullptr;
+  if (bytes != ARENA || host != nullptr || streams[2] != (void*)33) return 1;
+  *module = new MbcModule{0};
+  return 0;
+}
+int mbc_warm(MbcModule*) { return 0; }
+int mbc_capture(MbcModule*) { return 0; }
+int mbc_run(MbcModule* module, int program) { return program == 1 ? 7 : 0; }
+int mbc_run_eager(MbcModule*, int) { return 0; }
+const char* mbc_last_error(MbcModule* module) { return module ? "launch 3, 'conv': bad luck" : "no arena"; }
+void mbc_destroy(MbcModule* module) { delete module; }
+"""
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    plan = small_plan()
+    return replace(plan, target=replace(plan.target, cudnn=91900))
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory, plan: Plan) -> Path:
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("needs g++ to build a library to load")
+    folder = tmp_path_factory.mktemp("library")
+    (folder / "module.cpp").write_text(SOURCE)
+    command = [compiler, "-shared", "-fPIC", "-DABI=1", f"-DARENA={plan.predictions.arena_bytes}",
+               f"-I{resource_folder('templates') / 'include'}", str(folder / "module.cpp"),
+               "-o", str(folder / LIBRARY_FILE)]  # fmt: skip
+    subprocess.run(command, check=True)
+    return folder
+
+
+def test_calls_and_their_failures(plan: Plan, built: Path):
+    library = Library(plan, built)
+    library.create(256, plan.predictions.arena_bytes, 0, 0, [11, 22, 33])
+    library.warm()
+    library.capture()
+    library.run("train", eager=False)
+    library.run("infer", eager=True)
+    with pytest.raises(MbcError) as caught:
+        library.run("infer", eager=False)
+    assert caught.value.code == "MBC159"
+    assert caught.value.message == "on the GPU: launch 3, 'conv': bad luck"
+    library.destroy()
+    library.destroy()
+    with pytest.raises(MbcError, match="no arena"):
+        Library(plan, built).create(256, 1, 0, 0, [11, 22, 33])
+
+
+def test_a_library_of_another_plan(plan: Plan, built: Path):
+    other = replace(plan, predictions=replace(plan.predictions, arena_bytes=512))
+    with pytest.raises(MbcError, match="was built for another plan") as caught:
+        Library(other, built)
+    assert caught.value.code == "MBC158"
+
+
+def test_another_cudnn(plan: Plan, built: Path):
+    other = replace(plan, target=replace(plan.target, cudnn=92800))
+    with pytest.raises(MbcError, match=r"made for cuDNN 9\.28\.0, loaded was 9\.19\.1") as caught:
+        Library(other, built)
+    assert caught.value.code == "MBC156"
+    assert "nvidia-cudnn-cu13==9.28.*" in caught.value.remedy
+
+
+def test_what_is_no_library(plan: Plan, tmp_path: Path):
+    (tmp_path / LIBRARY_FILE).write_bytes(b"text")
+    with pytest.raises(MbcError, match="cannot load") as caught:
+        Library(plan, tmp_path)
+    assert caught.value.code == "MBC157"
