@@ -1,0 +1,115 @@
+"""mbc's own kernels on a real GPU, each in every layout and element type, against the operations in float64.
+
+The worst error of each kind is printed at the end, as a share of what is allowed (tests/kernels/own/launching.py says
+how much that is for each element type).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mbc.codegen.toolchain import find_toolchain
+from mbc.ir.types import Precision
+from mbc.kernels.base import DTYPE_CODES
+from mbc.resources import folder
+from tests.kernels.own.cases import CASES, Case
+from tests.kernels.own.launching import TOLERANCES, Library, check
+
+PRECISIONS = (Precision.FP32, Precision.BF16, Precision.FP16)
+Libraries = Callable[[Precision], Library]
+
+
+@dataclass
+class DeviceMemory:
+    """Of the GPU, through PyCUDA; the copies wait for the kernels of the default stream."""
+
+    driver: Any
+    held: list[Any] = field(default_factory=list[Any])
+
+    def allocate(self, size_bytes: int) -> int:
+        self.held.append(self.driver.mem_alloc(size_bytes))
+        return int(self.held[-1])
+
+    def write(self, address: int, data: bytes) -> None:
+        self.driver.memcpy_htod(address, data)
+
+    def read(self, address: int, size_bytes: int) -> bytes:
+        data = bytearray(size_bytes)
+        self.driver.memcpy_dtoh(data, address)
+        return bytes(data)
+
+    def free_all(self) -> None:
+        for allocation in self.held:
+            allocation.free()
+        self.held.clear()
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Libraries]:
+    driver = pytest.importorskip("pycuda.driver", reason="PyCUDA is not installed, or finds no CUDA driver")
+    nvcc = find_toolchain().nvcc
+    if nvcc is None:
+        pytest.skip("no nvcc on this machine")
+    try:
+        driver.init()
+        device = driver.Device(0)
+    except driver.Error as error:
+        pytest.skip(f"no GPU: {error}")
+    context = device.retain_primary_context()
+    context.push()
+    architecture = "sm_{}{}".format(*device.compute_capability())
+    built: dict[int, Library] = {}
+
+    def library(precision: Precision) -> Library:
+        # A library holds fp32 and one more type.
+        working = max(DTYPE_CODES[precision.working.value], 1)
+        if working not in built:
+            handle = _build(Path(str(nvcc)), architecture, working, tmp_path_factory.mktemp("kernels"))
+            built[working] = Library(handle, DeviceMemory(driver))
+        return built[working]
+
+    try:
+        yield library
+    finally:
+        context.pop()
+
+
+def _build(nvcc: Path, architecture: str, working: int, where: Path) -> ctypes.CDLL:
+    templates = folder("templates")
+    source, result = where / "kernels.cu", where / "kernels.so"
+    files = sorted((templates / "kernels").glob("*.cu"))
+    source.write_text("".join(f'#include "{file.name}"\n' for file in files))
+    command = [str(nvcc), f"-arch={architecture}", "-std=c++17", "-O3", "-shared", "-Xcompiler", "-fPIC"]
+    command += [f"-DMBC_WORKING={working}", f"-I{templates / 'include'}", f"-I{templates / 'kernels'}"]
+    done = subprocess.run([*command, str(source), "-o", str(result)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return ctypes.CDLL(str(result))
+
+
+@pytest.fixture(scope="module")
+def worst(request: pytest.FixtureRequest) -> Iterator[dict[tuple[str, Precision], float]]:
+    shares: dict[tuple[str, Precision], float] = defaultdict(float)
+    yield shares
+    terminal = request.config.pluginmanager.getplugin("terminalreporter")
+    if terminal is None or not shares:
+        return
+    allowed = ", ".join(f"{dtype} {tolerance:.1e}" for dtype, tolerance in TOLERANCES.items())
+    terminal.write_line(f"\nworst relative L2 error as a share of what is allowed ({allowed})")
+    for kind in sorted({kind for kind, _ in shares}):
+        cells = "  ".join(f"{precision} {shares[kind, precision]:.3f}" for precision in PRECISIONS)
+        terminal.write_line(f"  {kind:32} {cells}")
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_kernel(case: Case, precision: Precision, libraries: Libraries, worst: dict[tuple[str, Precision], float]):
+    share = check(libraries(precision), case, precision)
+    worst[case.kind, precision] = max(worst[case.kind, precision], share)
