@@ -279,7 +279,7 @@ class Execution:
 
     def _read(self, index: int, stream: Stream, access: Access, span: _Span, place: str) -> None:
         for segment in self._found(access.buffer, span, place, "MBC124"):
-            self._check_over(segment.writer, segment.writer_stream, place, f"reads {self._name(access.buffer)} from")
+            self._check_over(segment.writer, segment.writer_stream, place, "reads {} from", access.buffer)
             self._check_sum(segment, place)
             at = _STREAM_INDEX[stream]
             segment.readers = (*segment.readers[:at], index, *segment.readers[at + 1 :])
@@ -311,10 +311,10 @@ class Execution:
         span = self._span(access)
         occupancy = self._spaces[span.space]
         for old in occupancy.within(span.start, span.stop):
-            self._check_over(old.writer, old.writer_stream, place, f"overwrites {self._name(old.buffer)} of")
+            self._check_over(old.writer, old.writer_stream, place, "overwrites {} of", old.buffer)
             for at, reader in enumerate(old.readers):
                 if reader != index:
-                    self._check_over(reader, at, place, f"overwrites {self._name(old.buffer)}, which is read by")
+                    self._check_over(reader, at, place, "overwrites {}, which is read by", old.buffer)
         at = _STREAM_INDEX[stream]
         occupancy.replace(Segment(span.start, span.stop, access.buffer, index, at, summed))
 
@@ -342,9 +342,12 @@ class Execution:
                 f"of 0..{self.plan.graph.batch}",
             )
 
-    def _check_over(self, other: int, stream: int, place: str, what: str) -> None:
+    def _check_over(self, other: int, stream: int, place: str, what: str, buffer: int) -> None:
+        """Launch `other` of a stream is over; `what` has a place for the name of the buffer."""
         if self._before[stream] < other:
-            self._fail("MBC125", f"{place}: it {what} launch {other}, which it does not wait for")
+            self._fail(
+                "MBC125", f"{place}: it {what.format(self._name(buffer))} launch {other}, which it does not wait for"
+            )
 
     def _span(self, access: Access) -> _Span:
         buffer = self.plan.buffers[access.buffer]

@@ -135,16 +135,3 @@ def _owners(buffers: Sequence[Buffer]) -> list[int]:
         # An alias names an earlier buffer; the verifier refuses any other.
         owner.append(i if buffer.alias is None or not 0 <= buffer.alias < i else owner[buffer.alias])
     return owner
-
-
-def live_bytes(plan: Plan, program: Program) -> int:
-    """The most bytes of the arena taken at once."""
-    changes: dict[int, int] = {}
-    for stay in stays(plan, program):
-        changes[stay.start] = changes.get(stay.start, 0) + stay.size_bytes
-        changes[stay.stop] = changes.get(stay.stop, 0) - stay.size_bytes
-    live = most = 0
-    for position in sorted(changes):
-        live += changes[position]
-        most = max(most, live)
-    return most

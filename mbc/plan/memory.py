@@ -21,6 +21,10 @@ class MemoryCurve:
         return tuple(map(sum, zip(*self.bytes_by_kind.values(), strict=True)))
 
     @property
+    def peak_bytes(self) -> int:
+        return max(self.total_bytes)
+
+    @property
     def peak_launch(self) -> int:
         """The first launch at which most bytes are taken."""
         total = self.total_bytes
@@ -46,9 +50,3 @@ def memory_curve(plan: Plan, program: Program) -> MemoryCurve:
             changes[kind][start] += stay.size_bytes
             changes[kind][stop] -= stay.size_bytes
     return MemoryCurve({kind: tuple(accumulate(change[:-1])) for kind, change in changes.items()})
-
-
-def peak_by_kind(plan: Plan, program: Program) -> Mapping[str, int]:
-    """Bytes by kind at the peak of one program."""
-    curve = memory_curve(plan, program)
-    return {str(kind): taken for kind, taken in curve.at(curve.peak_launch).items()}

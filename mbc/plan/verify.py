@@ -18,8 +18,8 @@ from mbc.ir.verify import verify_training
 from mbc.ops import KINDS
 from mbc.plan.demand import Demands, can_hold, first_versions, is_canonical, whole_rows
 from mbc.plan.execution import Execution, buffer_name
-from mbc.plan.live import live_bytes, rounded
-from mbc.plan.memory import peak_by_kind
+from mbc.plan.live import rounded
+from mbc.plan.memory import memory_curve
 from mbc.plan.model import ALIGNMENT_BYTES, Plan, Program, Space
 
 _REMEDY = "this plan is not what mbc writes: report it with the plan file, and compile again"
@@ -61,14 +61,16 @@ def verify_plan(plan: Plan) -> Verified:
     results = (*graph.outputs, graph.loss, *graph.metrics)
     _check_exit(plan, plan.train, "train", {state: finals.get(state, state) for state in states}, results, demands)
     _check_exit(plan, plan.infer, "infer", {state: state for state in states}, graph.infer_outputs, demands)
-    live = _check_figures(plan)
+    curves = {"train": memory_curve(plan, plan.train), "infer": memory_curve(plan, plan.infer)}
+    live = max(curve.peak_bytes for curve in curves.values())
+    _check_figures(plan, live)
     return Verified(
         len(plan.train.launches),
         len(plan.infer.launches),
         len(plan.buffers),
         plan.predictions.arena_bytes,
         live,
-        {title: peak_by_kind(plan, program) for title, program in (("train", plan.train), ("infer", plan.infer))},
+        {title: {str(k): n for k, n in curve.at(curve.peak_launch).items()} for title, curve in curves.items()},
     )
 
 
@@ -150,9 +152,10 @@ def _check_alias(plan: Plan, index: int, place: str) -> None:
 def _check_entry(plan: Plan, program: Program, title: str, names: tuple[str, ...]) -> None:
     """Every state and every input has one whole buffer, and nothing else is there before the start."""
     found: dict[str, int] = {}
+    expected = frozenset(names)
     for index in program.entry:
         buffer = plan.buffers[index]
-        if buffer.value not in names or buffer.value in found:
+        if buffer.value not in expected or buffer.value in found:
             _fail("MBC122", f"{title}: {buffer_name(index, buffer)} cannot hold anything before the start")
         value = plan.graph.values[buffer.value]
         if buffer.rows != whole_rows(plan.graph, value) or buffer.space is not Space.ARENA:
@@ -215,8 +218,8 @@ def _check_exit(
             )
 
 
-def _check_figures(plan: Plan) -> int:
-    """Sizes of the spaces, the budget and the lower bound, recomputed; the last one is returned."""
+def _check_figures(plan: Plan, live: int) -> None:
+    """Sizes of the spaces, the budget and the lower bound `live` as they were recomputed."""
     for space, said in ((Space.ARENA, plan.predictions.arena_bytes), (Space.HOST, plan.predictions.host_bytes)):
         ends = (o + rounded(b.size_bytes) for b, o in zip(plan.buffers, plan.offsets, strict=True) if b.space is space)
         end = max(ends, default=0)
@@ -225,10 +228,8 @@ def _check_figures(plan: Plan) -> int:
     total = plan.predictions.arena_bytes + plan.predictions.overhead_bytes
     if total > plan.budget_bytes:
         _fail("MBC131", f"arena and overhead take {total} bytes, the budget is {plan.budget_bytes}")
-    live = max(live_bytes(plan, plan.train), live_bytes(plan, plan.infer))
     if plan.bounds.live_bytes != live:
         _fail("MBC131", f"the plan says that {plan.bounds.live_bytes} bytes are live at once, they are {live}")
-    return live
 
 
 def _fail(code: str, message: str) -> NoReturn:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from mbc.plan.live import Kind, kinds_of_values, lifetimes, live_bytes
+from mbc.plan.live import Kind, kinds_of_values, lifetimes
 from mbc.plan.memory import memory_curve
 from tests.plan.chains import naive_live_bytes, random_plan
 
@@ -10,7 +10,7 @@ from tests.plan.chains import naive_live_bytes, random_plan
 @pytest.mark.parametrize("seed", range(15))
 def test_live_bytes_and_curves(seed):
     plan = random_plan(seed)
-    most = [live_bytes(plan, program) for program in (plan.train, plan.infer)]
+    most = [memory_curve(plan, program).peak_bytes for program in (plan.train, plan.infer)]
     assert max(most) == naive_live_bytes(plan)
     for program, live in zip((plan.train, plan.infer), most, strict=True):
         curve = memory_curve(plan, program)
