@@ -10,7 +10,7 @@ import ctypes
 import subprocess
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +27,23 @@ PRECISIONS = (Precision.FP32, Precision.BF16, Precision.FP16)
 Libraries = Callable[[Precision], Library]
 
 
+ARENA_BYTES = 256 << 20
+
+
 @dataclass
 class DeviceMemory:
-    """Of the GPU, through PyCUDA; the copies wait for the kernels of the default stream."""
+    """Of the GPU, through PyCUDA: one allocation, handed out piece by piece. Copies wait for the kernels of the default
+    stream."""
 
     driver: Any
-    held: list[Any] = field(default_factory=list[Any])
+    arena: Any
+    used_bytes: int = 0
 
     def allocate(self, size_bytes: int) -> int:
-        self.held.append(self.driver.mem_alloc(size_bytes))
-        return int(self.held[-1])
+        address = int(self.arena) + self.used_bytes
+        self.used_bytes += -(-size_bytes // 256) * 256
+        assert self.used_bytes <= ARENA_BYTES
+        return address
 
     def write(self, address: int, data: bytes) -> None:
         self.driver.memcpy_htod(address, data)
@@ -47,9 +54,7 @@ class DeviceMemory:
         return bytes(data)
 
     def free_all(self) -> None:
-        for allocation in self.held:
-            allocation.free()
-        self.held.clear()
+        self.used_bytes = 0
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +70,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Libraries]:
         pytest.skip(f"no GPU: {error}")
     context = device.retain_primary_context()
     context.push()
+    arena = driver.mem_alloc(ARENA_BYTES)
     architecture = "sm_{}{}".format(*device.compute_capability())
     built: dict[int, Library] = {}
 
@@ -73,12 +79,13 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Libraries]:
         working = max(DTYPE_CODES[precision.working.value], 1)
         if working not in built:
             handle = _build(Path(str(nvcc)), architecture, working, tmp_path_factory.mktemp("kernels"))
-            built[working] = Library(handle, DeviceMemory(driver))
+            built[working] = Library(handle, DeviceMemory(driver, arena))
         return built[working]
 
     try:
         yield library
     finally:
+        arena.free()
         context.pop()
 
 
