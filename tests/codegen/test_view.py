@@ -1,0 +1,52 @@
+"""Plans as flat rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from mbc.codegen.view import COPY, Launcher, view
+from mbc.errors import MbcError
+from mbc.ir.types import Precision
+from tests.codegen.plans import providers, small_plan
+
+
+def test_rows_carry_everything() -> None:
+    rows = view(small_plan(), providers())
+    assert rows.libraries == ("cudnn", "cublaslt")
+    assert rows.symbols == ("mbc_relu",)
+    assert rows.launchers[0] == Launcher(COPY, COPY)
+    assert [row.waits for row in rows.train[:5]] == [(), (), (1,), (), (2, 3)]
+    assert [row.stream for row in rows.train[:5]] == [0, 0, 1, 0, 2]
+    second = rows.train[1]
+    plan = small_plan()
+    assert second.offsets[0] == plan.offsets[0] + 5 * 3 * 6 * 6 * 4  # x, from row 5
+    assert second.offsets[1] == plan.offsets[1]  # w is not per sample
+    to_host, to_device = rows.train[2], rows.train[4]
+    assert to_host.offsets == (plan.offsets[2], -1)
+    assert to_host.integers == (8 * 4 * 6 * 4 * 4,)
+    assert to_device.offsets[0] == -1 - 5 * 4 * 6 * 4 * 4
+    assert to_device.integers == (3 * 4 * 6 * 4 * 4,)
+
+
+def test_comments_name_operation_kernel_and_rows() -> None:
+    comments = [row.comment for row in view(small_plan(), providers()).train]
+    assert comments[1] == "conv (cudnn convolution engine=-1) rows 5..8"
+    assert comments[2] == "y (copy) rows 0..8"
+    assert comments[3] == "relu (mbc relu) rows 0..8"
+
+
+def test_what_kernels_read_comes_from_their_provider() -> None:
+    relu = view(small_plan(), providers()).train[3]
+    assert relu.integers == (8 * 96, 0, 0, 0)
+    assert relu.reals == (0.1, 1e-30)
+
+
+def test_fp64_is_not_for_gpus() -> None:
+    plan = small_plan()
+    plan = replace(plan, graph=replace(plan.graph, precision=Precision.FP64))
+    with pytest.raises(MbcError) as caught:
+        view(plan, providers())
+    assert caught.value.code == "MBC090"
+    assert "fp64 cannot become GPU code" in str(caught.value)
