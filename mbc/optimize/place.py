@@ -17,7 +17,9 @@ from mbc.plan.model import ALIGNMENT_BYTES
 # A placement this close to its bound is not worth more search.
 GOOD_ENOUGH = 1.001
 REPAIR_ROUNDS = 24
-CP_SAT_BLOCKS = 400
+# What greedy leaves above this is worth asking CP-SAT, for as many blocks as it answers for within seconds.
+WORTH_PROVING = 1.005
+CP_SAT_BLOCKS = 150
 # Blocks times orders that greedy may look at; bigger programs try fewer orders.
 GREEDY_WORK = 120_000
 
@@ -45,7 +47,7 @@ def place(blocks: Sequence[Block]) -> tuple[list[int], int]:
         if reached < height:
             best, height, best_order = offsets, reached, order
     best, height = _repair(blocks, best, height, best_order, bound, min(rounds, REPAIR_ROUNDS))
-    if height > bound * GOOD_ENOUGH and len(blocks) <= CP_SAT_BLOCKS:
+    if height > bound * WORTH_PROVING and len(blocks) <= CP_SAT_BLOCKS:
         found = _exact(blocks, bound, height)
         if found is not None:
             best = found
@@ -121,7 +123,7 @@ def _exact(blocks: Sequence[Block], bound: int, height: int) -> list[int] | None
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = 0
-    solver.parameters.max_deterministic_time = 4.0
+    solver.parameters.max_deterministic_time = 1.0
     status = solver.solve(model)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return None
