@@ -12,15 +12,28 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from modules import Built, Job, build_all, errors, examples, median, module_gradients, open_module, random_inputs, small
-from operations import CASES
+from modules import (
+    Built,
+    Job,
+    build_all,
+    errors,
+    examples,
+    median,
+    module_gradients,
+    open_module,
+    random_inputs,
+    small,
+    with_momentum,
+)
+from operations import CASES, case_of, source
 from record import attempt, show, write
 from torch_twin import Mode, Result, Twin
 
@@ -34,16 +47,18 @@ TIMES_TORCH = 2.0
 MORE = (("resnet", "depth", "50"),)  # further depths of one example
 
 
-def jobs(only: Sequence[str]) -> list[tuple[str, Job]]:
-    """("operation" | "network", job) for all that is asked for."""
-    found = [("operation", Job(case.name, Source(case.name, case.source))) for case in CASES]
+def jobs(only: Sequence[str], kinds: Sequence[str]) -> list[tuple[str, Job]]:
+    """("operation" | "network", job) for all that is asked for; the operations are one job."""
+    found: list[tuple[str, Job]] = []
+    cases = [case for case in CASES if not only or case.name in only]
+    if cases:
+        found.append(("operation", Job("operations", Source("operations", source("operations", cases)))))
     for job in examples():
-        found.append(("network", small(job, batch=4)))
-        for name, key, value in MORE:
-            if job.name == name:
-                deeper = job.with_settings((key, value))
-                found.append(("network", small(Job(name + value, deeper.source, deeper.settings, name), batch=4)))
-    return [(kind, job) for kind, job in found if not only or job.name in only]
+        deeper = [(name + value, job.with_settings((key, value))) for name, key, value in MORE if job.name == name]
+        for name, one in ((job.name, job), *deeper):
+            if not only or name in only:
+                found.append(("network", with_momentum(small(Job(name, one.source, one.settings, one.network), 4))))
+    return [(kind, job) for kind, job in found if kind in kinds]
 
 
 def twin_mode(precision: str, device: str) -> Mode:
@@ -71,8 +86,10 @@ def torch_gradients(
     return twin.gradients(inputs, *dropout, loss_scale=65536.0 if precision == "fp16" else 1.0)
 
 
-def compare(kind: str, job: Job, precision: str, device: str, where: Any, reference_device: str) -> dict[str, Any]:
-    """One row. `where`: a package's folder, or a plan for the interpreter."""
+def compare(
+    kind: str, job: Job, precision: str, device: str, where: Any, reference_device: str
+) -> list[dict[str, Any]]:
+    """One row a case of operations, or one for the network. `where`: a package's folder, or a plan to interpret."""
     lowered = job.lowered()
     network = lowered.network
     states = {
@@ -92,24 +109,33 @@ def compare(kind: str, job: Job, precision: str, device: str, where: Any, refere
     ours = errors(gradients, dict(exact.gradients))
     peer = errors(dict(theirs.gradients), dict(exact.gradients))
     moved = errors(statistics, dict(exact.statistics))
-    row = {
-        "kind": kind,
-        "device": device,
-        "precision": precision,
-        "parameters": len(ours),
-        "median": median(ours.values()),
-        "worst": max(ours.values()),
-        "worst_parameter": max(ours, key=lambda n: ours[n]),
-        "torch_median": median(peer.values()),
-        "torch_worst": max(peer.values()),
-        "loss_error": abs(loss - exact.loss) / abs(exact.loss),
-        "statistics": max(moved.values(), default=0.0),
-    }
-    row["passed"] = passed(row)
-    return row
+
+    def row(name: str, mine: Callable[[str], bool]) -> dict[str, Any]:
+        found = {n: e for n, e in ours.items() if mine(n)}
+        torch_found = [e for n, e in peer.items() if mine(n)]
+        made = {
+            "name": name,
+            "kind": kind,
+            "device": device,
+            "precision": precision,
+            "parameters": len(found),
+            "median": median(found.values()),
+            "worst": max(found.values()),
+            "worst_parameter": max(found, key=lambda n: found[n]),
+            "torch_median": median(torch_found),
+            "torch_worst": max(torch_found),
+            "loss_error": abs(loss - exact.loss) / abs(exact.loss),
+            "statistics": max((e for n, e in moved.items() if mine(n)), default=0.0),
+        }
+        return {**made, "passed": passed(made)}
+
+    if kind == "network":
+        return [row(job.name, lambda parameter: True)]
+    cases = dict.fromkeys(case_of(name) for name in ours)
+    return [row(case, lambda parameter, case=case: case_of(parameter) == case) for case in cases]
 
 
-def run(kind: str, job: Job, precision: str, device: str, place: Built | None, reference: str) -> dict[str, Any]:
+def run(kind: str, job: Job, precision: str, device: str, place: Built | None, reference: str) -> list[dict[str, Any]]:
     """`compare`, in the package that was built or by interpreting the plan."""
     if place is not None and place.failed:
         raise RuntimeError(place.failed)
@@ -132,12 +158,15 @@ def main() -> None:
     here = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--devices", default="cpu,cuda" if here == "cuda" else "cpu")
     parser.add_argument("--precisions", default="fp64,fp32,tf32,bf16,fp16")
+    parser.add_argument("--kinds", default="operation,network")
+    parser.add_argument("--seconds", type=float, default=540.0, help="what is not begun by then is left out, and said")
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--name", default="gradients", help="of the results file")
     options = parser.parse_args()
-    wanted = jobs(options.only)
+    wanted = jobs(options.only, options.kinds.split(","))
     precisions = options.precisions.split(",")
     rows: list[dict[str, Any]] = []
+    started = time.monotonic()
     for device in options.devices.split(","):
         # The interpreter has its two own precisions; the GPU's formats are compared on the GPU.
         asked = [p for p in precisions if (p in ("fp64", "fp32") if device == "cpu" else p != Precision.FP64.value)]
@@ -146,12 +175,17 @@ def main() -> None:
             places: list[Any] = [None] * len(todo)
             if device == "cuda":
                 pairs = [(job, Path(folder) / f"{job.name}_{p}") for _, job, p in todo]
-                places = build_all(pairs, max(1, (os.cpu_count() or 2) // 2))
+                places = build_all(pairs, os.cpu_count() or 2)
             for (kind, job, precision), place in zip(todo, places, strict=True):
+                if time.monotonic() - started > options.seconds:
+                    rows.append({"name": job.name, "device": device, "precision": precision, "failed": "no time left"})
+                    continue
                 work = partial(run, kind, job, precision, device, place, here)
-                row = attempt(work, job.name)
-                rows.append({"kind": kind, "device": device, "precision": precision, **row})
-                print("failed" if "failed" in row else f"{row['worst']:.1e}", device, precision, job.name, flush=True)
+                found = attempt(lambda work=work: {"rows": work()}, job.name)
+                new = found.get("rows") or [{"kind": kind, "device": device, "precision": precision, **found}]
+                rows += new
+                worst = max((r["worst"] for r in new if "worst" in r), default=None)
+                print("failed" if worst is None else f"{worst:.1e}", device, precision, job.name, flush=True)
     path = write(options.name, rows)
     show(
         rows,

@@ -97,6 +97,14 @@ def small(job: Job, batch: int = 2) -> Job:
     raise SystemExit(f"{job.name} takes no small image: {last}")
 
 
+def with_momentum(job: Job) -> Job:
+    """The job with an optimizer that keeps the gradient of its first step (see `module_gradients`)."""
+    rule = job.lowered().optimizer
+    if rule.kind == "sgd" and not rule.momentum:
+        return job.with_settings(("train.optimizer", "sgd(momentum=0.9)"))
+    return job
+
+
 def build(job: Job, folder: Path) -> Built:
     """Plan and build one job into `folder`; failures are returned, not raised."""
     from mbc.codegen.build import write_package

@@ -1,37 +1,67 @@
 """Small networks, one for every operation and its odd settings, to compare gradients on identical inputs.
 
 Each has a convolution before the operation, so that the gradient of its data is computed too, and a linear layer and
-a loss behind it.
+a loss behind it. `source` makes one network of any number of cases: they share images and target but no parameters,
+so that the gradients of each are its own, and one package holds them all.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+ENTROPY = "(logits, target) |> softmax_cross_entropy"
 
 
 @dataclass(frozen=True)
 class Case:
-    """`body` turns x into y; `channels` and `size` are of x."""
+    """`body` turns x into y; `channels` and `size` are of x. `losses` may use y, logits and target."""
 
     name: str
     body: str
     channels: int = 8
     size: int = 12
-    loss: str = "loss (logits, target) |> softmax_cross_entropy"
+    losses: tuple[str, ...] = (ENTROPY,)
 
     @property
-    def source(self) -> str:
-        return f"""network {self.name}(batch = 8) {{
-  input image[batch, 3, {self.size}, {self.size}] : float
-  input target[batch] : class
-  x = image |> conv({self.channels}, 3, pad=1, bias=true) @before
+    def block(self) -> str:
+        return f"""block {self.name}_case(channels) on image {{
+  x = image |> conv(channels, 3, pad=1, bias={"false" if self.name.startswith("bn") else "true"}) @before
   {self.body}
-  logits = y |> flatten |> linear(5) @after
+  return y
+}}"""
+
+    @property
+    def statements(self) -> str:
+        lines = [
+            f"  y = image{self.size} |> {self.name}_case({self.channels}) @{self.name}",
+            f"  logits = y |> flatten |> linear(5) @{self.name}_logits",
+        ]
+        return "\n".join([*lines, *(f"  loss {loss.format(name=self.name)}" for loss in self.losses)])
+
+
+def source(name: str, cases: Sequence[Case]) -> str:
+    """A network of all these cases. Its parameters are called `<case>.…` and `<case>_….…`."""
+    sizes = sorted({case.size for case in cases})
+    blocks = "\n\n".join(case.block for case in cases)
+    images = "\n".join(f"  input image{size}[batch, 3, {size}, {size}] : float" for size in sizes)
+    statements = "\n".join(case.statements for case in cases)
+    return f"""{blocks}
+
+network {name}(batch = 8) {{
+{images}
+  input target[batch] : class
+{statements}
   output logits
-  {self.loss}
 }}
 train {{ optimizer = sgd(momentum=0.9) }}
 """
+
+
+def case_of(parameter: str) -> str:
+    """The case that a parameter or statistic of `source` belongs to."""
+    first = parameter.split(".")[0]
+    return max((c.name for c in CASES if first == c.name or first.startswith(c.name + "_")), key=len)
 
 
 CASES = (
@@ -73,17 +103,17 @@ CASES = (
     Case("dropout", "y = x |> dropout(0.3)"),
     Case("fan_out", "a = x |> relu\n  y = a + (a |> conv(8, 3, pad=1)) + (a |> sigmoid)"),
     Case("shared", "f = conv(8, 3, pad=1)\n  y = x |> f |> relu |> f"),
-    Case("smoothing", "y = x |> relu", loss="loss (logits, target) |> softmax_cross_entropy(smoothing=0.1)"),
+    Case("smoothing", "y = x |> relu", losses=(ENTROPY + "(smoothing=0.1)",)),
     Case(
         "mse",
         "y = x |> tanh",
-        loss="a = (logits, target) |> softmax_cross_entropy\n"
-        "  b = (logits, x |> global_avgpool |> linear(5)) |> mse\n  loss a + 0.3 * b",
+        losses=(ENTROPY, "0.3 * ((logits, y |> global_avgpool |> linear(5) @{name}_mse) |> mse)"),
     ),
     Case(
         "two_losses",
         "y = x |> silu",
-        loss="other = x |> flatten |> linear(7)\n  loss 0.7 * ((logits, target) |> softmax_cross_entropy)"
-        " + 0.3 * ((other, target) |> softmax_cross_entropy)",
+        losses=(
+            f"0.7 * ({ENTROPY}) + 0.3 * ((y |> flatten |> linear(7) @{{name}}_other, target) |> softmax_cross_entropy)",
+        ),
     ),
 )
