@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from mbc import __version__
-from mbc.cli.units import parse_size
 from mbc.options import Options
+from mbc.units import parse_size
 
 _DESCRIPTION = """\
 mbc compiles the training of a convolutional network, ahead of time and under a GPU memory budget:

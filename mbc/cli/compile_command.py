@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mbc.cli.arguments import options
 from mbc.cli.places import build_package, plan_source
-from mbc.cli.units import show_size, show_time
+from mbc.units import show_size, show_time
 
 if TYPE_CHECKING:
     from mbc.codegen.build import Package

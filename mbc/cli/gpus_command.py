@@ -6,7 +6,7 @@ import argparse
 import json
 from dataclasses import asdict
 
-from mbc.cli.units import show_size
+from mbc.units import show_size
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -7,8 +7,8 @@ import json
 
 from mbc.cli.places import plan_file, read_plan
 from mbc.cli.terminal import busy
-from mbc.cli.units import show_size
 from mbc.errors import MbcError
+from mbc.units import show_size
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from mbc.cli.units import show_size, show_time
 from mbc.plan.diff import Change, Figure, OperationChange, PlanDiff
 from mbc.plan.summary import OperationSummary
 from mbc.report.columns import Column, render
 from mbc.report.tables import DEFAULT_WIDTH, layouts, micro_batches, time_cell
+from mbc.units import show_size, show_time
 
 
 def diff_text(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mbc.cli.units import show_size
 from mbc.plan.live import Kind
 from mbc.plan.memory import MemoryCurve, memory_curve
 from mbc.plan.model import Plan, Program
+from mbc.units import show_size
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _LABEL = 18

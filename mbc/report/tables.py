@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-from mbc.cli.units import show_size, show_time
 from mbc.plan.live import rounded
 from mbc.plan.memory import memory_curve
 from mbc.plan.model import Plan, Program
 from mbc.plan.summary import OperationSummary, summarise
 from mbc.report.columns import Column, render
 from mbc.report.memory import curve_text
+from mbc.units import show_size, show_time
 
 DEFAULT_WIDTH = 120
 

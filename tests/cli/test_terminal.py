@@ -8,7 +8,7 @@ import pytest
 
 from mbc.cli import terminal
 from mbc.cli.terminal import StatusLine, bar, busy
-from mbc.cli.units import parse_size, show_size, show_time
+from mbc.units import parse_size, show_size, show_time
 
 
 class Terminal(io.StringIO):
