@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mbc.cli.arguments import options
 from mbc.cli.places import build_package, plan_source
+from mbc.ir.types import Precision
 from mbc.units import show_size, show_time
 
 if TYPE_CHECKING:
@@ -54,6 +55,13 @@ def summary(plan: Plan) -> list[str]:
     placed = f"{p.arena_bytes / b.live_bytes - 1:+.1%} over" if b.live_bytes > 0 else "nothing over"
     overhead = "measured" if p.overhead_measured else "reserved: never measured on this GPU"
     needed = p.arena_bytes + p.overhead_bytes
+    if graph.precision is Precision.FP64:
+        # Times and the GPU's memory mean nothing here: no GPU runs the plan.
+        return [
+            f"{graph.name}: batch {graph.batch}, {graph.precision}, for the CPU",
+            f"  step       {len(plan.train.launches)} launches; inference {len(plan.infer.launches)}",
+            f"  arena      {show_size(p.arena_bytes)} ({placed} the most alive at once, {show_size(b.live_bytes)})",
+        ]
     lines = [
         f"{graph.name}: batch {graph.batch}, {graph.precision}, for {plan.target.gpu} ({plan.target.architecture})",
         f"  step       {sign}{show_time(p.train_us)} ({estimated}; {len(plan.train.launches)} launches; {over} the "

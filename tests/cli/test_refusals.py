@@ -1,0 +1,80 @@
+"""Networks that cannot be planned as asked: what is said, from the command line."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from mbc import compiler
+from mbc.device import target
+from mbc.device.target import LocalGpu
+from mbc.kernels import PROVIDERS
+
+H200 = ("--gpu", "h200")
+
+
+def refused(mbc, *arguments):
+    done = mbc("show", "tiny.mbc", *arguments)
+    assert done.code == 1 and done.out == ""
+    return done.err
+
+
+def test_unknown_gpu(mbc):
+    error = refused(mbc, "--gpu", "h2000")
+    assert error.startswith("error MBC070: unknown GPU 'h2000'\nhelp: choose one of h200, ")
+
+
+def test_unknown_gpu_of_this_machine(mbc, monkeypatch):
+    monkeypatch.setattr(target, "local_gpus", lambda: (LocalGpu("NVIDIA Z1", "999", "sm_990", 1 << 34, 1 << 34),))
+    error = refused(mbc)
+    assert "error MBC071: nothing is known of the GPU of this machine, NVIDIA Z1 (sm_990)" in error
+    assert "plan for a known one with --gpu: h200" in error
+
+
+def test_no_kernel(mbc, monkeypatch):
+    monkeypatch.setattr(compiler, "PROVIDERS", ())
+    error = refused(mbc, *H200)
+    assert "error MBC200: no kernel can run '" in error and " in fp32\n" in error
+    assert "tiny.mbc:" in error and "^" in error
+
+
+def test_workspace_limit_too_small(mbc):
+    large = ("--set", "batch=4096")  # whose statistics are summed in parts
+    error = refused(mbc, *H200, *large, "--workspace-limit", "1")
+    assert "error MBC201: '" in error and "bytes of workspace, the limit is 1\n" in error
+    assert "help: raise --workspace-limit to at least " in error
+    least = error.split("to at least ")[1].strip()
+    assert "the limit is 1" not in mbc("show", "tiny.mbc", *H200, *large, "--workspace-limit", least).err
+
+
+def test_no_deterministic_kernel(mbc, monkeypatch):
+    class Unsteady:
+        """A provider whose every kernel is fast and differs from run to run."""
+
+        def __init__(self, provider):
+            self.name = provider.name
+            self._provider = provider
+
+        def candidates(self, request, device):
+            return [dataclasses.replace(c, deterministic=False) for c in self._provider.candidates(request, device)]
+
+    monkeypatch.setattr(compiler, "PROVIDERS", tuple(map(Unsteady, PROVIDERS)))
+    error = refused(mbc, *H200, "--set", "train.deterministic=true")
+    assert "error MBC202: '" in error and "has no deterministic kernel within 536870912 bytes of workspace" in error
+    assert "set deterministic = false" in error
+
+
+def test_a_budget_below_the_floor(mbc):
+    error = refused(mbc, *H200, "--set", "memory.device=300MB")
+    assert "error MBC203: 'tiny' cannot fit 0.3 GB: '" in error
+    assert "0.4 GB are reserved for the GPU's context and libraries" in error
+    assert "help: lower the batch, or raise memory.device" in error
+
+
+def test_a_budget_that_no_plan_was_found_for(mbc):
+    figures = mbc("show", "tiny.mbc", *H200, "--json").json
+    overhead = figures["predictions"]["overhead_bytes"]
+    floor, arena = figures["bounds"]["floor_bytes"], figures["predictions"]["arena_bytes"]
+    assert floor < arena
+    error = refused(mbc, *H200, "--set", f"memory.device={overhead + floor + 3 * (arena - floor) // 10}B")
+    assert "error MBC204: the best plan of 'tiny' that was found takes 0.4" in error
+    assert "neither recomputes nor offloads" in error

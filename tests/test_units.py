@@ -1,0 +1,24 @@
+"""Sizes and times as people write and read them."""
+
+from __future__ import annotations
+
+import pytest
+
+from mbc.units import parse_size, show_size, show_time
+
+
+def test_sizes():
+    assert parse_size("64MiB") == 64 << 20
+    assert parse_size(" 1.5 GB ") == 1_500_000_000
+    assert parse_size("4096") == 4096
+    assert [show_size(n) for n in (17, 2048, 20 << 20, 3 << 40)] == ["17 B", "2.00 KiB", "20.0 MiB", "3072.0 GiB"]
+
+
+@pytest.mark.parametrize("text", ["", "MB", "1 TBx", "-1MB", "1e3", "１MB"])
+def test_what_is_no_size(text):
+    with pytest.raises(ValueError, match="is not a size"):
+        parse_size(text)
+
+
+def test_times():
+    assert [show_time(t) for t in (1.234, 999, 1234, 7.2e6)] == ["1.23 us", "999.0 us", "1.23 ms", "7.20 s"]
