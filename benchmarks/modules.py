@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,6 +137,12 @@ def open_module(where: Any, device: str, **options: Any) -> Any:
     return Module(where, device=device, **options)
 
 
+def set_states(module: Any, states: Mapping[str, np.ndarray]) -> None:
+    """Give the module these parameters and statistics, and an optimizer that has seen nothing."""
+    for name, shape in module.states.items():
+        module.set_state(name, states.get(name, np.zeros(shape, np.float32)))
+
+
 def random_inputs(network: Network, seed: int = 0) -> tuple[np.ndarray, ...]:
     """Standard normal images, labels of all classes that the outputs have."""
     random = np.random.default_rng(seed)
@@ -163,7 +169,7 @@ def initial_states(module: Any, network: Network) -> dict[str, np.ndarray]:
 def module_gradients(
     module: Any, network: Network, rule: Optimizer, inputs: Sequence[np.ndarray]
 ) -> tuple[float, dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Loss, gradients and statistics of the module's first step.
+    """Loss, gradients and statistics of a step from a fresh optimizer.
 
     The gradient is read from the optimizer's state, which starts at zero: the step adds it there at full precision,
     while the difference of two parameters would have lost it.
