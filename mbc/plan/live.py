@@ -112,10 +112,13 @@ def stays(plan: Plan, program: Program) -> tuple[Stay, ...]:
             groups.setdefault(owner[buffer], []).append(buffer)
     made: list[Stay] = []
     end = max(1, len(program.launches))
+    entry = frozenset(program.entry)
     for group in groups.values():
         members = sorted(group, key=lambda b: (lives[b][0], b))
         value = plan.buffers[members[0]].value
-        persistent = value is not None and plan.graph.values[value].role.persistent
+        # A copy of a state in another layout is not there before the program makes it.
+        there_before = members[0] in entry
+        persistent = there_before and value is not None and plan.graph.values[value].role.persistent
         made.append(
             Stay(
                 tuple(members),
