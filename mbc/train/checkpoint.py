@@ -54,9 +54,21 @@ def save_checkpoint(net: Saves, path: Path, progress: Progress) -> None:
             with contextlib.suppress(OSError):
                 Path(name).unlink()
     except OSError as error:
-        raise MbcError(
-            "MBC180", f"cannot write the checkpoint '{path}': {error.strerror or error}", "choose a folder that exists"
-        ) from None
+        raise _unwritable(path, error.strerror or str(error)) from None
+
+
+def check_writable(path: Path) -> None:
+    """MBC180 where a checkpoint could not be written: better known before the first epoch than after it."""
+    if path.is_dir():
+        raise _unwritable(path, "it is a folder")
+    if not path.parent.is_dir():
+        raise _unwritable(path, "its folder does not exist")
+    if not os.access(path.parent, os.W_OK):
+        raise _unwritable(path, "its folder cannot be written to")
+
+
+def _unwritable(path: Path, reason: str) -> MbcError:
+    return MbcError("MBC180", f"cannot write the checkpoint '{path}': {reason}", "choose a folder that exists")
 
 
 def load_checkpoint(net: Saves, path: Path) -> Progress:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from mbc.errors import MbcError
 from mbc.ir.graph import TrainingGraph
-from mbc.train.checkpoint import Progress, Saves, load_checkpoint, save_checkpoint
+from mbc.train.checkpoint import Progress, Saves, check_writable, load_checkpoint, save_checkpoint
 from mbc.train.data import Data, Input, converted
 from mbc.train.schedule import Schedule
 
@@ -131,6 +131,8 @@ def train(
     The same job gives the same bits whether run at once or resumed after any epoch. Raises MBC177 when the data do not
     fill one mini-batch, MBC178 when a whole epoch's losses are not finite, MBC182 when `resume` was made otherwise.
     """
+    if job.checkpoint is not None:
+        check_writable(job.checkpoint)
     batch = job.graph.batch
     done = Progress(epochs=0, steps=0, seed=job.seed, batch=batch)
     if job.resume is not None:

@@ -146,6 +146,14 @@ def test_checkpoint_that_cannot_be_written(regression, tmp_path):
     assert caught.value.code == "MBC180"
 
 
+def test_a_checkpoint_is_refused_before_the_first_epoch(regression, graph, rows, tmp_path):
+    for file in (tmp_path / "missing" / "c", tmp_path):
+        with pytest.raises(MbcError, match=r"its folder does not exist|it is a folder") as caught:
+            train(regression, Job(graph, ArrayData(rows), Schedule(0.1, 1), checkpoint=file))
+        assert caught.value.code == "MBC180"
+    assert regression.rates == []
+
+
 def test_failed_checkpoint_leaves_the_old_one(regression, tmp_path):
     file = tmp_path / "c"
     save_checkpoint(regression, file, Progress(1, 2, 3, 4))
