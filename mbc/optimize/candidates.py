@@ -32,7 +32,7 @@ class CandidateTable:
     device: DeviceSpec
     providers: tuple[Provider, ...]
     profile: Profile | None = None
-    _known: dict[Request, tuple[Candidate, ...]] = field(default_factory=dict)
+    _known: dict[Request, tuple[Candidate, ...]] = field(default_factory=dict[Request, tuple[Candidate, ...]])
 
     def slice_type(self, name: str, rows: Rows) -> TensorType:
         """Type of the part of a value that a launch over `rows` touches."""
@@ -54,8 +54,11 @@ class CandidateTable:
         known = self._known.get(request)
         if known is None:
             measured = self.profile.candidates(request) if self.profile else ()
-            estimated = (c for provider in self.providers for c in provider.candidates(request, self.device))
-            known = tuple(_with_plain_layouts(c, request) for c in (*measured, *estimated))
+            providers = {candidate.provider for candidate in measured}
+            estimated = (c for p in self.providers for c in p.candidates(request, self.device))
+            # What a profile has of a provider is all that counts of it: an optimistic estimate must not beat a fact.
+            offered = (*measured, *(c for c in estimated if c.provider not in providers))
+            known = tuple(_with_plain_layouts(c, request) for c in offered)
             self._known[request] = known
         if not known:
             inputs = ", ".join(map(str, request.inputs))

@@ -64,12 +64,12 @@ class _Writer:
     choices: Choices
     buffers: list[Buffer]
     states: dict[str, int]
-    launches: list[Launch] = field(default_factory=list)
+    launches: list[Launch] = field(default_factory=list[Launch])
     # (value, layout) -> buffer; the first layout of a value is the one its producer wrote.
-    where: dict[tuple[str, Layout], int] = field(default_factory=dict)
-    home: dict[str, Layout] = field(default_factory=dict)
-    viewed: dict[str, str] = field(default_factory=dict)
-    entry: list[int] = field(default_factory=list)
+    where: dict[tuple[str, Layout], int] = field(default_factory=dict[tuple[str, Layout], int])
+    home: dict[str, Layout] = field(default_factory=dict[str, Layout])
+    viewed: dict[str, str] = field(default_factory=dict[str, str])
+    entry: list[int] = field(default_factory=list[int])
 
     def run(self, operations: tuple[Operation, ...], inputs: tuple[str, ...]) -> None:
         for name, buffer in self.states.items():

@@ -1,12 +1,15 @@
 """Give every block an offset: no two blocks alive at the same launch may overlap.
 
 Greedy placement at the lowest gap that fits, in several orders (Sekiyama et al., "Profile-guided memory optimization
-for deep neural networks", 2018, orders by size); then the order is repaired by moving the blocks that end highest to
-the front; then, for few blocks, CP-SAT is asked whether a given height fits. The most bytes alive at once bound all.
+for deep neural networks", 2018, orders by size); then the order is annealed; then, for few blocks, CP-SAT is asked for
+less. The most bytes alive at once bound all.
 """
 
 from __future__ import annotations
 
+import math
+import random
+from bisect import insort
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -16,10 +19,13 @@ from mbc.plan.model import ALIGNMENT_BYTES
 
 # A placement this close to its bound is not worth more search.
 GOOD_ENOUGH = 1.001
-REPAIR_ROUNDS = 24
+# Annealing: most rounds, rounds times blocks squared, and by how much of the bound a round may be worse at the start.
+ANNEAL_ROUNDS = 8000
+ANNEAL_WORK = 60_000_000
+ANNEAL_START = 0.002
 # What greedy leaves above this is worth asking CP-SAT, for as many blocks as it answers for within seconds.
 WORTH_PROVING = 1.005
-CP_SAT_BLOCKS = 150
+CP_SAT_BLOCKS = 60
 # Blocks times orders that greedy may look at; bigger programs try fewer orders.
 GREEDY_WORK = 120_000
 
@@ -46,7 +52,7 @@ def place(blocks: Sequence[Block]) -> tuple[list[int], int]:
         offsets, reached = _greedy(blocks, order)
         if reached < height:
             best, height, best_order = offsets, reached, order
-    best, height = _repair(blocks, best, height, best_order, bound, min(rounds, REPAIR_ROUNDS))
+    best, height = _anneal(blocks, best, height, best_order, bound)
     if height > bound * WORTH_PROVING and len(blocks) <= CP_SAT_BLOCKS:
         found = _exact(blocks, bound, height)
         if found is not None:
@@ -77,25 +83,48 @@ def _greedy(blocks: Sequence[Block], order: Sequence[int]) -> tuple[list[int], i
     return offsets, reached
 
 
-def _repair(
-    blocks: Sequence[Block], offsets: list[int], height: int, order: list[int], bound: int, rounds: int
+def _anneal(
+    blocks: Sequence[Block], offsets: list[int], height: int, order: list[int], bound: int
 ) -> tuple[list[int], int]:
-    """Move the blocks that stick out to the front of the order and place again, as long as rounds last."""
-    current, tried = order, offsets
-    best = offsets
-    for _ in range(rounds):
-        if height <= bound * GOOD_ENOUGH:
+    """Move single blocks within the order and place again, at first also where that is a little worse.
+
+    Seeded and counted in placements, never in seconds: the same blocks get the same offsets.
+    """
+    draw = random.Random(0)
+    rounds = min(ANNEAL_ROUNDS, ANNEAL_WORK // len(blocks) ** 2)
+    best, best_height = offsets, height
+    for done in range(rounds):
+        if best_height <= bound * GOOD_ENOUGH:
             break
-        top = max(o + b.size_bytes for o, b in zip(tried, blocks, strict=True))
-        highest = {i for i in current if tried[i] + blocks[i].size_bytes == top}
-        moved = [i for i in current if i in highest] + [i for i in current if i not in highest]
-        if moved == current:
-            break
-        current = moved
-        tried, reached = _greedy(blocks, current)
-        if reached < height:
-            best, height = tried, reached
-    return best, height
+        moved = list(order)
+        moved.insert(draw.randrange(len(order)), moved.pop(draw.randrange(len(order))))
+        offsets, reached = _lowest_first(blocks, moved)
+        tolerated = bound * ANNEAL_START * (1 - done / rounds)
+        if reached <= height or draw.random() < math.exp((height - reached) / max(tolerated, 1.0)):
+            order, height = moved, reached
+        if reached < best_height:
+            best, best_height = offsets, reached
+    return best, best_height
+
+
+def _lowest_first(blocks: Sequence[Block], order: Sequence[int]) -> tuple[list[int], int]:
+    """Place in the given order, each block at the lowest place where it fits. For few blocks faster than `_greedy`."""
+    offsets = [0] * len(blocks)
+    placed: list[tuple[int, int, int, int]] = []  # low, high, start, stop, ordered by low
+    reached = 0
+    for i in order:
+        block = blocks[i]
+        start, stop, size_bytes = block.start, block.stop, block.size_bytes
+        offset = 0
+        for low, high, other_start, other_stop in placed:
+            if other_start < stop and start < other_stop:
+                if low - offset >= size_bytes:
+                    break
+                offset = max(offset, high)
+        offsets[i] = offset
+        insort(placed, (offset, offset + size_bytes, start, stop))
+        reached = max(reached, offset + size_bytes)
+    return offsets, reached
 
 
 def _exact(blocks: Sequence[Block], bound: int, height: int) -> list[int] | None:

@@ -19,7 +19,7 @@ from mbc.optimize.synchronise import synchronise
 from mbc.plan.model import Bounds, Kernel, Plan, Predictions, Program, Rows, Target
 
 # Reserved for the context, libraries and modules of a GPU on which they were never measured.
-UNMEASURED_OVERHEAD_BYTES = 400_000_000
+UNMEASURED_OVERHEAD_BYTES = 600_000_000
 
 
 @dataclass(frozen=True, slots=True)
