@@ -69,7 +69,7 @@ class Stages:
 
     dump_folder: str | None = None
     announce: Callable[[str], None] = lambda name: None
-    seconds: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
 
     def run(self, name: str, stage: Callable[[], T], text: Callable[[T], str] | None = None) -> T:
         self.announce(name)
