@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -97,6 +98,24 @@ def small(job: Job, batch: int = 2) -> Job:
     raise SystemExit(f"{job.name} takes no small image: {last}")
 
 
+def with_full_norms(job: Job, values: int = 32) -> Job:
+    """The job with as large a batch as gives every batch norm this many values a channel.
+
+    The variance of a handful of values may be near zero, where its reciprocal magnifies rounding errors without limit:
+    what is then compared is luck, not arithmetic.
+    """
+    network = job.lowered().network
+    counts: list[int] = []
+    for operation in network.operations:
+        if operation.kind == "batch_norm":
+            kind = network.values[operation.inputs[0]].type
+            counts.append(kind.elements // kind.shape[1])
+    rows = network.values[network.inputs[0]].type.shape[0]
+    if not counts or min(counts) >= values:
+        return job
+    return job.with_settings(("batch", str(-(-rows * values // min(counts)))))
+
+
 def with_momentum(job: Job) -> Job:
     """The job with an optimizer that keeps the gradient of its first step (see `module_gradients`)."""
     rule = job.lowered().optimizer
@@ -124,10 +143,18 @@ def build(job: Job, folder: Path) -> Built:
 
 
 def build_all(jobs: Iterable[tuple[Job, Path]], workers: int) -> list[Built]:
-    """Build several jobs side by side."""
-    with ProcessPoolExecutor(workers) as pool:
-        waiting: list[Future[Built]] = [pool.submit(build, job, folder) for job, folder in jobs]
-        return [w.result() for w in waiting]
+    """Build several jobs side by side; one whose process dies is a failure like any other."""
+    # New processes, not copies of this one: a CUDA context and threads of BLAS do not survive a fork.
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        waiting: list[tuple[Job, Future[Built]]] = [(job, pool.submit(build, job, folder)) for job, folder in jobs]
+        return [_result(job, future) for job, future in waiting]
+
+
+def _result(job: Job, future: Future[Built]) -> Built:
+    try:
+        return future.result()
+    except Exception as error:
+        return Built(job, None, f"{type(error).__name__}: {error}")
 
 
 def open_module(where: Any, device: str, **options: Any) -> Any:

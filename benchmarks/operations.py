@@ -24,6 +24,11 @@ class Case:
     losses: tuple[str, ...] = (ENTROPY,)
 
     @property
+    def chooses(self) -> bool:
+        """Whether rounding may turn a choice: a ReLU's side of zero, a maximum's place."""
+        return "relu" in self.body or "maxpool" in self.body
+
+    @property
     def block(self) -> str:
         return f"""block {self.name}_case(channels) on image {{
   x = image |> conv(channels, 3, pad=1, bias={"false" if self.name.startswith("bn") else "true"}) @before

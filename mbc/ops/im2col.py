@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from mbc.ops.base import Array
+from mbc.ops.products import product
 from mbc.ops.window import Pads, Pair
 
 _COLUMN_BYTES = 8 << 20
@@ -23,8 +24,8 @@ def correlate(x: Array, w: Array, stride: Pair, pad: Pads, dilation: Pair, group
     y = np.empty((rows, outputs, *output), x.dtype)
     for chunk in _chunks(x, r * s * output[0] * output[1]):
         columns = _columns(x[chunk], (r, s), stride, pad, dilation, groups, output)
-        product = np.matmul(matrix, columns).reshape(outputs, -1, *output)
-        y[chunk] = product.transpose(1, 0, 2, 3)
+        image = product(matrix, columns).reshape(outputs, -1, *output)
+        y[chunk] = image.transpose(1, 0, 2, 3)
     return y
 
 
@@ -37,7 +38,7 @@ def spread(dy: Array, w: Array, stride: Pair, pad: Pads, dilation: Pair, groups:
     top, bottom, left, right = pad
     for chunk in _chunks(dx, r * s * p * q):
         gradient = _by_channel(dy[chunk]).reshape(groups, outputs // groups, -1)
-        columns = np.matmul(matrix, gradient).reshape(channels, r, s, -1, p, q)
+        columns = product(matrix, gradient).reshape(channels, r, s, -1, p, q)
         padded = np.zeros((channels, columns.shape[3], size[0] + top + bottom, size[1] + left + right), dy.dtype)
         for i in range(r):
             for j in range(s):
@@ -55,7 +56,7 @@ def correlate_filter(x: Array, dy: Array, kernel: Pair, stride: Pair, pad: Pads,
     for chunk in _chunks(x, window * p * q):
         columns = _columns(x[chunk], kernel, stride, pad, dilation, groups, (p, q))
         gradient = _by_channel(dy[chunk]).reshape(groups, outputs // groups, -1)
-        total += np.matmul(gradient, columns.transpose(0, 2, 1))
+        total += product(gradient, columns.transpose(0, 2, 1))
     return total.reshape(outputs, channels // groups, *kernel)
 
 

@@ -14,6 +14,7 @@ from mbc.ir.types import DType, TensorType
 from mbc.ops.base import Array, Call, Gradients, Layer, LayerBuilder, OpKind, Parameter, ShapeError, master
 from mbc.ops.bias import add_bias
 from mbc.ops.initial import INITIALIZERS, initializer
+from mbc.ops.products import product
 from mbc.ops.rounding import operand
 from mbc.ops.window import positive
 
@@ -61,17 +62,17 @@ def _filter_shape(a: Linear, inputs: tuple[TensorType, ...]) -> tuple[TensorType
 
 def _linear(a: Linear, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
     x, w = (operand(v, call.precision) for v in inputs)
-    return (x.reshape(x.shape[0], -1) @ w.T,)
+    return (product(x.reshape(x.shape[0], -1), w.T),)
 
 
 def _data(a: Linear, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
     dy, w = (operand(v, call.precision) for v in inputs)
-    return ((dy @ w).reshape(dy.shape[0], *a.sample_shape),)
+    return (product(dy, w).reshape(dy.shape[0], *a.sample_shape),)
 
 
 def _filter(a: Linear, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
     x, dy = (operand(v, call.precision) for v in inputs)
-    return (dy.T @ x.reshape(x.shape[0], -1),)
+    return (product(dy.T, x.reshape(x.shape[0], -1)),)
 
 
 def _gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
