@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mbc.cli.arguments import options
-from mbc.cli.places import build_package, plan_source
+from mbc.cli.places import build_package, output_folder, plan_source
 from mbc.ir.types import Precision
 from mbc.units import show_size, show_time
 
@@ -20,10 +19,14 @@ if TYPE_CHECKING:
 
 def run(arguments: argparse.Namespace) -> int:
     """Plan a source, write and build its package, say what was decided."""
+    from mbc.codegen.build import check_output
+
+    folder = output_folder(arguments.source, arguments.network, arguments.output)
+    check_output(folder, arguments.force)
     planned = plan_source(arguments.source, options(arguments))
     plan = planned.plan
     began_s = time.monotonic()
-    built = build_package(plan, Path(arguments.output or plan.graph.name), arguments.force)
+    built = build_package(plan, folder, arguments.force)
     build_seconds = time.monotonic() - began_s
     if arguments.json:
         print(json.dumps(_figures(plan, built, planned.seconds, build_seconds), indent=2))

@@ -67,6 +67,16 @@ def plan_source(place: str, options: Options) -> Planned:
     return Planned(plan, sum(stages.seconds.values()))
 
 
+def output_folder(place: str, network: str | None, output: str | None) -> Path:
+    """Where the package of a source goes: `output`, else a folder here that is named as the network."""
+    if output is not None:
+        return Path(output)
+    from mbc.frontend.lower import choose_network
+    from mbc.frontend.parse import parse
+
+    return Path(choose_network(parse(Source(place, read_text(Path(place)))), network).name)
+
+
 def find_plan(place: str, options: Options) -> Plan:
     """The plan that `place` names, planned now where it is a source."""
     file = plan_file(place)

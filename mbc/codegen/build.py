@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import subprocess
 import tempfile
@@ -43,7 +45,7 @@ def write_package(plan: Plan, folder: Path, toolchain: Toolchain, overwrite: boo
     All is done in a new folder beside it, renamed at the end. Raises MBC093 where `folder` exists and must not be
     replaced, MBC094 where it cannot be written, MBC095 where a compiler rejects the sources.
     """
-    _refuse_foreign(folder, overwrite)
+    check_output(folder, overwrite)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
@@ -61,17 +63,23 @@ def write_package(plan: Plan, folder: Path, toolchain: Toolchain, overwrite: boo
     return Package(folder, library if library.is_file() else None, missing)
 
 
-def _refuse_foreign(folder: Path, overwrite: bool) -> None:
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
-        return
-    ours = (folder / MARKER).is_file()
-    if ours and overwrite:
-        return
-    raise MbcError(
-        "MBC093",
-        f"'{folder}' exists" + ("" if ours else " and was not made by mbc"),
-        "pass --force to replace it" if ours else "choose another output folder with -o",
-    )
+def check_output(folder: Path, overwrite: bool) -> None:
+    """MBC093 or MBC094 where a package could not be written: better known before planning than after it."""
+    try:
+        free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+        ours = (folder / MARKER).is_file()
+        beside = next(parent for parent in folder.absolute().parents if parent.exists())
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+    if not free and not (ours and overwrite):
+        raise MbcError(
+            "MBC093",
+            f"'{folder}' exists" + ("" if ours else " and was not made by mbc"),
+            "pass --force to replace it" if ours else "choose another output folder with -o",
+        )
+    reason = errno.ENOTDIR if not beside.is_dir() else 0 if os.access(beside, os.W_OK | os.X_OK) else errno.EACCES
+    if reason:
+        raise _unwritable(folder, OSError(reason, os.strerror(reason)))
 
 
 def _unwritable(folder: Path, error: OSError) -> MbcError:

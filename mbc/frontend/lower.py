@@ -51,8 +51,7 @@ def lower(program: ast.Program, settings: tuple[tuple[str, str], ...] = (), netw
 
 
 def _lower(program: ast.Program, settings: tuple[tuple[str, str], ...], network: str | None) -> Lowered:
-    _check_declarations(program)
-    chosen = _choose(program, network)
+    chosen = choose_network(program, network)
     overrides = _read_settings(settings, chosen)
     expansion = Expansion({block.name: block for block in program.blocks}, _words())
     dotted = {name: value for name, value in overrides.items() if "." in name}
@@ -108,7 +107,13 @@ def _check_twice(what: str, names: Iterable[tuple[str, Span]]) -> None:
         seen[name] = span
 
 
-def _choose(program: ast.Program, name: str | None) -> ast.Network:
+def choose_network(program: ast.Program, name: str | None) -> ast.Network:
+    """The network called `name`, or the only one.
+
+    Raises MBC012 or MBC035 where declarations clash, MBC023 where there is not one such network, MBC039 for a name
+    that Python could not import.
+    """
+    _check_declarations(program)
     names = [n.name for n in program.networks]
     if not names:
         raise MbcError("MBC023", "the source has no network", "write `network NAME { … }`", program.span)

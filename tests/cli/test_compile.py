@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from mbc import compiler
 from mbc.codegen import toolchain
 from mbc.codegen.toolchain import Places
 
@@ -53,6 +54,23 @@ def test_compile_twice_needs_force(mbc):
     assert "error MBC093: 'tiny' exists\nhelp: pass --force to replace it" in again.err
     assert mbc("compile", "tiny.mbc", *FP64, "--force").code == 0
     assert Path("tiny/plan.json").read_bytes() == before
+
+
+def test_an_output_that_exists_is_refused_before_planning(mbc, monkeypatch):
+    def plan(*_):
+        raise AssertionError("planned")
+
+    monkeypatch.setattr(compiler, "compile_plan", plan)
+    Path("file").write_text("")
+    Path("full").mkdir()
+    Path("full/own").write_text("")
+    Path("tiny").symlink_to("full")
+    for output in ((), ("-o", "full"), ("-o", "file", "--force")):
+        refused = mbc("compile", "tiny.mbc", *FP64, *output)
+        assert refused.code == 1
+        assert f"error MBC093: '{output[1] if output else 'tiny'}' exists and was not made by mbc" in refused.err
+    below = mbc("compile", "tiny.mbc", *FP64, "-o", "file/tiny")
+    assert below.code == 1 and "error MBC094: cannot write 'file/tiny': Not a directory" in below.err
 
 
 def test_a_name_that_python_cannot_import_is_pointed_out(mbc):
