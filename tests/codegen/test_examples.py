@@ -1,4 +1,4 @@
-"""The host code generated for real plans calls what they say."""
+"""The host code generated for a divided plan calls what it says. `tests/examples` does it for undivided plans."""
 
 from __future__ import annotations
 
@@ -14,17 +14,12 @@ from tests.codegen.fakes import PROGRAMS, as_planned, expected_log, run_against_
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def _agrees(path: Path, folder: Path, options: Options) -> None:
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_divided_digits(tmp_path: Path, precision: str) -> None:
+    path = EXAMPLES / "01_digits" / "net.mbc"
+    options = Options(gpu="h200", settings=(("train.precision", precision),), micro_batch=24)
     plan = compile_plan(Source(path.name, path.read_text(encoding="utf-8")), options)
-    run = run_against_fake(plan, folder)
+    run = run_against_fake(plan, tmp_path)
     for name in PROGRAMS:
         assert as_planned(run.eager[name]) == expected_log(plan, name)
         assert as_planned(run.captured[name]) == expected_log(plan, name)
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("micro_batch", [0, 24])
-def test_digits(tmp_path: Path, precision: str, micro_batch: int) -> None:
-    path = EXAMPLES / "01_digits" / "net.mbc"
-    options = Options(gpu="h200", settings=(("train.precision", precision),), micro_batch=micro_batch)
-    _agrees(path, tmp_path, options)

@@ -51,9 +51,9 @@ def test_convolutions_say_what_the_operation_is(tmp_path: Path) -> None:
 def test_heuristics_admit_by_precision_and_workspace(tmp_path: Path) -> None:
     """The fake offers: tensor cores whose workspace no plan has, down-conversion, FFT, Winograd, non-deterministic,
     tensor cores, plain. These plans leave determinism open."""
-    assert {call.detail("engine") for call in _cudnn_calls(tmp_path / "a", Precision.FP32)} == {"64"}
-    named = _cudnn_calls(tmp_path / "b", Precision.TF32, engine=65)
-    assert {call.detail("engine") for call in named} == {"65"}
+    assert {call.detail("engine") for call in _cudnn_calls(tmp_path / "a", Precision.FP32)} == {"964"}
+    named = _cudnn_calls(tmp_path / "b", Precision.TF32, engine=965)
+    assert {call.detail("engine") for call in named} == {"965"}
 
 
 def test_filter_gradients_of_half_precision_are_widened(tmp_path: Path) -> None:
@@ -114,8 +114,8 @@ def test_creation_refuses_what_does_not_fit(tmp_path: Path) -> None:
     assert library.create(arena=ARENA + 16) == 1
     assert "not aligned to 256" in library.lib.mbc_last_error(None).decode()
 
-    wrong_engine = loaded(compile_against_fake(view(small_plan(engine=60), providers()), tmp_path / "b"))
+    wrong_engine = loaded(compile_against_fake(view(small_plan(engine=960), providers()), tmp_path / "b"))
     assert wrong_engine.create() == 1
     text = wrong_engine.lib.mbc_last_error(None).decode()
-    assert text.startswith("launch 0, conv (cudnn convolution engine=60 knob2=7) rows 0..5: cuDNN engine 60 needs ")
+    assert text.startswith("launch 0, conv (cudnn convolution engine=960 knob2=7) rows 0..5: cuDNN engine 960 needs ")
     assert text.endswith("bytes of workspace here, the plan has 8192: compile again with this cuDNN")

@@ -48,24 +48,26 @@ struct Engine {
   int64_t workspace_bytes;
 };
 
-// In the order in which the heuristics offer them.
+// In the order in which the heuristics offer them. No engine of the real library has such a number.
 const std::vector<Engine>& engines() {
   static const std::vector<Engine> all = {
-      {60, {CUDNN_NUMERICAL_NOTE_TENSOR_CORE}, UNAFFORDABLE},
-      {61, {CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS}, 0},
-      {62, {CUDNN_NUMERICAL_NOTE_FFT}, 0},
-      {63, {CUDNN_NUMERICAL_NOTE_WINOGRAD}, 0},
-      {64, {CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC}, 0},
-      {65, {CUDNN_NUMERICAL_NOTE_TENSOR_CORE}, 128},
-      {66, {CUDNN_NUMERICAL_NOTE_STRICT_NAN_PROP}, 0},
+      {960, {CUDNN_NUMERICAL_NOTE_TENSOR_CORE}, UNAFFORDABLE},
+      {961, {CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS}, 0},
+      {962, {CUDNN_NUMERICAL_NOTE_FFT}, 0},
+      {963, {CUDNN_NUMERICAL_NOTE_WINOGRAD}, 0},
+      {964, {CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC}, 0},
+      {965, {CUDNN_NUMERICAL_NOTE_TENSOR_CORE}, 128},
+      {966, {CUDNN_NUMERICAL_NOTE_STRICT_NAN_PROP}, 0},
   };
   return all;
 }
 
+// A plan may name engines that were measured on a GPU: those are ordinary ones here.
 const Engine* engine_of(int64_t number) {
+  static const Engine measured = {0, {CUDNN_NUMERICAL_NOTE_TENSOR_CORE}, 0};
   for (const Engine& engine : engines())
     if (engine.number == number) return &engine;
-  return nullptr;
+  return number < 0 ? nullptr : &measured;
 }
 
 size_t size_of(cudnnBackendAttributeType_t type) {
