@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from mbc.ir.graph import Operation, Role
+from mbc.ir.graph import Operation
 from mbc.ir.types import DType, Layout
 from mbc.kernels.base import Candidate
 from mbc.ops import KINDS
@@ -34,10 +34,10 @@ def order(table: CandidateTable, choices: Choices) -> Draft:
     graph = table.graph
     buffers: list[Buffer] = []
     states: dict[str, int] = {}
-    for name, value in graph.values.items():
-        if value.role.persistent and name in choices.states and _is_first_version(table, name):
-            states[name] = len(buffers)
-            buffers.append(Buffer(name, WHOLE, choices.states[name], value.type.dtype, value.type.size_bytes))
+    for state in graph.states:
+        type_ = graph.values[state.value].type
+        states[state.value] = len(buffers)
+        buffers.append(Buffer(state.value, WHOLE, choices.states[state.value], type_.dtype, type_.size_bytes))
     persistent = tuple(states.values())
     finals = dict(graph.updates)
     train = _Writer(table, choices, buffers, dict(states))
@@ -48,12 +48,6 @@ def order(table: CandidateTable, choices: Choices) -> Draft:
     infer.run(graph.infer, graph.infer_inputs)
     infer_program = infer.finish(persistent, (*states, *graph.infer_outputs))
     return Draft(tuple(buffers), persistent, train_program, infer_program)
-
-
-def _is_first_version(table: CandidateTable, name: str) -> bool:
-    return any(state.value == name for state in table.graph.states) or (
-        table.graph.values[name].role is Role.CONTROL and not any(name == new for _, new in table.graph.updates)
-    )
 
 
 @dataclass

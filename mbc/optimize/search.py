@@ -17,6 +17,7 @@ from mbc.optimize.place import place
 from mbc.optimize.simulate import measured_share, simulate
 from mbc.optimize.synchronise import synchronise
 from mbc.plan.model import Bounds, Kernel, Plan, Predictions, Program, Rows, Target
+from mbc.units import show_size
 
 # Reserved for the context, libraries and modules of a GPU on which they were never measured.
 UNMEASURED_OVERHEAD_BYTES = 600_000_000
@@ -37,12 +38,14 @@ def search(table: CandidateTable, limits: Limits, division: Division, budget_byt
     overhead_bytes = table.device.overhead_bytes or UNMEASURED_OVERHEAD_BYTES
     floor, floor_operation = floor_bytes(table)
     if floor + overhead_bytes > budget_bytes:
+        # Where the overhead alone is too much, no smaller batch helps.
+        smaller = "lower the batch, or " if overhead_bytes < budget_bytes else ""
         raise MbcError(
             "MBC203",
-            f"'{table.graph.name}' cannot fit {budget_bytes / 1e9:.3g} GB: '{floor_operation.name}' "
-            f"({floor_operation.kind}) alone needs {floor / 1e9:.3g} GB with the states, "
-            f"and {overhead_bytes / 1e9:.3g} GB are reserved for the GPU's context and libraries",
-            "lower the batch, or raise memory.device",
+            f"'{table.graph.name}' cannot fit {show_size(budget_bytes)}: '{floor_operation.name}' "
+            f"({floor_operation.kind}) alone needs {show_size(floor)} with the states, "
+            f"and {show_size(overhead_bytes)} are reserved for the GPU's context and libraries",
+            f"{smaller}raise memory.device to at least {floor + overhead_bytes} B",
             floor_operation.span,
         )
     workspace_bytes = limits.workspace_bytes
@@ -58,9 +61,9 @@ def search(table: CandidateTable, limits: Limits, division: Division, budget_byt
         if largest <= least or needed - largest > budget_bytes:
             raise MbcError(
                 "MBC204",
-                f"the best plan of '{table.graph.name}' that was found takes {needed / 1e9:.4g} GB "
-                f"({overhead_bytes / 1e9:.3g} GB of it outside the arena), the budget is {budget_bytes / 1e9:.4g} GB",
-                "lower the batch, or raise memory.device; this version neither recomputes nor offloads",
+                f"the best plan of '{table.graph.name}' that was found takes {show_size(needed)} "
+                f"({show_size(overhead_bytes)} of it outside the arena), the budget is {show_size(budget_bytes)}",
+                f"lower the batch, or raise memory.device to {needed} B; this version neither recomputes nor offloads",
             )
         workspace_bytes = max(least, largest // 2)
     bounds = Bounds(floor, floor_operation.name, placed.live_bytes, fastest_us(table))
