@@ -61,6 +61,7 @@ def test_names_cannot_become_code(name: str) -> None:
     with pytest.raises(MbcError) as caught:
         render(rows, "1.0")
     assert caught.value.code == "MBC091"
+    assert f"a name that cannot stand in generated code: {name!r}" in str(caught.value)
 
 
 def test_module_text_is_python() -> None:

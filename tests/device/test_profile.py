@@ -58,12 +58,12 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def code(path: Path) -> str:
-    with pytest.raises(MbcError) as caught:
+def check_refusal(path: Path, code: str, message: str) -> None:
+    with pytest.raises(MbcError, match=message) as caught:
         read_profile(path)
     assert str(path) in str(caught.value)
     assert caught.value.remedy
-    return caught.value.code
+    assert caught.value.code == code
 
 
 def test_what_is_written_is_read(path: Path) -> None:
@@ -128,7 +128,7 @@ def test_shipping_keeps_what_no_other_candidate_beats(path: Path, tmp_path: Path
 
 
 def test_missing_file(tmp_path: Path) -> None:
-    assert code(tmp_path / "none.sqlite") == "MBC072"
+    check_refusal(tmp_path / "none.sqlite", "MBC072", "cannot be opened or written")
 
 
 def test_unwritable_folder(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_read_only_file(path: Path) -> None:
 def test_not_a_database(tmp_path: Path) -> None:
     path = tmp_path / "p.sqlite"
     path.write_bytes(b"not a database at all" * 100)
-    assert code(path) == "MBC073"
+    check_refusal(path, "MBC073", "is not a profile of mbc, or is damaged")
 
 
 def test_another_database(tmp_path: Path) -> None:
@@ -157,26 +157,26 @@ def test_another_database(tmp_path: Path) -> None:
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE t (x)")
     connection.close()
-    assert code(path) == "MBC073"
+    check_refusal(path, "MBC073", "is not a profile of mbc, or is damaged")
 
 
 def test_damaged_file(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[4096:] = b"\xa5" * (len(data) - 4096)
     path.write_bytes(data)
-    assert code(path) == "MBC073"
+    check_refusal(path, "MBC073", "is not a profile of mbc, or is damaged")
 
 
 def test_cut_short(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:5000])
-    assert code(path) == "MBC073"
+    check_refusal(path, "MBC073", "is not a profile of mbc, or is damaged")
 
 
 def test_values_that_make_no_sense(path: Path) -> None:
     with sqlite3.connect(path) as connection:
         connection.execute("UPDATE candidate SET layouts = 'sideways'")
     connection.close()
-    assert code(path) == "MBC073"
+    check_refusal(path, "MBC073", "is not a profile of mbc, or is damaged")
 
 
 def test_locked_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +184,7 @@ def test_locked_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     holder = sqlite3.connect(path, isolation_level=None)
     holder.execute("BEGIN EXCLUSIVE")
     try:
-        assert code(path) == "MBC074"
+        check_refusal(path, "MBC074", "is in use by another process")
     finally:
         holder.close()
 
@@ -193,7 +193,7 @@ def test_another_schema(path: Path) -> None:
     with sqlite3.connect(path) as connection:
         connection.execute("PRAGMA user_version = 99")
     connection.close()
-    assert code(path) == "MBC075"
+    check_refusal(path, "MBC075", "has schema version 99, this mbc reads version")
 
 
 @pytest.mark.parametrize("change", [{"gpu": "Another GPU"}, {"multiprocessors": 66}, {"cudnn": 92800}])
