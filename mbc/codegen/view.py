@@ -202,8 +202,10 @@ class _Flattener:
         )
 
     def _conversion_request(self, kernel: Kernel, operands: tuple[Access, ...]) -> Request:
-        """A change of layout or type: the same value in two buffers."""
+        """A change of layout or type: the same value in two buffers. The shape is that of the result, since the
+        source may hold what the result is a view of."""
         source, result = (_type_of(self.plan.graph, self.plan.buffers[a.buffer], a) for a in operands)
+        source = TensorType(result.shape, source.dtype)
         return Request(kernel.name, NoAttributes(), (source,), (result,), self.plan.graph.precision)
 
     def _bytes_per_row(self, number: int) -> int:

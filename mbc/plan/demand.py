@@ -28,7 +28,6 @@ def can_hold(buffer: DType, value: DType) -> bool:
 class Operand:
     """One operand of a launch. `root` is the value whose bytes hold it: its own, or the one that it is a view of.
 
-    `canonical`: it is read through a view, so its bytes must lie as the shape of the root reads.
     `sums`: an output that is a sum over rows, so a launch over some rows gives a part of it.
     """
 
@@ -36,7 +35,6 @@ class Operand:
     root: str
     dtype: DType
     per_sample: bool
-    canonical: bool = False
     sums: bool = False
 
 
@@ -134,7 +132,7 @@ class Demands:
     def _operand(self, name: str, sums: bool = False) -> Operand:
         value = self._graph.values[name]
         root = self.root(name)
-        return Operand(name, root, value.type.dtype, value.per_sample, root != name, sums and not value.per_sample)
+        return Operand(name, root, value.type.dtype, value.per_sample, sums and not value.per_sample)
 
 
 def whole_rows(graph: TrainingGraph, value: Value) -> Rows:

@@ -152,8 +152,12 @@ class Execution:
             self._fail("MBC123", f"{place}: a conversion or copy reads one buffer and writes one buffer")
         source, target = launch.accesses
         old, new = self.plan.buffers[source.buffer], self.plan.buffers[target.buffer]
-        if old.value is None or old.value != new.value or source.rows != target.rows:
+        roots = (new.value, self.demands.root(new.value or ""))
+        same_value = old.value is not None and old.value in roots
+        if not same_value or source.rows != target.rows:
             self._fail("MBC123", f"{place}: it must carry the same rows of one value from a buffer to another")
+        if old.value != new.value and not is_canonical(old.layout, self.plan.graph.values[old.value or ""].type.shape):
+            self._fail("MBC123", f"{place}: it reads a view of '{old.value}', which lies in {old.layout}")
         if isinstance(launch.work, Copy):
             if (old.layout, old.dtype) != (new.layout, new.dtype):
                 self._fail("MBC123", f"{place}: a copy changes neither layout nor type")
@@ -216,13 +220,14 @@ class Execution:
 
     def _check_operand(self, operand: Operand, access: Access, place: str) -> None:
         buffer = self.plan.buffers[access.buffer]
-        if buffer.value != operand.root:
+        if buffer.value not in (operand.root, operand.name):
             self._fail("MBC123", f"{place}: it needs '{operand.name}', but is given {self._name(access.buffer)}")
+        through_view = buffer.value != operand.name
         if buffer.dtype is not self.plan.graph.values[operand.root].type.dtype:
             self._fail(
                 "MBC123", f"{place}: it needs '{operand.name}' in {operand.dtype}, the buffer is in {buffer.dtype}"
             )
-        if operand.canonical and not is_canonical(buffer.layout, self.plan.graph.values[operand.root].type.shape):
+        if through_view and not is_canonical(buffer.layout, self.plan.graph.values[operand.root].type.shape):
             self._fail("MBC123", f"{place}: it reads a view of '{operand.root}', which lies in {buffer.layout}")
 
     def _check_alias(

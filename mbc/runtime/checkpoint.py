@@ -107,7 +107,8 @@ class Checkpoint:
             raise self._broken("its header is not an object")
         entries = cast(dict[str, Any], header)
         metadata = entries.pop("__metadata__", {})
-        self.metadata: dict[str, str] = cast(dict[str, str], metadata) if isinstance(metadata, dict) else {}
+        texts = cast(dict[str, Any], metadata) if isinstance(metadata, dict) else {}
+        self.metadata = {key: text for key, text in texts.items() if isinstance(text, str)}
         self.tensors = {name: self._tensor(name, entry, 8 + length) for name, entry in entries.items()}
         needed = max((tensor.stop for tensor in self.tensors.values()), default=8 + length)
         if needed != size_bytes:

@@ -196,6 +196,8 @@ class Interpreter:
         for position, (name, access, region) in enumerate(zip(names, launch.accesses, regions, strict=False)):
             root = self._roots.get(name, name)
             buffer = self._plan.buffers[access.buffer]
+            if buffer.value == name:
+                root = name  # a view that was converted has a buffer of its own
             if buffer.value != root:
                 raise _nonsense(where, f"operand '{name}' is in buffer {describe(self._plan, access.buffer)}")
             if (position >= len(operation.inputs)) == (access.mode is Mode.READ):
@@ -224,8 +226,8 @@ class Interpreter:
     def _convert(self, where: str, launch: Launch, regions: tuple[Region, ...]) -> Callable[[], None]:
         source, target = self._source_and_target(where, launch)
         first, second = self._plan.buffers[source.buffer], self._plan.buffers[target.buffer]
-        name = first.value
-        if name is None or name != second.value or source.rows != target.rows:
+        name = second.value
+        if name is None or first.value not in (name, self._roots.get(name)) or source.rows != target.rows:
             raise _nonsense(where, "a conversion reads and writes the same rows of one value")
         value = self._plan.graph.values[name]
         shape = value.type.with_rows(source.rows.count).shape if value.per_sample else value.type.shape

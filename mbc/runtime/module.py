@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,8 +89,8 @@ class Module:
         `__cuda_array_interface__`, with exactly `batch` rows. On a GPU the call returns while the step runs, and an
         array in its memory must not be changed before the loss was looked at. Raises MBC145 to MBC151, MBC169.
         """
-        if not np.isfinite(lr):
-            raise MbcError("MBC169", f"the learning rate is {lr}", "pass a finite number")
+        if not _is_finite_number(lr):
+            raise MbcError("MBC169", f"the learning rate is {lr!r}", "pass a finite number")
         self._feed(self._train_inputs, self._places.train_inputs, inputs, named, exact=True)
         self._steps += 1
         control = np.zeros((), RECORD)
@@ -179,17 +179,17 @@ class Module:
             raise MbcError("MBC165", f"state '{name}' has the shape {list(place.shape)}, got {got}", "pass it so")
         self._machine.write(place, array.astype(canonical_dtype(place.dtype)))
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path, *, metadata: Mapping[str, str] | None = None) -> None:
         """Write parameters, statistics, optimizer state and counters as safetensors; MBC162 when that fails.
 
-        Arrays are in canonical layout and fp32 (fp64 where the network is computed in it), so that the file loads
+        `metadata` is text for the file's header, which `load` passes over. Arrays are in canonical layout and fp32 (fp64 where the network is computed in it), so that the file loads
         under any plan of the network. The file appears whole or not at all.
         """
         control = self._read_control()
         tensors = [(name, self.state(name)) for name in self._places.states]
         tensors += [(f"control.{name}", control[name].astype(kind).reshape(1)) for name, kind in _COUNTERS.items()]
-        metadata = {"format": "mbc", "network": self._plan.graph.name, "version": self._plan.version}
-        write_checkpoint(Path(path), tensors, metadata)
+        described = {"format": "mbc", "network": self._plan.graph.name, "version": self._plan.version}
+        write_checkpoint(Path(path), tensors, {**(metadata or {}), **described})
 
     def load(self, path: str | Path, *, strict: bool = True) -> None:
         """Read what `save` wrote, under this or any other plan of the network. Nothing changes when it fails.
@@ -290,6 +290,13 @@ class Module:
             record[name] = number
         self._machine.write(self._places.control, np.frombuffer(record.tobytes(), np.uint8))
         self._steps, self._seed = int(record["step"]), int(record["seed"])
+
+
+def _is_finite_number(given: object) -> bool:
+    try:
+        return bool(np.ndim(cast(Any, given)) == 0 and np.isfinite(cast(Any, given)))
+    except TypeError:
+        return False
 
 
 def _opened(subject: str | Path | Plan) -> tuple[Plan, Path | None]:
