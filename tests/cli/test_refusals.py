@@ -8,6 +8,7 @@ from mbc import compiler
 from mbc.device import target
 from mbc.device.target import LocalGpu
 from mbc.kernels import PROVIDERS
+from mbc.units import show_size
 
 H200 = ("--gpu", "h200")
 
@@ -64,10 +65,15 @@ def test_no_deterministic_kernel(mbc, monkeypatch):
 
 
 def test_a_budget_below_the_floor(mbc):
-    error = refused(mbc, *H200, "--set", "memory.device=300MB")
-    assert "error MBC203: 'tiny' cannot fit 0.3 GB: '" in error
-    assert "0.4 GB are reserved for the GPU's context and libraries" in error
-    assert "help: lower the batch, or raise memory.device" in error
+    figures = mbc("show", "tiny.mbc", *H200, "--json").json
+    overhead, floor = figures["predictions"]["overhead_bytes"], figures["bounds"]["floor_bytes"]
+    error = refused(mbc, *H200, "--set", "memory.device=300MiB")
+    assert f"error MBC203: 'tiny' cannot fit 300.0 MiB: '{figures['bounds']['floor_operation']}' (" in error
+    assert f") alone needs {show_size(floor)} with the states" in error
+    assert f"{show_size(overhead)} are reserved for the GPU's context and libraries" in error
+    assert f"help: raise memory.device to at least {overhead + floor} B" in error
+    error = refused(mbc, *H200, "--set", f"memory.device={overhead + floor - 1}B")
+    assert f"help: lower the batch, or raise memory.device to at least {overhead + floor} B" in error
 
 
 def test_a_budget_that_no_plan_was_found_for(mbc):
@@ -76,5 +82,8 @@ def test_a_budget_that_no_plan_was_found_for(mbc):
     floor, arena = figures["bounds"]["floor_bytes"], figures["predictions"]["arena_bytes"]
     assert floor < arena
     error = refused(mbc, *H200, "--set", f"memory.device={overhead + floor + 3 * (arena - floor) // 10}B")
-    assert "error MBC204: the best plan of 'tiny' that was found takes 0.4" in error
+    assert f"error MBC204: the best plan of 'tiny' that was found takes {show_size(overhead + arena)} (" in error
+    assert "help: lower the batch, or raise memory.device to " in error
     assert "neither recomputes nor offloads" in error
+    enough = error.split("raise memory.device to ")[1].split(";")[0]
+    assert mbc("show", "tiny.mbc", *H200, "--set", f"memory.device={enough}").code == 0
