@@ -182,8 +182,9 @@ class Module:
     def save(self, path: str | Path, *, metadata: Mapping[str, str] | None = None) -> None:
         """Write parameters, statistics, optimizer state and counters as safetensors; MBC162 when that fails.
 
-        `metadata` is text for the file's header, which `load` passes over. Arrays are in canonical layout and fp32 (fp64 where the network is computed in it), so that the file loads
-        under any plan of the network. The file appears whole or not at all.
+        Arrays are in canonical layout and fp32 (fp64 where the network is computed in it), so that the file loads
+        under any plan of the network. `metadata` goes into the file's header; `load` passes over it. The file appears
+        whole or not at all.
         """
         control = self._read_control()
         tensors = [(name, self.state(name)) for name in self._places.states]

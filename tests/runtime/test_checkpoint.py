@@ -74,6 +74,14 @@ def test_it_reads_what_the_safetensors_package_wrote(tmp_path: Path):
         np.testing.assert_array_equal(net.state(name), array)
 
 
+def test_metadata_of_the_user_stands_beside_that_of_the_module(tmp_path: Path):
+    net = trained()
+    net.save(tmp_path / "w", metadata={"note": "third run", "format": "own"})
+    metadata = Checkpoint(tmp_path / "w").metadata
+    assert metadata["note"] == "third run" and metadata["format"] == "mbc"
+    net.load(tmp_path / "w")
+
+
 def test_every_name_that_does_not_fit_is_listed(tmp_path: Path):
     net = trained()
     net.save(tmp_path / "w")

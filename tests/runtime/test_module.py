@@ -223,6 +223,8 @@ def test_unknown_devices_and_seeds():
 def test_learning_rates_that_are_no_numbers(net: Module):
     error = code_of(net.step, *batch(), lr=math.nan)
     assert error.code == "MBC169" and error.message == "the learning rate is nan"
+    for rate, shown in (("0.1", "'0.1'"), (None, "None"), ([0.1], "[0.1]")):
+        assert code_of(net.step, *batch(), lr=rate).message == f"the learning rate is {shown}"
 
 
 def test_states_that_do_not_exist_or_fit(net: Module):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 
 from mbc.ir.graph import Attributes, Operation, Optimizer, Role, TrainingGraph, Value
 from mbc.ir.types import DType, Precision, TensorType
+from mbc.runtime.checkpoint import Checkpoint, write_checkpoint
 
 BATCH, FEATURES, CLASSES = 8, 5, 3
 
@@ -42,16 +42,11 @@ class Regression:
     def forward(self, x: Any) -> Any:
         return x.astype(np.float64) @ self.weights
 
-    def save(self, path: Any) -> None:
-        data = self.weights.tobytes()
-        header = {"w": {"dtype": "F64", "shape": list(self.weights.shape), "data_offsets": [0, len(data)]}}
-        text = json.dumps(header).encode()
-        Path(path).write_bytes(len(text).to_bytes(8, "little") + text + data)
+    def save(self, path: Any, *, metadata: Any) -> None:
+        write_checkpoint(Path(path), [("w", self.weights)], metadata)
 
     def load(self, path: Any) -> None:
-        raw = Path(path).read_bytes()
-        start = 8 + int.from_bytes(raw[:8], "little")
-        self.weights = np.frombuffer(raw[start:], np.float64).reshape(FEATURES, CLASSES).copy()
+        self.weights = Checkpoint(Path(path)).read("w").copy()
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+import os
 
 import numpy as np
 import pytest
@@ -141,9 +142,9 @@ def test_checkpoint_stays_a_weights_file(regression, tmp_path):
 
 
 def test_checkpoint_that_cannot_be_written(regression, tmp_path):
-    with pytest.raises(MbcError, match="cannot write the checkpoint") as caught:
+    with pytest.raises(MbcError, match="cannot write checkpoint") as caught:
         save_checkpoint(regression, tmp_path / "missing" / "c", Progress(1, 2, 3, 4))
-    assert caught.value.code == "MBC180"
+    assert caught.value.code == "MBC162"
 
 
 def test_a_checkpoint_is_refused_before_the_first_epoch(regression, graph, rows, tmp_path):
@@ -154,36 +155,44 @@ def test_a_checkpoint_is_refused_before_the_first_epoch(regression, graph, rows,
     assert regression.rates == []
 
 
-def test_failed_checkpoint_leaves_the_old_one(regression, tmp_path):
+def test_failed_checkpoint_leaves_the_old_one(regression, tmp_path, monkeypatch):
     file = tmp_path / "c"
     save_checkpoint(regression, file, Progress(1, 2, 3, 4))
     before = file.read_bytes()
 
-    def fail(path):
+    def fail(_):
         raise OSError(28, "No space left on device")
 
-    regression.save = fail
+    monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(MbcError, match="No space left"):
         save_checkpoint(regression, file, Progress(2, 2, 3, 4))
     assert file.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["c"]
 
 
+def header(text, length=None):
+    return (length or len(text)).to_bytes(8, "little") + text.encode()
+
+
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("content", "code", "message"),
     [
-        (b"", "not a safetensors file"),
-        (b"\xff" * 100, "not a safetensors file"),
-        ((100).to_bytes(8, "little") + b"{}", "cut short"),
-        ((2).to_bytes(8, "little") + b"{}", "holds weights but not how far"),
-        ((2).to_bytes(8, "little") + b"[]", "cannot read the checkpoint"),
+        (b"", "MBC163", "does not start with a header"),
+        (b"\xff" * 100, "MBC163", "does not start with a header"),
+        (header("{}", length=100), "MBC163", "does not start with a header"),
+        (header("[]"), "MBC163", "its header is not an object"),
+        (header("{}"), "MBC181", "holds weights but not how far"),
+        (header('{"__metadata__": {"mbc.training": 3}}'), "MBC181", "holds weights but not how far"),
+        (header('{"__metadata__": {"mbc.training": "{}"}}'), "MBC181", "says of a training makes no sense: '{}'"),
+        (header('{"__metadata__": {"mbc.training": "[1"}}'), "MBC181", r"makes no sense: '\[1'"),
+        (header('{"__metadata__": {"mbc.training": "[1]"}}'), "MBC181", r"makes no sense: '\[1\]'"),
     ],
 )
-def test_files_that_are_no_checkpoints(tmp_path, content, message):
+def test_files_that_are_no_checkpoints(tmp_path, content, code, message):
     (tmp_path / "c").write_bytes(content)
     with pytest.raises(MbcError, match=message) as caught:
         read_progress(tmp_path / "c")
-    assert caught.value.code == "MBC181"
+    assert caught.value.code == code
 
 
 def test_schedules():
