@@ -56,13 +56,14 @@ TIMES_TORCH = 2.0
 # rounding error, for mbc and for PyTorch alike: the rule is held against the middle of several draws.
 DRAWS = 3
 SMALL_BATCH = 4
+NORM_VALUES = 32  # that a batch norm has a channel, at least
 UNIT_ROUNDOFF = {"tf32": 2.0**-11, "bf16": 2.0**-8, "fp16": 2.0**-11}
 SMOOTH_ROUNDOFFS = 8.0
 CHOICE_ROUNDOFFS = 3.0
 MORE = (("resnet", "depth", "50"),)  # further depths of one example
 
 
-def jobs(only: Sequence[str], kinds: Sequence[str]) -> list[tuple[str, Job]]:
+def jobs(only: Sequence[str], kinds: Sequence[str], norm_values: int = NORM_VALUES) -> list[tuple[str, Job]]:
     """("operation" | "network", job) for all that is asked for; the operations are one job."""
     found: list[tuple[str, Job]] = []
     cases = [case for case in CASES if not only or case.name in only]
@@ -73,7 +74,7 @@ def jobs(only: Sequence[str], kinds: Sequence[str]) -> list[tuple[str, Job]]:
         for name, one in ((job.name, job), *deeper):
             if not only or name in only:
                 named = Job(name, one.source, one.settings, one.network)
-                found.append(("network", with_full_norms(with_momentum(small(named, SMALL_BATCH)))))
+                found.append(("network", with_full_norms(with_momentum(small(named, SMALL_BATCH)), norm_values)))
     return [(kind, job) for kind, job in found if kind in kinds]
 
 
@@ -119,7 +120,7 @@ class Draw:
 
 
 def compare(
-    kind: str, job: Job, precision: str, device: str, where: Any, reference_device: str
+    kind: str, job: Job, precision: str, device: str, where: Any, reference_device: str, network_draws: int = DRAWS
 ) -> list[dict[str, Any]]:
     """One row a case of operations, or one for the network. `where`: a package's folder, or a plan to interpret."""
     lowered = job.lowered()
@@ -130,7 +131,7 @@ def compare(
     }
     draws: list[Draw] = []
     module = open_module(where, device)
-    for number in range(DRAWS if kind == "network" and precision != "fp64" else 1):
+    for number in range(network_draws if kind == "network" and precision != "fp64" else 1):
         inputs = random_inputs(network, number)
         set_states(module, states)
         loss, gradients, statistics = module_gradients(module, network, lowered.optimizer, inputs)
@@ -174,11 +175,14 @@ def compare(
     return [row(case, lambda parameter, case=case: case_of(parameter) == case) for case in cases]
 
 
-def run(kind: str, job: Job, precision: str, device: str, place: Built | None, reference: str) -> list[dict[str, Any]]:
+def run(
+    kind: str, job: Job, precision: str, device: str, place: Built | None, reference: str, network_draws: int
+) -> list[dict[str, Any]]:
     """`compare`, in the package that was built or by interpreting the plan."""
     if place is not None and place.failed:
         raise RuntimeError(place.failed)
-    return compare(kind, job, precision, device, job.plan() if place is None else place.folder, reference)
+    where = job.plan() if place is None else place.folder
+    return compare(kind, job, precision, device, where, reference, network_draws)
 
 
 def passed(row: Mapping[str, Any]) -> bool | None:
@@ -207,11 +211,13 @@ def main() -> None:
     parser.add_argument("--precisions", default="fp64,fp32,tf32,bf16,fp16", help="of operations")
     parser.add_argument("--network-precisions", default="fp64,fp32")
     parser.add_argument("--kinds", default="operation,network")
+    parser.add_argument("--draws", type=int, default=DRAWS, help="of inputs, of a network; an odd number")
+    parser.add_argument("--norm-values", type=int, default=NORM_VALUES, help="that every batch norm has a channel")
     parser.add_argument("--seconds", type=float, default=1800.0, help="what is not begun by then is left out, and said")
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--name", default="", help="of the results file; gradients_<devices> by default")
     options = parser.parse_args()
-    wanted = jobs(options.only, options.kinds.split(","))
+    wanted = jobs(options.only, options.kinds.split(","), options.norm_values)
     precisions = {"operation": options.precisions.split(","), "network": options.network_precisions.split(",")}
     rows: list[dict[str, Any]] = []
     name = options.name or "gradients_" + options.devices.replace(",", "_")
@@ -232,7 +238,7 @@ def main() -> None:
                 if time.monotonic() - started > options.seconds:
                     rows.append({"name": job.name, "device": device, "precision": precision, "failed": "no time left"})
                     continue
-                work = partial(run, kind, job, precision, device, place, here)
+                work = partial(run, kind, job, precision, device, place, here, options.draws)
                 found = attempt(lambda work=work: {"rows": work()}, job.name)
                 new = found.get("rows") or [{"kind": kind, "device": device, "precision": precision, **found}]
                 rows += new
