@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from mbc.device.profile import find_profile
+from mbc.device.profile import calibrated, find_profile
 from mbc.device.target import find_device, free_bytes
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
@@ -49,6 +49,7 @@ def compile_plan(source: Source, options: Options, stages: Stages | None = None)
     # What could run each operation on this GPU, and how fast.
     device = stages.run("find device", lambda: find_device(options.gpu), repr)
     profile = stages.run("find profile", lambda: find_profile(device, options.profile))
+    device = calibrated(device, profile)
     providers = (INTERPRETER,) if graph.precision is Precision.FP64 else PROVIDERS
     table = CandidateTable(graph, device, providers, profile)
 

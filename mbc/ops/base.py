@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
 from numpy.typing import NDArray
 
 from mbc.ir.graph import Attributes, Initializer, Operation
@@ -32,7 +31,7 @@ class Call:
     """What an evaluation knows beside its operands.
 
     `outputs`: types of the outputs for the rows of this call. `first_row`: index of the first row of this slice in
-    the mini-batch. `batch`: rows of the whole mini-batch. `control`: the control block as a NumPy record.
+    the mini-batch. `batch`: rows of the whole mini-batch. `precision`: what the step computes in.
     """
 
     outputs: tuple[TensorType, ...]
@@ -166,11 +165,6 @@ class Layer:
     inputs: tuple[int, int | None] = (1, 1)
     help: str = ""
     loss: bool = False  # gives a scalar that `loss` accepts
-
-
-def as_float(array: Array) -> Array:
-    """The array in float32, or unchanged where it is float64."""
-    return array if array.dtype == np.float64 else array.astype(np.float32, copy=False)
 
 
 def master(dtype: DType) -> DType:

@@ -70,9 +70,6 @@ class Demands:
         """The value whose bytes hold `value`."""
         return self._roots.get(value, value)
 
-    def is_view(self, value: str) -> bool:
-        return value in self._roots
-
     def launched(self) -> list[Operation]:
         """The operations that a launch must run."""
         return [op for op in self._operations.values() if not KINDS[op.kind].view]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from mbc.compiler import compile_plan
 from mbc.device.profile import (
     Identity,
     Measurement,
@@ -26,6 +27,8 @@ from mbc.errors import MbcError
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import Request
 from mbc.ops.convolution import Convolution
+from mbc.options import Options
+from mbc.source import Source
 
 GPU = find_spec("h200")
 IDENTITY = Identity(GPU.name, GPU.architecture, GPU.multiprocessors, "580.1", 91900, "2026-11-21", 1980, 3201)
@@ -240,3 +243,12 @@ def test_file_names() -> None:
 def test_a_profile_calibrates_the_overhead(path: Path) -> None:
     assert calibrated(GPU, None) == GPU
     assert calibrated(GPU, read_profile(path)).overhead_bytes == 300
+
+
+def test_a_plan_reserves_the_overhead_of_its_profile(path: Path) -> None:
+    text = (
+        "network n(batch = 2) { input x[batch, 3] : float  y = x |> linear(3)  output y  loss (y, x) |> mse }\n"
+        "memory { device = 1 GB }"
+    )
+    plan = compile_plan(Source("n.mbc", text), Options(gpu="h200", profile=str(path)))
+    assert plan.predictions.overhead_bytes == 300 and plan.predictions.overhead_measured
