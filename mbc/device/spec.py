@@ -11,7 +11,8 @@ from mbc.resources import data_text
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpec:
-    """One GPU. Rates are dense peaks; `copy_gb_s` and `matrix_tflops_bf16` are ceilings, measured where `measured`.
+    """One GPU. Rates are ceilings: of the datasheet and dense, or measured where `measured`. `fp32_tflops` and the like
+    are of matrix products in that precision (fp32: without tensor cores).
 
     `overhead_bytes` is the device memory outside the arena after a first step, the bare context included; 0 when it
     was never measured.
@@ -31,6 +32,11 @@ class DeviceSpec:
     overhead_bytes: int
     measured: bool
     buildable: bool  # the CUDA toolkit still makes code for it
+
+    @property
+    def has_bf16(self) -> bool:
+        """Whether cuDNN and cuBLASLt compute in bf16 on it: from compute capability 8.0 on."""
+        return int(self.architecture.removeprefix("sm_").rstrip("af")) >= 80
 
 
 def device_specs() -> dict[str, DeviceSpec]:

@@ -84,7 +84,7 @@ class CublasLt:
         sizes = _sizes(request)
         if sizes is None or request.precision is Precision.FP64:
             return
-        if request.precision is Precision.BF16 and device.architecture < "sm_80":
+        if request.precision is Precision.BF16 and not device.has_bf16:
             return
         number = PASSES[request.kind]
         for workspace_bytes in (0, _workspace_bytes(sizes, number)):

@@ -236,7 +236,7 @@ class CudnnConvolution:
         shapes = _shapes(request)
         if shapes is None or request.precision is Precision.FP64:
             return
-        if request.precision is Precision.BF16 and device.architecture < "sm_80":
+        if request.precision is Precision.BF16 and not device.has_bf16:
             return  # bf16 came with compute capability 8.0
         number = PASSES[request.kind]
         sums = _sums_bytes(shapes, number)
