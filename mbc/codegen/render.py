@@ -20,6 +20,8 @@ _TYPE_CODES = {"kernel": "MBC_KERNEL", "copy": "MBC_COPY"}
 def render(view: View, version: str) -> dict[str, str]:
     """Text of each generated file by its name. `version` is mbc's."""
     environment = _environment()
+    for text in (view.network, view.target, view.architecture, version):
+        _checked(text)
     fields: dict[str, Any] = {
         "view": view,
         "version": version,
@@ -33,11 +35,8 @@ def render(view: View, version: str) -> dict[str, str]:
 
 def render_module(plan: Plan) -> str:
     """The package's `__init__.py`."""
-    return (
-        _environment()
-        .get_template("__init__.py.j2")
-        .render(network=plan.graph.name, target=plan.target.gpu, version=plan.version)
-    )
+    header = {"network": plan.graph.name, "target": plan.target.gpu, "version": plan.version}
+    return _environment().get_template("__init__.py.j2").render({key: _checked(text) for key, text in header.items()})
 
 
 def _environment() -> jinja2.Environment:
@@ -47,7 +46,7 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        autoescape=False,  # names in a plan are letters, digits, '_' and '.' only; `_checked` makes sure
+        autoescape=False,  # `_checked` keeps what could end a comment or a string out
     )
 
 
@@ -86,18 +85,18 @@ def _real(value: float) -> str:
     return float(value).hex()
 
 
-_SAFE = re.compile(r"[A-Za-z0-9_.,+=() -]*")
+_SAFE = re.compile(r"[A-Za-z0-9_.,+=()/ -]*")
 
 
-def _checked(comment: str) -> str:
-    """Names become text inside C++ comments and strings: nothing that could end either passes. Raises MBC091."""
-    if not _SAFE.fullmatch(comment):
+def _checked(text: str) -> str:
+    """Names stand inside comments and strings of C++ and Python: nothing that could end either passes. MBC091."""
+    if not _SAFE.fullmatch(text):
         raise MbcError(
             "MBC091",
-            f"the plan has a name that cannot stand in generated code: {comment!r}",
+            f"the plan has a name that cannot stand in generated code: {text!r}",
             "compile the source again: plans made by mbc hold letters, digits, '_' and '.' only",
         )
-    return comment
+    return text
 
 
 def kernel_files(view: View) -> list[str]:

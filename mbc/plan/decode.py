@@ -294,7 +294,7 @@ class _LaunchReader:
                 raise BadField("a copy has no settings", "settings")
             work = Copy(microseconds, is_measured)
         else:
-            provider, kernel_name = at("kernel", each, at("kernel", array, kernel, 2), string)
+            provider, kernel_name = at("kernel", each, at("kernel", array, kernel, 2), name)
             work = Kernel(provider, kernel_name, at("settings", each, settings, _setting), microseconds, is_measured)
         return Launch(
             work,
@@ -317,4 +317,4 @@ class _LaunchReader:
 
 def _setting(value: Any) -> tuple[str, int]:
     key, number = array(value, 2)
-    return string(key), whole(number, -(1 << 62))
+    return name(key), whole(number, -(1 << 62))

@@ -67,8 +67,8 @@ def load_plan(text: str, name: str) -> Plan:
     try:
         return decode_plan(document)
     except BadField as bad:
-        place = f" at {bad.path}" if bad.path else ""
-        raise MbcError(bad.code, f"{name} is not a valid plan:{place}: {bad.message}", _AGAIN) from None
+        place = f"at {bad.path}: " if bad.path else ""
+        raise MbcError(bad.code, f"{name} is not a valid plan: {place}{bad.message}", _AGAIN) from None
 
 
 def _parse(text: str, name: str) -> dict[str, Any]:

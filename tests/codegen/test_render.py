@@ -64,6 +64,16 @@ def test_names_cannot_become_code(name: str) -> None:
     assert f"a name that cannot stand in generated code: {name!r}" in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ['G"""', "G\n#error", "G\\"])
+def test_nor_can_a_gpu(name: str) -> None:
+    plan = small_plan()
+    plan = replace(plan, target=replace(plan.target, gpu=name))
+    for made in (lambda: render_module(plan), lambda: render(view(plan, providers()), "1.0")):
+        with pytest.raises(MbcError, match="a name that cannot stand in generated code") as caught:
+            made()
+        assert caught.value.code == "MBC091"
+
+
 def test_module_text_is_python() -> None:
     text = render_module(small_plan())
     compile(text, "__init__.py", "exec")

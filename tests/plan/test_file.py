@@ -166,7 +166,7 @@ def test_edited_message():
 
 def test_missing_and_unknown_fields():
     refused(changed(lambda d: d.pop("bounds")), "MBC114", "'bounds' is missing")
-    refused(changed(put("extra", 1)), "MBC114", "unknown field 'extra'")
+    refused(changed(put("extra", 1)), "MBC114", "is not a valid plan: unknown field 'extra'")
     refused(changed(lambda d: d["target"].pop("gpu")), "MBC114", "at target", "'gpu' is missing")
     refused(changed(put("graph", "rank", 1)), "MBC114", "at graph", "'rank'")
     refused(changed(put("graph", "train", "rows", 1, 4, "x", 1)), "MBC114", "graph.train.rows[1].attributes")
@@ -208,6 +208,8 @@ WRONG = [
     (("buffers", "rows", 0, 7, -1), "buffers.rows[0].alias"),
     (("buffers", "rows", 0, 8, -256), "buffers.rows[0].offset"),
     (("train", "launches", "rows", 0, 1, ["mbc"]), "train.launches.rows[0].kernel: expected 2 items"),
+    (("train", "launches", "rows", 0, 1, 1, 'relu"; x'), "train.launches.rows[0].kernel[1]: 'relu\"; x' is not a name"),
+    (("train", "launches", "rows", 0, 2, [["*/", 1]]), "train.launches.rows[0].settings[0]: '*/' is not a name"),
     (("train", "launches", "rows", 0, 2, [["a", 0.5]]), "train.launches.rows[0].settings[0]"),
     (("train", "launches", "rows", 0, 3, "fast"), "train.launches.rows[0].time_us"),
     (("train", "launches", "rows", 0, 4, 0), "train.launches.rows[0].measured"),
