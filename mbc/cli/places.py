@@ -101,13 +101,16 @@ def package_for_training(place: str, options: Options, device: str, output: str 
     if Path(place).is_dir():
         assert plan_file(place) is not None
         return Path(place)
-    plan = find_plan(place, options)
     from mbc.device.target import local_gpus
 
     if output is None and (device == "cpu" or (device == "auto" and not local_gpus())):
-        return plan
+        return find_plan(place, options)
+    from mbc.codegen.build import check_output
     from mbc.plan.file import dump_plan
 
+    if plan_file(place) is None:
+        check_output(output_folder(place, options.network, output), overwrite=True)
+    plan = find_plan(place, options)
     folder = Path(output or plan.graph.name)
     there = folder / PLAN_FILE
     same = there.is_file() and read_text(there) == dump_plan(plan)

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mbc import compiler
 from mbc.train import loop
 
 CPU = ("--device", "cpu", "--set", "train.precision=fp64")
@@ -69,6 +70,14 @@ def test_interrupted_training_says_how_to_go_on(mbc, data, monkeypatch):
     done = mbc("train", "tiny.mbc", "--data", data, *CPU, "--epochs", "3", "--checkpoint", "c")
     assert done.code == 130
     assert "go on with: --resume c\ninterrupted" in done.err
+
+
+def test_a_foreign_output_is_refused_before_planning(mbc, data, monkeypatch):
+    monkeypatch.setattr(compiler, "compile_plan", None)  # a call would be another error
+    Path("own").mkdir()
+    Path("own/file").touch()
+    done = mbc("train", "tiny.mbc", "--data", data, "--output", "own")
+    assert done.code == 1 and "error MBC093: 'own' exists and was not made by mbc" in done.err
 
 
 def test_data_of_another_shape(mbc):
