@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import mbc
 from mbc.errors import MbcError
+from mbc.ir.types import Precision
 from mbc.ops import KINDS
 from mbc.optimize.bounds import fastest_us, floor_bytes
 from mbc.optimize.candidates import CandidateTable, Limits
@@ -36,6 +37,8 @@ def search(table: CandidateTable, limits: Limits, division: Division, budget_byt
     Raises MBC203 where no plan of this graph can fit and MBC204 where none was found.
     """
     overhead_bytes = table.device.overhead_bytes or UNMEASURED_OVERHEAD_BYTES
+    if table.graph.precision is Precision.FP64:
+        overhead_bytes = 0  # runs on the CPU only, where no context or library takes of the budget
     floor, floor_operation = floor_bytes(table)
     if floor + overhead_bytes > budget_bytes:
         # Where the overhead alone is too much, no smaller batch helps.

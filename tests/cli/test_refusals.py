@@ -76,6 +76,13 @@ def test_a_budget_below_the_floor(mbc):
     assert f"help: lower the batch, or raise memory.device to at least {overhead + floor} B" in error
 
 
+def test_a_plan_for_the_cpu_reserves_nothing_for_a_gpu(mbc):
+    figures = mbc(
+        "show", "tiny.mbc", *H200, "--set", "train.precision=fp64", "--set", "memory.device=1MB", "--json"
+    ).json
+    assert figures["predictions"]["overhead_bytes"] == 0
+
+
 def test_a_budget_that_no_plan_was_found_for(mbc):
     figures = mbc("show", "tiny.mbc", *H200, "--json").json
     overhead = figures["predictions"]["overhead_bytes"]
