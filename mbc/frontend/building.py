@@ -48,7 +48,8 @@ class Building:
             if size < 1 or size > LARGEST_SETTING:
                 bad = "less than 1" if size < 1 else f"more than {LARGEST_SETTING}"
                 message = f"input `{path}` has the shape [{', '.join(map(str, shape))}]: {size} is {bad}"
-                raise MbcError("MBC014", message, "every dimension, the batch included, must be at least 1", span)
+                remedy = f"every dimension, the batch included, must be from 1 to {LARGEST_SETTING}"
+                raise MbcError("MBC014", message, remedy, span)
         _check_size(f"input `{path}`", kind, span)
         self._graph.declare(path, kind, Role.INPUT, per_sample=True, span=span)
         return Tensor(path, kind, span, path)
