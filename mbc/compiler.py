@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from mbc.device.profile import calibrated, find_profile
 from mbc.device.target import find_device, free_bytes
+from mbc.errors import MbcError
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.ir.text import network_text, training_text
@@ -78,7 +79,16 @@ class Stages:
         result = stage()
         self.seconds[name] = time.perf_counter() - started
         if self.dump_folder and text is not None:
-            folder = Path(self.dump_folder)
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / f"{len(self.seconds):02}_{name.replace(' ', '_')}.txt").write_text(text(result), encoding="utf-8")
+            self._dump(Path(self.dump_folder), name, text(result))
         return result
+
+    def _dump(self, folder: Path, name: str, text: str) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / f"{len(self.seconds):02}_{name.replace(' ', '_')}.txt").write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise MbcError(
+                "MBC187",
+                f"cannot write stages to '{folder}': {error.strerror or error}",
+                "choose another --dump-stages",
+            ) from error

@@ -83,6 +83,15 @@ def find_plan(place: str, options: Options) -> Plan:
     return plan_source(place, options).plan if file is None else read_plan(file)
 
 
+def check_plannable(place: str, options: Options) -> None:
+    """MBC188 where options of planning are given for what is planned already, and would be passed over."""
+    if options != Options() and plan_file(place) is not None:
+        raise MbcError(
+            "MBC188", f"'{place}' is planned already: --gpu, --set and the like change nothing of it",
+            "give its source instead, or leave them out",
+        )  # fmt: skip
+
+
 def build_package(plan: Plan, folder: Path, overwrite: bool) -> Package:
     """Write the package of a plan and build what can be built."""
     from mbc.codegen.build import write_package

@@ -6,12 +6,13 @@ import argparse
 import json
 
 from mbc.cli.arguments import options
-from mbc.cli.places import find_plan
+from mbc.cli.places import check_plannable, find_plan
 from mbc.cli.terminal import output_width
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print a plan as tables, or as JSON with the memory at every launch."""
+    check_plannable(arguments.plan, options(arguments))
     plan = find_plan(arguments.plan, options(arguments))
     if arguments.json:
         from mbc.report.documents import plan_document

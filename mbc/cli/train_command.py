@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mbc.cli.arguments import options
-from mbc.cli.places import package_for_training
+from mbc.cli.places import check_plannable, package_for_training
 from mbc.cli.terminal import StatusLine, bar
 from mbc.train.checkpoint import read_progress
 from mbc.train.data import Data, has_part, open_data
@@ -36,6 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
         seed = 0 if resume is None else read_progress(resume).seed
     checkpoint = resume if arguments.checkpoint is None else Path(arguments.checkpoint)
 
+    check_plannable(arguments.network_or_package, options(arguments))
     subject = package_for_training(arguments.network_or_package, options(arguments), arguments.device, arguments.output)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always", RuntimeWarning)

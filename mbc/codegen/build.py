@@ -94,11 +94,15 @@ def _swap(temporary: Path, folder: Path) -> None:
         temporary.rename(folder)
         return
     old = Path(tempfile.mkdtemp(prefix=f".{folder.name}.old.", dir=folder.parent))
-    folder.rename(old / "package")
     try:
-        temporary.rename(folder)
+        folder.rename(old / "package")
+        try:
+            temporary.rename(folder)
+        except OSError:
+            (old / "package").rename(folder)
+            raise
     except OSError:
-        (old / "package").rename(folder)
+        old.rmdir()  # empty again: never what was there before
         raise
     shutil.rmtree(old, ignore_errors=True)
 

@@ -91,6 +91,29 @@ def test_dumped_stages(mbc):
     assert len(list(Path("stages").glob("*.txt"))) >= 3
 
 
+def test_stages_that_cannot_be_written(mbc):
+    Path("file").touch()
+    done = mbc("compile", "tiny.mbc", *FP64, "--dump-stages", "file")
+    assert done.code == 1 and not Path("tiny").exists()
+    assert "error MBC187: cannot write stages to 'file': File exists" in done.err
+
+
+def test_the_folder_that_one_stands_in(mbc, monkeypatch):
+    Path("empty").mkdir()
+    monkeypatch.chdir("empty")
+    done = mbc("compile", "../tiny.mbc", *FP64, "-o", ".")
+    assert done.code == 1 and "error MBC094: cannot write '.': " in done.err
+    assert list(Path().iterdir()) == []
+
+
+def test_options_of_planning_for_a_plan(mbc):
+    assert mbc("compile", "tiny.mbc", *FP64).code == 0
+    for command in (("show", "tiny"), ("show", "tiny/plan.json"), ("train", "tiny", "--data", "none.npz")):
+        done = mbc(*command, "--set", "batch=4")
+        assert done.code == 1
+        assert f"error MBC188: '{command[1]}' is planned already: --gpu, --set and the like change nothing" in done.err
+
+
 def test_a_source_that_is_not_there(mbc):
     done = mbc("compile", "nothing.mbc")
     assert done.code == 1

@@ -20,7 +20,7 @@ def package(mbc):
 
 
 def test_show_is_the_same_of_package_plan_and_source(mbc, package):
-    shown = [mbc("show", place, *FP64) for place in (package, "tiny/plan.json", "tiny.mbc")]
+    shown = [mbc("show", package), mbc("show", "tiny/plan.json"), mbc("show", "tiny.mbc", *FP64)]
     assert [s.code for s in shown] == [0, 0, 0], shown[0].err
     assert shown[0].out == shown[1].out == shown[2].out
     for word in ("conv0", "head", "at the peak", "bound", "lifetime", "workspace", "arena", "overhead"):
