@@ -219,7 +219,7 @@ class Cuda:
         self._compute = self._streams[0]
         self._host_memory = driver.pagelocked_empty(max(1, predicted.host_bytes), np.uint8)
         self._slots = deque(self._slot() for _ in range(_STEPS_AHEAD))
-        self._staging: dict[int, _Staging] = {}
+        self._staging: dict[int, _Staging] = {}  # by buffer: inputs of the two programs may share an offset
         self._held: deque[tuple[Any, object]] = deque()
         self._overhead: int | None = None
         self._overhead_checked = False
@@ -254,10 +254,10 @@ class Cuda:
         return self._arena + place.offset_bytes
 
     def _feed_host(self, place: Place, array: Array, filled: int) -> None:
-        staging = self._staging.get(place.offset_bytes)
+        staging = self._staging.get(place.buffer)
         if staging is None:
             buffers = [self._driver.pagelocked_empty(place.size_bytes, np.uint8) for _ in range(2)]
-            staging = self._staging[place.offset_bytes] = _Staging(buffers, [None, None])
+            staging = self._staging[place.buffer] = _Staging(buffers, [None, None])
         turn = staging.next
         staging.next = 1 - turn
         if staging.events[turn] is None:

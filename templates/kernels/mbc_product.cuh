@@ -33,12 +33,18 @@ __global__ void product(A a, B b, Out out, int64_t rows, int64_t columns, int64_
       sb[k][lane] = inside && column_inside ? b.at(column, k0 + k) : 0.0f;
     }
     __syncthreads();
+    // A sum of short sums: the rounding error of one long chain grows with its length.
+    float short_sum[4][4] = {};
 #pragma unroll
     for (int k = 0; k < DEPTH; ++k)
 #pragma unroll
       for (int i = 0; i < 4; ++i)
 #pragma unroll
-        for (int j = 0; j < 4; ++j) sum[i][j] = fmaf(sa[k][down + i], sb[k][across + j], sum[i][j]);
+        for (int j = 0; j < 4; ++j) short_sum[i][j] = fmaf(sa[k][down + i], sb[k][across + j], short_sum[i][j]);
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+#pragma unroll
+      for (int j = 0; j < 4; ++j) sum[i][j] += short_sum[i][j];
     __syncthreads();
   }
 #pragma unroll

@@ -15,6 +15,7 @@ from mbc.plan.file import dump_plan
 from mbc.plan.model import Plan
 from mbc.runtime import cuda
 from mbc.runtime.module import Module
+from mbc.runtime.places import find_places
 from tests.runtime.fake_pycuda import FakeLibrary, Gpu, device_bytes, modules
 from tests.runtime.nets import batch, small_plan
 
@@ -65,6 +66,22 @@ def test_the_same_numbers_as_on_the_cpu(gpu: Gpu, tmp_path: Path, precision: str
     for rows in (6, 2):
         np.testing.assert_array_equal(here.forward(image[:rows]), there.forward(image[:rows]))
     there.check_canaries()
+
+
+def test_inputs_of_the_two_programs_may_share_an_offset(gpu: Gpu, tmp_path: Path):
+    plan = small_plan()
+    places = find_places(plan)
+    end = plan.predictions.arena_bytes
+    offsets = list(plan.offsets)
+    for place in (places.train_inputs["target"], places.infer_inputs["image"]):
+        offsets[place.buffer] = end
+    taken = replace(plan.predictions, arena_bytes=end + 2048)
+    net = Module(package(tmp_path, replace(plan, offsets=tuple(offsets), predictions=taken)), seed=2)
+    image, target = batch()
+    float(net.step(image, target, lr=0.05))
+    here = Module(plan, seed=2, device="cpu")
+    float(here.step(image, target, lr=0.05))
+    np.testing.assert_array_equal(net.forward(image), here.forward(image))
 
 
 def test_warming_up_leaves_nothing_behind(gpu: Gpu, tmp_path: Path):
