@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import re
 
-_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+UNIT_BYTES = {
+    "B": 1,
+    "kB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KiB": 1 << 10,
+    "MiB": 1 << 20,
+    "GiB": 1 << 30,
+    "TiB": 1 << 40,
+}
+_BY_ANY_CASE = {"": 1} | {unit.lower(): size_bytes for unit, size_bytes in UNIT_BYTES.items()}
 
 
 def parse_size(text: str) -> int:
     """Bytes of `64MiB`, `1.5 GB` or `4096`. Raises ValueError for anything else."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text, re.ASCII)
-    if match is None or match[2].lower() not in _UNITS:
+    if match is None or match[2].lower() not in _BY_ANY_CASE:
         raise ValueError(f"'{text}' is not a size: write 64MiB (2^20), 8GB (10^9) or a number of bytes")
-    return int(float(match[1]) * _UNITS[match[2].lower()])
+    return int(float(match[1]) * _BY_ANY_CASE[match[2].lower()])
 
 
 def show_size(size_bytes: float) -> str:

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 from mbc.cli.terminal import busy
 from mbc.errors import MbcError
 from mbc.options import Options
+from mbc.plan.file import PLAN_FILE
 from mbc.source import Source
 
 if TYPE_CHECKING:
     from mbc.codegen.build import Package
     from mbc.plan.model import Plan
-
-PLAN_FILE = "plan.json"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,12 +16,11 @@ from mbc.codegen.toolchain import CUBLASLT, CUDART, CUDNN, GXX, NVCC, Missing, P
 from mbc.codegen.view import View, view
 from mbc.errors import MbcError
 from mbc.ir.types import Precision
-from mbc.plan.file import dump_plan
+from mbc.plan.file import PLAN_FILE, dump_plan
 from mbc.plan.model import Plan
 from mbc.resources import folder as resource_folder
 
 LIBRARY = "libmodule.so"
-PLAN = "plan.json"
 SOURCES = "source"
 MARKER = ".mbc-package"  # a folder with this file is mbc's to replace
 
@@ -109,7 +108,7 @@ def _swap(temporary: Path, folder: Path) -> None:
 
 def _write(plan: Plan, folder: Path, toolchain: Toolchain) -> tuple[Missing, ...]:
     (folder / MARKER).write_text("made by mbc compile\n", encoding="utf-8")
-    (folder / PLAN).write_text(dump_plan(plan), encoding="utf-8")
+    (folder / PLAN_FILE).write_text(dump_plan(plan), encoding="utf-8")
     (folder / "__init__.py").write_text(render_module(plan), encoding="utf-8")
     if plan.graph.precision is Precision.FP64:
         return (Missing("a GPU library", "runs the module on a GPU", "choose another precision: fp64 is for the CPU"),)

@@ -11,7 +11,8 @@ from lark import Token
 from mbc.errors import MbcError
 from mbc.frontend.near import nearest
 from mbc.frontend.place import Places
-from mbc.frontend.tree import UNIT_BYTES, wrong_unit
+from mbc.frontend.tree import wrong_unit
+from mbc.units import UNIT_BYTES
 
 _VALUES = frozenset({"NAME", "NUMBER", "SIZE", "BAD_NUMBER", "LPAR", "SIGN", "NOT", "TRUE", "FALSE"})
 _STATEMENTS = frozenset({"NAME", "INPUT", "OUTPUT", "LOSS", "RETURN", "FOR", "WHEN"})

@@ -13,21 +13,11 @@ from mbc.frontend import ast
 from mbc.frontend.near import nearest
 from mbc.frontend.place import Places
 from mbc.source import Span
+from mbc.units import UNIT_BYTES
 
 Branch = Tree[Token]
 Child = Branch | Token
 
-UNIT_BYTES = {
-    "B": 1,
-    "kB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "TB": 10**12,
-    "KiB": 1 << 10,
-    "MiB": 1 << 20,
-    "GiB": 1 << 30,
-    "TiB": 1 << 40,
-}
 LONGEST_NUMBER = 30  # digits; longer ones cannot mean anything and take long to read
 LONGEST_NAME = 64
 

@@ -15,6 +15,8 @@ from mbc.plan.model import SCHEMA_VERSION, Plan
 from mbc.plan.records import BadField, short
 from mbc.plan.schema import CHECKSUM, FORMAT, content_checksum
 
+PLAN_FILE = "plan.json"  # in a package
+
 _AGAIN = "make the plan again with 'mbc compile'"
 
 

@@ -14,6 +14,7 @@ from mbc.plan.model import Plan
 from mbc.runtime.arrays import DeviceArray
 from mbc.runtime.cpu import Interpreter, Transfers
 from mbc.runtime.places import Place, Places
+from mbc.units import show_size
 
 Array = NDArray[Any]
 
@@ -30,10 +31,10 @@ class Memory:
     host_taken: int
 
     def __str__(self) -> str:
-        taken = "not measured" if self.overhead_taken is None else f"{self.overhead_taken / 1e6:,.1f} MB"
+        taken = "not measured" if self.overhead_taken is None else show_size(self.overhead_taken)
         return (
-            f"arena {self.arena_taken / 1e6:,.3f} MB (planned {self.arena_planned / 1e6:,.3f} MB),"
-            f" overhead {taken} (reserved {self.overhead_planned / 1e6:,.1f} MB)"
+            f"arena {show_size(self.arena_taken)} (planned {show_size(self.arena_planned)}),"
+            f" overhead {taken} (reserved {show_size(self.overhead_planned)})"
         )
 
 

@@ -15,7 +15,7 @@ from mbc.ir.control import HOST_BYTES, INITIAL_LOSS_SCALE
 from mbc.ir.graph import Role
 from mbc.ir.types import DType, Precision
 from mbc.ops.control import RECORD
-from mbc.plan.file import load_plan
+from mbc.plan.file import PLAN_FILE, load_plan
 from mbc.plan.model import Plan
 from mbc.runtime.arrays import DeviceArray, Wanted, check_rows, received
 from mbc.runtime.checkpoint import Checkpoint, write_checkpoint
@@ -28,7 +28,6 @@ from mbc.runtime.places import Place, find_places
 
 Array = NDArray[Any]
 
-PLAN_FILE = "plan.json"
 DEVICES = ("auto", "cuda", "cpu")
 
 # Reasons for which `device="auto"` takes the CPU: no PyCUDA, no GPU, no library built, a precision no GPU runs.
