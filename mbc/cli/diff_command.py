@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING
 
 from mbc.cli.arguments import options
-from mbc.cli.places import find_plan, plan_file
+from mbc.cli.places import check_plannable, find_plan, plan_file
 from mbc.cli.terminal import output_width
 from mbc.errors import MbcError
 
@@ -44,6 +44,8 @@ def _sides(arguments: argparse.Namespace) -> tuple[tuple[Plan, str], tuple[Plan,
         return first, second
     if len(plans) == 2 and len(gpus) <= 1:
         gpu = gpus[0] if gpus else None
+        if all(plan_file(plan) is not None for plan in plans):
+            check_plannable(plans[0], options(arguments, gpu))
         first, second = ((find_plan(plan, options(arguments, gpu)), plan) for plan in plans)
         return first, second
     raise MbcError(

@@ -81,10 +81,11 @@ def _report(arguments: argparse.Namespace, history: tuple[Epoch, ...], checkpoin
         print(f"nothing to do: '{checkpoint}' has all {arguments.epochs} epochs behind it")
         return
     last = history[-1]
+    after = f"after {last.epoch} epoch{'s' if last.epoch > 1 else ''} ({device})"
     if last.test_accuracy is not None:
-        print(f"test accuracy: {last.test_accuracy:.2%} after {last.epoch} epochs ({device})")
+        print(f"test accuracy: {last.test_accuracy:.2%} {after}")
     else:
-        print(f"loss: {last.loss:.4f} after {last.epoch} epochs ({device})")
+        print(f"loss: {last.loss:.4f} {after}")
     if checkpoint is not None:
         print(f"weights: {checkpoint}")
 

@@ -116,7 +116,7 @@ class Evaluator:
                 f"the name `{name.text}` is not known here: line {place.line} is not run, or binds it in a loop only"
             )
             raise MbcError("MBC005", message, "bind it before the loop, and on every way through an `if`", name.span)
-        known = [*frame.names(), *self._blocks, *LAYERS, *self._words]
+        known = [*frame.names(), *self._blocks, *LAYERS, *self._words, "true", "false"]
         remedy = suggest(name.text, known, "known names")
         if "did you mean" not in remedy:
             bound = frame.names()

@@ -5,11 +5,17 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+# What other frameworks call things, where the letters alone lead elsewhere.
+_ELSEWHERE = {
+    "batchnorm": "bn", "batch_norm": "bn", "batchnorm2d": "bn", "dense": "linear", "fc": "linear", "swish": "silu",
+}  # fmt: skip
+
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """The nearest of `known`, or None where nothing is near. Case counts for little."""
     by_lower = {name.lower(): name for name in sorted(known)}
-    found = difflib.get_close_matches(word.lower(), list(by_lower), n=1, cutoff=0.6)
+    meant = _ELSEWHERE.get(word.lower(), word.lower())
+    found = difflib.get_close_matches(meant, list(by_lower), n=1, cutoff=0.6)
     return by_lower[found[0]] if found else None
 
 

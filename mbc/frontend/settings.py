@@ -41,7 +41,10 @@ def match(what: str, names: Sequence[str], given: Sequence[Given]) -> dict[str, 
             name = argument.name
             if name not in names:
                 message = f"`{what}` has no setting `{name}`"
-                raise MbcError("MBC007", message, suggest(name, names, f"settings of `{what}`"), argument.span)
+                remedy = suggest(name, names, f"settings of `{what}`")
+                if name in ("lr", "learning_rate"):
+                    remedy = "a source holds no learning rate: give it to each step, or as --lr of mbc train"
+                raise MbcError("MBC007", message, remedy, argument.span)
         if name in matched:
             message = f"`{name}` is given twice in `{what}`"
             raise MbcError("MBC009", message, "give it once", argument.span)

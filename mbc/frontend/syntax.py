@@ -135,6 +135,8 @@ def _remedy(token: Token, accepted: frozenset[str], before: Sequence[Token], ope
     last = before[-1] if before else None
     if token.type == "LBRACE" and accepted & {"NAME", "NUMBER"}:
         return "braces enclose the body of a block, loop or condition; a source holds no templates"
+    if token.type in _DECLARATIONS and opened is not None and "FOR" in accepted:
+        return f"close the `{{` of line {opened.line} first; `{token.value}` cannot be the name of a tensor"
     if token.type.isupper() and token.value.isalpha() and "NAME" in accepted and token.type != "NAME":
         return f"`{token.value}` is a word of the language and cannot be a name: choose another name"
     if token.type == "ELSE" and any(t.type == "WHEN" for t in before[-40:]):

@@ -230,13 +230,14 @@ class Module:
         graph, predicted = self._plan.graph, self._plan.predictions
         values = graph.values
         trained = sum(value.type.elements for value in values.values() if value.role is Role.PARAMETER)
-        described = [f"  {name}: {values[name].type}" for name in (*graph.inputs, *graph.outputs)]
+        described = [f"  input {name}: {values[name].type}" for name in graph.inputs]
+        described += [f"  output {name}: {values[name].type}" for name in graph.outputs]
         return "\n".join(
             (
                 f"{graph.name}: {trained:,} parameters, batch {graph.batch}, {graph.precision}, on {self.device}",
                 *described,
                 f"  {self.memory}",
-                f"  step predicted {predicted.train_us / 1e3:,.3f} ms on {self._plan.target.gpu}, after {self._steps}",
+                f"  step predicted {predicted.train_us / 1e3:,.3f} ms on {self._plan.target.gpu}, {self._steps} steps taken",
             )
         )
 

@@ -221,7 +221,7 @@ def _one_epoch(net: Trainable, job: Job, epoch: int, on_step: Callable[[Running]
         raise MbcError(
             "MBC177",
             f"the data hold {dropped} rows, fewer than one mini-batch of {batch}",
-            f"give more data or a smaller mini-batch, for instance --set batch={max(1, dropped)}",
+            f"give more data, or compile for a smaller mini-batch, for instance with --set batch={max(1, dropped)}",
         )
     if sums.bad_steps == sums.steps:
         raise MbcError(
