@@ -237,7 +237,7 @@ class Module:
                 f"{graph.name}: {trained:,} parameters, batch {graph.batch}, {graph.precision}, on {self.device}",
                 *described,
                 f"  {self.memory}",
-                f"  step predicted {predicted.train_us / 1e3:,.3f} ms on {self._plan.target.gpu}, {self._steps} steps taken",
+                f"  step predicted {predicted.train_us / 1e3:,.3f} ms on {self._plan.target.gpu}, {self._steps} done",
             )
         )
 
