@@ -63,7 +63,9 @@ CHOICE_ROUNDOFFS = 3.0
 MORE = (("resnet", "depth", "50"),)  # further depths of one example
 
 
-def jobs(only: Sequence[str], kinds: Sequence[str], norm_values: int = NORM_VALUES) -> list[tuple[str, Job]]:
+def jobs(
+    only: Sequence[str], kinds: Sequence[str], norm_values: int = NORM_VALUES, batch: int = SMALL_BATCH
+) -> list[tuple[str, Job]]:
     """("operation" | "network", job) for all that is asked for; the operations are one job."""
     found: list[tuple[str, Job]] = []
     cases = [case for case in CASES if not only or case.name in only]
@@ -74,7 +76,7 @@ def jobs(only: Sequence[str], kinds: Sequence[str], norm_values: int = NORM_VALU
         for name, one in ((job.name, job), *deeper):
             if not only or name in only:
                 named = Job(name, one.source, one.settings, one.network)
-                found.append(("network", with_full_norms(with_momentum(small(named, SMALL_BATCH)), norm_values)))
+                found.append(("network", with_full_norms(with_momentum(small(named, batch)), norm_values)))
     return [(kind, job) for kind, job in found if kind in kinds]
 
 
@@ -213,11 +215,12 @@ def main() -> None:
     parser.add_argument("--kinds", default="operation,network")
     parser.add_argument("--draws", type=int, default=DRAWS, help="of inputs, of a network; an odd number")
     parser.add_argument("--norm-values", type=int, default=NORM_VALUES, help="that every batch norm has a channel")
+    parser.add_argument("--batch", type=int, default=SMALL_BATCH, help="of a network, before its batch norms ask for more")
     parser.add_argument("--seconds", type=float, default=1800.0, help="what is not begun by then is left out, and said")
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--name", default="", help="of the results file; gradients_<devices> by default")
     options = parser.parse_args()
-    wanted = jobs(options.only, options.kinds.split(","), options.norm_values)
+    wanted = jobs(options.only, options.kinds.split(","), options.norm_values, options.batch)
     precisions = {"operation": options.precisions.split(","), "network": options.network_precisions.split(",")}
     rows: list[dict[str, Any]] = []
     name = options.name or "gradients_" + options.devices.replace(",", "_")
