@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from pprint import pformat
 from typing import TypeVar
 
 from mbc.device.profile import calibrated, find_profile
@@ -36,7 +37,7 @@ def compile_plan(source: Source, options: Options, stages: Stages | None = None)
     stages = stages or Stages(options.dump_stages)
 
     # What the source says, with the user's settings put in.
-    program = stages.run("parse", lambda: parse(source), repr)
+    program = stages.run("parse", lambda: parse(source), lambda tree: pformat(tree, width=120))
     lowered = stages.run("lower", lambda: lower(program, options.settings, options.network))
     network = lowered.network
     stages.run("verify network", lambda: verify_network(network), lambda _: network_text(network))

@@ -8,7 +8,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from mbc.cli.arguments import options
-from mbc.cli.places import build_package, output_folder, plan_source
+from mbc.cli.places import build_package, output_folder, plan_file, plan_source
+from mbc.errors import MbcError
 from mbc.ir.types import Precision
 from mbc.units import show_size, show_time
 
@@ -21,6 +22,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Plan a source, write and build its package, say what was decided."""
     from mbc.codegen.build import check_output
 
+    if plan_file(arguments.source) is not None:
+        raise MbcError("MBC188", f"'{arguments.source}' is planned already", "give its source (.mbc)")
     folder = output_folder(arguments.source, arguments.network, arguments.output)
     check_output(folder, arguments.force)
     planned = plan_source(arguments.source, options(arguments))

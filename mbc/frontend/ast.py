@@ -5,7 +5,7 @@ Chains (`a |> f |> g`, `a + b - c`, `p and q`) are flat, so that a long pipe is 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mbc.source import Span
 
@@ -14,7 +14,7 @@ from mbc.source import Span
 class Node:
     """Anything that was written somewhere."""
 
-    span: Span
+    span: Span = field(repr=False)
 
 
 # ---- expressions ----
