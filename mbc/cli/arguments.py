@@ -195,14 +195,22 @@ def _train(commands: _Commands) -> None:
         "or module:function that yields batches",
     )  # fmt: skip
     made.add_argument("--test", metavar="DATA", help="data to test on after each epoch")
-    made.add_argument("--epochs", type=_count, default=10)
+    made.add_argument("--epochs", type=_count, default=10, help="in all, those before --resume included (default 10)")
     made.add_argument("--lr", type=float, default=0.1, metavar="RATE", help="(peak) learning rate (default 0.1)")
-    made.add_argument("--schedule", choices=("constant", "cosine", "step"), default="constant")
+    made.add_argument(
+        "--schedule", choices=("constant", "cosine", "step"), default="constant", help="(default constant)"
+    )
     made.add_argument("--warmup", type=float, default=0.0, metavar="EPOCHS", help="grow the rate from 0 over EPOCHS")
-    made.add_argument("--step-epochs", type=float, default=30.0, metavar="EPOCHS", help="schedule step: how often")
-    made.add_argument("--step-factor", type=float, default=0.1, metavar="FACTOR", help="schedule step: times what")
+    made.add_argument(
+        "--step-epochs", type=float, default=30.0, metavar="EPOCHS", help="schedule step: how often (default 30)"
+    )
+    made.add_argument(
+        "--step-factor", type=float, default=0.1, metavar="FACTOR", help="schedule step: times what (default 0.1)"
+    )
     made.add_argument("--seed", type=_seed, help="of initial weights, shuffling and dropout (default 0)")
-    made.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    made.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default auto: a GPU where it can)"
+    )
     made.add_argument("--checkpoint", metavar="FILE", help="write weights and progress here after each epoch")
     made.add_argument("--resume", metavar="FILE", help="go on from such a file; keeps writing to it by default")
     made.add_argument("-o", "--output", metavar="FOLDER", help="package to write when a source is built")
