@@ -215,7 +215,9 @@ def main() -> None:
     parser.add_argument("--kinds", default="operation,network")
     parser.add_argument("--draws", type=int, default=DRAWS, help="of inputs, of a network; an odd number")
     parser.add_argument("--norm-values", type=int, default=NORM_VALUES, help="that every batch norm has a channel")
-    parser.add_argument("--batch", type=int, default=SMALL_BATCH, help="of a network, before its batch norms ask for more")
+    parser.add_argument(
+        "--batch", type=int, default=SMALL_BATCH, help="of a network, before its batch norms ask for more"
+    )
     parser.add_argument("--seconds", type=float, default=1800.0, help="what is not begun by then is left out, and said")
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--name", default="", help="of the results file; gradients_<devices> by default")
