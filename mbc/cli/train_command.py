@@ -14,7 +14,7 @@ from mbc.cli.arguments import options
 from mbc.cli.places import check_plannable, package_for_training
 from mbc.cli.terminal import StatusLine, bar
 from mbc.train.checkpoint import read_progress
-from mbc.train.data import Data, has_part, open_data
+from mbc.train.data import Data, check_place, has_part, open_data
 from mbc.train.loop import Epoch, Job, Running, inputs_of, train
 from mbc.train.schedule import Schedule
 
@@ -36,6 +36,9 @@ def run(arguments: argparse.Namespace) -> int:
         seed = 0 if resume is None else read_progress(resume).seed
     checkpoint = resume if arguments.checkpoint is None else Path(arguments.checkpoint)
 
+    for place in (arguments.data, arguments.test):
+        if place is not None:
+            check_place(place)
     check_plannable(arguments.network_or_package, options(arguments))
     subject = package_for_training(arguments.network_or_package, options(arguments), arguments.device, arguments.output)
     with warnings.catch_warnings(record=True) as said:

@@ -152,7 +152,18 @@ def open_data(place: str, inputs: Sequence[Input], part: str = "train") -> Data:
     module, colon, function = place.partition(":")
     if colon and module and function:
         return IterableData(_import(module, function), inputs, place)
-    raise MbcError(
+    raise _no_data(place)
+
+
+def check_place(place: str) -> None:
+    """MBC172 unless `place` is a file, a folder or `module:function`: known before anything is planned or built."""
+    module, _, function = place.partition(":")
+    if not Path(place).exists() and not (module and function):
+        raise _no_data(place)
+
+
+def _no_data(place: str) -> MbcError:
+    return MbcError(
         "MBC172",
         f"there is no data '{place}'",
         "give an .npz file, a folder of .npy files, or module:function that yields batches",

@@ -118,3 +118,12 @@ def test_python_batches(mbc, data):
     done = mbc("train", "tiny.mbc", "--data", "loader_of_the_train_test:batches", *CPU, "--epochs", "2")
     assert done.code == 0, done.err
     assert "the last 5 rows" in done.err
+
+
+@pytest.mark.parametrize("missing", ["--data", "--test"])
+def test_data_that_are_not_there_are_refused_before_planning(mbc, data, monkeypatch, missing):
+    monkeypatch.setattr(compiler, "compile_plan", lambda *_: pytest.fail("planned"))
+    places = {"--data": data, "--test": data} | {missing: "nowhere.npz"}
+    done = mbc("train", "tiny.mbc", *(word for pair in places.items() for word in pair), *CPU)
+    assert done.code == 1
+    assert "error MBC172: there is no data 'nowhere.npz'" in done.err
