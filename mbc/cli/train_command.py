@@ -36,10 +36,10 @@ def run(arguments: argparse.Namespace) -> int:
         seed = 0 if resume is None else read_progress(resume).seed
     checkpoint = resume if arguments.checkpoint is None else Path(arguments.checkpoint)
 
+    check_plannable(arguments.network_or_package, options(arguments))
     for place in (arguments.data, arguments.test):
         if place is not None:
             check_place(place)
-    check_plannable(arguments.network_or_package, options(arguments))
     subject = package_for_training(arguments.network_or_package, options(arguments), arguments.device, arguments.output)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always", RuntimeWarning)

@@ -107,6 +107,7 @@ class OpKind:
     working_inputs  inputs (weights) that are read in the working precision: the training graph casts them
     reduces    no output is per sample, even where an input is: sums over rows, statistics, losses
     loss       the first output is a scalar that can be minimised; the other outputs are metrics
+    classifies input 0 holds logits (classes on axis 1), input 1 the class numbers
     """
 
     name: str
@@ -122,6 +123,7 @@ class OpKind:
     working_inputs: tuple[int, ...] = ()
     reduces: bool = False
     loss: bool = False
+    classifies: bool = False
     view: bool = False  # the output is the input's bytes under another shape (canonical layout); no kernel runs
 
 

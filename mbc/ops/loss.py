@@ -177,7 +177,16 @@ def _mse_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> t
 
 
 OPS = (
-    OpKind("softmax_cross_entropy", CrossEntropy, _entropy_shape, _entropy, _entropy_gradient, reduces=True, loss=True),
+    OpKind(
+        "softmax_cross_entropy",
+        CrossEntropy,
+        _entropy_shape,
+        _entropy,
+        _entropy_gradient,
+        reduces=True,
+        loss=True,
+        classifies=True,
+    ),
     OpKind(
         "softmax_cross_entropy_backward",
         CrossEntropyBackward,

@@ -16,6 +16,7 @@ from mbc.ir.graph import Operation, TrainingGraph
 from mbc.ir.types import Layout, layout_matters
 from mbc.kernels.base import Candidate
 from mbc.ops import KINDS
+from mbc.ops.convolution import Convolution
 from mbc.optimize.candidates import CandidateTable, Limits, conversion_us
 from mbc.plan.model import Rows
 
@@ -198,7 +199,7 @@ def slices_of(graph: TrainingGraph, rows: int) -> Division:
             if value.per_sample
         ]
         aligned = all(rows * size % 16 == 0 for size in sizes)
-        if not (kind.divisible and operation.kind.startswith("convolution") and aligned):
+        if not (kind.divisible and isinstance(operation.attributes, Convolution) and aligned):
             return (graph.batch,)
         full, rest = divmod(graph.batch, rows)
         return (rows,) * full + ((rest,) if rest else ())

@@ -14,6 +14,7 @@ from mbc.errors import MbcError
 from mbc.ir.control import HOST_BYTES, INITIAL_LOSS_SCALE
 from mbc.ir.graph import Role
 from mbc.ir.types import DType, Precision
+from mbc.ops import KINDS
 from mbc.ops.control import RECORD
 from mbc.plan.file import PLAN_FILE, load_plan
 from mbc.plan.model import Plan
@@ -260,7 +261,7 @@ class Module:
         classes = [
             self._plan.graph.values[operation.inputs[0]].type.shape[1]
             for operation in self._plan.graph.train
-            if operation.kind == "softmax_cross_entropy" and operation.inputs[1] == name
+            if KINDS[operation.kind].classifies and operation.inputs[1] == name
         ]
         labels = value.type.dtype is DType.INT32
         return Wanted(name, value.type, value.per_sample, min(classes) if labels and classes else None)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from mbc.errors import MbcError
 from mbc.ir.graph import TrainingGraph
+from mbc.ops import KINDS
 from mbc.train.checkpoint import Progress, Saves, check_writable, load_checkpoint, save_checkpoint
 from mbc.train.data import Data, Input, converted
 from mbc.train.schedule import Schedule
@@ -95,7 +96,7 @@ class Judged:
 def judged(graph: TrainingGraph) -> Judged | None:
     """The first classified output whose target is an input; None when there is none."""
     for operation in graph.train:
-        if operation.kind == "softmax_cross_entropy":
+        if KINDS[operation.kind].classifies:
             logits, target = operation.inputs[:2]
             if logits in graph.outputs and target in graph.inputs:
                 return Judged(graph.outputs.index(logits), graph.inputs.index(target))
