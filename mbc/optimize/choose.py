@@ -160,7 +160,7 @@ class _Pass:
 def options(
     table: CandidateTable, limits: Limits, operation: Operation, division: tuple[int, ...]
 ) -> tuple[Choice, ...]:
-    """The fastest choice for each combination of layouts in which every slice has a candidate."""
+    """The fastest choice for each combination of layouts in which every slice has a candidate; never empty."""
     slices: list[dict[tuple[Layout, ...], Candidate]] = []
     must_accumulate = len(division) > 1 and KINDS[operation.kind].accumulates
     for rows in division:
@@ -172,11 +172,13 @@ def options(
             if known is None or _rank(candidate) < _rank(known):
                 fastest[candidate.layouts] = candidate
         slices.append(fastest)
-    return tuple(
+    together = tuple(
         Choice(division, tuple(fastest[layouts] for fastest in slices))
         for layouts in slices[0]
         if all(layouts in fastest for fastest in slices)
     )
+    # Where no kernel can add up the slices, or none runs them all in one layout, the operation stays whole.
+    return together or options(table, limits, operation, (sum(division),))
 
 
 def _rank(candidate: Candidate) -> tuple[float, int, str]:

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from mbc.errors import MbcError
 from mbc.plan.model import Plan
 from mbc.runtime.arrays import DeviceArray
-from mbc.runtime.cpu import Interpreter, Transfers
+from mbc.runtime.cpu import Interpreter
 from mbc.runtime.places import Place, Places
+from mbc.runtime.transfers import Transfers
 from mbc.units import show_size
 
 Array = NDArray[Any]

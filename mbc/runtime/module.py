@@ -20,12 +20,12 @@ from mbc.plan.file import PLAN_FILE, load_plan
 from mbc.plan.model import Plan
 from mbc.runtime.arrays import DeviceArray, Wanted, check_rows, received
 from mbc.runtime.checkpoint import Checkpoint, write_checkpoint
-from mbc.runtime.cpu import Transfers
 from mbc.runtime.formats import canonical_dtype
 from mbc.runtime.initial import initial
 from mbc.runtime.loss import Loss
 from mbc.runtime.machine import Figures, Host, Machine, Memory, state_place
 from mbc.runtime.places import Place, find_places
+from mbc.runtime.transfers import Transfers
 
 Array = NDArray[Any]
 

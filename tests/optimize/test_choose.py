@@ -47,6 +47,7 @@ class Fake:
     convolution_us: dict[Layout, float]
     workspace_bytes: dict[Layout, int]
     deterministic: bool = True
+    accumulates: bool = True
     name: str = "fake"
 
     def candidates(self, request: Request, device: DeviceSpec) -> Iterable[Candidate]:
@@ -56,7 +57,15 @@ class Fake:
             time_us = self.convolution_us[layout] if is_convolution else 1.0
             workspace = self.workspace_bytes[layout] if is_convolution else 0
             yield Candidate(
-                self.name, request.kind, (), (layout,) * count, workspace, time_us, False, self.deterministic, True
+                self.name,
+                request.kind,
+                (),
+                (layout,) * count,
+                workspace,
+                time_us,
+                False,
+                self.deterministic,
+                self.accumulates,
             )
 
     def arguments(self, *_: object) -> Arguments:
@@ -152,6 +161,14 @@ def test_slices_cover_every_row_and_filter_gradients_add_up(rows: int) -> None:
         assert parts[-1][1] == 8
         later = {mode for _, _, mode in parts[1:]}
         assert later == ({Mode.ACCUMULATE} if "filter" in kinds[name] else {Mode.WRITE})
+
+
+def test_filter_gradients_stay_whole_where_no_kernel_adds_up() -> None:
+    found = plan(table(10.0, 10.0, accumulates=False), 4)
+    kinds = {op.name: op.kind for op in found.graph.train}
+    calls = [kinds[name] for launch in found.train.launches for name in launch.operations]
+    assert calls.count("convolution_backward_filter") == 2
+    assert calls.count("convolution") == 4
 
 
 def test_outputs_take_over_inputs_that_die() -> None:

@@ -1,0 +1,70 @@
+"""In which order the interpreter runs launches of several streams."""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import StrEnum
+
+from mbc.plan.model import Program, Stream
+
+
+class Transfers(StrEnum):
+    """When the launches of the two copy streams run. All three give the same result for a sound plan; the extremes
+    find a wait that is missing."""
+
+    IN_ORDER = "in_order"  # as the plan lists them
+    EARLY = "early"  # as soon as their waits allow
+    LATE = "late"  # when a launch waits for them
+
+
+def execution_order(program: Program, transfers: Transfers) -> tuple[int, ...]:
+    """An order of the launches that their streams and waits allow, with copies where `transfers` wants them."""
+    launches = program.launches
+    everything = tuple(range(len(launches)))
+    if transfers is Transfers.IN_ORDER:
+        return everything
+    before: list[list[int]] = [[] for _ in launches]
+    latest: dict[Stream, int] = {}
+    for index, launch in enumerate(launches):
+        if launch.stream in latest:
+            before[index].append(latest[launch.stream])
+        latest[launch.stream] = index
+    for earlier, later in program.waits:
+        before[later].append(earlier)
+    queues = [
+        deque(i for i in everything if launches[i].stream is stream) for stream in (Stream.TO_HOST, Stream.TO_DEVICE)
+    ]
+    order: dict[int, None] = {}
+    for index in everything:
+        if launches[index].stream is not Stream.COMPUTE:
+            continue
+        if transfers is Transfers.EARLY:
+            _run_ready(queues, before, order)
+        else:
+            order.update(dict.fromkeys(_needed(index, before, order)))
+        order[index] = None
+    order.update(dict.fromkeys(i for i in everything if i not in order))
+    return tuple(order)
+
+
+def _run_ready(queues: list[deque[int]], before: list[list[int]], order: dict[int, None]) -> None:
+    """Append every copy whose predecessors have run."""
+    progress = True
+    while progress:
+        progress = False
+        for queue in queues:
+            while queue and all(earlier in order for earlier in before[queue[0]]):
+                order[queue.popleft()] = None
+                progress = True
+
+
+def _needed(index: int, before: list[list[int]], order: dict[int, None]) -> list[int]:
+    """What has to run before `index` and has not yet, in launch order."""
+    needed: set[int] = set()
+    pending = list(before[index])
+    while pending:
+        earlier = pending.pop()
+        if earlier not in order and earlier not in needed:
+            needed.add(earlier)
+            pending.extend(before[earlier])
+    return sorted(needed)
