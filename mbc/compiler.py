@@ -56,7 +56,7 @@ def compile_plan(source: Source, options: Options, stages: Stages | None = None)
     table = CandidateTable(graph, device, providers, profile)
 
     # Every decision: kernels, layouts, order, addresses, waits.
-    limits = Limits(options.workspace_limit_bytes, lowered.deterministic)
+    limits = Limits(options.workspace_limit_bytes or 512 << 20, lowered.deterministic)
     division = slices_of(graph, options.micro_batch) if options.micro_batch else undivided(graph)
     budget_bytes = lowered.device_bytes or free_bytes(device, options.gpu)
     plan = stages.run("search", lambda: search(table, limits, division, budget_bytes), dump_plan)

@@ -3,20 +3,46 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Policy(StrEnum):
+    """Into which micro-batches an operation may be divided (micro-cuDNN's batch-size policies)."""
+
+    UNDIVIDED = "undivided"
+    POWER_OF_TWO = "power_of_two"
+    ALL = "all"
+
+
+class Measure(StrEnum):
+    """What a compilation measures, where this machine has the GPU that it plans for."""
+
+    MISSING = "missing"  # what the profile lacks
+    NEVER = "never"
+    ALWAYS = "always"  # everything again
+
+
+PROVIDER_NAMES = ("cudnn", "cudnn_legacy", "cublaslt", "mbc")  # of mbc.kernels, here so that help is instant
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     """`settings` are `--set NAME=VALUE` in order; they override the network's parameters and its sections.
 
-    `workspace_limit_bytes` bounds the workspace of one operation; `micro_batch` divides convolutions into kernel calls
-    of so many rows (0: undivided).
+    The workspace of one operation is bounded by `workspace_limit_bytes` and by what the budget leaves free at its
+    moment; with `workspace_total_bytes` all operations of the step share out so many bytes instead, each its own part.
+    `providers` names the sources of kernels that may be used (none: all). `micro_batch` divides every convolution into
+    calls of so many rows instead of choosing (0: choose).
     """
 
     gpu: str = "auto"  # short name of a device spec; auto: the GPU of this machine, else h200
     settings: tuple[tuple[str, str], ...] = ()
     network: str | None = None  # which network of a source that has several
-    workspace_limit_bytes: int = 512 << 20
+    policy: Policy = Policy.POWER_OF_TWO
+    workspace_limit_bytes: int | None = None
+    workspace_total_bytes: int | None = None
+    providers: tuple[str, ...] = ()
     micro_batch: int = 0
+    measure: Measure = Measure.NEVER
     dump_stages: str | None = None
     profile: str | None = None  # path of a SQLite profile

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from mbc import __version__
-from mbc.options import Options
+from mbc.options import PROVIDER_NAMES, Measure, Options, Policy
 from mbc.units import parse_size
 
 _DESCRIPTION = """\
@@ -74,16 +74,25 @@ def _planning(made: argparse.ArgumentParser, gpu: bool = True) -> None:
     )  # fmt: skip
     group.add_argument("--network", help="which network, of a source that has several")
     group.add_argument(
-        "--workspace-limit", type=_size, default=Options().workspace_limit_bytes, metavar="SIZE",
-        help="most workspace for one operation (default 512MiB)",
+        "--policy", type=Policy, choices=tuple(Policy), default=Options().policy,
+        help="micro-batch sizes that an operation may be divided into (default %(default)s)",
     )  # fmt: skip
     group.add_argument(
-        "--micro-batch",
-        type=_count,
-        default=0,
-        metavar="ROWS",
-        help="divide convolutions into kernel calls of so many rows (default: undivided)",
-    )
+        "--micro-batch", type=_count, default=0, metavar="ROWS",
+        help="divide every convolution into kernel calls of so many rows (default: choose)",
+    )  # fmt: skip
+    group.add_argument(
+        "--workspace-limit", type=_size, metavar="SIZE",
+        help="most workspace for one operation (default: what the budget leaves free at its moment)",
+    )  # fmt: skip
+    group.add_argument(
+        "--workspace-total", type=_size, metavar="SIZE",
+        help="workspace that all operations share out, each its own part",
+    )  # fmt: skip
+    group.add_argument(
+        "--provider", dest="providers", action="append", default=[], choices=PROVIDER_NAMES,
+        help="source of kernels that may be used; may be repeated (default: all)",
+    )  # fmt: skip
     group.add_argument("--profile", help="SQLite file of measured kernel times")
 
 
@@ -94,7 +103,11 @@ def options(arguments: argparse.Namespace, gpu: str | None = None) -> Options:
         settings=tuple(arguments.settings),
         network=arguments.network,
         workspace_limit_bytes=arguments.workspace_limit,
+        workspace_total_bytes=arguments.workspace_total,
+        policy=arguments.policy,
         micro_batch=arguments.micro_batch,
+        providers=tuple(arguments.providers),
+        measure=getattr(arguments, "measure", Measure.NEVER),
         dump_stages=getattr(arguments, "dump_stages", None),
         profile=arguments.profile,
     )

@@ -39,7 +39,9 @@ class Measurement:
     """One candidate as measured, or why it was refused (then no time is known and `time_us` is 0).
 
     `time_us` is the median over repetitions, `spread_us` the distance between their quartiles. `error` is the
-    normalised L2 distance from the reference result, negative where there was none to compare with.
+    normalised L2 distance from the reference result, negative where there was none to compare with. `accumulate_us` is
+    its time when it adds to its output, 0 where that was not measured. `dominated`: run once only, being far slower
+    than another candidate.
     """
 
     provider: str
@@ -54,6 +56,8 @@ class Measurement:
     notes: tuple[str, ...]
     error: float
     refused: str = ""
+    accumulate_us: float = 0.0
+    dominated: bool = False
 
     def candidate(self) -> Candidate:
         return Candidate(
@@ -66,6 +70,7 @@ class Measurement:
             True,
             self.deterministic,
             self.accumulates,
+            self.accumulate_us,
         )
 
 
@@ -78,14 +83,31 @@ class Overhead:
     size_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How far the candidates of one request were looked for.
+
+    `workspace_limit_bytes`: candidates that need more were not measured. `left_out` says in words what else was not:
+    engines after the best eight, sizes that no division can use.
+    """
+
+    workspace_limit_bytes: int
+    left_out: str = ""
+
+
 @dataclass(frozen=True)
 class Profile:
-    """`measurements` by the signature of their request (`signature`)."""
+    """`measurements` and `extents` by the signature of their request (`signature`).
+
+    `constants` are figures of the machine: `graph_gap_us`, the time from one node of a CUDA graph to the next.
+    """
 
     identity: Identity
     measurements: Mapping[str, tuple[Measurement, ...]]
     overheads: tuple[Overhead, ...] = ()
     source: str = field(default="", compare=False)
+    extents: Mapping[str, Extent] = field(default_factory=dict[str, Extent])
+    constants: Mapping[str, float] = field(default_factory=dict[str, float])
 
     @property
     def cudnn(self) -> int:

@@ -11,18 +11,25 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from mbc.device.profile import Identity, Measurement, Overhead, Profile, signature
+from mbc.device.profile import Extent, Identity, Measurement, Overhead, Profile, signature
 from mbc.errors import MbcError
 from mbc.ir.types import Layout
 from mbc.kernels.base import Request
 
 APPLICATION_ID = 0x6D626370  # "mbcp", in the header of the file
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+WHOLE_EXTENT = Extent(1 << 62)  # everything was looked for
 WAIT_S = 5.0  # for another process that holds the file
 
 _SCHEMA = """
 CREATE TABLE identity (key TEXT PRIMARY KEY, value NOT NULL) WITHOUT ROWID;
-CREATE TABLE request (id INTEGER PRIMARY KEY, signature TEXT NOT NULL UNIQUE, row_count INTEGER NOT NULL);
+CREATE TABLE request (
+  id INTEGER PRIMARY KEY,
+  signature TEXT NOT NULL UNIQUE,
+  row_count INTEGER NOT NULL,
+  workspace_limit_bytes INTEGER NOT NULL,  -- candidates that need more were not measured
+  left_out TEXT NOT NULL        -- what else was not, in words
+);
 CREATE TABLE candidate (
   request INTEGER NOT NULL REFERENCES request(id),
   provider TEXT NOT NULL,
@@ -37,14 +44,17 @@ CREATE TABLE candidate (
   notes TEXT NOT NULL,          -- numerical and behaviour notes, comma separated
   error REAL NOT NULL,          -- normalised L2 against the reference, negative when unknown
   refused TEXT NOT NULL,        -- why it must not be used, empty when it may
+  accumulate_us REAL NOT NULL,  -- median when it adds to its output, 0 when that was not measured
+  dominated INTEGER NOT NULL,   -- run once only
   PRIMARY KEY (request, provider, name, settings, layouts)
 ) WITHOUT ROWID;
 CREATE TABLE overhead (what TEXT NOT NULL, subject TEXT NOT NULL, size_bytes INTEGER NOT NULL,
   PRIMARY KEY (what, subject)) WITHOUT ROWID;
+CREATE TABLE constant (name TEXT PRIMARY KEY, value REAL NOT NULL) WITHOUT ROWID;
 """
 _COLUMNS = (
     "provider, name, settings, layouts, workspace_bytes, time_us, spread_us, deterministic, accumulates, notes, "
-    "error, refused"
+    "error, refused, accumulate_us, dominated"
 )
 
 
@@ -98,7 +108,8 @@ def _identity(connection: sqlite3.Connection, path: Path) -> Identity:
 
 
 def _measurement(row: tuple[Any, ...]) -> Measurement:
-    provider, name, settings, layouts, workspace, time_us, spread_us, fixed, adds, notes, error, refused = row
+    provider, name, settings, layouts, workspace, time_us, spread_us, fixed, adds, notes, error, refused, *more = row
+    adding_us, once = more
     return Measurement(
         provider,
         name,
@@ -112,6 +123,8 @@ def _measurement(row: tuple[Any, ...]) -> Measurement:
         tuple(notes.split(",")) if notes else (),
         error,
         refused,
+        adding_us,
+        bool(once),
     )
 
 
@@ -129,6 +142,8 @@ def _row(m: Measurement) -> tuple[Any, ...]:
         ",".join(m.notes),
         m.error,
         m.refused,
+        m.accumulate_us,
+        m.dominated,
     )
 
 
@@ -146,11 +161,19 @@ def read_profile(path: Path) -> Profile:
             overheads = tuple(
                 Overhead(*row) for row in connection.execute("SELECT what, subject, size_bytes FROM overhead")
             )
+            extents = {
+                key: Extent(limit, left_out)
+                for key, limit, left_out in connection.execute(
+                    "SELECT signature, workspace_limit_bytes, left_out FROM request"
+                )
+            }
+            constants: dict[str, float] = dict(connection.execute("SELECT name, value FROM constant"))
         except (ValueError, TypeError) as error:
             raise MbcError(
                 "MBC073", f"'{path}' is not a profile of mbc, or is damaged: {error}", "delete it and measure again"
             ) from error
-    return Profile(identity, {key: tuple(found) for key, found in measurements.items()}, overheads, str(path))
+    found = {key: tuple(rows) for key, rows in measurements.items()}
+    return Profile(identity, found, overheads, str(path), extents, constants)
 
 
 class ProfileWriter:
@@ -217,23 +240,32 @@ class ProfileWriter:
         with _explained(self.path):
             return frozenset(row[0] for row in self._connection.execute("SELECT signature FROM request"))
 
-    def record(self, request: Request, measurements: Iterable[Measurement]) -> None:
+    def record(self, request: Request, measurements: Iterable[Measurement], extent: Extent = WHOLE_EXTENT) -> None:
         """Replace everything known of `request`."""
-        self.record_signature(signature(request), request.inputs[0].shape[0], measurements)
+        self.record_signature(signature(request), request.inputs[0].shape[0], measurements, extent)
 
-    def record_signature(self, key: str, rows: int, measurements: Iterable[Measurement]) -> None:
+    def record_signature(
+        self, key: str, rows: int, measurements: Iterable[Measurement], extent: Extent = WHOLE_EXTENT
+    ) -> None:
         with _explained(self.path), self._transaction():
             connection = self._connection
             connection.execute(
-                "INSERT INTO request (signature, row_count) VALUES (?, ?) ON CONFLICT DO NOTHING", (key, rows)
+                "INSERT INTO request (signature, row_count, workspace_limit_bytes, left_out) VALUES (?, ?, ?, ?) "
+                "ON CONFLICT DO UPDATE SET workspace_limit_bytes = excluded.workspace_limit_bytes, "
+                "left_out = excluded.left_out",
+                (key, rows, extent.workspace_limit_bytes, extent.left_out),
             )
             identity = connection.execute("SELECT id FROM request WHERE signature = ?", (key,)).fetchone()[0]
             connection.execute("DELETE FROM candidate WHERE request = ?", (identity,))
-            places = ", ".join("?" * 13)
+            places = ", ".join("?" * 15)
             connection.executemany(
                 f"INSERT OR REPLACE INTO candidate (request, {_COLUMNS}) VALUES ({places})",
                 ((identity, *_row(m)) for m in measurements),
             )
+
+    def record_constant(self, name: str, value: float) -> None:
+        with _explained(self.path), self._transaction():
+            self._connection.execute("INSERT OR REPLACE INTO constant VALUES (?, ?)", (name, value))
 
     def record_overhead(self, overhead: Overhead) -> None:
         with _explained(self.path), self._transaction():
@@ -265,9 +297,11 @@ def ship(profile: Profile, path: Path) -> int:
             front = _front(found)
             kept += len(front)
             if front:
-                writer.record_signature(key, _rows(key), front)
+                writer.record_signature(key, _rows(key), front, profile.extents.get(key, WHOLE_EXTENT))
         for overhead in profile.overheads:
             writer.record_overhead(overhead)
+        for name, value in sorted(profile.constants.items()):
+            writer.record_constant(name, value)
     return kept
 
 

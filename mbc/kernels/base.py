@@ -41,6 +41,7 @@ class Candidate:
     measured: bool
     deterministic: bool = True
     accumulates: bool = False  # can add to its output instead of overwriting it
+    accumulate_us: float = 0.0  # its time when it adds, where that is known apart; 0: as `time_us`
 
 
 @dataclass(frozen=True, slots=True)

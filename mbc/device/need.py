@@ -1,0 +1,22 @@
+"""What a plan would like to know of a GPU: the requests that profiling has to measure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mbc.kernels.base import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """One distinct operation: `requests[0]` runs it undivided, the others are its micro-batches, largest first.
+
+    `weight_us` is the estimated time of all its occurrences in a step: what is worth most is measured first.
+    """
+
+    requests: tuple[Request, ...]
+    weight_us: float
+
+    @property
+    def undivided(self) -> Request:
+        return self.requests[0]
