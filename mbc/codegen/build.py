@@ -5,15 +5,15 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import subprocess
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mbc.codegen.render import kernel_files, render, render_module
+from mbc.codegen.objects import Recipe, make_library
+from mbc.codegen.render import every_kernel_file, kernel_files, render, render_kernel_library, render_module
 from mbc.codegen.toolchain import CUBLASLT, CUDART, CUDNN, GXX, NVCC, Missing, Part, Toolchain
-from mbc.codegen.view import View, view
+from mbc.codegen.view import LIBRARIES, View, view, working_code
 from mbc.errors import MbcError
 from mbc.ir.types import Precision
 from mbc.plan.file import PLAN_FILE, dump_plan
@@ -22,10 +22,10 @@ from mbc.resources import folder as resource_folder
 
 LIBRARY = "libmodule.so"
 SOURCES = "source"
+KERNEL_LIBRARY_SOURCE = "kernel_library.cpp"
 MARKER = ".mbc-package"  # a folder with this file is mbc's to replace
 
 _HOST_FILES = {"cudnn": "convolution.cpp", "cublaslt": "matmul.cpp"}
-_COMPILER_LINES = 20  # of a compiler's complaint, shown to the user
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ def _write(plan: Plan, folder: Path, toolchain: Toolchain) -> tuple[Missing, ...
     rows = view(plan)
     sources = folder / SOURCES
     write_sources(rows, plan.version, sources)
-    missing = _lacking(rows, toolchain)
+    missing = _lacking(rows.libraries, rows.architecture, toolchain)
     if missing:
         return missing
     build(rows, sources, folder / LIBRARY, toolchain)
@@ -127,12 +127,16 @@ def write_sources(rows: View, version: str, sources: Path) -> None:
     sources.mkdir(parents=True)
     for name, text in render(rows, version).items():
         (sources / name).write_text(text, encoding="utf-8")
+    _copy_sources(("program.h", *host_files(rows)), kernel_files(rows), sources)
+
+
+def _copy_sources(hosts: Sequence[str], kernels: Sequence[str], sources: Path) -> None:
+    """These files of templates/, and every header."""
     templates = resource_folder("templates")
-    copied = [templates / "host" / name for name in ("program.h", *host_files(rows))]
+    copied = [templates / "host" / name for name in hosts]
     copied += sorted((templates / "include").glob("*.h")) + sorted((templates / "kernels").glob("*.cuh"))
-    needed = set(kernel_files(rows))
     copied += [path for kind in ("kernels", "host") for path in sorted((templates / kind).glob("*.cu"))
-               if path.name in needed]  # fmt: skip
+               if path.name in kernels]  # fmt: skip
     for path in copied:
         (sources / path.name).write_bytes(path.read_bytes())
 
@@ -142,23 +146,23 @@ def host_files(rows: View) -> list[str]:
     return ["module.cpp", *(_HOST_FILES[name] for name in rows.libraries)]
 
 
-def _lacking(rows: View, toolchain: Toolchain) -> tuple[Missing, ...]:
-    """What this plan's build needs and the toolchain has not."""
+def _lacking(libraries: Sequence[str], architecture: str, toolchain: Toolchain) -> tuple[Missing, ...]:
+    """What such a build needs and the toolchain has not."""
     needs: list[tuple[object, Missing]] = [
         (toolchain.nvcc, NVCC),
         (toolchain.gxx, GXX),
         (toolchain.cudart, CUDART),
     ]
-    if "cudnn" in rows.libraries:
+    if "cudnn" in libraries:
         needs.append((toolchain.cudnn, CUDNN))
-    if "cublaslt" in rows.libraries:
+    if "cublaslt" in libraries:
         needs.append((toolchain.cublaslt, CUBLASLT))
     missing = [what for part, what in needs if part is None]
-    if toolchain.architectures and rows.architecture not in toolchain.architectures:
+    if toolchain.architectures and architecture not in toolchain.architectures:
         known = f"{toolchain.architectures[0]} to {toolchain.architectures[-1]}"
         missing.append(
             Missing(
-                f"nvcc for {rows.architecture}",
+                f"nvcc for {architecture}",
                 f"this one compiles for {known}",
                 "install a CUDA toolkit that supports the GPU",
             )
@@ -167,66 +171,38 @@ def _lacking(rows: View, toolchain: Toolchain) -> tuple[Missing, ...]:
 
 
 def build(rows: View, sources: Path, library: Path, toolchain: Toolchain) -> None:
-    """Compile and link. Raises MBC095 with what the compiler says."""
-    assert toolchain.nvcc is not None and toolchain.gxx is not None and toolchain.cudart is not None
-    parts = _parts(rows, toolchain)
-    includes = [f"-I{folder}" for folder in dict.fromkeys((sources, *(part.include for part in parts)))]
-    code = rows.architecture.removeprefix("sm_")
-    host = ["program.cpp", *host_files(rows)]
-    with tempfile.TemporaryDirectory(prefix="mbc-build-") as scratch:
-        objects = {name: Path(scratch) / f"{name}.o" for name in (*host, "kernels.cu")}
-        commands: list[Sequence[str]] = []
-        # The longest first: nvcc and g++ work side by side.
-        commands.append(
-            [str(toolchain.nvcc), "-std=c++17", "-O3", f"-gencode=arch=compute_{code},code=sm_{code}",
-             f"-I{sources}", "-Xcompiler", "-fPIC", "-ccbin", str(toolchain.gxx),
-             "-c", str(sources / "kernels.cu"), "-o", str(objects["kernels.cu"])]
-        )  # fmt: skip
-        commands += [
-            [str(toolchain.gxx), "-std=c++17", "-O1", "-fPIC", "-fvisibility=hidden", *includes,
-             "-c", str(sources / name), "-o", str(objects[name])]
-            for name in host
-        ]  # fmt: skip
-        _run_all(commands)
-        _run_all([[str(toolchain.gxx), "-shared", "-o", str(library), *map(str, objects.values()), *_links(parts)]])
+    """Compile and link what `write_sources` wrote. Raises MBC095 with what the compiler says."""
+    recipe = Recipe(
+        rows.architecture, rows.working, tuple(kernel_files(rows)), tuple(host_files(rows)), ("program.cpp",)
+    )
+    make_library(recipe, sources, library, toolchain, _parts(rows.libraries, toolchain))
 
 
-def _parts(rows: View, toolchain: Toolchain) -> list[Part]:
+def build_kernel_library(architecture: str, precision: Precision, library: Path, toolchain: Toolchain) -> None:
+    """Compile and link every kernel and every library's host code, which mbc/device/kernel_library.py loads.
+
+    Made of the very objects that packages are made of. Raises MBC096 where a tool is missing, MBC095 with what the
+    compiler says, MBC090 for fp64.
+    """
+    working = working_code(precision)
+    missing = _lacking(LIBRARIES, architecture, toolchain)
+    if missing:
+        told = "; ".join(f"{part.name} ({part.purpose})" for part in missing)
+        raise MbcError("MBC096", f"the kernels cannot be built: no {told}", "; ".join(p.remedy for p in missing))
+    kernels = tuple(every_kernel_file())
+    hosts = (KERNEL_LIBRARY_SOURCE, *(_HOST_FILES[name] for name in LIBRARIES))
+    with tempfile.TemporaryDirectory(prefix="mbc-sources-") as folder:
+        sources = Path(folder)
+        (sources / KERNEL_LIBRARY_SOURCE).write_text(render_kernel_library(), encoding="utf-8")
+        _copy_sources(("program.h", *hosts[1:]), kernels, sources)
+        recipe = Recipe(architecture, working, kernels, hosts, ())
+        make_library(recipe, sources, library, toolchain, _parts(LIBRARIES, toolchain))
+
+
+def _parts(libraries: Sequence[str], toolchain: Toolchain) -> list[Part]:
     wanted = [toolchain.cudart]
-    if "cudnn" in rows.libraries:
+    if "cudnn" in libraries:
         wanted.append(toolchain.cudnn)
-    if "cublaslt" in rows.libraries:
+    if "cublaslt" in libraries:
         wanted.append(toolchain.cublaslt)
     return [part for part in wanted if part is not None]
-
-
-def _links(parts: Iterable[Part]) -> list[str]:
-    """NVIDIA's packages have no development links (libcudnn.so), so that the exact file names are given."""
-    flags: list[str] = []
-    for part in parts:
-        flags.append(f"-L{part.library_folder}")
-        if not part.library.endswith(".a"):
-            flags.append(f"-Wl,-rpath,{part.library_folder}")
-        flags.append(f"-l:{part.library}")
-    return [*flags, "-ldl", "-lrt", "-lpthread"]
-
-
-def _run_all(commands: Sequence[Sequence[str]]) -> None:
-    """Run compilers side by side; the first that fails is reported, after all have ended."""
-    running = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for command in commands
-    ]
-    failures: list[tuple[Sequence[str], str]] = []
-    for command, process in zip(commands, running, strict=True):
-        output, _ = process.communicate()
-        if process.returncode != 0:
-            failures.append((command, output))
-    if failures:
-        command, output = failures[0]
-        lines = output.strip().splitlines()
-        told = "\n".join(lines[:_COMPILER_LINES]) + ("\n..." if len(lines) > _COMPILER_LINES else "")
-        raise MbcError(
-            "MBC095",
-            f"{Path(command[0]).name} could not build the generated code:\n{told}",
-            "check that the CUDA toolkit, g++ and cuDNN fit together with: mbc doctor",
-        )

@@ -8,7 +8,7 @@ from typing import Any
 
 import jinja2
 
-from mbc.codegen.view import Launcher, Row, View
+from mbc.codegen.view import LIBRARIES, Launcher, Row, View
 from mbc.errors import MbcError
 from mbc.plan.model import Plan
 from mbc.resources import folder
@@ -27,10 +27,14 @@ def render(view: View, version: str) -> dict[str, str]:
         "version": version,
         "launchers": [_launcher_fields(launcher, view) for launcher in view.launchers],
         "programs": [_program_fields("train", view.train), _program_fields("infer", view.infer)],
-        "cudnn_version": "cudnn_version" if "cudnn" in view.libraries else "nullptr",
-        "files": kernel_files(view),
+        "cudnn_version": "cudnn_version" if view.uses_cudnn else "nullptr",
     }
-    return {name: environment.get_template(f"{name}.j2").render(fields) for name in ("kernels.cu", "program.cpp")}
+    return {"program.cpp": environment.get_template("program.cpp.j2").render(fields)}
+
+
+def render_kernel_library() -> str:
+    """The interface over every library that mbc/device/kernel_library.py loads. The same for every GPU."""
+    return _environment().get_template("kernel_library.cpp.j2").render({"libraries": LIBRARIES})
 
 
 def render_module(plan: Plan) -> str:
@@ -103,7 +107,7 @@ def kernel_files(view: View) -> list[str]:
     """Names of the kernel sources that define what `view` calls. Raises MBC092 where one is missing."""
     defined = _definitions(folder("templates"))
     needed = set(view.symbols)
-    if "cudnn" in view.libraries:
+    if view.uses_cudnn:
         needed.add("mbc_widen")  # filter gradients of bf16 and fp16
     missing = sorted(needed - defined.keys())
     if missing:
@@ -113,6 +117,11 @@ def kernel_files(view: View) -> list[str]:
             "the plan was made by another version: compile the source again",
         )
     return sorted({defined[symbol] for symbol in needed})
+
+
+def every_kernel_file() -> list[str]:
+    """Names of all kernel sources."""
+    return sorted(set(_definitions(folder("templates")).values()))
 
 
 def _definitions(templates: Path) -> dict[str, str]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from mbc.errors import MbcError
 from mbc.ir.graph import Operation, TrainingGraph
-from mbc.ir.types import TensorType
+from mbc.ir.types import Precision, TensorType
 from mbc.kernels.base import Arguments, Provider, Request
 from mbc.ops.base import NoAttributes
 from mbc.plan.model import Access, Buffer, Copy, Kernel, Launch, Mode, Plan, Program, Space, Stream
@@ -21,7 +21,7 @@ COPY = "copy"  # the name of the launcher of copies
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """What a row calls. `library`: cudnn or cublaslt, which ready their calls once; `kernel`: mbc's own, whose
+    """What a row calls. `library`: one of `LIBRARIES`, which ready their calls once; `kernel`: mbc's own, whose
     C function is `symbol`; `copy`."""
 
     library: str
@@ -57,9 +57,14 @@ class View:
     arena_bytes: int
     host_bytes: int
     launchers: tuple[Launcher, ...]
-    libraries: tuple[str, ...]  # cudnn, cublaslt: those that are used
+    libraries: tuple[str, ...]  # of LIBRARIES, those that are used
     train: tuple[Row, ...]
     infer: tuple[Row, ...]
+
+    @property
+    def uses_cudnn(self) -> bool:
+        """Through either of its two APIs."""
+        return not CUDNN_LIBRARIES.isdisjoint(self.libraries)
 
     @property
     def symbols(self) -> tuple[str, ...]:
@@ -67,20 +72,15 @@ class View:
         return tuple(launcher.symbol for launcher in self.launchers if launcher.library == "kernel")
 
 
-LIBRARIES = ("cudnn", "cublaslt")
+LIBRARIES = ("cudnn", "cudnn_legacy", "cublaslt")  # providers whose calls go through a library of their own
+CUDNN_LIBRARIES = frozenset({"cudnn", "cudnn_legacy"})
 WORKING_CODES = {"fp32": 0, "bf16": 1, "fp16": 2}
 
 
 def view(plan: Plan, providers: Mapping[str, Provider] | None = None) -> View:
     """Flatten `plan`. `providers` by name; mbc's own by default. MBC090 where the plan cannot become GPU code."""
     known = _default_providers() if providers is None else providers
-    working = plan.graph.precision.working
-    if working not in WORKING_CODES:
-        raise MbcError(
-            "MBC090",
-            f"a plan in {plan.graph.precision} cannot become GPU code",
-            "choose fp32, tf32, bf16 or fp16, or run it with device='cpu'",
-        )
+    working = working_code(plan.graph.precision)
     flattener = _Flattener(plan, known)
     train = flattener.rows(plan.train, plan.graph.train)
     infer = flattener.rows(plan.infer, plan.graph.infer)
@@ -92,7 +92,7 @@ def view(plan: Plan, providers: Mapping[str, Provider] | None = None) -> View:
         network=plan.graph.name,
         target=plan.target.gpu,
         architecture=plan.target.architecture,
-        working=WORKING_CODES[working],
+        working=working,
         arena_bytes=plan.predictions.arena_bytes,
         host_bytes=plan.predictions.host_bytes,
         launchers=launchers,
@@ -100,6 +100,17 @@ def view(plan: Plan, providers: Mapping[str, Provider] | None = None) -> View:
         train=tuple(_placed(row, place) for row in train),
         infer=tuple(_placed(row, place) for row in infer),
     )
+
+
+def working_code(precision: Precision) -> int:
+    """MBC_WORKING of kernels for `precision`. MBC090 where no GPU code is made."""
+    if precision.working not in WORKING_CODES:
+        raise MbcError(
+            "MBC090",
+            f"a plan in {precision} cannot become GPU code",
+            "choose fp32, tf32, bf16 or fp16, or run it with device='cpu'",
+        )
+    return WORKING_CODES[precision.working]
 
 
 def _default_providers() -> Mapping[str, Provider]:

@@ -1,0 +1,94 @@
+"""Compiled objects, kept from one build to the next: few different kernels exist, and nvcc takes seconds for each.
+
+An entry is named by all that its object is made of (mbc/codegen/objects.py says what), so that it never grows old; it
+begins with the digest of its content, so that half a file is no entry. Many processes may use one folder at a time.
+Nothing that happens here stops a build: what cannot be read is compiled, what cannot be kept is not kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+VARIABLE = "MBC_CACHE"
+LIMIT_BYTES = 1_000_000_000
+_DIGEST_BYTES = hashlib.sha256().digest_size
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectCache:
+    """A folder of objects of at most `limit_bytes`, the least recently used out first. No folder: keeps nothing."""
+
+    folder: Path | None
+    limit_bytes: int = LIMIT_BYTES
+
+    def fetch(self, key: str, target: Path) -> bool:
+        """Write the object called `key` to `target`; False where there is none."""
+        if self.folder is None:
+            return False
+        entry = self.folder / key
+        try:
+            data = entry.read_bytes()
+            if hashlib.sha256(data[_DIGEST_BYTES:]).digest() != data[:_DIGEST_BYTES]:
+                entry.unlink()
+                return False
+            target.write_bytes(data[_DIGEST_BYTES:])
+        except OSError:
+            return False
+        with suppress(OSError):
+            os.utime(entry)  # used now; a folder that is only read keeps its order
+        return True
+
+    def keep(self, key: str, source: Path) -> None:
+        """Keep the object at `source` as `key`."""
+        if self.folder is None:
+            return
+        temporary: Path | None = None
+        try:
+            data = source.read_bytes()
+            self.folder.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(prefix=".", dir=self.folder)
+            temporary = Path(name)
+            with os.fdopen(handle, "wb") as file:
+                file.write(hashlib.sha256(data).digest())
+                file.write(data)
+            temporary.replace(self.folder / key)
+            self._evict()
+        except OSError:
+            if temporary is not None:
+                with suppress(OSError):
+                    temporary.unlink()
+
+    def _evict(self) -> None:
+        """Also what killed processes left: a file that nobody finishes is never used again."""
+        assert self.folder is not None
+        entries: list[tuple[float, int, Path]] = []
+        for path in self.folder.iterdir():
+            with suppress(OSError):  # another process took it out
+                status = path.stat()
+                entries.append((status.st_mtime, status.st_size, path))
+        total_bytes = sum(size for _, size, _ in entries)
+        for _, size, path in sorted(entries):
+            if total_bytes <= self.limit_bytes:
+                return
+            with suppress(OSError):
+                path.unlink()
+            total_bytes -= size
+
+
+def find_cache(environment: Mapping[str, str] | None = None) -> ObjectCache:
+    """The folder that MBC_CACHE names (empty: none), else `mbc` where the user's caches lie."""
+    env = os.environ if environment is None else environment
+    named = env.get(VARIABLE)
+    if named is not None:
+        return ObjectCache(Path(named).absolute() / "objects" if named else None)
+    base = Path(env.get("XDG_CACHE_HOME", ""))
+    if base.is_absolute():  # the specification says to ignore others
+        return ObjectCache(base / "mbc" / "objects")
+    home = env.get("HOME", "")
+    return ObjectCache(Path(home) / ".cache" / "mbc" / "objects" if home else None)
