@@ -13,7 +13,7 @@ from pathlib import Path
 from mbc.codegen.objects import Recipe, make_library
 from mbc.codegen.render import every_kernel_file, kernel_files, render, render_kernel_library, render_module
 from mbc.codegen.toolchain import CUBLASLT, CUDART, CUDNN, GXX, NVCC, Missing, Part, Toolchain
-from mbc.codegen.view import LIBRARIES, View, view, working_code
+from mbc.codegen.view import CUDNN_LIBRARIES, LIBRARIES, View, view, working_code
 from mbc.errors import MbcError
 from mbc.ir.types import Precision
 from mbc.plan.file import PLAN_FILE, dump_plan
@@ -25,7 +25,11 @@ SOURCES = "source"
 KERNEL_LIBRARY_SOURCE = "kernel_library.cpp"
 MARKER = ".mbc-package"  # a folder with this file is mbc's to replace
 
-_HOST_FILES = {"cudnn": "convolution.cpp", "cublaslt": "matmul.cpp"}
+_HOST_FILES = {
+    "cudnn": ("cudnn_calls.cpp", "convolution.cpp"),
+    "cudnn_legacy": ("cudnn_calls.cpp", "legacy_convolution.cpp"),
+    "cublaslt": ("matmul.cpp",),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,14 +131,15 @@ def write_sources(rows: View, version: str, sources: Path) -> None:
     sources.mkdir(parents=True)
     for name, text in render(rows, version).items():
         (sources / name).write_text(text, encoding="utf-8")
-    _copy_sources(("program.h", *host_files(rows)), kernel_files(rows), sources)
+    _copy_sources(host_files(rows), kernel_files(rows), sources)
 
 
 def _copy_sources(hosts: Sequence[str], kernels: Sequence[str], sources: Path) -> None:
     """These files of templates/, and every header."""
     templates = resource_folder("templates")
     copied = [templates / "host" / name for name in hosts]
-    copied += sorted((templates / "include").glob("*.h")) + sorted((templates / "kernels").glob("*.cuh"))
+    copied += [path for kind in ("host", "include") for path in sorted((templates / kind).glob("*.h"))]
+    copied += sorted((templates / "kernels").glob("*.cuh"))
     copied += [path for kind in ("kernels", "host") for path in sorted((templates / kind).glob("*.cu"))
                if path.name in kernels]  # fmt: skip
     for path in copied:
@@ -142,8 +147,12 @@ def _copy_sources(hosts: Sequence[str], kernels: Sequence[str], sources: Path) -
 
 
 def host_files(rows: View) -> list[str]:
-    """The host sources that do not change with the plan, beside program.h."""
-    return ["module.cpp", *(_HOST_FILES[name] for name in rows.libraries)]
+    """The host sources that do not change with the plan, beside headers."""
+    return ["module.cpp", *_library_files(rows.libraries)]
+
+
+def _library_files(libraries: Sequence[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(file for name in libraries for file in _HOST_FILES[name]))
 
 
 def _lacking(libraries: Sequence[str], architecture: str, toolchain: Toolchain) -> tuple[Missing, ...]:
@@ -153,7 +162,7 @@ def _lacking(libraries: Sequence[str], architecture: str, toolchain: Toolchain) 
         (toolchain.gxx, GXX),
         (toolchain.cudart, CUDART),
     ]
-    if "cudnn" in libraries:
+    if not CUDNN_LIBRARIES.isdisjoint(libraries):
         needs.append((toolchain.cudnn, CUDNN))
     if "cublaslt" in libraries:
         needs.append((toolchain.cublaslt, CUBLASLT))
@@ -190,18 +199,18 @@ def build_kernel_library(architecture: str, precision: Precision, library: Path,
         told = "; ".join(f"{part.name} ({part.purpose})" for part in missing)
         raise MbcError("MBC096", f"the kernels cannot be built: no {told}", "; ".join(p.remedy for p in missing))
     kernels = tuple(every_kernel_file())
-    hosts = (KERNEL_LIBRARY_SOURCE, *(_HOST_FILES[name] for name in LIBRARIES))
+    hosts = (KERNEL_LIBRARY_SOURCE, *_library_files(LIBRARIES))
     with tempfile.TemporaryDirectory(prefix="mbc-sources-") as folder:
         sources = Path(folder)
         (sources / KERNEL_LIBRARY_SOURCE).write_text(render_kernel_library(), encoding="utf-8")
-        _copy_sources(("program.h", *hosts[1:]), kernels, sources)
+        _copy_sources(hosts[1:], kernels, sources)
         recipe = Recipe(architecture, working, kernels, hosts, ())
         make_library(recipe, sources, library, toolchain, _parts(LIBRARIES, toolchain))
 
 
 def _parts(libraries: Sequence[str], toolchain: Toolchain) -> list[Part]:
     wanted = [toolchain.cudart]
-    if "cudnn" in libraries:
+    if not CUDNN_LIBRARIES.isdisjoint(libraries):
         wanted.append(toolchain.cudnn)
     if "cublaslt" in libraries:
         wanted.append(toolchain.cublaslt)

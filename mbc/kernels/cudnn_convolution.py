@@ -89,7 +89,7 @@ _TILE = 128  # rows and columns of the product that one multiprocessor computes 
 
 
 @dataclass(frozen=True, slots=True)
-class _Shapes:
+class Shapes:
     """One convolution as cuDNN sees it, whatever the pass: image, filter, result."""
 
     image: TensorType
@@ -107,7 +107,7 @@ class _Shapes:
         return self.attributes.groups > 1 and self.filter.shape[1] == 1
 
 
-def _shapes(request: Request) -> _Shapes | None:
+def shapes_of(request: Request) -> Shapes | None:
     """None where the request is not a convolution of images."""
     number = PASSES.get(request.kind)
     if number is None or not isinstance(request.attributes, Convolution):
@@ -117,7 +117,7 @@ def _shapes(request: Request) -> _Shapes | None:
         return None
     order = {0: (0, 1, 2), 1: (2, 1, 0), 2: (0, 2, 1)}[number]
     image, filter_, result = (operands[i] for i in order)
-    return _Shapes(image, filter_, result, request.attributes)
+    return Shapes(image, filter_, result, request.attributes)
 
 
 def _padded(count: int, multiple: int) -> int:
@@ -141,7 +141,7 @@ def widened_bytes(filter_: TensorType, working: DType) -> int:
     return _padded(filter_.elements * working.size_bytes, _ALIGNMENT_BYTES)
 
 
-def _sums_bytes(shapes: _Shapes, number: int) -> int:
+def _sums_bytes(shapes: Shapes, number: int) -> int:
     working = shapes.image.dtype
     sums = _SUMS_PER_PASS[number] * (shapes.filter.elements * working.size_bytes + 512)
     if number == 2:
@@ -150,7 +150,7 @@ def _sums_bytes(shapes: _Shapes, number: int) -> int:
     return widened + min(sums, _MOST_SUMS_BYTES) + _SLACK_BYTES
 
 
-def _copies_bytes(shapes: _Shapes, precision: Precision, layout: Layout) -> int:
+def _copies_bytes(shapes: Shapes, precision: Precision, layout: Layout) -> int:
     """Copies of the operands as engines want them: all of them, or, where half-precision operands lie right but for
     their alignment, those whose channels are not aligned."""
     multiple, groups, size = _channel_multiple(precision), shapes.attributes.groups, shapes.image.dtype.size_bytes
@@ -169,7 +169,7 @@ def _copies_bytes(shapes: _Shapes, precision: Precision, layout: Layout) -> int:
     return (image + filter_ + result) * size + 3 * 512
 
 
-def _natural(shapes: _Shapes, number: int, layout: Layout, precision: Precision) -> bool:
+def _natural(shapes: Shapes, number: int, layout: Layout, precision: Precision) -> bool:
     """Whether the engines of this precision work on the operands as they lie."""
     if shapes.depthwise:
         return layout is Layout.CHANNELS_LAST or (precision is Precision.FP32 and number != 2)
@@ -192,7 +192,7 @@ def _peak_tflops(device: DeviceSpec, precision: Precision) -> float:
     }[precision]
 
 
-def _utilization(shapes: _Shapes, number: int, device: DeviceSpec) -> float:
+def _utilization(shapes: Shapes, number: int, device: DeviceSpec) -> float:
     """Share of the multiprocessors that a product of this size keeps busy; filter gradients split their sum instead."""
     if number == 2:
         return 1.0
@@ -204,7 +204,7 @@ def _utilization(shapes: _Shapes, number: int, device: DeviceSpec) -> float:
 
 
 def _estimate_us(
-    shapes: _Shapes, number: int, precision: Precision, device: DeviceSpec, converted: bool, lean_fallback: bool
+    shapes: Shapes, number: int, precision: Precision, device: DeviceSpec, converted: bool, lean_fallback: bool
 ) -> float:
     moved = sum(t.size_bytes for t in (shapes.image, shapes.filter, shapes.result))
     bytes_per_us = device.copy_gb_s * 1e3
@@ -233,7 +233,7 @@ class CudnnConvolution:
 
     def candidates(self, request: Request, device: DeviceSpec) -> Iterable[Candidate]:
         """Two a layout: bare, and lean or full, whichever engines need for their full speed."""
-        shapes = _shapes(request)
+        shapes = shapes_of(request)
         if shapes is None or request.precision is Precision.FP64:
             return
         if request.precision is Precision.BF16 and not device.has_bf16:
@@ -253,7 +253,7 @@ class CudnnConvolution:
     def _candidate(
         self,
         request: Request,
-        shapes: _Shapes,
+        shapes: Shapes,
         device: DeviceSpec,
         layout: Layout,
         workspace_bytes: int,
@@ -287,7 +287,7 @@ class CudnnConvolution:
         workspace_bytes: int,
     ) -> Arguments:
         """A `ConvolutionRow` and its knobs."""
-        shapes = _shapes(request)
+        shapes = shapes_of(request)
         if shapes is None:
             raise ValueError(f"cuDNN runs no {request.kind}")
         given = dict(settings)

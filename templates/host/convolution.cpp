@@ -1,23 +1,14 @@
 // Convolutions through cuDNN's graph API (its C backend): one execution plan per distinct row, built once.
 //
 // Accesses of a launch: forward x, w, y; data gradient dy, w, dx; filter gradient x, dy, dw; then workspace, if any.
-// A filter gradient of bf16 or fp16 operands is fp32, which no cuDNN engine writes: it is computed in the operands'
-// type at the start of the workspace and widened into (or added to) its place.
 
-#include "program.h"
-
+#include "cudnn_calls.h"
 #include "mbc_types.h"
-
-#include <cudnn.h>
 
 #include <algorithm>
 #include <map>
 #include <utility>
 #include <vector>
-
-extern "C" const char* mbc_widen(const MbcCall& call);  // widen.cu
-
-size_t cudnn_version() { return cudnnGetVersion(); }
 
 namespace {
 
@@ -55,16 +46,7 @@ struct ConvolutionRow {
   int64_t knobs;
 };
 
-constexpr int64_t WORKSPACE_ALIGNMENT = 256;
 constexpr int64_t FULL_ALIGNMENT = 16;  // bytes; more is of no use to any engine
-
-void check_cudnn(cudnnStatus_t status, const char* what) {
-  if (status == CUDNN_STATUS_SUCCESS) return;
-  char detail[512] = "";
-  cudnnGetLastErrorString(detail, sizeof detail);
-  throw Failure(std::string("cuDNN ") + what + ": " + cudnnGetErrorString(status) +
-                (detail[0] != '\0' ? std::string(" (") + detail + ")" : ""));
-}
 
 class Descriptor {
  public:
@@ -128,11 +110,6 @@ class Descriptor {
  private:
   cudnnBackendDescriptor_t raw_ = nullptr;
 };
-
-cudnnDataType_t data_type_of(int64_t type) {
-  if (type == MBC_BF16) return CUDNN_DATA_BFLOAT16;
-  return type == MBC_FP16 ? CUDNN_DATA_HALF : CUDNN_DATA_FLOAT;
-}
 
 std::vector<int64_t> strides_of(const std::vector<int64_t>& shape, int64_t layout) {
   const int64_t c = shape[1], h = shape[2], w = shape[3];
@@ -231,8 +208,7 @@ bool admitted(const Descriptor& engine, const ConvolutionRow& row) {
 struct Prepared {
   Descriptor plan;
   ConvolutionRow row;
-  int64_t widened;  // elements of a filter gradient that goes through the workspace, else 0
-  int64_t widened_bytes;
+  Widening widening;
 };
 
 int64_t plan_workspace(const Descriptor& plan) {
@@ -245,11 +221,7 @@ int64_t plan_workspace(const Descriptor& plan) {
 
 class Cudnn : public Library {
  public:
-  Cudnn() { check_cudnn(cudnnCreate(&handle_), "create handle"); }
-  ~Cudnn() override {
-    prepared_.clear();
-    cudnnDestroy(handle_);
-  }
+  explicit Cudnn(std::shared_ptr<CudnnHandle> handle) : handle_(std::move(handle)) {}
 
   int prepare(const int64_t* integers, int64_t integer_count, const int64_t* offsets, int64_t) override {
     std::vector<int64_t> key(integers, integers + integer_count);
@@ -266,14 +238,13 @@ class Cudnn : public Library {
 
   void run(int number, const MbcCall& call) override {
     const Prepared& prepared = prepared_[static_cast<size_t>(number)];
-    if (stream_ != call.stream || !stream_set_) check_cudnn(cudnnSetStream(handle_, call.stream), "set stream");
-    stream_ = call.stream;
-    stream_set_ = true;
+    handle_->use(call.stream);
     void* pointers[] = {call.pointers[0], call.pointers[1], call.pointers[2]};
     char* workspace = prepared.row.workspace_bytes > 0 ? static_cast<char*>(call.pointers[3]) : nullptr;
-    if (prepared.widened > 0) {
+    const bool widened = prepared.widening.elements > 0;
+    if (widened) {
       pointers[2] = workspace;
-      workspace += prepared.widened_bytes;
+      workspace += prepared.widening.bytes;
     }
     Descriptor pack(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
     void* const spare = workspace;
@@ -281,31 +252,24 @@ class Cudnn : public Library {
         .set(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, 3, pointers)
         .set(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &spare)
         .finalize("variant pack");
-    check_cudnn(cudnnBackendExecute(handle_, prepared.plan.raw(), pack.raw()), "execute");
-    if (prepared.widened > 0) widen(prepared, call);
+    check_cudnn(cudnnBackendExecute(handle_->get(), prepared.plan.raw(), pack.raw()), "execute");
+    if (widened)
+      prepared.widening.run(call.pointers[3], call.pointers[2], prepared.row.accumulate != 0, call.stream);
   }
 
  private:
-  static void widen(const Prepared& prepared, const MbcCall& call) {
-    void* const pointers[] = {call.pointers[3], call.pointers[2]};
-    const int64_t integers[] = {prepared.row.type, prepared.widened, prepared.row.accumulate};
-    if (const char* text = mbc_widen({pointers, integers, nullptr, call.stream, 2, 3})) throw Failure(text);
-  }
-
   Prepared make(const ConvolutionRow& row, const int64_t* knobs, const int64_t* alignments) const {
-    const bool widened = row.pass == BACKWARD_FILTER && row.type != MBC_FP32;
     const int64_t elements = row.filters * (row.channels / row.groups) * row.kernel_height * row.kernel_width;
-    const int64_t widened_bytes =
-        widened ? (elements * 2 + WORKSPACE_ALIGNMENT - 1) / WORKSPACE_ALIGNMENT * WORKSPACE_ALIGNMENT : 0;
-    const int64_t budget = row.workspace_bytes - widened_bytes;
+    const Widening widening = Widening::of(row.pass == BACKWARD_FILTER, row.type, elements);
+    const int64_t budget = row.workspace_bytes - widening.bytes;
     if (budget < 0) throw Failure("the planned workspace does not hold the filter gradient");
-    const std::vector<Descriptor> operations = operation(row, alignments, widened);
+    const std::vector<Descriptor> operations = operation(row, alignments, widening.elements > 0);
     Descriptor graph(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
     graph.children(CUDNN_ATTR_OPERATIONGRAPH_OPS, operations)
-        .set(CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, 1, &handle_)
+        .set(CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, 1, &handle_->get())
         .finalize("operation graph");
     Descriptor plan = row.engine >= 0 ? named(graph, row, knobs, budget) : heuristic(graph, row, budget);
-    return {std::move(plan), row, widened ? elements : 0, widened_bytes};
+    return {std::move(plan), row, widening};
   }
 
   static std::vector<Descriptor> operation(const ConvolutionRow& row, const int64_t* alignments, bool widened) {
@@ -347,7 +311,7 @@ class Cudnn : public Library {
   Descriptor finished(const Descriptor& configuration) const {
     Descriptor plan(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
     plan.child(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, configuration)
-        .set(CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 1, &handle_)
+        .set(CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 1, &handle_->get())
         .finalize("execution plan");
     return plan;
   }
@@ -416,13 +380,11 @@ class Cudnn : public Library {
     throw Failure(last.empty() ? text : text + "; " + last);
   }
 
-  cudnnHandle_t handle_ = nullptr;
-  cudaStream_t stream_ = nullptr;
-  bool stream_set_ = false;
+  std::shared_ptr<CudnnHandle> handle_;
   std::vector<Prepared> prepared_;
   std::map<std::vector<int64_t>, int> numbers_;
 };
 
 }  // namespace
 
-std::unique_ptr<Library> open_cudnn() { return std::make_unique<Cudnn>(); }
+std::unique_ptr<Library> open_cudnn(Shared& shared) { return std::make_unique<Cudnn>(cudnn_handle(shared)); }

@@ -185,4 +185,4 @@ class CublasLt : public Library {
 
 }  // namespace
 
-std::unique_ptr<Library> open_cublaslt() { return std::make_unique<CublasLt>(); }
+std::unique_ptr<Library> open_cublaslt(Shared&) { return std::make_unique<CublasLt>(); }

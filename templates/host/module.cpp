@@ -177,6 +177,7 @@ class Program {
 }  // namespace
 
 struct MbcModule {
+  Shared shared;
   std::vector<std::unique_ptr<Library>> libraries;
   std::unique_ptr<Program> programs[PROGRAMS];
   std::string error;
@@ -226,7 +227,7 @@ int mbc_create(void* arena, uint64_t arena_bytes, void* host, uint64_t host_byte
                     std::to_string(mbc_plan.host_bytes));
     if (reinterpret_cast<uintptr_t>(arena) % 256 != 0) throw Failure("the arena is not aligned to 256 bytes");
     auto made = std::make_unique<MbcModule>();
-    for (int64_t i = 0; i < mbc_plan.library_count; ++i) made->libraries.push_back(mbc_plan.libraries[i]());
+    for (int64_t i = 0; i < mbc_plan.library_count; ++i) made->libraries.push_back(mbc_plan.libraries[i](made->shared));
     for (int i = 0; i < PROGRAMS; ++i)
       made->programs[i] = std::make_unique<Program>(mbc_plan.programs[i], static_cast<char*>(arena),
                                                     static_cast<char*>(host), streams, made->libraries);

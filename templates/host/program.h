@@ -27,9 +27,17 @@ class Library {
   virtual void run(int number, const MbcCall& call) = 0;
 };
 
-std::unique_ptr<Library> open_cudnn();     // convolution.cpp
-size_t cudnn_version();                    // convolution.cpp
-std::unique_ptr<Library> open_cublaslt();  // matmul.cpp
+class CudnnHandle;  // cudnn_calls.h
+
+// What the libraries of one module have in common; each part is made by the first that needs it.
+struct Shared {
+  std::shared_ptr<CudnnHandle> cudnn;
+};
+
+std::unique_ptr<Library> open_cudnn(Shared& shared);         // convolution.cpp
+std::unique_ptr<Library> open_cudnn_legacy(Shared& shared);  // legacy_convolution.cpp
+std::unique_ptr<Library> open_cublaslt(Shared& shared);      // matmul.cpp
+size_t cudnn_version();                                      // cudnn_calls.cpp
 
 constexpr int MBC_KERNEL = -1;  // `launch` is the launcher
 constexpr int MBC_COPY = -2;    // a copy; integers: bytes
@@ -56,7 +64,7 @@ struct PlanTables {
   uint64_t host_bytes;
   const Launcher* launchers;
   int64_t library_count;
-  std::unique_ptr<Library> (*const* libraries)();
+  std::unique_ptr<Library> (*const* libraries)(Shared&);
   size_t (*cudnn_version)();  // null where the plan does not use cuDNN
   ProgramTable programs[2];  // train, infer
 };

@@ -21,7 +21,7 @@ import pytest
 
 from mbc.codegen.build import host_files
 from mbc.codegen.render import render
-from mbc.codegen.view import View, view
+from mbc.codegen.view import CUDNN_LIBRARIES, LIBRARIES, View, view
 from mbc.kernels.base import Provider
 from mbc.plan.model import Copy, Plan, Program, Space, Stream
 from mbc.resources import folder
@@ -101,7 +101,7 @@ def compile_against_fake(rows: View, folder: Path) -> Path:
     )
     (folder / "launchers.cpp").write_text(f'#include "fake.h"\n{launchers}')
     objects = _static_objects()
-    chosen = [objects[name] for name in (*host_files(rows), "fake.cpp", "fake_cudnn.cpp", "fake_cublaslt.cpp")]
+    chosen = [objects[name] for name in (*host_files(rows), *(path.name for path in sorted(FAKE.glob("*.cpp"))))]
     library = folder / "libfake.so"
     _compile([str(folder / "program.cpp"), str(folder / "launchers.cpp"), *map(str, chosen)], library, "-shared")
     return library
@@ -215,7 +215,7 @@ def _name(work: object) -> str:
     if isinstance(work, Copy):
         return "copy"
     provider: str = getattr(work, "provider")  # noqa: B009
-    return provider if provider in ("cudnn", "cublaslt") else f"mbc_{getattr(work, 'name')}"  # noqa: B009
+    return provider if provider in LIBRARIES else f"mbc_{getattr(work, 'name')}"  # noqa: B009
 
 
 def _offset(plan: Plan, number: int, row: int) -> int:
@@ -234,12 +234,12 @@ def as_planned(log: Log) -> Log:
 
 
 def _as_planned(call: Call) -> Call:
-    if call.name not in ("cudnn", "cublaslt"):
+    if call.name not in LIBRARIES:
         return Call(call.name, call.stream, call.offsets)
     details = dict(call.details)
     offsets = call.offsets
     workspace = (int(details["workspace"]),) if "workspace" in details else ()
-    if call.name == "cudnn":
+    if call.name in CUDNN_LIBRARIES:
         image, filter_, result = offsets
         if "mbc_widen" in details:
             source, filter_ = _integers(details["mbc_widen"].split()[0].removeprefix("offsets="))

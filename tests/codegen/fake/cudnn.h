@@ -1,11 +1,14 @@
-// As much of cuDNN's backend API as generated host code uses; values as in cuDNN 9. See fake_cudnn.cpp.
+// As much of cuDNN as generated host code uses, values as in cuDNN 9: its backend API (fake_cudnn.cpp) and the
+// convolutions of its legacy API (fake_cudnn_legacy.cpp).
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include <cstdint>
 
-struct FakeCudnnHandle;
+struct FakeCudnnHandle {
+  cudaStream_t stream = nullptr;
+};
 struct FakeDescriptor;
 using cudnnHandle_t = FakeCudnnHandle*;
 using cudnnBackendDescriptor_t = void*;
@@ -13,6 +16,11 @@ using cudnnBackendDescriptor_t = void*;
 enum cudnnStatus_t { CUDNN_STATUS_SUCCESS = 0, CUDNN_STATUS_BAD_PARAM = 2000, CUDNN_STATUS_NOT_SUPPORTED = 3000 };
 enum cudnnDataType_t { CUDNN_DATA_FLOAT = 0, CUDNN_DATA_HALF = 2, CUDNN_DATA_BFLOAT16 = 9 };
 enum cudnnConvolutionMode_t { CUDNN_CROSS_CORRELATION = 1 };
+enum cudnnMathType_t { CUDNN_DEFAULT_MATH = 0, CUDNN_TENSOR_OP_MATH = 1, CUDNN_FMA_MATH = 3 };
+enum cudnnTensorFormat_t { CUDNN_TENSOR_NCHW = 0, CUDNN_TENSOR_NHWC = 1 };
+enum cudnnConvolutionFwdAlgo_t { CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_GEMM = 0 };
+enum cudnnConvolutionBwdDataAlgo_t { CUDNN_CONVOLUTION_BWD_DATA_ALGO_0 = 0 };
+enum cudnnConvolutionBwdFilterAlgo_t { CUDNN_CONVOLUTION_BWD_FILTER_ALGO_0 = 0 };
 enum cudnnBackendHeurMode_t { CUDNN_HEUR_MODE_FALLBACK = 2, CUDNN_HEUR_MODE_A = 3 };
 enum cudnnBackendKnobType_t { CUDNN_KNOB_TYPE_COUNTS = 44 };
 
@@ -115,6 +123,15 @@ enum cudnnBackendAttributeName_t {
   CUDNN_ATTR_VARIANT_PACK_WORKSPACE,
 };
 
+struct FakeTensor;
+struct FakeFilter;
+struct FakeConvolution;
+using cudnnTensorDescriptor_t = FakeTensor*;
+using cudnnFilterDescriptor_t = FakeFilter*;
+using cudnnConvolutionDescriptor_t = FakeConvolution*;
+
+#pragma GCC visibility push(default)
+extern "C" {
 size_t cudnnGetVersion();
 const char* cudnnGetErrorString(cudnnStatus_t);
 void cudnnGetLastErrorString(char*, size_t);
@@ -129,3 +146,53 @@ cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t, cudnnBackendAtt
 cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t const, cudnnBackendAttributeName_t,
                                        cudnnBackendAttributeType_t, int64_t, int64_t*, void*);
 cudnnStatus_t cudnnBackendExecute(cudnnHandle_t, cudnnBackendDescriptor_t, cudnnBackendDescriptor_t);
+
+cudnnStatus_t cudnnCreateTensorDescriptor(cudnnTensorDescriptor_t*);
+cudnnStatus_t cudnnDestroyTensorDescriptor(cudnnTensorDescriptor_t);
+cudnnStatus_t cudnnSetTensor4dDescriptorEx(cudnnTensorDescriptor_t, cudnnDataType_t, int n, int c, int h, int w,
+                                           int n_stride, int c_stride, int h_stride, int w_stride);
+cudnnStatus_t cudnnCreateFilterDescriptor(cudnnFilterDescriptor_t*);
+cudnnStatus_t cudnnDestroyFilterDescriptor(cudnnFilterDescriptor_t);
+cudnnStatus_t cudnnSetFilter4dDescriptor(cudnnFilterDescriptor_t, cudnnDataType_t, cudnnTensorFormat_t, int k, int c,
+                                         int h, int w);
+cudnnStatus_t cudnnCreateConvolutionDescriptor(cudnnConvolutionDescriptor_t*);
+cudnnStatus_t cudnnDestroyConvolutionDescriptor(cudnnConvolutionDescriptor_t);
+cudnnStatus_t cudnnSetConvolution2dDescriptor(cudnnConvolutionDescriptor_t, int pad_h, int pad_w, int stride_h,
+                                              int stride_w, int dilation_h, int dilation_w, cudnnConvolutionMode_t,
+                                              cudnnDataType_t);
+cudnnStatus_t cudnnSetConvolutionGroupCount(cudnnConvolutionDescriptor_t, int);
+cudnnStatus_t cudnnSetConvolutionMathType(cudnnConvolutionDescriptor_t, cudnnMathType_t);
+cudnnStatus_t cudnnGetConvolutionForwardWorkspaceSize(cudnnHandle_t, const cudnnTensorDescriptor_t x,
+                                                      const cudnnFilterDescriptor_t w,
+                                                      const cudnnConvolutionDescriptor_t,
+                                                      const cudnnTensorDescriptor_t y, cudnnConvolutionFwdAlgo_t,
+                                                      size_t*);
+cudnnStatus_t cudnnGetConvolutionBackwardDataWorkspaceSize(cudnnHandle_t, const cudnnFilterDescriptor_t w,
+                                                           const cudnnTensorDescriptor_t dy,
+                                                           const cudnnConvolutionDescriptor_t,
+                                                           const cudnnTensorDescriptor_t dx,
+                                                           cudnnConvolutionBwdDataAlgo_t, size_t*);
+cudnnStatus_t cudnnGetConvolutionBackwardFilterWorkspaceSize(cudnnHandle_t, const cudnnTensorDescriptor_t x,
+                                                             const cudnnTensorDescriptor_t dy,
+                                                             const cudnnConvolutionDescriptor_t,
+                                                             const cudnnFilterDescriptor_t dw,
+                                                             cudnnConvolutionBwdFilterAlgo_t, size_t*);
+cudnnStatus_t cudnnConvolutionForward(cudnnHandle_t, const void* alpha, const cudnnTensorDescriptor_t, const void* x,
+                                      const cudnnFilterDescriptor_t, const void* w, const cudnnConvolutionDescriptor_t,
+                                      cudnnConvolutionFwdAlgo_t, void* workspace, size_t, const void* beta,
+                                      const cudnnTensorDescriptor_t, void* y);
+cudnnStatus_t cudnnConvolutionBackwardData(cudnnHandle_t, const void* alpha, const cudnnFilterDescriptor_t,
+                                           const void* w, const cudnnTensorDescriptor_t, const void* dy,
+                                           const cudnnConvolutionDescriptor_t, cudnnConvolutionBwdDataAlgo_t,
+                                           void* workspace, size_t, const void* beta, const cudnnTensorDescriptor_t,
+                                           void* dx);
+cudnnStatus_t cudnnConvolutionBackwardFilter(cudnnHandle_t, const void* alpha, const cudnnTensorDescriptor_t,
+                                             const void* x, const cudnnTensorDescriptor_t, const void* dy,
+                                             const cudnnConvolutionDescriptor_t, cudnnConvolutionBwdFilterAlgo_t,
+                                             void* workspace, size_t, const void* beta, const cudnnFilterDescriptor_t,
+                                             void* dw);
+// Not cuDNN's: what is alive, so that a test sees that all is given back.
+int fake_cudnn_handles();
+int fake_cudnn_descriptors();
+}
+#pragma GCC visibility pop

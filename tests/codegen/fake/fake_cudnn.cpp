@@ -10,10 +10,6 @@
 #include <memory>
 #include <vector>
 
-struct FakeCudnnHandle {
-  cudaStream_t stream = nullptr;
-};
-
 namespace {
 
 struct Bag {
@@ -82,6 +78,7 @@ size_t size_of(cudnnBackendAttributeType_t type) {
 }
 
 std::string last_error;
+int handles = 0;
 
 cudnnStatus_t refuse(const std::string& text) {
   last_error = text;
@@ -172,12 +169,15 @@ void cudnnGetLastErrorString(char* text, size_t bytes) {
   std::strncpy(text, last_error.c_str(), bytes - 1);
   text[bytes - 1] = '\0';
 }
+int fake_cudnn_handles() { return handles; }
 cudnnStatus_t cudnnCreate(cudnnHandle_t* handle) {
   *handle = new FakeCudnnHandle;
+  ++handles;
   return CUDNN_STATUS_SUCCESS;
 }
 cudnnStatus_t cudnnDestroy(cudnnHandle_t handle) {
   delete handle;
+  --handles;
   return CUDNN_STATUS_SUCCESS;
 }
 cudnnStatus_t cudnnSetStream(cudnnHandle_t handle, cudaStream_t stream) {

@@ -1,0 +1,208 @@
+// Convolutions through cuDNN's legacy API, which has FFT and Winograd: descriptors per distinct row, made once.
+//
+// Accesses of a launch: forward x, w, y; data gradient dy, w, dx; filter gradient x, dy, dw; then workspace, if any.
+
+#include "cudnn_calls.h"
+#include "mbc_types.h"
+
+#include <climits>
+#include <map>
+#include <utility>
+#include <vector>
+
+namespace {
+
+enum Pass : int64_t { FORWARD = 0, BACKWARD_DATA = 1, BACKWARD_FILTER = 2 };
+
+// The integers of a row, in order. mbc/kernels/cudnn_legacy.py has the same.
+struct LegacyRow {
+  int64_t pass;
+  int64_t type;
+  int64_t layout;
+  int64_t math;       // cudnnMathType_t
+  int64_t algorithm;  // of the enumeration of its pass
+  int64_t accumulate;
+  int64_t rows;
+  int64_t channels;
+  int64_t height;
+  int64_t width;
+  int64_t filters;
+  int64_t kernel_height;
+  int64_t kernel_width;
+  int64_t out_height;
+  int64_t out_width;
+  int64_t pad_height;
+  int64_t pad_width;
+  int64_t stride_height;
+  int64_t stride_width;
+  int64_t dilation_height;
+  int64_t dilation_width;
+  int64_t groups;
+  int64_t workspace_bytes;
+};
+
+template <typename T, cudnnStatus_t (*create)(T*), cudnnStatus_t (*destroy)(T)>
+class Owned {
+ public:
+  Owned() { check_cudnn(create(&raw_), "create descriptor"); }
+  Owned(Owned&& other) noexcept : raw_(std::exchange(other.raw_, nullptr)) {}
+  Owned(const Owned&) = delete;
+  Owned& operator=(const Owned&) = delete;
+  ~Owned() {
+    if (raw_ != nullptr) destroy(raw_);
+  }
+  T get() const { return raw_; }
+
+ private:
+  T raw_ = nullptr;
+};
+
+using Tensor = Owned<cudnnTensorDescriptor_t, cudnnCreateTensorDescriptor, cudnnDestroyTensorDescriptor>;
+using Filter = Owned<cudnnFilterDescriptor_t, cudnnCreateFilterDescriptor, cudnnDestroyFilterDescriptor>;
+using Convolution =
+    Owned<cudnnConvolutionDescriptor_t, cudnnCreateConvolutionDescriptor, cudnnDestroyConvolutionDescriptor>;
+
+int as_int(int64_t value) {
+  if (value < 0 || value > INT_MAX) throw Failure("cuDNN's legacy API takes no size of " + std::to_string(value));
+  return static_cast<int>(value);
+}
+
+// Strides rather than a format: with one pixel or one channel the two formats look alike.
+Tensor tensor(const LegacyRow& row, int64_t channels, int64_t height, int64_t width) {
+  const bool last = row.layout == MBC_CHANNELS_LAST;
+  Tensor made;
+  check_cudnn(cudnnSetTensor4dDescriptorEx(made.get(), data_type_of(row.type), as_int(row.rows), as_int(channels),
+                                           as_int(height), as_int(width), as_int(channels * height * width),
+                                           as_int(last ? 1 : height * width), as_int(last ? width * channels : width),
+                                           as_int(last ? channels : 1)),
+              "tensor");
+  return made;
+}
+
+Filter filter(const LegacyRow& row) {
+  Filter made;
+  check_cudnn(cudnnSetFilter4dDescriptor(
+                  made.get(), data_type_of(row.type),
+                  row.layout == MBC_CHANNELS_LAST ? CUDNN_TENSOR_NHWC : CUDNN_TENSOR_NCHW, as_int(row.filters),
+                  as_int(row.channels / row.groups), as_int(row.kernel_height), as_int(row.kernel_width)),
+              "filter");
+  return made;
+}
+
+Convolution convolution(const LegacyRow& row) {
+  Convolution made;
+  check_cudnn(cudnnSetConvolution2dDescriptor(made.get(), as_int(row.pad_height), as_int(row.pad_width),
+                                              as_int(row.stride_height), as_int(row.stride_width),
+                                              as_int(row.dilation_height), as_int(row.dilation_width),
+                                              CUDNN_CROSS_CORRELATION, CUDNN_DATA_FLOAT),
+              "convolution");
+  check_cudnn(cudnnSetConvolutionGroupCount(made.get(), as_int(row.groups)), "groups");
+  check_cudnn(cudnnSetConvolutionMathType(made.get(), static_cast<cudnnMathType_t>(row.math)), "math type");
+  return made;
+}
+
+// One convolution, ready to run: `image` is x or dx, `weight` w or dw, `result` y or dy.
+struct Prepared {
+  explicit Prepared(const LegacyRow& the_row)
+      : row(the_row),
+        image(tensor(row, row.channels, row.height, row.width)),
+        weight(filter(row)),
+        result(tensor(row, row.filters, row.out_height, row.out_width)),
+        shape(convolution(row)),
+        widening(Widening::of(row.pass == BACKWARD_FILTER, row.type,
+                              row.filters * (row.channels / row.groups) * row.kernel_height * row.kernel_width)) {}
+
+  // Of the workspace, what the algorithm may use.
+  int64_t budget() const { return row.workspace_bytes - widening.bytes; }
+
+  LegacyRow row;
+  Tensor image;
+  Filter weight;
+  Tensor result;
+  Convolution shape;
+  Widening widening;
+};
+
+class CudnnLegacy : public Library {
+ public:
+  explicit CudnnLegacy(std::shared_ptr<CudnnHandle> handle) : handle_(std::move(handle)) {}
+
+  int prepare(const int64_t* integers, int64_t integer_count, const int64_t*, int64_t) override {
+    std::vector<int64_t> key(integers, integers + integer_count);
+    const auto known = numbers_.find(key);
+    if (known != numbers_.end()) return known->second;
+    Prepared prepared(*reinterpret_cast<const LegacyRow*>(integers));
+    if (prepared.budget() < 0) throw Failure("the planned workspace does not hold the filter gradient");
+    const auto needed = static_cast<int64_t>(workspace_bytes(prepared));
+    if (needed > prepared.budget())
+      throw Failure("cuDNN's legacy algorithm " + std::to_string(prepared.row.algorithm) + " needs " +
+                    std::to_string(needed) + " bytes of workspace here, the plan has " +
+                    std::to_string(prepared.budget()) + ": compile again with this cuDNN");
+    prepared_.push_back(std::move(prepared));
+    const int number = static_cast<int>(prepared_.size()) - 1;
+    numbers_.emplace(std::move(key), number);
+    return number;
+  }
+
+  void run(int number, const MbcCall& call) override {
+    const Prepared& p = prepared_[static_cast<size_t>(number)];
+    const cudnnHandle_t handle = handle_->get();
+    handle_->use(call.stream);
+    void* const* const at = call.pointers;
+    char* const workspace = p.row.workspace_bytes > 0 ? static_cast<char*>(at[3]) : nullptr;
+    char* const spare = p.budget() > 0 ? workspace + p.widening.bytes : nullptr;
+    const auto size = static_cast<size_t>(p.budget());
+    const bool widened = p.widening.elements > 0;
+    const float one = 1.0f, beta = p.row.accumulate != 0 && !widened ? 1.0f : 0.0f;
+    if (p.row.pass == FORWARD) {
+      check_cudnn(cudnnConvolutionForward(handle, &one, p.image.get(), at[0], p.weight.get(), at[1], p.shape.get(),
+                                          static_cast<cudnnConvolutionFwdAlgo_t>(p.row.algorithm), spare, size, &beta,
+                                          p.result.get(), at[2]),
+                  "forward");
+    } else if (p.row.pass == BACKWARD_DATA) {
+      check_cudnn(cudnnConvolutionBackwardData(handle, &one, p.weight.get(), at[1], p.result.get(), at[0],
+                                               p.shape.get(),
+                                               static_cast<cudnnConvolutionBwdDataAlgo_t>(p.row.algorithm), spare,
+                                               size, &beta, p.image.get(), at[2]),
+                  "backward data");
+    } else {
+      check_cudnn(cudnnConvolutionBackwardFilter(handle, &one, p.image.get(), at[0], p.result.get(), at[1],
+                                                 p.shape.get(),
+                                                 static_cast<cudnnConvolutionBwdFilterAlgo_t>(p.row.algorithm), spare,
+                                                 size, &beta, p.weight.get(), widened ? workspace : at[2]),
+                  "backward filter");
+      if (widened) p.widening.run(workspace, at[2], p.row.accumulate != 0, call.stream);
+    }
+  }
+
+ private:
+  // What the algorithm asks for on this GPU with this cuDNN.
+  size_t workspace_bytes(const Prepared& p) const {
+    const cudnnHandle_t handle = handle_->get();
+    size_t bytes = 0;
+    if (p.row.pass == FORWARD)
+      check_cudnn(cudnnGetConvolutionForwardWorkspaceSize(
+                      handle, p.image.get(), p.weight.get(), p.shape.get(), p.result.get(),
+                      static_cast<cudnnConvolutionFwdAlgo_t>(p.row.algorithm), &bytes),
+                  "forward workspace");
+    else if (p.row.pass == BACKWARD_DATA)
+      check_cudnn(cudnnGetConvolutionBackwardDataWorkspaceSize(
+                      handle, p.weight.get(), p.result.get(), p.shape.get(), p.image.get(),
+                      static_cast<cudnnConvolutionBwdDataAlgo_t>(p.row.algorithm), &bytes),
+                  "backward data workspace");
+    else
+      check_cudnn(cudnnGetConvolutionBackwardFilterWorkspaceSize(
+                      handle, p.image.get(), p.result.get(), p.shape.get(), p.weight.get(),
+                      static_cast<cudnnConvolutionBwdFilterAlgo_t>(p.row.algorithm), &bytes),
+                  "backward filter workspace");
+    return bytes;
+  }
+
+  std::shared_ptr<CudnnHandle> handle_;
+  std::vector<Prepared> prepared_;
+  std::map<std::vector<int64_t>, int> numbers_;
+};
+
+}  // namespace
+
+std::unique_ptr<Library> open_cudnn_legacy(Shared& shared) { return std::make_unique<CudnnLegacy>(cudnn_handle(shared)); }
