@@ -77,7 +77,7 @@ class KernelLibrary:
         calls.mbc_kernels_run.restype = ctypes.c_char_p
         calls.mbc_kernels_run.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.POINTER(MbcCall))
         self._stream = stream
-        self._providers = _default_providers() if providers is None else providers
+        self._providers = default_providers() if providers is None else providers
         self._opened: int | None = calls.mbc_kernels_open()
 
     @staticmethod
@@ -168,7 +168,7 @@ class KernelLibrary:
         self.close()
 
 
-def _default_providers() -> Mapping[str, Provider]:
+def default_providers() -> Mapping[str, Provider]:
     from mbc.kernels import PROVIDERS  # here: they are not needed where a test brings its own
 
     return {provider.name: provider for provider in PROVIDERS}

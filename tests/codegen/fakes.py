@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from mbc.codegen.build import host_files
-from mbc.codegen.render import render
+from mbc.codegen.render import render, render_kernel_library
 from mbc.codegen.view import CUDNN_LIBRARIES, LIBRARIES, View, view
 from mbc.kernels.base import Provider
 from mbc.plan.model import Copy, Plan, Program, Space, Stream
@@ -95,16 +95,32 @@ def compile_against_fake(rows: View, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     sources = render(rows, "test")
     (folder / "program.cpp").write_text(sources["program.cpp"])
-    launchers = "".join(
-        f'extern "C" const char* {symbol}(const MbcCall& call) {{ return fake_kernel("{symbol}", call); }}\n'
-        for symbol in rows.symbols
-    )
-    (folder / "launchers.cpp").write_text(f'#include "fake.h"\n{launchers}')
+    _write_launchers(rows.symbols, folder)
     objects = _static_objects()
     chosen = [objects[name] for name in (*host_files(rows), *(path.name for path in sorted(FAKE.glob("*.cpp"))))]
     library = folder / "libfake.so"
     _compile([str(folder / "program.cpp"), str(folder / "launchers.cpp"), *map(str, chosen)], library, "-shared")
     return library
+
+
+def compile_kernels_against_fake(symbols: tuple[str, ...], folder: Path) -> Path:
+    """The library that measuring calls, with these launchers, over the fakes; skips where there is no g++."""
+    if shutil.which("g++") is None:
+        pytest.skip("needs g++ to compile the host code")
+    (folder / "kernel_library.cpp").write_text(render_kernel_library())
+    _write_launchers(symbols, folder)
+    objects = [str(path) for name, path in _static_objects().items() if name != "module.cpp"]
+    library = folder / "libkernels.so"
+    _compile([str(folder / "kernel_library.cpp"), str(folder / "launchers.cpp"), *objects], library, "-shared")
+    return library
+
+
+def _write_launchers(symbols: tuple[str, ...], folder: Path) -> None:
+    launchers = "".join(
+        f'extern "C" const char* {symbol}(const MbcCall& call) {{ return fake_kernel("{symbol}", call); }}\n'
+        for symbol in symbols
+    )
+    (folder / "launchers.cpp").write_text(f'#include "fake.h"\n{launchers}')
 
 
 def _compile(inputs: list[str], output: Path, *flags: str) -> None:
