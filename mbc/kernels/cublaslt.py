@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from mbc.device.spec import DeviceSpec
 from mbc.ir.types import Layout, Precision, TensorType
 from mbc.kernels.base import DTYPE_CODES, Arguments, Candidate, Request
+from mbc.kernels.calibration import WITHOUT_WORKSPACE, Effort, busy, estimate_us, group, peak_tflops
 from mbc.ops.matrix import Linear
 
 PASSES = {"linear": 0, "linear_backward_data": 1, "linear_backward_filter": 2}
@@ -19,11 +20,6 @@ ROW_FIELDS = ("pass", "type", "math", "accumulate", "rows", "inputs", "outputs",
 
 _MOST_WORKSPACE_BYTES = 32 << 20  # what NVIDIA advises for Hopper; more brought nothing
 _MOST_SUMS = 16  # partial results of a split sum that the workspace holds
-_MATRIX_EFFICIENCY = 0.7
-_PLAIN_EFFICIENCY = 0.75
-_LEAN_EFFICIENCY = 0.8  # of those, where a sum cannot be split for want of workspace
-_COPY_EFFICIENCY = 0.85
-_TILE = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,21 +52,16 @@ def _workspace_bytes(sizes: _Sizes, number: int) -> int:
     return min(-(-sums // 256) * 256, _MOST_WORKSPACE_BYTES)
 
 
-def _estimate_us(request: Request, sizes: _Sizes, number: int, device: DeviceSpec, split: bool) -> float:
-    strict = request.precision is Precision.FP32
-    peak = {
-        Precision.FP32: device.fp32_tflops,
-        Precision.TF32: device.tf32_tflops,
-        Precision.BF16: device.bf16_tflops,
-        Precision.FP16: device.fp16_tflops,
-    }[request.precision]
-    efficiency = _PLAIN_EFFICIENCY if strict else _MATRIX_EFFICIENCY
-    tiles = math.prod(math.ceil(side / _TILE) for side in sizes.result(number))
-    parts = _MOST_SUMS if split else 1
-    efficiency *= min(1.0, tiles * parts / device.multiprocessors) * (1.0 if split else _LEAN_EFFICIENCY)
-    arithmetic = sizes.operations / (peak * 1e6 * efficiency)
-    moved = sum(t.size_bytes for t in (*request.inputs, *request.outputs))
-    return device.launch_us + max(arithmetic, moved / (device.copy_gb_s * 1e3 * _COPY_EFFICIENCY))
+def _effort(request: Request, sizes: _Sizes, number: int, device: DeviceSpec, split: bool) -> Effort:
+    width = busy(*sizes.result(number), device, _MOST_SUMS if split else 1)
+    moved_bytes = sum(t.size_bytes for t in (*request.inputs, *request.outputs))
+    return Effort(
+        group("cublaslt", request.kind, request.precision),
+        "" if split else WITHOUT_WORKSPACE,
+        device.launch_us,
+        sizes.operations / (peak_tflops(device, request.precision) * 1e6 * width),
+        moved_bytes / (device.copy_gb_s * 1e3),
+    )
 
 
 @dataclass(frozen=True)
@@ -81,6 +72,10 @@ class CublasLt:
 
     def candidates(self, request: Request, device: DeviceSpec) -> Iterable[Candidate]:
         """One without workspace and one that can split its sum. Reductions are in fp32 and in a fixed order."""
+        return (candidate for candidate, _ in self.estimated(request, device))
+
+    def estimated(self, request: Request, device: DeviceSpec) -> Iterable[tuple[Candidate, Effort]]:
+        """Each candidate with what its time was estimated from."""
         sizes = _sizes(request)
         if sizes is None or request.precision is Precision.FP64:
             return
@@ -88,16 +83,18 @@ class CublasLt:
             return
         number = PASSES[request.kind]
         for workspace_bytes in (0, _workspace_bytes(sizes, number)):
-            yield Candidate(
+            effort = _effort(request, sizes, number, device, workspace_bytes > 0)
+            candidate = Candidate(
                 provider=self.name,
                 name=request.kind,
                 settings=(),
                 layouts=(Layout.CHANNELS_FIRST,) * 3,
                 workspace_bytes=workspace_bytes,
-                time_us=_estimate_us(request, sizes, number, device, workspace_bytes > 0),
+                time_us=estimate_us(effort),
                 measured=False,
                 accumulates=number == 2,
             )
+            yield candidate, effort
 
     def arguments(
         self,

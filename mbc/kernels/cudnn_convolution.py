@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from mbc.device.spec import DeviceSpec
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import DTYPE_CODES, LAYOUT_CODES, Arguments, Candidate, Request
+from mbc.kernels.calibration import WITHOUT_WORKSPACE, Effort, busy, estimate_us, group, peak_tflops
 from mbc.ops.convolution import Convolution
 
 PASSES = {"convolution": 0, "convolution_backward_data": 1, "convolution_backward_filter": 2}
@@ -71,22 +72,6 @@ _LEAST_SUMS_BYTES = 3 << 19  # small filters of large images split further: 1.5 
 _SUMS_PER_PASS = {0: 2, 1: 2, 2: 16}  # partial results of a split reduction, in sizes of the filter
 _SLACK_BYTES = 4096  # pointers, counters and alignment of parts
 
-# Share of the arithmetic peak that engines reach on ResNet-50's layers at batch 256 on an H200, by pass; fitted to the
-# totals of 15.9 (bf16), 33.5 (tf32) and 175 ms (fp32) for all its convolutions.
-_EFFICIENCY = {
-    "matrix": (0.62, 0.70, 0.60),
-    "plain": (0.60, 0.60, 0.55),
-}
-_COPY_EFFICIENCY = 0.85  # of the copy bandwidth
-# Of the fp32 peak, by pass: what is left without workspace. Measured on an H200, ResNet-50's stem at batch 256 in bf16
-# took 3.1 ms forward and 342 ms for its filter gradient, where engines with workspace take 0.5.
-_FALLBACK_EFFICIENCY = {
-    "matrix": (0.30, 0.01, 0.003),
-    "plain": (0.30, 0.25, 0.05),
-}
-_DEPTHWISE_EFFICIENCY = 0.35  # of the copy bandwidth
-_TILE = 128  # rows and columns of the product that one multiprocessor computes at a time
-
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
@@ -105,6 +90,18 @@ class Shapes:
     @property
     def depthwise(self) -> bool:
         return self.attributes.groups > 1 and self.filter.shape[1] == 1
+
+    @property
+    def is_product(self) -> bool:
+        """Whether the convolution is one product of matrices over the pixels as they lie."""
+        a = self.attributes
+        return a.kernel == a.stride == (1, 1) and not any(a.pad) and a.groups == 1
+
+    def touched_bytes(self, number: int) -> int:
+        """Of the image: a stride above the kernel's size leaves pixels out, but a data gradient writes zeros there."""
+        a = self.attributes
+        share = math.prod(min(1.0, k / s) for k, s in zip(a.kernel, a.stride, strict=True))
+        return self.image.size_bytes if number == 1 else round(self.image.size_bytes * share)
 
 
 def shapes_of(request: Request) -> Shapes | None:
@@ -183,46 +180,38 @@ def _natural(shapes: Shapes, number: int, layout: Layout, precision: Precision) 
     return layout is Layout.CHANNELS_LAST and aligned
 
 
-def _peak_tflops(device: DeviceSpec, precision: Precision) -> float:
-    return {
-        Precision.FP32: device.fp32_tflops,
-        Precision.TF32: device.tf32_tflops,
-        Precision.BF16: device.bf16_tflops,
-        Precision.FP16: device.fp16_tflops,
-    }[precision]
+def _variant(shapes: Shapes, number: int, layout: Layout, precision: Precision) -> str:
+    """How engines come at the operands: what estimates have in common."""
+    if shapes.depthwise or shapes.attributes.groups > 1:
+        return "depthwise" if shapes.depthwise else "grouped"
+    multiple = _channel_multiple(precision)
+    if any(channels % multiple for channels in shapes.filter.shape[:2]):
+        return "unaligned"
+    # A product of matrices either way: rows of pixels can be loaded where rows of channels are not.
+    product = shapes.is_product and precision is not Precision.FP32
+    if product and math.prod(shapes.image.shape[2:]) % multiple == 0:
+        return "straight"
+    return "straight" if _natural(shapes, number, layout, precision) else "converted"
 
 
-def _utilization(shapes: Shapes, number: int, device: DeviceSpec) -> float:
-    """Share of the multiprocessors that a product of this size keeps busy; filter gradients split their sum instead."""
-    if number == 2:
-        return 1.0
-    side = shapes.result if number == 0 else shapes.image
-    height = side.shape[0] * math.prod(side.shape[2:])
-    tiles = math.ceil(height / _TILE) * math.ceil(side.shape[1] / _TILE)
-    waves = math.ceil(tiles / device.multiprocessors)
-    return tiles / (waves * device.multiprocessors)
-
-
-def _estimate_us(
-    shapes: Shapes, number: int, precision: Precision, device: DeviceSpec, converted: bool, lean_fallback: bool
-) -> float:
-    moved = sum(t.size_bytes for t in (shapes.image, shapes.filter, shapes.result))
-    bytes_per_us = device.copy_gb_s * 1e3
-    if shapes.depthwise:
-        return device.launch_us + moved / (bytes_per_us * _DEPTHWISE_EFFICIENCY)
-    if lean_fallback:
-        half = shapes.image.dtype is not DType.FP32
-        peak, efficiency = device.fp32_tflops, _FALLBACK_EFFICIENCY["matrix" if half else "plain"][number]
-    else:
-        peak = _peak_tflops(device, precision)
-        efficiency = _EFFICIENCY["plain" if precision is Precision.FP32 else "matrix"][number]
-        # Small products still spread over the machine by smaller tiles, at half the efficiency.
-        efficiency *= max(_utilization(shapes, number, device), 0.05)
-    arithmetic = shapes.operations / (peak * 1e6 * efficiency)
-    memory = moved / (bytes_per_us * _COPY_EFFICIENCY)
-    # A conversion reads each operand and writes its copy, in kernels of its own.
-    conversion = 2 * moved / (bytes_per_us * _COPY_EFFICIENCY) + 3 * device.launch_us if converted else 0.0
-    return device.launch_us + max(arithmetic, memory) + conversion
+def _effort(shapes: Shapes, kind: str, layout: Layout, precision: Precision, device: DeviceSpec, bare: bool) -> Effort:
+    number = PASSES[kind]
+    variant = _variant(shapes, number, layout, precision)
+    # Direct kernels, which are left where operands cannot be copied, use no tensor cores.
+    direct = bare and variant != "straight"
+    peak = device.fp32_tflops if direct else peak_tflops(device, precision)
+    width = 1.0  # filter gradients split their sum and so fill the machine
+    if number != 2:
+        side = shapes.result if number == 0 else shapes.image
+        width = busy(side.shape[0] * math.prod(side.shape[2:]), side.shape[1], device)
+    moved_bytes = shapes.filter.size_bytes + shapes.result.size_bytes + shapes.touched_bytes(number)
+    return Effort(
+        group("cudnn", kind, precision),
+        f"{WITHOUT_WORKSPACE} {variant}" if bare else variant,
+        device.launch_us,
+        shapes.operations / (peak * 1e6 * width),
+        moved_bytes / (device.copy_gb_s * 1e3),
+    )
 
 
 @dataclass(frozen=True)
@@ -233,34 +222,26 @@ class CudnnConvolution:
 
     def candidates(self, request: Request, device: DeviceSpec) -> Iterable[Candidate]:
         """Two a layout: bare, and lean or full, whichever engines need for their full speed."""
+        return (candidate for candidate, _ in self.estimated(request, device))
+
+    def estimated(self, request: Request, device: DeviceSpec) -> Iterable[tuple[Candidate, Effort]]:
+        """Each candidate with what its time was estimated from."""
         shapes = shapes_of(request)
         if shapes is None or request.precision is Precision.FP64:
             return
         if request.precision is Precision.BF16 and not device.has_bf16:
             return  # bf16 came with compute capability 8.0
         number = PASSES[request.kind]
-        sums = _sums_bytes(shapes, number)
-        bare = widened_bytes(shapes.filter, shapes.image.dtype) if number == 2 else 0
+        bare_bytes = widened_bytes(shapes.filter, shapes.image.dtype) if number == 2 else 0
         for layout in (Layout.CHANNELS_FIRST, Layout.CHANNELS_LAST):
-            natural = _natural(shapes, number, layout, request.precision)
-            yield self._candidate(request, shapes, device, layout, bare, False, True)
-            if natural:
-                yield self._candidate(request, shapes, device, layout, sums, False, False)
-            else:
-                copies = _copies_bytes(shapes, request.precision, layout)
-                yield self._candidate(request, shapes, device, layout, sums + copies, True, False)
+            full_bytes = _sums_bytes(shapes, number)
+            if not _natural(shapes, number, layout, request.precision):
+                full_bytes += _copies_bytes(shapes, request.precision, layout)
+            for workspace_bytes, bare in ((bare_bytes, True), (full_bytes, False)):
+                effort = _effort(shapes, request.kind, layout, request.precision, device, bare)
+                yield self._candidate(request, layout, workspace_bytes, effort), effort
 
-    def _candidate(
-        self,
-        request: Request,
-        shapes: Shapes,
-        device: DeviceSpec,
-        layout: Layout,
-        workspace_bytes: int,
-        converted: bool,
-        fallback: bool,
-    ) -> Candidate:
-        number = PASSES[request.kind]
+    def _candidate(self, request: Request, layout: Layout, workspace_bytes: int, effort: Effort) -> Candidate:
         return Candidate(
             provider=self.name,
             name=request.kind,
@@ -271,9 +252,9 @@ class CudnnConvolution:
             ),
             layouts=(layout, layout, layout),
             workspace_bytes=_padded(workspace_bytes, _ALIGNMENT_BYTES),
-            time_us=_estimate_us(shapes, number, request.precision, device, converted, fallback),
+            time_us=estimate_us(effort),
             measured=False,
-            accumulates=number == 2,
+            accumulates=PASSES[request.kind] == 2,
         )
 
     def arguments(

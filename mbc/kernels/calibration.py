@@ -1,0 +1,190 @@
+"""Times that nobody measured: a roofline whose shares were fitted to a GPU that was.
+
+    time = fixed + arithmetic / (share of the peak) + memory / (share of the bandwidth)
+
+`fixed` is the launches of the call. `arithmetic` is its operations over the peak of its precision, on as many
+multiprocessors as its tiles keep busy; `memory` is its bytes, each counted once, over the copy bandwidth. The two are
+added, since kernels overlap them only in part: a share above 1 says how well they do. Which operations have shares in
+common is their `group` (provider, kind, precision) and `variant` (how the operands lie, whether there is workspace).
+
+`benchmarks/calibrate.py` fits the shares to half of the layers of a profile and compares with the other half how far
+off they are; estimates.json holds both. On another GPU than that of the profile the same shares are taken of its own
+peaks, and what is not known of it widens the range by `OTHER_GPU`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from mbc.device.spec import DeviceSpec
+from mbc.ir.types import Precision
+from mbc.resources import data_text
+
+ESTIMATES_FILE = "estimates.json"
+OTHER_GPU = 1.5  # by judgement, not by measurement: one GPU was measured
+_TILE = 128  # rows and columns of the product that one multiprocessor computes at a time
+_LEAST_BUSY = 0.05  # small products still spread over the machine by smaller tiles
+
+WITHOUT_WORKSPACE = "bare"  # the variant of candidates that take none
+ALL = "all"  # the spread over every group of candidates that have the workspace they want
+INTERPOLATED = "interpolated"  # between two measured sizes of a profile
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Of the arithmetic peak and of the copy bandwidth."""
+
+    arithmetic: float
+    memory: float
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """What one call takes at the ceilings of a GPU, in microseconds."""
+
+    group: str
+    variant: str
+    fixed_us: float
+    arithmetic_us: float
+    memory_us: float
+
+    @property
+    def key(self) -> str:
+        return f"{self.group} {self.variant}".rstrip()
+
+    def time_us(self, shares: Shares) -> float:
+        return self.fixed_us + self.arithmetic_us / shares.arithmetic + self.memory_us / shares.memory
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Measured over estimated times: `median`, and `low` and `high` at 10 % and 90 % of the requests compared. Of the
+    distance from 1 the median (`error`) and the 90th percentile (`error_high`)."""
+
+    count: int
+    median: float
+    low: float
+    high: float
+    error: float
+    error_high: float
+
+    @staticmethod
+    def of(ratios: Sequence[float]) -> Spread:
+        """Of at least one ratio."""
+        ordered, errors = sorted(ratios), sorted(abs(ratio - 1) for ratio in ratios)
+        return Spread(
+            len(ordered),
+            quantile(ordered, 0.5),
+            quantile(ordered, 0.1),
+            quantile(ordered, 0.9),
+            quantile(errors, 0.5),
+            quantile(errors, 0.9),
+        )
+
+
+UNCOMPARED = Spread(0, 1.0, 0.5, 2.0, 0.5, 1.0)  # by judgement, for work that no profile has
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """`shares` by `Effort.key`, `spreads` by group (with ` bare` for candidates without workspace).
+
+    `gpu`, `driver`, `cudnn` and `measured` are those of the profile, `fitted` is the date of fitting.
+    """
+
+    gpu: str
+    driver: str
+    cudnn: int
+    measured: str
+    fitted: str
+    requests: int
+    shares: Mapping[str, Shares]
+    spreads: Mapping[str, Spread]
+
+    def shares_of(self, effort: Effort) -> Shares:
+        return self.shares.get(effort.key) or unfitted(effort)
+
+    def estimate_us(self, effort: Effort) -> float:
+        return effort.time_us(self.shares_of(effort))
+
+    def spread(self, group: str, bare: bool) -> Spread:
+        """How far estimates of a group are off on the GPU of the profile."""
+        return self.spreads.get(f"{group} {WITHOUT_WORKSPACE}" if bare else group, UNCOMPARED)
+
+    def factors(self, spread: Spread, device: DeviceSpec) -> tuple[float, float]:
+        """What estimated times are multiplied by for the lower and the upper end of their range. Never beyond the
+        estimate itself."""
+        wider = 1.0 if device.name == self.gpu else OTHER_GPU
+        return min(1.0, spread.low / wider), max(1.0, spread.high * wider)
+
+
+def unfitted(effort: Effort) -> Shares:
+    """By judgement, for work that no profile has."""
+    if effort.group.startswith("mbc "):
+        return Shares(1.0, 0.85)
+    if not effort.variant.startswith(WITHOUT_WORKSPACE):
+        # Channels that fill no load are copied into more of them, and the copies are mostly zeros.
+        return Shares(0.1, 0.2) if effort.variant in ("unaligned", "grouped") else Shares(0.5, 0.5)
+    # Without workspace there may be no engine but a direct one. Measured on an H200, ResNet-50's stem at batch 256 in
+    # bf16 took 342 ms for its filter gradient, where engines with workspace take 0.5.
+    if effort.group.startswith("cublaslt "):
+        return Shares(0.4, 0.5)
+    if "backward_filter" in effort.group:
+        return Shares(0.003, 0.1)
+    return Shares(0.01, 0.1) if "backward_data" in effort.group else Shares(0.1, 0.1)
+
+
+@cache
+def calibration() -> Calibration:
+    """What comes with mbc."""
+    return read_calibration(data_text(ESTIMATES_FILE))
+
+
+def read_calibration(text: str) -> Calibration:
+    document: dict[str, Any] = json.loads(text)
+    shares = {key: Shares(*row) for key, row in document.pop("shares").items()}
+    spreads = {key: Spread(*row) for key, row in document.pop("spreads").items()}
+    return Calibration(**document, shares=shares, spreads=spreads)
+
+
+def estimate_us(effort: Effort) -> float:
+    return calibration().estimate_us(effort)
+
+
+def group(provider: str, kind: str, precision: Precision) -> str:
+    """bf16 and fp16 have one speed; what mbc's own kernels do is bound by memory in every precision."""
+    if provider == "mbc":
+        return f"mbc {kind}"
+    half = precision in (Precision.BF16, Precision.FP16)
+    return f"{provider} {kind} {'half' if half else precision.value}"
+
+
+def peak_tflops(device: DeviceSpec, precision: Precision) -> float:
+    """Of matrix products. Raises KeyError for fp64, which no GPU runs here."""
+    return {
+        Precision.FP32: device.fp32_tflops,
+        Precision.TF32: device.tf32_tflops,
+        Precision.BF16: device.bf16_tflops,
+        Precision.FP16: device.fp16_tflops,
+    }[precision]
+
+
+def busy(height: int, width: int, device: DeviceSpec, parts: int = 1) -> float:
+    """Share of the multiprocessors that a product of this size keeps busy, its sum split into `parts`: its tiles run in
+    waves, and the last wave is not full."""
+    tiles = math.ceil(height / _TILE) * math.ceil(width / _TILE) * parts
+    waves = math.ceil(tiles / device.multiprocessors)
+    return max(_LEAST_BUSY, tiles / (waves * device.multiprocessors))
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """Linear between the neighbours."""
+    place = share * (len(ordered) - 1)
+    below = math.floor(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
