@@ -10,42 +10,57 @@ from mbc.device.spec import DeviceSpec
 from mbc.errors import MbcError
 from mbc.ir.types import DType, Precision
 from mbc.kernels.base import Arguments, Candidate, Request
-from mbc.kernels.own import channels, elementwise, images, losses, moves, products, updates
+from mbc.kernels.calibration import Effort, estimate_us, group
+from mbc.kernels.own import channels, depthwise, elementwise, images, losses, moves, products, updates
 from mbc.kernels.own.base import Layouts, OwnKernel, Slice, layout_of
 from mbc.kernels.own.moves import ConvertArguments, conversion
 
-_FAMILIES = (elementwise, channels, images, moves, losses, updates, products)
+_FAMILIES = (elementwise, channels, images, moves, losses, updates, products, depthwise)
 
+# By the names that candidates give them. A kind may have several.
 KERNELS: Mapping[str, OwnKernel] = MappingProxyType(
-    {kernel.kind: kernel for family in _FAMILIES for kernel in family.KERNELS}
+    {kernel.name: kernel for family in _FAMILIES for kernel in family.KERNELS}
+)
+
+_BY_KIND: Mapping[str, tuple[OwnKernel, ...]] = MappingProxyType(
+    {kind: tuple(k for k in KERNELS.values() if k.kind == kind) for kind in {k.kind for k in KERNELS.values()}}
 )
 
 
 @dataclass(frozen=True)
 class Own:
-    """One candidate for every combination of layouts that a kernel takes. All are deterministic."""
+    """One candidate for every kernel of a kind and combination of layouts that it takes. All are deterministic."""
 
     name: str = "mbc"
 
     def candidates(self, request: Request, device: DeviceSpec) -> Iterable[Candidate]:
         """Nothing for what has no kernel, and for fp64, which runs in the interpreter only."""
-        kernel = KERNELS.get(request.kind)
+        return (candidate for candidate, _ in self.estimated(request, device))
+
+    def estimated(self, request: Request, device: DeviceSpec) -> Iterable[tuple[Candidate, Effort]]:
+        """Each candidate with what its time was estimated from."""
         operands = (*request.inputs, *request.outputs)
-        if kernel is None or request.precision is Precision.FP64 or any(t.dtype is DType.FP64 for t in operands):
+        if request.precision is Precision.FP64 or any(t.dtype is DType.FP64 for t in operands):
             return
-        for layouts in kernel.layouts(request):
-            workspace_bytes = kernel.workspace(request, layout_of(request, layouts))
-            launches = kernel.launches if kernel.launches == 1 or workspace_bytes else 1
-            yield Candidate(
-                provider=self.name,
-                name=request.kind,
-                settings=(),
-                layouts=layouts,
-                workspace_bytes=workspace_bytes,
-                time_us=kernel.time_us(request, device) + launches * device.launch_us,
-                measured=False,
-                accumulates=kernel.accumulates,
-            )
+        for kernel in _BY_KIND.get(request.kind, ()):
+            if not kernel.takes(request):
+                continue
+            for layouts in kernel.layouts(request):
+                workspace_bytes = kernel.workspace(request, layout_of(request, layouts))
+                launches = kernel.launches if kernel.launches == 1 or workspace_bytes else 1
+                named = group(self.name, kernel.name, request.precision)
+                effort = Effort(named, "", launches * device.launch_us, 0.0, kernel.time_us(request, device))
+                candidate = Candidate(
+                    provider=self.name,
+                    name=kernel.name,
+                    settings=(),
+                    layouts=layouts,
+                    workspace_bytes=workspace_bytes,
+                    time_us=estimate_us(effort),
+                    measured=False,
+                    accumulates=kernel.accumulates,
+                )
+                yield candidate, effort
 
     def arguments(
         self,

@@ -66,6 +66,10 @@ def moved_us(request: Request, device: DeviceSpec) -> float:
     return moved_bytes / (device.copy_gb_s * 1e3)
 
 
+def always(_: Request) -> bool:
+    return True
+
+
 def same_layout(request: Request) -> Iterable[Layouts]:
     """Every operand channels first; every operand channels last, where that is another order in memory."""
     operands = (*request.inputs, *request.outputs)
@@ -102,8 +106,10 @@ def layout_code(layout: Layout) -> int:
 
 @dataclass(frozen=True)
 class OwnKernel:
-    """`kind` is an operation and, with `mbc_` before it, the launcher's name in `file` of templates/kernels.
+    """One way to run the operation `kind`, by a launcher in `file` of templates/kernels.
 
+    launcher    its name, `kind` where that is empty; `mbc_` stands before it in the source
+    takes       which requests of the kind it can run
     struct      the integers that the launcher reads, made by `integers`
     more        integers that follow the structure, as many as the structure says
     workspace   exact bytes for a request in a layout; its accesses end with a workspace where this is not 0
@@ -122,3 +128,10 @@ class OwnKernel:
     time_us: Callable[[Request, DeviceSpec], float] = moved_us
     launches: int = 1
     accumulates: bool = False
+    launcher: str = ""
+    takes: Callable[[Request], bool] = always
+
+    @property
+    def name(self) -> str:
+        """What candidates and plans call it."""
+        return self.launcher or self.kind

@@ -7,10 +7,10 @@ import math
 from dataclasses import dataclass
 
 from mbc.device.spec import DeviceSpec
-from mbc.ir.types import Layout, TensorType
+from mbc.ir.types import Layout
 from mbc.kernels.base import Request
 from mbc.kernels.own.base import OwnKernel, Slice, Struct, channels_first, layout_code, moved_us, type_code
-from mbc.ops.convolution import Convolution
+from mbc.kernels.own.sides import Sides, attributes
 from mbc.ops.matrix import Linear
 
 TILED_SHARE = 0.10  # of the fp32 peak, by the tiled product: two loads from shared memory for every two operations
@@ -63,31 +63,9 @@ class LinearFilterArguments(Struct):
     accumulate: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Sides:
-    """The image side, the feature side and the filter of one pass."""
-
-    image: TensorType
-    features: TensorType
-    weight: TensorType
-
-    @staticmethod
-    def of(request: Request) -> _Sides:
-        (a, b), c = request.inputs, request.outputs[0]
-        if request.kind == "convolution":
-            return _Sides(a, c, b)
-        return _Sides(c, a, b) if request.kind == "convolution_backward_data" else _Sides(a, b, c)
-
-
-def _attributes(request: Request) -> Convolution:
-    a = request.attributes
-    assert isinstance(a, Convolution)
-    return a
-
-
 def _tiled(request: Request) -> bool:
     """Whether the pass is a product of matrices that fill tiles; depthwise convolutions are not."""
-    sides, a = _Sides.of(request), _attributes(request)
+    sides, a = Sides.of(request), attributes(request)
     filters, channels = sides.features.shape[1] // a.groups, sides.weight.shape[1]
     if request.kind == "convolution":
         return filters >= LEAST_TILE
@@ -102,12 +80,12 @@ def _parts(request: Request) -> int:
         return 1
     dy, dw = request.inputs[1], request.outputs[0]
     pixels = dy.shape[0] * math.prod(dy.shape[2:])
-    room = min(MOST_PARTIAL_BYTES // dw.size_bytes, MOST_GRID_DEPTH // _attributes(request).groups)
+    room = min(MOST_PARTIAL_BYTES // dw.size_bytes, MOST_GRID_DEPTH // attributes(request).groups)
     return max(1, min(pixels // PIXELS_PER_PART, room))
 
 
 def _convolution(at: Slice) -> ConvolutionArguments:
-    request, a, sides = at.request, _attributes(at.request), _Sides.of(at.request)
+    request, a, sides = at.request, attributes(at.request), Sides.of(at.request)
     rows, channels, height, width = sides.image.shape
     _, filters, out_height, out_width = sides.features.shape
     return ConvolutionArguments(
@@ -141,7 +119,7 @@ def _partial_bytes(request: Request, layout: Layout) -> int:
 
 
 def _convolution_us(request: Request, device: DeviceSpec) -> float:
-    sides = _Sides.of(request)
+    sides = Sides.of(request)
     # Each pass multiplies every element of the feature side with every element of its filter.
     operations = 2 * sides.features.elements * math.prod(sides.weight.shape[1:])
     share = TILED_SHARE if _tiled(request) else DIRECT_SHARE

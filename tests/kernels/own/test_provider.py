@@ -16,8 +16,10 @@ from mbc.errors import MbcError
 from mbc.ir.types import DType, Layout, Precision, TensorType, layout_matters
 from mbc.kernels.base import Candidate, Request
 from mbc.kernels.own import KERNELS, OWN
+from mbc.kernels.own.base import always
 from mbc.ops import KINDS
 from mbc.ops.base import NoAttributes
+from mbc.ops.convolution import Convolution
 from mbc.resources import folder
 from tests.kernels.own.cases import CASES, Case
 
@@ -61,16 +63,17 @@ def test_every_field_of_a_structure_is_a_plain_integer():
 def test_every_kernel_has_a_launcher_in_its_file():
     for kernel in KERNELS.values():
         text = (SOURCES / kernel.file).read_text(encoding="utf-8")
-        assert re.search(rf"const char\* mbc_{kernel.kind}\(const MbcCall& call\) \{{", text), kernel.kind
+        assert re.search(rf"const char\* mbc_{kernel.name}\(const MbcCall& call\) \{{", text), kernel.name
 
 
 def test_every_operation_that_runs_has_a_kernel():
     running = {name for name, kind in KINDS.items() if kind.evaluate is not None and not kind.view}
-    assert running | {"convert"} == set(KERNELS)
+    # What takes only some requests of its kind has another beside it that takes them all.
+    assert running | {"convert"} == {kernel.name for kernel in KERNELS.values() if kernel.takes is always}
 
 
 def test_the_cases_use_every_kernel():
-    assert {case.kind for case in CASES} == set(KERNELS)
+    assert {candidate.name for case in CASES for candidate in _candidates(case)} == set(KERNELS)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -78,14 +81,14 @@ def test_candidates(case: Case):
     request = case.request(Precision.BF16)
     operands = (*request.inputs, *request.outputs)
     candidates = _candidates(case)
-    assert len({c.layouts for c in candidates}) == len(candidates) > 0
+    assert len({(c.name, c.layouts) for c in candidates}) == len(candidates) > 0
     for candidate in candidates:
         assert len(candidate.layouts) == len(operands)
         for type_, layout in zip(operands, candidate.layouts, strict=True):
             assert layout is FIRST or layout_matters(type_.shape)
         assert candidate.deterministic and not candidate.measured
         assert candidate.time_us >= H200.launch_us
-        assert candidate.accumulates == KERNELS[case.kind].accumulates
+        assert candidate.accumulates == KERNELS[candidate.name].accumulates
         arguments = OWN.arguments(
             request, candidate.name, (), candidate.layouts, case.first_row, False, candidate.workspace_bytes
         )
@@ -97,6 +100,44 @@ def test_kernels_accumulate_where_operations_may():
     for name, kind in KINDS.items():
         if kind.accumulates:
             assert KERNELS[name].accumulates, name
+
+
+def _depthwise(attributes: Convolution, channels: int = 32, multiplier: int = 1, kind: str = "") -> set[str]:
+    """Names of the candidates of one pass."""
+    x = TensorType((8, channels, *attributes.size), DType.BF16)
+    y = TensorType((8, channels * multiplier, *attributes.output_size), DType.BF16)
+    w = TensorType((channels * multiplier, channels // attributes.groups, *attributes.kernel), DType.BF16)
+    inputs, output = {"": ((x, w), y), "_backward_data": ((y, w), x), "_backward_filter": ((x, y), w)}[kind]
+    request = Request(f"convolution{kind}", attributes, inputs, (output,), Precision.BF16)
+    return {candidate.name for candidate in OWN.candidates(request, H200)}
+
+
+@pytest.mark.parametrize("kind", ("", "_backward_data", "_backward_filter"))
+def test_depthwise_convolutions_have_two_kernels(kind: str):
+    pad, both = (1, 1, 1, 1), {f"convolution{kind}", f"depthwise{kind}"}
+    assert _depthwise(Convolution((9, 8), (3, 3), (1, 1), pad, (1, 1), 32), kind=kind) == both
+    assert _depthwise(Convolution((9, 8), (3, 3), (2, 2), (0, 1, 0, 1), (1, 1), 32), kind=kind) == both
+    assert _depthwise(Convolution((9, 8), (3, 3), (2, 2), pad, (1, 1), 32), multiplier=3, kind=kind) == both
+    for other in (
+        Convolution((9, 8), (3, 3), (1, 1), pad, (2, 2), 32),
+        Convolution((9, 8), (3, 3), (2, 1), pad, (1, 1), 32),
+        Convolution((9, 8), (5, 5), (1, 1), pad, (1, 1), 32),
+        Convolution((9, 8), (3, 3), (1, 1), pad, (1, 1), 16),
+        Convolution((9, 8), (3, 3), (1, 1), pad, (1, 1), 1),
+    ):
+        assert _depthwise(other, kind=kind) == {f"convolution{kind}"}, other
+
+
+def test_depthwise_filters_split_their_sum_to_fill_the_gpu():
+    def partial_results(channels: int, size: int) -> list[int]:
+        x, w = TensorType((256, channels, size, size), DType.BF16), TensorType((channels, 1, 3, 3), DType.FP32)
+        a = Convolution((size, size), (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), channels)
+        request = Request("convolution_backward_filter", a, (x, x), (w,), Precision.BF16)
+        found = [c for c in OWN.candidates(request, H200) if c.name == "depthwise_backward_filter"]
+        return [c.workspace_bytes // w.size_bytes for c in found]
+
+    assert partial_results(32, 112) == [16, 512]  # channels first: a block a channel and part; last: one for all
+    assert partial_results(960, 7) == [0, 49]
 
 
 def test_layouts_that_are_the_same_bytes_are_one_candidate():
