@@ -123,6 +123,15 @@ def _write_launchers(symbols: tuple[str, ...], folder: Path) -> None:
     (folder / "launchers.cpp").write_text(f'#include "fake.h"\n{launchers}')
 
 
+def compile_fakes(folder: Path) -> Path:
+    """The fakes alone, for code that calls cuDNN through ctypes; skips where there is no g++."""
+    if shutil.which("g++") is None:
+        pytest.skip("needs g++ to compile the fakes")
+    library = folder / "libfake.so"
+    _compile([str(path) for path in sorted(FAKE.glob("*.cpp"))], library, "-shared")
+    return library
+
+
 def _compile(inputs: list[str], output: Path, *flags: str) -> None:
     templates = folder("templates")
     includes = [f"-I{path}" for path in (FAKE, templates / "include", templates / "host")]

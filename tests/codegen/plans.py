@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from mbc.ir.graph import Operation, Optimizer, Role, TrainingGraph, Value
 from mbc.ir.types import DType, Layout, Precision, TensorType
@@ -85,7 +86,9 @@ def _kernel(provider: str, name: str, *settings: tuple[str, int]) -> Kernel:
     return Kernel(provider, name, settings, 1.0, False)
 
 
-def small_plan(precision: Precision = Precision.FP32, layout: str = "nchw", engine: int = -1) -> Plan:
+def small_plan(
+    precision: Precision = Precision.FP32, layout: str = "nchw", engine: int = -1, workspace_bytes: int = 8192
+) -> Plan:
     """A convolution in two slices, a kernel, a linear layer, all three passes of both, a trip to host memory."""
     make = _Maker(precision)
     make.value("x", (BATCH, 3, 6, 6))
@@ -114,7 +117,7 @@ def small_plan(precision: Precision = Precision.FP32, layout: str = "nchw", engi
          for name in make.values}  # fmt: skip
     away = make.buffer("y", space=Space.HOST, layout=layout)
     back = make.buffer("y", layout=layout)
-    space = make.buffer(None, 8192)
+    space = make.buffer(None, workspace_bytes)
     whole, one, first, second = Rows(0, BATCH), Rows(0, 1), Rows(0, 5), Rows(5, BATCH)
 
     def launch(
@@ -174,8 +177,33 @@ def small_plan(precision: Precision = Precision.FP32, layout: str = "nchw", engi
     )
 
 
+LEGACY_ALGORITHMS = {"convolution": 1, "convolution_backward_data": 2, "convolution_backward_filter": 0}
+
+
+def with_legacy(plan: Plan, math: int, algorithms: Mapping[str, int] = LEGACY_ALGORITHMS) -> Plan:
+    """The plan with every convolution of a pass in `algorithms` given to cuDNN's legacy API."""
+
+    def replaced(launch: Launch) -> Launch:
+        if not isinstance(launch.work, Kernel) or len(launch.operations) != 1:
+            return launch
+        kind = operations[launch.operations[0]].kind
+        if kind not in algorithms:
+            return launch
+        last = any(plan.buffers[access.buffer].layout is Layout.CHANNELS_LAST for access in launch.accesses)
+        settings = (("algorithm", algorithms[kind]), ("layout", int(last)), ("math", math))
+        return replace(launch, work=replace(launch.work, provider="cudnn_legacy", name=kind, settings=settings))
+
+    operations = {operation.name: operation for operation in (*plan.graph.train, *plan.graph.infer)}
+    train, infer = (
+        replace(program, launches=tuple(map(replaced, program.launches))) for program in (plan.train, plan.infer)
+    )
+    return replace(plan, train=train, infer=infer)
+
+
 def providers() -> dict[str, object]:
     from mbc.kernels.cublaslt import CUBLASLT
     from mbc.kernels.cudnn_convolution import CUDNN_CONVOLUTION
+    from mbc.kernels.cudnn_legacy import CUDNN_LEGACY
 
-    return {"cudnn": CUDNN_CONVOLUTION, "cublaslt": CUBLASLT, "mbc": EchoProvider()}
+    known = (CUDNN_CONVOLUTION, CUDNN_LEGACY, CUBLASLT, EchoProvider())
+    return {provider.name: provider for provider in known}

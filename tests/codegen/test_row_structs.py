@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from mbc.kernels import cublaslt, cudnn_convolution
+from mbc.kernels import cublaslt, cudnn_convolution, cudnn_legacy
 from mbc.resources import folder
 
 
@@ -14,6 +14,7 @@ from mbc.resources import folder
     ("file", "struct", "fields"),
     [
         ("convolution.cpp", "ConvolutionRow", cudnn_convolution.ROW_FIELDS),
+        ("legacy_convolution.cpp", "LegacyRow", cudnn_legacy.ROW_FIELDS),
         ("matmul.cpp", "MatmulRow", cublaslt.ROW_FIELDS),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 from mbc.codegen.view import COPY, Launcher, view
 from mbc.errors import MbcError
 from mbc.ir.types import Precision
-from tests.codegen.plans import providers, small_plan
+from tests.codegen.plans import providers, small_plan, with_legacy
 
 
 def test_rows_carry_everything() -> None:
@@ -28,6 +28,16 @@ def test_rows_carry_everything() -> None:
     assert to_host.integers == (8 * 4 * 6 * 4 * 4,)
     assert to_device.offsets[0] == -1 - 5 * 4 * 6 * 4 * 4
     assert to_device.integers == (3 * 4 * 6 * 4 * 4,)
+
+
+def test_convolutions_of_either_api_may_stand_in_one_plan() -> None:
+    mixed = view(with_legacy(small_plan(), 3, {"convolution": 1}), providers())
+    assert mixed.libraries == ("cudnn", "cudnn_legacy", "cublaslt") and mixed.uses_cudnn
+    assert mixed.train[0].comment == "conv (cudnn_legacy convolution algorithm=1 layout=0 math=3) rows 0..5"
+    legacy_only = view(with_legacy(small_plan(), 3), providers())
+    assert legacy_only.libraries == ("cudnn_legacy", "cublaslt") and legacy_only.uses_cudnn
+    other = replace(legacy_only, libraries=("cublaslt",))
+    assert not other.uses_cudnn
 
 
 def test_comments_name_operation_kernel_and_rows() -> None:
