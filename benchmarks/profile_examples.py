@@ -76,7 +76,8 @@ def main() -> None:
     path = write("profile_examples", rows)
     show(rows, ["name", "measured", "known", "left", "candidates", "refused", "seconds"])
     if arguments.ship:
-        from mbc.device.profile_file import read_profile, ship
+        from mbc.device.profile_edit import ship
+        from mbc.device.profile_file import read_profile
 
         arguments.ship.parent.mkdir(parents=True, exist_ok=True)
         kept = ship(read_profile(arguments.profile), arguments.ship)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from mbc.kernels.base import Request
 
+MOST_WORKSPACE_BYTES = 8 << 30  # of what is measured, where nobody says a limit
+
 
 @dataclass(frozen=True, slots=True)
 class Need:

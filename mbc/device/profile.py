@@ -1,23 +1,21 @@
 """Measured candidates of one GPU with one cuDNN: a profile, as planning sees it.
 
-A profile is a value: reading needs the standard library only, and a plan made with the same profile is the same plan.
+A profile is a value, and a plan made with the same profile is the same plan.
 `mbc.device.profile_file` says how it is stored.
 """
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
+from mbc.device.interpolate import candidates_at, rank
+from mbc.device.signature import read_signature, rows_of, with_rows
+from mbc.device.signature import signature as signature
 from mbc.device.spec import DeviceSpec
-from mbc.errors import MbcError
 from mbc.ir.types import Layout
 from mbc.kernels.base import Candidate, Request
-
-SHIPPED = Path(__file__).resolve().parent / "data" / "profiles"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +30,22 @@ class Identity:
     date: str  # of the first measurement, YYYY-MM-DD
     sm_clock_mhz: int = 0
     memory_clock_mhz: int = 0
+
+    def alike(self, other: Identity) -> bool:
+        """Whether times measured on both may stand side by side: patches of cuDNN and drivers may differ."""
+        return (self.gpu, self.multiprocessors, self.cudnn // 100) == (
+            other.gpu,
+            other.multiprocessors,
+            other.cudnn // 100,
+        )
+
+    def __str__(self) -> str:
+        return f"{self.gpu} ({self.multiprocessors} multiprocessors) with cuDNN {version_text(self.cudnn)}"
+
+
+def version_text(cudnn: int) -> str:
+    """`9.19.0` for 91900."""
+    return f"{cudnn // 10000}.{cudnn // 100 % 100}.{cudnn % 100}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +102,13 @@ class Extent:
     """How far the candidates of one request were looked for.
 
     `workspace_limit_bytes`: candidates that need more were not measured. `left_out` says in words what else was not:
-    engines after the best eight, sizes that no division can use.
+    engines after the best eight, sizes that no division can use. `date` of the last measurement, in UTC as
+    `2026-11-21T10:55:03`; the writer of a file fills it in.
     """
 
     workspace_limit_bytes: int
     left_out: str = ""
+    date: str = ""
 
 
 @dataclass(frozen=True)
@@ -100,6 +116,7 @@ class Profile:
     """`measurements` and `extents` by the signature of their request (`signature`).
 
     `constants` are figures of the machine: `graph_gap_us`, the time from one node of a CUDA graph to the next.
+    `stale`: of another machine than the one planned for, and used all the same: its times count as estimates.
     """
 
     identity: Identity
@@ -108,6 +125,7 @@ class Profile:
     source: str = field(default="", compare=False)
     extents: Mapping[str, Extent] = field(default_factory=dict[str, Extent])
     constants: Mapping[str, float] = field(default_factory=dict[str, float])
+    stale: bool = False
 
     @property
     def cudnn(self) -> int:
@@ -119,25 +137,29 @@ class Profile:
         return max((o.size_bytes for o in self.overheads if o.what == "step"), default=0)
 
     def candidates(self, request: Request) -> tuple[Candidate, ...]:
-        """The measured ways to run `request`, fastest first; none where it was never measured."""
-        known = self.measurements.get(signature(request), ())
-        usable = (m.candidate() for m in known if not m.refused)
-        return tuple(sorted(usable, key=lambda c: (c.time_us, c.workspace_bytes, c.settings)))
+        """The ways to run `request`, fastest first, measured or between measured sizes (then not `measured`); none
+        where neither is known."""
+        return candidates_at(self.family(request), rows_of(request))
 
+    def family(self, request: Request) -> Mapping[int, tuple[Candidate, ...]]:
+        """The candidates of every size at which the operation of `request` was measured, by their number of rows,
+        ascending. A size all of whose candidates were refused is there, with none."""
+        return self._families.get(with_rows(request, 0), {})
 
-def signature(request: Request) -> str:
-    """A text that equal requests have in common, and only they: JSON, keys sorted."""
-    return json.dumps(
-        {
-            "kind": request.kind,
-            "attributes": asdict(request.attributes),
-            "inputs": [str(t) for t in request.inputs],
-            "outputs": [str(t) for t in request.outputs],
-            "precision": request.precision.value,
-        },
-        sort_keys=True,
-        separators=(",", ":"),
-    )
+    @cached_property
+    def _families(self) -> Mapping[Request, Mapping[int, tuple[Candidate, ...]]]:
+        found: dict[Request, dict[int, tuple[Candidate, ...]]] = {}
+        for key in dict.fromkeys((*self.measurements, *self.extents)):
+            try:
+                request = read_signature(key)
+            except ValueError:
+                continue  # of an operation that this version of mbc does not have
+            known = (m for m in self.measurements.get(key, ()) if not m.refused)
+            usable = (m.candidate() for m in known)
+            if self.stale:
+                usable = (replace(c, measured=False) for c in usable)
+            found.setdefault(with_rows(request, 0), {})[rows_of(request)] = tuple(sorted(usable, key=rank))
+        return {family: dict(sorted(sizes.items())) for family, sizes in found.items()}
 
 
 def calibrated(device: DeviceSpec, profile: Profile | None) -> DeviceSpec:
@@ -145,37 +167,3 @@ def calibrated(device: DeviceSpec, profile: Profile | None) -> DeviceSpec:
     if profile is None or not profile.overhead_bytes:
         return device
     return replace(device, overhead_bytes=profile.overhead_bytes)
-
-
-def file_name(gpu: str) -> str:
-    """File name of the profile of the GPU that the driver calls `gpu`."""
-    words = "".join(c if c.isalnum() else " " for c in gpu.lower().replace("nvidia", "")).split()
-    return "-".join(words) + ".sqlite"
-
-
-def user_path(gpu: str) -> Path:
-    """Where a user's own measurements of a GPU are kept: under XDG_DATA_HOME, else ~/.local/share."""
-    root = os.environ.get("XDG_DATA_HOME")
-    return (Path(root) if root else Path.home() / ".local" / "share") / "mbc" / "profiles" / file_name(gpu)
-
-
-def find_profile(device: DeviceSpec, path: str | None = None) -> Profile | None:
-    """The profile at `path`; without one, the user's own of this GPU, else the one shipped with mbc, else None.
-
-    Raises MBC072 to MBC075 for a file that cannot be read, MBC076 when `path` is of another GPU.
-    """
-    from mbc.device.profile_file import read_profile
-
-    if path is not None:
-        profile = read_profile(Path(path))
-        if profile.identity.gpu != device.name:
-            raise MbcError(
-                "MBC076",
-                f"the profile '{path}' was measured on {profile.identity.gpu}, the plan is for {device.name}",
-                "name a profile of that GPU, or leave --profile out to plan with estimates",
-            )
-        return profile
-    for known in (user_path(device.name), SHIPPED / file_name(device.name)):
-        if known.is_file():
-            return read_profile(known)
-    return None

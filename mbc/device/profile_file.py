@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Generator, Iterable, Mapping
+import time
+from collections.abc import Generator, Iterable
 from contextlib import closing, contextmanager
 from dataclasses import astuple, fields
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from mbc.device.profile import Extent, Identity, Measurement, Overhead, Profile, signature
+from mbc.device.profile import Extent, Identity, Measurement, Overhead, Profile
+from mbc.device.signature import rows_of, signature
 from mbc.errors import MbcError
 from mbc.ir.types import Layout
 from mbc.kernels.base import Request
 
 APPLICATION_ID = 0x6D626370  # "mbcp", in the header of the file
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
+OLDEST_VERSION = 2  # that is still read; it lacks the dates of requests
 WHOLE_EXTENT = Extent(1 << 62)  # everything was looked for
 WAIT_S = 5.0  # for another process that holds the file
+WRITER_WAIT_S = 60.0  # several GPUs may measure into one file
 
 _SCHEMA = """
 CREATE TABLE identity (key TEXT PRIMARY KEY, value NOT NULL) WITHOUT ROWID;
@@ -28,7 +33,8 @@ CREATE TABLE request (
   signature TEXT NOT NULL UNIQUE,
   row_count INTEGER NOT NULL,
   workspace_limit_bytes INTEGER NOT NULL,  -- candidates that need more were not measured
-  left_out TEXT NOT NULL        -- what else was not, in words
+  left_out TEXT NOT NULL,       -- what else was not, in words
+  date TEXT NOT NULL DEFAULT '' -- of the measurement, UTC, YYYY-MM-DDTHH:MM:SS
 );
 CREATE TABLE candidate (
   request INTEGER NOT NULL REFERENCES request(id),
@@ -58,6 +64,10 @@ _COLUMNS = (
 )
 
 
+def _is_busy(error: sqlite3.Error) -> bool:
+    return getattr(error, "sqlite_errorname", "").startswith(("SQLITE_BUSY", "SQLITE_LOCKED"))
+
+
 @contextmanager
 def _explained(path: Path) -> Generator[None, None, None]:
     """Turn what SQLite says into what a user can act on."""
@@ -65,7 +75,7 @@ def _explained(path: Path) -> Generator[None, None, None]:
         yield
     except sqlite3.Error as error:
         name: str = getattr(error, "sqlite_errorname", "")
-        if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+        if _is_busy(error):
             raise MbcError(
                 "MBC074",
                 f"the profile '{path}' is in use by another process",
@@ -82,19 +92,21 @@ def _explained(path: Path) -> Generator[None, None, None]:
         ) from error
 
 
-def _check(connection: sqlite3.Connection, path: Path) -> None:
+def _check(connection: sqlite3.Connection, path: Path) -> int:
+    """The file's schema version, when it is one that can be read."""
     application = connection.execute("PRAGMA application_id").fetchone()[0]
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if application != APPLICATION_ID:
         raise MbcError(
             "MBC073", f"'{path}' is not a profile of mbc, or is damaged: it is another database", "name a profile"
         )
-    if version != SCHEMA_VERSION:
+    if not OLDEST_VERSION <= version <= SCHEMA_VERSION:
         raise MbcError(
             "MBC075",
             f"the profile '{path}' has schema version {version}, this mbc reads version {SCHEMA_VERSION}",
             "measure again, or use the mbc that wrote it",
         )
+    return version
 
 
 def _identity(connection: sqlite3.Connection, path: Path) -> Identity:
@@ -147,11 +159,15 @@ def _row(m: Measurement) -> tuple[Any, ...]:
     )
 
 
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S")
+
+
 def read_profile(path: Path) -> Profile:
     """The whole profile. MBC072 unreadable, MBC073 damaged or no profile, MBC074 in use, MBC075 another schema."""
     uri = f"{path.absolute().as_uri()}?mode=ro"
     with _explained(path), closing(sqlite3.connect(uri, uri=True, timeout=WAIT_S)) as connection:
-        _check(connection, path)
+        date = "date" if _check(connection, path) > OLDEST_VERSION else "''"
         identity = _identity(connection, path)
         measurements: dict[str, list[Measurement]] = {}
         query = f"SELECT signature, {_COLUMNS} FROM candidate JOIN request ON request = id ORDER BY id"
@@ -161,12 +177,8 @@ def read_profile(path: Path) -> Profile:
             overheads = tuple(
                 Overhead(*row) for row in connection.execute("SELECT what, subject, size_bytes FROM overhead")
             )
-            extents = {
-                key: Extent(limit, left_out)
-                for key, limit, left_out in connection.execute(
-                    "SELECT signature, workspace_limit_bytes, left_out FROM request"
-                )
-            }
+            rows = connection.execute(f"SELECT signature, workspace_limit_bytes, left_out, {date} FROM request")
+            extents = {key: Extent(*row) for key, *row in rows}
             constants: dict[str, float] = dict(connection.execute("SELECT name, value FROM constant"))
         except (ValueError, TypeError) as error:
             raise MbcError(
@@ -191,7 +203,7 @@ class ProfileWriter:
                 "MBC072", f"the profile '{path}' cannot be opened or written: {error}", "choose another folder"
             ) from error
         with _explained(path):
-            self._connection = sqlite3.connect(path, timeout=WAIT_S, isolation_level=None)
+            self._connection = sqlite3.connect(path, timeout=WRITER_WAIT_S, isolation_level=None)
             try:
                 self._open(identity)
             except BaseException:
@@ -199,8 +211,7 @@ class ProfileWriter:
                 raise
 
     def _open(self, identity: Identity) -> None:
-        # Readers are never kept waiting while measurements trickle in; `close` folds the log into the file.
-        self._connection.execute("PRAGMA journal_mode = WAL")
+        self._follow_log()
         with self._transaction():
             empty = not self._connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
             if empty:
@@ -210,23 +221,37 @@ class ProfileWriter:
                 self._connection.executemany("INSERT INTO identity VALUES (?, ?)", pairs)
                 self._connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
                 self._connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-        _check(self._connection, self.path)
-        found = _identity(self._connection, self.path)
-        same = (found.gpu, found.multiprocessors, found.cudnn) == (
-            identity.gpu,
-            identity.multiprocessors,
-            identity.cudnn,
-        )
-        if not same:
-            raise MbcError(
-                "MBC076",
-                f"the profile '{self.path}' was measured on {found.gpu} ({found.multiprocessors} multiprocessors) with "
-                f"cuDNN {found.cudnn}, this is {identity.gpu} ({identity.multiprocessors}) with cuDNN {identity.cudnn}",
-                "write to another file: times of two machines are never mixed",
-            )
+            version = _check(self._connection, self.path)
+            found = _identity(self._connection, self.path)
+            if not found.alike(identity):
+                raise MbcError(
+                    "MBC076",
+                    f"the profile '{self.path}' was measured on {found}, this is {identity}",
+                    "write to another file: times of two machines are never mixed",
+                )
+            if version == OLDEST_VERSION:
+                self._connection.execute("ALTER TABLE request ADD COLUMN date TEXT NOT NULL DEFAULT ''")
+                self._connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+    def _follow_log(self) -> None:
+        """Write through a log: readers are never kept waiting while measurements trickle in, and what a kill leaves is
+        folded in by the next who opens the file. `close` folds the log into the file."""
+        patient_until_s = time.monotonic() + WRITER_WAIT_S
+        while True:
+            try:
+                self._connection.execute("PRAGMA journal_mode = WAL")
+                return
+            except sqlite3.OperationalError as error:
+                # SQLite does not wait by itself when two processes make one file at the same time.
+                if not _is_busy(error) or time.monotonic() > patient_until_s:
+                    raise
+                time.sleep(0.01)
 
     @contextmanager
     def _transaction(self) -> Generator[None, None, None]:
+        if self._connection.in_transaction:  # of `all_at_once`
+            yield
+            return
         self._connection.execute("BEGIN IMMEDIATE")
         try:
             yield
@@ -235,6 +260,12 @@ class ProfileWriter:
             raise
         self._connection.execute("COMMIT")
 
+    @contextmanager
+    def all_at_once(self) -> Generator[None, None, None]:
+        """Everything recorded in the body is written together, or nothing of it."""
+        with _explained(self.path), self._transaction():
+            yield
+
     def known(self) -> frozenset[str]:
         """Signatures of the requests that have been measured: what a resumed run leaves out."""
         with _explained(self.path):
@@ -242,7 +273,7 @@ class ProfileWriter:
 
     def record(self, request: Request, measurements: Iterable[Measurement], extent: Extent = WHOLE_EXTENT) -> None:
         """Replace everything known of `request`."""
-        self.record_signature(signature(request), request.inputs[0].shape[0], measurements, extent)
+        self.record_signature(signature(request), rows_of(request), measurements, extent)
 
     def record_signature(
         self, key: str, rows: int, measurements: Iterable[Measurement], extent: Extent = WHOLE_EXTENT
@@ -250,10 +281,10 @@ class ProfileWriter:
         with _explained(self.path), self._transaction():
             connection = self._connection
             connection.execute(
-                "INSERT INTO request (signature, row_count, workspace_limit_bytes, left_out) VALUES (?, ?, ?, ?) "
-                "ON CONFLICT DO UPDATE SET workspace_limit_bytes = excluded.workspace_limit_bytes, "
-                "left_out = excluded.left_out",
-                (key, rows, extent.workspace_limit_bytes, extent.left_out),
+                "INSERT INTO request (signature, row_count, workspace_limit_bytes, left_out, date) "
+                "VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET date = excluded.date, "
+                "workspace_limit_bytes = excluded.workspace_limit_bytes, left_out = excluded.left_out",
+                (key, rows, extent.workspace_limit_bytes, extent.left_out, extent.date or _now()),
             )
             identity = connection.execute("SELECT id FROM request WHERE signature = ?", (key,)).fetchone()[0]
             connection.execute("DELETE FROM candidate WHERE request = ?", (identity,))
@@ -272,11 +303,13 @@ class ProfileWriter:
             self._connection.execute("INSERT OR REPLACE INTO overhead VALUES (?, ?, ?)", astuple(overhead))
 
     def close(self) -> None:
-        with _explained(self.path):
+        with _explained(self.path), closing(self._connection):
+            self._connection.execute("PRAGMA busy_timeout = 0")
             try:
                 self._connection.execute("PRAGMA journal_mode = DELETE")
-            finally:
-                self._connection.close()
+            except sqlite3.OperationalError as error:
+                if not _is_busy(error):
+                    raise  # else another process has the file open: the last one folds the log
 
     def __enter__(self) -> ProfileWriter:
         return self
@@ -285,39 +318,3 @@ class ProfileWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def ship(profile: Profile, path: Path) -> int:
-    """Write to a new file what a planner can use: of each request and layouts, the candidates that no other beats in
-    both time and workspace (deterministic ones among themselves). Returns how many candidates were kept."""
-    kept = 0
-    path.unlink(missing_ok=True)
-    with ProfileWriter(path, profile.identity) as writer:
-        for key, found in sorted(profile.measurements.items()):
-            front = _front(found)
-            kept += len(front)
-            if front:
-                writer.record_signature(key, _rows(key), front, profile.extents.get(key, WHOLE_EXTENT))
-        for overhead in profile.overheads:
-            writer.record_overhead(overhead)
-        for name, value in sorted(profile.constants.items()):
-            writer.record_constant(name, value)
-    return kept
-
-
-def _rows(key: str) -> int:
-    shape: Mapping[str, Any] = json.loads(key)
-    return int(shape["inputs"][0].split("[")[1].split(",")[0].rstrip("]"))
-
-
-def _front(found: tuple[Measurement, ...]) -> list[Measurement]:
-    usable = sorted((m for m in found if not m.refused), key=lambda m: (m.time_us, m.workspace_bytes, m.settings))
-    kept: list[Measurement] = []
-    for m in usable:
-        better = (
-            k for k in kept
-            if k.layouts == m.layouts and k.workspace_bytes <= m.workspace_bytes and k.deterministic >= m.deterministic
-        )  # fmt: skip
-        if next(better, None) is None:
-            kept.append(m)
-    return kept

@@ -14,15 +14,11 @@ from mbc.device.profile import (
     Identity,
     Measurement,
     Overhead,
-    Profile,
     calibrated,
-    file_name,
-    find_profile,
     signature,
-    user_path,
 )
-from mbc.device.profile_file import ProfileWriter, read_profile, ship
-from mbc.device.spec import DeviceSpec, find_spec
+from mbc.device.profile_file import ProfileWriter, read_profile
+from mbc.device.spec import find_spec
 from mbc.errors import MbcError
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import Request
@@ -117,19 +113,6 @@ def test_signatures_tell_requests_apart() -> None:
     assert len({signature(r) for r in (base, *others)}) == 5
 
 
-def test_shipping_keeps_what_no_other_candidate_beats(path: Path, tmp_path: Path) -> None:
-    with ProfileWriter(path, IDENTITY) as writer:
-        slow_and_large, other_layout = measurement(4, 30.0, 8192), measurement(5, 40.0, 0, LAST)
-        loose = replace(measurement(6, 1.0), deterministic=False)
-        found = [measurement(1, 20.0), measurement(2, 10.0, 4096), slow_and_large, other_layout, loose]
-        writer.record(request(), found)
-    target = tmp_path / "shipped.sqlite"
-    assert ship(read_profile(path), target) == 4
-    engines = {dict(c.settings)["engine"] for c in read_profile(target).candidates(request())}
-    assert engines == {1, 2, 5, 6}
-    assert read_profile(target).overhead_bytes == 300
-
-
 def test_missing_file(tmp_path: Path) -> None:
     check_refusal(tmp_path / "none.sqlite", "MBC072", "cannot be opened or written")
 
@@ -204,40 +187,6 @@ def test_times_of_two_machines_are_never_mixed(path: Path, change: dict[str, obj
     with pytest.raises(MbcError, match="never mixed") as caught:
         ProfileWriter(path, replace(IDENTITY, **change))  # type: ignore[arg-type]
     assert caught.value.code == "MBC076"
-
-
-def _find(device: DeviceSpec, path: str | None = None) -> Profile | None:
-    return find_profile(device, path)
-
-
-def test_a_named_profile_must_be_of_the_gpu(path: Path) -> None:
-    assert _find(GPU, str(path)) is not None
-    with pytest.raises(MbcError, match="was measured on NVIDIA H200, the plan is for Tesla T4") as caught:
-        _find(find_spec("t4"), str(path))
-    assert caught.value.code == "MBC076"
-
-
-def test_the_users_profile_comes_before_the_shipped_one(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    monkeypatch.setattr("mbc.device.profile.SHIPPED", tmp_path / "shipped")
-    assert _find(GPU) is None
-    (tmp_path / "shipped").mkdir()
-    shipped = tmp_path / "shipped" / file_name(GPU.name)
-    shipped.write_bytes(path.read_bytes())
-    found = _find(GPU)
-    assert found is not None and found.source == str(shipped)
-    own = user_path(GPU.name)
-    own.parent.mkdir(parents=True)
-    own.write_bytes(path.read_bytes())
-    found = _find(GPU)
-    assert found is not None and found.source == str(own)
-
-
-def test_file_names() -> None:
-    assert file_name("NVIDIA H200") == "h200.sqlite"
-    assert file_name("NVIDIA A100-SXM4-80GB") == "a100-sxm4-80gb.sqlite"
 
 
 def test_a_profile_calibrates_the_overhead(path: Path) -> None:

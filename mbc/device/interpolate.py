@@ -1,0 +1,76 @@
+"""Times of micro-batch sizes that were not measured, from the measured sizes beside them."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+
+from mbc.ir.types import Layout
+from mbc.kernels.base import Candidate
+
+# A number of rows and the candidates measured for it: an item of `Profile.family`.
+Size = tuple[int, Sequence[Candidate]]
+_Key = tuple[str, str, tuple[tuple[str, int], ...], tuple[Layout, ...]]
+
+
+def candidates_at(family: Mapping[int, tuple[Candidate, ...]], rows: int) -> tuple[Candidate, ...]:
+    """The candidates for `rows`: those measured, else those between the nearest measured sizes, fastest first.
+
+    None beyond the smallest and the largest size: nothing is extrapolated. `family` is sorted by size.
+    """
+    known = family.get(rows)
+    if known is not None:
+        return known
+    sizes = list(family)
+    place = bisect_left(sizes, rows)
+    if place in (0, len(sizes)):
+        return ()
+    low, high = sizes[place - 1], sizes[place]
+    return between((low, family[low]), (high, family[high]), rows)
+
+
+def between(low: Size, high: Size, rows: int) -> tuple[Candidate, ...]:
+    """What both sizes have in common, for a number of rows between them, fastest first and marked as not measured.
+
+    Times are linear in the rows. The workspace is the larger of the two, which may be too much but never too little
+    (engines change their tiling in steps); a property counts where both have it.
+    """
+    (low_rows, smaller), (high_rows, larger) = low, high
+    if not low_rows < rows < high_rows:
+        raise ValueError(f"{rows} rows are not between {low_rows} and {high_rows}")
+    share = (rows - low_rows) / (high_rows - low_rows)
+    known = {_key(c): c for c in smaller}
+    pairs = ((known[key], b) for b in larger if (key := _key(b)) in known)
+    return tuple(sorted((_mixed(a, b, share) for a, b in pairs), key=rank))
+
+
+def rank(candidate: Candidate) -> tuple[float, int, str, tuple[tuple[str, int], ...], tuple[Layout, ...]]:
+    """Fastest first; the rest so that the order is one."""
+    c = candidate
+    return (c.time_us, c.workspace_bytes, c.provider, c.settings, c.layouts)
+
+
+def _key(candidate: Candidate) -> _Key:
+    return (candidate.provider, candidate.name, candidate.settings, candidate.layouts)
+
+
+def _mixed(a: Candidate, b: Candidate, share: float) -> Candidate:
+    adding_us = 0.0
+    if a.accumulate_us or b.accumulate_us:
+        adding_us = _linear(a.accumulate_us or a.time_us, b.accumulate_us or b.time_us, share)
+    return Candidate(
+        a.provider,
+        a.name,
+        a.settings,
+        a.layouts,
+        max(a.workspace_bytes, b.workspace_bytes),
+        _linear(a.time_us, b.time_us, share),
+        False,
+        a.deterministic and b.deterministic,
+        a.accumulates and b.accumulates,
+        adding_us,
+    )
+
+
+def _linear(a: float, b: float, share: float) -> float:
+    return a + (b - a) * share

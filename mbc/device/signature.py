@@ -1,0 +1,92 @@
+"""A request as text, and the family of requests that differ in their number of rows only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Any, cast
+
+from mbc.ir.graph import Attributes
+from mbc.ir.types import DType, Precision, TensorType
+from mbc.kernels.base import Request
+from mbc.ops import KINDS
+from mbc.ops.base import NoAttributes
+
+
+def signature(request: Request) -> str:
+    """A text that equal requests have in common, and only they: JSON, keys sorted."""
+    return json.dumps(
+        {
+            "kind": request.kind,
+            "attributes": asdict(request.attributes),
+            "inputs": [str(t) for t in request.inputs],
+            "outputs": [str(t) for t in request.outputs],
+            "precision": request.precision.value,
+        },
+        sort_keys=True,
+        separators=(",", ":"),
+    )
+
+
+def read_signature(text: str) -> Request:
+    """The request whose signature `text` is. ValueError for a text that is none, or of a kind that is not known."""
+    try:
+        fields: Mapping[str, Any] = json.loads(text)
+        kind = KINDS.get(fields["kind"])
+        # A conversion is a launch of no operation.
+        attributes: type[Attributes] = NoAttributes if kind is None else kind.attributes
+        return Request(
+            fields["kind"],
+            attributes(**{name: _setting(value) for name, value in fields["attributes"].items()}),
+            tuple(map(_type, fields["inputs"])),
+            tuple(map(_type, fields["outputs"])),
+            Precision(fields["precision"]),
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"'{text}' describes no operation: {error}") from error
+
+
+def _setting(value: object) -> object:
+    return tuple(map(_setting, cast("list[object]", value))) if isinstance(value, list) else value
+
+
+def _type(text: str) -> TensorType:
+    dtype, _, shape = text.rstrip("]").partition("[")
+    return TensorType(tuple(int(size) for size in shape.split(",") if size.strip()), DType(dtype))
+
+
+def rows_of(request: Request) -> int:
+    """Rows that one kernel call works on: the first dimension of the first operand (1 where that is a scalar)."""
+    shape = request.inputs[0].shape
+    return shape[0] if shape else 1
+
+
+def with_rows(request: Request, rows: int) -> Request:
+    """The same operation on another number of rows; 0 stands for its whole family.
+
+    The request itself where its kind cannot be divided. A weight keeps its first dimension, and so do vectors: they
+    belong to channels.
+    """
+    kind = KINDS.get(request.kind)
+    if kind is None or not kind.divisible or kind.view:
+        return request
+    here = rows_of(request)
+
+    def sized(type_: TensorType) -> TensorType:
+        return type_.with_rows(rows) if len(type_.shape) > 1 and type_.shape[0] == here else type_
+
+    return replace(
+        request,
+        inputs=tuple(t if i in kind.working_inputs else sized(t) for i, t in enumerate(request.inputs)),
+        outputs=request.outputs if kind.reduces else tuple(map(sized, request.outputs)),
+    )
+
+
+def described(request: Request) -> str:
+    """`convolution bf16 [128, 64, 56, 56] 3x3/2`: enough to recognise an operation by, in a line of progress."""
+    kernel: tuple[int, ...] = getattr(request.attributes, "kernel", ())
+    stride: tuple[int, ...] = getattr(request.attributes, "stride", ())
+    window = f" {'x'.join(map(str, kernel))}" if kernel else ""
+    step = f"/{max(stride)}" if max(stride, default=1) > 1 else ""
+    return f"{request.kind} {request.precision} {list(request.inputs[0].shape)}{window}{step}"
