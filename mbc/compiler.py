@@ -9,7 +9,8 @@ from pathlib import Path
 from pprint import pformat
 from typing import TypeVar
 
-from mbc.device.profile import calibrated, find_profile
+from mbc.device.profile import calibrated
+from mbc.device.profile_places import find_profile
 from mbc.device.target import find_device, free_bytes
 from mbc.errors import MbcError
 from mbc.frontend.lower import lower
