@@ -126,8 +126,6 @@ def test_numbers_are_those_of_the_header() -> None:
         ours = {prefix + name.removeprefix("ALGO_"): number for number, name in enumerate(algorithms)}
         assert ours == {name: numbers[name] for name in ours}
         assert numbers[prefix + "COUNT"] == len(algorithms)
-    assert {f"{name}_MATH": number for name, number in MATHS.items()} == {
-        f"{n}_MATH": numbers[f"{n}_MATH"] for n in MATHS
-    }
+    assert {name: numbers[f"{name}_MATH"] for name in MATHS} == MATHS
     formats = {Layout.CHANNELS_FIRST: numbers["TENSOR_NCHW"], Layout.CHANNELS_LAST: numbers["TENSOR_NHWC"]}
     assert formats == LAYOUT_CODES
