@@ -21,9 +21,8 @@ from mbc.ir.types import Precision
 from mbc.ir.verify import verify_network, verify_training
 from mbc.kernels import PROVIDERS
 from mbc.kernels.interpreter import INTERPRETER
-from mbc.optimize.candidates import CandidateTable, Limits
-from mbc.optimize.choose import slices_of, undivided
-from mbc.optimize.search import search
+from mbc.optimize.candidates import CandidateTable, Rules
+from mbc.optimize.search import Limits, search
 from mbc.options import Options
 from mbc.plan.file import dump_plan
 from mbc.plan.model import Plan
@@ -54,13 +53,13 @@ def compile_plan(source: Source, options: Options, stages: Stages | None = None)
     profile = stages.run("find profile", lambda: find_profile(device, options.profile))
     device = calibrated(device, profile)
     providers = (INTERPRETER,) if graph.precision is Precision.FP64 else PROVIDERS
-    table = CandidateTable(graph, device, providers, profile)
+    rules = Rules(options.policy, lowered.deterministic, options.providers, options.micro_batch)
+    table = CandidateTable(graph, device, providers, profile, rules)
 
     # Every decision: kernels, layouts, order, addresses, waits.
-    limits = Limits(options.workspace_limit_bytes or 512 << 20, lowered.deterministic)
-    division = slices_of(graph, options.micro_batch) if options.micro_batch else undivided(graph)
+    limits = Limits(options.workspace_limit_bytes, options.workspace_total_bytes)
     budget_bytes = lowered.device_bytes or free_bytes(device, options.gpu)
-    plan = stages.run("search", lambda: search(table, limits, division, budget_bytes), dump_plan)
+    plan = stages.run("search", lambda: search(table, limits, budget_bytes), dump_plan)
 
     # Nothing leaves the compiler that the independent verifier has not accepted.
     stages.run("verify plan", lambda: verify_plan(plan))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from mbc.ir.graph import Operation
 from mbc.ops import KINDS
-from mbc.optimize.candidates import CandidateTable
+from mbc.optimize.candidates import CandidateTable, least_workspace_bytes
 from mbc.optimize.lifetimes import aligned
-from mbc.plan.model import Rows
 
 
 def floor_bytes(table: CandidateTable) -> tuple[int, Operation]:
@@ -15,7 +14,6 @@ def floor_bytes(table: CandidateTable) -> tuple[int, Operation]:
     No program does better: whatever is recomputed or sent away, each operation needs its operands together.
     """
     graph = table.graph
-    whole = Rows(0, graph.batch)
     states = sum(aligned(graph.values[state.value].type.size_bytes) for state in graph.states)
     worst = -1
     where = graph.train[0]
@@ -28,17 +26,7 @@ def floor_bytes(table: CandidateTable) -> tuple[int, Operation]:
         taken = sum(
             aligned(graph.values[name].type.size_bytes) for name in names if not graph.values[name].role.persistent
         )
-        taken += min(c.workspace_bytes for c in table.all(operation, whole))
+        taken += least_workspace_bytes(table.menus(operation))
         if taken > worst:
             worst, where = taken, operation
     return states + worst, where
-
-
-def fastest_us(table: CandidateTable) -> float:
-    """The training step with every operation at its fastest known candidate, whatever workspace it takes."""
-    whole = Rows(0, table.graph.batch)
-    return sum(
-        min(c.time_us for c in table.all(operation, whole))
-        for operation in table.graph.train
-        if not KINDS[operation.kind].view
-    )

@@ -1,7 +1,9 @@
-"""What could run each operation: every provider's candidates, asked once per distinct request."""
+"""What could run each operation: every provider's candidates, asked once per distinct request, and the menus of ways to
+divide it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from mbc.device.profile import Profile
@@ -10,15 +12,27 @@ from mbc.errors import MbcError
 from mbc.ir.graph import Operation, TrainingGraph
 from mbc.ir.types import Layout, TensorType, layout_matters
 from mbc.kernels.base import Candidate, Provider, Request
+from mbc.ops import KINDS
+from mbc.ops.base import NoAttributes
+from mbc.ops.convolution import Convolution
+from mbc.optimize.menus import Menu, fixed, menu
+from mbc.options import Policy
 from mbc.plan.model import Rows
+
+SLICE_ALIGNMENT_BYTES = 16  # of every operand of a slice: what candidates were measured with
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What a candidate must keep to."""
+class Rules:
+    """Which candidates may be used, and how operations may be divided.
 
-    workspace_bytes: int
-    deterministic: bool
+    `providers`: their names (none: all). `micro_batch`: rows of every call of a convolution, 0 to choose them.
+    """
+
+    policy: Policy = Policy.UNDIVIDED
+    deterministic: bool = False
+    providers: tuple[str, ...] = ()
+    micro_batch: int = 0
 
 
 @dataclass
@@ -32,7 +46,16 @@ class CandidateTable:
     device: DeviceSpec
     providers: tuple[Provider, ...]
     profile: Profile | None = None
+    rules: Rules = Rules()
     _known: dict[Request, tuple[Candidate, ...]] = field(default_factory=dict[Request, tuple[Candidate, ...]])
+    _menus: dict[Request, Mapping[tuple[Layout, ...], Menu]] = field(
+        default_factory=dict[Request, Mapping[tuple[Layout, ...], Menu]]
+    )
+    _conversions: dict[tuple[TensorType, Layout], float] = field(default_factory=dict[tuple[TensorType, Layout], float])
+
+    @property
+    def whole(self) -> Rows:
+        return Rows(0, self.graph.batch)
 
     def slice_type(self, name: str, rows: Rows) -> TensorType:
         """Type of the part of a value that a launch over `rows` touches."""
@@ -48,49 +71,146 @@ class CandidateTable:
             self.graph.precision,
         )
 
-    def all(self, operation: Operation, rows: Rows) -> tuple[Candidate, ...]:
-        """Every candidate, the measured ones of a profile in place of the same ones estimated."""
+    def candidates(self, operation: Operation, rows: Rows) -> tuple[Candidate, ...]:
+        """Every admitted candidate: the measured ones, else those interpolated between measured sizes, else estimates.
+
+        Estimates never stand beside measurements: an optimistic one must not beat a fact. MBC200 and MBC202 where there
+        is none.
+        """
         request = self.request(operation, rows)
         known = self._known.get(request)
         if known is None:
-            measured = self.profile.candidates(request) if self.profile else ()
-            providers = {candidate.provider for candidate in measured}
-            estimated = (c for p in self.providers for c in p.candidates(request, self.device))
-            # What a profile has of a provider is all that counts of it: an optimistic estimate must not beat a fact.
-            offered = (*measured, *(c for c in estimated if c.provider not in providers))
-            known = tuple(_with_plain_layouts(c, request) for c in offered)
-            self._known[request] = known
-        if not known:
-            inputs = ", ".join(map(str, request.inputs))
-            raise MbcError(
-                "MBC200",
-                f"no kernel can run '{operation.name}' ({operation.kind} of {inputs}) in {self.graph.precision}",
-                "choose another precision, or write the operation with other settings",
-                operation.span,
-            )
+            known = self._known[request] = self._find(operation, request)
         return known
 
-    def admitted(self, operation: Operation, rows: Rows, limits: Limits) -> tuple[Candidate, ...]:
-        """The candidates within the limits; MBC201 says what would do where there is none."""
-        known = self.all(operation, rows)
-        within = tuple(c for c in known if c.workspace_bytes <= limits.workspace_bytes)
-        admitted = tuple(c for c in within if c.deterministic or not limits.deterministic)
+    def _find(self, operation: Operation, request: Request) -> tuple[Candidate, ...]:
+        measured = self._admitted(self.profile.candidates(request)) if self.profile else ()
+        if measured:
+            return tuple(_with_plain_layouts(c, request) for c in measured)
+        named = [p for p in self.providers if not self.rules.providers or p.name in self.rules.providers]
+        estimated = tuple(c for p in named for c in p.candidates(request, self.device))
+        admitted = self._admitted(estimated)
         if admitted:
-            return admitted
-        if within:
+            return tuple(_with_plain_layouts(c, request) for c in admitted)
+        inputs = ", ".join(map(str, request.inputs))
+        if estimated:
             raise MbcError(
                 "MBC202",
-                f"'{operation.name}' has no deterministic kernel within {limits.workspace_bytes} bytes of workspace",
-                "raise --workspace-limit, or set deterministic = false",
+                f"'{operation.name}' ({operation.kind} of {inputs}) has no deterministic kernel",
+                "set deterministic = false",
                 operation.span,
             )
-        least = min(c.workspace_bytes for c in known)
+        only = f" among {', '.join(self.rules.providers)}" if self.rules.providers else ""
         raise MbcError(
-            "MBC201",
-            f"'{operation.name}' needs {least} bytes of workspace, the limit is {limits.workspace_bytes}",
-            f"raise --workspace-limit to at least {least}",
+            "MBC200",
+            f"no kernel{only} can run '{operation.name}' ({operation.kind} of {inputs}) in {self.graph.precision}",
+            "choose another precision, or write the operation with other settings",
             operation.span,
         )
+
+    def _admitted(self, candidates: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
+        return tuple(
+            c
+            for c in candidates
+            if (c.deterministic or not self.rules.deterministic)
+            and (not self.rules.providers or c.provider in self.rules.providers)
+        )
+
+    def slice_rows(self, operation: Operation) -> tuple[int, ...]:
+        """Rows that a kernel call of the operation may work on, largest first: all of them, and what the policy and
+        alignment leave of smaller ones."""
+        batch = self.graph.batch
+        if not self._divisible(operation):
+            return (batch,)
+        sizes = {
+            Policy.UNDIVIDED: (),
+            Policy.POWER_OF_TWO: tuple(1 << k for k in range(batch.bit_length())),
+            Policy.ALL: tuple(range(1, batch)),
+        }[self.rules.policy]
+        return (batch, *(n for n in reversed(sizes) if n < batch and self._aligned(operation, n)))
+
+    def _divisible(self, operation: Operation) -> bool:
+        """Of the operations that could be divided only convolutions gain by it."""
+        return KINDS[operation.kind].divisible and isinstance(operation.attributes, Convolution)
+
+    def _aligned(self, operation: Operation, rows: int) -> bool:
+        values = (self.graph.values[name] for name in (*operation.inputs, *operation.outputs))
+        row_bytes = (v.type.size_bytes // self.graph.batch for v in values if v.per_sample)
+        return all(rows * size % SLICE_ALIGNMENT_BYTES == 0 for size in row_bytes)
+
+    def menus(self, operation: Operation) -> Mapping[tuple[Layout, ...], Menu]:
+        """Per combination of layouts the ways to run the operation; never empty."""
+        request = self.request(operation, self.whole)
+        known = self._menus.get(request)
+        if known is None:
+            known = self._menus[request] = self._make_menus(operation)
+        return known
+
+    def _make_menus(self, operation: Operation) -> Mapping[tuple[Layout, ...], Menu]:
+        sums = KINDS[operation.kind].accumulates
+        division = self._forced(operation)
+        sizes = division or self.slice_rows(operation)
+        offers: dict[tuple[Layout, ...], dict[int, list[Candidate]]] = {}
+        measured = True
+        for rows in dict.fromkeys(sizes):
+            if rows == sizes[0]:
+                found = self.candidates(operation, Rows(0, rows))
+                measured = any(c.measured for c in found)
+            elif measured and self.profile is not None:
+                # A size that profiling left out is no use: estimates would stand beside measurements.
+                found = self._admitted(self.profile.candidates(self.request(operation, Rows(0, rows))))
+                found = tuple(_with_plain_layouts(c, self.request(operation, Rows(0, rows))) for c in found)
+            else:
+                found = self.candidates(operation, Rows(0, rows))
+            for candidate in found:
+                offers.setdefault(candidate.layouts, {}).setdefault(rows, []).append(candidate)
+        menus = {
+            layouts: fixed(found, division, sums) if division else menu(found, self.graph.batch, sums)
+            for layouts, found in offers.items()
+        }
+        menus = {layouts: front for layouts, front in menus.items() if front}
+        if menus:
+            return menus
+        # Where no kernel can add up forced slices, or none runs them all in one layout, the operation stays whole.
+        whole = self.candidates(operation, self.whole)
+        alike = {c.layouts: [o for o in whole if o.layouts == c.layouts] for c in whole}
+        return {layouts: menu({self.graph.batch: found}, self.graph.batch, sums) for layouts, found in alike.items()}
+
+    def _forced(self, operation: Operation) -> tuple[int, ...]:
+        rows = self.rules.micro_batch
+        if not rows or not self._divisible(operation) or not self._aligned(operation, rows):
+            return ()
+        full, rest = divmod(self.graph.batch, rows)
+        return (rows,) * full + ((rest,) if rest else ())
+
+    def conversion_us(self, type_: TensorType, target: Layout) -> float:
+        """Time of changing the layout of a whole value to `target`: measured, else each byte read and written once."""
+        known = self._conversions.get((type_, target))
+        if known is None:
+            known = self._conversions[type_, target] = self._conversion_us(type_, target)
+        return known
+
+    def _conversion_us(self, type_: TensorType, target: Layout) -> float:
+        if self.profile is not None:
+            source = next(layout for layout in Layout if layout is not target)
+            measured = self.profile.candidates(conversion_request(type_, self.graph))
+            times = [c.time_us for c in measured if c.layouts == (source, target)]
+            if times:
+                return min(times)
+        return 2 * type_.size_bytes / (self.device.copy_gb_s * 1e3) + self.device.launch_us
+
+    def is_conversion_measured(self, type_: TensorType) -> bool:
+        """Whether `conversion_us` is from the profile."""
+        return self.profile is not None and bool(self.profile.candidates(conversion_request(type_, self.graph)))
+
+
+def conversion_request(type_: TensorType, graph: TrainingGraph) -> Request:
+    """A change of layout as providers and profiles see it."""
+    return Request("convert", NoAttributes(), (type_,), (type_,), graph.precision)
+
+
+def least_workspace_bytes(menus: Mapping[tuple[Layout, ...], Menu]) -> int:
+    return min(front[0].workspace_bytes for front in menus.values())
 
 
 def _with_plain_layouts(candidate: Candidate, request: Request) -> Candidate:
@@ -100,9 +220,4 @@ def _with_plain_layouts(candidate: Candidate, request: Request) -> Candidate:
         layout if layout_matters(type_.shape) else Layout.CHANNELS_FIRST
         for layout, type_ in zip(candidate.layouts, types, strict=True)
     )
-    return replace(candidate, layouts=layouts)
-
-
-def conversion_us(type_: TensorType, device: DeviceSpec) -> float:
-    """Estimated time of one layout conversion: every byte read and written once."""
-    return 2 * type_.size_bytes / (device.copy_gb_s * 1e3) + device.launch_us
+    return candidate if layouts == candidate.layouts else replace(candidate, layouts=layouts)

@@ -1,209 +1,98 @@
-"""Choose a kernel and a layout for every operation.
+"""Choose a kernel, a layout and a division for every operation: one optimum over each program.
 
-Layout is a choice among candidates: the candidate that runs an operation decides how its outputs lie in memory, and a
-consumer that wants another order pays for a conversion. One pass in program order weighs kernel against conversions,
-once leaning towards channels first and once towards channels last; the better total wins. States take the layout that
-their readers ask for.
+Under a given limit of workspace for each operation the best point of its menu in each layout is known, and
+`mbc.optimize.layouts` finds the layouts that are fastest together, conversions counted. Without limits the total is a
+bound: no plan made of these candidates is faster.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mbc.ir.graph import Operation, TrainingGraph
-from mbc.ir.types import Layout, layout_matters
-from mbc.kernels.base import Candidate
+from mbc.errors import MbcError
+from mbc.ir.types import Layout
 from mbc.ops import KINDS
-from mbc.ops.convolution import Convolution
-from mbc.optimize.candidates import CandidateTable, Limits, conversion_us
-from mbc.plan.model import Rows
-
-# How an operation that may be divided is divided: rows of its kernel calls, in order.
-Division = Callable[[Operation], tuple[int, ...]]
+from mbc.optimize.candidates import CandidateTable, least_workspace_bytes
+from mbc.optimize.layouts import Labelling, Options, label
+from mbc.optimize.menus import Menu, Point, Slice
+from mbc.units import show_size
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One candidate a slice, all with the same layouts."""
+    """How one operation runs: the layouts of its operands, and its slices in order."""
 
-    division: tuple[int, ...]
-    candidates: tuple[Candidate, ...]
-
-    @property
-    def layouts(self) -> tuple[Layout, ...]:
-        return self.candidates[0].layouts
+    layouts: tuple[Layout, ...]
+    point: Point
 
     @property
-    def time_us(self) -> float:
-        return sum(c.time_us for c in self.candidates)
+    def slices(self) -> tuple[Slice, ...]:
+        return self.point.slices
 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """`operations` by name, of both programs; `states`: layout of each state; `total_us` with conversions."""
+    """`operations` by name, of both programs; `states`: layout of each state; `train_us` and `infer_us` with
+    conversions."""
 
     operations: Mapping[str, Choice]
     states: Mapping[str, Layout]
-    total_us: float
+    train_us: float
+    infer_us: float
 
 
-def choose(table: CandidateTable, limits: Limits, division: Division) -> Choices:
-    """The cheaper of the two leanings. Raises MBC200, MBC201 or MBC202 where an operation has no candidate."""
-    return min(
-        (_choose_leaning(table, limits, division, lean) for lean in Layout),
-        key=lambda choices: choices.total_us,
-    )
+def choose(table: CandidateTable, limits: Mapping[str, int]) -> Choices:
+    """The fastest training step, and the fastest inference with the states as the step leaves them.
 
-
-def _choose_leaning(table: CandidateTable, limits: Limits, division: Division, lean: Layout) -> Choices:
+    `limits`: workspace of operations by name, in bytes; one that is not named may take what it likes, and one that has
+    nothing within its limit takes what needs least. Raises MBC200 or MBC202 where one has no candidate at all.
+    """
     graph = table.graph
-    states = {
-        name: lean if layout_matters(value.type.shape) else Layout.CHANNELS_FIRST
-        for name, value in graph.values.items()
-        if value.role.persistent
+    options = {
+        operation.name: best_within(table.menus(operation), limits.get(operation.name))
+        for operation in (*graph.train, *graph.infer)
+        if not KINDS[operation.kind].view
     }
-    options: dict[str, tuple[Choice, ...]] = {}
-    wishes: Counter[tuple[str, Layout]] = Counter()
-    _Pass(table, limits, division, lean, states, options, wishes, voting=True).run()
-    # A state has no producer to decide its layout: let its readers vote, then choose once more.
-    for name in states:
-        if layout_matters(graph.values[name].type.shape):
-            states[name] = max(Layout, key=lambda layout: (wishes[name, layout], layout is lean))
-    # What one operation updates together (a parameter and its momentum) lies alike: as the parameter.
-    for operation in graph.train:
-        updated = [operation.inputs[i] for _, i in KINDS[operation.kind].updates if i < len(operation.inputs)]
-        for name in updated[1:]:
-            if layout_matters(graph.values[name].type.shape):
-                states[name] = states[updated[0]]
-    final = _Pass(table, limits, division, lean, states, options, wishes, voting=False)
-    final.run()
-    return Choices(final.chosen, states, final.total_us)
+    train = label(table, graph.train, graph.inputs, options)
+    # States that no operand's layout depends on lie as their shape reads.
+    states = {state.value: train.states.get(state.value, Layout.CHANNELS_FIRST) for state in graph.states}
+    infer = label(table, graph.infer, graph.infer_inputs, options, states)
+    return Choices(_chosen(options, train) | _chosen(options, infer), states, train.total_us, infer.total_us)
 
 
-@dataclass
-class _Pass:
-    """One walk over both programs. While `voting`, states may still take the layout that an update asks for."""
-
-    table: CandidateTable
-    limits: Limits
-    division: Division
-    lean: Layout
-    states: dict[str, Layout]
-    options: dict[str, tuple[Choice, ...]]
-    wishes: Counter[tuple[str, Layout]]
-    voting: bool
-
-    def run(self) -> None:
-        self.chosen: dict[str, Choice] = {}
-        self.total_us = 0.0
-        for program in (self.table.graph.train, self.table.graph.infer):
-            self._run_program(program)
-
-    def _run_program(self, program: tuple[Operation, ...]) -> None:
-        graph = self.table.graph
-        # Layouts in which a value exists so far.
-        exists: dict[str, set[Layout]] = {name: {layout} for name, layout in self.states.items()}
-        exists |= {name: {Layout.CHANNELS_FIRST} for name in (*graph.inputs, *graph.infer_inputs)}
-        for operation in program:
-            kind = KINDS[operation.kind]
-            if kind.view:
-                viewed = operation.inputs[0]
-                if Layout.CHANNELS_FIRST not in exists[viewed]:
-                    self.total_us += conversion_us(graph.values[viewed].type, self.table.device)
-                    exists[viewed].add(Layout.CHANNELS_FIRST)
-                exists[operation.outputs[0]] = {Layout.CHANNELS_FIRST}
-                continue
-            best, cost = self._best(operation, exists)
-            self.chosen[operation.name] = best
-            self.total_us += cost
-            layouts = best.layouts
-            for name, layout in zip(operation.inputs, layouts, strict=False):
-                self.wishes[name, layout] += 1
-                exists[name].add(layout)
-            for name, layout in zip(operation.outputs, layouts[len(operation.inputs) :], strict=True):
-                exists[name] = {layout}
-
-    def _best(self, operation: Operation, exists: dict[str, set[Layout]]) -> tuple[Choice, float]:
-        """The choice with the least time, conversions of its inputs included, and that time."""
-        graph, device = self.table.graph, self.table.device
-        kind = KINDS[operation.kind]
-        best: tuple[float, float, Choice] | None = None
-        for choice in self._options(operation):
-            layouts = choice.layouts
-            updated = [i for _, i in kind.updates if i < len(operation.inputs)]
-            if not self.voting and any(layouts[i] is not self.states.get(operation.inputs[i]) for i in updated):
-                continue  # a state is updated where it lies
-            cost = choice.time_us
-            for name, layout in zip(operation.inputs, layouts, strict=False):
-                if layout not in exists[name]:
-                    cost += conversion_us(graph.values[name].type, device)
-            # What leaves in the other layout than the leaning will probably be converted by a reader.
-            bias = 0.0
-            for name, layout in zip(operation.outputs, layouts[len(operation.inputs) :], strict=True):
-                type_ = graph.values[name].type
-                if layout is not self.lean and layout_matters(type_.shape):
-                    bias += conversion_us(type_, device)
-            if best is None or cost + bias < best[0]:
-                best = (cost + bias, cost, choice)
-        assert best is not None, f"{operation.name}: no candidate in the layout of the state that it updates"
-        return best[2], best[1]
-
-    def _options(self, operation: Operation) -> tuple[Choice, ...]:
-        known = self.options.get(operation.name)
-        if known is None:
-            known = self.options[operation.name] = options(self.table, self.limits, operation, self.division(operation))
-        return known
+def best_within(menus: Mapping[tuple[Layout, ...], Menu], limit_bytes: int | None) -> Options:
+    """In each layout the fastest point within the limit; where no layout has one, the points that need least."""
+    if limit_bytes is None:
+        return {layouts: front[-1] for layouts, front in menus.items()}
+    limit_bytes = max(limit_bytes, least_workspace_bytes(menus))
+    found: dict[tuple[Layout, ...], Point] = {}
+    for layouts, front in menus.items():
+        within = [point for point in front if point.workspace_bytes <= limit_bytes]
+        if within:
+            found[layouts] = within[-1]
+    return found
 
 
-def options(
-    table: CandidateTable, limits: Limits, operation: Operation, division: tuple[int, ...]
-) -> tuple[Choice, ...]:
-    """The fastest choice for each combination of layouts in which every slice has a candidate; never empty."""
-    slices: list[dict[tuple[Layout, ...], Candidate]] = []
-    must_accumulate = len(division) > 1 and KINDS[operation.kind].accumulates
-    for rows in division:
-        fastest: dict[tuple[Layout, ...], Candidate] = {}
-        for candidate in table.admitted(operation, Rows(0, rows), limits):
-            if must_accumulate and not candidate.accumulates:
-                continue
-            known = fastest.get(candidate.layouts)
-            if known is None or _rank(candidate) < _rank(known):
-                fastest[candidate.layouts] = candidate
-        slices.append(fastest)
-    together = tuple(
-        Choice(division, tuple(fastest[layouts] for fastest in slices))
-        for layouts in slices[0]
-        if all(layouts in fastest for fastest in slices)
-    )
-    # Where no kernel can add up the slices, or none runs them all in one layout, the operation stays whole.
-    return together or options(table, limits, operation, (sum(division),))
+def check_limit(table: CandidateTable, limit_bytes: int) -> None:
+    """MBC201 where an operation has nothing within a limit that the user set: what would do, and what excludes it."""
+    for operation in (*table.graph.train, *table.graph.infer):
+        if KINDS[operation.kind].view:
+            continue
+        least = least_workspace_bytes(table.menus(operation))
+        if least > limit_bytes:
+            rules = table.rules
+            excluding = [f"policy {rules.policy}"]
+            excluding += ["deterministic = true"] if rules.deterministic else []
+            excluding += [f"--provider {' '.join(rules.providers)}"] if rules.providers else []
+            raise MbcError(
+                "MBC201",
+                f"'{operation.name}' needs {least} bytes of workspace, the limit is {limit_bytes} "
+                f"({show_size(limit_bytes)}); chosen among what {', '.join(excluding)} admits",
+                f"raise --workspace-limit to at least {least}",
+                operation.span,
+            )
 
 
-def _rank(candidate: Candidate) -> tuple[float, int, str]:
-    return (candidate.time_us, candidate.workspace_bytes, candidate.provider)
-
-
-def undivided(graph: TrainingGraph) -> Division:
-    """Every operation in one call."""
-    return lambda operation: (graph.batch,)
-
-
-def slices_of(graph: TrainingGraph, rows: int) -> Division:
-    """Convolutions in calls of `rows` rows (the last one may have fewer), where every slice starts 16-byte aligned."""
-
-    def divide(operation: Operation) -> tuple[int, ...]:
-        kind = KINDS[operation.kind]
-        sizes = [
-            value.type.size_bytes // graph.batch
-            for value in (graph.values[name] for name in (*operation.inputs, *operation.outputs))
-            if value.per_sample
-        ]
-        aligned = all(rows * size % 16 == 0 for size in sizes)
-        if not (kind.divisible and isinstance(operation.attributes, Convolution) and aligned):
-            return (graph.batch,)
-        full, rest = divmod(graph.batch, rows)
-        return (rows,) * full + ((rest,) if rest else ())
-
-    return divide
+def _chosen(options: Mapping[str, Options], labelling: Labelling) -> dict[str, Choice]:
+    return {name: Choice(layouts, options[name][layouts]) for name, layouts in labelling.operations.items()}

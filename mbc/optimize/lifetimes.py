@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from mbc.plan.model import ALIGNMENT_BYTES, Buffer, Program, Space
 
@@ -77,3 +78,12 @@ def peak_bytes(blocks_: Sequence[Block]) -> tuple[int, int]:
         if live > peak:
             peak, where = live, position
     return peak, where
+
+
+def live_bytes(blocks_: Sequence[Block], launches: int) -> list[int]:
+    """Bytes alive at each launch."""
+    changes = [0] * (launches + 1)
+    for block in blocks_:
+        changes[block.start] += block.size_bytes
+        changes[block.stop] -= block.size_bytes
+    return list(accumulate(changes[:launches]))

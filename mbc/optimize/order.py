@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 
 from mbc.ir.graph import Operation
 from mbc.ir.types import DType, Layout
-from mbc.kernels.base import Candidate
 from mbc.ops import KINDS
-from mbc.optimize.candidates import CandidateTable, conversion_us
+from mbc.optimize.candidates import CandidateTable
 from mbc.optimize.choose import Choices
+from mbc.optimize.menus import adding_us
 from mbc.plan.model import Access, Buffer, Kernel, Launch, Mode, Program, Rows, Stream
 
 WHOLE = Rows(0, 1)
@@ -104,10 +104,11 @@ class _Writer:
         source = self._at(name, self.home[name])
         target = self._new(name, layout)
         rows = self.buffers[target].rows
-        time_us = conversion_us(self.table.graph.values[name].type, self.table.device)
+        type_ = self.table.graph.values[name].type
+        time_us, measured = self.table.conversion_us(type_, layout), self.table.is_conversion_measured(type_)
         self.launches.append(
             Launch(
-                Kernel("mbc", "convert", (), time_us, measured=False),
+                Kernel("mbc", "convert", (), time_us, measured),
                 (),
                 Stream.COMPUTE,
                 (Access(source, rows, Mode.READ), Access(target, rows, Mode.WRITE)),
@@ -126,15 +127,18 @@ class _Writer:
             for i, (name, layout) in enumerate(zip(operation.outputs, choice.layouts[count:], strict=True))
         ]
         start = 0
-        for rows, candidate in zip(choice.division, choice.candidates, strict=True):
-            part = Rows(start, start + rows)
+        for piece in choice.slices:
+            candidate, part = piece.candidate, Rows(start, start + piece.rows)
             accesses = [self._access(b, part, Mode.READ) for b in inputs]
             accesses += [self._access(b, part, Mode.WRITE, adds=start > 0) for b in outputs]
             if candidate.workspace_bytes:
                 self.buffers.append(Buffer(None, WHOLE, Layout.CHANNELS_FIRST, DType.UINT8, candidate.workspace_bytes))
                 accesses.append(Access(len(self.buffers) - 1, WHOLE, Mode.WRITE))
-            self.launches.append(_kernel_launch(candidate, operation.name, tuple(accesses)))
-            start += rows
+            adds = start > 0 and kind.accumulates
+            time_us = adding_us(candidate) if adds else candidate.time_us
+            kernel = Kernel(candidate.provider, candidate.name, candidate.settings, time_us, candidate.measured)
+            self.launches.append(Launch(kernel, (operation.name,), Stream.COMPUTE, tuple(accesses)))
+            start = part.stop
 
     def _access(self, buffer: int, part: Rows, mode: Mode, adds: bool = False) -> Access:
         value = self.table.graph.values[self.buffers[buffer].value or ""]
@@ -173,8 +177,3 @@ class _Writer:
             b.dtype,
             b.rows,
         )
-
-
-def _kernel_launch(candidate: Candidate, operation: str, accesses: tuple[Access, ...]) -> Launch:
-    kernel = Kernel(candidate.provider, candidate.name, candidate.settings, candidate.time_us, candidate.measured)
-    return Launch(kernel, (operation,), Stream.COMPUTE, accesses)

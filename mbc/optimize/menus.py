@@ -1,0 +1,167 @@
+"""The ways to divide one operation into micro-batches that no other way beats in both time and workspace.
+
+A division is a number of kernel calls, each on some of the rows: their times add up, and the workspace is that of the
+call that needs most, because one call starts after another. That is micro-cuDNN's problem (Oyama, Ben-Nun, Hoefler and
+Matsuoka, "Accelerating deep learning frameworks with micro-batches", 2018); here it is solved for every workspace at
+once. Calls are admitted in the order of their workspace into an unbounded knapsack over rows: `fastest[n]` is the least
+time for n rows of the calls admitted so far, and each improvement at the whole mini-batch is a point of the front.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbc.kernels.base import Candidate
+
+_SAME = 1 + 1e-9  # two sums of the same times, added up in another order
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """One kernel call of a division."""
+
+    rows: int
+    candidate: Candidate
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One way to run an operation, slices in order. `time_us` counts the first slice of a sum as overwriting and the
+    others as adding."""
+
+    workspace_bytes: int
+    time_us: float
+    slices: tuple[Slice, ...]
+
+
+_Cost = Callable[[Candidate], float]
+Menu = tuple[Point, ...]  # workspace ascending, time descending, both strictly
+
+
+def adding_us(candidate: Candidate) -> float:
+    """Time of a call that adds to its output; infinite where it cannot."""
+    if not candidate.accumulates:
+        return math.inf
+    return candidate.accumulate_us or candidate.time_us
+
+
+def menu(offers: Mapping[int, Sequence[Candidate]], rows: int, sums: bool) -> Menu:
+    """The exact front for `rows` rows. `offers`: what can run a slice, by its rows.
+
+    `sums`: the slices' results are added up (filter gradients), so that all but one of them must be able to add.
+    """
+    if not sums:
+        calls = _Calls.of(offers, lambda candidate: candidate.time_us)
+        return tuple(_front(calls, calls, rows, sums=False))
+    adding = _Calls.of({n: found for n, found in offers.items() if n < rows}, adding_us)
+    return tuple(_front(_Calls.of(offers, lambda candidate: candidate.time_us), adding, rows, sums=True))
+
+
+def fixed(offers: Mapping[int, Sequence[Candidate]], division: Sequence[int], sums: bool) -> Menu:
+    """The front of one given division: each slice takes the fastest call within the same workspace."""
+    found: list[Point] = []
+    for workspace_bytes in sorted({c.workspace_bytes for n in set(division) for c in offers.get(n, ())}):
+        slices: list[Slice] = []
+        time_us = 0.0
+        for place, n in enumerate(division):
+
+            def cost(candidate: Candidate, adds: bool = sums and place > 0) -> float:
+                return adding_us(candidate) if adds else candidate.time_us
+
+            within = (c for c in offers.get(n, ()) if c.workspace_bytes <= workspace_bytes)
+            best = min(within, key=cost, default=None)
+            if best is None:
+                time_us = math.inf
+                break
+            slices.append(Slice(n, best))
+            time_us += cost(best)
+        if math.isfinite(time_us) and (not found or time_us < found[-1].time_us):
+            found.append(Point(max(s.candidate.workspace_bytes for s in slices), time_us, tuple(slices)))
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class _Calls:
+    """Calls in the order of their workspace; of those of one size none is beaten by another in both."""
+
+    workspaces: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    times_us: NDArray[np.float64]
+    candidates: tuple[Candidate, ...]
+
+    @staticmethod
+    def of(offers: Mapping[int, Sequence[Candidate]], cost: _Cost) -> _Calls:
+        kept: list[tuple[int, int, float, Candidate]] = []
+        for rows, candidates in offers.items():
+            best_us = math.inf
+            for time_us, candidate in sorted(
+                ((cost(c), c) for c in candidates), key=lambda pair: (pair[1].workspace_bytes, pair[0])
+            ):
+                if time_us < best_us:
+                    best_us = time_us
+                    kept.append((candidate.workspace_bytes, rows, time_us, candidate))
+        kept.sort(key=lambda call: call[:3])
+        return _Calls(
+            np.array([call[0] for call in kept], np.int64),
+            np.array([call[1] for call in kept], np.int64),
+            np.array([call[2] for call in kept], np.float64),
+            tuple(call[3] for call in kept),
+        )
+
+    def within(self, workspace_bytes: int) -> int:
+        """How many of them need no more."""
+        return int(np.searchsorted(self.workspaces, workspace_bytes, side="right"))
+
+
+def _front(first: _Calls, more: _Calls, rows: int, sums: bool) -> list[Point]:
+    """`first`: calls that may come first; `more`: those that may follow, from which all rows are made unless `sums`."""
+    found: list[Point] = []
+    best_us = math.inf
+    fastest = np.full(rows + 1, math.inf)
+    fastest[0] = 0.0
+    admitted = 0
+    for workspace_bytes in np.union1d(first.workspaces, more.workspaces):
+        until = more.within(workspace_bytes)
+        for k in range(admitted, until):
+            _admit(fastest, int(more.rows[k]), float(more.times_us[k]))
+        admitted = until
+        if sums:
+            count = first.within(workspace_bytes)
+            totals = first.times_us[:count] + fastest[rows - first.rows[:count]]
+            start = int(np.argmin(totals)) if count else -1
+            total_us = float(totals[start]) if count else math.inf
+        else:
+            start, total_us = -1, float(fastest[rows])
+        if total_us * _SAME < best_us:
+            best_us = total_us
+            slices = [] if start < 0 else [Slice(int(first.rows[start]), first.candidates[start])]
+            slices += _parts(fastest, more, until, rows - sum(s.rows for s in slices))
+            found.append(Point(max(s.candidate.workspace_bytes for s in slices), total_us, tuple(slices)))
+    return found
+
+
+def _admit(fastest: NDArray[np.float64], rows: int, time_us: float) -> None:
+    """Allow one more call, any number of times."""
+    if time_us >= fastest[rows]:
+        return  # what the calls before make of so many rows is as fast
+    for low in range(rows, len(fastest), rows):
+        part = fastest[low : low + rows]
+        np.minimum(part, fastest[low - rows : low - rows + len(part)] + time_us, out=part)
+
+
+def _parts(fastest: NDArray[np.float64], calls: _Calls, admitted: int, rows: int) -> list[Slice]:
+    """Calls that make up `fastest[rows]`, the largest first."""
+    sizes, times = calls.rows[:admitted], calls.times_us[:admitted]
+    found: list[Slice] = []
+    while rows:
+        fits = np.flatnonzero(sizes <= rows)
+        makes = fits[fastest[rows - sizes[fits]] + times[fits] <= fastest[rows] * _SAME]
+        k = int(makes[np.argmax(sizes[makes])])
+        found.append(Slice(int(sizes[k]), calls.candidates[k]))
+        rows -= int(sizes[k])
+    return sorted(found, key=lambda s: -s.rows)

@@ -1,0 +1,52 @@
+"""What planning would ask a profile: a graph's distinct operations and the micro-batches they may be divided into."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from mbc.device.need import Need
+from mbc.device.spec import DeviceSpec
+from mbc.ir.graph import Operation, TrainingGraph
+from mbc.ir.types import Precision, layout_matters
+from mbc.kernels import PROVIDERS
+from mbc.kernels.base import Request
+from mbc.ops import KINDS
+from mbc.optimize.candidates import CandidateTable, Rules, conversion_request
+from mbc.options import Policy
+from mbc.plan.model import Rows
+
+# Inference is planned once and weighs less than a step that runs a million times, but is to be measured all the same.
+_INFERENCE_WEIGHT = 0.1
+_CONVERSION_WEIGHT = 0.05  # most are never chosen
+
+
+def needs(graph: TrainingGraph, device: DeviceSpec, policy: Policy) -> tuple[Need, ...]:
+    """Every distinct request, those that weigh most in a step first.
+
+    With policy `all` the powers of two are measured, and what lies between is interpolated until it is chosen.
+    """
+    if graph.precision is Precision.FP64:
+        return ()
+    measured = Policy.POWER_OF_TWO if policy is Policy.ALL else policy
+    table = CandidateTable(graph, device, PROVIDERS, None, Rules(measured))
+    weights: dict[Request, float] = {}
+    first: dict[Request, Operation] = {}
+    for program, weight in ((graph.train, 1.0), (graph.infer, _INFERENCE_WEIGHT)):
+        for operation in (o for o in program if not KINDS[o.kind].view):
+            request = table.request(operation, table.whole)
+            first.setdefault(request, operation)
+            time_us = min(c.time_us for c in table.candidates(operation, table.whole))
+            weights[request] = weights.get(request, 0.0) + weight * time_us
+    found = [
+        Need(tuple(table.request(first[request], Rows(0, rows)) for rows in table.slice_rows(first[request])), weight)
+        for request, weight in weights.items()
+    ]
+    found += _conversions(graph, table)
+    return tuple(sorted(found, key=lambda need: -need.weight_us))
+
+
+def _conversions(graph: TrainingGraph, table: CandidateTable) -> Iterable[Need]:
+    types = dict.fromkeys(value.type for value in graph.values.values() if layout_matters(value.type.shape))
+    for type_ in types:
+        time_us = 2 * type_.size_bytes / (table.device.copy_gb_s * 1e3)
+        yield Need((conversion_request(type_, graph),), _CONVERSION_WEIGHT * time_us)
