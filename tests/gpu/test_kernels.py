@@ -7,19 +7,16 @@ how much that is for each element type).
 from __future__ import annotations
 
 import ctypes
-import subprocess
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mbc.codegen.build import build_kernel_library
 from mbc.codegen.toolchain import find_toolchain
 from mbc.ir.types import Precision
-from mbc.kernels.base import DTYPE_CODES
-from mbc.resources import folder
 from tests.kernels.own.cases import CASES, Case
 from tests.kernels.own.launching import TOLERANCES, Library, check
 
@@ -60,9 +57,9 @@ class DeviceMemory:
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Libraries]:
     driver = pytest.importorskip("pycuda.driver", reason="PyCUDA is not installed, or finds no CUDA driver")
-    nvcc = find_toolchain().nvcc
-    if nvcc is None:
-        pytest.skip("no nvcc on this machine")
+    toolchain = find_toolchain()
+    if toolchain.missing:
+        pytest.skip("needs " + "; ".join(map(str, toolchain.missing)))
     try:
         driver.init()
         device = driver.Device(0)
@@ -72,33 +69,20 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Libraries]:
     context.push()
     arena = driver.mem_alloc(ARENA_BYTES)
     architecture = "sm_{}{}".format(*device.compute_capability())
-    built: dict[int, Library] = {}
+    built: dict[Precision, Library] = {}
 
     def library(precision: Precision) -> Library:
-        # A library holds fp32 and one more type.
-        working = max(DTYPE_CODES[precision.working.value], 1)
-        if working not in built:
-            handle = _build(Path(str(nvcc)), architecture, working, tmp_path_factory.mktemp("kernels"))
-            built[working] = Library(handle, DeviceMemory(driver, arena))
-        return built[working]
+        if precision not in built:
+            path = tmp_path_factory.mktemp("kernels") / "libkernels.so"
+            build_kernel_library(architecture, precision, path, toolchain)
+            built[precision] = Library(ctypes.CDLL(str(path)), DeviceMemory(driver, arena))
+        return built[precision]
 
     try:
         yield library
     finally:
         arena.free()
         context.pop()
-
-
-def _build(nvcc: Path, architecture: str, working: int, where: Path) -> ctypes.CDLL:
-    templates = folder("templates")
-    source, result = where / "kernels.cu", where / "kernels.so"
-    files = sorted((templates / "kernels").glob("*.cu"))
-    source.write_text("".join(f'#include "{file.name}"\n' for file in files))
-    command = [str(nvcc), f"-arch={architecture}", "-std=c++17", "-O3", "-shared", "-Xcompiler", "-fPIC"]
-    command += [f"-DMBC_WORKING={working}", f"-I{templates / 'include'}", f"-I{templates / 'kernels'}"]
-    done = subprocess.run([*command, str(source), "-o", str(result)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return ctypes.CDLL(str(result))
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
+from mbc.device.kernel_library import MbcCall
 from mbc.device.spec import find_spec
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import Arguments, Candidate, Request
@@ -59,17 +60,6 @@ class HostMemory:
         self.held.clear()
 
 
-class MbcCall(ctypes.Structure):
-    """As templates/include/mbc_call.h."""
-
-    _fields_ = (
-        ("pointers", ctypes.POINTER(ctypes.c_void_p)),
-        ("integers", ctypes.POINTER(ctypes.c_int64)),
-        ("reals", ctypes.POINTER(ctypes.c_double)),
-        ("stream", ctypes.c_void_p),
-    )
-
-
 @dataclass
 class Library:
     """A shared library of kernels and the memory that they see."""
@@ -87,6 +77,8 @@ class Library:
             (ctypes.c_int64 * max(1, len(arguments.integers)))(*arguments.integers),
             (ctypes.c_double * max(1, len(arguments.reals)))(*arguments.reals),
             self.stream,
+            len(pointers),
+            len(arguments.integers),
         )
         message = function(ctypes.byref(call))
         assert message is None, f"{name}: {message!r}"
