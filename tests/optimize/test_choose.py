@@ -15,11 +15,11 @@ from mbc.ir.graph import TrainingGraph
 from mbc.ir.training import differentiate
 from mbc.ir.types import Layout
 from mbc.kernels.base import Arguments, Candidate, Request
-from mbc.optimize.bounds import fastest_us, floor_bytes
-from mbc.optimize.candidates import CandidateTable, Limits
-from mbc.optimize.choose import choose, slices_of, undivided
+from mbc.optimize.bounds import floor_bytes
+from mbc.optimize.candidates import CandidateTable, Rules
+from mbc.optimize.choose import choose
 from mbc.optimize.order import order
-from mbc.optimize.search import search
+from mbc.optimize.search import Limits, search
 from mbc.plan.model import Kernel, Mode, Plan
 from mbc.plan.verify import verify_plan
 from mbc.source import Source
@@ -37,7 +37,8 @@ network small(batch = 8, classes = 4) {
 train { optimizer = sgd(momentum=0.9) }
 """
 FIRST, LAST = Layout.CHANNELS_FIRST, Layout.CHANNELS_LAST
-NO_LIMIT = Limits(1 << 40, deterministic=False)
+NO_LIMIT = Limits()
+CHOOSE = Rules()
 
 
 @dataclass(frozen=True)
@@ -77,14 +78,15 @@ def graph() -> TrainingGraph:
     return differentiate(lowered.network, lowered.optimizer, lowered.precision)
 
 
-def table(first_us: float, last_us: float, first_bytes: int = 0, last_bytes: int = 0, **more: bool) -> CandidateTable:
+def table(
+    first_us: float, last_us: float, first_bytes: int = 0, last_bytes: int = 0, rules: Rules = CHOOSE, **more: bool
+) -> CandidateTable:
     fake = Fake({FIRST: first_us, LAST: last_us}, {FIRST: first_bytes, LAST: last_bytes}, **more)
-    return CandidateTable(graph(), find_spec("h200"), (fake,))
+    return CandidateTable(graph(), find_spec("h200"), (fake,), rules=rules)
 
 
-def plan(candidates: CandidateTable, rows: int = 0, limits: Limits = NO_LIMIT, budget_bytes: int = 10**12) -> Plan:
-    division = slices_of(candidates.graph, rows) if rows else undivided(candidates.graph)
-    found = search(candidates, limits, division, budget_bytes)
+def plan(candidates: CandidateTable, limits: Limits = NO_LIMIT, budget_bytes: int = 10**12) -> Plan:
+    found = search(candidates, limits, budget_bytes)
     verify_plan(found)
     return found
 
@@ -126,14 +128,14 @@ def test_a_small_gain_is_not_worth_conversions() -> None:
 def test_workspace_limit_decides() -> None:
     candidates = table(100.0, 10.0, last_bytes=1000)
     assert layouts_of_convolutions(plan(candidates)) == {LAST}
-    assert layouts_of_convolutions(plan(candidates, limits=Limits(999, False))) == {FIRST}
+    assert layouts_of_convolutions(plan(candidates, limits=Limits(999))) == {FIRST}
     with pytest.raises(MbcError, match=r"MBC201.*needs 1000 bytes of workspace"):
-        plan(table(100.0, 10.0, 2000, 1000), limits=Limits(999, False))
+        plan(table(100.0, 10.0, 2000, 1000), limits=Limits(999))
 
 
 def test_deterministic_refuses_what_is_not() -> None:
     with pytest.raises(MbcError, match="MBC202"):
-        plan(table(1.0, 1.0, deterministic=False), limits=Limits(1 << 40, deterministic=True))
+        plan(table(1.0, 1.0, rules=Rules(deterministic=True), deterministic=False))
 
 
 def test_workspace_shrinks_until_the_budget_holds() -> None:
@@ -147,7 +149,7 @@ def test_workspace_shrinks_until_the_budget_holds() -> None:
 
 @pytest.mark.parametrize("rows", [1, 3, 4])
 def test_slices_cover_every_row_and_filter_gradients_add_up(rows: int) -> None:
-    found = plan(table(10.0, 10.0), rows)
+    found = plan(table(10.0, 10.0, rules=Rules(micro_batch=rows)))
     kinds = {op.name: op.kind for op in found.graph.train}
     slices: dict[str, list[tuple[int, int, Mode]]] = {}
     for launch in found.train.launches:
@@ -164,7 +166,7 @@ def test_slices_cover_every_row_and_filter_gradients_add_up(rows: int) -> None:
 
 
 def test_filter_gradients_stay_whole_where_no_kernel_adds_up() -> None:
-    found = plan(table(10.0, 10.0, accumulates=False), 4)
+    found = plan(table(10.0, 10.0, rules=Rules(micro_batch=4), accumulates=False))
     kinds = {op.name: op.kind for op in found.graph.train}
     calls = [kinds[name] for launch in found.train.launches for name in launch.operations]
     assert calls.count("convolution_backward_filter") == 2
@@ -173,7 +175,7 @@ def test_filter_gradients_stay_whole_where_no_kernel_adds_up() -> None:
 
 def test_outputs_take_over_inputs_that_die() -> None:
     candidates = table(10.0, 10.0)
-    draft = order(candidates, choose(candidates, NO_LIMIT, undivided(candidates.graph)))
+    draft = order(candidates, choose(candidates, {}))
     aliased = {b.value for b in draft.buffers if b.alias is not None}
     assert "next.conv0.weight" in aliased, "updates happen in place"
     assert "d.relu1" not in aliased, "the gradient of a sum goes to two readers"
@@ -185,8 +187,13 @@ def test_outputs_take_over_inputs_that_die() -> None:
 
 def test_bounds() -> None:
     candidates = table(100.0, 10.0, 0, 1 << 20)
-    found = plan(candidates, limits=Limits(0, False))
+    found = plan(candidates, limits=Limits(0))
     floor, operation = floor_bytes(candidates)
     assert floor <= found.predictions.arena_bytes
     assert operation.name == found.bounds.floor_operation
-    assert fastest_us(candidates) < found.predictions.train_us
+    assert found.bounds.fastest_us < found.predictions.train_us
+
+
+def test_what_is_chosen_without_limits_is_what_no_choice_beats() -> None:
+    found = plan(table(100.0, 10.0, 0, 1 << 20))
+    assert found.predictions.train_us == pytest.approx(found.bounds.fastest_us, rel=1e-6)

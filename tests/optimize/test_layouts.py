@@ -1,0 +1,143 @@
+"""The layouts of a program are the fastest there are: no labelling of random networks with random times beats them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mbc.device.spec import DeviceSpec, find_spec
+from mbc.frontend.lower import lower
+from mbc.frontend.parse import parse
+from mbc.ir.graph import Operation, TrainingGraph
+from mbc.ir.training import differentiate
+from mbc.ir.types import Layout, TensorType, layout_matters
+from mbc.kernels.base import Arguments, Candidate, Request
+from mbc.ops import KINDS
+from mbc.optimize.candidates import CandidateTable
+from mbc.optimize.choose import best_within, choose
+from mbc.optimize.order import order
+from mbc.optimize.simulate import simulate
+from mbc.source import Source
+
+SOURCE = """
+network small(batch = 2) {
+  input image[batch, 2, 4, 4] : float
+  input target[batch] : class
+  x = image |> conv(2, 3, pad=1) |> relu
+  y = x |> conv(2, 1)
+  logits = x + y |> flatten |> linear(2)
+  output logits
+  loss (logits, target) |> softmax_cross_entropy
+}
+"""
+LOWERED = lower(parse(Source("small.mbc", SOURCE)), (), None)
+GRAPH = differentiate(LOWERED.network, LOWERED.optimizer, LOWERED.precision)
+LEAST = 1.0
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Every kind in both layouts, with the times given by kind and layout."""
+
+    times_us: Mapping[tuple[str, Layout], float]
+    name: str = "drawn"
+
+    def candidates(self, request: Request, device: DeviceSpec) -> Iterable[Candidate]:
+        types = (*request.inputs, *request.outputs)
+        for layout in Layout:
+            layouts = tuple(layout if layout_matters(t.shape) else Layout.CHANNELS_FIRST for t in types)
+            time_us = self.times_us.get((request.kind, layout), LEAST)
+            yield Candidate(self.name, request.kind, (), layouts, 0, time_us, False, True, True)
+
+    def arguments(self, *_: object) -> Arguments:
+        return Arguments()
+
+
+@dataclass
+class Table(CandidateTable):
+    change_us: float = 0.0
+
+    def conversion_us(self, type_: TensorType, target: Layout) -> float:
+        return self.change_us
+
+
+KINDS_DRAWN = (
+    "convolution",
+    "convolution_backward_data",
+    "convolution_backward_filter",
+    "relu",
+    "relu_backward",
+    "add",
+)
+
+
+def by_brute_force(table: Table, graph: TrainingGraph) -> float:
+    """The fastest of all labellings of the operations and states of the training step that the rules allow."""
+    asked = [o for o in graph.train if not KINDS[o.kind].view]
+    options = {o.name: best_within(table.menus(o), None) for o in asked}
+    free = [o for o in asked if len(options[o.name]) > 1]
+    states = [s.value for s in graph.states if layout_matters(graph.values[s.value].type.shape)]
+    best = float("inf")
+    for labels in itertools.product(Layout, repeat=len(free) + len(states)):
+        chosen = {o.name: label for o, label in zip(free, labels, strict=False)}
+        home = dict(zip(states, labels[len(free) :], strict=True))
+        best = min(best, total_us(table, graph, options, chosen, home))
+    return best
+
+
+def total_us(table: Table, graph: TrainingGraph, options: dict[str, dict], chosen: dict, home: dict) -> float:
+    home = home | dict.fromkeys(graph.inputs, Layout.CHANNELS_FIRST)
+    converted: set[tuple[str, Layout]] = set()
+    total = 0.0
+
+    def read(name: str, layout: Layout) -> None:
+        if layout_matters(graph.values[name].type.shape) and home[name] is not layout:
+            converted.add((name, layout))
+
+    def run(operation: Operation) -> bool:
+        nonlocal total
+        if KINDS[operation.kind].view:
+            read(operation.inputs[0], Layout.CHANNELS_FIRST)
+            home[operation.outputs[0]] = Layout.CHANNELS_FIRST
+            return True
+        found = options[operation.name]
+        wanted = chosen.get(operation.name)
+        layouts = next(
+            k
+            for k in found
+            if wanted is None or (wanted in k and (wanted is not Layout.CHANNELS_FIRST or set(k) == {wanted}))
+        )
+        total += found[layouts].time_us
+        names = (*operation.inputs, *operation.outputs)
+        updated = {operation.inputs[i] for _, i in KINDS[operation.kind].updates if i < len(operation.inputs)}
+        for place, (name, layout) in enumerate(zip(names, layouts, strict=True)):
+            if place >= len(operation.inputs):
+                home[name] = layout
+            elif name in updated and layout_matters(graph.values[name].type.shape) and home[name] is not layout:
+                return False
+            else:
+                read(name, layout)
+        return True
+
+    if not all(run(operation) for operation in graph.train):
+        return float("inf")
+    return total + table.change_us * len(converted)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.dictionaries(
+        st.tuples(st.sampled_from(KINDS_DRAWN), st.sampled_from(list(Layout))), st.integers(1, 30).map(float)
+    ),
+    st.integers(0, 12).map(float),
+)
+def test_no_labelling_is_faster(times_us: Mapping[tuple[str, Layout], float], change_us: float):
+    table = Table(GRAPH, find_spec("h200"), (Drawn(times_us),), change_us=change_us)
+    choices = choose(table, {})
+    assert abs(choices.train_us - by_brute_force(table, GRAPH)) < 1e-3
+    # And the launches of the plan take just that: one conversion a value and layout.
+    assert abs(simulate(order(table, choices).train) - choices.train_us) < 1e-3
