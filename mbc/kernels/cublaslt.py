@@ -1,22 +1,38 @@
-"""Linear layers through cuBLASLt. Its heuristics choose an algorithm when the module is made, within the plan's
-workspace; without any there always is one."""
+"""Linear layers and 1 x 1 convolutions of images whose channels lie last, through cuBLASLt: both are products of
+matrices, the rows of an image being its pixels.
+
+Its heuristics list algorithms when the module is made, within the plan's workspace and the best first by their own
+estimate; `algorithm` is a place in that list. The first is always there. The others are for measuring: the same version
+of cuBLASLt on the same GPU gives the same list. A filter gradient of bf16 or fp16 operands is summed and written in
+fp32.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mbc.device.spec import DeviceSpec
-from mbc.ir.types import Layout, Precision, TensorType
+from mbc.ir.types import Layout, Precision
 from mbc.kernels.base import DTYPE_CODES, Arguments, Candidate, Request
 from mbc.kernels.calibration import WITHOUT_WORKSPACE, Effort, busy, estimate_us, group, peak_tflops
+from mbc.ops.convolution import Convolution
 from mbc.ops.matrix import Linear
 
-PASSES = {"linear": 0, "linear_backward_data": 1, "linear_backward_filter": 2}
+PASSES = {
+    "linear": 0,
+    "linear_backward_data": 1,
+    "linear_backward_filter": 2,
+    "convolution": 0,
+    "convolution_backward_data": 1,
+    "convolution_backward_filter": 2,
+}
 
 # The integers of a launch, in order. As `MatmulRow` of templates/host/matmul.cpp.
-ROW_FIELDS = ("pass", "type", "math", "accumulate", "rows", "inputs", "outputs", "workspace_bytes")
+ROW_FIELDS = ("pass", "type", "math", "accumulate", "rows", "inputs", "outputs", "workspace_bytes", "algorithm")
+ALGORITHMS = 4  # of the heuristics' list; as in templates/host/matmul.cpp
 
 _MOST_WORKSPACE_BYTES = 32 << 20  # what NVIDIA advises for Hopper; more brought nothing
 _MOST_SUMS = 16  # partial results of a split sum that the workspace holds
@@ -24,6 +40,8 @@ _MOST_SUMS = 16  # partial results of a split sum that the workspace holds
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
+    """Of y [rows, outputs] = x [rows, inputs] w [outputs, inputs]^T and of its gradients."""
+
     rows: int
     inputs: int
     outputs: int
@@ -39,11 +57,25 @@ class _Sizes:
 
 def _sizes(request: Request) -> _Sizes | None:
     number = PASSES.get(request.kind)
-    if number is None or not isinstance(request.attributes, Linear):
+    if number is None:
         return None
-    first: TensorType = request.inputs[0]
+    a, first = request.attributes, request.inputs[0]
     outputs = {0: request.outputs[0], 1: request.inputs[0], 2: request.inputs[1]}[number].shape[1]
-    return _Sizes(first.shape[0], request.attributes.features_in, outputs)
+    if isinstance(a, Linear):
+        return _Sizes(first.shape[0], a.features_in, outputs)
+    if not isinstance(a, Convolution) or not _pointwise(a):
+        return None
+    inputs = (request.outputs[0] if number == 1 else first).shape[1]
+    return _Sizes(first.shape[0] * math.prod(a.size), inputs, outputs)
+
+
+def _pointwise(a: Convolution) -> bool:
+    return a.kernel == (1, 1) and a.stride == (1, 1) and not any(a.pad) and a.groups == 1
+
+
+def _layout(request: Request) -> Layout:
+    """Of every operand. The order of a matrix and of a filter of one pixel is the same in both layouts."""
+    return Layout.CHANNELS_LAST if isinstance(request.attributes, Convolution) else Layout.CHANNELS_FIRST
 
 
 def _workspace_bytes(sizes: _Sizes, number: int) -> int:
@@ -71,7 +103,8 @@ class CublasLt:
     name: str = "cublaslt"
 
     def candidates(self, request: Request, device: DeviceSpec) -> Iterable[Candidate]:
-        """One without workspace and one that can split its sum. Reductions are in fp32 and in a fixed order."""
+        """Without workspace and with enough to split a sum, the best algorithm of each first: the estimates of all are
+        equal. Reductions are in fp32 and in a fixed order."""
         return (candidate for candidate, _ in self.estimated(request, device))
 
     def estimated(self, request: Request, device: DeviceSpec) -> Iterable[tuple[Candidate, Effort]]:
@@ -82,13 +115,13 @@ class CublasLt:
         if request.precision is Precision.BF16 and not device.has_bf16:
             return
         number = PASSES[request.kind]
-        for workspace_bytes in (0, _workspace_bytes(sizes, number)):
+        for algorithm, workspace_bytes in itertools.product(range(ALGORITHMS), (0, _workspace_bytes(sizes, number))):
             effort = _effort(request, sizes, number, device, workspace_bytes > 0)
             candidate = Candidate(
                 provider=self.name,
                 name=request.kind,
-                settings=(),
-                layouts=(Layout.CHANNELS_FIRST,) * 3,
+                settings=(("algorithm", algorithm),),
+                layouts=(_layout(request),) * 3,
                 workspace_bytes=workspace_bytes,
                 time_us=estimate_us(effort),
                 measured=False,
@@ -120,6 +153,7 @@ class CublasLt:
                 sizes.inputs,
                 sizes.outputs,
                 workspace_bytes,
+                dict(settings).get("algorithm", 0),
             )
         )
 

@@ -1,6 +1,7 @@
-// Linear layers through cuBLASLt: one algorithm per distinct row, chosen once by its heuristics within the planned
-// workspace. All matrices are row-major: x [rows, inputs], w [outputs, inputs], y [rows, outputs]; to cuBLASLt, which
-// counts by column, each is its own transpose.
+// Products of matrices through cuBLASLt: one algorithm per distinct row, taken once from the list that its heuristics
+// give within the planned workspace. All matrices are row-major: x [rows, inputs], w [outputs, inputs], y [rows,
+// outputs]; to cuBLASLt, which counts by column, each is its own transpose. A linear layer is such a product, and so is a
+// 1 x 1 convolution of images whose channels lie last: a row is a pixel.
 //
 // Accesses of a launch: forward x, w, y; data gradient dy, w, dx; filter gradient x, dy, dw; then workspace, if any.
 
@@ -28,9 +29,11 @@ struct MatmulRow {
   int64_t inputs;
   int64_t outputs;
   int64_t workspace_bytes;
+  int64_t algorithm;  // place in the heuristics' list, the best first
 };
 
 constexpr int64_t FULL_ALIGNMENT = 256;
+constexpr int ALGORITHMS = 4;  // always asked for together, so that the list does not depend on the place wanted
 
 void check_cublas(cublasStatus_t status, const char* what) {
   if (status != CUBLAS_STATUS_SUCCESS)
@@ -137,15 +140,16 @@ class Product {
     preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment_of(offsets[b_access()]));
     preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment_of(offsets[2]));
     preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment_of(offsets[2]));
-    cublasLtMatmulHeuristicResult_t found{};
+    cublasLtMatmulHeuristicResult_t found[ALGORITHMS] = {};
     int count = 0;
     check_cublas(cublasLtMatmulAlgoGetHeuristic(handle, operation_, a_.raw(), b_.raw(), d_.raw(), d_.raw(),
-                                                preference.raw(), 1, &found, &count),
+                                                preference.raw(), ALGORITHMS, found, &count),
                  "heuristic");
-    if (count == 0)
-      throw Failure("cuBLASLt has no algorithm for this product within " + std::to_string(row_.workspace_bytes) +
-                    " bytes of workspace");
-    algorithm_ = found.algo;
+    if (row_.algorithm >= count || found[row_.algorithm].state != CUBLAS_STATUS_SUCCESS)
+      throw Failure("cuBLASLt has " + std::to_string(count) + " algorithms for this product within " +
+                    std::to_string(row_.workspace_bytes) + " bytes of workspace, the plan wants number " +
+                    std::to_string(row_.algorithm) + " counted from 0: compile again with this cuBLASLt");
+    algorithm_ = found[row_.algorithm].algo;
   }
 
   MatmulRow row_;

@@ -177,6 +177,51 @@ def small_plan(
     )
 
 
+def pointwise_plan(precision: Precision, algorithm: int = 0) -> Plan:
+    """The three passes of a 1 x 1 convolution through cuBLASLt, in slices of 5 and 3 rows of 6 pixels."""
+    make = _Maker(precision)
+    make.value("x", (BATCH, 4, 2, 3))
+    make.value("w", (7, 4, 1, 1), per_sample=False)
+    make.value("y", (BATCH, 7, 2, 3))
+    make.value("dw", (7, 4, 1, 1), DType.FP32, per_sample=False)
+    make.value("dx", (BATCH, 4, 2, 3))
+    passes = {
+        "convolution": ("x", "w", "y"),
+        "convolution_backward_filter": ("x", "y", "dw"),
+        "convolution_backward_data": ("y", "w", "dx"),
+    }
+    a = Convolution((2, 3), (1, 1))
+    operations = tuple(Operation(kind, kind, names[:2], names[2:], a) for kind, names in passes.items())
+    b = {name: make.buffer(name, layout="nchw" if "w" in name else "nhwc") for name in make.values}
+    space = make.buffer(None, 8192)
+    launches: list[Launch] = []
+    for kind, names in passes.items():
+        for rows in (Rows(0, 5), Rows(5, BATCH)):
+            modes = (Mode.READ, Mode.READ, Mode.ACCUMULATE if names[2] == "dw" and rows.start else Mode.WRITE)
+            accesses = [
+                Access(b[name], Rows(0, 1) if "w" in name else rows, mode)
+                for name, mode in zip(names, modes, strict=True)
+            ]
+            kernel = _kernel("cublaslt", kind, ("algorithm", algorithm))
+            launches.append(Launch(kernel, (kind,), Stream.COMPUTE, (*accesses, Access(space, Rows(0, 1), Mode.WRITE))))
+    graph = TrainingGraph(
+        "pointwise", BATCH, precision, Optimizer(), make.values, operations, operations[:1], (), ("x",), ("x",), (), (),
+        "dw", (), (),
+    )  # fmt: skip
+    return Plan(
+        "test",
+        graph,
+        Target("NVIDIA H200", "sm_90", 132, 1 << 37, 91900),
+        1 << 30,
+        tuple(make.buffers),
+        tuple(make.offsets),
+        Program(tuple(launches), (), (), ()),
+        Program(tuple(launches[:2]), (), (), ()),
+        Predictions(1.0, 1.0, 0.0, make.end[Space.ARENA], 0, False, make.end[Space.HOST]),
+        Bounds(0, "convolution", make.end[Space.ARENA], 1.0),
+    )
+
+
 LEGACY_ALGORITHMS = {"convolution": 1, "convolution_backward_data": 2, "convolution_backward_filter": 0}
 
 

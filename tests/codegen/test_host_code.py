@@ -19,7 +19,7 @@ from tests.codegen.fakes import (
     loaded,
     run_against_fake,
 )
-from tests.codegen.plans import providers, small_plan
+from tests.codegen.plans import pointwise_plan, providers, small_plan
 
 
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
@@ -77,6 +77,32 @@ def test_products_are_row_major(tmp_path: Path) -> None:
     assert [call.detail("beta") for call in calls] == ["0", "0", "1", "0"]
     assert forward.detail("types") == "0,0,0,77"
     assert (forward.detail("workspace_bytes"), filter_2.detail("workspace_bytes")) == ("8192", "0")
+
+
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16])
+def test_one_by_one_convolutions_are_products_over_pixels(tmp_path: Path, precision: Precision) -> None:
+    plan = pointwise_plan(precision, algorithm=2)
+    run = run_against_fake(plan, tmp_path, providers())
+    assert as_planned(run.captured["train"]) == expected_log(plan, "train")
+    calls = [entry for entry in run.eager["train"] if isinstance(entry, Call)]
+    shapes = [(call.detail("a"), call.detail("b"), call.detail("d")) for call in calls]
+    assert shapes[:2] == [("4,7", "4,30", "7,30"), ("4,7", "4,18", "7,18")]
+    assert shapes[2:4] == [("4,30", "7,30", "4,7"), ("4,18", "7,18", "4,7")]
+    assert shapes[4:] == [("4,7", "7,30", "4,30"), ("4,7", "7,18", "4,18")]
+    assert [call.detail("beta") for call in calls] == ["0", "0", "0", "1", "0", "0"]
+    # Filter gradients are fp32 (0), whatever the operands are; strict fp32 stays without TF32 (68).
+    operand = "0" if precision is Precision.FP32 else "14"
+    assert [call.detail("types").split(",")[2] for call in calls] == [operand] * 2 + ["0"] * 2 + [operand] * 2
+    assert {call.detail("types").split(",")[3] for call in calls} == {"68"}
+    assert {call.detail("algorithm") for call in calls} == {"2"}
+
+
+def test_an_algorithm_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    other = loaded(compile_against_fake(view(pointwise_plan(Precision.FP32, algorithm=3), providers()), tmp_path))
+    assert other.create() == 1
+    text = other.lib.mbc_last_error(None).decode()
+    assert text.startswith("launch 0, convolution (cublaslt convolution algorithm=3) rows 0..5: cuBLASLt has 3 algo")
+    assert text.endswith("the plan wants number 3 counted from 0: compile again with this cuBLASLt")
 
 
 def test_kernels_get_their_arguments(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-"""Convolutions through cuDNN and linear layers through cuBLASLt on a GPU, as generated host code calls them, against
-what the operations mean in float64: every candidate of each request, whole, in slices, accumulating."""
+"""Convolutions through both APIs of cuDNN and linear layers through cuBLASLt on a GPU, as generated host code calls
+them, against what the operations mean in float64: every candidate of each request, whole, in slices, accumulating."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import ctypes
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,14 @@ from numpy.typing import NDArray
 from mbc.codegen.build import LIBRARY, build, write_sources
 from mbc.codegen.toolchain import find_toolchain
 from mbc.codegen.view import view
+from mbc.device.cudnn_legacy import legacy_candidates
+from mbc.device.cudnn_library import Library
 from mbc.device.spec import find_spec
 from mbc.ir.graph import Attributes, Operation, Optimizer, Role, TrainingGraph, Value
 from mbc.ir.types import DType, Layout, Precision, TensorType, layout_matters
 from mbc.kernels.base import Candidate, Request
 from mbc.kernels.cublaslt import CUBLASLT
-from mbc.kernels.cudnn_convolution import CUDNN_CONVOLUTION
+from mbc.kernels.cudnn_convolution import CUDNN_CONVOLUTION, PASSES
 from mbc.ops import KINDS
 from mbc.ops.base import Call
 from mbc.ops.convolution import Convolution
@@ -47,7 +49,7 @@ from tests.gpu.driver import Gpu
 
 # Worst relative L2 error admitted of a result. tf32 keeps 10 bits of each operand, bf16 8 and fp16 11 of each result.
 TOLERANCES = {Precision.FP32: 1e-5, Precision.TF32: 1e-3, Precision.BF16: 6e-3, Precision.FP16: 1e-3}
-ROWS = 7
+ROWS, SPLIT = 7, 3
 
 CONVOLUTIONS = {  # channels, size, filters, kernel, stride, pad, dilation, groups
     "square": (32, (9, 9), 64, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
@@ -103,8 +105,33 @@ def _cases(precision: Precision) -> list[Case]:
         for name, request in _requests(precision)
         for provider in (CUDNN_CONVOLUTION, CUBLASLT)
         for candidate in provider.candidates(request, device)
-        for split in (0, 3)
+        for split in (0, SPLIT)
     ]  # fmt: skip
+
+
+def _legacy_cases(precision: Precision, library: Library, handle: int) -> list[Case]:
+    """What the legacy API says it supports; in slices, what it supports for both, with the workspace of either."""
+
+    def offered(request: Request) -> dict[tuple[tuple[str, int], ...], Candidate]:
+        return {candidate.settings: candidate for candidate, _ in legacy_candidates(library, handle, request)}
+
+    cases: list[Case] = []
+    for name, request in _requests(precision):
+        whole, first, second = (offered(_with_rows(request, rows)) for rows in (ROWS, SPLIT, ROWS - SPLIT))
+        for settings, candidate in whole.items():
+            words = " ".join(f"{key}={value}" for key, value in settings)
+            cases.append(Case(f"{name} {words} split 0", request, candidate, 0))
+            if settings in first and settings in second:
+                workspace_bytes = max(first[settings].workspace_bytes, second[settings].workspace_bytes)
+                candidate = replace(candidate, workspace_bytes=workspace_bytes)
+                cases.append(Case(f"{name} {words} split {SPLIT}", request, candidate, SPLIT))
+    return cases
+
+
+def _with_rows(request: Request, rows: int) -> Request:
+    filter_at = 2 if request.kind.endswith("filter") else 1
+    types = [t if i == filter_at else t.with_rows(rows) for i, t in enumerate((*request.inputs, *request.outputs))]
+    return replace(request, inputs=tuple(types[:2]), outputs=tuple(types[2:]))
 
 
 @dataclass(frozen=True)
@@ -145,8 +172,9 @@ def _plan(cases: list[Case], precision: Precision, architecture: str) -> tuple[P
             mine.append(buffer(Buffer(name, rows, plain, type_.dtype, type_.size_bytes)))
         workspace = ()
         if candidate.workspace_bytes:
-            made = Buffer(None, Rows(0, 1), Layout.CHANNELS_FIRST, DType.UINT8, candidate.workspace_bytes)
-            workspace = (buffer(made),)
+            buffers.append(Buffer(None, Rows(0, 1), Layout.CHANNELS_FIRST, DType.UINT8, candidate.workspace_bytes))
+            offsets.append(-1)  # behind everything, in the same place for all: they run one after another
+            workspace = (len(buffers) - 1,)
         operation = Operation(f"op{number}", request.kind, tuple(names[:2]), (names[2],), request.attributes)
         operations.append(operation)
         parts = (Rows(0, ROWS),) if case.split == 0 else (Rows(0, case.split), Rows(case.split, ROWS))
@@ -161,6 +189,8 @@ def _plan(cases: list[Case], precision: Precision, architecture: str) -> tuple[P
             kernel = Kernel(candidate.provider, candidate.name, candidate.settings, 0.0, False)
             launches.append(Launch(kernel, (operation.name,), Stream.COMPUTE, tuple(accesses)))
         placed.append(Placed(case, tuple(mine)))
+    offsets = [end if offset < 0 else offset for offset in offsets]
+    end += max((b.size_bytes for b in buffers if b.value is None), default=0)
     graph = TrainingGraph(
         "libraries", ROWS, precision, Optimizer(), values, tuple(operations), (), (), (), (), (), (), "c0.0", (), ()
     )
@@ -185,11 +215,25 @@ def _expected(case: Case, inputs: list[NDArray[Any]]) -> NDArray[Any]:
 
 @pytest.mark.parametrize("precision", TOLERANCES)
 def test_every_candidate_computes_its_operation(precision: Precision, tmp_path: Path) -> None:
+    _check(Gpu(), _cases(precision), precision, tmp_path)
+
+
+@pytest.mark.parametrize("precision", TOLERANCES)
+def test_every_legacy_algorithm_computes_its_operation(precision: Precision, tmp_path: Path) -> None:
     gpu = Gpu()
+    library = Library.load()
+    handle = library.create_handle()
+    cases = _legacy_cases(precision, library, handle)
+    library.destroy_handle(handle)
+    assert {case.request.kind for case in cases} == set(PASSES)
+    _check(gpu, cases, precision, tmp_path)
+
+
+def _check(gpu: Gpu, cases: list[Case], precision: Precision, tmp_path: Path) -> None:
     toolchain = find_toolchain()
     if toolchain.missing:
         pytest.skip("needs " + "; ".join(map(str, toolchain.missing)))
-    plan, placed = _plan(_cases(precision), precision, gpu.architecture)
+    plan, placed = _plan(cases, precision, gpu.architecture)
     rows = view(plan)
     write_sources(rows, "test", tmp_path / "source")
     build(rows, tmp_path / "source", tmp_path / LIBRARY, toolchain)

@@ -1,11 +1,11 @@
-"""Which GPUs the libraries are planned for."""
+"""What the libraries offer, and for which GPUs."""
 
 from __future__ import annotations
 
 import pytest
 
-from mbc.device.spec import device_specs
-from mbc.ir.types import DType, Precision, TensorType
+from mbc.device.spec import device_specs, find_spec
+from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import Provider, Request
 from mbc.kernels.cublaslt import CUBLASLT
 from mbc.kernels.cudnn_convolution import CUDNN_CONVOLUTION
@@ -31,3 +31,55 @@ def test_bf16_runs_from_ampere_on(provider: Provider, request_: Request) -> None
     for name, device in device_specs().items():
         found = list(provider.candidates(request_, device))
         assert bool(found) == (name not in WITHOUT_BF16), name
+
+
+def _pointwise(kind: str, attributes: Convolution, precision: Precision = Precision.BF16) -> Request:
+    """A pass over 3 images of 20 x 30, 64 channels in and 256 out."""
+    x = TensorType((3, 64, *attributes.size), precision.working)
+    y = TensorType((3, 256, *attributes.output_size), precision.working)
+    w = TensorType((256, 64 // attributes.groups, *attributes.kernel), precision.working)
+    dw = TensorType(w.shape, precision.master)
+    operands = {
+        "convolution": (x, w, y),
+        "convolution_backward_data": (y, w, x),
+        "convolution_backward_filter": (x, y, dw),
+    }[kind]
+    return Request(kind, attributes, operands[:2], operands[2:], precision)
+
+
+@pytest.mark.parametrize("kind", ("convolution", "convolution_backward_data", "convolution_backward_filter"))
+def test_a_one_by_one_convolution_is_a_product(kind: str) -> None:
+    request = _pointwise(kind, Convolution((20, 30), (1, 1)))
+    found = list(CUBLASLT.candidates(request, find_spec("h200")))
+    assert {c.layouts for c in found} == {(Layout.CHANNELS_LAST,) * 3}
+    assert all(c.name == kind and c.accumulates == kind.endswith("filter") for c in found)
+    # Within the same workspace the heuristics' first algorithm comes first, so that it wins where none is known.
+    for workspace_bytes in {c.workspace_bytes for c in found}:
+        same = [c for c in found if c.workspace_bytes == workspace_bytes]
+        assert [c.settings for c in same] == [(("algorithm", n),) for n in range(4)]
+        assert len({c.time_us for c in same}) == 1
+    number = ("convolution", "convolution_backward_data", "convolution_backward_filter").index(kind)
+    last = found[-1]
+    arguments = CUBLASLT.arguments(request, kind, last.settings, last.layouts, 0, False, last.workspace_bytes)
+    assert arguments.integers == (number, 1, 1, 0, 3 * 20 * 30, 64, 256, last.workspace_bytes, 3)
+
+
+def test_rows_of_large_images_count_beyond_32_bits() -> None:
+    a = Convolution((4096, 4096), (1, 1))
+    x, w = TensorType((256, 8, 4096, 4096), DType.BF16), TensorType((8, 8, 1, 1), DType.BF16)
+    request = Request("convolution", a, (x, w), (x,), Precision.BF16)
+    found = next(iter(CUBLASLT.candidates(request, find_spec("h200"))))
+    assert CUBLASLT.arguments(request, found.name, (), found.layouts, 0, False, 0).integers[4] == 1 << 32
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    (
+        Convolution((20, 30), (1, 1), (2, 2)),
+        Convolution((20, 30), (1, 1), (1, 1), (0, 1, 0, 0)),
+        Convolution((20, 30), (1, 1), groups=2),
+        Convolution((20, 30), (3, 3), (1, 1), (1, 1, 1, 1)),
+    ),
+)
+def test_other_convolutions_are_none(attributes: Convolution) -> None:
+    assert list(CUBLASLT.candidates(_pointwise("convolution", attributes), find_spec("h200"))) == []

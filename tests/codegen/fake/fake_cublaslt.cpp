@@ -3,6 +3,7 @@
 
 #include <cublasLt.h>
 
+#include <algorithm>
 #include <map>
 
 struct FakeLtHandle {};
@@ -65,22 +66,25 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
     preference->workspace_bytes = *static_cast<const uint64_t*>(value);
   return CUBLAS_STATUS_SUCCESS;
 }
-// Refuses products whose sizes do not fit together, as cuBLASLt does.
+// Refuses products whose sizes do not fit together, as cuBLASLt does. Two algorithms without workspace, three with it.
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t product, cublasLtMatrixLayout_t a,
                                               cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t,
-                                              cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t, int,
-                                              cublasLtMatmulHeuristicResult_t* result, int* count) {
+                                              cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t preference,
+                                              int most, cublasLtMatmulHeuristicResult_t* results, int* count) {
   const bool ta = product->transposed[0] != 0, tb = product->transposed[1] != 0;
   const bool fits = (ta ? a->width : a->height) == d->height && (tb ? b->height : b->width) == d->width &&
                     (ta ? a->height : a->width) == (tb ? b->width : b->height);
-  *count = fits ? 1 : 0;
-  *result = {};
+  *count = fits ? std::min(preference->workspace_bytes > 0 ? 3 : 2, most) : 0;
+  for (int i = 0; i < *count; ++i) {
+    results[i] = {};
+    results[i].algo.data[0] = static_cast<uint64_t>(i);
+  }
   return fits ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t product, const void*, const void* a,
                               cublasLtMatrixLayout_t la, const void* b, cublasLtMatrixLayout_t lb, const void* beta,
                               const void*, cublasLtMatrixLayout_t, void* d, cublasLtMatrixLayout_t ld,
-                              const cublasLtMatmulAlgo_t*, void* workspace, size_t workspace_bytes,
+                              const cublasLtMatmulAlgo_t* algorithm, void* workspace, size_t workspace_bytes,
                               cudaStream_t stream) {
   std::ostringstream& out = fake_launch("cublaslt", stream);
   fake_list(out, "offsets", std::initializer_list<int64_t>{fake_offset(a), fake_offset(b), fake_offset(d)});
@@ -91,7 +95,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t product, co
   fake_list(out, "d", std::initializer_list<uint64_t>{ld->height, ld->width});
   fake_list(out, "types", std::initializer_list<int>{la->type, lb->type, ld->type, product->compute});
   fake_list(out, "transposed", product->transposed);
-  out << " beta=" << *static_cast<const float*>(beta);
+  out << " beta=" << *static_cast<const float*>(beta) << " algorithm=" << algorithm->data[0];
   fake_end();
   return CUBLAS_STATUS_SUCCESS;
 }
