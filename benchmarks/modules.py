@@ -6,7 +6,7 @@ import multiprocessing
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,15 @@ import numpy as np
 from record import ROOT
 
 from mbc.compiler import compile_plan
+from mbc.device.need import Need
+from mbc.device.target import find_device
 from mbc.errors import MbcError
 from mbc.frontend.lower import Lowered, lower
 from mbc.frontend.parse import parse
-from mbc.ir.graph import Network, Optimizer, Role
+from mbc.ir.graph import Network, Optimizer, Role, TrainingGraph
+from mbc.ir.training import differentiate
 from mbc.ir.types import DType
-from mbc.options import Options
+from mbc.options import Options, Policy
 from mbc.plan.model import Plan
 from mbc.source import Source
 
@@ -28,22 +31,35 @@ Settings = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class Job:
-    """One network with settings, to be compiled for one GPU."""
+    """One network with settings, to be compiled for one GPU. `options`: the rest of what a compilation is told."""
 
     name: str
     source: Source
     settings: Settings = ()
     network: str | None = None
     gpu: str = "auto"
+    options: Options = field(default_factory=Options)
 
     def lowered(self) -> Lowered:
         return lower(parse(self.source), self.settings, self.network)
 
     def plan(self) -> Plan:
-        return compile_plan(self.source, Options(gpu=self.gpu, settings=self.settings, network=self.network))
+        told = replace(self.options, gpu=self.gpu, settings=self.settings, network=self.network)
+        return compile_plan(self.source, told)
+
+    def needs(self, policy: Policy) -> tuple[Need, ...]:
+        """What a profile has to know for plans of this job under `policy`."""
+        from mbc.optimize.needs import needs
+
+        lowered = self.lowered()
+        graph = differentiate(lowered.network, lowered.optimizer, lowered.precision)
+        return needs(graph, find_device(self.gpu), policy)
 
     def with_settings(self, *pairs: tuple[str, str]) -> Job:
-        return Job(self.name, self.source, (*self.settings, *pairs), self.network, self.gpu)
+        return replace(self, settings=(*self.settings, *pairs))
+
+    def with_options(self, **changes: Any) -> Job:
+        return replace(self, options=replace(self.options, **changes))
 
 
 @dataclass(frozen=True)
@@ -170,7 +186,7 @@ def set_states(module: Any, states: Mapping[str, np.ndarray]) -> None:
         module.set_state(name, states.get(name, np.zeros(shape, np.float32)))
 
 
-def random_inputs(network: Network, seed: int = 0) -> tuple[np.ndarray, ...]:
+def random_inputs(network: Network | TrainingGraph, seed: int = 0) -> tuple[np.ndarray, ...]:
     """Standard normal images, labels of all classes that the outputs have."""
     random = np.random.default_rng(seed)
     classes = min((network.values[o].type.shape[1] for o in network.outputs if _is_class_map(network, o)), default=2)
@@ -184,7 +200,7 @@ def random_inputs(network: Network, seed: int = 0) -> tuple[np.ndarray, ...]:
     return tuple(made)
 
 
-def _is_class_map(network: Network, output: str) -> bool:
+def _is_class_map(network: Network | TrainingGraph, output: str) -> bool:
     return len(network.values[output].type.shape) >= 2
 
 

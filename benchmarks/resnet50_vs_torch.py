@@ -46,7 +46,7 @@ def timed(step: Callable[[], None], wait: Callable[[], None], steps: int) -> dic
     return {"median_ms": statistics.median(each), "through_ms": through, "least_ms": min(each)}
 
 
-def run_torch(precision: str, batch: int, depth: int, steps: int) -> dict[str, Any]:
+def run_torch(precision: str, batch: int, network: str, steps: int) -> dict[str, Any]:
     import torch
     from torch.nn import functional as F
     from torchvision.models import get_model
@@ -55,7 +55,7 @@ def run_torch(precision: str, batch: int, depth: int, steps: int) -> dict[str, A
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     half = precision in ("bf16", "fp16")
     layout = torch.channels_last if half else torch.contiguous_format
-    model = get_model(f"resnet{depth}", weights=None).cuda().to(memory_format=layout).train()
+    model = get_model(network, weights=None).cuda().to(memory_format=layout).train()
     rule = torch.optim.SGD(model.parameters(), 0.01, 0.9, weight_decay=1e-4)
     scaler = torch.amp.GradScaler("cuda", enabled=precision == "fp16")
     images = torch.randn(batch, 3, 224, 224, device="cuda").contiguous(memory_format=layout)
@@ -80,11 +80,12 @@ def run_torch(precision: str, batch: int, depth: int, steps: int) -> dict[str, A
     }
 
 
-def run_mbc(precision: str, batch: int, depth: int, steps: int) -> dict[str, Any]:
+def run_mbc(precision: str, batch: int, network: str, steps: int) -> dict[str, Any]:
     import torch
     from modules import build, example, open_module
 
-    job = example("resnet", ("depth", str(depth)), ("batch", str(batch)), ("train.precision", precision))
+    depth = network.removeprefix("resnet")
+    job = example("resnet", ("depth", depth), ("batch", str(batch)), ("train.precision", precision))
     with tempfile.TemporaryDirectory() as folder:
         built = build(job, Path(folder) / "package")
         if built.failed:
@@ -139,7 +140,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.child:
         run = run_torch if arguments.child == "torch" else run_mbc
-        print(json.dumps(run(arguments.precisions, arguments.batch, arguments.depth, arguments.steps)))
+        print(json.dumps(run(arguments.precisions, arguments.batch, f"resnet{arguments.depth}", arguments.steps)))
         return
     rows: list[dict[str, Any]] = []
     for precision in arguments.precisions.split(","):

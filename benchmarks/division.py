@@ -1,0 +1,95 @@
+"""The best way to divide one operation by a profile: as mbc's menu says, and as trying all divisions says.
+
+The brute force shares no code with `mbc.optimize.menus`: it goes through every way to write the mini-batch as a sum of
+the sizes that can be called.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import cache
+
+import numpy as np
+from record import ROOT  # puts mbc on the path
+
+from mbc.device.profile import Profile
+from mbc.ir.types import Layout
+from mbc.kernels.base import Candidate, Request
+from mbc.optimize.menus import Menu, Point, Slice, menu
+
+assert ROOT
+Offers = Mapping[tuple[Layout, ...], Mapping[int, Sequence[Candidate]]]  # by layouts, then by rows
+_NEVER_US = 1e9  # of a call that is not there: finite, because none of them cost nothing, and small enough to subtract
+
+
+def offers(profile: Profile, requests: Mapping[int, Request], providers: tuple[str, ...] = ()) -> Offers:
+    """What was measured for the slices of one operation, by layouts; of these providers (none: all)."""
+    found: dict[tuple[Layout, ...], dict[int, list[Candidate]]] = {}
+    for rows, request in requests.items():
+        for candidate in profile.candidates(request):
+            if candidate.measured and (not providers or candidate.provider in providers):
+                found.setdefault(candidate.layouts, {}).setdefault(rows, []).append(candidate)
+    return found
+
+
+def undivided(found: Offers, rows: int, limit_bytes: int) -> Point | None:
+    """The fastest single call within the limit."""
+    within = (c for sizes in found.values() for c in sizes.get(rows, ()) if c.workspace_bytes <= limit_bytes)
+    best = min(within, key=lambda c: (c.time_us, c.workspace_bytes), default=None)
+    return best and Point(best.workspace_bytes, best.time_us, (Slice(rows, best),))
+
+
+def menus(found: Offers, rows: int, sums: bool) -> tuple[Menu, ...]:
+    """mbc's own fronts, one a combination of layouts."""
+    return tuple(menu(sizes, rows, sums) for sizes in found.values())
+
+
+def divided(fronts: Sequence[Menu], limit_bytes: int) -> Point | None:
+    """The fastest point within the limit."""
+    within = (point for front in fronts for point in front if point.workspace_bytes <= limit_bytes)
+    return min(within, key=lambda point: point.time_us, default=None)
+
+
+def brute_force_us(found: Offers, rows: int, sums: bool, limit_bytes: int) -> float:
+    """The least time of all divisions within the limit, each call at its fastest; infinite where there is none."""
+    return min((_layout_us(sizes, rows, sums, limit_bytes) for sizes in found.values()), default=math.inf)
+
+
+def _layout_us(offered: Mapping[int, Sequence[Candidate]], rows: int, sums: bool, limit_bytes: int) -> float:
+    sizes = tuple(sorted(offered, reverse=True))
+    first, further = (np.full(len(sizes), _NEVER_US) for _ in range(2))
+    for place, size in enumerate(sizes):
+        for candidate in offered[size]:
+            if candidate.workspace_bytes > limit_bytes:
+                continue
+            first[place] = min(first[place], candidate.time_us)
+            if not sums:
+                further[place] = min(further[place], candidate.time_us)
+            elif candidate.accumulates:
+                further[place] = min(further[place], candidate.accumulate_us or candidate.time_us)
+    counts = partitions(rows, sizes)
+    if not len(counts):
+        return math.inf
+    times = counts @ further
+    if sums:
+        # One call comes first and overwrites: whichever saves most.
+        times += np.where(counts > 0, first - further, np.inf).min(axis=1)
+    least = float(times.min())
+    return least if least < _NEVER_US / 2 else math.inf
+
+
+@cache
+def partitions(rows: int, sizes: tuple[int, ...]) -> np.ndarray:
+    """Every way to write `rows` as a sum of sizes (descending): one line a way, how often each size occurs.
+
+    Of 256 and all powers of two there are 692,004.
+    """
+    if not sizes:
+        return np.zeros((1 if rows == 0 else 0, 0), np.int16)
+    size, *smaller = sizes
+    parts: list[np.ndarray] = []
+    for count in range(rows // size + 1):
+        rest = partitions(rows - count * size, tuple(smaller))
+        parts.append(np.hstack([np.full((len(rest), 1), count, np.int16), rest]))
+    return np.vstack(parts)

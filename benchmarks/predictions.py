@@ -1,0 +1,86 @@
+"""Predicted and measured step time and arena of every example network that fits the GPU.
+
+Plans come from a profile, as `mbc compile` makes them. A step is timed with its inputs in device memory; their copies
+into the arena count, although a prediction does not know of them.
+
+    python benchmarks/predictions.py [--profile FILE] [--precisions fp32,tf32,bf16] [--only NAME ...] [--steps 30]
+                                     [--plan-only]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from modules import Job, examples
+from plans import Planned, make_plans, run_steps
+from record import show, write
+
+LONG_MS = 5.0
+WITHIN_LONG, WITHIN_SHORT = 0.05, 0.10  # of the measured time
+
+
+def jobs(arguments: argparse.Namespace) -> dict[str, Job]:
+    """Every example in every precision, and the deeper ResNet that most figures are of."""
+    found: dict[str, Job] = {}
+    for example in examples():
+        variants = {example.name: example}
+        if example.name == "resnet":
+            variants["resnet50"] = example.with_settings(("depth", "50"))
+        for name, job in variants.items():
+            for precision in arguments.precisions.split(","):
+                if not arguments.only or name in arguments.only:
+                    made = replace(job, gpu=arguments.gpu).with_settings(("train.precision", precision))
+                    found[f"{name} {precision}"] = made.with_options(profile=arguments.profile)
+    return found
+
+
+def row_of(name: str, planned: Planned, timed: dict[str, Any]) -> dict[str, Any]:
+    """`passed`: the prediction is within what is asked, and the arena is what was planned."""
+    row: dict[str, Any] = {"name": name, "predicted_ms": planned.predicted_ms or None, **timed}
+    row["divided_operations"] = planned.divided
+    if planned.failed:
+        row["failed"] = planned.failed
+    if "step_ms" in timed:
+        row["predicted_over_measured"] = ratio = planned.predicted_ms / timed["step_ms"]
+        row["allowed"] = WITHIN_LONG if timed["step_ms"] >= LONG_MS else WITHIN_SHORT
+        row["arena_equal"] = timed["arena_predicted"] == timed["arena_taken"]
+        row["passed"] = abs(ratio - 1) <= row["allowed"] and row["arena_equal"]
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--profile", help="default: what mbc finds for the GPU")
+    parser.add_argument("--precisions", default="fp32,tf32,bf16")
+    parser.add_argument("--only", nargs="*", default=[], metavar="NAME")
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--gpu", default="auto", help="what to plan for (default: the GPU of this machine)")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="plans made and built side by side")
+    parser.add_argument("--plan-only", action="store_true", help="predictions only; needs no GPU")
+    arguments = parser.parse_args()
+    wanted = jobs(arguments)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        planned = make_plans(wanted, folder, arguments.workers)
+        timed: dict[str, dict[str, Any]] = {}
+        if not arguments.plan_only:
+            steps = [made.step for made in planned.values()]
+            (timed,) = run_steps(steps, folder, arguments.workers, arguments.steps)
+    rows = [row_of(name, made, timed.get(made.step, {})) for name, made in planned.items()]
+    ratios = sorted(r["predicted_over_measured"] for r in rows if "predicted_over_measured" in r)
+    path = write("predictions", rows, passed=sum(bool(r.get("passed")) for r in rows), of=len(ratios))
+    show(
+        rows,
+        ["name", "predicted_ms", "step_ms", "spread_ms", "predicted_over_measured", "allowed", "measured_share",
+         "divided_operations", "arena_equal", "passed"],
+    )  # fmt: skip
+    print(path.name)
+
+
+if __name__ == "__main__":
+    main()

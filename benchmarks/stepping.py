@@ -1,0 +1,124 @@
+"""Training steps of built packages, timed one after another in a process of their own, which alone uses the GPU.
+
+A step's time is what lies between two CUDA events, recorded before and after it while further steps are queued: the
+feeding of inputs from device memory counts, waiting of the host does not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+WARM_STEPS = 5
+SHORTEST_S = 0.25  # of warming up: clocks settle
+LEARNING_RATE = 1e-4
+
+
+def time_package(folder: Path, steps: int, digest_after: int = 0) -> dict[str, Any]:
+    """Open the package and time `steps` steps: median, distance of the quartiles, and what the plan said.
+
+    `digest_after`: so many steps are made first, and the bits of every state then are in `states` (0: not).
+    """
+    from modules import open_module, random_inputs
+
+    with open_module(folder, "cuda") as module:
+        import pycuda.driver as driver  # the context is current once the module is open
+        from pycuda import gpuarray
+
+        arrays = [gpuarray.to_gpu(array) for array in random_inputs(module.plan.graph)]
+        states = ""
+        for _ in range(digest_after):
+            module.step(*arrays, lr=LEARNING_RATE)
+        if digest_after:
+            states = states_digest(module)
+        started = time.perf_counter()
+        done = 0
+        while done < WARM_STEPS or time.perf_counter() - started < SHORTEST_S:
+            loss = float(module.step(*arrays, lr=LEARNING_RATE))
+            done += 1
+        # The default stream is ordered with the module's.
+        events = [driver.Event() for _ in range(steps + 1)]
+        events[0].record()
+        for event in events[1:]:
+            module.step(*arrays, lr=LEARNING_RATE)
+            event.record()
+        events[-1].synchronize()
+        times = [after.time_since(before) for before, after in itertools.pairwise(events)]
+        low, _, high = statistics.quantiles(times, n=4)
+        predictions = module.plan.predictions
+        return {
+            "step_ms": statistics.median(times),
+            "spread_ms": high - low,
+            "steps": steps,
+            "warm_loss": loss,
+            "states": states,
+            "predicted_ms": predictions.train_us / 1e3,
+            "measured_share": predictions.measured_share,
+            "arena_predicted": predictions.arena_bytes,
+            "arena_taken": module.memory.arena_taken,
+            "overhead_predicted": predictions.overhead_bytes,
+            "overhead_taken": module.memory.overhead_taken,
+        }
+
+
+def states_digest(module: Any) -> str:
+    """Of the bits of all states, by name."""
+    digest = hashlib.sha256()
+    for name in module.states:
+        digest.update(name.encode())
+        digest.update(module.state(name).tobytes())
+    return digest.hexdigest()
+
+
+def time_packages(
+    folders: Mapping[str, Path], steps: int, digest_after: int = 0, timeout_s: float = 500.0
+) -> dict[str, dict[str, Any]]:
+    """`time_package` of every package by name, or `failed`: one that ends the process does not take the others."""
+    waiting = {name: str(folder) for name, folder in folders.items()}
+    found: dict[str, dict[str, Any]] = {}
+    deadline = time.monotonic() + timeout_s
+    while waiting and time.monotonic() < deadline:
+        request = json.dumps([waiting, steps, digest_after])
+        with subprocess.Popen(
+            [sys.executable, __file__, "--child"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdin and process.stdout
+            process.stdin.write(request)
+            process.stdin.close()
+            for line in process.stdout:
+                if line.startswith("{"):
+                    row = json.loads(line)
+                    name = row.pop("name")
+                    found[name] = row
+                    waiting.pop(name, None)
+                    print(f"  {name}: {row.get('failed') or format(row['step_ms'], '.3f') + ' ms'}", flush=True)
+                if time.monotonic() > deadline:
+                    process.kill()
+        if waiting and time.monotonic() < deadline:
+            # Names are timed in order: the first one left is that which ended the process.
+            name = next(iter(waiting))
+            found[name] = {"failed": f"the process ended with {process.returncode}"}
+            waiting.pop(name)
+    return {**found, **{name: {"failed": "not reached in the time allowed"} for name in waiting}}
+
+
+def child() -> None:
+    from record import attempt
+
+    folders, *how = json.loads(sys.stdin.read())
+    for name, folder in folders.items():
+        print(json.dumps(attempt(lambda f=folder: time_package(Path(f), *how), name)), flush=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] != ["--child"]:
+        raise SystemExit("stepping.py is a part of other benchmarks")
+    child()
