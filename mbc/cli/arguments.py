@@ -26,7 +26,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="mbc", description=_DESCRIPTION, formatter_class=_Raw)
     top.add_argument("--version", action="version", version=f"mbc {__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for add in (_compile, _show, _verify, _diff, _train, _gpus, _doctor):
+    for add in (_compile, _show, _verify, _check, _diff, _train, _gpus, _doctor):
         add(commands)
     return top
 
@@ -133,6 +133,16 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _tolerance(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of at least 0, such as 1e-5")
+    return value
+
+
 def _seed(text: str) -> int:
     if not text.isdecimal() or int(text) >= 2**63:
         raise argparse.ArgumentTypeError(f"'{text}' is not a whole number from 0 to 2^63 - 1")
@@ -178,6 +188,38 @@ def _verify(commands: _Commands) -> None:
         "  mbc verify resnet50\n  mbc verify resnet50/plan.json --json",
     )  # fmt: skip
     made.add_argument("plan", help="a package or a plan (.json)")
+    _json(made)
+
+
+def _check(commands: _Commands) -> None:
+    made = _command(
+        commands, "check", "Run a network divided into micro-batches and undivided, and compare what comes out.",
+        "  mbc check net.mbc --workspace-limit 64MiB\n"
+        "  mbc check net.mbc --micro-batch 8 --set batch=32 --limit 10\n"
+        "  mbc check net.mbc --micro-batch 8 --operations\n\n"
+        "The rule: a tensor of the divided step may be wrong by twice what the undivided step is wrong by, plus a\n"
+        "floor that depends on the precision. Wrong is the distance |a - b| / |b| from float64, where NumPy can run\n"
+        "the step in it; else from the undivided step, which is held against itself with weights that are off by\n"
+        "what one kernel call may be off. Exit code 1 where a tensor breaks the rule.",
+    )  # fmt: skip
+    made.add_argument("source", metavar="NET", help="the network (.mbc)")
+    made.add_argument(
+        "--operations", action="store_true", help="compare each divided operation by itself, on random operands"
+    )
+    made.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default auto: a GPU where there is one)"
+    )
+    made.add_argument("--seed", type=_seed, default=0, help="of weights, inputs and dropout (default 0)")
+    made.add_argument(
+        "--reference", choices=("float64", "perturbed"),
+        help="what both steps are held against (default: float64 where the step is small enough)",
+    )  # fmt: skip
+    made.add_argument(
+        "--tolerance", type=_tolerance, metavar="X",
+        help="largest distance |a - b| / |b| between divided and undivided, in place of the rule",
+    )  # fmt: skip
+    made.add_argument("--limit", type=_count, metavar="ROWS", help="show the ROWS worst only")
+    _planning(made)
     _json(made)
 
 

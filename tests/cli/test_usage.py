@@ -10,7 +10,7 @@ import pytest
 from mbc import __version__
 from mbc.cli import main
 
-COMMANDS = ("compile", "show", "verify", "diff", "train", "gpus", "doctor")
+COMMANDS = ("compile", "show", "verify", "check", "diff", "train", "gpus", "doctor")
 
 
 def _exit(*arguments):
@@ -47,6 +47,8 @@ def test_version(capsys):
         (("compile", "a.mbc", "--set", "batch"), "'batch' is not NAME=VALUE"),
         (("compile", "a.mbc", "--set", "=3"), "'=3' is not NAME=VALUE"),
         (("compile", "a.mbc", "--workspace-limit", "much"), "'much' is not a size: write 64MiB"),
+        (("check", "a.mbc", "--tolerance", "-1"), "'-1' is not a number of at least 0, such as 1e-5"),
+        (("check", "a.mbc", "--tolerance", "nan"), "'nan' is not a number of at least 0"),
         (("train", "a.mbc"), "required: --data"),
         (("train", "a.mbc", "--data", "d", "--epochs", "0"), "'0' is not a whole number above 0"),
         (("train", "a.mbc", "--data", "d", "--seed", "-1"), "--seed"),

@@ -1,0 +1,214 @@
+"""`mbc check`"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mbc.cli.arguments import options
+from mbc.cli.places import build_package, plan_file, plan_source
+from mbc.cli.terminal import busy, output_width
+from mbc.device.target import local_gpus
+from mbc.errors import MbcError
+from mbc.ir.types import Precision
+
+if TYPE_CHECKING:
+    from mbc.equivalence.operations import OperationComparison
+    from mbc.equivalence.rule import Comparison, Draw, Reference
+    from mbc.options import Options
+    from mbc.plan.model import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What was compared, as text and for scripts. `verdict` is one line."""
+
+    passed: bool
+    table: str
+    verdict: str
+    document: dict[str, Any]
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Compile divided and undivided, run both, compare; 1 where they compute different things."""
+    from mbc.equivalence import variants
+    from mbc.report.equivalence import divisions_text
+
+    if plan_file(arguments.source) is not None:
+        raise MbcError("MBC188", f"'{arguments.source}' is planned already", "give its source (.mbc)")
+    asked = options(arguments)
+    plan = plan_source(arguments.source, variants.divided(asked)).plan
+    divided = variants.divisions(plan)
+    graph = plan.graph
+    head = f"{graph.name}: batch {graph.batch}, {graph.precision}"
+    about: dict[str, Any] = {
+        "network": graph.name, "batch": graph.batch, "precision": str(graph.precision), "divided": len(divided)
+    }  # fmt: skip
+    if not divided:
+        if arguments.json:
+            print(json.dumps({**about, "passed": True}, indent=2))
+        else:
+            print(f"{head}: no operation is divided, so there is nothing to compare ({_wanted(asked, graph.batch)})")
+        return 0
+    whole = plan_source(arguments.source, variants.undivided(asked)).plan
+    on_gpu = _on_gpu(arguments.device, plan)
+    work = _operations if arguments.operations else _steps
+    result = work(arguments, plan, whole, on_gpu)
+    if arguments.json:
+        print(json.dumps({**about, **result.document, "passed": result.passed}, indent=2))
+    else:
+        print(f"{head}, divided against undivided, on the {'GPU' if on_gpu else 'CPU'}\n")
+        print(f"{divisions_text(divided, output_width())}\n\n{result.table}\n\n{result.verdict}")
+    return 0 if result.passed else 1
+
+
+def _wanted(asked: Options, batch: int) -> str:
+    if asked.micro_batch:
+        return f"--micro-batch {asked.micro_batch}, of {batch} rows"
+    return f"policy {asked.policy}; --micro-batch or a smaller --workspace-limit divides"
+
+
+def _on_gpu(device: str, plan: Plan) -> bool:
+    here = bool(local_gpus())
+    if device == "cuda" and not here:
+        raise MbcError("MBC199", "there is no GPU here to compare on", "use --device cpu; mbc doctor says more")
+    return here and device != "cpu" and (device == "cuda" or plan.graph.precision is not Precision.FP64)
+
+
+def _built(plan: Plan, folder: Path) -> Path:
+    package = build_package(plan, folder, overwrite=False)
+    if package.library is None:
+        missing = package.missing[0] if package.missing else "a part of the toolkit"
+        raise MbcError("MBC199", f"the step cannot be built for the GPU, for want of {missing}", "or use --device cpu")
+    return package.folder
+
+
+def _operations(arguments: argparse.Namespace, plan: Plan, whole: Plan, on_gpu: bool) -> Result:
+    """Each distinct divided operation on random operands."""
+    from mbc.equivalence.calls import pairs
+    from mbc.equivalence.operations import OnCpu, OnGpu, compare_operation
+    from mbc.report.equivalence import operations_document, operations_text
+
+    todo = pairs(plan, whole)
+    with busy("comparing operations") as say, OnGpu(plan.graph.precision) if on_gpu else nullcontext(OnCpu()) as runner:
+        found: list[OperationComparison] = []
+        for number, pair in enumerate(todo, 1):
+            say(f"{number} of {len(todo)}: {pair.names[0]}")
+            found.append(compare_operation(runner, pair, arguments.seed, arguments.tolerance))
+    found.sort(key=lambda comparison: -comparison.badness)
+    failing = [c for c in found if not c.passed]
+    skipped = sum(c.distance is None for c in found)
+    verdict = (
+        f"{len(failing)} of {len(found)} distinct divided operations give another result than undivided"
+        if failing
+        else f"all {len(found) - skipped} distinct divided operations give the same result as undivided"
+    )
+    if skipped:
+        verdict += f"; {skipped} more do not fit the memory that is free"
+    return Result(
+        not failing,
+        operations_text(found, output_width(), arguments.limit),
+        verdict,
+        {"device": "cuda" if on_gpu else "cpu", "operations": operations_document(found)},
+    )
+
+
+def _steps(arguments: argparse.Namespace, plan: Plan, whole: Plan, on_gpu: bool) -> Result:
+    """A whole step of both plans on the same states and inputs."""
+    from mbc.equivalence.rule import Reference, compare, passed
+    from mbc.report.equivalence import step_document, step_text
+
+    reference, third = _reference(arguments, whole)
+    with tempfile.TemporaryDirectory(prefix="mbc-check-") as folder:
+        places = (Path(folder) / "divided", Path(folder) / "undivided")
+        subjects = (
+            [_built(p, place) for p, place in zip((plan, whole), places, strict=True)] if on_gpu else [plan, whole]
+        )
+        with busy("comparing steps") as say:
+            draw = _drawing(arguments, plan, subjects, reference, third, on_gpu, say)
+            comparisons = compare(draw, reference, plan.graph.precision, arguments.tolerance)
+    ok = passed(comparisons)
+    skipped = ""
+    if reference is Reference.PERTURBED and arguments.reference is None:
+        skipped = "float64 is skipped: the step is too large for NumPy (--reference float64 runs it all the same)"
+    return Result(
+        ok,
+        step_text(comparisons, reference, output_width(), arguments.limit),
+        "\n".join(filter(None, (_step_verdict(comparisons), skipped))),
+        {
+            "device": "cuda" if on_gpu else "cpu",
+            "reference": str(reference),
+            "tensors": step_document(comparisons),
+        },
+    )
+
+
+def _step_verdict(comparisons: Sequence[Comparison]) -> str:
+    known = [c for c in comparisons if c.known]
+    failing = sum(not c.passed for c in known)
+    verdict = (
+        f"{failing} of {len(known)} tensors are not what the undivided step computes"
+        if failing
+        else f"the divided step computes what the undivided step does: {len(known)} tensors within their limits"
+    )
+    noise = len(comparisons) - len(known)
+    return verdict + (f" ({noise} more are nothing but rounding in both)" if noise else "")
+
+
+def _reference(arguments: argparse.Namespace, whole: Plan) -> tuple[Reference, Plan | None]:
+    """What both steps are held against, and the plan of it where it needs one of its own."""
+    from mbc.equivalence import variants
+    from mbc.equivalence.rule import Reference
+
+    if arguments.tolerance is not None:
+        return Reference.NONE, None
+    wanted = arguments.reference
+    if wanted is None:
+        cheap = variants.float64_is_cheap(whole.graph, whole.predictions.arena_bytes)
+        wanted = Reference.FLOAT64 if cheap else Reference.PERTURBED
+    if Reference(wanted) is Reference.PERTURBED:
+        return Reference.PERTURBED, None
+    return Reference.FLOAT64, plan_source(arguments.source, variants.in_float64(options(arguments))).plan
+
+
+def _drawing(
+    arguments: argparse.Namespace,
+    plan: Plan,
+    subjects: Sequence[Plan | Path],
+    reference: Reference,
+    float64: Plan | None,
+    on_gpu: bool,
+    say: Callable[[str], None],
+) -> Callable[[int], Draw]:
+    """Runs all steps on the inputs of a number, one after the other: their arenas need not fit together."""
+    from mbc.device.trial import TOLERANCES
+    from mbc.equivalence.rule import Draw, Reference
+    from mbc.equivalence.step import random_inputs, run_step
+
+    device, seed = "cuda" if on_gpu else "cpu", arguments.seed
+
+    def draw(number: int) -> Draw:
+        inputs = random_inputs(plan.graph, seed, number)
+        say("the undivided step")
+        undivided = run_step(subjects[1], device, inputs, seed)
+        say("the divided step")
+        divided = run_step(subjects[0], device, inputs, seed, undivided.attempts)
+        if divided.attempts > undivided.attempts:  # it overflowed where the undivided one did not
+            undivided = run_step(subjects[1], device, inputs, seed, divided.attempts)
+        third = None
+        if reference is Reference.PERTURBED:
+            say("the undivided step, perturbed")
+            noise = TOLERANCES[plan.graph.precision]
+            third = run_step(subjects[1], device, inputs, seed, divided.attempts, noise)
+        elif float64 is not None:
+            say("the step in float64")
+            third = run_step(float64, "cpu", inputs, seed, divided.attempts)
+        return Draw(divided, undivided, third)
+
+    return draw

@@ -1,0 +1,167 @@
+"""Every divided operation by itself: its slices against one call over the whole mini-batch, on the same operands."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbc.device.gpu import DoesNotFit, Gpu
+from mbc.device.kernel_library import KernelLibrary
+from mbc.device.trial import TOLERANCES
+from mbc.equivalence.calls import Pair, SliceCall
+from mbc.equivalence.step import distance
+from mbc.ir.types import DType, Layout, Precision, TensorType
+from mbc.ops import KINDS
+from mbc.ops.base import Call
+from mbc.plan.model import Rows
+from mbc.runtime.formats import loaded, stored_bytes
+
+Array = NDArray[Any]
+
+SAME_ALGORITHM_FP32 = 1e-6  # sums of the same products, in another order where slices are added up
+_POOL_ELEMENTS = (1 << 22) + 61  # odd, so that no two tensors cut from it are alike
+
+
+@dataclass(frozen=True, slots=True)
+class OperationComparison:
+    """`distance`: the largest of the operation's outputs; None where the GPU had no room for its operands."""
+
+    pair: Pair
+    distance: float | None
+    tolerance: float
+
+    @property
+    def passed(self) -> bool:
+        return self.distance is None or self.distance <= self.tolerance
+
+    @property
+    def badness(self) -> float:
+        """Distance over tolerance; below everything where there is none."""
+        if self.distance is None:
+            return -1.0
+        return self.distance / self.tolerance if self.tolerance else math.inf if self.distance else 0.0
+
+
+class Runner(Protocol):
+    """Something that runs kernel calls."""
+
+    def run(self, pair: Pair, calls: Sequence[SliceCall], operands: Sequence[Array]) -> list[Array]:
+        """The outputs of the calls together, canonical; `operands` are those of the whole mini-batch."""
+        ...
+
+
+def compare_operation(runner: Runner, pair: Pair, seed: int, tolerance: float | None = None) -> OperationComparison:
+    """Both ways on the same random operands, rounded as they are stored."""
+    allowed = allowed_distance(pair) if tolerance is None else tolerance
+    operands = random_operands(pair, seed)
+    try:
+        ours, theirs = (runner.run(pair, calls, operands) for calls in (pair.divided, pair.undivided))
+    except DoesNotFit:
+        return OperationComparison(pair, None, allowed)
+    return OperationComparison(pair, max(map(distance, ours, theirs)), allowed)
+
+
+def allowed_distance(pair: Pair) -> float:
+    """What one call may be wrong by in this precision; in fp32 less, where the calls are known to compute alike."""
+    if pair.request.precision is Precision.FP32 and pair.same_algorithm:
+        return SAME_ALGORITHM_FP32
+    return TOLERANCES[pair.request.precision]
+
+
+def random_operands(pair: Pair, seed: int) -> tuple[Array, ...]:
+    """Standard normal numbers; integers are zero, which is a class number, and a control block of a first step."""
+    pool = np.random.default_rng(seed).standard_normal(_POOL_ELEMENTS, np.float32)
+    made: list[Array] = []
+    for index, tensor in enumerate(pair.request.inputs):
+        if tensor.dtype in (DType.INT32, DType.UINT8):
+            made.append(np.zeros(tensor.shape, np.int32 if tensor.dtype is DType.INT32 else np.uint8))
+            continue
+        numbers = np.resize(np.roll(pool, -index * 1_000_003), tensor.elements).reshape(tensor.shape)
+        data = stored_bytes(numbers, tensor.dtype, Layout.CHANNELS_FIRST)
+        made.append(loaded(data, tensor.shape, tensor.dtype, Layout.CHANNELS_FIRST))
+    return tuple(made)
+
+
+class OnCpu:
+    """The meaning of the operation, slice by slice."""
+
+    def run(self, pair: Pair, calls: Sequence[SliceCall], operands: Sequence[Array]) -> list[Array]:
+        evaluate = KINDS[pair.request.kind].evaluate
+        assert evaluate is not None, "what runs as a kernel has a meaning"
+        inputs = len(pair.request.inputs)
+        results = [np.full(t.shape, np.nan, _computed(t)) for t in pair.request.outputs]
+        for call in calls:
+            taken = [_rows(o, r, per) for o, r, per in zip(operands, call.rows, pair.per_sample, strict=False)]
+            batch = max(t.shape[0] for t, per in zip(_types(pair), pair.per_sample, strict=True) if per)
+            about = Call(call.request.outputs, call.first_row, batch, call.request.precision)
+            made = evaluate(call.request.attributes, taken, about)
+            for index, result in enumerate(made):
+                part = _rows(results[index], call.rows[inputs + index], pair.per_sample[inputs + index])
+                tensor = call.request.outputs[index]
+                data = stored_bytes(part + result if call.accumulate else result, tensor.dtype, Layout.CHANNELS_FIRST)
+                part[...] = loaded(data, tensor.shape, tensor.dtype, Layout.CHANNELS_FIRST)
+        return results
+
+
+class OnGpu:
+    """The kernels of the plan themselves, through the code that a module is built from."""
+
+    def __init__(self, precision: Precision) -> None:
+        self._gpu = Gpu()
+        self._library = KernelLibrary.open(self._gpu, precision)
+
+    def run(self, pair: Pair, calls: Sequence[SliceCall], operands: Sequence[Array]) -> list[Array]:
+        """`DoesNotFit` where the GPU has no room for the operands and the workspace."""
+        gpu = self._gpu
+        gpu.reset()
+        types, layouts = _types(pair), calls[0].candidate.layouts
+        pointers = [gpu.take(tensor.size_bytes) for tensor in types]
+        for pointer, tensor, layout, operand in zip(pointers, types, layouts, operands, strict=False):
+            gpu.upload(pointer, stored_bytes(operand, tensor.dtype, layout))
+        outputs = range(len(operands), len(types))
+        for index in outputs:
+            gpu.fill(pointers[index], 0xFF, types[index].size_bytes)
+        workspace = gpu.take(max(call.candidate.workspace_bytes for call in calls))
+        for call in calls:
+            assert call.candidate.layouts == layouts, "all slices of an operation lie alike"
+            addresses = [
+                pointer + rows.start * (tensor.size_bytes // tensor.shape[0] if per else 0)
+                for pointer, rows, tensor, per in zip(pointers, call.rows, types, pair.per_sample, strict=True)
+            ]
+            prepared = self._library.prepare(
+                call.candidate, call.request, addresses, workspace, call.accumulate, call.first_row
+            )
+            prepared.enqueue()
+        gpu.synchronize()
+        self._library.clear()
+        return [
+            loaded(gpu.download(pointers[i], types[i].size_bytes), types[i].shape, types[i].dtype, layouts[i])
+            for i in outputs
+        ]
+
+    def __enter__(self) -> OnGpu:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._library.close()
+        self._gpu.close()
+
+
+def _types(pair: Pair) -> tuple[TensorType, ...]:
+    return (*pair.request.inputs, *pair.request.outputs)
+
+
+def _computed(tensor: TensorType) -> type[np.generic]:
+    return np.float64 if tensor.dtype is DType.FP64 else np.float32
+
+
+def _rows(array: Array, rows: Rows, per_sample: bool) -> Array:
+    return array[rows.start : rows.stop] if per_sample else array

@@ -1,0 +1,135 @@
+"""One training step and one inference pass from the states that a network starts with, and all that they give."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbc.errors import MbcError
+from mbc.ir.graph import Role, TrainingGraph
+from mbc.ir.types import DType, Precision
+from mbc.ops import KINDS
+from mbc.plan.model import Plan
+from mbc.runtime.module import Module
+
+Array = NDArray[Any]
+
+_MOST_ATTEMPTS = 32  # halvings of fp16's loss scale: more than there are between the first and the least
+
+
+class Part(StrEnum):
+    """What a tensor is to a step."""
+
+    LOSS = "loss"
+    OUTPUT = "output"
+    GRADIENT = "gradient"
+    STATISTIC = "statistic"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Loss, inference outputs, gradients of all parameters, and statistics after the step, in canonical layout.
+
+    `attempts`: steps until one counted; only fp16, looking for its loss scale, needs more than one.
+    """
+
+    device: str
+    attempts: int
+    tensors: Mapping[tuple[Part, str], Array]
+
+
+def run_step(
+    subject: Plan | Path,
+    device: str,
+    inputs: Mapping[str, Array],
+    seed: int,
+    attempts: int = 1,
+    weight_noise: float = 0.0,
+) -> Outcome:
+    """Run `forward` and then one step of `subject` (a plan, or the folder of a package), made with `seed`.
+
+    The step is the one with number `attempts` or a later one, so that dropout can be made to draw alike in two modules.
+    `weight_noise`: parameters are off by so much, relatively and at random. The optimizer must be sgd with momentum
+    and without weight decay: the gradient is what a step adds to a momentum of zero. MBC197 where no step counts.
+    """
+    with Module(subject, seed=seed, device=device) as net:
+        graph = net.plan.graph
+        if weight_noise:
+            _perturb(net, weight_noise, seed)
+        start = {name: net.state(name) for name in net.states}
+        outputs = net.forward(**{name: inputs[name] for name in graph.infer_inputs})
+        arrays = outputs if isinstance(outputs, tuple) else (outputs,)
+        tensors = {(Part.OUTPUT, name): array for name, array in zip(graph.outputs, arrays, strict=True)}
+        attempt = 0
+        while True:
+            attempt += 1
+            before = net.control["updates"]
+            # A rate of zero: the parameters stay, the momentum does not.
+            loss = float(net.step(lr=0.0, **{name: inputs[name] for name in graph.inputs}))
+            counts = net.control["updates"] > before
+            if counts and attempt >= attempts:
+                break
+            if not counts and (graph.precision is not Precision.FP16 or attempt >= _MOST_ATTEMPTS):
+                raise MbcError(
+                    "MBC197",
+                    f"the loss of the first step is {loss}, so there is nothing to compare",
+                    "choose another --seed, or a precision with a wider range",
+                )
+            for name, array in start.items():
+                net.set_state(name, array)
+        tensors[Part.LOSS, "loss"] = np.float64(loss).reshape(1)
+        for state in graph.states:
+            role = graph.values[state.value].role
+            if role is Role.STATISTIC:
+                tensors[Part.STATISTIC, state.value] = net.state(state.value)
+            elif role is Role.PARAMETER and f"{state.value}.momentum" in net.states:
+                tensors[Part.GRADIENT, state.value] = net.state(f"{state.value}.momentum")
+        return Outcome(net.device, attempt, tensors)
+
+
+def _perturb(net: Module, noise: float, seed: int) -> None:
+    random = np.random.default_rng((seed, 1))
+    for state in net.plan.graph.states:
+        if net.plan.graph.values[state.value].role is Role.PARAMETER:
+            exact = net.state(state.value)
+            net.set_state(state.value, exact * (1 + noise * random.standard_normal(exact.shape)))
+
+
+def random_inputs(graph: TrainingGraph, seed: int, draw: int) -> dict[str, Array]:
+    """Inputs of a step by name: standard normal, and class numbers that all outputs know."""
+    random = np.random.default_rng((seed, draw))
+    made: dict[str, Array] = {}
+    for name in graph.inputs:
+        tensor = graph.values[name].type
+        if tensor.dtype is DType.INT32:
+            made[name] = random.integers(0, _classes(graph, name), tensor.shape, np.int32)
+        else:
+            made[name] = random.standard_normal(tensor.shape).astype(np.float32)
+    return made
+
+
+def _classes(graph: TrainingGraph, name: str) -> int:
+    judged = [o.inputs[0] for o in graph.train if KINDS[o.kind].classifies and o.inputs[1] == name]
+    return min((graph.values[logits].type.shape[1] for logits in judged), default=2)
+
+
+def distance(found: Array, reference: Array) -> float:
+    """|found - reference| / |reference|; infinite where either is not finite, or only the reference is all zero."""
+    exact = np.asarray(reference, np.float64)
+    with np.errstate(invalid="ignore"):
+        apart = float(np.linalg.norm(np.asarray(found, np.float64) - exact))
+    norm = float(np.linalg.norm(exact))
+    if not (math.isfinite(apart) and math.isfinite(norm)):
+        return math.inf
+    return apart / norm if norm else (math.inf if apart else 0.0)
+
+
+def finite(arrays: Sequence[Array]) -> bool:
+    return all(bool(np.isfinite(array).all()) for array in arrays)

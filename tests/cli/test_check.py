@@ -1,0 +1,127 @@
+"""mbc check: the whole command on the interpreter."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from mbc.cli import check_command
+from mbc.codegen.build import Package
+from mbc.codegen.toolchain import Missing
+from mbc.device.target import LocalGpu
+from mbc.equivalence import rule, step, variants
+from mbc.equivalence.step import Part
+
+CHECK = ("check", "tiny.mbc", "--gpu", "h200", "--device", "cpu", "--micro-batch", "2")
+
+
+def test_a_divided_network_passes(mbc):
+    done = mbc(*CHECK)
+    assert done.code == 0 and done.err == ""
+    assert done.out.startswith("tiny: batch 8, fp32, divided against undivided, on the CPU\n")
+    assert re.search(r"^4 x 2 +3 +convolution, convolution_backward_filter$", done.out, re.MULTILINE)
+    assert re.search(r"^conv0.weight +gradient +\S+e-\d+ .* ok$", done.out, re.MULTILINE)
+    assert "the divided step computes what the undivided step does: 9 tensors within their limits" in done.out
+
+
+def test_json_has_every_tensor(mbc):
+    found = mbc(*CHECK, "--json").json
+    assert found["passed"] and found["reference"] == "float64" and found["device"] == "cpu" and found["divided"] == 3
+    parts = [tensor["part"] for tensor in found["tensors"]]
+    assert sorted(parts) == ["gradient"] * 5 + ["loss", "output"] + ["statistic"] * 2
+    assert all(0 <= tensor["distance"] < 1e-5 for tensor in found["tensors"])
+
+
+@pytest.mark.parametrize(
+    "optimizer", ["sgd()", "sgd(momentum=0.9, nesterov=true, weight_decay=0.5)", "adamw(weight_decay=0.1)"]
+)
+def test_gradients_do_not_depend_on_the_optimizer(mbc, optimizer):
+    plain = mbc(*CHECK, "--json").json["tensors"]
+    assert mbc(*CHECK, "--json", "--set", f"train.optimizer={optimizer}").json["tensors"] == plain
+
+
+def test_without_float64_the_step_is_held_against_itself(mbc, monkeypatch):
+    done = mbc(*CHECK, "--reference", "perturbed")
+    assert done.code == 0 and " perturbed  " in done.out and "float64" not in done.out
+    monkeypatch.setattr(variants, "MOST_FLOAT64_PRODUCTS", 10)
+    done = mbc(*CHECK)
+    assert done.code == 0 and "float64 is skipped: the step is too large for NumPy" in done.out
+    assert mbc(*CHECK, "--reference", "float64", "--json").json["reference"] == "float64"
+
+
+def test_a_tolerance_that_is_broken_is_exit_code_1(mbc):
+    done = mbc(*CHECK, "--tolerance", "0", "--set", "batch=64")
+    assert done.code == 1 and "FAILS" in done.out and "tensors are not what the undivided step computes" in done.out
+    assert mbc(*CHECK, "--tolerance", "1e-3").code == 0
+
+
+def test_a_wrong_gradient_fails_whatever_is_drawn(mbc, monkeypatch):
+    draws = []
+    run_step = step.run_step
+
+    def spoiled(subject, device, inputs, *rest):
+        found = run_step(subject, device, inputs, *rest)
+        if len(variants.divisions(subject)) and subject.graph.precision == "fp32":
+            draws.append(subject)
+            found.tensors[Part.GRADIENT, "conv0.weight"] *= 0.9
+        return found
+
+    monkeypatch.setattr(step, "run_step", spoiled)
+    done = mbc(*CHECK)
+    assert done.code == 1 and len(draws) == rule.DRAWS
+    assert re.search(r"^conv0.weight +gradient .* FAILS$", done.out, re.MULTILINE)
+    assert "1 of 9 tensors are not what the undivided step computes" in done.out
+
+
+def test_only_the_worst_are_shown(mbc):
+    done = mbc(*CHECK, "--limit", "2")
+    assert "… and 7 tensors that differ less" in done.out and done.out.count(" ok\n") == 2
+
+
+def test_operations_one_by_one(mbc):
+    done = mbc(*CHECK, "--operations")
+    assert done.code == 0 and "all 2 distinct divided operations give the same result as undivided" in done.out
+    assert re.search(r"^conv0.backward_filter +4 x 2 .* ok$", done.out, re.MULTILINE)
+    found = mbc(*CHECK, "--operations", "--json").json
+    assert [o["micro_batches"] for o in found["operations"]] == [[2, 2, 2, 2]] * 2
+    assert {name for o in found["operations"] for name in o["names"]} == {
+        "conv0", "infer.conv0", "conv0.backward_filter"
+    }  # fmt: skip
+    failed = mbc(*CHECK, "--operations", "--tolerance", "0", "--set", "batch=64")
+    assert failed.code == 1 and "1 of 2 distinct divided operations give another result" in failed.out
+
+
+@pytest.mark.parametrize("division", [("--policy", "undivided"), ("--micro-batch", "8"), ("--micro-batch", "16")])
+def test_nothing_to_compare_is_said_and_no_failure(mbc, division):
+    done = mbc(*CHECK[:-2], *division)
+    assert done.code == 0
+    assert done.out.startswith("tiny: batch 8, fp32: no operation is divided, so there is nothing to compare (")
+    assert mbc(*CHECK[:-2], *division, "--json").json["divided"] == 0
+
+
+def test_what_is_planned_already_is_refused(mbc):
+    assert mbc("compile", "tiny.mbc", "--gpu", "h200", "-o", "made").code == 0
+    for place in ("made", "made/plan.json"):
+        assert "error MBC188" in mbc("check", place).err
+
+
+def test_a_gpu_that_is_not_here(mbc, monkeypatch):
+    monkeypatch.setattr(check_command, "local_gpus", lambda: ())
+    done = mbc(*CHECK[:-4], "--device", "cuda", "--micro-batch", "2")
+    assert done.code == 1 and "error MBC199: there is no GPU here to compare on" in done.err
+
+
+def test_a_step_that_cannot_be_built(mbc, monkeypatch):
+    gpu = LocalGpu("NVIDIA H200", "580", "sm_90", 1 << 37, 1 << 37)
+    monkeypatch.setattr(check_command, "local_gpus", lambda: (gpu,))
+    missing = Missing("cuDNN 9", "runs convolutions", "install it")
+    monkeypatch.setattr(
+        check_command, "build_package", lambda plan, folder, overwrite: Package(folder, None, (missing,))
+    )
+    done = mbc(*CHECK[:-4], "--micro-batch", "2")
+    assert done.code == 1
+    assert (
+        "error MBC199: the step cannot be built for the GPU, for want of cuDNN 9 (runs convolutions): install"
+        in done.err
+    )
