@@ -33,7 +33,8 @@ def legacy_candidates(library: Library, handle: int, request: Request) -> Iterat
     """Every algorithm, layout and math type that cuDNN says it supports for `request`, with notes in words.
 
     Times are 0 and not measured. Nothing for what is no convolution of images, has asymmetric padding, or is in fp64.
-    The second math type of a precision is left out where the first asks for as much workspace, unless it rounds less.
+    The second math type of a precision is left out where the first asks for as much workspace: of 233 such pairs in
+    tf32 on an H200, 228 ran the same kernel, and in the other 5 the first was at least as fast.
     """
     if request.kind not in CONVOLUTION_KINDS or legacy_shapes(request) is None or not _fits(request):
         return
@@ -55,12 +56,10 @@ def _in_layout(
             known: set[int] = set()
             for math in admitted_maths(request.precision):
                 workspace_bytes = call.workspace_bytes(number, MATHS[math])
-                # The default math of bf16 and fp16 differs from tensor cores only where other kernels are taken.
-                if workspace_bytes is None or (math == "DEFAULT" and workspace_bytes in known):
-                    continue
-                known.add(workspace_bytes)
-                choice = LegacyChoice(algorithm, layout, math)
-                yield legacy_candidate(request, choice, workspace_bytes), legacy_notes(request, choice)
+                if workspace_bytes is not None and workspace_bytes not in known:
+                    known.add(workspace_bytes)
+                    choice = LegacyChoice(algorithm, layout, math)
+                    yield legacy_candidate(request, choice, workspace_bytes), legacy_notes(request, choice)
 
 
 def _fits(request: Request) -> bool:

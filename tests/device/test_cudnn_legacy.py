@@ -80,11 +80,11 @@ def test_what_is_not_supported_is_left_out(fake: tuple[Library, int, ctypes.CDLL
     assert [n for n, layout, _, _ in found(fake, request("convolution", stride=2)) if layout is FIRST] == [0, 1, 2]
 
 
-def test_tf32_offers_both_kinds_of_math(fake: tuple[Library, int, ctypes.CDLL]) -> None:
-    maths = [
-        math for n, layout, math, _ in found(fake, request("convolution", Precision.TF32)) if (n, layout) == (1, FIRST)
-    ]
+def test_tf32_offers_both_kinds_of_math_where_they_differ(fake: tuple[Library, int, ctypes.CDLL]) -> None:
+    all_found = found(fake, request("convolution", Precision.TF32))
+    maths = [math for n, layout, math, _ in all_found if (n, layout) == (1, FIRST)]
     assert maths == [MATHS["DEFAULT"], MATHS["FMA"]]
+    assert [math for n, layout, math, _ in all_found if (n, layout) == (0, FIRST)] == [MATHS["DEFAULT"]]
 
 
 @pytest.mark.parametrize("precision", [Precision.BF16, Precision.FP16])

@@ -1,5 +1,6 @@
 """Convolutions through both APIs of cuDNN and through cuBLASLt, linear layers too, on a GPU, as generated host code
-calls them, against what the operations mean in float64: every candidate, whole, in slices, accumulating."""
+calls them, against what the operations mean in float64: every candidate of each request, whole, in slices,
+accumulating."""
 
 from __future__ import annotations
 
