@@ -21,6 +21,7 @@ from mbc.ir.types import Precision
 from mbc.ir.verify import verify_network, verify_training
 from mbc.kernels import PROVIDERS
 from mbc.kernels.interpreter import INTERPRETER
+from mbc.measuring import measure_missing
 from mbc.optimize.candidates import CandidateTable, Rules
 from mbc.optimize.search import Limits, search
 from mbc.options import Options
@@ -50,7 +51,8 @@ def compile_plan(source: Source, options: Options, stages: Stages | None = None)
 
     # What could run each operation on this GPU, and how fast.
     device = stages.run("find device", lambda: find_device(options.gpu), repr)
-    profile = stages.run("find profile", lambda: find_profile(device, options.profile))
+    stages.run("measure", lambda: measure_missing(graph, device, options, stages.announce))
+    profile = stages.run("find profile", lambda: find_profile(device, options.profile, options.stale_profile))
     device = calibrated(device, profile)
     providers = (INTERPRETER,) if graph.precision is Precision.FP64 else PROVIDERS
     rules = Rules(options.policy, lowered.deterministic, options.providers, options.micro_batch)

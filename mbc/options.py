@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -44,5 +45,7 @@ class Options:
     providers: tuple[str, ...] = ()
     micro_batch: int = 0
     measure: Measure = Measure.NEVER
+    measure_for_s: float = math.inf  # then the rest is estimated; what is worth most comes first
     dump_stages: str | None = None
-    profile: str | None = None  # path of a SQLite profile
+    profile: str | None = None  # path of a SQLite profile, which is used as it is
+    stale_profile: bool = False  # use it as estimates when it is of another GPU or cuDNN

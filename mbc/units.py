@@ -43,3 +43,24 @@ def show_time(time_us: float) -> str:
             value = time_us / scale
             return f"{value:.{2 if value < 10 else 1}f} {unit}"
     raise AssertionError("unreachable")
+
+
+_DURATION_S = {"": 1.0, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+
+
+def parse_duration(text: str) -> float:
+    """Seconds of `90s`, `5min`, `1.5 h` or `300`. Raises ValueError for anything else."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text, re.ASCII)
+    if match is None or match[2] not in _DURATION_S:
+        raise ValueError(f"'{text}' is not a duration: write 90s, 5min, 1h or a number of seconds")
+    return float(match[1]) * _DURATION_S[match[2]]
+
+
+def show_duration(seconds: float) -> str:
+    """`12 s`, `3 min 5 s`, `2 h 10 min`: as long as people wait."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from mbc.cli.arguments import parser
+from mbc.cli.arguments import parse
 from mbc.errors import MbcError
 
 
@@ -17,7 +17,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # A table with a character that the terminal lacks is better than no table.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-    arguments = parser().parse_args(argv)
+    arguments = parse(sys.argv[1:] if argv is None else argv)
     try:
         code = arguments.run(arguments)
         sys.stdout.flush()

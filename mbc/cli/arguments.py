@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import importlib
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from mbc import __version__
 from mbc.options import PROVIDER_NAMES, Measure, Options, Policy
-from mbc.units import parse_size
+from mbc.units import parse_duration, parse_size
 
 _DESCRIPTION = """\
 mbc compiles the training of a convolutional network, ahead of time and under a GPU memory budget:
@@ -21,12 +23,20 @@ a network written in a .mbc file becomes a plan (every kernel, every byte, the t
 """
 
 
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The command line without the program's name, parsed. Ends the process on wrong usage and on --help."""
+    words = list(argv)
+    if words[:1] == ["profile"] and len(words) > 1 and words[1] not in (*_PROFILE_VERBS, "-h", "--help"):
+        words.insert(1, "run")  # `mbc profile NET` is what people want most often
+    return parser().parse_args(words)
+
+
 def parser() -> argparse.ArgumentParser:
     """The parser of the whole command line; a parsed result has `run`, which takes it and returns the exit code."""
     top = argparse.ArgumentParser(prog="mbc", description=_DESCRIPTION, formatter_class=_Raw)
     top.add_argument("--version", action="version", version=f"mbc {__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for add in (_compile, _show, _verify, _check, _diff, _train, _gpus, _doctor):
+    for add in (_compile, _show, _verify, _check, _diff, _train, _profile, _gpus, _doctor):
         add(commands)
     return top
 
@@ -93,7 +103,33 @@ def _planning(made: argparse.ArgumentParser, gpu: bool = True) -> None:
         "--provider", dest="providers", action="append", default=[], choices=PROVIDER_NAMES,
         help="source of kernels that may be used; may be repeated (default: all)",
     )  # fmt: skip
-    group.add_argument("--profile", help="SQLite file of measured kernel times")
+    group.add_argument(
+        "--profile", metavar="FILE",
+        help="measured kernel times to plan with (default: your own of this GPU, and those shipped with mbc)",
+    )  # fmt: skip
+    group.add_argument(
+        "--stale-profile",
+        action="store_true",
+        help="take the times of a --profile of another GPU or cuDNN as estimates",
+    )
+
+
+def _measuring(made: argparse.ArgumentParser) -> None:
+    """Arguments of whatever measures before it plans."""
+    group = made.add_argument_group("measuring (where this machine has the GPU that is planned for)")
+    group.add_argument(
+        "--measure", type=Measure, choices=tuple(Measure),
+        help="measure kernels before planning: what no profile knows (missing, the default), nothing (never; so with "
+        "--profile), or everything again (always)",
+    )  # fmt: skip
+    _measure_for(group)
+
+
+def _measure_for(group: argparse._ActionsContainer) -> None:  # pyright: ignore[reportPrivateUsage]
+    group.add_argument(
+        "--measure-for", type=_duration, default=math.inf, metavar="TIME",
+        help="measure for so long at most, what is worth most first: 90s, 5min, 1h (default: until all is measured)",
+    )  # fmt: skip
 
 
 def options(arguments: argparse.Namespace, gpu: str | None = None) -> Options:
@@ -107,10 +143,18 @@ def options(arguments: argparse.Namespace, gpu: str | None = None) -> Options:
         policy=arguments.policy,
         micro_batch=arguments.micro_batch,
         providers=tuple(arguments.providers),
-        measure=getattr(arguments, "measure", Measure.NEVER),
+        measure=getattr(arguments, "measure", None) or Measure.NEVER,
+        measure_for_s=getattr(arguments, "measure_for", math.inf),
         dump_stages=getattr(arguments, "dump_stages", None),
         profile=arguments.profile,
+        stale_profile=arguments.stale_profile,
     )
+
+
+def measuring_options(arguments: argparse.Namespace) -> Options:
+    """`options` of a command that measures what is missing unless it is told otherwise."""
+    told = options(arguments)
+    return replace(told, measure=Measure.MISSING) if arguments.measure is None else told
 
 
 def _setting(text: str) -> tuple[str, str]:
@@ -123,6 +167,13 @@ def _setting(text: str) -> tuple[str, str]:
 def _size(text: str) -> int:
     try:
         return parse_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _duration(text: str) -> float:
+    try:
+        return parse_duration(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
@@ -164,6 +215,7 @@ def _compile(commands: _Commands) -> None:
     made.add_argument("--force", action="store_true", help="replace a package that is there")
     made.add_argument("--dump-stages", metavar="FOLDER", help="write what every stage of the compiler made, as text")
     _planning(made)
+    _measuring(made)
     _json(made)
 
 
@@ -270,7 +322,104 @@ def _train(commands: _Commands) -> None:
     made.add_argument("--resume", metavar="FILE", help="go on from such a file; keeps writing to it by default")
     made.add_argument("-o", "--output", metavar="FOLDER", help="package to write when a source is built")
     _planning(made)
+    _measuring(made)
     _json(made)
+
+
+_PROFILE_VERBS = ("run", "list", "diff", "merge", "ship")
+
+
+def _profile(commands: _Commands) -> None:
+    made = _command(
+        commands, "profile", "Measure kernels on this machine's GPU for plans of networks, and handle profiles.",
+        "  mbc profile net.mbc                            what plans of net.mbc may use, into your own profile\n"
+        "  mbc profile *.mbc --gpu all --measure-for 5min\n"
+        "  mbc profile net.mbc --precision fp32,bf16 --policy all -o here.sqlite\n"
+        "  mbc profile list                               what is known\n"
+        "  mbc profile merge a.sqlite b.sqlite -o both.sqlite\n"
+        "  mbc profile diff before.sqlite after.sqlite\n\n"
+        "Interrupted, the same command goes on where it stopped. `mbc profile NET` is short for `mbc profile run NET`.",
+    )  # fmt: skip
+    verbs = made.add_subparsers(title="what to do", metavar="WHAT", required=True, dest="verb")
+    _profile_run(verbs)
+    made = _profile_verb(
+        verbs, "list", "Say what profiles know.", "  mbc profile list\n  mbc profile list here.sqlite --json"
+    )
+    made.add_argument("files", nargs="*", metavar="FILE", help="default: your own profiles and those shipped with mbc")
+    _json(made)
+    made = _profile_verb(
+        verbs, "diff", "Compare two profiles.", "  mbc profile diff before.sqlite after.sqlite --limit 40"
+    )
+    made.add_argument("before", metavar="A")
+    made.add_argument("after", metavar="B")
+    made.add_argument(
+        "--limit", type=_count, default=20, metavar="ROWS", help="list the ROWS largest changes (default 20)"
+    )
+    _json(made)
+    made = _profile_verb(
+        verbs, "merge", "Put profiles of one GPU and one cuDNN together; of the same kernel the newer time stays.",
+        "  mbc profile merge a.sqlite b.sqlite -o both.sqlite\n  mbc profile merge mine.sqlite b.sqlite -o mine.sqlite",
+    )  # fmt: skip
+    made.add_argument("files", nargs="+", metavar="FILE")
+    made.add_argument("-o", "--output", required=True, metavar="FILE", help="one of them, or a new file")
+    _json(made)
+    made = _profile_verb(
+        verbs, "ship", "Write the part of a profile that planning uses: kernels that no other one beats.",
+        "  mbc profile ship here.sqlite -o h200.sqlite",
+    )  # fmt: skip
+    made.add_argument("file", metavar="FILE")
+    made.add_argument("-o", "--output", required=True, metavar="FILE")
+    _json(made)
+
+
+def _profile_run(verbs: _Commands) -> None:
+    made = _profile_verb(
+        verbs, "run", "Measure every kernel that plans of the networks may use, on this machine's GPU.",
+        "  mbc profile run net.mbc --set batch=256\n  mbc profile run *.mbc --gpu all --measure-for 5min",
+    )  # fmt: skip
+    made.add_argument("networks", nargs="+", metavar="NET", help="networks (.mbc)")
+    made.add_argument(
+        "--gpu",
+        default="auto",
+        metavar="N",
+        help="number of the GPU (mbc gpus), or all, which must be alike (default: 0)",
+    )
+    made.add_argument(
+        "--set", dest="settings", action="append", default=[], type=_setting, metavar="NAME=VALUE",
+        help="set a parameter of the networks or of a section, as batch=64; may be repeated",
+    )  # fmt: skip
+    made.add_argument("--network", help="which network, of a source that has several")
+    made.add_argument(
+        "--policy", type=Policy, choices=tuple(Policy), default=Options().policy,
+        help="micro-batch sizes that plans may use (default %(default)s)",
+    )  # fmt: skip
+    made.add_argument(
+        "--precision",
+        type=_precisions,
+        default=(),
+        metavar="P,P",
+        help="fp32, tf32, bf16, fp16 (default: the networks')",
+    )
+    made.add_argument(
+        "--workspace-limit", type=_size, metavar="SIZE", help="leave out kernels that need more workspace"
+    )
+    _measure_for(made)
+    made.add_argument("--again", action="store_true", help="measure also what the profile knows")
+    made.add_argument("-o", "--output", metavar="FILE", help="profile to add to (default: your own of this GPU)")
+    _json(made)
+
+
+def _profile_verb(verbs: _Commands, name: str, short: str, examples: str) -> argparse.ArgumentParser:
+    return verbs.add_parser(name, help=short, description=short, epilog=f"examples:\n{examples}", formatter_class=_Raw)
+
+
+def _precisions(text: str) -> tuple[str, ...]:
+    known = ("fp32", "tf32", "bf16", "fp16")
+    asked = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+    wrong = [part for part in asked if part not in known]
+    if wrong:
+        raise argparse.ArgumentTypeError(f"'{wrong[0]}' is none of {', '.join(known)}")
+    return asked
 
 
 def _gpus(commands: _Commands) -> None:

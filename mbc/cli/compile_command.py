@@ -7,7 +7,7 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
-from mbc.cli.arguments import options
+from mbc.cli.arguments import measuring_options
 from mbc.cli.places import build_package, output_folder, plan_file, plan_source
 from mbc.errors import MbcError
 from mbc.ir.types import Precision
@@ -26,7 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise MbcError("MBC188", f"'{arguments.source}' is planned already", "give its source (.mbc)")
     folder = output_folder(arguments.source, arguments.network, arguments.output)
     check_output(folder, arguments.force)
-    planned = plan_source(arguments.source, options(arguments))
+    planned = plan_source(arguments.source, measuring_options(arguments))
     plan = planned.plan
     began_s = time.monotonic()
     built = build_package(plan, folder, arguments.force)
@@ -58,6 +58,7 @@ def summary(plan: Plan) -> list[str]:
     )  # fmt: skip
     sign = "" if p.measured_share >= 1 else "~"
     over = f"{p.train_us / b.fastest_us - 1:+.1%} over" if b.fastest_us > 0 else "no bound from"
+    price = f", {p.train_us / b.nondeterministic_us - 1:+.1%} for deterministic = true" if b.nondeterministic_us else ""
     placed = f"{p.arena_bytes / b.live_bytes - 1:+.1%} over" if b.live_bytes > 0 else "nothing over"
     overhead = "measured" if p.overhead_measured else "reserved: never measured on this GPU"
     needed = p.arena_bytes + p.overhead_bytes
@@ -71,7 +72,7 @@ def summary(plan: Plan) -> list[str]:
     lines = [
         f"{graph.name}: batch {graph.batch}, {graph.precision}, for {plan.target.gpu} ({plan.target.architecture})",
         f"  step       {sign}{show_time(p.train_us)} ({estimated}; {len(plan.train.launches)} launches; {over} the "
-        f"fastest kernels known)",
+        f"fastest choice of known kernels{price})",
         f"  inference  {sign}{show_time(p.infer_us)} ({len(plan.infer.launches)} launches)",
         f"  arena      {show_size(p.arena_bytes)} ({placed} the most alive at once, {show_size(b.live_bytes)}; "
         f"no plan needs less than {show_size(b.floor_bytes)}, at {b.floor_operation})",
@@ -106,6 +107,7 @@ def _figures(plan: Plan, built: Package, plan_seconds: float, build_seconds: flo
         "floor_bytes": b.floor_bytes,
         "floor_operation": b.floor_operation,
         "fastest_us": b.fastest_us,
+        "nondeterministic_us": b.nondeterministic_us,
         "package": str(built.folder),
         "library": None if built.library is None else str(built.library),
         "missing": [

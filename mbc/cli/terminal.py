@@ -7,6 +7,7 @@ import shutil
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import TextIO
@@ -79,6 +80,11 @@ def busy(what: str, stream: TextIO | None = None) -> Generator[Callable[[str], N
             return
         if not line.on_terminal:
             line.line(f"{what} ...")
+            said = stage
+            while not finished.wait(_REDRAW_S):
+                if stage != said and line.due():
+                    said = stage
+                    line.update(f"{what}{stage} ... {time.monotonic() - began_s:.0f} s")
             return
         while not finished.wait(_REDRAW_S):
             line.update(f"{what}{stage} ... {time.monotonic() - began_s:.0f} s")
@@ -91,6 +97,18 @@ def busy(what: str, stream: TextIO | None = None) -> Generator[Callable[[str], N
         finished.set()
         thread.join()
         line.clear()
+
+
+@contextmanager
+def notes() -> Generator[None]:
+    """What the body warns of (RuntimeWarning) is said once each, as a note, when it has ended."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", RuntimeWarning)
+        try:
+            yield
+        finally:
+            for text in dict.fromkeys(str(warning.message) for warning in said):
+                print(f"note: {text}", file=sys.stderr)
 
 
 def output_width() -> int:

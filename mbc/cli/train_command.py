@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import warnings
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mbc.cli.arguments import options
+from mbc.cli.arguments import measuring_options, options
 from mbc.cli.places import check_plannable, package_for_training
-from mbc.cli.terminal import StatusLine, bar
+from mbc.cli.terminal import StatusLine, bar, notes
 from mbc.train.checkpoint import read_progress
 from mbc.train.data import Data, check_place, has_part, open_data
 from mbc.train.loop import Epoch, Job, Running, inputs_of, train
@@ -40,12 +39,10 @@ def run(arguments: argparse.Namespace) -> int:
     for place in (arguments.data, arguments.test):
         if place is not None:
             check_place(place)
-    subject = package_for_training(arguments.network_or_package, options(arguments), arguments.device, arguments.output)
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always", RuntimeWarning)
+    planning = measuring_options(arguments) if arguments.device != "cpu" else options(arguments)
+    subject = package_for_training(arguments.network_or_package, planning, arguments.device, arguments.output)
+    with notes():
         net = Module(subject, seed=seed, device=arguments.device)
-    for warning in said:
-        print(f"note: {warning.message}", file=sys.stderr)
     graph = net.plan.graph
     data, test = _data(arguments, graph)
     job = Job(graph, data, schedule, test, seed, checkpoint, resume)

@@ -111,3 +111,9 @@ def _noted(profile: Profile, here: LocalGpu | None) -> Profile:
             stacklevel=3,
         )
     return profile
+
+
+def known_profiles() -> tuple[Path, ...]:
+    """The files of all the user's own profiles and of those that came with mbc."""
+    own = user_path("any").parent
+    return (*sorted(own.glob("*.sqlite")), *sorted(SHIPPED.glob("*.sqlite")))

@@ -37,8 +37,10 @@ class Result:
 
 @pytest.fixture
 def mbc(capsys, tmp_path, monkeypatch) -> Callable[..., Result]:
-    """Runs a command in an empty folder that holds tiny.mbc."""
+    """Runs a command in an empty folder that holds tiny.mbc, for somebody who never measured and does not now."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("mbc.measuring.gpus_named", lambda name: ())
     Path("tiny.mbc").write_text(SOURCE)
 
     def run(*arguments: str) -> Result:

@@ -10,7 +10,7 @@ import pytest
 from mbc import __version__
 from mbc.cli import main
 
-COMMANDS = ("compile", "show", "verify", "check", "diff", "train", "gpus", "doctor")
+COMMANDS = ("compile", "show", "verify", "check", "diff", "train", "profile", "gpus", "doctor")
 
 
 def _exit(*arguments):
@@ -49,6 +49,11 @@ def test_version(capsys):
         (("compile", "a.mbc", "--workspace-limit", "much"), "'much' is not a size: write 64MiB"),
         (("check", "a.mbc", "--tolerance", "-1"), "'-1' is not a number of at least 0, such as 1e-5"),
         (("check", "a.mbc", "--tolerance", "nan"), "'nan' is not a number of at least 0"),
+        (("compile", "a.mbc", "--measure", "perhaps"), "invalid choice: 'perhaps'"),
+        (("compile", "a.mbc", "--measure-for", "long"), "'long' is not a duration: write 90s, 5min"),
+        (("profile",), "required: WHAT"),
+        (("profile", "merge", "a.sqlite"), "required: -o/--output"),
+        (("profile", "a.mbc", "--precision", "fp32,int8"), "'int8' is none of fp32, tf32, bf16, fp16"),
         (("train", "a.mbc"), "required: --data"),
         (("train", "a.mbc", "--data", "d", "--epochs", "0"), "'0' is not a whole number above 0"),
         (("train", "a.mbc", "--data", "d", "--seed", "-1"), "--seed"),

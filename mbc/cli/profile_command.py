@@ -1,0 +1,221 @@
+"""`mbc profile`"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mbc.cli.places import plan_file, read_text
+from mbc.cli.terminal import StatusLine, bar, busy, notes, output_width
+from mbc.device.need import MOST_WORKSPACE_BYTES, Need
+from mbc.errors import MbcError
+from mbc.source import Source
+from mbc.units import show_duration, show_size
+
+if TYPE_CHECKING:
+    from mbc.device.fleet import Outcome, Progress
+    from mbc.device.profile import Profile
+    from mbc.device.spec import DeviceSpec
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, or do what the second word says."""
+    return {"run": _measure, "list": _list, "diff": _diff, "merge": _merge, "ship": _ship}[arguments.verb](arguments)
+
+
+def _measure(arguments: argparse.Namespace) -> int:
+    from mbc.device import fleet
+    from mbc.device.profile_places import own_path
+    from mbc.measuring import shortcomings
+
+    gpus = fleet.choose_gpus(arguments.gpu)
+    name = fleet.name_of(gpus[0])
+    with busy("collecting what plans may use"):
+        needs = collect(arguments, _spec(name))
+    with notes():
+        path = Path(arguments.output) if arguments.output else own_path(name)
+    limit_bytes = MOST_WORKSPACE_BYTES if arguments.workspace_limit is None else arguments.workspace_limit
+    task = fleet.Task(needs, path, arguments.measure_for, limit_bytes, arguments.again)
+    began_s = time.monotonic()
+    view = _View(began_s)
+    try:
+        outcome = fleet.measure_on(gpus, task, view.show)
+    finally:
+        view.stop()
+    seconds = time.monotonic() - began_s
+    if arguments.json:
+        print(json.dumps(_figures(path, gpus, outcome, seconds), indent=2))
+    else:
+        print(_summary(path, outcome, seconds))
+    for note in shortcomings(outcome):
+        view.note(note)
+    if outcome.left:
+        view.note("the same command again goes on from here")
+    return 130 if outcome.interrupted else 0
+
+
+def _spec(name: str) -> DeviceSpec:
+    from mbc.device.spec import device_specs
+    from mbc.device.target import find_device
+
+    return next((spec for spec in device_specs().values() if spec.name == name), None) or find_device("auto")
+
+
+def collect(arguments: argparse.Namespace, device: DeviceSpec) -> tuple[Need, ...]:
+    """What plans of all the networks in all the precisions may use, each operation once, by its weight in all."""
+    from mbc.frontend.lower import lower
+    from mbc.frontend.parse import parse
+    from mbc.ir.training import differentiate
+    from mbc.ir.types import Precision
+    from mbc.optimize.needs import needs
+
+    found: dict[object, Need] = {}
+    for place in arguments.networks:
+        if plan_file(place) is not None:
+            raise MbcError(
+                "MBC192", f"'{place}' is planned already: nothing is left to choose", "give its source (.mbc)"
+            )
+        program = parse(Source(place, read_text(Path(place))))
+        for precision in arguments.precision or (None,):
+            chosen = () if precision is None else (("train.precision", precision),)
+            lowered = lower(program, (*arguments.settings, *chosen), arguments.network)
+            if lowered.precision is Precision.FP64:
+                raise MbcError(
+                    "MBC192", f"'{place}' is in fp64, which runs on the CPU only: there is nothing to measure",
+                    "choose other precisions: --precision fp32,tf32,bf16,fp16",
+                )  # fmt: skip
+            graph = differentiate(lowered.network, lowered.optimizer, lowered.precision)
+            for need in needs(graph, device, arguments.policy):
+                known = found.get(need.undivided)
+                found[need.undivided] = need if known is None else _united(known, need)
+    return tuple(found.values())
+
+
+def _united(a: Need, b: Need) -> Need:
+    return replace(a if len(a.requests) >= len(b.requests) else b, weight_us=a.weight_us + b.weight_us)
+
+
+def _summary(path: Path, outcome: Outcome, seconds: float) -> str:
+    s = outcome.summary
+    if s is None:
+        return f"{path}: nothing was measured"
+    lines = [
+        f"{path}: {s.measured} operations and sizes measured in {show_duration(seconds)}, {s.known} were known, "
+        f"{s.ruled_out} are too small to gain, {outcome.left} are left"
+    ]
+    if s.measured:
+        lines.append(
+            f"  {s.candidates} kernels can be used ({s.dominated} run once only, being slow), {s.refused} are refused"
+        )
+    lines.append("  what is known: mbc profile list " + str(path))
+    return "\n".join(lines)
+
+
+def _figures(path: Path, gpus: tuple[str, ...], outcome: Outcome, seconds: float) -> dict[str, Any]:
+    return {
+        "profile": str(path),
+        "gpus": list(gpus),
+        "seconds": round(seconds, 3),
+        "interrupted": outcome.interrupted,
+        **({} if outcome.summary is None else asdict(outcome.summary)),
+        "left": outcome.left,
+    }
+
+
+class _View:
+    """Shows measuring on stderr."""
+
+    def __init__(self, began_s: float) -> None:
+        self._line = StatusLine()
+        self._began_s = began_s
+        self._line.update("starting to measure")
+
+    def show(self, now: Progress) -> None:
+        if not self._line.due():
+            return
+        from mbc.device.signature import described
+
+        share = now.done / max(1, now.total)
+        left = "" if now.left_s is None else f"  {show_duration(now.left_s)} left"
+        self._line.update(f"{bar(share)} {now.done}/{now.total}{left}  {described(now.request)}")
+
+    def stop(self) -> None:
+        self._line.clear()
+
+    def note(self, text: str) -> None:
+        self._line.line(f"note: {text}")
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    from mbc.device.profile_file import read_profile
+    from mbc.device.profile_places import known_profiles
+    from mbc.report.profiles import contents, contents_text
+
+    files = [Path(file) for file in arguments.files] or list(known_profiles())
+    if arguments.json:
+        print(json.dumps([asdict(contents(read_profile(file), file.stat().st_size)) for file in files], indent=2))
+        return 0
+    for index, file in enumerate(files):
+        found = contents(read_profile(file), file.stat().st_size)
+        print(("\n" if index else "") + contents_text(found, output_width()))
+    if not files:
+        print("no profile is here: mbc profile NET makes one on a machine with a GPU")
+    return 0
+
+
+def _diff(arguments: argparse.Namespace) -> int:
+    from mbc.device.profile_diff import diff_profiles
+    from mbc.device.profile_file import read_profile
+    from mbc.report.profiles import profile_diff_document, profile_diff_text
+
+    before, after = (read_profile(Path(file)) for file in (arguments.before, arguments.after))
+    diff = diff_profiles(before, after)
+    if arguments.json:
+        print(json.dumps(profile_diff_document(diff), indent=2))
+    else:
+        print(profile_diff_text(before, after, diff, output_width(), arguments.limit))
+    return 0
+
+
+def _merge(arguments: argparse.Namespace) -> int:
+    from mbc.device.profile_edit import merged, write_profile
+    from mbc.device.profile_file import read_profile
+
+    files, target = [Path(file) for file in arguments.files], Path(arguments.output)
+    if target.exists() and not any(file.exists() and file.samefile(target) for file in files):
+        raise MbcError(
+            "MBC193", f"'{target}' exists, and is none of the profiles that are merged",
+            "name it among them to keep what it holds, or choose another -o",
+        )  # fmt: skip
+    first, *others = (read_profile(file) for file in files)
+    for other in others:
+        first = merged(first, other)
+    write_profile(first, target)
+    return _written(arguments, first, target)
+
+
+def _ship(arguments: argparse.Namespace) -> int:
+    from mbc.device.profile_edit import shippable, write_profile
+    from mbc.device.profile_file import read_profile
+
+    part, target = shippable(read_profile(Path(arguments.file))), Path(arguments.output)
+    write_profile(part, target)
+    return _written(arguments, part, target)
+
+
+def _written(arguments: argparse.Namespace, profile: Profile, path: Path) -> int:
+    candidates = sum(map(len, profile.measurements.values()))
+    size_bytes = path.stat().st_size
+    if arguments.json:
+        figures = {"profile": str(path), "requests": len(profile.extents), "candidates": candidates}
+        print(json.dumps(figures | {"size_bytes": size_bytes}, indent=2))
+    else:
+        print(
+            f"{path}: {candidates} kernels for {len(profile.extents)} operations and sizes of {profile.identity}, "
+            f"{show_size(size_bytes)}"
+        )
+    return 0

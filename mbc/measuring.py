@@ -1,0 +1,123 @@
+"""What a compilation measures before it plans, on a machine that has the GPU that it plans for (`--measure`).
+
+Measurements go into the user's own profile, so that the next plan finds them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+
+from mbc.codegen.toolchain import find_toolchain
+from mbc.device.fleet import Outcome, Progress, Task, gpus_named, measure_on
+from mbc.device.need import MOST_WORKSPACE_BYTES, Need
+from mbc.device.profile import Profile
+from mbc.device.profile_places import find_profile, own_path
+from mbc.device.signature import described, rows_of, signature
+from mbc.device.spec import DeviceSpec
+from mbc.ir.graph import TrainingGraph
+from mbc.kernels.base import Request
+from mbc.options import Measure, Options
+from mbc.units import show_duration
+
+Say = Callable[[str], None]
+
+
+def _silent(text: str) -> None:
+    pass
+
+
+def measure_missing(graph: TrainingGraph, device: DeviceSpec, options: Options, say: Say = _silent) -> None:
+    """Measure what plans of `graph` would like to know and no profile of `device` says; nothing where this machine
+    cannot, or `options` do not want it. `say` is told what is going on.
+
+    A warning (RuntimeWarning) says what was not measured after all: it is estimated. Raises what measuring raises.
+    """
+    if can_measure(device, options):
+        from mbc.optimize.needs import needs
+
+        _measure(needs(graph, device, options.policy), device, options, say)
+
+
+def measure_requests(requests: Iterable[Request], device: DeviceSpec, options: Options, say: Say = _silent) -> bool:
+    """Measure just these, such as those that were chosen by interpolated times, and say whether anything was measured.
+    Otherwise as `measure_missing`: planning again makes sense only after True."""
+    if not can_measure(device, options):
+        return False
+    return _measure([Need((request,), 0.0) for request in dict.fromkeys(requests)], device, options, say)
+
+
+def can_measure(device: DeviceSpec, options: Options) -> bool:
+    """Whether measuring is wanted, and `device` and what measuring needs are here. A profile that was named is used as
+    it is."""
+    return (
+        options.measure is not Measure.NEVER
+        and options.profile is None
+        and bool(gpus_named(device.name))
+        and importlib.util.find_spec("pycuda") is not None
+        and find_toolchain().nvcc is not None
+    )
+
+
+def missing(needs: Sequence[Need], profile: Profile | None, workspace_limit_bytes: int) -> tuple[Need, ...]:
+    """What of `needs` the profile does not know up to the limit of workspace. Sizes so small that no division gains by
+    them are not missed."""
+    if profile is None:
+        return tuple(needs)
+    # What planning knows of a request and what measuring has to do with it part ways here only.
+    from mbc.device.ladder import Ladder
+
+    found: list[Need] = []
+    for need in needs:
+        ladder = Ladder()
+        lacking: list[Request] = []
+        for request in need.requests:
+            key = signature(request)
+            extent = profile.extents.get(key)
+            if extent is not None and extent.workspace_limit_bytes >= workspace_limit_bytes:
+                ladder.add(rows_of(request), profile.measurements.get(key, ()))
+            elif ladder.closed:
+                break
+            else:
+                lacking.append(request)
+        if lacking:
+            found.append(Need(tuple(lacking), need.weight_us))
+    return tuple(found)
+
+
+def _measure(needs: Sequence[Need], device: DeviceSpec, options: Options, say: Say) -> bool:
+    limit_bytes = MOST_WORKSPACE_BYTES if options.workspace_limit_bytes is None else options.workspace_limit_bytes
+    again = options.measure is Measure.ALWAYS
+    path = own_path(device.name)
+    wanted = tuple(needs) if again else missing(needs, find_profile(device), limit_bytes)
+    if not wanted:
+        return False
+    say("starting to measure")
+    task = Task(wanted, path, options.measure_for_s, limit_bytes, again)
+    outcome = measure_on(gpus_named(device.name)[:1], task, lambda now: say(progress_text(now)))
+    for note in shortcomings(outcome):
+        warnings.warn(note, RuntimeWarning, stacklevel=3)
+    return outcome.summary is not None and outcome.summary.measured > 0
+
+
+def progress_text(now: Progress) -> str:
+    """`measuring 12 of 80, 2 min 5 s left: convolution fp32 …`"""
+    left = "" if now.left_s is None else f", {show_duration(now.left_s)} left"
+    return f"measuring {now.done} of {now.total}{left}: {described(now.request)}"
+
+
+def shortcomings(outcome: Outcome) -> tuple[str, ...]:
+    """What a user should know of the measurements, in sentences; none where all went well."""
+    found: list[str] = []
+    if outcome.left:
+        why = "measuring was interrupted" if outcome.interrupted else "the time for measuring is over"
+        found.append(f"{why}: {outcome.left} operations are not measured, and estimated where a plan needs them")
+    summary = outcome.summary
+    if summary is not None:
+        if summary.failures:
+            first = summary.failures[0].splitlines()[0]
+            found.append(f"{len(summary.failures)} operations could not be measured; the first: {first}")
+        if summary.warning:
+            found.append(summary.warning)
+    return tuple(found)

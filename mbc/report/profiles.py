@@ -1,0 +1,226 @@
+"""What `mbc profile list` and `mbc profile diff` print."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from mbc.device.profile import Identity, Measurement, Profile, version_text
+from mbc.device.profile_diff import TOLERANCE, ProfileDiff, Ratios
+from mbc.device.signature import described, read_signature
+from mbc.report.columns import Column, render
+from mbc.report.tables import DEFAULT_WIDTH
+from mbc.units import show_size, show_time
+
+_MOST_REASONS = 8
+_COUNTS = ("requests", "usable", "dominated", "refused")
+
+
+@dataclass(frozen=True, slots=True)
+class KindContents:
+    """What a profile has of one kind of operation in one precision. `requests` counts operations and sizes."""
+
+    kind: str
+    precision: str
+    requests: int
+    usable: int  # candidates
+    dominated: int  # of those, run once only
+    refused: int
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a profile has. `refusals` and `left_out`: how often each reason was met, numbers left out of it."""
+
+    source: str
+    identity: Identity
+    size_bytes: int
+    kinds: tuple[KindContents, ...]
+    refusals: tuple[tuple[str, int], ...]
+    left_out: tuple[tuple[str, int], ...]
+    overhead_bytes: int
+    constants: dict[str, float]
+
+
+def contents(profile: Profile, size_bytes: int) -> Contents:
+    """Count what a profile has. `size_bytes`: of its file."""
+    kinds: dict[tuple[str, str], list[tuple[Measurement, ...]]] = {}
+    for key in {*profile.measurements, *profile.extents}:
+        try:
+            request = read_signature(key)
+            kind, precision = request.kind, str(request.precision)
+        except ValueError:
+            kind, precision = "of another version of mbc", ""
+        kinds.setdefault((kind, precision), []).append(profile.measurements.get(key, ()))
+    rows = [
+        KindContents(
+            kind,
+            precision,
+            len(found),
+            sum(not m.refused for each in found for m in each),
+            sum(m.dominated for each in found for m in each),
+            sum(bool(m.refused) for each in found for m in each),
+        )
+        for (kind, precision), found in sorted(kinds.items())
+    ]
+    refusals = (m.refused for each in profile.measurements.values() for m in each if m.refused)
+    words = (part for extent in profile.extents.values() for part in extent.left_out.split("; ") if part)
+    return Contents(
+        profile.source,
+        profile.identity,
+        size_bytes,
+        tuple(rows),
+        _counted(refusals),
+        _counted(words),
+        profile.overhead_bytes,
+        dict(profile.constants),
+    )
+
+
+def _counted(reasons: Iterable[str]) -> tuple[tuple[str, int], ...]:
+    """How often each reason was met, most frequent first; figures in it are left out, so that like meets like."""
+    counts = Counter(re.sub(r"\d[\d.,e+-]*", "#", reason) for reason in reasons)
+    return tuple(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+def contents_text(found: Contents, width: int = DEFAULT_WIDTH) -> str:
+    """The identity, a table by kind, and why what is not usable is not."""
+    i = found.identity
+    lines = [
+        f"{found.source} ({show_size(found.size_bytes)})",
+        f"{i}, {i.architecture}, driver {i.driver}, begun {i.date}",
+        f"clocks {i.sm_clock_mhz} MHz, of the memory {i.memory_clock_mhz} MHz",
+    ]
+    if found.overhead_bytes:
+        lines.append(f"a step takes {show_size(found.overhead_bytes)} outside its arena")
+    lines += [f"{name} {value:.3g}" for name, value in sorted(found.constants.items())]
+    columns = (
+        Column("kind", shrinks=True, least=12),
+        Column("precision"),
+        Column("operations and sizes", right=True),
+        Column("usable kernels", right=True),
+        Column("run once", right=True),
+        Column("refused", right=True),
+    )
+    whole = KindContents("all", "", *(sum(getattr(k, name) for k in found.kinds) for name in _COUNTS))
+    rows = [
+        (k.kind, k.precision, f"{k.requests:,}", f"{k.usable:,}", f"{k.dominated:,}", f"{k.refused:,}")
+        for k in (*found.kinds, whole)
+    ]
+    lines += ["", render(columns, rows, width)]
+    lines += _reasons("refused, because", found.refusals, width)
+    lines += _reasons("left out", found.left_out, width)
+    return "\n".join(lines)
+
+
+def _reasons(title: str, reasons: Sequence[tuple[str, int]], width: int) -> list[str]:
+    if not reasons:
+        return []
+    rows = [(reason, f"{count:,}") for reason, count in reasons[:_MOST_REASONS]]
+    further = reasons[_MOST_REASONS:]
+    if further:
+        rows.append((f"… and {len(further)} other reasons", f"{sum(count for _, count in further):,}"))
+    return ["", render((Column(title, shrinks=True, least=20), Column("times", right=True)), rows, width)]
+
+
+def profile_diff_text(
+    before: Profile, after: Profile, diff: ProfileDiff, width: int = DEFAULT_WIDTH, limit: int = 20
+) -> str:
+    """Identities where they differ, what only one has, how times compare, and the `limit` largest changes."""
+    parts = [_identities(before, after)]
+    counts = (
+        ("operations and sizes only here", len(diff.only_before), len(diff.only_after)),
+        ("kernels only here, of operations that both have", diff.only_before_candidates, diff.only_after_candidates),
+        ("kernels refused only here", diff.refused_before, diff.refused_after),
+    )
+    rows = [(title, f"{a:,}", f"{b:,}") for title, a, b in counts if a or b]
+    if rows:
+        parts.append(render((Column(""), Column("first", right=True), Column("second", right=True)), rows, width))
+    parts.append(_ratios(diff.ratios, len(diff.changes)))
+    if diff.changes:
+        columns = (
+            Column("operation", shrinks=True, least=20),
+            Column("kernel", shrinks=True, least=12),
+            Column("layout"),
+            Column("first", right=True),
+            Column("second", right=True),
+            Column("second / first", right=True),
+        )
+        cells = [
+            (
+                _operation(c.signature),
+                _kernel(c.before),
+                str(c.before.layouts[0]),
+                show_time(c.before.time_us),
+                show_time(c.after.time_us),
+                f"{c.ratio:.3f}",
+            )
+            for c in diff.changes[:limit]
+        ]
+        parts.append(render(columns, cells, width))
+        if len(diff.changes) > limit:
+            parts.append(f"… and {len(diff.changes) - limit} smaller changes (--limit)")
+    return "\n\n".join(parts)
+
+
+def _identities(before: Profile, after: Profile) -> str:
+    a, b = before.identity, after.identity
+    lines = [f"first   {before.source}", f"second  {after.source}"]
+    if a.alike(b):
+        lines.append(f"both of {a}")
+    else:
+        lines += [f"first of {a}", f"second of {b}: not the same machine, the ratios tell how they compare"]
+    if a.driver != b.driver or a.cudnn != b.cudnn:
+        lines.append(f"drivers {a.driver} and {b.driver}, cuDNN {version_text(a.cudnn)} and {version_text(b.cudnn)}")
+    return "\n".join(lines)
+
+
+def _ratios(ratios: Ratios | None, changed: int) -> str:
+    if ratios is None:
+        return "they have no times in common"
+    return (
+        f"second / first of the {ratios.count:,} times that both have: median {ratios.median:.3f}, 10 % under "
+        f"{ratios.p10:.3f}, 10 % over {ratios.p90:.3f}; {changed:,} differ by more than {TOLERANCE:.0%}"
+    )
+
+
+def _operation(signature: str) -> str:
+    try:
+        return described(read_signature(signature))
+    except ValueError:
+        return signature
+
+
+def _kernel(m: Measurement) -> str:
+    settings = " ".join(f"{name}={value}" for name, value in m.settings if name != "layout")
+    return f"{m.provider} {settings}".strip()
+
+
+def profile_diff_document(diff: ProfileDiff) -> dict[str, Any]:
+    """Everything of a comparison, for JSON."""
+    changes = [
+        {
+            "signature": c.signature,
+            "provider": c.before.provider,
+            "name": c.before.name,
+            "settings": dict(c.before.settings),
+            "layouts": [str(layout) for layout in c.before.layouts],
+            "before_us": c.before.time_us,
+            "after_us": c.after.time_us,
+            "ratio": c.ratio,
+        }
+        for c in diff.changes
+    ]
+    return {
+        "only_before": list(diff.only_before),
+        "only_after": list(diff.only_after),
+        "only_before_candidates": diff.only_before_candidates,
+        "only_after_candidates": diff.only_after_candidates,
+        "refused_before": diff.refused_before,
+        "refused_after": diff.refused_after,
+        "changes": changes,
+        "ratios": None if diff.ratios is None else asdict(diff.ratios),
+    }
