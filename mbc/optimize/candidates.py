@@ -53,6 +53,12 @@ class CandidateTable:
     )
     _conversions: dict[tuple[TensorType, Layout], float] = field(default_factory=dict[tuple[TensorType, Layout], float])
 
+    def without_determinism(self) -> CandidateTable:
+        """The same table with kernels that give other bits in each run: what `deterministic = true` costs."""
+        return CandidateTable(
+            self.graph, self.device, self.providers, self.profile, replace(self.rules, deterministic=False)
+        )
+
     @property
     def whole(self) -> Rows:
         return Rows(0, self.graph.batch)

@@ -16,6 +16,7 @@ from mbc.optimize.choose import check_limit, choose
 from mbc.optimize.lifetimes import aligned, blocks, live_bytes, owners, peak_bytes
 from mbc.optimize.order import Draft, order
 from mbc.optimize.place import place
+from mbc.optimize.ranges import time_range_us
 from mbc.optimize.share import share
 from mbc.optimize.simulate import measured_share, simulate
 from mbc.optimize.synchronise import synchronise
@@ -67,7 +68,8 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
             f"({show_size(overhead_bytes)} of it outside the arena), the budget is {show_size(budget_bytes)}",
             f"lower the batch, or raise memory.device to {needed} B; this version neither recomputes nor offloads",
         )
-    bounds = Bounds(floor, floor_operation.name, placed.live_bytes, unlimited.train_us)
+    any_us = choose(table.without_determinism(), {}).train_us if table.rules.deterministic else 0.0
+    bounds = Bounds(floor, floor_operation.name, placed.live_bytes, unlimited.train_us, any_us)
     return _plan(table, draft, placed, bounds, budget_bytes, overhead_bytes)
 
 
@@ -180,7 +182,9 @@ def _plan(
         infer,
         Predictions(
             simulate(train),
+            *time_range_us(train, table.graph, draft.buffers, device),
             simulate(infer),
+            *time_range_us(infer, table.graph, draft.buffers, device),
             measured_share(train),
             placed.arena_bytes,
             overhead_bytes,

@@ -12,7 +12,7 @@ from enum import StrEnum
 from mbc.ir.graph import TrainingGraph
 from mbc.ir.types import DType, Layout
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 ALIGNMENT_BYTES = 256
 
 
@@ -137,10 +137,18 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Predictions:
-    """What a run will take. `measured_share` is the part of `train_us` that comes from measured times."""
+    """What a run will take. `measured_share` is the part of `train_us` that comes from measured times.
+
+    `low` and `high`: where the time should lie, the errors of its estimates being what they were found to be. Both are
+    the time itself where all of it was measured.
+    """
 
     train_us: float
+    train_low_us: float
+    train_high_us: float
     infer_us: float
+    infer_low_us: float
+    infer_high_us: float
     measured_share: float
     arena_bytes: int
     overhead_bytes: int
@@ -154,13 +162,16 @@ class Bounds:
 
     `floor_bytes`: inputs + output + smallest workspace of the most demanding operation, plus the states: no program
     does better. `live_bytes`: the most bytes alive at once in this plan: no placement does better.
-    `fastest_us`: every operation at its fastest known candidate.
+    `fastest_us`: the fastest choice of kernels, divisions and layouts together, whatever workspace it takes: no plan
+    made of the same candidates is faster. `nondeterministic_us`: the same with kernels that give other bits in each
+    run; 0 where these are admitted anyway.
     """
 
     floor_bytes: int
     floor_operation: str
     live_bytes: int
     fastest_us: float
+    nondeterministic_us: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,7 +167,7 @@ def totals_text(plan: Plan) -> str:
         rows.append(("host memory", show_size(predictions.host_bytes), "pinned"))
     limits = [
         (
-            "fastest known kernels, undivided",
+            "fastest choice of known kernels",
             time_cell(bounds.fastest_us, guess),
             over(predictions.train_us, bounds.fastest_us),
         ),
@@ -182,6 +182,9 @@ def totals_text(plan: Plan) -> str:
             over(predictions.arena_bytes, bounds.floor_bytes),
         ),
     ]
+    if bounds.nondeterministic_us:
+        price = time_cell(bounds.nondeterministic_us, guess), over(predictions.train_us, bounds.nondeterministic_us)
+        limits.insert(1, ("the same without deterministic = true", *price))
     totals = render((Column("in all"), Column("", right=True), Column("")), rows)
     return (
         totals

@@ -1,0 +1,55 @@
+"""Between what and what a program's time should lie, where it is not all measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mbc.device.spec import DeviceSpec
+from mbc.ir.graph import TrainingGraph
+from mbc.kernels.calibration import INTERPOLATED, UNCOMPARED, Spread, calibration, group
+from mbc.kernels.cudnn_convolution import HEURISTIC_ENGINE, widened_bytes
+from mbc.optimize.simulate import simulate
+from mbc.plan.model import Buffer, Copy, Kernel, Launch, Program
+
+
+def time_range_us(
+    program: Program, graph: TrainingGraph, buffers: Sequence[Buffer], device: DeviceSpec
+) -> tuple[float, float]:
+    """The time of a program with every estimated launch at the lower, and at the upper, end of its range.
+
+    Of the estimates of a kind of work eight in ten lie in its range. All estimates of a program are taken to be off in
+    the same direction, since their errors have causes in common: where they cancel out, the range is too wide.
+    """
+    known = calibration()
+    low_us: list[float] = []
+    high_us: list[float] = []
+    for launch in program.launches:
+        spread = _spread(launch, graph, buffers)
+        low, high = (1.0, 1.0) if spread is None else known.factors(spread, device)
+        low_us.append(launch.work.time_us * low)
+        high_us.append(launch.work.time_us * high)
+    return simulate(program, low_us), simulate(program, high_us)
+
+
+def _spread(launch: Launch, graph: TrainingGraph, buffers: Sequence[Buffer]) -> Spread | None:
+    """How far the time of a launch may be off; None where it was measured."""
+    work = launch.work
+    if work.measured:
+        return None
+    if isinstance(work, Copy):
+        return UNCOMPARED
+    known = calibration()
+    # Only a profile knows engines and algorithms by their numbers.
+    if work.provider == "cudnn_legacy" or dict(work.settings).get("engine", HEURISTIC_ENGINE) != HEURISTIC_ENGINE:
+        return known.spreads.get(INTERPOLATED, UNCOMPARED)
+    return known.spread(group(work.provider, work.name, graph.precision), _is_bare(launch, work, graph, buffers))
+
+
+def _is_bare(launch: Launch, work: Kernel, graph: TrainingGraph, buffers: Sequence[Buffer]) -> bool:
+    """Whether a library has to do without workspace. The widening of a filter gradient takes some for itself."""
+    touched = [buffers[access.buffer] for access in launch.accesses]
+    given_bytes = sum(b.size_bytes for b in touched if b.value is None)
+    if work.provider == "cudnn" and work.name == "convolution_backward_filter":
+        result = next(b.value for b in reversed(touched) if b.value is not None)
+        given_bytes -= widened_bytes(graph.values[result].type, graph.precision.working)
+    return work.provider != "mbc" and given_bytes <= 0
