@@ -1,0 +1,55 @@
+"""What profiling is asked for is what planning asks a profile."""
+
+from __future__ import annotations
+
+import pytest
+
+from mbc.device.spec import find_spec
+from mbc.ir.types import Layout
+from mbc.kernels import PROVIDERS
+from mbc.kernels.base import Candidate, Request
+from mbc.ops import KINDS
+from mbc.optimize.candidates import CandidateTable, Rules, conversion_request
+from mbc.optimize.needs import needs
+from mbc.options import Policy
+from mbc.plan.model import Rows
+from tests.optimize.test_choose import graph
+
+H200 = find_spec("h200")
+
+
+@pytest.mark.parametrize("policy", list(Policy))
+def test_every_request_of_planning_is_needed(policy: Policy):
+    steps = graph()
+    found = {request for need in needs(steps, H200, policy) for request in need.requests}
+    measured = Policy.POWER_OF_TWO if policy is Policy.ALL else policy
+    table = CandidateTable(steps, H200, PROVIDERS, None, Rules(measured))
+    for operation in (o for o in (*steps.train, *steps.infer) if not KINDS[o.kind].view):
+        for rows in table.slice_rows(operation):
+            assert table.request(operation, Rows(0, rows)) in found
+    assert conversion_request(steps.values["image"].type, steps) in found
+
+
+def test_slices_are_aligned_and_largest_first():
+    (first, *_) = [n for n in needs(graph(), H200, Policy.POWER_OF_TWO) if n.undivided.kind == "convolution"]
+    assert [r.inputs[0].shape[0] for r in first.requests] == [8, 4, 2, 1]
+
+
+def test_equal_operations_are_needed_once_and_weigh_together():
+    found = needs(graph(), H200, Policy.UNDIVIDED)
+    assert len({n.undivided for n in found}) == len(found)
+    assert list(found) == sorted(found, key=lambda n: -n.weight_us)
+
+
+def test_estimates_do_not_stand_beside_measurements():
+    """A candidate of a profile, however slow, is a fact; an estimate that looks faster is not."""
+    steps = graph()
+    operation = next(o for o in steps.train if o.kind == "convolution")
+    slow = Candidate("cudnn", "convolution", (), (Layout.CHANNELS_FIRST,) * 3, 0, 1e9, True)
+
+    class Slow:
+        def candidates(self, request: Request) -> tuple[Candidate, ...]:
+            return (slow,) if request.kind == "convolution" else ()
+
+    table = CandidateTable(steps, H200, PROVIDERS, Slow())  # type: ignore[arg-type]
+    assert table.candidates(operation, table.whole) == (slow,)
