@@ -163,7 +163,11 @@ class Profile:
 
 
 def calibrated(device: DeviceSpec, profile: Profile | None) -> DeviceSpec:
-    """The spec with the overhead that the profile's measurements saw, where it has any."""
-    if profile is None or not profile.overhead_bytes:
+    """The spec with what the profile saw of the machine: the overhead, and the gap between two launches of a graph."""
+    if profile is None:
         return device
-    return replace(device, overhead_bytes=profile.overhead_bytes)
+    return replace(
+        device,
+        overhead_bytes=profile.overhead_bytes or device.overhead_bytes,
+        launch_us=profile.constants.get("graph_gap_us", device.launch_us),
+    )

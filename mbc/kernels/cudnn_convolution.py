@@ -191,14 +191,17 @@ def _variant(shapes: Shapes, number: int, layout: Layout, precision: Precision) 
     product = shapes.is_product and precision is not Precision.FP32
     if product and math.prod(shapes.image.shape[2:]) % multiple == 0:
         return "straight"
-    return "straight" if _natural(shapes, number, layout, precision) else "converted"
+    if not _natural(shapes, number, layout, precision):
+        return "converted"
+    # The data gradient of a strided convolution is as many small ones as a window of strides has pixels.
+    return "strided" if number == 1 and shapes.attributes.stride != (1, 1) else "straight"
 
 
 def _effort(shapes: Shapes, kind: str, layout: Layout, precision: Precision, device: DeviceSpec, bare: bool) -> Effort:
     number = PASSES[kind]
     variant = _variant(shapes, number, layout, precision)
     # Direct kernels, which are left where operands cannot be copied, use no tensor cores.
-    direct = bare and variant != "straight"
+    direct = bare and variant not in ("straight", "strided")
     peak = device.fp32_tflops if direct else peak_tflops(device, precision)
     width = 1.0  # filter gradients split their sum and so fill the machine
     if number != 2:

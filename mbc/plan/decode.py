@@ -95,6 +95,7 @@ def decode_plan(document: Mapping[str, Any]) -> Plan:
     keyed(document, _FIELDS)
     graph = at("graph", _graph, document["graph"])
     predictions = at("predictions", record, Predictions, document["predictions"], 0)
+    at("predictions", _check_ranges, predictions)
     bounds = at("bounds", record, Bounds, document["bounds"], 0)
     train_operations = frozenset(op.name for op in graph.train)
     infer_operations = frozenset(op.name for op in graph.infer)
@@ -116,6 +117,13 @@ def decode_plan(document: Mapping[str, Any]) -> Plan:
         predictions=predictions,
         bounds=bounds,
     )
+
+
+def _check_ranges(predictions: Predictions) -> None:
+    for program in ("train", "infer"):
+        low, time, high = (getattr(predictions, f"{program}{end}_us") for end in ("_low", "", "_high"))
+        if not low <= time <= high:
+            raise BadField(f"{time} is not between {low} and {high}", f"{program}_us")
 
 
 def _graph(value: Any) -> TrainingGraph:

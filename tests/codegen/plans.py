@@ -172,7 +172,7 @@ def small_plan(
         tuple(make.offsets),
         Program(train, ((1, 2), (2, 4), (3, 4), (4, 6)), (), ()),
         Program(tuple(forward), (), (), ()),
-        Predictions(1.0, 1.0, 0.0, make.end[Space.ARENA], 0, False, make.end[Space.HOST]),
+        Predictions(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, make.end[Space.ARENA], 0, False, make.end[Space.HOST]),
         Bounds(0, "conv", make.end[Space.ARENA], 1.0),
     )
 
@@ -217,7 +217,7 @@ def pointwise_plan(precision: Precision, algorithm: int = 0) -> Plan:
         tuple(make.offsets),
         Program(tuple(launches), (), (), ()),
         Program(tuple(launches[:2]), (), (), ()),
-        Predictions(1.0, 1.0, 0.0, make.end[Space.ARENA], 0, False, make.end[Space.HOST]),
+        Predictions(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, make.end[Space.ARENA], 0, False, make.end[Space.HOST]),
         Bounds(0, "convolution", make.end[Space.ARENA], 1.0),
     )
 

@@ -355,7 +355,9 @@ def random_plan(seed: int, streams: tuple[Stream, ...] = tuple(Stream), layers: 
         offsets=tuple(offsets),
         train=train,
         infer=infer,
-        predictions=Predictions(time_us, time_us / 3, 0.5, 0, 400_000_000, False, 0),
+        predictions=Predictions(
+            time_us, time_us / 2, time_us * 2, time_us / 3, time_us / 6, time_us, 0.5, 0, 400_000_000, False, 0
+        ),
         bounds=Bounds(1000, "l0", 0, time_us / 2),
     )
     plan = replace(

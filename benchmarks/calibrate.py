@@ -1,0 +1,249 @@
+"""Fit the estimates for GPUs without a profile to a GPU that has one, and say how far off they are.
+
+Layers are dealt to two halves by a hash of what they are, all micro-batches of a layer to the same half. The shares of
+mbc.kernels.calibration are fitted to one half; the errors are those of the other, which the fit has not seen. Compared
+are, for each request and provider, the best estimate and the fastest measured candidate within the same workspace, and
+the same for candidates without workspace. Needs no GPU.
+
+    python benchmarks/calibrate.py [--profile FILE] [--write]
+
+`--write` puts the result where mbc finds it (mbc/device/data/estimates.json).
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from record import ROOT, show, write
+
+from mbc.device.interpolate import between
+from mbc.device.profile import Measurement, Profile, calibrated
+from mbc.device.profile_file import read_profile
+from mbc.device.profile_places import SHIPPED
+from mbc.device.signature import read_signature, rows_of, signature, with_rows
+from mbc.device.spec import DeviceSpec, device_specs
+from mbc.kernels.base import Candidate
+from mbc.kernels.calibration import (
+    ALL,
+    ESTIMATES_FILE,
+    INTERPOLATED,
+    WITHOUT_WORKSPACE,
+    Calibration,
+    Effort,
+    Shares,
+    Spread,
+    unfitted,
+)
+from mbc.kernels.cublaslt import CUBLASLT
+from mbc.kernels.cudnn_convolution import CUDNN_CONVOLUTION
+from mbc.kernels.own import OWN
+
+ESTIMATING = (CUDNN_CONVOLUTION, CUBLASLT, OWN)
+LEAST_SAMPLES = 4  # of a class on the fitting side
+# A class is fitted where most of its candidates were found. What was found of the others is the exception: a request
+# for which no engine without workspace was among the best eight has only slow ones.
+LEAST_FOUND = 0.75
+ARITHMETIC = np.geomspace(0.002, 4, 120)
+MEMORY = np.geomspace(0.01, 4, 120)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One estimated candidate and the fastest measured one that takes its place (None: nothing was found)."""
+
+    layer: str
+    request: str
+    provider: str
+    effort: Effort
+    measured_us: float | None
+    tested: bool
+
+    @property
+    def bare(self) -> bool:
+        return self.effort.variant.startswith(WITHOUT_WORKSPACE)
+
+    @property
+    def group(self) -> str:
+        return f"{self.effort.group} {WITHOUT_WORKSPACE}" if self.bare else self.effort.group
+
+
+def samples(profile: Profile, device: DeviceSpec) -> Iterator[Sample]:
+    for key, measurements in profile.measurements.items():
+        request = read_signature(key)
+        layer = signature(with_rows(request, 0))
+        tested = hashlib.sha256(layer.encode()).digest()[0] % 2 == 1
+        for provider in ESTIMATING:
+            if not any(m.provider == provider.name for m in measurements):
+                continue
+            for candidate, effort in provider.estimated(request, device):
+                yield Sample(layer, key, provider.name, effort, fastest_us(candidate, measurements), tested)
+
+
+def fastest_us(candidate: Candidate, measurements: Iterable[Measurement]) -> float | None:
+    return min(
+        (
+            m.time_us
+            for m in measurements
+            if (m.provider, m.name, m.layouts) == (candidate.provider, candidate.name, candidate.layouts)
+            and m.workspace_bytes <= candidate.workspace_bytes
+            and not m.refused
+        ),
+        default=None,
+    )
+
+
+def fit(found: Sequence[Sample]) -> Shares:
+    """The shares with the least mean distance between the logarithms of measured and estimated times."""
+    measured = np.log([s.measured_us or 0.0 for s in found])
+    fixed, arithmetic, memory = (
+        np.array([getattr(s.effort, name) for s in found]) for name in ("fixed_us", "arithmetic_us", "memory_us")
+    )
+    best = (np.inf, 1.0, 1.0)
+    # Where nothing is computed the share of the peak says nothing.
+    for share in ARITHMETIC if arithmetic.any() else (1.0,):
+        computed = fixed + arithmetic / share
+        estimated = np.log(computed[None, :] + memory[None, :] / MEMORY[:, None])
+        distances = np.abs(measured[None, :] - estimated).mean(axis=1)
+        place = int(distances.argmin())
+        best = min(best, (float(distances[place]), float(share), float(MEMORY[place])))
+    return Shares(round(best[1], 4), round(best[2], 4))
+
+
+def fitted(found: Sequence[Sample]) -> dict[str, Shares]:
+    classes: dict[str, list[Sample]] = defaultdict(list)
+    for sample in found:
+        if not sample.tested:
+            classes[sample.effort.key].append(sample)
+    shares: dict[str, Shares] = {}
+    for key, group in sorted(classes.items()):
+        known = [s for s in group if s.measured_us is not None]
+        if len(known) >= LEAST_SAMPLES and len(known) >= LEAST_FOUND * len(group):
+            shares[key] = fit(known)
+    return shares
+
+
+def ratios(found: Iterable[Sample], shares: Mapping[str, Shares]) -> dict[str, list[float]]:
+    """Measured over estimated by group: of each request the best, of the half that was not fitted."""
+    requests: dict[tuple[str, str, bool], list[Sample]] = defaultdict(list)
+    for sample in found:
+        if sample.tested:
+            requests[sample.request, sample.provider, sample.bare].append(sample)
+    by_group: dict[str, list[float]] = defaultdict(list)
+    for (_, _, bare), group in requests.items():
+        times_us = [s.measured_us for s in group if s.measured_us is not None]
+        if not times_us:
+            continue
+        estimates = {s.effort.time_us(shares.get(s.effort.key) or unfitted(s.effort)): s for s in group}
+        best_us = min(estimates)
+        ratio = min(times_us) / best_us
+        by_group[estimates[best_us].group].append(ratio)
+        by_group[f"{ALL} {WITHOUT_WORKSPACE}" if bare else ALL].append(ratio)
+    return by_group
+
+
+def interpolated(profile: Profile) -> list[float]:
+    """Measured over interpolated time of the candidate that looks fastest at a size, when its neighbours alone are
+    known."""
+    families: dict[str, dict[int, tuple[Candidate, ...]]] = defaultdict(dict)
+    for key in profile.measurements:
+        request = read_signature(key)
+        families[signature(with_rows(request, 0))][rows_of(request)] = profile.candidates(request)
+    found: list[float] = []
+    for family in families.values():
+        sizes = sorted(rows for rows, candidates in family.items() if candidates)
+        for low, rows, high in zip(sizes, sizes[1:], sizes[2:], strict=False):
+            guesses = between((low, family[low]), (high, family[high]), rows)
+            known = {_key(c): c.time_us for c in family[rows]}
+            guess = next((g for g in guesses if _key(g) in known), None)
+            if guess is not None:
+                found.append(known[_key(guess)] / guess.time_us)
+    return found
+
+
+def _key(candidate: Candidate) -> tuple[Any, ...]:
+    return candidate.provider, candidate.name, candidate.settings, candidate.layouts
+
+
+def calibrate(profile: Profile) -> tuple[Calibration, list[dict[str, Any]]]:
+    """The calibration, and a row for each group with the requests that it was compared on."""
+    (spec,) = (s for s in device_specs().values() if s.name == profile.identity.gpu)
+    found = list(samples(profile, calibrated(spec, profile)))
+    shares = fitted(found)
+    by_group = ratios(found, shares)
+    if between_sizes := interpolated(profile):
+        by_group[INTERPOLATED] = between_sizes
+    spreads = {name: Spread.of(group) for name, group in sorted(by_group.items())}
+    identity = profile.identity
+    calibration = Calibration(
+        identity.gpu,
+        identity.driver,
+        identity.cudnn,
+        identity.date,
+        datetime.datetime.now(datetime.UTC).date().isoformat(),
+        len(profile.measurements),
+        shares,
+        spreads,
+    )
+    return calibration, [row(name, spread) for name, spread in spreads.items()]
+
+
+def row(name: str, spread: Spread) -> dict[str, Any]:
+    return {
+        "name": name,
+        "requests": spread.count,
+        "median": spread.median,
+        "p10": spread.low,
+        "p90": spread.high,
+        "|error| median": spread.error,
+        "|error| p90": spread.error_high,
+    }
+
+
+def text(calibration: Calibration) -> str:
+    """The data file: one class or group a line."""
+
+    def lines(table: Mapping[str, Any]) -> str:
+        rows = (f"  {json.dumps(key)}: {json.dumps(_rounded(value))}" for key, value in sorted(table.items()))
+        return "{\n" + ",\n".join(rows) + "\n }"
+
+    plain = ("gpu", "driver", "cudnn", "measured", "fitted", "requests")
+    parts = [f" {json.dumps(name)}: {json.dumps(getattr(calibration, name))}" for name in plain]
+    parts += [f' "shares": {lines(calibration.shares)}', f' "spreads": {lines(calibration.spreads)}']
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def _rounded(value: Shares | Spread) -> list[float]:
+    return [round(figure, 4) for figure in astuple(value)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--profile", type=Path, default=SHIPPED / "h200.sqlite")
+    parser.add_argument("--write", action="store_true", help="into the package's data")
+    arguments = parser.parse_args()
+    profile = read_profile(arguments.profile)
+    calibration, rows = calibrate(profile)
+    shares = {key: astuple(share) for key, share in calibration.shares.items()}
+    path = write("calibrate", rows, profile=vars_of(profile), shares=shares)
+    show(rows, ["name", "requests", "median", "p10", "p90", "|error| median", "|error| p90"])
+    if arguments.write:
+        (ROOT / "mbc" / "device" / "data" / ESTIMATES_FILE).write_text(text(calibration), encoding="utf-8")
+    print(path.name)
+
+
+def vars_of(profile: Profile) -> dict[str, Any]:
+    identity = profile.identity
+    return {"gpu": identity.gpu, "driver": identity.driver, "cudnn": identity.cudnn, "date": identity.date}
+
+
+if __name__ == "__main__":
+    main()
