@@ -75,6 +75,7 @@ class Gpu:
     def __init__(self, memory_share: float = 0.8) -> None:
         open_context()
         self.driver: Any = importlib.import_module("pycuda.driver")
+        self.failures: tuple[type[Exception], ...] = (self.driver.Error,)  # what a call to the GPU may raise
         self._libcuda = ctypes.CDLL("libcuda.so.1")
         device: Any = self.driver.Context.get_device()
         attribute: Any = self.driver.device_attribute
@@ -135,28 +136,28 @@ class Gpu:
         self.driver.memcpy_dtod_async(target, source, size_bytes, self._stream)
 
     def repeat(self, address: int, period_bytes: int, size_bytes: int) -> None:
-        """Fill `size_bytes` with copies of the first `period_bytes`, by doubling."""
+        """Fill `size_bytes` with copies of the first `period_bytes`, by doubling, on the stream."""
         done = min(period_bytes, size_bytes)
         while done < size_bytes:
             # Whole periods only, so that the next copy goes on where this one ends.
             count = min(done, size_bytes - done)
             self.copy(address + done, address, count)
             done += count
-        self.synchronize()
 
     # Time
 
     def synchronize(self) -> None:
         self._stream.synchronize()
 
-    def time_us(self, work: Callable[[], None]) -> float:
-        """Time between two events around what `work` enqueues."""
-        start, stop = self.driver.Event(), self.driver.Event()
-        start.record(self._stream)
-        work()
-        stop.record(self._stream)
-        stop.synchronize()
-        return float(stop.time_since(start)) * 1e3
+    def times_us(self, work: Callable[[], None], count: int) -> list[float]:
+        """`count` times between two events around what `work` enqueues. The GPU is not left idle between them."""
+        events = [(self.driver.Event(), self.driver.Event()) for _ in range(count)]
+        for start, stop in events:
+            start.record(self._stream)
+            work()
+            stop.record(self._stream)
+        self.synchronize()
+        return [float(stop.time_since(start)) * 1e3 for start, stop in events]
 
     # What PyCUDA does not offer
 

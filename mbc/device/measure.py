@@ -1,306 +1,372 @@
-"""Measuring: which convolution engines of cuDNN compute a request rightly, and how fast.
+"""Measuring: which candidates compute the requests of a plan rightly, and how fast. Bounded and resumable.
 
-Each candidate is captured into a CUDA graph, as a step will run it, replayed over operands that do not fit the L2
-cache together where their sizes allow, compared with float64, and timed as the median of replays.
+What is not measured, and why that loses nothing or little:
+  a candidate that takes over three times as long as another one with no more workspace is run once only ("dominated");
+  one that is dominated at two sizes is not tried at smaller ones, unless it needs less workspace than all others there;
+  sizes end, a layout at a time, where a larger size has a candidate with no more workspace and no more time per row
+  than anything at this one: no division gains by still smaller slices. That assumes that neither time per row nor the
+  least workspace gets better again further down;
+  mbc's own convolutions and linear layers, where their estimate does not come near what a library's kernel takes.
+Each request's extent says which of these it met.
 """
 
 from __future__ import annotations
 
-import datetime
-import itertools
 import math
-import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from mbc.device.cudnn import (
-    CONVOLUTION_KINDS,
-    Configuration,
-    ConvolutionGraph,
-    ConvolutionPlan,
-    CudnnRefusal,
-    engine_types,
-    refusal,
-)
-from mbc.device.gpu import DoesNotFit, Gpu, Graph
-from mbc.device.profile import Identity, Measurement, signature
-from mbc.device.profile_file import ProfileWriter
-from mbc.device.trial import TOLERANCES, Floats, Trial, Trials, checked_rows, distance, is_filter
+from mbc.device.bench import Attempt, GpuFailed, Place, Stand, Workbench
+from mbc.device.gpu import DoesNotFit, Gpu
+from mbc.device.ladder import HOPELESS, Ladder, key_of
+from mbc.device.need import Need
+from mbc.device.offers import Offer, Offered
+from mbc.device.profile import Extent, Measurement, Profile
+from mbc.device.profile_file import ProfileWriter, read_profile
+from mbc.device.signature import signature
+from mbc.device.workbench import Bench, identity
 from mbc.errors import MbcError
-from mbc.ir.types import DType, Layout, TensorType, layout_matters
-from mbc.kernels.base import LAYOUT_CODES, Request
-from mbc.plan.model import ALIGNMENT_BYTES
-from mbc.runtime.formats import loaded, stored_bytes
+from mbc.ir.types import Precision
+from mbc.kernels.base import Request
 
-PROVIDER = "cudnn"  # mbc/kernels/cudnn_convolution.py is the provider that runs what is measured here
-BEST_PER_LAYOUT = 8  # of the heuristics' order
-MOST_COPIES = 8  # of the operands that a graph goes through in turn
-COPIES_SHARE = 0.5  # of the memory that is left
-SHORTEST_GRAPH_US = 200.0  # below that the launch of a graph would show in the times
-MOST_CALLS = 64  # in one graph
-TIMED_US = 6000.0  # of replays of one candidate
-HOPELESS = 3.0  # times the best of its layout: timed once and no more
-GUARD_BYTES = 256
-GUARD = 0x5A
+__all__ = ["DEFAULT_LIMIT_BYTES", "Summary", "identity", "measure", "measure_on"]
+
+DEFAULT_LIMIT_BYTES = 8 << 30  # of workspace: far beyond what brings anything
+TIMED_US = 1500.0  # of replays of one candidate
+RETIMED_US = 4000.0  # of the best two, at the end
+NOISE_US = 20.0  # single runs shorter than this tell little
+UNSTEADY_MEDIAN, UNSTEADY_SPREAD = 0.05, 0.10  # shares by which a time may move or spread
+MOST_RETIMINGS = 3
+BEST = 2
+
+Progress = Callable[[int, int, Request, float | None], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a run of `measure` did. `left` requests were not reached in the time allowed."""
+    """What a run of `measure` did with the requests: measured, known before, found not worth measuring, or left when
+    the time was over. `unsteady`: signatures whose best times would not settle, as when another process uses the GPU.
+    """
 
-    measured: int
-    known: int
-    left: int
-    candidates: int
-    refused: int
-    failures: tuple[str, ...]
+    measured: int = 0
+    known: int = 0
+    left: int = 0
+    candidates: int = 0
+    refused: int = 0
+    dominated: int = 0
+    failures: tuple[str, ...] = ()
+    unsteady: tuple[str, ...] = ()
+    ruled_out: int = 0
+    interrupted: bool = False
+
+    @property
+    def warning(self) -> str:
+        """What a user should know of the times, empty where all is well."""
+        if not self.unsteady:
+            return ""
+        return (
+            f"the times of {len(self.unsteady)} operations would not settle: another process may be using the GPU; "
+            "measure again when it is free"
+        )
 
 
-def identity(gpu: Gpu) -> Identity:
-    return Identity(
-        gpu.name,
-        gpu.architecture,
-        gpu.multiprocessors,
-        gpu.driver_version,
-        gpu.library.version,
-        datetime.datetime.now(datetime.UTC).date().isoformat(),
-        gpu.sm_clock_mhz,
-        gpu.memory_clock_mhz,
-    )
+def _silent(done: int, total: int, request: Request, seconds_left: float | None) -> None:
+    pass
 
 
 def measure(
     gpu: Gpu,
-    requests: Iterable[Request],
+    needs: Sequence[Need],
     path: Path,
     measure_for_s: float = math.inf,
-    progress: Callable[[int, int, Request], None] = lambda done, total, request: None,
+    workspace_limit_bytes: int = DEFAULT_LIMIT_BYTES,
+    progress: Progress = _silent,
+    again: bool = False,
 ) -> Summary:
-    """Measure what `path` does not hold yet, in the given order, and stop when the time is over.
+    """Measure into the profile at `path` what it lacks of `needs`, those of most weight first, each from its largest
+    request to smaller ones, and stop when the time is over.
 
-    A later run goes on where this one stopped. A request that fails is recorded as such and does not stop the others.
+    Every request is written when it is done: a later run goes on where this one stopped, whatever stopped it. What was
+    measured under a lower limit of workspace is completed. `again`: measure all anew. Ctrl-C ends the run like the end
+    of its time and is told in the summary. An operation that fails is told there and does not stop the others; MBC088
+    where the GPU itself fails.
     """
-    wanted = {signature(r): r for r in requests if r.kind in CONVOLUTION_KINDS}
-    started = time.monotonic()
-    done = candidates = refused = 0
-    failures: list[str] = []
-    with ProfileWriter(path, identity(gpu)) as writer:
-        known = writer.known() & wanted.keys()
-        missing = [request for key, request in wanted.items() if key not in known]
-        trials = Trials(gpu)
-        for request in missing:
-            if time.monotonic() - started > measure_for_s:
-                break
-            progress(done, len(missing), request)
-            gpu.reset()
-            try:
-                found = list(measure_request(gpu, trials, request))
-            except (MbcError, DoesNotFit) as error:
-                found = []
-                failures.append(f"{signature(request)}: {error}")
-            writer.record(request, found)
-            done += 1
-            candidates += sum(not m.refused for m in found)
-            refused += sum(bool(m.refused) for m in found)
-    return Summary(done, len(known), len(missing) - done, candidates, refused, tuple(failures))
+    with Bench(gpu) as bench:
+        return measure_on(bench, needs, path, measure_for_s, workspace_limit_bytes, progress, again)
 
 
-def measure_request(gpu: Gpu, trials: Trials, request: Request) -> Iterator[Measurement]:
-    """Every admitted configuration of every layout of one convolution, or why it was refused."""
-    trial = trials.make(request)
-    tried = [Layout.CHANNELS_FIRST]
-    if any(layout_matters(t.shape) for t in (*request.inputs, *request.outputs)):
-        tried.append(Layout.CHANNELS_LAST)
-    for layout in tried:
-        mark = gpu.mark()
+def measure_on(
+    bench: Workbench,
+    needs: Sequence[Need],
+    path: Path,
+    measure_for_s: float = math.inf,
+    workspace_limit_bytes: int = DEFAULT_LIMIT_BYTES,
+    progress: Progress = _silent,
+    again: bool = False,
+    clock: Callable[[], float] = time.monotonic,
+) -> Summary:
+    """`measure` on any workbench."""
+    with ProfileWriter(path, bench.identity()) as writer:
+        held = read_profile(path)
+        if again:
+            held = Profile(held.identity, {}, constants=held.constants)
+        run = _Run(bench, writer, held, workspace_limit_bytes, progress, clock, clock() + measure_for_s)
+        return run.all(sorted(needs, key=lambda need: -need.weight_us))
+
+
+class _OutOfTime(Exception):
+    pass
+
+
+@dataclass
+class _Run:
+    bench: Workbench
+    writer: ProfileWriter
+    held: Profile
+    limit_bytes: int
+    progress: Progress
+    clock: Callable[[], float]
+    deadline_s: float
+    summary: Summary = field(default_factory=Summary)
+    total: int = 0
+    started_s: float = 0.0
+
+    def all(self, needs: Sequence[Need]) -> Summary:
+        wanted = {signature(r): r for need in needs for r in need.requests}
+        known = sum(self._known(key) for key in wanted)
+        self.total = len(wanted) - known
+        self.summary = replace(self.summary, known=known)
         try:
-            yield from _Bench(gpu, trial, layout).measure()
-        except DoesNotFit:
-            continue  # the layout is left unmeasured: a GPU that cannot hold the operands cannot run them either
-        finally:
-            gpu.reset(mark)
+            if self.total and self.clock() < self.deadline_s:
+                self._prepare(next(iter(wanted.values())).precision)
+            self.started_s = self.clock()
+            seen: set[str] = set()
+            for need in needs:
+                self._need(need, seen)
+        except _OutOfTime:
+            pass
+        except KeyboardInterrupt:
+            self.summary = replace(self.summary, interrupted=True)
+        return replace(self.summary, left=self.total - self._done())
 
+    def _done(self) -> int:
+        return self.summary.measured + self.summary.ruled_out + len(self.summary.failures)
 
-class _Bench:
-    """The operands of one trial on the GPU in one layout, several times over."""
+    def _known(self, key: str) -> bool:
+        extent = self.held.extents.get(key)
+        return extent is not None and extent.workspace_limit_bytes >= self.limit_bytes
 
-    def __init__(self, gpu: Gpu, trial: Trial, layout: Layout) -> None:
-        self._gpu = gpu
-        self._trial = trial
-        self._request = trial.request
-        self._layout = layout
-        self._layouts = (layout,) * 3
-        self._types = engine_types(trial.request)
-        self._best_us = math.inf
-        set_bytes = sum(-(-t.size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for t in self._types)
-        enough = math.ceil(2 * gpu.l2_bytes / set_bytes) + 1
-        most = max(1, int(gpu.left_bytes * COPIES_SHARE) // set_bytes)
-        self._sets = [tuple(gpu.take(t.size_bytes) for t in self._types) for _ in range(min(enough, most, MOST_COPIES))]
-        # A filter gradient of 16-bit operands still has to be widened to fp32, from staging in the workspace.
-        master = trial.request.outputs[0]
-        self._widened = self._types[-1].dtype is not master.dtype
-        self._staging_bytes = (
-            -(-self._types[-1].size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES if self._widened else 0
-        )
-        self._traffic = [gpu.take(2 * master.size_bytes) for _ in range(2)] if self._widened else []
-        self._fill()
+    def _prepare(self, precision: Precision) -> None:
+        self.bench.warm(precision)
+        self.writer.record_constant("graph_gap_us", self.bench.graph_gap_us(precision))
 
-    def _fill(self) -> None:
-        first = self._sets[0]
-        for index, operand in enumerate(self._trial.operands):
-            tensor = self._types[index]
-            data = stored_bytes(operand, tensor.dtype, self._layout)
-            self._gpu.upload(first[index], data)
-            if not is_filter(self._request, index):
-                self._gpu.repeat(first[index], data.size, tensor.size_bytes)
-            for other in self._sets[1:]:
-                self._gpu.copy(other[index], first[index], tensor.size_bytes)
-        self._gpu.synchronize()
-
-    def measure(self) -> Iterator[Measurement]:
-        try:
-            graph = ConvolutionGraph(self._gpu.device, self._request, self._layouts)
-        except CudnnRefusal:
-            return  # cuDNN does not take this convolution in this layout
-        for configuration, plan in itertools.islice(self._admitted(graph), BEST_PER_LAYOUT):
-            mark = self._gpu.mark()
-            try:
-                yield self._try(configuration, plan)
-            except (MbcError, DoesNotFit) as error:
-                yield self._measurement(configuration, plan.workspace_bytes, refused=str(error).splitlines()[0])
-            finally:
-                self._gpu.reset(mark)
-
-    def _admitted(self, graph: ConvolutionGraph) -> Iterator[tuple[Configuration, ConvolutionPlan]]:
-        for configuration in graph.configurations():
-            if refusal(configuration, self._request.precision) is None:
-                # An engine may be offered and yet not support this shape.
-                with suppress(CudnnRefusal):
-                    yield configuration, graph.plan(configuration)
-
-    def _measurement(self, configuration: Configuration, workspace_bytes: int, refused: str = "") -> Measurement:
-        notes = tuple(sorted(configuration.numerical | configuration.behaviour))
-        return Measurement(
-            PROVIDER,
-            self._request.kind,
-            (*configuration.settings, ("layout", LAYOUT_CODES[self._layout])),
-            self._layouts,
-            workspace_bytes + self._staging_bytes,
-            0.0,
-            0.0,
-            configuration.deterministic,
-            self._widened,
-            notes,
-            -1.0,
-            refused,
-        )
-
-    def _try(self, configuration: Configuration, plan: ConvolutionPlan) -> Measurement:
-        gpu = self._gpu
-        workspace = gpu.take(plan.workspace_bytes + GUARD_BYTES)
-        gpu.fill(workspace, 0xFF, plan.workspace_bytes)
-        gpu.fill(workspace + plan.workspace_bytes, GUARD, GUARD_BYTES)
-        for pointers in self._sets:
-            gpu.fill(pointers[-1], 0xFF, self._types[-1].size_bytes)
-        packs = [plan.bind(pointers, workspace if plan.workspace_bytes else 0) for pointers in self._sets]
-
-        def calls(count: int) -> Callable[[], None]:
-            def body() -> None:
-                for call in range(count):
-                    plan.execute(packs[call % len(packs)])
-                    if self._widened:  # reads 2 bytes and writes 4 an element: as a copy of 3 bytes an element
-                        gpu.copy(self._traffic[0], self._traffic[1], self._types[-1].elements * 3)
-
-            return body
-
-        # Once outside a capture: kernels are loaded then, which a capture does not allow.
-        plan.execute(packs[0])
-        gpu.synchronize()
-        gpu.fill(self._sets[0][-1], 0xFF, self._types[-1].size_bytes)
-        base = self._measurement(configuration, plan.workspace_bytes)
-        graph = Graph(gpu, calls(len(packs)))
-        try:
-            graph.launch()
-            gpu.synchronize()
-            wrong, error = self._check(self._sets[-1][-1], workspace + plan.workspace_bytes)
-            if wrong:
-                return replace(base, error=error, refused=wrong)
-            accumulates = self._widened or self._accumulates(configuration, plan, workspace)
-            once_us = gpu.time_us(graph.launch) / len(packs)
-            if once_us > HOPELESS * self._best_us:
-                return replace(base, time_us=once_us, error=error, accumulates=accumulates)
-            repeats = min(MOST_CALLS // len(packs), math.ceil(SHORTEST_GRAPH_US / (once_us * len(packs))))
-            count = len(packs) * max(1, repeats)
-            if count > len(packs):
-                graph.close()
-                graph = Graph(gpu, calls(count))
-            time_us, spread_us = self._time(graph, count, once_us)
-        finally:
-            graph.close()
-        self._best_us = min(self._best_us, time_us)
-        return replace(base, time_us=time_us, spread_us=spread_us, error=error, accumulates=accumulates)
-
-    def _time(self, graph: Graph, calls: int, once_us: float) -> tuple[float, float]:
-        """Median and distance between the quartiles, per call."""
-        graph.launch()
-        replays = max(5, min(200, round(TIMED_US / (once_us * calls))))
-        times = sorted(self._gpu.time_us(graph.launch) / calls for _ in range(replays))
-        low, _, high = statistics.quantiles(times, n=4)
-        return statistics.median(times), high - low
-
-    def _check(self, output: int, guard: int) -> tuple[str, float]:
-        """What is wrong with the result at `output`, if anything, and its distance from the reference."""
-        if (self._gpu.download(guard, GUARD_BYTES) != GUARD).any():
-            return "it writes beyond its workspace", -1.0
-        error = self._distance(output)
-        if math.isnan(error):
-            return "it leaves elements of its output unwritten", -1.0
-        if error > TOLERANCES[self._request.precision]:
-            return f"its result is {error:.2e} off, {TOLERANCES[self._request.precision]:.0e} is allowed", error
-        return "", error
-
-    def _distance(self, output: int) -> float:
-        tensor = self._types[-1]
-        if is_filter(self._request, 2):
-            return distance(self._trial, (), self._read(output, tensor))
-        rows = checked_rows(self._request)
-        row = tensor.with_rows(1)
-        errors = (distance(self._trial, (r,), self._read(output + r * row.size_bytes, row)) for r in rows)
-        return max(errors, key=lambda error: math.inf if math.isnan(error) else error)
-
-    def _read(self, address: int, tensor: TensorType) -> Floats:
-        data = self._gpu.download(address, tensor.size_bytes)
-        return loaded(data, tensor.shape, tensor.dtype, self._layout)
-
-    def _accumulates(self, configuration: Configuration, plan: ConvolutionPlan, workspace: int) -> bool:
-        """Whether the engine adds to its output when asked to, within the same workspace."""
-        if not is_filter(self._request, 2) or self._types[-1].dtype is not DType.FP32:
-            return False
-        pointers = self._sets[0]
-        with suppress(CudnnRefusal):
-            adding = ConvolutionGraph(self._gpu.device, self._request, self._layouts, beta=1.0)
-            again = adding.plan(adding.rebuild(configuration.settings))
-            if again.workspace_bytes > plan.workspace_bytes:
-                return False
-            bound = again.bind(pointers, workspace if plan.workspace_bytes else 0)
-            self._gpu.fill(pointers[-1], 0, self._types[-1].size_bytes)
-            again.execute(bound)
-            again.execute(bound)
-            self._gpu.synchronize()
-            result = self._read(pointers[-1], self._types[-1]) / 2
-            return distance(self._trial, (), result) <= TOLERANCES[self._request.precision]
-        return False
-
-
-def requests_in_turn(groups: Sequence[Sequence[Request]]) -> Iterator[Request]:
-    """The requests of several networks, each once, the first of every network first: what stops early is of use to
-    all of them."""
-    seen: set[str] = set()
-    for place in range(max(map(len, groups), default=0)):
-        for group in groups:
-            if place < len(group) and (key := signature(group[place])) not in seen:
+    def _need(self, need: Need, seen: set[str]) -> None:
+        """All sizes of one operation. Its operands are put on the GPU when the first of them is to be measured."""
+        ladder = Ladder()
+        stand: Stand | None = None
+        sizes = [(r, signature(r)) for r in need.requests]
+        with ExitStack() as stack:
+            for place, (request, key) in enumerate(sizes):
+                if self._known(key):
+                    ladder.add(_rows(request), self.held.measurements.get(key, ()))
+                    continue
+                if key in seen:
+                    continue  # measured in this run, as a size of another operation
+                if ladder.closed:
+                    rest = [k for _, k in sizes[place:] if not self._known(k) and k not in seen]
+                    seen.update(rest)
+                    self.summary = replace(self.summary, ruled_out=self.summary.ruled_out + len(rest))
+                    return
                 seen.add(key)
-                yield group[place]
+                self._tell(request)
+                try:
+                    stand = stand or stack.enter_context(self.bench.open(need))
+                    self._request(stand, request, ladder, last=place + 1 == len(sizes))
+                except (MbcError, DoesNotFit) as error:
+                    if isinstance(error, MbcError) and error.code == "MBC088":
+                        raise
+                    self._failed(key, str(error))
+
+    def _failed(self, key: str, why: str) -> None:
+        self.summary = replace(self.summary, failures=(*self.summary.failures, f"{key}: {why}"))
+
+    def _tell(self, request: Request) -> None:
+        now = self.clock()
+        if now > self.deadline_s:
+            raise _OutOfTime
+        done = self._done()
+        left_s = (now - self.started_s) / done * (self.total - done) if done else None
+        self.progress(done, self.total, request, left_s)
+
+    def _request(self, stand: Stand, request: Request, ladder: Ladder, last: bool) -> None:
+        """Measure one request and write what was found."""
+        key = signature(request)
+        before = self.held.measurements.get(key, ())
+        extent = self.held.extents.get(key)
+        measured_bytes = extent.workspace_limit_bytes if extent else -1
+        offered = self.bench.offers(request, self.limit_bytes)
+        wanted, notes = ladder.worth(_beyond(offered, measured_bytes))
+        session = _Session(request, before)
+        failure = ""
+        try:
+            if wanted.offers or wanted.spare:
+                with stand.at(request, (*wanted.offers, *wanted.spare)) as there:
+                    session.measure(there, wanted)
+        except GpuFailed as error:
+            failure = str(error)
+        found = session.found()
+        ladder.add(_rows(request), found)
+        left_out = [*offered.left_out, *notes, *session.notes]
+        if ladder.closed and not last:
+            left_out.append(f"sizes under {_rows(request)}: nothing here is faster per row than a larger size")
+        self.writer.record(request, found, Extent(self.limit_bytes, "; ".join(left_out)))
+        new = session.new()
+        self.summary = replace(
+            self.summary,
+            measured=self.summary.measured + 1,
+            candidates=self.summary.candidates + sum(not m.refused for m in new),
+            refused=self.summary.refused + sum(bool(m.refused) for m in new),
+            dominated=self.summary.dominated + sum(m.dominated for m in new),
+            unsteady=(*self.summary.unsteady, key) if session.unsteady else self.summary.unsteady,
+        )
+        if failure:
+            raise MbcError(
+                "MBC088",
+                f"the GPU failed while {request.kind} was measured: {failure}",
+                "run the same command again: what is measured is kept, and the kernel at fault is passed over",
+            )
+
+
+def _rows(request: Request) -> int:
+    return request.inputs[0].shape[0]
+
+
+def _beyond(offered: Offered, workspace_bytes: int) -> Offered:
+    """Without what needs no more workspace than that."""
+    return replace(
+        offered,
+        offers=tuple(o for o in offered.offers if o.candidate.workspace_bytes > workspace_bytes),
+        spare=tuple(o for o in offered.spare if o.candidate.workspace_bytes > workspace_bytes),
+    )
+
+
+class _Session:
+    """One request: every offer is run once, those that are not dominated are timed, the best of them again."""
+
+    def __init__(self, request: Request, before: Iterable[Measurement]) -> None:
+        self._request = request
+        self._before = tuple(before)
+        self._attempts: list[Attempt] = []
+        self._measured: dict[int, Measurement] = {}  # by place among the attempts
+        self._trying: Offer | None = None
+        self.notes: list[str] = []
+        self.unsteady = False
+
+    def found(self) -> tuple[Measurement, ...]:
+        """What was known before and was not measured anew, then what was. Where the GPU failed, that which was being
+        tried is refused, and what was not timed yet is left out."""
+        new = {key_of(m): m for m in self.new()}
+        return (*(m for m in self._before if key_of(m) not in new), *new.values())
+
+    def new(self) -> list[Measurement]:
+        """Measured in this session."""
+        new = [self._measured[i] for i in sorted(self._measured)]
+        if self._trying is not None:
+            new.append(_measurement(Attempt(self._trying, 0.0, -1.0, "the GPU failed when it ran")))
+        return new
+
+    def measure(self, place: Place, offered: Offered) -> None:
+        for offer in offered.offers:
+            self._attempt(place, offer)
+        best_us = min((us for us, _ in self._runs()), default=math.inf)
+        near = [o for o in offered.spare if o.candidate.time_us <= HOPELESS * best_us]
+        if len(near) < len(offered.spare):
+            count = len(offered.spare) - len(near)
+            self.notes.append(f"{count} of mbc's own kernels, estimated at over {HOPELESS:g} times the best")
+        for offer in near:
+            self._attempt(place, offer)
+        for number, attempt in enumerate(self._attempts):
+            if not attempt.refused:
+                self._time(place, number, attempt)
+        self._settle(place)
+
+    def _attempt(self, place: Place, offer: Offer) -> None:
+        self._trying = offer
+        try:
+            attempt = place.attempt(offer)
+        except DoesNotFit as error:
+            self._trying = None
+            self.notes.append(f"{offer.candidate.provider} {offer.candidate.name}: {error}")
+            return
+        self._trying = None
+        self._attempts.append(attempt)
+        if attempt.refused:
+            self._measured[len(self._attempts) - 1] = _measurement(attempt)
+
+    def _runs(self) -> list[tuple[float, int]]:
+        """(time, workspace) of everything that ran, now or in an earlier run."""
+        now = [(a.once_us, a.offer.candidate.workspace_bytes) for a in self._attempts if not a.refused]
+        return now + [(m.time_us, m.workspace_bytes) for m in self._before if not m.refused]
+
+    def _time(self, place: Place, number: int, attempt: Attempt) -> None:
+        workspace_bytes = attempt.offer.candidate.workspace_bytes
+        bar_us = HOPELESS * min(us for us, needed in self._runs() if needed <= workspace_bytes)
+        if attempt.once_us > max(bar_us, NOISE_US):
+            self._measured[number] = replace(_measurement(attempt), time_us=attempt.once_us, dominated=True)
+        else:
+            self._retime(place, number, TIMED_US)
+
+    def _retime(self, place: Place, number: int, budget_us: float) -> None:
+        attempt = self._attempts[number]
+        self._trying = attempt.offer
+        try:
+            timing = place.time(attempt, budget_us)
+        except MbcError as error:
+            self._measured[number] = _measurement(replace(attempt, refused=str(error).splitlines()[0]))
+        else:
+            self._measured[number] = replace(
+                _measurement(attempt),
+                time_us=timing.times.median_us,
+                spread_us=timing.times.spread_us,
+                accumulate_us=timing.accumulate_us,
+            )
+        self._trying = None
+
+    def _settle(self, place: Place) -> None:
+        """Time the best again until two times agree."""
+        timed = [(m.time_us, i) for i, m in self._measured.items() if not m.refused and not m.dominated]
+        for _, number in sorted(timed)[:BEST]:
+            for _ in range(MOST_RETIMINGS):
+                before_us = self._measured[number].time_us
+                self._retime(place, number, RETIMED_US)
+                now = self._measured[number]
+                if now.refused or _steady(before_us, now):
+                    break
+            else:
+                self.unsteady = True
+
+
+def _steady(before_us: float, now: Measurement) -> bool:
+    moved = abs(now.time_us - before_us) / max(before_us, 1e-9)
+    return moved <= UNSTEADY_MEDIAN and now.spread_us <= UNSTEADY_SPREAD * now.time_us
+
+
+def _measurement(attempt: Attempt) -> Measurement:
+    c = attempt.offer.candidate
+    return Measurement(
+        c.provider,
+        c.name,
+        c.settings,
+        c.layouts,
+        c.workspace_bytes,
+        0.0,
+        0.0,
+        c.deterministic,
+        c.accumulates,
+        attempt.offer.notes,
+        attempt.error,
+        attempt.refused,
+    )

@@ -1,30 +1,32 @@
-"""One convolution request made ready to be tried on a GPU: random operands, a reference result, and the comparison.
+"""Convolutions and linear layers made ready to be tried on a GPU: random operands and what they must give.
 
 Rows repeat with a short period, so that a float64 reference of a few rows tells the result of all of them: rows of a
 forward pass or a data gradient repeat alike, and a filter gradient is the period's, as many times as it fits, plus
-that of the rest. Different addresses hold equal bytes, which no cache can know, so times are not changed by it.
+that of the rest. So one reference serves every slice of an operation. Different addresses hold equal bytes, which no
+cache can know, so times are not changed by it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mbc.device.cudnn import ConvolutionGraph, CudnnRefusal, refusal
+from mbc.device.cudnn import CONVOLUTION_KINDS, ConvolutionGraph, CudnnRefusal, refusal
 from mbc.device.gpu import Gpu
 from mbc.errors import MbcError
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import Request
+from mbc.ops.convolution import Convolution
+from mbc.ops.matrix import Linear
 from mbc.runtime.formats import loaded, stored_bytes
 
 MOST_PERIOD_ROWS = 4
-PERIOD_ELEMENTS = 1 << 21  # of the larger operand: keeps what the host does per request to some milliseconds
-POOL_ELEMENTS = (1 << 22) + 61  # odd, so that no two tensors cut from it are alike
-CHECKED_ROWS = 3
+PERIOD_ELEMENTS = 1 << 21  # of the larger operand: keeps what the host does per operation to some milliseconds
+POOL_ELEMENTS = (1 << 20) + 61  # odd, so that no two tensors cut from it are alike
 
 # Normalised L2 distance from float64 that a result may have: rounding of operands and of the result, each about a
 # third of a unit in the last place, and for fp32 the sum over up to millions of terms.
@@ -36,7 +38,29 @@ TOLERANCES = {
     Precision.FP16: 1e-3,
 }
 
+LINEAR_KINDS = {"linear": 0, "linear_backward_data": 1, "linear_backward_filter": 2}
+PRODUCT_KINDS = frozenset((*CONVOLUTION_KINDS, *LINEAR_KINDS))
+
 Floats = NDArray[np.float32] | NDArray[np.float64]
+
+
+def as_convolution(request: Request) -> Request:
+    """A linear layer is a convolution of images of one pixel, of the same bytes; a convolution is itself."""
+    number = LINEAR_KINDS.get(request.kind)
+    if number is None:
+        return request
+    assert isinstance(request.attributes, Linear)
+
+    def pixels(types: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+        return tuple(TensorType((t.shape[0], math.prod(t.shape[1:]), 1, 1), t.dtype) for t in types)
+
+    return Request(
+        CONVOLUTION_KINDS[number],
+        Convolution((1, 1), (1, 1)),
+        pixels(request.inputs),
+        pixels(request.outputs),
+        request.precision,
+    )
 
 
 def is_filter(request: Request, operand: int) -> bool:
@@ -69,12 +93,36 @@ def in_double(request: Request) -> Request:
 
 @dataclass(frozen=True)
 class Trial:
-    """Operands of one period (canonical, as their type rounds them) and the float64 result that they must give."""
+    """The largest request of an operation (as a convolution) and operands of one period, canonical, as their type
+    rounds them. `expected` is what a slice of the operation must give."""
 
+    trials: Trials = field(repr=False)
     request: Request
     period: int
     operands: tuple[Floats, ...]
-    reference: NDArray[np.float64]
+    _parts: dict[int, NDArray[np.float64]] = field(default_factory=dict[int, NDArray[np.float64]], repr=False)
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether the result is a sum over rows."""
+        return self.request.kind == "convolution_backward_filter"
+
+    def expected(self, rows: int) -> NDArray[np.float64]:
+        """The whole filter gradient of so many rows; else the result of one period, which the others repeat.
+        MBC077 where not even float64 has an engine for this convolution."""
+        if not self.adds_up:
+            return self._part(self.period)
+        whole, rest = divmod(rows, self.period)
+        if not whole:
+            return self._part(rest)
+        return self._part(self.period) * whole + (self._part(rest) if rest else 0.0)
+
+    def _part(self, rows: int) -> NDArray[np.float64]:
+        known = self._parts.get(rows)
+        if known is None:
+            operands = [o if is_filter(self.request, i) else o[:rows] for i, o in enumerate(self.operands)]
+            known = self._parts[rows] = self.trials.in_double(with_rows(self.request, rows), operands)
+        return known
 
 
 class Trials:
@@ -85,26 +133,24 @@ class Trials:
         self._pool = np.random.default_rng(seed).standard_normal(POOL_ELEMENTS, np.float32)
 
     def make(self, request: Request) -> Trial:
-        """MBC077 where not even float64 has an engine for this convolution."""
-        period = period_rows(request)
-        short = with_rows(request, period)
-        operands = tuple(self._random(tensor, index, _scale(request)) for index, tensor in enumerate(short.inputs))
-        rows = request.inputs[0].shape[0]
-        if request.kind != "convolution_backward_filter":
-            return Trial(request, period, operands, self._double(short, operands))
-        reference = self._double(short, operands) * (rows // period)
-        if rest := rows % period:
-            reference = reference + self._double(with_rows(request, rest), [o[:rest] for o in operands])
-        return Trial(request, period, operands, reference)
+        """Of a convolution or a linear layer at its largest."""
+        whole = as_convolution(request)
+        period = period_rows(whole)
+        short = with_rows(whole, period)
+        scale = _scale(whole)
+        return Trial(self, whole, period, tuple(self._random(t, i, scale) for i, t in enumerate(short.inputs)))
 
     def _random(self, tensor: TensorType, index: int, scale: float) -> Floats:
         start = (index * 1_000_003) % POOL_ELEMENTS
-        pool = np.resize(np.roll(self._pool, -start), tensor.elements).reshape(tensor.shape) * np.float32(scale)
+        count = min(tensor.elements, POOL_ELEMENTS)
+        pool = np.roll(self._pool, -start)[:count] * np.float32(scale)
         # Rounded to storage and back: the reference has to see what the kernel sees.
         data = stored_bytes(pool, tensor.dtype, Layout.CHANNELS_FIRST)
-        return loaded(data, tensor.shape, tensor.dtype, Layout.CHANNELS_FIRST)
+        rounded = loaded(data, pool.shape, tensor.dtype, Layout.CHANNELS_FIRST)
+        return (rounded if count == tensor.elements else np.resize(rounded, tensor.elements)).reshape(tensor.shape)
 
-    def _double(self, request: Request, operands: Sequence[Floats]) -> NDArray[np.float64]:
+    def in_double(self, request: Request, operands: Sequence[Floats]) -> NDArray[np.float64]:
+        """The result of the convolution of these operands, canonical."""
         double = in_double(request)
         output = double.outputs[0]
         mark = self._gpu.mark()
@@ -154,18 +200,3 @@ def _scale(request: Request) -> float:
         terms = weight.elements // (weight.shape[0] if request.kind == "convolution" else output.shape[1])
         spread = math.sqrt(max(1, terms))
     return 2.0 ** -round(math.log2(max(1.0, spread)) / 2)
-
-
-def distance(trial: Trial, rows: Sequence[int], result: Floats) -> float:
-    """Normalised L2 distance of `result` (those rows, or a whole filter) from the reference; NaN: unwritten."""
-    expected = trial.reference
-    if trial.request.kind != "convolution_backward_filter":
-        expected = expected[[row % trial.period for row in rows]]
-    norm = float(np.linalg.norm(expected))
-    return float(np.linalg.norm(result.astype(np.float64) - expected)) / norm if norm else 0.0
-
-
-def checked_rows(request: Request) -> tuple[int, ...]:
-    """Rows that are compared: the ends and the middle. A filter gradient is compared whole."""
-    rows = request.inputs[0].shape[0]
-    return tuple(sorted({0, rows // 2, rows - 1}))[:CHECKED_ROWS]

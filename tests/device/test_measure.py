@@ -1,263 +1,333 @@
-"""Measuring on a GPU made of host memory: cuDNN's own engine lists, convolutions by NumPy, a clock that is counted.
-
-What a wrong engine does (a wrong result, elements left out, writing beyond its workspace) is played here; that right
-engines are right is seen on a real GPU (tests/gpu/test_measure.py).
-"""
+"""Measuring on a workbench that is a table: what is tried, what is left out, and what a later run finds to do."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
-import numpy as np
 import pytest
 
-from mbc.device import measure as measuring
-from mbc.device.cudnn import Configuration, ConvolutionGraph, Device, engine_types
-from mbc.device.cudnn_library import CudnnRefusal, Library
-from mbc.device.gpu import Gpu
-from mbc.device.measure import measure, requests_in_turn
-from mbc.device.profile import Measurement, signature
+from mbc.device.bench import Attempt, GpuFailed, Timing
+from mbc.device.clock import Times
+from mbc.device.gpu import DoesNotFit
+from mbc.device.ladder import Ladder
+from mbc.device.measure import Summary, measure_on
+from mbc.device.need import Need
+from mbc.device.offers import Offer, Offered
+from mbc.device.profile import Identity, Measurement
 from mbc.device.profile_file import read_profile
+from mbc.device.signature import signature
 from mbc.errors import MbcError
 from mbc.ir.types import DType, Layout, Precision, TensorType
-from mbc.kernels.base import Request
-from mbc.ops import KINDS
-from mbc.ops.base import Call
+from mbc.kernels.base import Candidate, Request
 from mbc.ops.convolution import Convolution
-from mbc.resources import data_text
-from mbc.runtime.formats import loaded, stored_bytes
 
-PASSES = ("convolution", "convolution_backward_data", "convolution_backward_filter")
-Behaviour = Callable[["Engine", np.ndarray], np.ndarray]
-
-
-class Memory(Gpu):
-    """The block is an array, an address an index of it."""
-
-    def __init__(self, library: Library) -> None:
-        self.name, self.architecture, self.multiprocessors = "NVIDIA H200", "sm_90", 132
-        self.l2_bytes, self.sm_clock_mhz, self.memory_clock_mhz = 1 << 16, 1980, 3201
-        self.library = library
-        self.device = Device.from_properties(library, data_text("h200_cudnn_device.json"))
-        self._base, self._used_bytes, self._block_bytes = 0, 0, 1 << 24
-        self.data = np.zeros(self._block_bytes, np.uint8)
-        self.clock_us = 0.0
-
-    @property
-    def driver_version(self) -> str:
-        return "580.1"
-
-    def upload(self, address: int, data: np.ndarray) -> None:
-        self.data[address : address + data.size] = data
-
-    def download(self, address: int, size_bytes: int) -> np.ndarray:
-        return self.data[address : address + size_bytes].copy()
-
-    def fill(self, address: int, byte: int, size_bytes: int) -> None:
-        self.data[address : address + size_bytes] = byte
-
-    def copy(self, target: int, source: int, size_bytes: int) -> None:
-        self.data[target : target + size_bytes] = self.data[source : source + size_bytes].copy()
-
-    def synchronize(self) -> None:
-        pass
-
-    def time_us(self, work: Callable[[], None]) -> float:
-        before = self.clock_us
-        work()
-        return self.clock_us - before
+LIMIT = 1 << 30
+MIB = 1 << 20
+Time = Callable[[int], float]
 
 
-class Engine:
-    """What stands for an execution plan; `behaviour` is what it does to a right result."""
+@dataclass(frozen=True)
+class Kernel:
+    """A candidate whose time (us) and workspace (bytes) are functions of the rows."""
 
-    def __init__(
-        self, gpu: Memory, request: Request, layouts: Sequence[Layout], beta: float, chosen: Configuration
-    ) -> None:
-        self.gpu, self.request, self.layouts, self.beta, self.chosen = gpu, request, layouts, beta, chosen
-        self.types = engine_types(request)
-        self.workspace_bytes = 512
-        self.behaviour: Behaviour = lambda engine, result: result
-        self.workspace = 0
+    name: str
+    time: Time
+    workspace: Callable[[int], int] = lambda rows: 0
+    layout: Layout = Layout.CHANNELS_FIRST
+    refused: str = ""
+    deterministic: bool = True
+    spread: float = 0.0
+    estimate_us: float = 0.0
+    times: list[float] = field(default_factory=list[float])  # factors of one timing after another
 
-    def bind(self, pointers: Sequence[int], workspace: int) -> tuple[int, ...]:
-        return (*pointers, workspace)
+    def offer(self, rows: int) -> Offer:
+        settings = (("kernel", sum(map(ord, self.name))),)
+        layouts = (self.layout,) * 3
+        return Offer(
+            Candidate("cudnn", "convolution", settings, layouts, self.workspace(rows), self.estimate_us, False,
+                      self.deterministic)
+        )  # fmt: skip
 
-    def execute(self, pack: tuple[int, ...]) -> None:
-        *pointers, self.workspace = pack
-        assert all(pointer % 256 == 0 for pointer in pack)
-        operands = [
-            loaded(self.gpu.download(p, t.size_bytes), t.shape, t.dtype, layout).astype(np.float64)
-            for p, t, layout in zip(pointers[:2], self.types, self.layouts, strict=False)
-        ]
-        evaluate = KINDS[self.request.kind].evaluate
-        assert evaluate is not None
-        output = self.types[2]
-        call = Call((TensorType(output.shape, DType.FP64),), 0, self.request.inputs[0].shape[0], Precision.FP64)
-        result = evaluate(self.request.attributes, operands, call)[0]
-        if self.request.precision is not Precision.FP64:  # the reference is right
-            result = self.behaviour(self, result)
-        if self.beta:
-            result = result + self.beta * loaded(
-                self.gpu.download(pointers[2], output.size_bytes), output.shape, output.dtype, self.layouts[2]
-            )
-        self.gpu.upload(pointers[2], stored_bytes(result, output.dtype, self.layouts[2]))
-        self.gpu.clock_us += 2000.0 + self.chosen.engine
+
+@dataclass
+class Table:
+    """A workbench, a stand and a place at once. `log` says what was run."""
+
+    kernels: Sequence[Kernel]
+    spare: Sequence[Kernel] = ()
+    log: list[str] = field(default_factory=list[str])
+    seconds: float = 0.0
+    rows: int = 0
+    stop_at: str = ""
+    opened: int = 0
+    too_large: bool = False
+
+    def identity(self) -> Identity:
+        return Identity("NVIDIA H200", "sm_90", 132, "580.1", 91900, "2026-11-21")
+
+    def warm(self, precision: Precision) -> None:
+        self.log.append("warm")
+
+    def graph_gap_us(self, precision: Precision) -> float:
+        return 1.25
+
+    def offers(self, request: Request, workspace_limit_bytes: int) -> Offered:
+        rows = request.inputs[0].shape[0]
+
+        def within(kernels: Sequence[Kernel]) -> tuple[Offer, ...]:
+            found = (k.offer(rows) for k in kernels)
+            return tuple(o for o in found if o.candidate.workspace_bytes <= workspace_limit_bytes)
+
+        return Offered(within(self.kernels), within(self.spare), ("what offers leave out",))
+
+    @contextmanager
+    def open(self, need: Need) -> Generator[Table, None, None]:
+        if self.too_large:
+            raise DoesNotFit("1 byte is needed, 0 are left")
+        self.opened += 1
+        yield self
+
+    @contextmanager
+    def at(self, request: Request, offered: Sequence[Offer]) -> Generator[Table, None, None]:
+        self.rows = request.inputs[0].shape[0]
+        yield self
+
+    def _kernel(self, offer: Offer) -> Kernel:
+        return next(k for k in (*self.kernels, *self.spare) if k.offer(1).key == offer.key)
+
+    def attempt(self, offer: Offer) -> Attempt:
+        kernel = self._kernel(offer)
+        self.log.append(f"{kernel.name} {self.rows}")
+        self.seconds += 1.0
+        if self.stop_at == self.log[-1]:
+            raise KeyboardInterrupt
+        if kernel.refused == "fails":
+            raise GpuFailed("an illegal memory access was encountered")
+        return Attempt(offer, kernel.time(self.rows), 1e-7, kernel.refused)
+
+    def time(self, attempt: Attempt, budget_us: float) -> Timing:
+        kernel = self._kernel(attempt.offer)
+        self.log.append(f"time {kernel.name} {self.rows}")
+        factor = kernel.times.pop(0) if kernel.times else 1.0
+        return Timing(Times(kernel.time(self.rows) * factor, kernel.spread * kernel.time(self.rows)), 0.5)
+
+    def tried(self) -> list[str]:
+        return [line for line in self.log if not line.startswith(("time", "warm"))]
+
+
+def need(sizes: Sequence[int], weight_us: float = 1.0, channels: int = 8) -> Need:
+    def request(rows: int) -> Request:
+        x = TensorType((rows, channels, 6, 5), DType.FP32)
+        w = TensorType((channels, channels, 3, 3), DType.FP32)
+        return Request("convolution", Convolution((6, 5), (3, 3), (1, 1), (1, 1, 1, 1)), (x, w), (x,), Precision.FP32)
+
+    return Need(tuple(request(rows) for rows in sizes), weight_us)
+
+
+def run(table: Table, path: Path, *needs: Need, limit: int = LIMIT, seconds: float = math.inf, again: bool = False,
+        progress: Callable[..., None] = lambda *a: None) -> Summary:  # fmt: skip
+    return measure_on(table, needs, path, seconds, limit, progress, again, lambda: table.seconds)
+
+
+def found(path: Path, asked: Need, place: int = 0) -> dict[int, Measurement]:
+    """By the number in its settings."""
+    measured = read_profile(path).measurements[signature(asked.requests[place])]
+    return {m.settings[0][1]: m for m in measured}
+
+
+def of(found: dict[int, Measurement], kernel: Kernel) -> Measurement:
+    return found[kernel.offer(1).candidate.settings[0][1]]
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Memory:
-    try:
-        memory = Memory(Library.load())
-    except MbcError as error:
-        pytest.skip(error.message)
-    monkeypatch.setattr(measuring, "Graph", lambda gpu, body: SimpleNamespace(launch=body, close=lambda: None))
-    play(monkeypatch, lambda engine, result: result)
-    return memory
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "p.sqlite"
 
 
-def play(monkeypatch: pytest.MonkeyPatch, behaviour: Behaviour) -> None:
-    """Let every engine behave so."""
-    original = ConvolutionGraph.__init__
-
-    def remember(self: Any, device: Device, request: Request, layouts: Sequence[Layout], beta: float = 0.0) -> None:
-        original(self, device, request, layouts, beta)
-        self.asked = (request, layouts, beta)
-
-    def plan(self: Any, configuration: Configuration) -> Engine:
-        current = memory_of(self)
-        engine = Engine(current, *self.asked, configuration)
-        engine.behaviour = behaviour
-        return engine
-
-    if ConvolutionGraph.__init__.__name__ != "remember":
-        monkeypatch.setattr(ConvolutionGraph, "__init__", remember)
-    monkeypatch.setattr(ConvolutionGraph, "plan", plan)
+FAST = Kernel("fast", lambda rows: 10.0 * rows, lambda rows: rows * MIB)  # its workspace shrinks with the size
+LEAN = Kernel("lean", lambda rows: 20.0 * rows)
+SLOW = Kernel("slow", lambda rows: 100.0 * rows)
 
 
-_MEMORIES: dict[int, Memory] = {}
+def test_times_and_constants_are_recorded(path: Path) -> None:
+    asked = need([8])
+    table = Table([FAST, LEAN])
+    summary = run(table, path, asked)
+    assert summary == Summary(measured=1, candidates=2)
+    fast = of(found(path, asked), FAST)
+    assert (fast.time_us, fast.accumulate_us, fast.dominated, fast.error) == (80.0, 0.5, False, 1e-7)
+    profile = read_profile(path)
+    assert profile.constants["graph_gap_us"] == 1.25
+    extent = profile.extents[signature(asked.undivided)]
+    assert (extent.workspace_limit_bytes, extent.left_out) == (LIMIT, "what offers leave out")
+    assert table.log[0] == "warm"
 
 
-def memory_of(graph: Any) -> Memory:
-    return _MEMORIES[id(graph._device)]
+def test_what_another_beats_by_far_is_run_once(path: Path) -> None:
+    asked = need([8])
+    table = Table([FAST, LEAN, SLOW])
+    summary = run(table, path, asked)
+    assert (summary.candidates, summary.dominated) == (3, 1)
+    slow = of(found(path, asked), SLOW)
+    assert slow.dominated and slow.time_us == 800.0 and slow.spread_us == 0.0
+    assert "time slow 8" not in table.log
+    # Ten times slower than the fastest, and still timed: it is the one that needs no workspace.
+    alone = replace(SLOW, name="alone")
+    table = Table([FAST, alone])
+    run(table, path, need([8], channels=16))
+    assert "time alone 8" in table.log
 
 
-@pytest.fixture(autouse=True)
-def known_memories(gpu: Memory) -> None:
-    _MEMORIES.clear()
-    _MEMORIES[id(gpu.device)] = gpu
+def test_sizes_end_where_no_division_gains(path: Path) -> None:
+    # Per row the smaller sizes are no faster than LEAN at 8, which needs nothing: 4 says so, 2 and 1 are not tried.
+    asked = need([8, 4, 2, 1])
+    table = Table([LEAN, replace(FAST, time=lambda rows: 20.0 * rows)])
+    summary = run(table, path, asked)
+    assert (summary.measured, summary.ruled_out, summary.left) == (2, 2, 0)
+    assert not [line for line in table.log if line.endswith((" 2", " 1"))]
+    extents = read_profile(path).extents
+    assert "sizes under 4" in extents[signature(asked.requests[1])].left_out
+    assert signature(asked.requests[2]) not in extents
+    # It is the same for the next run, which has nothing to do.
+    again = Table([LEAN, FAST])
+    assert run(again, path, asked).ruled_out == 2
+    assert again.tried() == []
 
 
-def request(kind: str, precision: Precision = Precision.FP32, rows: int = 6) -> Request:
-    working = precision.working
-    image = TensorType((rows, 8, 6, 5), working)
-    weight = TensorType((16, 8, 3, 3), working)
-    features = TensorType((rows, 16, 6, 5), working)
-    attributes = Convolution((6, 5), (3, 3), (1, 1), (1, 1, 1, 1))
-    if kind == "convolution":
-        return Request(kind, attributes, (image, weight), (features,), precision)
-    if kind == "convolution_backward_data":
-        return Request(kind, attributes, (features, weight), (image,), precision)
-    return Request(kind, attributes, (image, features), (TensorType(weight.shape, precision.master),), precision)
+def test_sizes_go_on_while_less_workspace_buys_speed(path: Path) -> None:
+    table = Table([FAST, LEAN])  # FAST is twice as fast at every size, and needs less at smaller ones
+    assert run(table, path, need([8, 4, 2, 1])).measured == 4
 
 
-def run(gpu: Memory, asked: Request, path: Path) -> tuple[Measurement, ...]:
-    summary = measure(gpu, [asked], path / "p.sqlite")
-    assert summary.failures == ()
-    assert summary.measured == 1
-    return read_profile(path / "p.sqlite").measurements[signature(asked)]
+def test_sizes_go_on_for_those_who_must_be_deterministic(path: Path) -> None:
+    loose = replace(LEAN, name="loose", time=lambda rows: 1.0 * rows, deterministic=False)
+    strict = Kernel("strict", lambda rows: 10.0 * rows, lambda rows: rows * MIB)
+    table = Table([loose, strict])
+    assert run(table, path, need([8, 4])).measured == 2
+    ladder = Ladder()
+    for rows, place in ((8, 0), (4, 1)):
+        ladder.add(rows, tuple(found(path, need([8, 4]), place).values()))
+    assert not ladder.closed
 
 
-@pytest.mark.parametrize("precision", [Precision.FP32, Precision.TF32, Precision.BF16, Precision.FP16])
-@pytest.mark.parametrize("kind", PASSES)
-def test_right_engines_are_measured(gpu: Memory, kind: str, precision: Precision, tmp_path: Path) -> None:
-    found = run(gpu, request(kind, precision), tmp_path)
-    assert {m.layouts for m in found} == {(layout,) * 3 for layout in Layout}
-    assert not [m for m in found if m.refused]
-    for m in found:
-        settings = dict(m.settings)
-        assert m.time_us == pytest.approx(2000.0 + settings["engine"])
-        assert m.provider == "cudnn" and m.name == kind
-        assert settings["layout"] == (m.layouts[0] is Layout.CHANNELS_LAST)
-        assert m.accumulates == (kind == "convolution_backward_filter")
-        assert 0 <= m.error < 5e-3
-        # A filter gradient of 16-bit operands is staged, to be widened: 16 * 8 * 3 * 3 elements of 2 bytes.
-        staged = kind == "convolution_backward_filter" and precision.working is not DType.FP32
-        assert m.workspace_bytes == 512 + (2304 if staged else 0)
+def test_layouts_end_apart(path: Path) -> None:
+    last = replace(LEAN, name="last", layout=Layout.CHANNELS_LAST)  # ends at once: no workspace, no gain
+    table = Table([FAST, LEAN, last])
+    asked = need([8, 4, 2])
+    assert run(table, path, asked).measured == 3
+    assert "last 4" in table.tried() and "last 2" not in table.tried()
+    assert "1 candidates in layouts" in read_profile(path).extents[signature(asked.requests[2])].left_out
 
 
-@pytest.mark.parametrize("kind", PASSES)
-def test_a_wrong_result_is_refused(gpu: Memory, kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    play(monkeypatch, lambda engine, result: result * 1.0001)
-    found = run(gpu, request(kind), tmp_path)
-    assert found and all("its result is 1.00e-04 off, 5e-06 is allowed" in m.refused for m in found)
-    assert read_profile(tmp_path / "p.sqlite").candidates(request(kind)) == ()
+def test_the_hopeless_are_not_tried_at_small_sizes(path: Path) -> None:
+    # Slow at 16 and 8 beside one with no more workspace; `thin` too, but it needs less than all others.
+    heavy = Kernel("heavy", lambda rows: 100.0 * rows, lambda rows: 2 * rows * MIB)
+    table = Table([FAST, heavy])
+    asked = need([16, 8, 4])
+    run(table, path, asked)
+    assert "heavy 8" in table.tried() and "heavy 4" not in table.tried()
+    assert "1 candidates that were dominated" in read_profile(path).extents[signature(asked.requests[2])].left_out
+    thin = Kernel("thin", lambda rows: 100.0 * rows, lambda rows: 0 if rows < 8 else rows * MIB)
+    table = Table([FAST, thin])
+    run(table, path, need([16, 8, 4], channels=16))
+    assert "thin 4" in table.tried()
 
 
-def test_the_last_slice_alone_is_refused(gpu: Memory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    play(monkeypatch, lambda engine, result: result / 2)
-    assert all(m.refused for m in run(gpu, request("convolution_backward_filter"), tmp_path))
+def test_own_kernels_are_tried_where_they_may_win(path: Path) -> None:
+    near = Kernel("near", lambda rows: 25.0 * rows, estimate_us=200.0)
+    far = Kernel("far", lambda rows: 1.0 * rows, estimate_us=1e6)
+    table = Table([FAST], spare=[near, far])
+    asked = need([8])
+    run(table, path, asked)
+    assert table.tried() == ["fast 8", "near 8"]
+    assert "1 of mbc's own kernels" in read_profile(path).extents[signature(asked.undivided)].left_out
 
 
-def test_unwritten_elements_are_refused(gpu: Memory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def leave_out(engine: Engine, result: np.ndarray) -> np.ndarray:
-        result[-1, -1, -1, -1] = np.nan
-        return result
-
-    play(monkeypatch, leave_out)
-    found = run(gpu, request("convolution"), tmp_path)
-    assert found and all(m.refused == "it leaves elements of its output unwritten" for m in found)
-
-
-def test_writing_beyond_the_workspace_is_refused(gpu: Memory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def trespass(engine: Engine, result: np.ndarray) -> np.ndarray:
-        if engine.workspace:
-            engine.gpu.fill(engine.workspace + engine.workspace_bytes, 0, 1)
-        return result
-
-    play(monkeypatch, trespass)
-    found = run(gpu, request("convolution"), tmp_path)
-    assert found and all(m.refused == "it writes beyond its workspace" for m in found)
+def test_a_run_is_resumed_and_a_raised_limit_completes(path: Path) -> None:
+    asked = need([8, 4])
+    low = Table([FAST, LEAN])
+    assert run(low, path, asked, limit=5 * MIB).measured == 2
+    assert low.tried() == ["lean 8", "fast 4", "lean 4"]
+    same = Table([FAST, LEAN])
+    assert run(same, path, asked, limit=4 * MIB).known == 2 and same.log == []
+    high = Table([FAST, LEAN])
+    assert run(high, path, asked, limit=LIMIT).measured == 2
+    assert high.tried() == ["fast 8"]  # what the first run measured is kept
+    assert {m.time_us for m in found(path, asked).values()} == {80.0, 160.0}
+    assert read_profile(path).extents[signature(asked.undivided)].workspace_limit_bytes == LIMIT
+    anew = Table([FAST, LEAN])
+    assert run(anew, path, asked, again=True).measured == 2 and len(anew.tried()) == 4
 
 
-def test_an_engine_that_fails_is_recorded(gpu: Memory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def fail(engine: Engine, result: np.ndarray) -> np.ndarray:
-        raise CudnnRefusal("MBC079", "cudnnBackendExecute: CUDNN_STATUS_EXECUTION_FAILED")
-
-    play(monkeypatch, fail)
-    found = run(gpu, request("convolution"), tmp_path)
-    assert found and all("CUDNN_STATUS_EXECUTION_FAILED" in m.refused for m in found)
-
-
-def test_an_engine_that_cannot_add_says_so(gpu: Memory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def overwrite(engine: Engine, result: np.ndarray) -> np.ndarray:
-        engine.beta = 0.0
-        return result
-
-    play(monkeypatch, overwrite)
-    found = run(gpu, request("convolution_backward_filter"), tmp_path)
-    assert found and not any(m.accumulates or m.refused for m in found)
+def test_the_time_is_kept_and_the_most_valuable_comes_first(path: Path) -> None:
+    small, large = need([8], 1.0), need([8], 5.0, channels=16)
+    told: list[tuple[int, int, float | None]] = []
+    table = Table([FAST, LEAN])
+    summary = run(table, path, small, large, seconds=1.5, progress=lambda d, t, r, s: told.append((d, t, s)))
+    assert (summary.measured, summary.left) == (1, 1)
+    assert set(read_profile(path).measurements) == {signature(large.undivided)}
+    assert run(Table([FAST]), path, small, seconds=-1.0).left == 1
+    assert told == [(0, 2, None)]
+    rest = run(table, path, small, large, progress=lambda d, t, r, s: told.append((d, t, s)))
+    assert (rest.known, rest.measured, told[-1]) == (1, 1, (0, 1, None))
 
 
-def test_what_does_not_fit_is_left_unmeasured(gpu: Memory, tmp_path: Path) -> None:
-    gpu._block_bytes = 4096
-    summary = measure(gpu, [request("convolution")], tmp_path / "p.sqlite")
-    assert summary.measured == 1 and summary.candidates == 0
-    assert "bytes are needed" in summary.failures[0]
+def test_time_left_is_estimated(path: Path) -> None:
+    told: list[float | None] = []
+    table = Table([FAST, LEAN])
+    run(table, path, need([8, 4, 2]), progress=lambda d, t, r, s: told.append(s))
+    assert told == [None, 4.0, 2.0]  # two seconds a request
 
 
-def test_time_is_bounded_and_a_run_resumed(gpu: Memory, tmp_path: Path) -> None:
-    path = tmp_path / "p.sqlite"
-    asked = [request(kind) for kind in PASSES]
-    assert measure(gpu, asked, path, measure_for_s=-1.0).left == 3
-    assert measure(gpu, asked[:1], path).measured == 1
-    again = measure(gpu, asked, path)
-    assert (again.known, again.measured, again.left) == (1, 2, 0)
+def test_an_interrupted_run_leaves_a_valid_profile(path: Path) -> None:
+    table = Table([FAST, LEAN], stop_at="fast 4")
+    summary = run(table, path, need([8, 4, 2]))
+    assert (summary.measured, summary.left, summary.interrupted) == (1, 2, True)
+    assert len(read_profile(path).measurements) == 1
+    assert run(Table([FAST, LEAN]), path, need([8, 4, 2])).measured == 2
 
 
-def test_networks_take_turns() -> None:
-    one, two, three = (request("convolution", rows=rows) for rows in (1, 2, 3))
-    assert list(requests_in_turn([[one, two], [three, one]])) == [one, three, two]
+def test_what_is_wrong_is_refused_and_recorded(path: Path) -> None:
+    asked = need([8])
+    wrong = replace(FAST, name="wrong", refused="its result is 1 off")
+    summary = run(Table([wrong, LEAN]), path, asked)
+    assert (summary.candidates, summary.refused) == (1, 1)
+    assert of(found(path, asked), wrong).refused == "its result is 1 off"
+    assert len(read_profile(path).candidates(asked.undivided)) == 1
+
+
+def test_a_failing_gpu_is_told_and_its_kernel_passed_over(path: Path) -> None:
+    broken = replace(FAST, name="broken", refused="fails")
+    with pytest.raises(MbcError, match="error MBC088: the GPU failed while convolution was measured: an illegal"):
+        run(Table([LEAN, broken]), path, need([8, 4]))
+    kept = found(path, need([8, 4]))
+    assert of(kept, broken).refused == "the GPU failed when it ran"
+    assert run(Table([LEAN, FAST]), path, need([8, 4])).known == 1
+
+
+def test_what_does_not_fit_is_a_failure_and_asked_again(path: Path) -> None:
+    summary = run(Table([LEAN], too_large=True), path, need([8]))
+    assert (summary.measured, summary.left) == (0, 0) and "1 byte is needed" in summary.failures[0]
+    assert run(Table([LEAN]), path, need([8])).measured == 1
+
+
+def test_the_best_are_timed_until_they_settle(path: Path) -> None:
+    asked = need([8])
+    shaky = replace(FAST, name="shaky", times=[2.0, 1.0, 1.01])
+    table = Table([shaky])
+    assert run(table, path, asked).unsteady == ()
+    assert table.log.count("time shaky 8") == 3
+    assert of(found(path, asked), shaky).time_us == pytest.approx(80.8)
+    wild = replace(FAST, name="wild", spread=0.2)
+    summary = run(Table([wild]), path, need([8], channels=16))
+    assert len(summary.unsteady) == 1 and "another process may be using the GPU" in summary.warning
+
+
+def test_operands_are_put_there_once(path: Path) -> None:
+    table = Table([FAST, LEAN])
+    run(table, path, need([8, 4, 2]), need([4, 2], 0.5))  # the second need has nothing that the first had not
+    assert table.opened == 1

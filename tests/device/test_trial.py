@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from mbc.device.trial import (
-    TOLERANCES,
+    POOL_ELEMENTS,
     Floats,
     Trial,
     Trials,
-    checked_rows,
-    distance,
+    as_convolution,
     in_double,
     is_filter,
     period_rows,
@@ -25,6 +24,7 @@ from mbc.kernels.base import Request
 from mbc.ops import KINDS
 from mbc.ops.base import Call
 from mbc.ops.convolution import Convolution
+from mbc.ops.matrix import Linear
 
 PASSES = ("convolution", "convolution_backward_data", "convolution_backward_filter")
 
@@ -44,9 +44,11 @@ def request(kind: str, rows: int, precision: Precision) -> Request:
 
 class OnCpu(Trials):
     def __init__(self) -> None:
-        self._pool = np.random.default_rng(0).standard_normal(4_194_365, np.float32)
+        self._pool = np.random.default_rng(0).standard_normal(POOL_ELEMENTS, np.float32)
+        self.computed = 0
 
-    def _double(self, request: Request, operands: Sequence[Floats]) -> Floats:  # type: ignore[override]
+    def in_double(self, request: Request, operands: Sequence[Floats]) -> Floats:  # type: ignore[override]
+        self.computed += 1
         rows = request.inputs[0].shape[0]
         call = Call(in_double(request).outputs, 0, rows, Precision.FP64)
         evaluate = KINDS[request.kind].evaluate
@@ -61,21 +63,37 @@ def test_a_few_rows_tell_the_result_of_all(kind: str, rows: int, precision: Prec
     asked = request(kind, rows, precision)
     trials = OnCpu()
     trial = trials.make(asked)
-    # The whole computation, on operands repeated as on the GPU.
-    whole = [o if is_filter(asked, i) else np.resize(o, (rows, *o.shape[1:])) for i, o in enumerate(trial.operands)]
-    result = trials._double(asked, whole)
-    checked = range(rows)
-    assert distance(trial, checked, result) < 1e-13
-    off = result * (1 + 2 * TOLERANCES[precision])
-    assert distance(trial, checked, off) > TOLERANCES[precision]
-    assert 1e-2 < float(np.abs(result).max()) < 1e3
+    for slice_rows in {rows, max(1, rows // 2), 1}:
+        # The whole computation, on operands repeated as on the GPU.
+        part = with_rows(asked, slice_rows)
+        shown = [
+            o if is_filter(asked, i) else np.resize(o, (slice_rows, *o.shape[1:])) for i, o in enumerate(trial.operands)
+        ]
+        result = trials.in_double(part, shown)
+        expected = trial.expected(slice_rows)
+        if not trial.adds_up:
+            expected = np.resize(expected, (slice_rows, *expected.shape[1:]))
+        assert np.linalg.norm(result - expected) <= 1e-13 * np.linalg.norm(expected)
+        assert 1e-2 < float(np.abs(result).max()) < 1e3
 
 
-def test_an_unwritten_element_is_seen() -> None:
-    trial = OnCpu().make(request("convolution", 4, Precision.FP32))
-    result = trial.reference.copy()
-    result[-1, -1, -1, -1] = np.nan
-    assert np.isnan(distance(trial, range(4), result))
+def test_one_reference_serves_every_size() -> None:
+    trials = OnCpu()
+    trial = trials.make(request("convolution_backward_filter", 64, Precision.FP32))
+    for rows in (64, 32, 16, 8, 4):
+        trial.expected(rows)
+    assert trials.computed == 1
+    trial.expected(7)
+    assert trials.computed == 2
+
+
+def test_a_linear_layer_is_a_convolution_of_one_pixel() -> None:
+    x, w, y = (TensorType(shape, DType.FP32) for shape in ((9, 4, 3), (5, 12), (9, 5)))
+    seen = as_convolution(Request("linear_backward_data", Linear((4, 3)), (y, w), (x,), Precision.FP32))
+    assert seen.kind == "convolution_backward_data"
+    assert [t.shape for t in (*seen.inputs, *seen.outputs)] == [(9, 5, 1, 1), (5, 12, 1, 1), (9, 12, 1, 1)]
+    asked = request("convolution", 4, Precision.FP32)
+    assert as_convolution(asked) is asked
 
 
 def test_with_rows_leaves_the_filter() -> None:
@@ -92,11 +110,9 @@ def test_equal_shapes_of_image_and_filter_are_not_confused() -> None:
     assert [t.shape[0] for t in (*more.inputs, *more.outputs)] == [8, 4, 8]
 
 
-def test_period_and_checked_rows() -> None:
+def test_period() -> None:
     assert period_rows(request("convolution", 3, Precision.FP32)) == 3
     assert period_rows(request("convolution", 64, Precision.FP32)) == 4
-    assert checked_rows(request("convolution", 64, Precision.FP32)) == (0, 32, 63)
-    assert checked_rows(request("convolution", 1, Precision.FP32)) == (0,)
 
 
 def test_no_gpu_is_said() -> None:

@@ -1,0 +1,74 @@
+"""What measuring asks of whatever runs candidates: a workbench for a GPU, a stand for one operation, whose operands it
+keeps there, a place for one of its sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from mbc.device.clock import Times
+from mbc.device.need import Need
+from mbc.device.offers import Offer, Offered
+from mbc.device.profile import Identity
+from mbc.ir.types import Precision
+from mbc.kernels.base import Request
+
+
+class GpuFailed(Exception):
+    """The GPU stopped working for this process: a kernel wrote where it must not, most likely."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A candidate that was run once. `error` is negative where there was nothing to compare with."""
+
+    offer: Offer
+    once_us: float
+    error: float
+    refused: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """`accumulate_us` is 0 where the candidate does not add."""
+
+    times: Times
+    accumulate_us: float = 0.0
+
+
+class Place(Protocol):
+    """One request's operands and workspace."""
+
+    def attempt(self, offer: Offer) -> Attempt:
+        """Run it once and check it. An offer that should add to its output and does not comes back as one that does
+        not. Raises GpuFailed, and `DoesNotFit` where its workspace finds no room."""
+        ...
+
+    def time(self, attempt: Attempt, budget_us: float) -> Timing:
+        """About so long of replays; of additions as long again."""
+        ...
+
+
+class Stand(Protocol):
+    """The operands of one operation, for all its sizes."""
+
+    def at(self, request: Request, offered: Sequence[Offer]) -> AbstractContextManager[Place]:
+        """The place for one of the operation's sizes, with room for what is offered; `DoesNotFit` where there is none
+        for its operands."""
+        ...
+
+
+class Workbench(Protocol):
+    """What measuring needs of a GPU."""
+
+    def identity(self) -> Identity: ...
+
+    def warm(self, precision: Precision) -> None: ...
+
+    def graph_gap_us(self, precision: Precision) -> float: ...
+
+    def offers(self, request: Request, workspace_limit_bytes: int) -> Offered: ...
+
+    def open(self, need: Need) -> AbstractContextManager[Stand]: ...

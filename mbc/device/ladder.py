@@ -1,0 +1,93 @@
+"""What the sizes of an operation that are measured already say about smaller ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from mbc.device.offers import Offer, Offered
+from mbc.device.profile import Measurement
+from mbc.ir.types import Layout
+
+HOPELESS = 3.0  # times the best that needs no more workspace
+HOPELESS_SIZES = 2  # at so many sizes, and it is not tried at smaller ones
+
+Layouts = tuple[Layout, ...]
+
+
+def key_of(m: Measurement) -> tuple[object, ...]:
+    """What makes it the same candidate at every size. As `Offer.key`."""
+    return m.provider, m.name, m.settings, m.layouts
+
+
+@dataclass
+class Ladder:
+    """The sizes of one operation, largest first."""
+
+    _steps: list[tuple[int, tuple[Measurement, ...]]] = field(default_factory=list[tuple[int, tuple[Measurement, ...]]])
+    _closed: set[Layouts] = field(default_factory=set[Layouts])
+
+    def add(self, rows: int, measured: tuple[Measurement, ...]) -> None:
+        usable = tuple(m for m in measured if not m.refused)
+        for layouts in {m.layouts for m in usable}:
+            if self._nothing_gains(rows, [m for m in usable if m.layouts == layouts]):
+                self._closed.add(layouts)
+        self._steps.append((rows, measured))
+
+    def _nothing_gains(self, rows: int, here: Sequence[Measurement]) -> bool:
+        """Whether a larger size has a deterministic candidate of the same layouts with no more workspace than anything
+        here and no more time per row than the fastest here."""
+        per_row_us = min(m.time_us for m in here) / rows
+        least_bytes = min(m.workspace_bytes for m in here)
+        return any(
+            m.layouts == here[0].layouts
+            and not m.refused
+            and m.deterministic
+            and m.workspace_bytes <= least_bytes
+            and m.time_us / larger <= per_row_us
+            for larger, step in self._steps
+            for m in step
+        )
+
+    @property
+    def closed(self) -> bool:
+        """Whether smaller sizes can be part of no better division, in any layout that the last size had."""
+        if not self._steps:
+            return False
+        last = {m.layouts for m in self._steps[-1][1] if not m.refused}
+        return bool(self._closed) and last <= self._closed
+
+    def worth(self, offered: Offered) -> tuple[Offered, list[str]]:
+        """What is worth trying at the next size, and in words what is not."""
+        hopeless = self._hopeless()
+        everything = (*offered.offers, *offered.spare)
+        least_bytes = min((o.candidate.workspace_bytes for o in everything if o.key not in hopeless), default=1 << 62)
+        slow = closed = 0
+
+        def keep(offer: Offer) -> bool:
+            nonlocal slow, closed
+            if offer.candidate.layouts in self._closed:
+                closed += 1
+                return False
+            if offer.key in hopeless and offer.candidate.workspace_bytes >= least_bytes:
+                slow += 1
+                return False
+            return True
+
+        kept = replace(
+            offered,
+            offers=tuple(o for o in offered.offers if keep(o)),
+            spare=tuple(o for o in offered.spare if keep(o)),
+        )
+        notes: list[str] = []
+        if slow:
+            notes.append(f"{slow} candidates that were dominated at the two sizes before")
+        if closed:
+            notes.append(f"{closed} candidates in layouts that gain nothing from sizes below the one before")
+        return kept, notes
+
+    def _hopeless(self) -> frozenset[tuple[object, ...]]:
+        if len(self._steps) < HOPELESS_SIZES:
+            return frozenset()
+        (_, larger), (_, last) = self._steps[-HOPELESS_SIZES:]
+        return frozenset(key_of(m) for m in last if m.dominated) & {key_of(m) for m in larger if m.dominated}

@@ -1,0 +1,101 @@
+"""Convolutions and linear layers on a GPU, compared with float64 there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from mbc.device.buffers import Pointers
+from mbc.device.clock import Clock
+from mbc.device.compare import Comparer, as_fp32, mean_square
+from mbc.device.gpu import Gpu
+from mbc.device.kernel_library import Call, KernelLibrary
+from mbc.device.offers import Offer, device_spec
+from mbc.device.stand import Checker, Stand
+from mbc.device.trial import TOLERANCES, Trial, is_filter
+from mbc.ir.types import DType, Layout, TensorType
+from mbc.kernels.base import Candidate, Request
+from mbc.runtime.formats import stored_bytes
+
+ADDED = 0.01  # how exactly two additions have to be twice one, to tell an addition from overwriting
+
+
+class ProductStand(Stand):
+    """Convolutions and linear layers, compared with float64 on the GPU."""
+
+    def __init__(self, gpu: Gpu, library: KernelLibrary, clock: Clock, trial: Trial, request: Request) -> None:
+        self._trial = trial
+        self._comparer = Comparer(gpu, library, device_spec(gpu), request.precision)
+        super().__init__(gpu, library, clock, request, trial.period)
+
+    def fill(self, index: int, layout: Layout, address: int) -> None:
+        trial, gpu = self._trial, self.gpu
+        tensor = trial.request.inputs[index]
+        operand = trial.operands[index]
+        short = TensorType(operand.shape, tensor.dtype)
+        data = stored_bytes(operand, tensor.dtype, Layout.CHANNELS_FIRST)
+        mark = gpu.mark()
+        try:
+            gpu.upload(address, data)
+            relaid = self._comparer.relaid(address, short, layout)
+            if relaid != address:
+                gpu.copy(address, relaid, short.size_bytes)
+            if not is_filter(trial.request, index):
+                gpu.repeat(address, short.size_bytes, tensor.size_bytes)
+        finally:
+            gpu.reset(mark)
+
+    def checker(self, request: Request, offered: Sequence[Offer]) -> Checker:
+        layouts = dict.fromkeys(o.candidate.layouts[-1] for o in offered)
+        return _ProductChecker(self.gpu, self._comparer, self._trial, request, layouts)
+
+
+class _ProductChecker:
+    def __init__(
+        self, gpu: Gpu, comparer: Comparer, trial: Trial, request: Request, layouts: dict[Layout, None]
+    ) -> None:
+        self._gpu = gpu
+        self._comparer = comparer
+        self._request = request
+        self._rows = request.inputs[0].shape[0]
+        self._trial = trial
+        expected = trial.expected(self._rows)
+        self._mean_square = mean_square(expected)
+        tensor = TensorType(expected.shape, DType.FP32)
+        canonical = gpu.take(tensor.size_bytes)
+        gpu.upload(canonical, as_fp32(expected))
+        self._wanted = {layout: comparer.relaid(canonical, tensor, layout) for layout in layouts}
+
+    def wrong(self, candidate: Candidate, at: Pointers) -> tuple[str, float]:
+        error = max(self._distances(candidate, at), key=lambda e: math.inf if math.isnan(e) else e)
+        if math.isnan(error):
+            return "it leaves elements of its output unwritten", -1.0
+        allowed = TOLERANCES[self._request.precision]
+        return (f"its result is {error:.2e} off, {allowed:.0e} is allowed" if error > allowed else "", error)
+
+    def adds(self, candidate: Candidate, at: Pointers, call: Call) -> bool:
+        """To nothing it gives the result, to the result twice the result, which is as far away as nothing is."""
+        self._gpu.fill(at.outputs[0], 0, self._request.outputs[0].size_bytes)
+        call.enqueue()
+        if not self._distances(candidate, at)[0] <= TOLERANCES[self._request.precision]:
+            return False
+        call.enqueue()
+        return abs(self._distances(candidate, at)[0] - 1) <= ADDED
+
+    def _distances(self, candidate: Candidate, at: Pointers) -> list[float]:
+        output, wanted = self._request.outputs[0], self._wanted[candidate.layouts[-1]]
+        if self._trial.adds_up:
+            parts = [(at.outputs[0], wanted, output.elements)]
+        else:
+            row = output.with_rows(1)
+            parts = [
+                (at.outputs[0] + start * row.size_bytes, wanted, count * row.elements)
+                for start, count in checked_rows(self._rows, self._trial.period)
+            ]
+        return self._comparer.distances(parts, output.dtype, self._mean_square)
+
+
+def checked_rows(rows: int, period: int) -> list[tuple[int, int]]:
+    """(first, how many) of the rows that are compared: a period at the start, in the middle and at the end."""
+    starts = dict.fromkeys((0, rows // 2 // period * period, (rows - 1) // period * period))
+    return [(start, min(period, rows - start)) for start in starts]

@@ -1,0 +1,129 @@
+"""The workbench of a real GPU."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
+
+import numpy as np
+
+from mbc.device.bench import Stand
+from mbc.device.clock import Clock
+from mbc.device.gpu import Gpu
+from mbc.device.kernel_library import Call, KernelLibrary
+from mbc.device.need import Need
+from mbc.device.offers import Offered, device_spec, offers
+from mbc.device.plain_stand import PlainStand
+from mbc.device.product_stand import ProductStand
+from mbc.device.profile import Identity
+from mbc.device.trial import PRODUCT_KINDS, Trials
+from mbc.ir.types import DType, Layout, Precision, TensorType
+from mbc.kernels import PROVIDERS
+from mbc.kernels.base import Request
+from mbc.kernels.own import OWN
+from mbc.ops.activation import Scale
+from mbc.ops.matrix import Linear
+from mbc.runtime.formats import stored_bytes
+
+WARM_S = 0.3
+WARM_SIDE = 4096  # of the matrices multiplied meanwhile
+
+
+def identity(gpu: Gpu) -> Identity:
+    return Identity(
+        gpu.name,
+        gpu.architecture,
+        gpu.multiprocessors,
+        gpu.driver_version,
+        gpu.library.version,
+        datetime.datetime.now(datetime.UTC).date().isoformat(),
+        gpu.sm_clock_mhz,
+        gpu.memory_clock_mhz,
+    )
+
+
+class Bench:
+    """The workbench of a real GPU. Use as a context manager."""
+
+    def __init__(self, gpu: Gpu, open_library: Callable[[Gpu, Precision], KernelLibrary] = KernelLibrary.open) -> None:
+        self.gpu = gpu
+        self.spec = device_spec(gpu)
+        self.clock = Clock(gpu)
+        self.trials = Trials(gpu)
+        self._open_library = open_library
+        self._libraries: dict[DType, KernelLibrary] = {}
+        self._closing = ExitStack()
+
+    def __enter__(self) -> Bench:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closing.close()
+
+    def library(self, precision: Precision) -> KernelLibrary:
+        known = self._libraries.get(precision.working)
+        if known is None:
+            known = self._closing.enter_context(self._open_library(self.gpu, precision))
+            self._libraries[precision.working] = known
+        return known
+
+    def identity(self) -> Identity:
+        return identity(self.gpu)
+
+    def offers(self, request: Request, workspace_limit_bytes: int) -> Offered:
+        return offers(self.gpu, request, workspace_limit_bytes)
+
+    def warm(self, precision: Precision) -> None:
+        """Work until the clocks are those of a GPU that has been busy for a while."""
+        matrix = TensorType((WARM_SIDE, WARM_SIDE), precision.working)
+        request = Request("linear", Linear((WARM_SIDE,)), (matrix, matrix), (matrix,), precision)
+        mark = self.gpu.mark()
+        try:
+            pointers = [self.gpu.take(matrix.size_bytes) for _ in range(3)]
+            row = np.random.default_rng(0).standard_normal(WARM_SIDE, np.float32)
+            for pointer in pointers:
+                self.gpu.upload(pointer, stored_bytes(row, matrix.dtype, Layout.CHANNELS_FIRST))
+                self.gpu.repeat(pointer, matrix.size_bytes // WARM_SIDE, matrix.size_bytes)
+            call = self._any_call(request, pointers)
+            started = time.monotonic()
+            while time.monotonic() - started < WARM_S:
+                self.gpu.times_us(call.enqueue, 10)
+        finally:
+            self.gpu.reset(mark)
+
+    def _any_call(self, request: Request, pointers: Sequence[int]) -> Call:
+        """Of the first provider that has a candidate without workspace."""
+        found = (c for p in PROVIDERS for c in p.candidates(request, self.spec) if not c.workspace_bytes)
+        return self.library(request.precision).prepare(next(found), request, pointers, 0)
+
+    def graph_gap_us(self, precision: Precision) -> float:
+        """From one node of a graph to the next, where a node has next to nothing to do."""
+        one = TensorType((1,), precision.working)
+        request = Request("scale", Scale(), (one,), (one,), precision)
+        mark = self.gpu.mark()
+        try:
+            pointers = (self.gpu.take(one.size_bytes), self.gpu.take(one.size_bytes))
+            candidate = next(iter(OWN.candidates(request, self.spec)))
+            call = self.library(precision).prepare(candidate, request, pointers, 0)
+            call.enqueue()  # loads the kernel, which a capture does not allow
+            return self.clock.gap_us(call.enqueue)
+        finally:
+            self.gpu.reset(mark)
+
+    @contextmanager
+    def open(self, need: Need) -> Generator[Stand, None, None]:
+        self.gpu.reset()
+        request = need.undivided
+        library = self.library(request.precision)
+        try:
+            if request.kind in PRODUCT_KINDS:
+                yield ProductStand(self.gpu, library, self.clock, self.trials.make(request), request)
+            else:
+                yield PlainStand(self.gpu, library, self.clock, request)
+        finally:
+            self.gpu.reset()
