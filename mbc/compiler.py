@@ -21,10 +21,11 @@ from mbc.ir.types import Precision
 from mbc.ir.verify import verify_network, verify_training
 from mbc.kernels import PROVIDERS
 from mbc.kernels.interpreter import INTERPRETER
-from mbc.measuring import measure_missing
+from mbc.measuring import measure_missing, measure_requests
 from mbc.optimize.candidates import CandidateTable, Rules
+from mbc.optimize.needs import unmeasured
 from mbc.optimize.search import Limits, search
-from mbc.options import Options
+from mbc.options import Options, Policy
 from mbc.plan.file import dump_plan
 from mbc.plan.model import Plan
 from mbc.plan.verify import verify_plan
@@ -52,16 +53,23 @@ def compile_plan(source: Source, options: Options, stages: Stages | None = None)
     # What could run each operation on this GPU, and how fast.
     device = stages.run("find device", lambda: find_device(options.gpu), repr)
     stages.run("measure", lambda: measure_missing(graph, device, options, stages.announce))
-    profile = stages.run("find profile", lambda: find_profile(device, options.profile, options.stale_profile))
-    device = calibrated(device, profile)
-    providers = (INTERPRETER,) if graph.precision is Precision.FP64 else PROVIDERS
     rules = Rules(options.policy, lowered.deterministic, options.providers, options.micro_batch)
-    table = CandidateTable(graph, device, providers, profile, rules)
+    providers = (INTERPRETER,) if graph.precision is Precision.FP64 else PROVIDERS
+
+    def tabulate() -> CandidateTable:
+        profile = find_profile(device, options.profile, options.stale_profile)
+        return CandidateTable(graph, calibrated(device, profile), providers, profile, rules)
+
+    table = stages.run("find profile", tabulate)
 
     # Every decision: kernels, layouts, order, addresses, waits.
     limits = Limits(options.workspace_limit_bytes, options.workspace_total_bytes)
     budget_bytes = lowered.device_bytes or free_bytes(device, options.gpu)
     plan = stages.run("search", lambda: search(table, limits, budget_bytes), dump_plan)
+    # What was chosen by times between two measured sizes is measured, and chosen again.
+    while options.policy is Policy.ALL and measure_requests(unmeasured(plan), device, options, stages.announce):
+        table = stages.run("find profile", tabulate)
+        plan = stages.run("search", lambda table=table: search(table, limits, budget_bytes), dump_plan)
 
     # Nothing leaves the compiler that the independent verifier has not accepted.
     stages.run("verify plan", lambda: verify_plan(plan))

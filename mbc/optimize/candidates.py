@@ -63,19 +63,8 @@ class CandidateTable:
     def whole(self) -> Rows:
         return Rows(0, self.graph.batch)
 
-    def slice_type(self, name: str, rows: Rows) -> TensorType:
-        """Type of the part of a value that a launch over `rows` touches."""
-        value = self.graph.values[name]
-        return value.type.with_rows(rows.count) if value.per_sample else value.type
-
     def request(self, operation: Operation, rows: Rows) -> Request:
-        return Request(
-            operation.kind,
-            operation.attributes,
-            tuple(self.slice_type(name, rows) for name in operation.inputs),
-            tuple(self.slice_type(name, rows) for name in operation.outputs),
-            self.graph.precision,
-        )
+        return request_of(self.graph, operation, rows)
 
     def candidates(self, operation: Operation, rows: Rows) -> tuple[Candidate, ...]:
         """Every admitted candidate: the measured ones, else those interpolated between measured sizes, else estimates.
@@ -208,6 +197,22 @@ class CandidateTable:
     def is_conversion_measured(self, type_: TensorType) -> bool:
         """Whether `conversion_us` is from the profile."""
         return self.profile is not None and bool(self.profile.candidates(conversion_request(type_, self.graph)))
+
+
+def request_of(graph: TrainingGraph, operation: Operation, rows: Rows) -> Request:
+    """The part of an operation that a launch over `rows` does."""
+
+    def type_of(name: str) -> TensorType:
+        value = graph.values[name]
+        return value.type.with_rows(rows.count) if value.per_sample else value.type
+
+    return Request(
+        operation.kind,
+        operation.attributes,
+        tuple(map(type_of, operation.inputs)),
+        tuple(map(type_of, operation.outputs)),
+        graph.precision,
+    )
 
 
 def conversion_request(type_: TensorType, graph: TrainingGraph) -> Request:

@@ -11,9 +11,9 @@ from mbc.ir.types import Precision, layout_matters
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Request
 from mbc.ops import KINDS
-from mbc.optimize.candidates import CandidateTable, Rules, conversion_request
+from mbc.optimize.candidates import CandidateTable, Rules, conversion_request, request_of
 from mbc.options import Policy
-from mbc.plan.model import Rows
+from mbc.plan.model import Kernel, Plan, Rows
 
 # Inference is planned once and weighs less than a step that runs a million times, but is to be measured all the same.
 _INFERENCE_WEIGHT = 0.1
@@ -50,3 +50,15 @@ def _conversions(graph: TrainingGraph, table: CandidateTable) -> Iterable[Need]:
     for type_ in types:
         time_us = 2 * type_.size_bytes / (table.device.copy_gb_s * 1e3)
         yield Need((conversion_request(type_, graph),), _CONVERSION_WEIGHT * time_us)
+
+
+def unmeasured(plan: Plan) -> tuple[Request, ...]:
+    """The distinct slices that the training step runs by a time that was not measured."""
+    operations = {operation.name: operation for operation in plan.graph.train}
+    found: dict[Request, None] = {}
+    for launch in plan.train.launches:
+        if isinstance(launch.work, Kernel) and not launch.work.measured and launch.operations:
+            operation = operations[launch.operations[0]]
+            rows = max((access.rows for access in launch.accesses), key=lambda part: part.count)
+            found[request_of(plan.graph, operation, rows)] = None
+    return tuple(found)
