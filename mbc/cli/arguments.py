@@ -84,7 +84,7 @@ def _planning(made: argparse.ArgumentParser, gpu: bool = True) -> None:
     )  # fmt: skip
     group.add_argument("--network", help="which network, of a source that has several")
     group.add_argument(
-        "--policy", type=Policy, choices=tuple(Policy), default=Options().policy,
+        "--policy", choices=tuple(map(str, Policy)), default=str(Options().policy),
         help="micro-batch sizes that an operation may be divided into (default %(default)s)",
     )  # fmt: skip
     group.add_argument(
@@ -118,7 +118,7 @@ def _measuring(made: argparse.ArgumentParser) -> None:
     """Arguments of whatever measures before it plans."""
     group = made.add_argument_group("measuring (where this machine has the GPU that is planned for)")
     group.add_argument(
-        "--measure", type=Measure, choices=tuple(Measure),
+        "--measure", choices=tuple(map(str, Measure)),
         help="measure kernels before planning: what no profile knows (missing, the default), nothing (never; so with "
         "--profile), or everything again (always)",
     )  # fmt: skip
@@ -140,10 +140,10 @@ def options(arguments: argparse.Namespace, gpu: str | None = None) -> Options:
         network=arguments.network,
         workspace_limit_bytes=arguments.workspace_limit,
         workspace_total_bytes=arguments.workspace_total,
-        policy=arguments.policy,
+        policy=Policy(arguments.policy),
         micro_batch=arguments.micro_batch,
         providers=tuple(arguments.providers),
-        measure=getattr(arguments, "measure", None) or Measure.NEVER,
+        measure=Measure(getattr(arguments, "measure", None) or Measure.NEVER),
         measure_for_s=getattr(arguments, "measure_for", math.inf),
         dump_stages=getattr(arguments, "dump_stages", None),
         profile=arguments.profile,
@@ -390,7 +390,7 @@ def _profile_run(verbs: _Commands) -> None:
     )  # fmt: skip
     made.add_argument("--network", help="which network, of a source that has several")
     made.add_argument(
-        "--policy", type=Policy, choices=tuple(Policy), default=Options().policy,
+        "--policy", choices=tuple(map(str, Policy)), default=str(Options().policy),
         help="micro-batch sizes that plans may use (default %(default)s)",
     )  # fmt: skip
     made.add_argument(

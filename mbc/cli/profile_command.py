@@ -13,6 +13,7 @@ from mbc.cli.places import plan_file, read_text
 from mbc.cli.terminal import StatusLine, bar, busy, notes, output_width
 from mbc.device.need import MOST_WORKSPACE_BYTES, Need
 from mbc.errors import MbcError
+from mbc.options import Policy
 from mbc.source import Source
 from mbc.units import show_duration, show_size
 
@@ -89,7 +90,7 @@ def collect(arguments: argparse.Namespace, device: DeviceSpec) -> tuple[Need, ..
                     "choose other precisions: --precision fp32,tf32,bf16,fp16",
                 )  # fmt: skip
             graph = differentiate(lowered.network, lowered.optimizer, lowered.precision)
-            for need in needs(graph, device, arguments.policy):
+            for need in needs(graph, device, Policy(arguments.policy)):
                 known = found.get(need.undivided)
                 found[need.undivided] = need if known is None else _united(known, need)
     return tuple(found.values())

@@ -25,7 +25,7 @@ def serve(open_gpu: Callable[[], AbstractContextManager[Any]], measuring: Callab
     os.dup2(2, 1)  # what libraries print must not come between the messages
     task: Task = pickle.load(sys.stdin.buffer)
     ended = threading.Event()
-    threading.Thread(target=_wait_for_end, args=(sys.stdin.buffer, ended), daemon=True).start()
+    threading.Thread(target=_wait_for_end, args=(sys.stdin.fileno(), ended), daemon=True).start()
 
     def progress(done: int, total: int, request: Request, left_s: float | None = None) -> None:
         _say(messages, ("progress", done, total, request, left_s))
@@ -55,8 +55,9 @@ def _say(messages: IO[bytes], message: object) -> None:
     messages.flush()
 
 
-def _wait_for_end(stream: IO[bytes], ended: threading.Event) -> None:
-    while stream.read(1):
+def _wait_for_end(stdin: int, ended: threading.Event) -> None:
+    # Not through the file object: it would be locked when the process ends while this waits.
+    while os.read(stdin, 1):
         pass
     ended.set()
 
