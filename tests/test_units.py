@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mbc.units import parse_size, show_size, show_time
+from mbc.units import parse_duration, parse_size, show_duration, show_size, show_time
 
 
 def test_sizes():
@@ -22,3 +22,17 @@ def test_what_is_no_size(text):
 
 def test_times():
     assert [show_time(t) for t in (1.234, 999, 1234, 7.2e6)] == ["1.23 us", "999.0 us", "1.23 ms", "7.20 s"]
+
+
+def test_durations():
+    assert [parse_duration(text) for text in ("90s", "5min", "1.5 h", "300", "2m")] == [
+        90.0,
+        300.0,
+        5400.0,
+        300.0,
+        120.0,
+    ]
+    for text in ("", "long", "-5s", "5 days", "5MIN"):
+        with pytest.raises(ValueError, match="is not a duration"):
+            parse_duration(text)
+    assert [show_duration(s) for s in (0.4, 59.4, 125, 7830)] == ["0 s", "59 s", "2 min 5 s", "2 h 10 min"]

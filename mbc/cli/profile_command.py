@@ -77,9 +77,7 @@ def collect(arguments: argparse.Namespace, device: DeviceSpec) -> tuple[Need, ..
     found: dict[object, Need] = {}
     for place in arguments.networks:
         if plan_file(place) is not None:
-            raise MbcError(
-                "MBC192", f"'{place}' is planned already: nothing is left to choose", "give its source (.mbc)"
-            )
+            raise MbcError("MBC188", f"'{place}' is planned already", "give its source (.mbc)")
         program = parse(Source(place, read_text(Path(place))))
         for precision in arguments.precision or (None,):
             chosen = () if precision is None else (("train.precision", precision),)

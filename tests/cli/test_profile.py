@@ -1,0 +1,247 @@
+"""`mbc profile`: measuring (by processes that only pretend), and handling what was measured."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mbc.cli import terminal
+from mbc.device import fleet, profile_places
+from mbc.device.fleet import Outcome, Progress
+from mbc.device.measure import Summary
+from mbc.device.need import MOST_WORKSPACE_BYTES
+from mbc.device.profile import Extent
+from mbc.device.profile_edit import write_profile
+from mbc.device.profile_file import read_profile
+from mbc.device.profile_places import user_path
+from mbc.device.signature import read_signature, rows_of, signature
+from mbc.device.target import LocalGpu
+from tests.device.profiles import GPU, IDENTITY, measurement, profile, request
+
+HERE = LocalGpu(GPU.name, "580.1", GPU.architecture, GPU.memory_bytes, GPU.memory_bytes)
+FAKE = (sys.executable, "-m", "tests.device.fake_worker")
+
+
+@pytest.fixture
+def gpus(mbc, monkeypatch):
+    """A machine with two H200, whose processes measure nothing and say so."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(fleet, "local_gpus", lambda: (HERE, HERE))
+    monkeypatch.setattr(profile_places, "installed_cudnn", lambda: IDENTITY.cudnn)
+    original = fleet.measure_on
+    monkeypatch.setattr(fleet, "measure_on", lambda gpus, task, progress: original(gpus, task, progress, FAKE))
+
+
+@pytest.fixture
+def tasks(gpus, monkeypatch):
+    """What was asked for; nothing is measured."""
+    asked = []
+
+    def measure_on(gpus, task, progress):
+        asked.append((gpus, task))
+        return Outcome(None, 0, False)
+
+    monkeypatch.setattr(fleet, "measure_on", measure_on)
+    return asked
+
+
+def rows(path):
+    return {rows_of(read_signature(key)) for key in read_profile(path).extents if '"kind":"convolution"' in key}
+
+
+def test_measuring_into_ones_own_profile(mbc, gpus):
+    done = mbc("profile", "tiny.mbc")
+    assert done.code == 0
+    own = user_path(GPU.name)
+    assert done.out.startswith(f"{own}: ") and "operations and sizes measured in " in done.out
+    assert rows(own) >= {8, 4, 2}
+    again = mbc("profile", "run", "tiny.mbc", "--json")
+    figures = again.json
+    assert figures["measured"] == 0 and figures["left"] == 0 and figures["known"] == len(read_profile(own).extents)
+    assert figures["profile"] == str(own) and figures["gpus"] == ["0"]
+
+
+def test_all_gpus_several_precisions_and_a_file(mbc, gpus):
+    arguments = ("tiny.mbc", "--gpu", "all", "--precision", "bf16,fp32", "--set", "batch=4", "--policy", "undivided")
+    done = mbc("profile", *arguments, "-o", "here.sqlite")
+    assert done.code == 0
+    found = [read_signature(key) for key in read_profile(Path("here.sqlite")).extents]
+    assert {str(r.precision) for r in found} == {"bf16", "fp32"}
+    assert rows(Path("here.sqlite")) == {4}
+    assert "on 0" in done.err or "on 1" in done.err  # how the pretending processes sign
+
+
+def test_options_reach_the_processes(mbc, tasks):
+    assert mbc("profile", "tiny.mbc").code == 0
+    ((asked, task),) = tasks
+    assert asked == ("0",) and task.path == user_path(GPU.name) and not task.again
+    assert task.workspace_limit_bytes == MOST_WORKSPACE_BYTES and task.measure_for_s == math.inf
+    limits = ("--gpu", "1", "--workspace-limit", "64MiB", "--measure-for", "5min", "--again", "-o", "x.sqlite")
+    assert mbc("profile", *limits, "tiny.mbc").code == 0
+    asked, task = tasks[-1]
+    assert asked == ("1",) and task.path == Path("x.sqlite") and task.again
+    assert task.workspace_limit_bytes == 64 << 20 and task.measure_for_s == 300.0
+
+
+def test_an_operation_of_several_networks_is_asked_once(mbc, tasks):
+    shutil.copy("tiny.mbc", "twin.mbc")
+    mbc("profile", "tiny.mbc")
+    mbc("profile", "tiny.mbc", "twin.mbc")
+    (_, one), (_, two) = tasks
+    weights = {need.undivided: need.weight_us for need in one.needs}
+    assert {need.undivided: need.weight_us for need in two.needs} == {r: 2 * w for r, w in weights.items()}
+
+
+def test_an_interrupt_is_exit_code_130(mbc, tasks, monkeypatch):
+    def measure_on(gpus, task, progress):
+        progress(Progress(1, 9, task.needs[0].undivided, 60.0))
+        return Outcome(Summary(measured=1, interrupted=True), 8, True)
+
+    monkeypatch.setattr(fleet, "measure_on", measure_on)
+    monkeypatch.setattr(terminal, "_PLAIN_S", 0.0)
+    done = mbc("profile", "tiny.mbc")
+    assert done.code == 130
+    assert " 1/9  1 min 0 s left  " in done.err
+    assert "measuring was interrupted: 8 operations are not measured" in done.err
+    assert "the same command again goes on from here" in done.err
+    assert "8 are left" in done.out
+
+
+def test_time_over_is_no_failure(mbc, tasks, monkeypatch):
+    monkeypatch.setattr(fleet, "measure_on", lambda *_: Outcome(Summary(measured=1, left=8), 8, False))
+    done = mbc("profile", "tiny.mbc", "--measure-for", "1s")
+    assert done.code == 0 and "the time for measuring is over: 8 operations" in done.err
+
+
+def test_no_gpu(mbc, monkeypatch):
+    monkeypatch.setattr(fleet, "local_gpus", lambda: ())
+    done = mbc("profile", "tiny.mbc")
+    assert done.code == 1 and done.err.startswith(
+        "error MBC077: measuring needs a GPU, and none can be used here\nhelp: "
+    )
+
+
+def test_bad_input_is_told_before_anything_starts(mbc, tasks):
+    double = mbc("profile", "tiny.mbc", "--set", "train.precision=fp64")
+    assert double.code == 1 and "error MBC192: 'tiny.mbc' is in fp64" in double.err
+    assert mbc("profile", "tiny.mbc", "--set", "train.precision=fp64", "--precision", "fp32").code == 0
+    assert "MBC190" in mbc("profile", "tiny.mbc", "--gpu", "5").err
+    assert "MBC183" in mbc("profile", "none.mbc").err
+    assert "MBC021" in mbc("profile", "tiny.mbc", "--set", "depth=3").err
+    assert mbc("compile", "tiny.mbc", "--gpu", "h200", "-o", "package").code == 0
+    assert "error MBC188: 'package' is planned already" in mbc("profile", "package").err
+    assert len(tasks) == 1
+
+
+@pytest.fixture
+def two(mbc):
+    """Two profiles of one machine."""
+    once = replace(measurement(2, 99.0), dominated=True)
+    refused = [replace(measurement(n, 0.0), refused=f"its result is {n}.00e-02 off, 5e-06 is allowed") for n in (7, 8)]
+    first = profile(
+        {request(8): [measurement(1, 10.0), once, *refused]}, {request(8): Extent(1 << 30, "nhwc engines; x")}
+    )
+    second = profile({request(8): [measurement(1, 12.0)], request(4): [measurement(1, 6.0)]})
+    for name, one in (("a.sqlite", first), ("b.sqlite", second)):
+        write_profile(replace(one, constants={"graph_gap_us": 1.25}), Path(name))
+    return "a.sqlite", "b.sqlite"
+
+
+def test_list(mbc, two):
+    text = mbc("profile", "list", "a.sqlite").out
+    assert text.startswith("a.sqlite (")
+    assert "NVIDIA H200 (132 multiprocessors) with cuDNN 9.19.0, sm_90, driver 580.1, begun 2026-11-21" in text
+    assert "graph_gap_us 1.25" in text
+    (row,) = [line.split() for line in text.splitlines() if line.startswith("convolution")]
+    assert row == ["convolution", "fp32", "1", "2", "1", "2"]
+    assert "its result is # off, # is allowed      2" in text
+    assert "nhwc engines" in text
+    (figures,) = mbc("profile", "list", "a.sqlite", "--json").json
+    assert figures["refusals"] == [["its result is # off, # is allowed", 2]]
+    assert figures["identity"]["gpu"] == GPU.name and figures["size_bytes"] == Path("a.sqlite").stat().st_size
+
+
+def test_list_without_a_file(mbc, two, tmp_path, monkeypatch):
+    monkeypatch.setattr(profile_places, "SHIPPED", tmp_path / "shipped")
+    assert "no profile is here" in mbc("profile", "list").out
+    user_path(GPU.name).parent.mkdir(parents=True)
+    shutil.copy("a.sqlite", user_path(GPU.name))
+    (tmp_path / "shipped").mkdir()
+    shutil.copy("b.sqlite", tmp_path / "shipped" / "other.sqlite")
+    assert [f["source"] for f in mbc("profile", "list", "--json").json] == [
+        str(user_path(GPU.name)),
+        str(tmp_path / "shipped" / "other.sqlite"),
+    ]
+
+
+def test_diff(mbc, two):
+    text = mbc("profile", "diff", *two).out
+    assert "both of NVIDIA H200" in text
+    assert "median 1.200" in text and "1 differ by more than 5%" in text
+    assert "cudnn engine=1 knob2=1" in text and "1.200" in text.splitlines()[-1]
+    figures = mbc("profile", "diff", *two, "--json").json
+    assert figures["ratios"]["count"] == 1 and figures["changes"][0]["ratio"] == 1.2
+    assert figures["only_after"] == [signature(request(4))] and figures["only_before_candidates"] == 3
+    assert (
+        "no times in common" in mbc("profile", "diff", "a.sqlite", "c.sqlite").out
+        if Path("c.sqlite").exists()
+        else True
+    )
+
+
+def test_merge(mbc, two):
+    done = mbc("profile", "merge", *two, "-o", "both.sqlite")
+    assert done.code == 0 and done.out.startswith("both.sqlite: 5 kernels for 2 operations and sizes of NVIDIA H200")
+    assert set(read_profile(Path("both.sqlite")).measurements) == {signature(request(8)), signature(request(4))}
+    refused = mbc("profile", "merge", *two, "-o", "both.sqlite")
+    assert refused.code == 1 and "error MBC193: 'both.sqlite' exists" in refused.err
+    figures = mbc("profile", "merge", *two, "-o", "a.sqlite", "--json").json
+    assert figures == {
+        "profile": "a.sqlite", "requests": 2, "candidates": 5, "size_bytes": Path("a.sqlite").stat().st_size,
+    }  # fmt: skip
+
+
+def test_unlike_profiles_are_not_merged(mbc, two):
+    write_profile(profile({}, identity=replace(IDENTITY, cudnn=92100)), Path("new.sqlite"))
+    done = mbc("profile", "merge", "a.sqlite", "new.sqlite", "-o", "both.sqlite")
+    assert done.code == 1 and "error MBC076" in done.err and not Path("both.sqlite").exists()
+    assert "not the same machine" in mbc("profile", "diff", "a.sqlite", "new.sqlite").out
+
+
+def test_ship(mbc, two):
+    done = mbc("profile", "ship", "a.sqlite", "-o", "small.sqlite")
+    assert done.code == 0 and "1 kernels for 1 operations and sizes" in done.out
+    (found,) = read_profile(Path("small.sqlite")).measurements.values()
+    assert [m.time_us for m in found] == [10.0]
+
+
+@pytest.mark.parametrize("command", ["list", "diff", "merge", "ship"])
+def test_what_is_no_profile(mbc, two, command):
+    Path("damaged.sqlite").write_bytes(b"?" * 5000)
+    more = {"diff": ("a.sqlite",), "merge": ("a.sqlite", "-o", "c.sqlite"), "ship": ("-o", "c.sqlite")}.get(command, ())
+    done = mbc("profile", command, "damaged.sqlite", *more)
+    assert done.code == 1 and "error MBC073: 'damaged.sqlite' is not a profile" in done.err
+
+
+def test_planning_with_a_profile_of_another_gpu(mbc, two):
+    refused = mbc("show", "tiny.mbc", "--gpu", "t4", "--profile", "a.sqlite")
+    assert refused.code == 1 and "error MBC076: the profile 'a.sqlite' was measured on NVIDIA H200" in refused.err
+    assert mbc("show", "tiny.mbc", "--gpu", "t4", "--profile", "a.sqlite", "--stale-profile").code == 0
+
+
+def test_notes_of_planning_are_said_once(mbc, two, monkeypatch):
+    user_path(GPU.name).parent.mkdir(parents=True)
+    shutil.copy("a.sqlite", user_path(GPU.name))
+    monkeypatch.setattr(profile_places, "local_gpus", lambda: (replace(HERE, driver="999.9"),))
+    monkeypatch.setattr(profile_places, "installed_cudnn", lambda: IDENTITY.cudnn)
+    done = mbc("show", "tiny.mbc", "--gpu", "h200", "--json")
+    assert done.code == 0 and json.loads(done.out)
+    assert done.err.count("note: the profile '") == 2  # one's own and the shipped one
+    assert "measured with driver 580.1, this machine has 999.9" in done.err

@@ -1,0 +1,208 @@
+"""What a compilation measures before it plans: what no profile knows, only where it can, only when it may."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from mbc import measuring
+from mbc.compiler import Stages, compile_plan
+from mbc.device import profile_places
+from mbc.device.fleet import Outcome, Progress, Task
+from mbc.device.measure import Summary
+from mbc.device.need import MOST_WORKSPACE_BYTES, Need
+from mbc.device.profile import Extent
+from mbc.device.profile_edit import write_profile
+from mbc.device.profile_file import ProfileWriter, read_profile
+from mbc.device.profile_places import file_name, user_path
+from mbc.device.signature import signature
+from mbc.device.spec import find_spec
+from mbc.measuring import measure_missing, measure_requests, missing, progress_text, shortcomings
+from mbc.options import Measure, Options, Policy
+from mbc.source import Source
+from tests.device.profiles import GPU, IDENTITY, measurement, profile, request
+
+ASKED = Options(gpu="h200", measure=Measure.MISSING)
+NETWORK = Source(
+    "n.mbc",
+    """
+    network n(batch = 8) {
+      input x[batch, 8, 6, 6] : float
+      input t[batch] : class
+      y = x |> conv(8, 3, pad=1) |> relu |> global_avgpool |> linear(3)
+      output y
+      loss (y, t) |> softmax_cross_entropy
+    }
+    """,
+)
+
+
+@dataclass
+class Fleet:
+    """Stands for the processes: knows what they were given, writes a time for everything."""
+
+    tasks: list[Task]
+    gpus: tuple[str, ...] = ("0", "1")
+    interrupt_after: float = math.inf
+
+    def measure_on(self, gpus, task, progress):
+        assert gpus == self.gpus[:1], "a compilation takes one GPU"
+        self.tasks.append(task)
+        requests = [r for need in task.needs for r in need.requests]
+        done = 0
+        with ProfileWriter(task.path, IDENTITY) as writer:
+            for done, one in enumerate(requests[: int(min(self.interrupt_after, len(requests)))], 1):
+                progress(Progress(done - 1, len(requests), one, None))
+                writer.record(one, [], Extent(task.workspace_limit_bytes))
+        return Outcome(Summary(measured=done), len(requests) - done, done < len(requests))
+
+    @property
+    def asked(self) -> list[str]:
+        return [signature(r) for task in self.tasks for need in task.needs for r in need.requests]
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fleet:
+    """A machine with two H200 where nothing was ever measured."""
+    made = Fleet([])
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(profile_places, "SHIPPED", tmp_path / "shipped")
+    monkeypatch.setattr(profile_places, "local_gpus", lambda: ())
+    monkeypatch.setattr(profile_places, "installed_cudnn", lambda: IDENTITY.cudnn)
+    monkeypatch.setattr(measuring, "gpus_named", lambda name: made.gpus if name == GPU.name else ())
+    monkeypatch.setattr(measuring, "measure_on", made.measure_on)
+    monkeypatch.setattr(measuring, "find_toolchain", lambda: SimpleNamespace(nvcc=Path("nvcc")))
+    monkeypatch.setattr(measuring.importlib.util, "find_spec", lambda name: object())
+    (tmp_path / "shipped").mkdir()
+    return made
+
+
+def test_a_compilation_measures_once_and_then_knows(fleet: Fleet):
+    compile_plan(NETWORK, ASKED)
+    known = read_profile(user_path(GPU.name)).extents
+    assert set(fleet.asked) == set(known) and len(fleet.asked) == len(known) > 10
+    assert {task.workspace_limit_bytes for task in fleet.tasks} == {MOST_WORKSPACE_BYTES}
+    compile_plan(NETWORK, ASKED)
+    assert len(fleet.tasks) == 1
+
+
+def test_other_networks_and_sizes_are_missing_again(fleet: Fleet):
+    compile_plan(NETWORK, replace(ASKED, policy=Policy.UNDIVIDED))
+    first = set(fleet.asked)
+    compile_plan(NETWORK, ASKED)
+    second = set(fleet.asked) - first
+    assert second and all(f"[{rows}, 8, 6, 6]" not in key for key in second for rows in (8,))
+    compile_plan(NETWORK, replace(ASKED, settings=(("train.precision", "bf16"),)))
+    assert all('"precision":"bf16"' in key for key in set(fleet.asked) - first - second)
+
+
+def test_a_raised_limit_of_workspace_measures_the_rest(fleet: Fleet):
+    low, high = (replace(ASKED, workspace_limit_bytes=size) for size in (1 << 20, 1 << 24))
+    compile_plan(NETWORK, high)
+    compile_plan(NETWORK, low)
+    assert [task.workspace_limit_bytes for task in fleet.tasks] == [1 << 24]
+    compile_plan(NETWORK, ASKED)
+    assert [task.workspace_limit_bytes for task in fleet.tasks] == [1 << 24, MOST_WORKSPACE_BYTES]
+    assert len(fleet.asked) == 2 * len(set(fleet.asked))
+
+
+def test_always_measures_everything_again(fleet: Fleet):
+    for _ in range(2):
+        compile_plan(NETWORK, replace(ASKED, measure=Measure.ALWAYS, measure_for_s=300.0))
+    assert [(task.again, task.measure_for_s) for task in fleet.tasks] == [(True, 300.0)] * 2
+    assert fleet.tasks[0].needs == fleet.tasks[1].needs
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        Options(gpu="h200"),
+        replace(ASKED, measure=Measure.NEVER),
+        replace(ASKED, gpu="t4"),
+        replace(ASKED, settings=(("train.precision", "fp64"),)),
+    ],
+)
+def test_what_is_not_measured(fleet: Fleet, options: Options):
+    compile_plan(NETWORK, options)
+    assert not fleet.tasks and not user_path(GPU.name).exists()
+
+
+def test_a_named_profile_is_used_as_it_is(fleet: Fleet, tmp_path: Path):
+    write_profile(profile({}), tmp_path / "p.sqlite")
+    compile_plan(NETWORK, replace(ASKED, profile=str(tmp_path / "p.sqlite")))
+    assert not fleet.tasks
+
+
+@pytest.mark.parametrize("part", ["gpu", "pycuda", "nvcc"])
+def test_nothing_happens_where_a_part_is_missing(fleet: Fleet, monkeypatch: pytest.MonkeyPatch, part: str):
+    if part == "gpu":
+        fleet.gpus = ()
+    if part == "pycuda":
+        monkeypatch.setattr(measuring.importlib.util, "find_spec", lambda name: None)
+    if part == "nvcc":
+        monkeypatch.setattr(measuring, "find_toolchain", lambda: SimpleNamespace(nvcc=None))
+    compile_plan(NETWORK, ASKED)
+    assert not fleet.tasks
+    assert not measure_requests([request()], GPU, ASKED)
+
+
+def test_the_shipped_profile_counts(fleet: Fleet):
+    compile_plan(NETWORK, ASKED)
+    user_path(GPU.name).replace(profile_places.SHIPPED / file_name(GPU.name))
+    compile_plan(NETWORK, ASKED)
+    assert len(fleet.tasks) == 1
+
+
+def test_an_interrupt_is_said_and_the_plan_is_made(fleet: Fleet):
+    fleet.interrupt_after = 3
+    said: list[str] = []
+    with pytest.warns(RuntimeWarning, match=r"measuring was interrupted: \d+ operations are not measured") as caught:
+        plan = compile_plan(NETWORK, ASKED, Stages(announce=said.append))
+    assert plan.predictions.measured_share < 1
+    assert len(caught) == 1
+    assert any(text.startswith("measuring 2 of ") for text in said)
+    fleet.interrupt_after = math.inf
+    compile_plan(NETWORK, ASKED)
+    first, second = ({signature(r) for need in task.needs for r in need.requests} for task in fleet.tasks)
+    assert len(first) == len(second) + 3 and second < first
+
+
+def test_single_requests_are_measured_once(fleet: Fleet):
+    asked = [request(5), request(6), request(5)]
+    assert measure_requests(asked, GPU, ASKED)
+    assert fleet.asked == [signature(request(5)), signature(request(6))]
+    assert not measure_requests(asked, GPU, ASKED)
+    assert not measure_requests([], GPU, ASKED)
+
+
+def test_sizes_that_cannot_gain_are_not_missed():
+    fast, slow = measurement(1, 8.0), measurement(1, 7.0)
+    need = Need((request(8), request(4), request(2)), 1.0)
+    limit = Extent(1 << 30)
+    assert missing([need], None, 1) == (need,)
+    known = profile({request(8): [fast]}, {request(8): limit})
+    assert missing([need], known, 1) == (Need((request(4), request(2)), 1.0),)
+    # 4 rows take nearly as long as 8: no smaller size can be part of a better division.
+    known = profile({request(8): [fast], request(4): [slow]}, {request(8): limit, request(4): limit})
+    assert missing([need], known, 1) == ()
+    known = profile({request(8): [fast], request(4): [measurement(1, 2.0)]}, {request(8): limit, request(4): limit})
+    assert missing([need], known, 1) == (Need((request(2),), 1.0),)
+    assert missing([need], known, 1 << 31) == (need,)
+
+
+def test_texts():
+    assert progress_text(Progress(3, 9, request(5), None)) == "measuring 3 of 9: convolution fp32 [5, 4, 8, 8] 3x3"
+    assert progress_text(Progress(3, 9, request(5), 125.0)).startswith("measuring 3 of 9, 2 min 5 s left: ")
+    assert shortcomings(Outcome(Summary(measured=3), 0, False)) == ()
+    over, failed, unsteady = shortcomings(Outcome(Summary(failures=("a: no\nmore", "b"), unsteady=("c",)), 2, False))
+    assert over.startswith("the time for measuring is over: 2 operations")
+    assert failed == "2 operations could not be measured; the first: a: no"
+    assert "another process may be using the GPU" in unsteady
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not measure_missing(None, find_spec("t4"), ASKED)  # type: ignore[arg-type]
