@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from deepbench_layers import BATCH, Operation, operations
 from division import Offers, brute_force_us, divided, menus, offers, undivided
-from record import ROOT, attempt, show, write
+from record import ROOT, attempt, show, start, write
 
 from mbc.device.need import Need
 from mbc.device.profile import Profile
@@ -260,4 +260,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

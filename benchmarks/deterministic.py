@@ -17,7 +17,7 @@ from typing import Any
 
 from modules import Job, example
 from plans import Planned, make_plans, run_steps
-from record import show, write
+from record import show, start, write
 
 NETWORKS = {"resnet18": ("resnet", (("batch", "128"),)), "alexnet": ("alexnet", (("batch", "256"),))}
 DIGEST_AFTER = 5  # steps
@@ -92,4 +92,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

@@ -20,7 +20,6 @@ from mbc.optimize.menus import Menu, Point, Slice, menu
 
 assert ROOT
 Offers = Mapping[tuple[Layout, ...], Mapping[int, Sequence[Candidate]]]  # by layouts, then by rows
-_NEVER_US = 1e9  # of a call that is not there: finite, because none of them cost nothing, and small enough to subtract
 
 
 def offers(profile: Profile, requests: Mapping[int, Request], providers: tuple[str, ...] = ()) -> Offers:
@@ -58,7 +57,8 @@ def brute_force_us(found: Offers, rows: int, sums: bool, limit_bytes: int) -> fl
 
 def _layout_us(offered: Mapping[int, Sequence[Candidate]], rows: int, sums: bool, limit_bytes: int) -> float:
     sizes = tuple(sorted(offered, reverse=True))
-    first, further = (np.full(len(sizes), _NEVER_US) for _ in range(2))
+    # The least time of a call of each size: of one that overwrites, and of one that follows another.
+    first, further = (np.full(len(sizes), np.inf) for _ in range(2))
     for place, size in enumerate(sizes):
         for candidate in offered[size]:
             if candidate.workspace_bytes > limit_bytes:
@@ -68,15 +68,27 @@ def _layout_us(offered: Mapping[int, Sequence[Candidate]], rows: int, sums: bool
                 further[place] = min(further[place], candidate.time_us)
             elif candidate.accumulates:
                 further[place] = min(further[place], candidate.accumulate_us or candidate.time_us)
+    return _least_us(rows, sizes, tuple(first.tolist()), tuple(further.tolist()), sums)
+
+
+@cache
+def _least_us(
+    rows: int, sizes: tuple[int, ...], firsts: tuple[float, ...], furthers: tuple[float, ...], sums: bool
+) -> float:
+    """Over all partitions. Many limits admit the same calls: asked once."""
+    first, further = np.array(firsts), np.array(furthers)
     counts = partitions(rows, sizes)
     if not len(counts):
         return math.inf
-    times = counts @ further
-    if sums:
-        # One call comes first and overwrites: whichever saves most.
-        times += np.where(counts > 0, first - further, np.inf).min(axis=1)
-    least = float(times.min())
-    return least if least < _NEVER_US / 2 else math.inf
+    known = np.isfinite(further)
+    times = counts @ np.where(known, further, 0.0)
+    impossible = counts @ ~known  # calls that cannot follow
+    if not sums:
+        return float(np.where(impossible == 0, times, np.inf).min())
+    # One call comes first and overwrites: whichever saves most, or the one that cannot follow.
+    saved = first - np.where(known, further, 0.0)
+    leads = (counts > 0) & (impossible[:, None] == np.where(known, 0, 1))
+    return float((times + np.where(leads, saved, np.inf).min(axis=1)).min())
 
 
 @cache

@@ -27,7 +27,7 @@ from typing import Any
 
 from modules import Job, example
 from plans import Planned, make_plans, run_steps
-from record import attempt, show, write
+from record import attempt, show, start, write
 
 from mbc.options import Policy
 
@@ -287,4 +287,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

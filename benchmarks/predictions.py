@@ -18,7 +18,7 @@ from typing import Any
 
 from modules import Job, examples
 from plans import Planned, make_plans, run_steps
-from record import show, write
+from record import show, start, write
 
 LONG_MS = 5.0
 WITHIN_LONG, WITHIN_SHORT = 0.05, 0.10  # of the measured time
@@ -83,4 +83,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

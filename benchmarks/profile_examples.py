@@ -1,9 +1,9 @@
-"""Measure the convolutions of the examples on this GPU, into a profile that planning then uses.
+"""Measure what plans of the examples can use on this GPU, into a profile that planning then uses.
 
-Runs may be repeated: what is known is not measured again. `--ship` writes the part that a planner can use to the
-folder of profiles that come with mbc.
+All kinds of operations, convolutions in the micro-batches of the policy too. Runs may be repeated: what is known is not
+measured again. `--ship` writes the part that a planner can use to the folder of profiles that come with mbc.
 
-    python benchmarks/profile_examples.py PROFILE [--seconds 500] [--precisions bf16,tf32,fp32,fp16]
+    python benchmarks/profile_examples.py PROFILE [--seconds 500] [--precisions bf16,tf32,fp32,fp16] [--policy POLICY]
                                           [--only NAME ...] [--set NAME=VALUE ...] [--ship FILE]
 """
 
@@ -12,44 +12,33 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from modules import Job, examples
-from record import attempt, show, write
+from modules import examples
+from record import attempt, show, start, write
 
-from mbc.device.cudnn import CONVOLUTION_KINDS
-from mbc.device.spec import device_specs
-from mbc.ir.training import differentiate
+from mbc.device.need import Need
 from mbc.ir.types import Precision
 from mbc.kernels.base import Request
-from mbc.optimize.candidates import CandidateTable
-from mbc.plan.model import Rows
+from mbc.options import Policy
 
 
-def requests(job: Job) -> list[Request]:
-    """The distinct convolutions of a step and of inference at the job's batch size, in order."""
-    lowered = job.lowered()
-    graph = differentiate(lowered.network, lowered.optimizer, lowered.precision)
-    # Any spec will do: only the requests are wanted, no candidates.
-    table = CandidateTable(graph, next(iter(device_specs().values())), ())
-    whole = Rows(0, graph.batch)
-    found = (table.request(o, whole) for o in (*graph.train, *graph.infer) if o.kind in CONVOLUTION_KINDS)
-    return list(dict.fromkeys(found))
-
-
-def wanted(arguments: argparse.Namespace) -> list[tuple[str, list[Request]]]:
+def wanted(arguments: argparse.Namespace) -> list[tuple[str, Sequence[Need]]]:
+    """What each network needs, by a label; the deeper ResNet first, which most figures are of."""
     settings = tuple((pair.split("=", 1)[0], pair.split("=", 1)[1]) for pair in arguments.set)
     jobs = [j for j in examples() if not arguments.only or j.name in arguments.only]
     deeper = [j.with_settings(("depth", "50")) for j in jobs if j.name == "resnet"]
-    groups: list[tuple[str, list[Request]]] = []
+    groups: list[tuple[str, Sequence[Need]]] = []
     for precision in arguments.precisions.split(","):
         Precision(precision)  # refuses an unknown word at once
         for job in (*deeper, *jobs):
             names = {name for name, _ in job.lowered().settings}
             fitting = (pair for pair in settings if pair[0] in names)
-            label = f"{job.name} {' '.join('='.join(p) for p in job.settings)} {precision}"
-            groups.append((label, requests(job.with_settings(("train.precision", precision), *fitting))))
+            made = job.with_settings(("train.precision", precision), *fitting)
+            label = " ".join((job.name, *("=".join(pair) for pair in made.settings)))
+            groups.append((label, made.needs(Policy(arguments.policy))))
     return groups
 
 
@@ -60,16 +49,18 @@ def main() -> None:
     parser.add_argument("--precisions", default="bf16,tf32,fp32")
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="batch=256, for example")
+    parser.add_argument("--policy", default=str(Policy.POWER_OF_TWO), choices=[str(policy) for policy in Policy])
     parser.add_argument("--ship", type=Path)
     parser.add_argument("--count", action="store_true", help="only say how much there is to do; needs no GPU")
     arguments = parser.parse_args()
     groups = wanted(arguments)
     seen: set[Request] = set()
     for label, found in groups:
-        new = set(found) - seen
+        requests = {request for need in found for request in need.requests}
+        new = requests - seen
         seen |= new
-        print(f"{len(found):4} convolutions, {len(new):4} of them new: {label}", flush=True)
-    print(f"{len(seen)} in all")
+        print(f"{len(found):4} operations, {len(requests):4} requests, {len(new):4} of them new: {label}", flush=True)
+    print(f"{len(seen)} requests in all")
     if arguments.count:
         return
     rows = measured(arguments, groups)
@@ -85,7 +76,7 @@ def main() -> None:
     print(path.name)
 
 
-def measured(arguments: argparse.Namespace, groups: list[tuple[str, list[Request]]]) -> list[dict[str, Any]]:
+def measured(arguments: argparse.Namespace, groups: list[tuple[str, Sequence[Need]]]) -> list[dict[str, Any]]:
     """Group by group, in the order given, until the time is over."""
     from mbc.device.gpu import Gpu
     from mbc.device.measure import measure
@@ -97,7 +88,7 @@ def measured(arguments: argparse.Namespace, groups: list[tuple[str, list[Request
             begun = time.monotonic()
             left_s = arguments.seconds - (begun - started)
 
-            def work(found: list[Request] = found, left_s: float = left_s) -> dict[str, Any]:
+            def work(found: Sequence[Need] = found, left_s: float = left_s) -> dict[str, Any]:
                 summary = measure(gpu, found, arguments.profile, left_s)
                 for failure in summary.failures[:5]:
                     print(failure, file=sys.stderr)
@@ -118,4 +109,4 @@ def measured(arguments: argparse.Namespace, groups: list[tuple[str, list[Request
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

@@ -58,6 +58,16 @@ def attempt(work: Callable[[], dict[str, Any]], name: str) -> dict[str, Any]:
         return {"name": name, "failed": f"{type(error).__name__}: {error}"}
 
 
+def start(main: Callable[[], None]) -> None:
+    """Run a benchmark; what a user can mend (no GPU, no profile) ends it with a message."""
+    from mbc.errors import MbcError
+
+    try:
+        main()
+    except MbcError as error:
+        raise SystemExit(str(error)) from error
+
+
 def write(name: str, rows: Sequence[Mapping[str, Any]], **more: Any) -> Path:
     """`results/<name>.json`, whole or not at all."""
     RESULTS.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,283 @@
+"""Draws the committed results of micro-batches, and writes them as tables into benchmarks/README.md. Measures nothing.
+
+What a results file lacks is left out. `--check` writes nothing and fails where a picture or the page is out of date.
+
+    python benchmarks/pictures.py [--check] [--results FOLDER] [--readme FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from chart import Line, chart
+from record import ROOT
+
+PRECISIONS = ("fp32", "tf32", "bf16")
+BEGIN, END = "<!-- figures: written by pictures.py -->", "<!-- end of figures -->"
+BEFORE = {"legacy": "undivided, legacy algorithms", "undivided": "undivided, all kernels"}
+BESIDE = (0.94, 1.06)  # where the dots of the two sets of kernels stand, so that both are seen
+SETS = {"legacy": "legacy algorithms", "all": "all kernels"}
+Rows = Sequence[Mapping[str, Any]]
+
+
+def drawn(results: Path) -> tuple[dict[str, str], str]:
+    """SVG texts by file name, and the part of the page with tables and pictures."""
+    pictures: dict[str, str] = {}
+    page: list[str] = []
+    for make in (_micro_batches, _deepbench, _predictions, _deterministic, _planning):
+        made, text = make(results)
+        pictures |= made
+        page += text
+    return pictures, "\n".join(page).strip() + "\n"
+
+
+def _read(results: Path, name: str) -> dict[str, Any] | None:
+    path = results / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def _number(value: float | None, digits: int = 2) -> str:
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def _gain(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}x"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """A markdown table, and an empty line behind it."""
+    lines = [head, ["---"] * len(head), *rows]
+    return [*("| " + " | ".join(line) + " |" for line in lines), ""]
+
+
+def _where(found: Mapping[str, Any]) -> str:
+    return f"{found['gpu'] or 'no GPU'}, driver {found['driver'] or '-'}, {found['date'][:10]}: `{found['command']}`"
+
+
+def _micro_batches(results: Path) -> tuple[dict[str, str], list[str]]:
+    found = _read(results, "micro_batches")
+    if found is None:
+        return {}, []
+    rows: Rows = found["rows"]
+    pictures: dict[str, str] = {}
+    page = ["## Whole training steps under a workspace limit", "", _where(found), ""]
+    for network in dict.fromkeys(row["network"] for row in rows):
+        lines = [
+            Line(f"{precision}: {label}", points, dashed=before == "legacy")
+            for precision in PRECISIONS
+            for before, label in (("legacy", "over legacy"), ("undivided", "over all"))
+            if (points := _points(rows, network, precision, f"over_{before}"))
+        ]
+        if not any(len(line.points) > 1 for line in lines):
+            continue
+        batch = next(row["batch"] for row in rows if row["network"] == network)
+        name = f"micro_batches_{network}.svg"
+        title = f"{network}, batch {batch}: step divided over undivided"
+        pictures[name] = chart(title, "workspace limit an operation, MiB", "times faster", lines)
+        page += [f"![{title}](results/{name})", ""]
+    page += table(
+        ["network", "precision", "limit", *(f"{text}, ms" for text in BEFORE.values()), "divided, ms",
+         "over legacy", "over all", "operations divided"],
+        (
+            [row["network"], row["precision"], f"{row['limit_mib']} MiB", _number(row["legacy_ms"]),
+             _number(row["undivided_ms"]), _number(row["divided_ms"]), _gain(row["over_legacy"]),
+             _gain(row["over_undivided"]), str(row["divided_operations"])]
+            for row in rows
+        ),
+    )  # fmt: skip
+    return pictures, [*page, *_torch(found.get("torch", [])), *_bounds(rows)]
+
+
+def _points(rows: Rows, network: str, precision: str, key: str) -> tuple[tuple[float, float], ...]:
+    these = (r for r in rows if r["network"] == network and r["precision"] == precision and r[key] is not None)
+    return tuple(sorted((float(r["limit_mib"]), float(r[key])) for r in these))
+
+
+def _torch(rows: Rows) -> list[str]:
+    timed = [row for row in rows if row.get("through_ms")]
+    if not timed:
+        return []
+    head = ["PyTorch, cudnn.benchmark", "precision", "cuDNN's graph API, ms", "legacy API, ms", "graph, capped, ms",
+            "legacy, capped, ms"]  # fmt: skip
+    by_key = {(r["network"], r["precision"], r["path"], bool(r["cap_mib"])): r["through_ms"] for r in timed}
+    cap = next((row["cap_mib"] for row in timed if row["cap_mib"]), 0)
+    lines = (
+        [network, precision, *(_number(by_key.get((network, precision, path, capped)))
+                               for capped in (False, True) for path in ("graph", "legacy"))]
+        for network, precision in dict.fromkeys(key[:2] for key in by_key)
+    )  # fmt: skip
+    return [*table(head, lines), f"Capped: `CUDNN_CONV_WSCAP_DBG={cap}`, in MiB.", ""]
+
+
+def _bounds(rows: Rows) -> list[str]:
+    """What bounds the gains that are less than asked."""
+    page: list[str] = []
+    for row in rows:
+        for before, text in BEFORE.items():
+            bound = row.get(f"over_{before}_bounded_by")
+            if bound is None:
+                continue
+            gained = row[f"over_{before}"] or row[f"over_{before}_predicted"]
+            page += [
+                f"{row['name']}, over {text}: {gained:.2f}x, asked {row[f'over_{before}_asked']:g}x. As predicted, the "
+                f"step goes from {bound['before_ms']:.2f} to {bound['divided_ms']:.2f} ms, of which convolutions take "
+                f"{bound['convolutions_ms']:.2f} and the rest {bound['the_rest_ms']:.2f} ms; unlimited workspace gives "
+                f"{_number(bound['unlimited_ms'])} ms ({_gain(bound['most_possible'])}).",
+                "",
+                *table(
+                    ["operation", "before, us", "divided, us", "unlimited, us", "micro-batches"],
+                    (
+                        [o["operation"], *(_number(o[key], 0) for key in ("before_us", "divided_us", "unlimited_us")),
+                         _parts(o["micro_batches"])]
+                        for o in bound["operations"]
+                    ),
+                ),
+            ]  # fmt: skip
+    return page
+
+
+def _parts(rows: Sequence[int]) -> str:
+    counts = {size: rows.count(size) for size in dict.fromkeys(rows)}
+    return " + ".join(f"{count} x {size}" if count > 1 else str(size) for size, count in counts.items())
+
+
+def _deepbench(results: Path) -> tuple[dict[str, str], list[str]]:
+    files = {p: found for p in PRECISIONS if (found := _read(results, f"deepbench_{p}")) is not None}
+    if not files:
+        return {}, []
+    pictures: dict[str, str] = {}
+    page = ["## DeepBench's 3 x 3 and 5 x 5 convolutions, N = 256", ""]
+    for precision, found in files.items():
+        lines = [
+            Line(
+                f"{text}, mean",
+                tuple((float(m["limit_mib"]), m["mean_speed_up"]) for m in _means(found, candidates)),
+                dots=tuple(
+                    (float(r["limit_mib"]) * BESIDE[place], r["speed_up"])
+                    for r in found["rows"]
+                    if r["candidates"] == candidates and r["speed_up"] is not None
+                ),
+            )
+            for place, (candidates, text) in enumerate(SETS.items())
+        ]
+        lines = [line for line in lines if line.points]
+        if lines:
+            name = f"deepbench_{precision}.svg"
+            title = f"DeepBench, AlexNet, {precision}: operation divided over undivided"
+            pictures[name] = chart(title, "workspace limit an operation, MiB", "times faster", lines, y_log=True)
+            page += [f"![{title}](results/{name})", ""]
+    page += table(
+        ["precision", "kernels", "limit", "operations", "undivided, ms", "divided, ms", "total", "geometric mean",
+         "most", "run within 2 %"],
+        (
+            [precision, SETS[m["candidates"]], f"{m['limit_mib']} MiB", str(m["operations"]),
+             _number(m["undivided_ms"]), _number(m["divided_ms"]), _gain(m["total_speed_up"]),
+             _gain(m["mean_speed_up"]), _gain(m["most"]),
+             f"{m['within']} of {m['ran']}"]
+            for precision, found in files.items() for candidates in SETS for m in _means(found, candidates)
+        ),
+    )  # fmt: skip
+    page += [f"{precision}: {_where(found)}" for precision, found in files.items()]
+    return pictures, [*page, "", *_layers(files)]
+
+
+def _means(found: Mapping[str, Any], candidates: str) -> list[Mapping[str, Any]]:
+    return [m for m in found["summary"] if m["suite"] == "together" and m["candidates"] == candidates]
+
+
+def _layers(files: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Every layer's three passes together, fp32."""
+    found = files.get("fp32")
+    if found is None:
+        return []
+    limits = sorted({r["limit_mib"] for r in found["rows"]})
+    head = ["fp32, passes together, divided over undivided"]
+    head += [f"{text.split()[0]} {limit} MiB" for text in SETS.values() for limit in limits]
+    sums: dict[str, dict[tuple[str, int], list[float]]] = {}
+    for r in found["rows"]:
+        if r["speed_up"] is not None:
+            cell = sums.setdefault(r["name"].rsplit(" ", 1)[0], {}).setdefault(
+                (r["candidates"], r["limit_mib"]), [0, 0]
+            )
+            cell[0] += r["undivided_us"]
+            cell[1] += r["divided_us"]
+    keys = [(candidates, limit) for candidates in SETS for limit in limits]
+    return table(
+        head,
+        (
+            [layer, *(_gain(cells[key][0] / cells[key][1]) if key in cells else "-" for key in keys)]
+            for layer, cells in sorted(sums.items())
+        ),
+    )
+
+
+def _predictions(results: Path) -> tuple[dict[str, str], list[str]]:
+    found = _read(results, "predictions")
+    if found is None:
+        return {}, []
+    rows = (
+        [r["name"], _number(r["predicted_ms"], 3), _number(r["step_ms"], 3), _number(r["predicted_over_measured"], 3),
+         "yes" if r["arena_equal"] else "no"]
+        for r in found["rows"] if r.get("predicted_over_measured")
+    )  # fmt: skip
+    head = ["network", "predicted, ms", "measured, ms", "predicted over measured", "arena as planned"]
+    return {}, ["## Predicted and measured", "", _where(found), "", *table(head, rows)]
+
+
+def _deterministic(results: Path) -> tuple[dict[str, str], list[str]]:
+    found = _read(results, "deterministic")
+    if found is None:
+        return {}, []
+    rows = (
+        [r["name"], _number(r["free_ms"], 3), _number(r["deterministic_ms"], 3), _gain(r["price"]),
+         _gain(r["price_predicted"]), "yes" if r.get("deterministic_equal") else "no"]
+        for r in found["rows"] if "failed" not in r
+    )  # fmt: skip
+    head = ["network", "free, ms", "deterministic, ms", "price", "predicted", f"same bits in {found['runs']} runs"]
+    return {}, ["## deterministic = true", "", _where(found), "", *table(head, rows)]
+
+
+def _planning(results: Path) -> tuple[dict[str, str], list[str]]:
+    found = _read(results, "planning_time")
+    if found is None:
+        return {}, []
+    rows = (
+        [r["name"], _number(r.get("plan_s", r.get("most_menu_of_sums_s")), 3), f"{r['limit_s']:g}"]
+        for r in found["rows"] if "failed" not in r
+    )  # fmt: skip
+    head = [f"on {found['cores']} cores", "seconds", "at most"]
+    return {}, ["## Planning", "", *table(head, rows)]
+
+
+def with_figures(page: str, figures: str) -> str:
+    """The page with everything between the two marks replaced."""
+    before, found, rest = page.partition(BEGIN)
+    _, closed, after = rest.partition(END)
+    if not found or not closed:
+        raise SystemExit(f"the page has no '{BEGIN}' ... '{END}' to write figures between")
+    return f"{before}{BEGIN}\n\n{figures}\n{END}{after}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
+    parser.add_argument("--readme", type=Path, default=ROOT / "benchmarks" / "README.md")
+    parser.add_argument("--check", action="store_true")
+    arguments = parser.parse_args()
+    pictures, page = drawn(arguments.results)
+    wanted = {arguments.results / name: text for name, text in pictures.items()}
+    wanted[arguments.readme] = with_figures(arguments.readme.read_text(encoding="utf-8"), page)
+    stale = [p for p, text in wanted.items() if not p.is_file() or p.read_text(encoding="utf-8") != text]
+    if arguments.check and stale:
+        raise SystemExit(f"out of date, run benchmarks/pictures.py: {', '.join(p.name for p in stale)}")
+    for path in stale:
+        path.write_text(wanted[path], encoding="utf-8")
+        print(path.name)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""How long planning from a profile takes on two cores, by policy, and menus alone. Needs no GPU.
+
+Limits: ResNet-50 at batch 256 in 5 s under `power_of_two` and 30 s under `all`; the menus of one operation at batch 512
+under `all`, 12 candidates a size, in 0.3 s.
+
+    python benchmarks/planning_time.py [--profile FILE] [--precisions fp32,bf16] [--cores 2]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from modules import example
+from record import attempt, show, start, write
+
+from mbc.compiler import Stages, compile_plan
+from mbc.ir.types import Layout
+from mbc.kernels.base import Candidate
+from mbc.optimize.menus import menu
+from mbc.options import Policy
+from mbc.plan.summary import summarise
+
+TIMEOUT_S = 300.0
+LIMITS_S = {Policy.UNDIVIDED: 5.0, Policy.POWER_OF_TWO: 5.0, Policy.ALL: 30.0}
+MENU_BATCH, MENU_CANDIDATES, MENU_LIMIT_S = 512, 12, 0.3
+MENU_RUNS = 7
+
+
+def plan_here(precision: str, policy: str, gpu: str, profile: str | None) -> dict[str, Any]:
+    """Plan ResNet-50 at batch 256 in this process."""
+    settings = (("depth", "50"), ("batch", "256"), ("train.precision", precision))
+    job = example("resnet", *settings).with_options(policy=Policy(policy), profile=profile)
+    told = replace(job.options, gpu=gpu, settings=job.settings, network=job.network)
+    stages = Stages()
+    started = time.perf_counter()
+    plan = compile_plan(job.source, told, stages)
+    plan_s = time.perf_counter() - started
+    return {
+        "plan_s": plan_s,
+        "stages_s": stages.seconds,
+        "predicted_ms": plan.predictions.train_us / 1e3,
+        "measured_share": plan.predictions.measured_share,
+        "launches": len(plan.train.launches),
+        "divided_operations": sum(len(o.micro_batches) > 1 for o in summarise(plan, plan.train)),
+    }
+
+
+def plan_apart(precision: str, policy: Policy, arguments: argparse.Namespace) -> dict[str, Any]:
+    """The same in a process of its own, so that nothing is known beforehand."""
+    request = json.dumps([precision, policy, arguments.gpu, arguments.profile])
+    command = [sys.executable, __file__, "--cores", str(arguments.cores), "--child", request]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+    if done.returncode:
+        raise RuntimeError((done.stderr.strip().splitlines() or ["no message"])[-1])
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return {**found, "limit_s": LIMITS_S[policy], "passed": found["plan_s"] <= LIMITS_S[policy]}
+
+
+def candidates(rows: int, random: np.random.Generator) -> list[Candidate]:
+    """Made-up calls: the more workspace the faster, as of real algorithms, and each somewhat of its own."""
+    found: list[Candidate] = []
+    for k in range(MENU_CANDIDATES):
+        workspace = int(random.integers(1, 1 << 20)) * rows * (k + 1)
+        time_us = 4.0 + rows * (2.0 + random.random()) / (1 + 0.3 * k)
+        settings = (("algorithm", k),)
+        layouts = (Layout.CHANNELS_FIRST,) * 3
+        found.append(
+            Candidate("mbc", "made_up", settings, layouts, workspace, time_us, True, True, True, 1.02 * time_us)
+        )
+    return found
+
+
+def menus_here() -> dict[str, Any]:
+    """Median time of one operation's front, of a sum (filter gradients) and not."""
+    found: dict[str, Any] = {"limit_s": MENU_LIMIT_S}
+    for label, sums in (("menu_s", False), ("menu_of_sums_s", True)):
+        times: list[float] = []
+        for seed in range(MENU_RUNS):
+            random = np.random.default_rng(seed)
+            offers = {rows: candidates(rows, random) for rows in range(1, MENU_BATCH + 1)}
+            started = time.perf_counter()
+            front = menu(offers, MENU_BATCH, sums)
+            times.append(time.perf_counter() - started)
+            found[f"{label.removesuffix('_s')}_points"] = len(front)
+        found[label] = statistics.median(times)
+        found[f"most_{label}"] = max(times)
+    found["passed"] = max(found["most_menu_s"], found["most_menu_of_sums_s"]) <= MENU_LIMIT_S
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--profile", help="default: what mbc finds for the GPU")
+    parser.add_argument("--precisions", default="fp32,bf16")
+    parser.add_argument("--gpu", default="h200", help="what to plan for (default h200)")
+    parser.add_argument("--cores", type=int, default=2, help="to run on, where the system lets us choose (default 2)")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.cores])
+    if arguments.child:
+        print(json.dumps(plan_here(*json.loads(arguments.child))))
+        return
+    rows = [
+        attempt(lambda p=precision, k=policy: plan_apart(p, k, arguments), f"resnet50 batch 256 {precision} {policy}")
+        for precision in arguments.precisions.split(",")
+        for policy in Policy
+    ]
+    rows.append(attempt(menus_here, f"menu, batch {MENU_BATCH}, {MENU_CANDIDATES} candidates a size"))
+    path = write("planning_time", rows, cores=arguments.cores, planned_for=arguments.gpu)
+    show(
+        rows,
+        [
+            "name",
+            "plan_s",
+            "menu_s",
+            "menu_of_sums_s",
+            "limit_s",
+            "launches",
+            "measured_share",
+            "predicted_ms",
+            "passed",
+        ],
+    )
+    print(path.name)
+
+
+if __name__ == "__main__":
+    start(main)
