@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from mbc.codegen.toolchain import find_toolchain
 from mbc.device.fleet import Outcome, Progress, Task, gpus_named, measure_on
@@ -41,11 +42,12 @@ def measure_missing(graph: TrainingGraph, device: DeviceSpec, options: Options, 
 
 
 def measure_requests(requests: Iterable[Request], device: DeviceSpec, options: Options, say: Say = _silent) -> bool:
-    """Measure just these, such as those that were chosen by interpolated times, and say whether anything was measured.
-    Otherwise as `measure_missing`: planning again makes sense only after True."""
+    """Measure what is missing of just these, such as those that were chosen by interpolated times. Whether planning
+    again makes sense: all that could be measured was, and something was. Otherwise as `measure_missing`."""
     if not can_measure(device, options):
         return False
-    return _measure([Need((request,), 0.0) for request in dict.fromkeys(requests)], device, options, say)
+    needs = [Need((request,), 0.0) for request in dict.fromkeys(requests)]
+    return _measure(needs, device, replace(options, measure=Measure.MISSING), say)
 
 
 def can_measure(device: DeviceSpec, options: Options) -> bool:
@@ -98,7 +100,7 @@ def _measure(needs: Sequence[Need], device: DeviceSpec, options: Options, say: S
     outcome = measure_on(gpus_named(device.name)[:1], task, lambda now: say(progress_text(now)))
     for note in shortcomings(outcome):
         warnings.warn(note, RuntimeWarning, stacklevel=3)
-    return outcome.summary is not None and outcome.summary.measured > 0
+    return outcome.summary is not None and outcome.summary.measured > 0 and not outcome.left
 
 
 def progress_text(now: Progress) -> str:

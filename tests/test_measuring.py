@@ -178,6 +178,11 @@ def test_single_requests_are_measured_once(fleet: Fleet):
     assert fleet.asked == [signature(request(5)), signature(request(6))]
     assert not measure_requests(asked, GPU, ASKED)
     assert not measure_requests([], GPU, ASKED)
+    # Even where everything is measured again: planning and measuring in turn must come to an end.
+    assert not measure_requests(asked, GPU, replace(ASKED, measure=Measure.ALWAYS))
+    fleet.interrupt_after = 1
+    with pytest.warns(RuntimeWarning, match="interrupted"):
+        assert not measure_requests([request(7), request(9)], GPU, ASKED)
 
 
 def test_sizes_that_cannot_gain_are_not_missed():
