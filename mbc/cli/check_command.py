@@ -122,6 +122,7 @@ def _operations(arguments: argparse.Namespace, plan: Plan, whole: Plan, on_gpu: 
 def _steps(arguments: argparse.Namespace, plan: Plan, whole: Plan, on_gpu: bool) -> Result:
     """A whole step of both plans on the same states and inputs."""
     from mbc.equivalence.rule import Reference, compare, passed
+    from mbc.plan.summary import summarise
     from mbc.report.equivalence import step_document, step_text
 
     reference, third = _reference(arguments, whole)
@@ -132,7 +133,8 @@ def _steps(arguments: argparse.Namespace, plan: Plan, whole: Plan, on_gpu: bool)
         )
         with busy("comparing steps") as say:
             draw = _drawing(arguments, plan, subjects, reference, third, on_gpu, say)
-            comparisons = compare(draw, reference, plan.graph.precision, arguments.tolerance)
+            count = sum(len(summary.micro_batches) > 1 for summary in summarise(plan, plan.train))
+            comparisons = compare(draw, reference, plan.graph.precision, arguments.tolerance, count)
     ok = passed(comparisons)
     skipped = ""
     if reference is Reference.PERTURBED and arguments.reference is None:

@@ -9,11 +9,13 @@ wrong by, plus a floor. Wrong is the normalised L2 distance |a - b| / |b| from t
 * else from the undivided step, and the undivided step's own measure is how far it moves when all weights are off at
   random by what one kernel call may be off (`TOLERANCES` of mbc/device/trial.py).
 
-The floor is that tolerance, for gradients its square root: of choices (ReLU, max pooling) about as large a share comes
-out otherwise, which moves a gradient by the square root of the share. A tensor that the undivided step does not know
-itself (wrong by half and more, as the gradient of a bias before a batch norm, which is nothing but rounding) is not
-judged. Chance may still hit one step harder than the other: what fails is drawn again with other inputs, and fails
-when it does so in every draw. A lost or doubled slice is wrong by a good part of the whole, in every draw.
+The floor is that tolerance times the root of the number of divided operations, because independent errors add up as
+their squares do: the divided calls may well be of an algorithm that is less exact than the undivided ones. For
+gradients it is the square root of that: of choices (ReLU, max pooling) about as large a share comes out otherwise,
+which moves a gradient by the square root of the share. A tensor that the undivided step does not know itself (wrong
+by half and more, as the gradient of a bias before a batch norm, which is nothing but rounding) is not judged. Chance
+may still hit one step harder than the other: what fails is drawn again with other inputs, and fails when it does so
+in every draw. A lost or doubled slice is wrong by a good part of the whole, in every draw.
 """
 
 from __future__ import annotations
@@ -78,14 +80,18 @@ class Comparison:
 
 
 def compare(
-    draw: Callable[[int], Draw], reference: Reference, precision: Precision, tolerance: float | None = None
+    draw: Callable[[int], Draw],
+    reference: Reference,
+    precision: Precision,
+    tolerance: float | None = None,
+    operations: int = 1,
 ) -> tuple[Comparison, ...]:
     """All tensors of a step, the worst first, each as it comes out in its best draw.
 
-    `draw` runs both steps on the inputs of that number. With `reference` NONE, `tolerance` is the limit. MBC198 where
-    no gradient is known well enough to be judged.
+    `draw` runs both steps on the inputs of that number; `operations` of the one are divided. With `reference` NONE,
+    `tolerance` is the limit. MBC198 where no gradient is known well enough to be judged.
     """
-    found = compare_once(draw(0), reference, precision, tolerance)
+    found = compare_once(draw(0), reference, precision, tolerance, operations)
     if not any(c.known for c in found.values() if c.part is Part.GRADIENT):
         raise MbcError(
             "MBC198",
@@ -96,7 +102,7 @@ def compare(
         failing = [key for key, comparison in found.items() if not comparison.passed]
         if not failing:
             break
-        again = compare_once(draw(number), reference, precision, tolerance)
+        again = compare_once(draw(number), reference, precision, tolerance, operations)
         for key in failing:
             # A tensor that is noise in one draw has not passed by that.
             if again[key].known and again[key].badness < found[key].badness:
@@ -105,7 +111,7 @@ def compare(
 
 
 def compare_once(
-    draw: Draw, reference: Reference, precision: Precision, tolerance: float | None
+    draw: Draw, reference: Reference, precision: Precision, tolerance: float | None, operations: int
 ) -> dict[tuple[Part, str], Comparison]:
     """Every tensor of one draw."""
     found: dict[tuple[Part, str], Comparison] = {}
@@ -122,17 +128,17 @@ def compare_once(
             error, yardstick = distance(ours, third), distance(theirs, third)
         else:
             error, yardstick = apart, distance(third, theirs)
-        limit = TIMES_UNDIVIDED * yardstick + floor(part, precision)
+        limit = TIMES_UNDIVIDED * yardstick + floor(part, precision, operations)
         # What is not finite in one step only is wrong, however little the other knows.
         known = yardstick < NOISE or finite((theirs,)) > finite((ours,))
         found[key] = Comparison(part, name, apart, error, yardstick, limit, known)
     return found
 
 
-def floor(part: Part, precision: Precision) -> float:
-    """What any step may be wrong by."""
-    tolerance = TOLERANCES[precision]
-    return math.sqrt(tolerance) if part is Part.GRADIENT else tolerance
+def floor(part: Part, precision: Precision, operations: int) -> float:
+    """What a step of so many divided operations may be wrong by in any case."""
+    least = TOLERANCES[precision] * math.sqrt(operations)
+    return math.sqrt(least) if part is Part.GRADIENT else least
 
 
 def passed(comparisons: Sequence[Comparison]) -> bool:

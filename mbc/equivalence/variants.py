@@ -15,7 +15,7 @@ from mbc.plan.summary import OperationSummary, summarise
 _OPTIMIZER = ("train.optimizer", "sgd(momentum=0.9)")
 _ANY_MEMORY = ("memory.device", "auto")
 
-MOST_FLOAT64_PRODUCTS = 1e11  # about a minute of NumPy on two cores
+MOST_FLOAT64_PRODUCTS = 3e11  # some minutes of NumPy on two cores, less on the host of a GPU
 MOST_FLOAT64_BYTES = 8 << 30
 
 

@@ -46,12 +46,12 @@ def step_text(
     comparisons: Sequence[Comparison], reference: Reference, width: int | None = None, limit: int | None = None
 ) -> str:
     """One row a tensor, in the given order; `limit`: the first so many."""
-    columns = (Column("tensor", shrinks=True, least=16), Column("of"), Column("distance", right=True))
+    columns = (Column("tensor", shrinks=True, least=16), Column("of", optional=1), Column("distance", right=True))
     shown = comparisons if limit is None else comparisons[:limit]
     rows = [(c.name, str(c.part), number(c.distance), *_own(c, reference), _verdict(c)) for c in shown]
     text = render((*columns, *_OWN[reference], Column("")), rows, width)
     if len(shown) < len(comparisons):
-        text += f"\n… and {len(comparisons) - len(shown)} tensors that differ less"
+        text += f"\n… and {len(comparisons) - len(shown)} tensors that are further from their limits"
     return f"{text}\n{_EXPLAINED[reference]}"
 
 
@@ -86,7 +86,7 @@ def operations_text(
     ]
     text = render(_OPERATIONS, rows, width)
     if len(shown) < len(comparisons):
-        text += f"\n… and {len(comparisons) - len(shown)} operations that differ less"
+        text += f"\n… and {len(comparisons) - len(shown)} operations that are further from their limits"
     return text
 
 

@@ -76,7 +76,7 @@ def test_a_wrong_gradient_fails_whatever_is_drawn(mbc, monkeypatch):
 
 def test_only_the_worst_are_shown(mbc):
     done = mbc(*CHECK, "--limit", "2")
-    assert "… and 7 tensors that differ less" in done.out and done.out.count(" ok\n") == 2
+    assert "… and 7 tensors that are further from their limits" in done.out and done.out.count(" ok\n") == 2
 
 
 def test_operations_one_by_one(mbc):

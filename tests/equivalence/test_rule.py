@@ -44,6 +44,15 @@ def test_an_exact_undivided_step_leaves_the_floor():
     assert judged(made(loss=1 + 4e-3), made(), made(), precision=Precision.BF16)[LOSS].passed
 
 
+def test_errors_of_many_operations_add_up_as_their_squares_do():
+    def one(loss, weight, operations):
+        draw = Draw(made(weight, loss), made(), made())
+        return {c.part: c.passed for c in compare(lambda _: draw, Reference.FLOAT64, Precision.FP32, None, operations)}
+
+    assert one(1 + 1.9e-5, 1 + 4.4e-3, 16) == {Part.LOSS: True, Part.GRADIENT: True}
+    assert one(1 + 2.1e-5, 1 + 4.6e-3, 16) == {Part.LOSS: False, Part.GRADIENT: False}
+
+
 def test_without_float64_the_perturbed_step_is_the_measure():
     found = judged(made(loss=1 + 1.9e-3), made(), made(loss=1 + 1e-3), Reference.PERTURBED)
     assert found[LOSS].passed and found[LOSS].yardstick == pytest.approx(1e-3)
