@@ -226,11 +226,17 @@ def on_gpu(arguments: argparse.Namespace, precisions: Sequence[Precision]) -> No
                 workspace_limit_bytes=max(LIMITS_MIB) * MIB,
             )  # fmt: skip
             measured_s = time.monotonic() - begun
-            print(f"{precision}: {done.measured} measured, {done.known} known, {done.left} left, {measured_s:.0f} s")
+            counts = f"{done.measured} measured, {done.known} known, {done.ruled_out} ruled out, {done.left} left"
+            print(f"{precision}: {counts}, {measured_s:.0f} s. {done.warning}", flush=True)
             for failure in done.failures[:5]:
                 print(failure, file=sys.stderr)
             profile = read_profile(arguments.profile)
-            more = {"requests_left": done.left, "measured_s": measured_s, "failures": list(done.failures)}
+            more = {
+                "requests_left": done.left,
+                "measured_s": measured_s,
+                "failures": list(done.failures),
+                "unsteady": len(done.unsteady),
+            }
             begun = time.monotonic()
             if arguments.run:
                 gpu.reset()

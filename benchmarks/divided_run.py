@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 from deepbench_layers import Operation
 
-from mbc.device.gpu import Gpu, Graph
+from mbc.device.clock import Clock
+from mbc.device.gpu import Gpu
 from mbc.device.kernel_library import Call, KernelLibrary
 from mbc.ir.types import Layout, TensorType
 from mbc.optimize.menus import Slice
@@ -18,9 +18,7 @@ from mbc.runtime.formats import loaded, stored_bytes
 
 POOL_ELEMENTS = 1 << 23  # random numbers for one operand; its rows repeat where it has more
 MOST_SETS = 8  # of operands that a graph goes through in turn, so that they do not fit the L2 together
-TIMED_US = 20_000.0
-FEWEST_REPLAYS, MOST_REPLAYS = 5, 100
-SHORTEST_GRAPH_US = 200.0
+TIMED_US = 6000.0  # of replays of one division
 COMPARED_BYTES = 64 << 20  # of an output: its first rows, its last and the middle ones
 
 
@@ -32,10 +30,12 @@ class Bench:
     ) -> None:
         self._gpu, self._library, self._operation = gpu, library, operation
         request = operation.request()
+        self._clock = Clock(gpu)
         self._types = (*request.inputs, *request.outputs)
         self._layouts = layouts
         set_bytes = sum(t.size_bytes for t in self._types)
-        count = min(most_sets, MOST_SETS, math.ceil(2 * gpu.l2_bytes / set_bytes) + 1)
+        enough = 1 if set_bytes > 2 * gpu.l2_bytes else math.ceil(2 * gpu.l2_bytes / set_bytes) + 1
+        count = min(most_sets, MOST_SETS, enough)
         count = max(1, min(count, int(gpu.left_bytes * 0.5) // set_bytes))
         self._sets = [tuple(gpu.take(t.size_bytes) for t in self._types) for _ in range(count)]
         self._fill(len(request.inputs))
@@ -58,23 +58,13 @@ class Bench:
         mark = self._gpu.mark()
         try:
             workspace = self._workspace(slices)
-            calls = [call for pointers in self._sets for call in self._calls(slices, pointers, workspace)]
-            _enqueue(calls)  # outside of a capture first: kernels are loaded then
+            sets = [self._calls(slices, pointers, workspace) for pointers in self._sets]
+            for calls in sets:
+                _enqueue(calls)  # outside of a capture first: kernels are loaded then
             self._gpu.synchronize()
-            once_us = self._gpu.time_us(lambda: _enqueue(calls))
-            rounds = max(1, math.ceil(SHORTEST_GRAPH_US / max(once_us, 1.0)))
-            graph = Graph(self._gpu, lambda: _enqueue(calls * rounds))
-            try:
-                graph.launch()
-                self._gpu.synchronize()
-                divisor = rounds * len(self._sets)
-                wanted = round(TIMED_US / max(once_us * rounds, 1.0))
-                replays = max(FEWEST_REPLAYS, min(MOST_REPLAYS, wanted))
-                times = [self._gpu.time_us(graph.launch) / divisor for _ in range(replays)]
-            finally:
-                graph.close()
-            low, middle, high = statistics.quantiles(times, n=4)
-            return middle, high - low
+            works = [partial(_enqueue, calls) for calls in sets]
+            times = self._clock.times(works, self._clock.once_us(works[0]), TIMED_US)
+            return times.median_us, times.spread_us
         finally:
             self._let_go(mark)
 

@@ -230,7 +230,9 @@ def measure_missing(wanted: Sequence[Variant], profile: Path, seconds: float) ->
     found = [need for job in jobs.values() for need in job.needs(Policy.POWER_OF_TWO)]
     with Gpu() as gpu:
         done = measure(gpu, found, profile, seconds)
-    print(f"{done.measured} requests measured, {done.known} known, {done.left} left", flush=True)
+    print(f"{done.measured} requests measured, {done.known} known, {done.left} left. {done.warning}", flush=True)
+    for failure in done.failures[:5]:
+        print(failure, file=sys.stderr)
 
 
 def main() -> None:

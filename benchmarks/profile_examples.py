@@ -98,7 +98,9 @@ def measured(arguments: argparse.Namespace, groups: list[tuple[str, Sequence[Nee
                     "left": summary.left,
                     "candidates": summary.candidates,
                     "refused": summary.refused,
+                    "ruled_out": summary.ruled_out,
                     "failures": list(summary.failures),
+                    "unsteady": len(summary.unsteady),
                 }
 
             row = attempt(work, label)
