@@ -54,6 +54,7 @@ LEAST_SAMPLES = 4  # of a class on the fitting side
 LEAST_FOUND = 0.75
 ARITHMETIC = np.geomspace(0.002, 4, 120)
 MEMORY = np.geomspace(0.01, 4, 120)
+FINER = np.geomspace(0.93, 1 / 0.93, 61)
 
 
 @dataclass(frozen=True)
@@ -108,13 +109,15 @@ def fit(found: Sequence[Sample]) -> Shares:
         np.array([getattr(s.effort, name) for s in found]) for name in ("fixed_us", "arithmetic_us", "memory_us")
     )
     best = (np.inf, 1.0, 1.0)
-    # Where nothing is computed the share of the peak says nothing.
-    for share in ARITHMETIC if arithmetic.any() else (1.0,):
-        computed = fixed + arithmetic / share
-        estimated = np.log(computed[None, :] + memory[None, :] / MEMORY[:, None])
-        distances = np.abs(measured[None, :] - estimated).mean(axis=1)
-        place = int(distances.argmin())
-        best = min(best, (float(distances[place]), float(share), float(MEMORY[place])))
+    grids = (ARITHMETIC, MEMORY)
+    for _ in range(2):  # over the whole range, then between the neighbours of the best
+        # Where nothing is computed the share of the peak says nothing.
+        for share in grids[0] if arithmetic.any() else (1.0,):
+            estimated = np.log((fixed + arithmetic / share)[None, :] + memory[None, :] / grids[1][:, None])
+            distances = np.abs(measured[None, :] - estimated).mean(axis=1)
+            place = int(distances.argmin())
+            best = min(best, (float(distances[place]), float(share), float(grids[1][place])))
+        grids = (best[1] * FINER, best[2] * FINER)
     return Shares(round(best[1], 4), round(best[2], 4))
 
 

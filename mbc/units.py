@@ -64,3 +64,11 @@ def show_duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
     return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def show_range(low_us: float, high_us: float) -> str:
+    """`18.2 to 31.0 ms`, the unit once where both have it; one time where they look the same."""
+    low, high = show_time(low_us), show_time(high_us)
+    if low == high:
+        return low
+    return f"{low.removesuffix(high[high.index(' ') :])} to {high}"

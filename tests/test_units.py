@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mbc.units import parse_duration, parse_size, show_duration, show_size, show_time
+from mbc.units import parse_duration, parse_size, show_duration, show_range, show_size, show_time
 
 
 def test_sizes():
@@ -36,3 +36,9 @@ def test_durations():
         with pytest.raises(ValueError, match="is not a duration"):
             parse_duration(text)
     assert [show_duration(s) for s in (0.4, 59.4, 125, 7830)] == ["0 s", "59 s", "2 min 5 s", "2 h 10 min"]
+
+
+def test_ranges_say_their_unit_once():
+    assert show_range(1234, 7890) == "1.23 to 7.89 ms"
+    assert show_range(900, 1100) == "900.0 us to 1.10 ms"
+    assert show_range(5.0, 5.001) == "5.00 us"

@@ -11,7 +11,7 @@ from mbc.cli.arguments import measuring_options
 from mbc.cli.places import build_package, output_folder, plan_file, plan_source
 from mbc.errors import MbcError
 from mbc.ir.types import Precision
-from mbc.units import show_size, show_time
+from mbc.units import show_range, show_size, show_time
 
 if TYPE_CHECKING:
     from mbc.codegen.build import Package
@@ -53,10 +53,13 @@ def summary(plan: Plan) -> list[str]:
     """What a plan decided, in a few lines."""
     p, b = plan.predictions, plan.bounds
     graph = plan.graph
-    estimated = "measured" if p.measured_share >= 1 else "estimated" if p.measured_share <= 0 else (
+    step, inference = (
+        ("~", f"{show_range(low_us, high_us)}, ") if low_us < high_us else ("", "")
+        for low_us, high_us in ((p.train_low_us, p.train_high_us), (p.infer_low_us, p.infer_high_us))
+    )
+    known = "measured" if p.measured_share >= 1 else "estimated" if p.measured_share <= 0 else (
         f"{p.measured_share:.0%} of it measured, the rest estimated"
     )  # fmt: skip
-    sign = "" if p.measured_share >= 1 else "~"
     over = f"{p.train_us / b.fastest_us - 1:+.1%} over" if b.fastest_us > 0 else "no bound from"
     price = f", {p.train_us / b.nondeterministic_us - 1:+.1%} for deterministic = true" if b.nondeterministic_us else ""
     placed = f"{p.arena_bytes / b.live_bytes - 1:+.1%} over" if b.live_bytes > 0 else "nothing over"
@@ -71,9 +74,9 @@ def summary(plan: Plan) -> list[str]:
         ]
     lines = [
         f"{graph.name}: batch {graph.batch}, {graph.precision}, for {plan.target.gpu} ({plan.target.architecture})",
-        f"  step       {sign}{show_time(p.train_us)} ({estimated}; {len(plan.train.launches)} launches; {over} the "
-        f"fastest choice of known kernels{price})",
-        f"  inference  {sign}{show_time(p.infer_us)} ({len(plan.infer.launches)} launches)",
+        f"  step       {step[0]}{show_time(p.train_us)} ({step[1]}{known}; {len(plan.train.launches)} launches; "
+        f"{over} the fastest choice of known kernels{price})",
+        f"  inference  {inference[0]}{show_time(p.infer_us)} ({inference[1]}{len(plan.infer.launches)} launches)",
         f"  arena      {show_size(p.arena_bytes)} ({placed} the most alive at once, {show_size(b.live_bytes)}; "
         f"no plan needs less than {show_size(b.floor_bytes)}, at {b.floor_operation})",
         f"  overhead   {show_size(p.overhead_bytes)} ({overhead})",
@@ -94,7 +97,11 @@ def _figures(plan: Plan, built: Package, plan_seconds: float, build_seconds: flo
         "gpu": plan.target.gpu,
         "architecture": plan.target.architecture,
         "train_us": p.train_us,
+        "train_low_us": p.train_low_us,
+        "train_high_us": p.train_high_us,
         "infer_us": p.infer_us,
+        "infer_low_us": p.infer_low_us,
+        "infer_high_us": p.infer_high_us,
         "measured_share": p.measured_share,
         "train_launches": len(plan.train.launches),
         "infer_launches": len(plan.infer.launches),

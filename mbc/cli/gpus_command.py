@@ -13,11 +13,20 @@ def run(arguments: argparse.Namespace) -> int:
     """List known GPUs and those of this machine."""
     from mbc.device.spec import device_specs
     from mbc.device.target import local_gpus
+    from mbc.kernels.calibration import ALL, OTHER_GPU, calibration
 
-    specs, here = device_specs(), local_gpus()
+    specs, here, known = device_specs(), local_gpus(), calibration()
+    spread = known.spreads.get(ALL)
     if arguments.json:
-        known = {name: asdict(spec) for name, spec in specs.items()}
-        print(json.dumps({"known": known, "here": [asdict(gpu) for gpu in here]}, indent=2))
+        estimates = {
+            "fitted_to": known.gpu,
+            "measured": known.measured,
+            "ratios": {name: asdict(found) for name, found in known.spreads.items()},
+            "wider_elsewhere": OTHER_GPU,
+        }
+        listed = {name: asdict(spec) for name, spec in specs.items()}
+        found = {"known": listed, "here": [asdict(gpu) for gpu in here], "estimates": estimates}
+        print(json.dumps(found, indent=2))
         return 0
     width = max(map(len, specs))
     print(f"{'--gpu':<{width}}  {'GPU':<28} {'architecture':<12} {'memory':>9}  {'copy':>9}  {'tf32':>11}  figures")
@@ -29,6 +38,13 @@ def run(arguments: argparse.Namespace) -> int:
             f"{spec.copy_gb_s:>4.0f} GB/s  {spec.tf32_tflops:>4.0f} TFLOP/s  {figures}{note}"
         )
     print()
+    if spread is not None:
+        print(f"Times that no profile has are estimated (~), fitted to {known.gpu} ({known.measured}). Of the")
+        print(
+            f"{spread.count} operations there that the fit had not seen half are within {spread.error:.0%} and nine in ten "
+            f"within {spread.error_high:.0%}."
+        )
+        print(f"On other GPUs nothing was measured: their ranges are {OTHER_GPU:g} times as wide to either side.\n")
     for index, gpu in enumerate(here):
         print(
             f"here: GPU {index} is an {gpu.name} ({gpu.architecture}), {show_size(gpu.free_bytes)} of "

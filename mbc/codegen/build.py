@@ -14,6 +14,7 @@ from mbc.codegen.objects import Recipe, make_library
 from mbc.codegen.render import every_kernel_file, kernel_files, render, render_kernel_library, render_module
 from mbc.codegen.toolchain import CUBLASLT, CUDART, CUDNN, GXX, NVCC, Missing, Part, Toolchain
 from mbc.codegen.view import CUDNN_LIBRARIES, LIBRARIES, View, view, working_code
+from mbc.device.spec import is_plan_only
 from mbc.errors import MbcError
 from mbc.ir.types import Precision
 from mbc.plan.file import PLAN_FILE, dump_plan
@@ -23,6 +24,11 @@ from mbc.resources import folder as resource_folder
 LIBRARY = "libmodule.so"
 SOURCES = "source"
 KERNEL_LIBRARY_SOURCE = "kernel_library.cpp"
+PLAN_ONLY = Missing(
+    "code for this GPU",
+    "plan only: the CUDA toolkit makes none for a GPU this old",
+    "read the plan with mbc show, compare it with mbc diff, or plan for a newer GPU (mbc gpus lists them)",
+)
 MARKER = ".mbc-package"  # a folder with this file is mbc's to replace
 
 _HOST_FILES = {
@@ -157,6 +163,8 @@ def _library_files(libraries: Sequence[str]) -> tuple[str, ...]:
 
 def _lacking(libraries: Sequence[str], architecture: str, toolchain: Toolchain) -> tuple[Missing, ...]:
     """What such a build needs and the toolchain has not."""
+    if architecture not in toolchain.architectures and is_plan_only(architecture):
+        return (PLAN_ONLY,)
     needs: list[tuple[object, Missing]] = [
         (toolchain.nvcc, NVCC),
         (toolchain.gxx, GXX),

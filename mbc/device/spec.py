@@ -46,6 +46,11 @@ def device_specs() -> dict[str, DeviceSpec]:
     return {key: DeviceSpec(**{k: v for k, v in row.items() if k in known}) for key, row in rows.items()}
 
 
+def is_plan_only(architecture: str) -> bool:
+    """Whether GPUs of this architecture are known and too old for the CUDA toolkit."""
+    return any(spec.architecture == architecture and not spec.buildable for spec in device_specs().values())
+
+
 def find_spec(name: str) -> DeviceSpec:
     """The GPU called `name`; MBC070 with the known names when there is none."""
     specs = device_specs()

@@ -11,7 +11,7 @@ from mbc.plan.model import Plan, Program
 from mbc.plan.summary import OperationSummary, summarise
 from mbc.report.columns import Column, render
 from mbc.report.memory import curve_text
-from mbc.units import show_size, show_time
+from mbc.units import show_range, show_size, show_time
 
 DEFAULT_WIDTH = 120
 
@@ -156,8 +156,16 @@ def totals_text(plan: Plan) -> str:
     states = {b for b in plan.train.entry if plan.graph.values[plan.buffers[b].value or ""].role.persistent}
     state_bytes = sum(rounded(plan.buffers[b].size_bytes) for b in states)
     rows = [
-        ("training step", time_cell(predictions.train_us, guess), f"{per_second:,.0f} samples/s, {share}"),
-        ("inference", time_cell(predictions.infer_us, guess), ""),
+        (
+            "training step",
+            time_cell(predictions.train_us, guess),
+            f"{within(predictions.train_low_us, predictions.train_high_us)}{per_second:,.0f} samples/s, {share}",
+        ),
+        (
+            "inference",
+            time_cell(predictions.infer_us, predictions.infer_low_us < predictions.infer_high_us),
+            within(predictions.infer_low_us, predictions.infer_high_us).rstrip("; "),
+        ),
         ("arena", show_size(predictions.arena_bytes), f"{predictions.arena_bytes:,} bytes, exact"),
         ("  of it states", show_size(state_bytes), "parameters, statistics, optimizer state, control block"),
         ("overhead", show_size(predictions.overhead_bytes), overhead),
@@ -200,6 +208,11 @@ def over(figure: float, bound: float) -> str:
 
 def time_cell(time_us: float, estimated: bool) -> str:
     return ("~" if estimated else "") + show_time(time_us)
+
+
+def within(low_us: float, high_us: float) -> str:
+    """`18.2 to 31.0 ms; `, and nothing for what is known."""
+    return f"{show_range(low_us, high_us)}; " if low_us < high_us else ""
 
 
 def micro_batches(rows: Sequence[int]) -> str:

@@ -10,6 +10,7 @@ import pytest
 from mbc import compiler
 from mbc.codegen import toolchain
 from mbc.codegen.toolchain import Places
+from mbc.units import show_range
 
 FP64 = ("--set", "train.precision=fp64")
 
@@ -159,7 +160,32 @@ def test_gpus(mbc):
     done = mbc("gpus")
     assert done.code == 0
     assert "NVIDIA H200" in done.out and "plan only" in done.out and "here: no GPU was found" in done.out
-    assert mbc("gpus", "--json").json["known"]["h200"]["architecture"] == "sm_90"
+    said = mbc("gpus", "--json").json
+    assert said["known"]["h200"]["architecture"] == "sm_90"
+    overall = said["estimates"]["ratios"]["all"]
+    assert f"half are within {overall['error']:.0%} and nine in ten within {overall['error_high']:.0%}" in done.out
+    assert f"fitted to {said['estimates']['fitted_to']}" in done.out
+
+
+def test_estimates_have_a_range(mbc):
+    figures = mbc("compile", "tiny.mbc", "-o", "net", "--gpu", "a100-40", "--json").json
+    for program in ("train", "infer"):
+        low, time, high = (figures[f"{program}{end}_us"] for end in ("_low", "", "_high"))
+        assert low < time < high
+    shown = mbc("compile", "tiny.mbc", "-o", "net", "--gpu", "a100-40", "--force").out
+    assert f"({show_range(figures['train_low_us'], figures['train_high_us'])}, estimated; " in shown
+    assert f"({show_range(figures['infer_low_us'], figures['infer_high_us'])}, " in shown
+    totals = mbc("diff", "tiny.mbc", "--gpu", "a100-40", "--gpu", "t4", "--json").json["totals"]
+    assert totals["train_high_us"]["before"] == figures["train_high_us"] < totals["train_high_us"]["after"]
+
+
+def test_old_gpus_are_for_plans(mbc):
+    done = mbc("compile", "tiny.mbc", "-o", "net", "--gpu", "k80")
+    assert done.code == 0
+    assert "missing    code for this GPU (plan only: the CUDA toolkit makes none" in done.out
+    assert "nvcc" not in done.out
+    assert mbc("show", "net").code == 0
+    assert mbc("diff", "net", "tiny.mbc", "--gpu", "t4").code == 0
 
 
 def test_doctor_says_what_is_missing_and_what_it_costs(mbc):

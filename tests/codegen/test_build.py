@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mbc.codegen import build as build_module
-from mbc.codegen.build import LIBRARY, build, write_package, write_sources
+from mbc.codegen.build import LIBRARY, PLAN_ONLY, build, write_package, write_sources
 from mbc.codegen.toolchain import Places, Toolchain, find_toolchain
 from mbc.codegen.view import view
 from mbc.errors import MbcError
@@ -106,6 +106,19 @@ def test_architectures_that_nvcc_does_not_know(tmp_path: Path) -> None:
     toolchain = Toolchain(tmp_path, tmp_path, part, part, part, ("sm_75", "sm_80"), ())
     package = write_package(small_plan(), tmp_path / "net", toolchain)
     assert str(package.missing[0]).startswith("nvcc for sm_90 (this one compiles for sm_75 to sm_80)")
+
+
+def test_gpus_too_old_for_the_toolkit_are_for_plans(tmp_path: Path) -> None:
+    plan = small_plan()
+    old = replace(plan, target=replace(plan.target, architecture="sm_37"))
+    package = write_package(old, tmp_path / "net", NOTHING)
+    assert [str(missing) for missing in package.missing] == [str(PLAN_ONLY)] and package.library is None
+    assert {"plan.json", "__init__.py"} <= _files(tmp_path / "net")
+    # A toolkit that still makes the code is not sent away.
+    part = build_module.Part(tmp_path, tmp_path, "lib.so.1")
+    older = Toolchain(None, tmp_path, part, part, part, ("sm_37",), ())
+    package = write_package(old, tmp_path / "older", older)
+    assert [missing.name for missing in package.missing] == ["nvcc"]
 
 
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16])

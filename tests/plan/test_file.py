@@ -180,6 +180,8 @@ WRONG = [
     (("budget_bytes", 1e9), "at budget_bytes"),
     (("target", "memory_bytes", "much"), "at target.memory_bytes"),
     (("predictions", "train_us", -0.5), "at predictions.train_us"),
+    (("predictions", "train_low_us", 1e12), "at predictions.train_us: "),
+    (("predictions", "infer_high_us", 0.0), "is not between"),
     (("predictions", "overhead_measured", 1), "at predictions.overhead_measured"),
     (("graph", "batch", 0), "at graph.batch"),
     (("graph", "precision", "fp8"), "at graph.precision: 'fp8' is none of fp32"),

@@ -13,6 +13,7 @@ from mbc.report.differences import diff_text
 from mbc.report.documents import diff_document, plan_document
 from mbc.report.memory import sparkline
 from mbc.report.tables import micro_batches, operations_table, plan_text
+from mbc.units import show_range
 from tests.plan.chains import random_plan
 
 PLAN = random_plan(3)
@@ -54,6 +55,9 @@ def test_the_page_says_everything():
     ):  # fmt: skip
         assert word in text, word
     assert f"{PLAN.predictions.arena_bytes:,} bytes, exact" in text
+    p = PLAN.predictions
+    assert f"{show_range(p.train_low_us, p.train_high_us)}; " in text
+    assert show_range(p.infer_low_us, p.infer_high_us) in text
 
 
 def test_estimates_are_marked():
@@ -97,8 +101,13 @@ def test_width(width):
 
 
 def test_measured_plan_has_no_mark():
-    plan = replace(PLAN, predictions=replace(PLAN.predictions, measured_share=1.0, overhead_measured=True))
+    p = PLAN.predictions
+    known = replace(
+        p, train_low_us=p.train_us, train_high_us=p.train_us, infer_low_us=p.infer_us, infer_high_us=p.infer_us
+    )
+    plan = replace(PLAN, predictions=replace(known, measured_share=1.0, overhead_measured=True))
     text = plan_text(plan)
+    assert "~" not in text[text.index("in all") :] and " to " not in text[text.index("in all") :]
     assert "100 % of it from measured times" in text and "overhead          381.5 MiB  measured" in text
 
 

@@ -1,0 +1,194 @@
+"""Estimates: what they are made of, what ships, and the range that is told of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from mbc.device.spec import device_specs, find_spec
+from mbc.ir.types import DType, Layout, Precision, TensorType
+from mbc.kernels import PROVIDERS
+from mbc.kernels.base import Request
+from mbc.kernels.calibration import (
+    ALL,
+    OTHER_GPU,
+    UNCOMPARED,
+    WITHOUT_WORKSPACE,
+    Calibration,
+    Effort,
+    Shares,
+    Spread,
+    busy,
+    calibration,
+    group,
+    peak_tflops,
+    unfitted,
+)
+from mbc.kernels.cublaslt import CUBLASLT
+from mbc.kernels.cudnn_convolution import CUDNN_CONVOLUTION
+from mbc.kernels.own import OWN
+from mbc.ops.base import NoAttributes
+from mbc.ops.convolution import Convolution
+from mbc.ops.matrix import Linear
+
+H200 = find_spec("h200")
+ESTIMATING = (CUDNN_CONVOLUTION, CUBLASLT, OWN)
+
+
+def convolution(
+    rows: int = 32,
+    precision: Precision = Precision.BF16,
+    channels: int = 64,
+    kernel: int = 3,
+    stride: int = 1,
+    kind: str = "convolution",
+) -> Request:
+    pad = kernel // 2
+    a = Convolution((28, 28), (kernel, kernel), (stride, stride), (pad,) * 4)
+    dtype = precision.working
+    image = TensorType((rows, channels, 28, 28), dtype)
+    weight = TensorType((128, channels, kernel, kernel), dtype)
+    result = TensorType((rows, 128, *a.output_size), dtype)
+    operands = {
+        "convolution": ((image, weight), (result,)),
+        "convolution_backward_data": ((result, weight), (image,)),
+        "convolution_backward_filter": ((image, result), (replace(weight, dtype=DType.FP32),)),
+    }
+    return Request(kind, a, *operands[kind], precision)
+
+
+def variants(request: Request) -> dict[tuple[Layout, bool], str]:
+    found = CUDNN_CONVOLUTION.estimated(request, H200)
+    return {(c.layouts[0], e.variant.startswith(WITHOUT_WORKSPACE)): e.variant for c, e in found}
+
+
+def test_time_is_a_sum() -> None:
+    effort = Effort("g", "v", 2.0, 10.0, 4.0)
+    assert effort.time_us(Shares(1.0, 1.0)) == 16.0
+    assert effort.time_us(Shares(0.5, 2.0)) == 24.0
+    assert effort.key == "g v" and Effort("g", "", 0, 0, 0).key == "g"
+
+
+def test_a_machine_is_busy_in_whole_waves() -> None:
+    four = replace(H200, multiprocessors=4)
+    assert busy(256, 256, four) == 1.0
+    assert busy(128, 128, four) == 0.25
+    assert busy(128 * 5, 128, four) == 5 / 8
+    assert busy(1, 1, H200) == 0.05
+    assert busy(128, 128, four, parts=16) == 1.0
+
+
+def test_a_spread_is_of_ratios() -> None:
+    ratios = [0.5 + 0.1 * i for i in range(11)]  # 0.5 .. 1.5
+    spread = Spread.of(ratios[::-1])
+    assert (spread.count, spread.median) == (11, pytest.approx(1.0))
+    assert (spread.low, spread.high) == (pytest.approx(0.6), pytest.approx(1.4))
+    assert (spread.error, spread.error_high) == (pytest.approx(0.3), pytest.approx(0.5))
+
+
+def test_ranges_hold_the_estimate_and_are_wider_on_other_gpus() -> None:
+    known = calibration()
+    spread = Spread(9, 1.0, 0.9, 1.2, 0.1, 0.2)
+    assert known.factors(spread, H200) == (0.9, 1.2)
+    for name, device in device_specs().items():
+        if name != "h200":
+            assert known.factors(spread, device) == (0.9 / OTHER_GPU, 1.2 * OTHER_GPU)
+    # Where the estimate was always too low, it is the lower end itself.
+    assert known.factors(Spread(9, 1.5, 1.3, 2.0, 0.5, 1.0), H200) == (1.0, 2.0)
+
+
+def test_what_ships_is_whole() -> None:
+    known = calibration()
+    assert known.gpu == H200.name and known.requests > 100
+    assert known.spreads[ALL].count > 100
+    for spread in known.spreads.values():
+        assert spread.count > 0 and 0 < spread.low <= spread.median <= spread.high and spread.error <= spread.error_high
+    assert all(s.arithmetic > 0 and s.memory > 0 for s in known.shares.values())
+    providers = {p.name for p in PROVIDERS}
+    assert {key.split()[0] for key in known.shares} <= providers
+
+
+def test_estimates_on_the_gpu_they_were_fitted_to_are_of_use() -> None:
+    """Not a figure to reach, but what would be worthless otherwise."""
+    overall = calibration().spreads[ALL]
+    assert overall.error < 0.3 and 0.8 < overall.median < 1.25
+
+
+def test_work_that_no_profile_has_is_told_so() -> None:
+    empty = Calibration("X", "", 0, "", "", 0, {}, {})
+    effort = Effort(group("cudnn", "convolution", Precision.BF16), "straight", 1.0, 10.0, 10.0)
+    assert empty.shares_of(effort) == unfitted(effort)
+    assert empty.spread("cudnn convolution half", bare=False) is UNCOMPARED
+    direct = replace(effort, variant="bare converted")
+    assert empty.estimate_us(direct) > empty.estimate_us(effort)
+
+
+def test_both_half_precisions_and_all_of_an_own_kernel_are_one_group() -> None:
+    assert group("cudnn", "convolution", Precision.BF16) == group("cudnn", "convolution", Precision.FP16)
+    assert group("cudnn", "convolution", Precision.TF32) != group("cudnn", "convolution", Precision.FP32)
+    assert group("mbc", "relu", Precision.BF16) == group("mbc", "relu", Precision.FP32) == "mbc relu"
+
+
+def test_peaks() -> None:
+    t4 = find_spec("t4")
+    assert peak_tflops(t4, Precision.FP16) > peak_tflops(t4, Precision.TF32)
+    with pytest.raises(KeyError):
+        peak_tflops(H200, Precision.FP64)
+
+
+@pytest.mark.parametrize(
+    "request_, first, last",
+    [
+        (convolution(), "converted", "straight"),
+        (convolution(precision=Precision.FP32), "straight", "converted"),
+        (convolution(channels=3), "unaligned", "unaligned"),
+        (convolution(kernel=1), "straight", "straight"),  # 784 pixels are whole loads
+        (convolution(kernel=1, stride=2), "converted", "straight"),
+        (convolution(stride=2, kind="convolution_backward_data"), "converted", "strided"),
+        (convolution(kind="convolution_backward_filter"), "converted", "straight"),
+    ],
+)
+def test_how_engines_come_at_operands(request_: Request, first: str, last: str) -> None:
+    found = variants(request_)
+    assert found[Layout.CHANNELS_FIRST, False] == first and found[Layout.CHANNELS_LAST, False] == last
+    assert found[Layout.CHANNELS_FIRST, True] == f"bare {first}"
+
+
+def test_a_stride_leaves_pixels_unread() -> None:
+    (_, read), *_ = CUDNN_CONVOLUTION.estimated(convolution(kernel=1, stride=2), H200)
+    (_, written), *_ = CUDNN_CONVOLUTION.estimated(
+        convolution(kernel=1, stride=2, kind="convolution_backward_data"), H200
+    )
+    assert read.memory_us < written.memory_us
+
+
+def requests() -> list[Request]:
+    x, w = TensorType((64, 256), DType.BF16), TensorType((100, 256), DType.BF16)
+    y = TensorType((64, 64, 56, 56), DType.BF16)
+    return [
+        convolution(),
+        convolution(kind="convolution_backward_data"),
+        convolution(kind="convolution_backward_filter"),
+        Request("linear", Linear((256,)), (x, w), (TensorType((64, 100), DType.BF16),), Precision.BF16),
+        Request("relu", NoAttributes(), (y,), (y,), Precision.BF16),
+    ]
+
+
+@pytest.mark.parametrize("request_", requests(), ids=lambda r: r.kind)
+def test_candidates_are_what_was_estimated(request_: Request) -> None:
+    for provider in ESTIMATING:
+        pairs = list(provider.estimated(request_, H200))
+        assert [c for c, _ in pairs] == list(provider.candidates(request_, H200))
+        for candidate, effort in pairs:
+            assert candidate.time_us == calibration().estimate_us(effort) > effort.fixed_us
+            assert effort.group.startswith(f"{provider.name} ") and not candidate.measured
+
+
+@pytest.mark.parametrize("request_", requests(), ids=lambda r: r.kind)
+def test_a_slower_gpu_takes_longer(request_: Request) -> None:
+    def best_us(name: str) -> float:
+        device = find_spec(name)
+        return min(c.time_us for p in PROVIDERS for c in p.candidates(request_, device))
+
+    assert best_us("h200") < best_us("a100-40") < best_us("rtx-3090")
