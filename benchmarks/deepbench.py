@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from deepbench_layers import BATCH, Operation, operations
 from division import Offers, brute_force_us, divided, menus, offers, undivided
-from record import ROOT, attempt, show, start, write
+from record import ROOT, attempt, need_gpu, show, start, write
 
 from mbc.device.need import Need
 from mbc.device.profile import Profile
@@ -259,6 +259,7 @@ def main() -> None:
     arguments = parser.parse_args()
     precisions = [Precision(word) for word in arguments.precisions.split(",")]
     if arguments.run:
+        need_gpu("--no-run chooses by a profile")
         on_gpu(arguments, precisions)
         return
     for precision in precisions:

@@ -17,7 +17,7 @@ from typing import Any
 
 from modules import Job, example
 from plans import Planned, make_plans, run_steps
-from record import show, start, write
+from record import need_gpu, show, start, write
 
 NETWORKS = {"resnet18": ("resnet", (("batch", "128"),)), "alexnet": ("alexnet", (("batch", "256"),))}
 DIGEST_AFTER = 5  # steps
@@ -69,6 +69,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="plans made and built side by side")
     parser.add_argument("--plan-only", action="store_true", help="the price as predicted only; needs no GPU")
     arguments = parser.parse_args()
+    if not arguments.plan_only:
+        need_gpu("--plan-only predicts without running")
     wanted = jobs(arguments)
     runs: list[dict[str, dict[str, Any]]] = []
     with tempfile.TemporaryDirectory() as name:

@@ -27,7 +27,7 @@ from typing import Any
 
 from modules import Job, example
 from plans import Planned, make_plans, run_steps
-from record import attempt, show, start, write
+from record import attempt, need_gpu, show, start, write
 
 from mbc.options import Policy
 
@@ -252,6 +252,8 @@ def main() -> None:
     if arguments.torch_child:
         torch_child(*json.loads(arguments.torch_child))
         return
+    if not arguments.plan_only:
+        need_gpu("--plan-only predicts without running")
     wanted = variants(arguments)
     if arguments.measure_for:
         if not arguments.profile:

@@ -18,7 +18,7 @@ from typing import Any
 
 from modules import Job, examples
 from plans import Planned, make_plans, run_steps
-from record import show, start, write
+from record import need_gpu, show, start, write
 
 LONG_MS = 5.0
 WITHIN_LONG, WITHIN_SHORT = 0.05, 0.10  # of the measured time
@@ -63,6 +63,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="plans made and built side by side")
     parser.add_argument("--plan-only", action="store_true", help="predictions only; needs no GPU")
     arguments = parser.parse_args()
+    if not arguments.plan_only:
+        need_gpu("--plan-only predicts without running")
     wanted = jobs(arguments)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -58,6 +58,14 @@ def attempt(work: Callable[[], dict[str, Any]], name: str) -> dict[str, Any]:
         return {"name": name, "failed": f"{type(error).__name__}: {error}"}
 
 
+def need_gpu(instead: str) -> None:
+    """End the benchmark with a message where there is no GPU, before anything is built for it."""
+    from mbc.device.target import local_gpus
+
+    if not local_gpus():
+        raise SystemExit(f"this machine has no GPU that can be used: {instead}")
+
+
 def start(main: Callable[[], None]) -> None:
     """Run a benchmark; what a user can mend (no GPU, no profile) ends it with a message."""
     from mbc.errors import MbcError
