@@ -41,8 +41,8 @@ def run(arguments: argparse.Namespace) -> int:
     if spread is not None:
         print(f"Times that no profile has are estimated (~), fitted to {known.gpu} ({known.measured}). Of the")
         print(
-            f"{spread.count} operations there that the fit had not seen half are within {spread.error:.0%} and nine in ten "
-            f"within {spread.error_high:.0%}."
+            f"{spread.count} operations there that the fit had not seen half are within {spread.error:.0%}, nine "
+            f"in ten within {spread.error_high:.0%}."
         )
         print(f"On other GPUs nothing was measured: their ranges are {OTHER_GPU:g} times as wide to either side.\n")
     for index, gpu in enumerate(here):

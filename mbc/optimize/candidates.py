@@ -186,10 +186,12 @@ class CandidateTable:
         return known
 
     def _conversion_us(self, type_: TensorType, target: Layout) -> float:
-        if self.profile is not None:
-            source = next(layout for layout in Layout if layout is not target)
-            measured = self.profile.candidates(conversion_request(type_, self.graph))
-            times = [c.time_us for c in measured if c.layouts == (source, target)]
+        request = conversion_request(type_, self.graph)
+        source = next(layout for layout in Layout if layout is not target)
+        measured = self.profile.candidates(request) if self.profile is not None else ()
+        estimated = (c for p in self.providers for c in p.candidates(request, self.device))
+        for found in (measured, estimated):
+            times = [c.time_us for c in found if c.layouts == (source, target)]
             if times:
                 return min(times)
         return 2 * type_.size_bytes / (self.device.copy_gb_s * 1e3) + self.device.launch_us
