@@ -35,7 +35,8 @@ ROW_FIELDS = ("pass", "type", "math", "accumulate", "rows", "inputs", "outputs",
 ALGORITHMS = 4  # of the heuristics' list; as in templates/host/matmul.cpp
 
 _MOST_WORKSPACE_BYTES = 32 << 20  # what NVIDIA advises for Hopper; more brought nothing
-_MOST_SUMS = 16  # partial results of a split sum that the workspace holds
+_SUMS = 16  # partial results of a split sum that the workspace holds
+_IMAGE_SUMS = 128  # of a 1 x 1 filter's gradient besides: few tiles, each a sum over every pixel
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +79,18 @@ def _layout(request: Request) -> Layout:
     return Layout.CHANNELS_LAST if isinstance(request.attributes, Convolution) else Layout.CHANNELS_FIRST
 
 
-def _workspace_bytes(sizes: _Sizes, number: int) -> int:
-    """Room for the fp32 partial sums of a split product."""
-    sums = _MOST_SUMS * math.prod(sizes.result(number)) * 4
-    return min(-(-sums // 256) * 256, _MOST_WORKSPACE_BYTES)
+def _workspaces(request: Request, sizes: _Sizes) -> tuple[int, ...]:
+    """None, and room for the fp32 partial sums of a split product; bytes, ascending."""
+    of_image = request.kind == "convolution_backward_filter"
+    result_bytes = math.prod(sizes.result(PASSES[request.kind])) * 4
+    wanted = (sums * result_bytes for sums in (0, _SUMS, _IMAGE_SUMS if of_image else _SUMS))
+    return tuple(sorted({min(-(-size // 256) * 256, _MOST_WORKSPACE_BYTES) for size in wanted}))
 
 
-def _effort(request: Request, sizes: _Sizes, number: int, device: DeviceSpec, split: bool) -> Effort:
-    width = busy(*sizes.result(number), device, _MOST_SUMS if split else 1)
+def _effort(request: Request, sizes: _Sizes, number: int, device: DeviceSpec, workspace_bytes: int) -> Effort:
+    split = workspace_bytes > 0
+    # What a larger workspace brings is not estimated: of equal times the least workspace wins.
+    width = busy(*sizes.result(number), device, _SUMS if split else 1)
     moved_bytes = sum(t.size_bytes for t in (*request.inputs, *request.outputs))
     return Effort(
         group("cublaslt", request.kind, request.precision),
@@ -115,8 +120,8 @@ class CublasLt:
         if request.precision is Precision.BF16 and not device.has_bf16:
             return
         number = PASSES[request.kind]
-        for algorithm, workspace_bytes in itertools.product(range(ALGORITHMS), (0, _workspace_bytes(sizes, number))):
-            effort = _effort(request, sizes, number, device, workspace_bytes > 0)
+        for algorithm, workspace_bytes in itertools.product(range(ALGORITHMS), _workspaces(request, sizes)):
+            effort = _effort(request, sizes, number, device, workspace_bytes)
             candidate = Candidate(
                 provider=self.name,
                 name=request.kind,

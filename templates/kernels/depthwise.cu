@@ -1,11 +1,13 @@
 // Depthwise convolutions: every channel is convolved with filters of its own, so that there is nothing to share between
 // channels and all that counts is to read and write every byte once.
 //
-// A block owns some channels (channels last: up to 128 neighbours; channels first: one) and a run of tiles of output
-// pixels. A thread makes one tile after another, of N neighbouring channels, in registers: what its windows share is
+// A block owns some channels (channels last: neighbours, up to a warp of vectors; channels first: one) and a run of tiles
+// of output pixels. A thread makes one tile after another, of N neighbouring channels, in registers: what its windows share is
 // read once, and what neighbouring tiles share is still in the cache. Kernels of 3 x 3 without dilation, strides of 1 or
 // 2; `multiplier` is the number of filters a channel has. convolution.cu takes everything else.
 #include "mbc_images.cuh"
+
+#include <cstring>
 
 struct DepthwiseArguments {
   int64_t type;
@@ -26,16 +28,33 @@ struct DepthwiseArguments {
 
 namespace mbc {
 
-constexpr int DEPTHWISE_VECTOR = 4;  // channels: 16 bytes of fp32; 8 bytes of half precision still fill a sector a lane
+// Channels a thread, channels last. The filter pass has nine sums for each: more than four do not fit the registers.
+template <typename T>
+constexpr int DEPTHWISE_VECTOR = WIDTH<T>;
+constexpr int DEPTHWISE_FILTER_VECTOR = 4;
+
+// One side of the convolution. A sample has fewer than 2^31 elements, so that places in it need 32 bits: this arithmetic
+// is most of what these kernels do.
+struct Samples {
+  int64_t n_stride, c_stride, channels;
+  int32_t height, width, y_stride, x_stride;
+
+  explicit Samples(const Image& image)
+      : n_stride(image.n_stride), c_stride(image.c_stride), channels(image.channels),
+        height(static_cast<int32_t>(image.height)), width(static_cast<int32_t>(image.width)),
+        y_stride(static_cast<int32_t>(image.y_stride)), x_stride(static_cast<int32_t>(image.x_stride)) {}
+
+  __device__ int64_t plane(int64_t n, int64_t c) const { return n * n_stride + c * c_stride; }
+};
 
 struct Depthwise {
-  Image image, output;
+  Samples image, output;
   int64_t rows, multiplier;
   int32_t pad_top, pad_left;
 
   explicit Depthwise(const DepthwiseArguments& a)
-      : image(a.layout, a.channels, a.height, a.width),
-        output(a.layout, a.channels * a.multiplier, a.out_height, a.out_width), rows(a.rows),
+      : image(Image(a.layout, a.channels, a.height, a.width)),
+        output(Image(a.layout, a.channels * a.multiplier, a.out_height, a.out_width)), rows(a.rows),
         multiplier(a.multiplier), pad_top(static_cast<int32_t>(a.pad_top)),
         pad_left(static_cast<int32_t>(a.pad_left)) {}
 };
@@ -44,7 +63,8 @@ struct Depthwise {
 template <int N_, int S_>
 struct DepthwiseSize {
   static constexpr int N = N_, S = S_, K = 3;
-  static constexpr int HEIGHT = (N == 1 ? 8 : 4) / S, WIDTH = 2;
+  static constexpr int HEIGHT = (N == 1 ? 8 : 16 / N) / S, WIDTH = 2;
+  static constexpr int BLOCKS = N == 1 ? 3 : 2;  // that a multiprocessor has registers for
   static constexpr int WINDOW_HEIGHT = (HEIGHT - 1) * S + K, WINDOW_WIDTH = (WIDTH - 1) * S + K;
   // Backward data goes by tiles of image pixels: S x S of them for each of UP x ACROSS positions of the stride. An
   // output pixel reaches REACH of these positions.
@@ -62,48 +82,77 @@ struct TileRun {
   }
 };
 
-template <int N, typename T>
-__device__ inline void fetch(float (&to)[N], const T* at, bool inside) {
-  Vec<T, N> v;
+// Elements as they are stored, in words where they fill some: taken 16 bits at a time they cost twice the instructions.
+template <int BYTES>
+struct alignas(BYTES) Stored {
+  uint32_t words[BYTES / 4];
+};
+template <>
+struct alignas(2) Stored<2> {
+  uint16_t words[1];
+};
+
+template <int N>
+__device__ inline void widen(float (&to)[N], const Stored<N * 4>& from, float) {
+  memcpy(to, from.words, sizeof to);
+}
+// bf16 is the upper half of fp32.
+template <int N>
+__device__ inline void widen(float (&to)[N], const Stored<N * 2>& from, __nv_bfloat16) {
 #pragma unroll
-  for (int j = 0; j < N; ++j) v.v[j] = from_float<T>(0.0f);
-  if (inside) v = load<N>(at);
+  for (int j = 0; j < N; ++j) {
+    const uint32_t word = from.words[j / 2], bits = j % 2 ? word & 0xffff0000u : word << 16;
+    memcpy(&to[j], &bits, sizeof bits);
+  }
+}
+template <int N>
+__device__ inline void widen(float (&to)[N], const Stored<N * 2>& from, __half) {
 #pragma unroll
-  for (int j = 0; j < N; ++j) to[j] = to_float(v.v[j]);
+  for (int j = 0; j < N; ++j) {
+    const uint16_t bits = static_cast<uint16_t>(j % 2 ? from.words[j / 2] >> 16 : from.words[j / 2]);
+    __half value;
+    memcpy(&value, &bits, sizeof bits);
+    to[j] = to_float(value);
+  }
 }
 
-// The line of `COUNT` pixels of `image` from (y, x) on, 0 outside of it. `plane`: the thread's channels of a sample.
+// The line of `COUNT` pixels of a sample from (y, x) on, 0 outside of it. `plane`: the thread's channels of the sample.
 template <int COUNT, int N, typename T>
-__device__ inline void fetch_line(float (&to)[COUNT][N], const T* plane, const Image& image, int32_t y, int32_t x) {
-  const T* line = plane + y * image.y_stride + x * image.x_stride;
-  const bool row_inside = y >= 0 && y < image.height;
+__device__ inline void fetch_line(float (&to)[COUNT][N], const T* plane, const Samples& sample, int32_t y, int32_t x) {
+  using Words = Stored<N * static_cast<int>(sizeof(T))>;
+  const int32_t first = y * sample.y_stride + x * sample.x_stride;
+  const bool row_inside = static_cast<uint32_t>(y) < static_cast<uint32_t>(sample.height);
 #pragma unroll
-  for (int i = 0; i < COUNT; ++i)
-    fetch<N>(to[i], line + i * image.x_stride, row_inside && x + i >= 0 && x + i < image.width);
+  for (int i = 0; i < COUNT; ++i) {
+    Words words{};
+    if (row_inside && static_cast<uint32_t>(x + i) < static_cast<uint32_t>(sample.width))
+      words = *reinterpret_cast<const Words*>(plane + (first + i * sample.x_stride));
+    widen<N>(to[i], words, T());
+  }
 }
 
 // Stores a tile; `pairs`: two pixels of one channel lie together, aligned.
 template <int HEIGHT, int WIDTH, int N, typename T>
-__device__ inline void store_tile(const float (&tile)[HEIGHT][WIDTH][N], T* plane, const Image& image, int32_t y,
-                                  int32_t x, bool pairs) {
+__device__ inline void store_tile(const float (&tile)[HEIGHT][WIDTH][N], T* plane, const Samples& sample,
+                                  int32_t y, int32_t x, bool pairs) {
 #pragma unroll
   for (int i = 0; i < HEIGHT; ++i) {
-    if (y + i < 0 || y + i >= image.height) continue;
-    T* line = plane + (y + i) * image.y_stride + x * image.x_stride;
+    if (static_cast<uint32_t>(y + i) >= static_cast<uint32_t>(sample.height)) continue;
+    T* line = plane + ((y + i) * sample.y_stride + x * sample.x_stride);
     if constexpr (N == 1 && WIDTH == 2) {
       if (pairs) {
-        if (x < image.width)
+        if (x < sample.width)
           store(line, Vec<T, 2>{{from_float<T>(tile[i][0][0]), from_float<T>(tile[i][1][0])}});
         continue;
       }
     }
 #pragma unroll
     for (int k = 0; k < WIDTH; ++k) {
-      if (x + k < 0 || x + k >= image.width) continue;
+      if (static_cast<uint32_t>(x + k) >= static_cast<uint32_t>(sample.width)) continue;
       Vec<T, N> v;
 #pragma unroll
       for (int j = 0; j < N; ++j) v.v[j] = from_float<T>(tile[i][k][j]);
-      store(line + k * image.x_stride, v);
+      store(line + k * sample.x_stride, v);
     }
   }
 }
@@ -118,7 +167,7 @@ struct BlockFilters {
   __device__ void stage(const T* w, int64_t first, int64_t channels) {
     const int count = static_cast<int>(min(static_cast<int64_t>(blockDim.x * N), channels - first)) * K * K;
     float* to = taps[0].v;
-    for (int i = threadIdx.y * blockDim.x + threadIdx.x; i < count; i += THREADS)
+    for (int i = threadIdx.y * blockDim.x + threadIdx.x; i < count; i += blockDim.x * blockDim.y)
       to[i % (K * K) * (blockDim.x * N) + i / (K * K)] = to_float(w[first * K * K + i]);
   }
   __device__ Vec<float, N> at(int tap) const { return taps[tap * blockDim.x + threadIdx.x]; }
@@ -156,7 +205,7 @@ __device__ inline void forward_tile(const T* plane, const Filter& filter, const 
 }
 
 template <typename T, typename Size>
-__global__ void __launch_bounds__(THREADS, 2)
+__global__ void __launch_bounds__(THREADS, Size::BLOCKS)
     depthwise_forward(const T* __restrict__ x, const T* __restrict__ w, T* __restrict__ y, Depthwise g, Steps steps,
                       bool pairs) {
   constexpr int N = Size::N;
@@ -172,12 +221,12 @@ __global__ void __launch_bounds__(THREADS, 2)
   for (int64_t i = run.begin + threadIdx.y; i < run.end; i += blockDim.y, at.advance(steps)) {
     const int32_t oy = static_cast<int32_t>(at.middle) * Size::HEIGHT, ox = static_cast<int32_t>(at.inner) * Size::WIDTH;
     float sum[Size::HEIGHT][Size::WIDTH][N] = {};
-    const T* plane = x + g.image.at(at.outer, N > 1 ? k : k / g.multiplier, 0, 0);
+    const T* plane = x + g.image.plane(at.outer, N > 1 ? k : k / g.multiplier);
     if constexpr (N > 1)
       forward_tile<Size>(plane, shared, g, oy, ox, sum);
     else
       forward_tile<Size>(plane, ThreadFilter<T>{w + k * Size::K * Size::K}, g, oy, ox, sum);
-    store_tile(sum, y + g.output.at(at.outer, k, 0, 0), g.output, oy, ox, pairs);
+    store_tile(sum, y + g.output.plane(at.outer, k), g.output, oy, ox, pairs);
   }
 }
 
@@ -209,7 +258,7 @@ __device__ inline void data_tile(const T* plane, const Filter& filter, const Dep
 }
 
 template <typename T, typename Size>
-__global__ void __launch_bounds__(THREADS, 2)
+__global__ void __launch_bounds__(THREADS, Size::BLOCKS)
     depthwise_data(const T* __restrict__ dy, const T* __restrict__ w, T* __restrict__ dx, Depthwise g, Steps steps,
                    bool pairs) {
   constexpr int N = Size::N, S = Size::S;
@@ -228,18 +277,18 @@ __global__ void __launch_bounds__(THREADS, 2)
     const int32_t u = static_cast<int32_t>(at.inner) * Size::ACROSS + g.pad_left / S;
     float sum[Size::UP * S][Size::ACROSS * S][N] = {};
     if constexpr (N > 1) {
-      data_tile<Size>(dy + g.output.at(at.outer, c, 0, 0), shared, g, v, u, sum);
+      data_tile<Size>(dy + g.output.plane(at.outer, c), shared, g, v, u, sum);
     } else {
       for (int64_t k = c * g.multiplier; k < (c + 1) * g.multiplier; ++k)
-        data_tile<Size>(dy + g.output.at(at.outer, k, 0, 0), ThreadFilter<T>{w + k * Size::K * Size::K}, g, v, u, sum);
+        data_tile<Size>(dy + g.output.plane(at.outer, k), ThreadFilter<T>{w + k * Size::K * Size::K}, g, v, u, sum);
     }
-    store_tile(sum, dx + g.image.at(at.outer, c, 0, 0), g.image, v * S - g.pad_top, u * S - g.pad_left, pairs);
+    store_tile(sum, dx + g.image.plane(at.outer, c), g.image, v * S - g.pad_top, u * S - g.pad_left, pairs);
   }
 }
 
 // Part `blockIdx.y` of the filter gradient [filters, K, K] goes to its own place in `out` [parts, ...].
 template <typename T, typename Size>
-__global__ void __launch_bounds__(THREADS, 2)
+__global__ void __launch_bounds__(THREADS, Size::BLOCKS)
     depthwise_filter(const T* __restrict__ x, const T* __restrict__ dy, float* __restrict__ out, Depthwise g,
                      Steps steps, bool accumulate) {
   constexpr int N = Size::N, K = Size::K, S = Size::S;
@@ -251,8 +300,8 @@ __global__ void __launch_bounds__(THREADS, 2)
     for (int64_t i = run.begin + threadIdx.y; i < run.end; i += blockDim.y, at.advance(steps)) {
       const int32_t oy = static_cast<int32_t>(at.middle) * Size::HEIGHT;
       const int32_t ox = static_cast<int32_t>(at.inner) * Size::WIDTH;
-      const T* plane = x + g.image.at(at.outer, N > 1 ? k : k / g.multiplier, 0, 0);
-      const T* gradients = dy + g.output.at(at.outer, k, 0, 0);
+      const T* plane = x + g.image.plane(at.outer, N > 1 ? k : k / g.multiplier);
+      const T* gradients = dy + g.output.plane(at.outer, k);
       float gradient[Size::HEIGHT][Size::WIDTH][N];
 #pragma unroll
       for (int t = 0; t < Size::HEIGHT; ++t) fetch_line(gradient[t], gradients, g.output, oy + t, ox);
@@ -283,11 +332,13 @@ __global__ void __launch_bounds__(THREADS, 2)
     __syncthreads();
 #pragma unroll
     for (int j = 0; j < N; ++j) shared[self].v[j] = sum[tap][j];
-    for (unsigned half = blockDim.y / 2; half > 0; half /= 2) {
+    for (unsigned count = blockDim.y; count > 1;) {
+      const unsigned half = (count + 1) / 2;
       __syncthreads();
-      if (threadIdx.y < half)
+      if (threadIdx.y + half < count)
 #pragma unroll
         for (int j = 0; j < N; ++j) shared[self].v[j] += shared[self + half * blockDim.x].v[j];
+      count = half;
     }
     if (threadIdx.y == 0 && k < g.output.channels)
 #pragma unroll
@@ -318,10 +369,12 @@ struct DepthwiseGrid {
   unsigned columns;
 
   DepthwiseGrid(int64_t layout, int64_t channels, int vector) {
+    const int64_t vectors = channels / vector;
     const bool last = layout == MBC_CHANNELS_LAST;
-    const Tiling tiling(last ? channels / vector : 1);
-    block = dim3(tiling.along, tiling.down());
-    columns = last ? tiling.columns : static_cast<unsigned>(channels);
+    // Blocks over the channels are equally wide: 36 vectors are twice 18, not 32 and 4.
+    columns = static_cast<unsigned>(last ? divide_up(vectors, 32) : channels);
+    block.x = last ? static_cast<unsigned>(divide_up(vectors, columns)) : 1;
+    block.y = THREADS / block.x;
   }
   // Enough blocks to fill the GPU, few enough that what a block sets up serves two tiles a thread at least.
   dim3 over(int64_t tiles) const {
@@ -339,11 +392,13 @@ bool for_depthwise_size(const DepthwiseArguments& a, F f) {
   return false;
 }
 
-template <typename F>
-const char* run_depthwise(const DepthwiseArguments& a, size_t element_bytes, const MbcCall& call, int images[2], F f) {
-  bool wide = a.layout == MBC_CHANNELS_LAST && a.multiplier == 1 && a.channels % DEPTHWISE_VECTOR == 0;
-  for (int i = 0; i < 2; ++i) wide = wide && aligned(call.pointers[images[i]], element_bytes * DEPTHWISE_VECTOR);
-  const bool known = wide ? for_depthwise_size<DEPTHWISE_VECTOR>(a, f) : for_depthwise_size<1>(a, f);
+
+// N channels a thread where they lie together. `first` and `second`: the images.
+template <int N, typename T, typename F>
+const char* run_depthwise(const DepthwiseArguments& a, const T* first, const T* second, F f) {
+  const bool together = a.layout == MBC_CHANNELS_LAST && a.multiplier == 1 && a.channels % N == 0;
+  const bool wide = together && aligned(first, sizeof(T) * N) && aligned(second, sizeof(T) * N);
+  const bool known = wide ? for_depthwise_size<N>(a, f) : for_depthwise_size<1>(a, f);
   return known ? launched() : "a depthwise convolution of this stride is not in this library";
 }
 
@@ -358,9 +413,8 @@ bool in_pairs(const DepthwiseArguments& a, const T* image, int64_t width) {
 extern "C" const char* mbc_depthwise(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<DepthwiseArguments>(call);
-  int images[] = {0, 2};
   MBC_FOR_TYPE(a.type, T, {
-    return run_depthwise(a, sizeof(T), call, images, [&](auto size) {
+    return run_depthwise<DEPTHWISE_VECTOR<T>>(a, in<T>(call, 0), in<T>(call, 2), [&](auto size) {
       using Size = decltype(size);
       const DepthwiseGrid grid(a.layout, a.channels * a.multiplier, Size::N);
       const Steps steps(divide_up(a.out_width, Size::WIDTH), divide_up(a.out_height, Size::HEIGHT), grid.block.y);
@@ -375,9 +429,8 @@ extern "C" const char* mbc_depthwise(const MbcCall& call) {
 extern "C" const char* mbc_depthwise_backward_data(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<DepthwiseArguments>(call);
-  int images[] = {0, 2};
   MBC_FOR_TYPE(a.type, T, {
-    return run_depthwise(a, sizeof(T), call, images, [&](auto size) {
+    return run_depthwise<DEPTHWISE_VECTOR<T>>(a, in<T>(call, 0), in<T>(call, 2), [&](auto size) {
       using Size = decltype(size);
       constexpr int S = Size::S;
       const DepthwiseGrid grid(a.layout, a.channels, Size::N);
@@ -395,9 +448,8 @@ extern "C" const char* mbc_depthwise_backward_data(const MbcCall& call) {
 extern "C" const char* mbc_depthwise_backward_filter(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<DepthwiseArguments>(call);
-  int images[] = {0, 1};
   MBC_FOR_TYPE(a.type, T, {
-    return run_depthwise(a, sizeof(T), call, images, [&](auto size) {
+    return run_depthwise<DEPTHWISE_FILTER_VECTOR>(a, in<T>(call, 0), in<T>(call, 1), [&](auto size) {
       using Size = decltype(size);
       const DepthwiseGrid grid(a.layout, a.channels * a.multiplier, Size::N);
       const Steps steps(divide_up(a.out_width, Size::WIDTH), divide_up(a.out_height, Size::HEIGHT), grid.block.y);

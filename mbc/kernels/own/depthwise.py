@@ -13,8 +13,9 @@ from mbc.kernels.own.sides import Sides, attributes
 
 COPY_SHARE = 0.70  # of the copy bandwidth
 STRIDES = ((1, 1), (2, 2))
-VECTOR = 4  # channels a thread, channels last; DEPTHWISE_VECTOR in the source
+VECTOR = 4  # channels a thread of the filter pass, channels last; DEPTHWISE_FILTER_VECTOR in the source
 WARP = 32
+MOST_SAMPLE_ELEMENTS = (1 << 31) - 1  # places in a sample have 32 bits
 MOST_BLOCKS = 512  # of the filter pass: several for every multiprocessor of the largest GPUs
 LEAST_PIXELS = 32  # that a thread of the filter pass sums over before its part is worth a block
 
@@ -39,9 +40,11 @@ class DepthwiseArguments(Struct):
 
 def _takes(request: Request) -> bool:
     a = attributes(request)
-    channels = Sides.of(request).image.shape[1]
+    sides = Sides.of(request)
+    channels = sides.image.shape[1]
     alone = a.groups == channels and channels > 1
-    return alone and a.kernel == (3, 3) and a.dilation == (1, 1) and a.stride in STRIDES
+    small = all(math.prod(t.shape[1:]) <= MOST_SAMPLE_ELEMENTS for t in (sides.image, sides.features))
+    return alone and small and a.kernel == (3, 3) and a.dilation == (1, 1) and a.stride in STRIDES
 
 
 def _parts(request: Request, layout: Layout) -> int:
@@ -52,8 +55,8 @@ def _parts(request: Request, layout: Layout) -> int:
     rows, filters, height, width = request.inputs[1].shape
     if layout is Layout.CHANNELS_LAST:
         vectors = math.ceil(filters / VECTOR)
-        along = min(WARP, 1 << (vectors - 1).bit_length())
-        columns = math.ceil(vectors / along)
+        columns = math.ceil(vectors / WARP)
+        along = math.ceil(vectors / columns)
     else:
         along, columns = 1, filters
     pixels = THREADS // along * LEAST_PIXELS  # of one part

@@ -124,6 +124,7 @@ def test_depthwise_convolutions_have_two_kernels(kind: str):
         Convolution((9, 8), (5, 5), (1, 1), pad, (1, 1), 32),
         Convolution((9, 8), (3, 3), (1, 1), pad, (1, 1), 16),
         Convolution((9, 8), (3, 3), (1, 1), pad, (1, 1), 1),
+        Convolution((8192, 8192), (3, 3), (1, 1), pad, (1, 1), 32),  # a sample of 2^31 elements
     ):
         assert _depthwise(other, kind=kind) == {f"convolution{kind}"}, other
 
