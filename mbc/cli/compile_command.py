@@ -36,7 +36,8 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     for line in summary(plan):
         print(line)
-    took = f"planned in {planned.seconds:.1f} s"
+    measured = f"measured in {planned.measure_seconds:.1f} s, " if planned.measure_seconds > 1.0 else ""
+    took = f"{measured}planned in {planned.seconds:.1f} s"
     if built.library is not None:
         took += f", built in {build_seconds:.1f} s"
     print(f"  package    {built.folder} ({took})")

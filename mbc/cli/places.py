@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A plan made from a source, and how long planning took (measuring kernels for it aside)."""
+    """A plan made from a source, and how long planning took; measuring kernels for it apart."""
 
     plan: Plan
     seconds: float
+    measure_seconds: float
 
 
 def read_text(path: Path) -> str:
@@ -63,7 +64,8 @@ def plan_source(place: str, options: Options) -> Planned:
     with notes(), busy(f"planning {place}") as say:
         stages = Stages(options.dump_stages, say)
         plan = compile_plan(source, options, stages)
-    return Planned(plan, sum(seconds for name, seconds in stages.seconds.items() if name != "measure"))
+    measure_seconds = stages.seconds.get("measure", 0.0)
+    return Planned(plan, sum(stages.seconds.values()) - measure_seconds, measure_seconds)
 
 
 def output_folder(place: str, network: str | None, output: str | None) -> Path:

@@ -82,7 +82,7 @@ def contents(profile: Profile, size_bytes: int) -> Contents:
 
 def _counted(reasons: Iterable[str]) -> tuple[tuple[str, int], ...]:
     """How often each reason was met, most frequent first; figures in it are left out, so that like meets like."""
-    counts = Counter(re.sub(r"\d[\d.,e+-]*", "#", reason) for reason in reasons)
+    counts = Counter(re.sub(r"(?<![A-Za-z0-9])\d+(?:[.,]\d+)*(?:e[+-]?\d+)?", "#", reason) for reason in reasons)
     return tuple(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 

@@ -41,7 +41,7 @@ def test_no_kernel(mbc, monkeypatch):
 def test_workspace_limit_too_small(mbc):
     large = ("--set", "batch=4096")  # whose statistics are summed in parts
     error = refused(mbc, *H200, *large, "--workspace-limit", "1")
-    assert "error MBC201: '" in error and "bytes of workspace, the limit is 1\n" in error
+    assert "error MBC201: '" in error and "bytes of workspace, the limit is 1 (1 B)" in error
     assert "help: raise --workspace-limit to at least " in error
     least = error.split("to at least ")[1].strip()
     assert "the limit is 1" not in mbc("show", "tiny.mbc", *H200, *large, "--workspace-limit", least).err
@@ -60,7 +60,7 @@ def test_no_deterministic_kernel(mbc, monkeypatch):
 
     monkeypatch.setattr(compiler, "PROVIDERS", tuple(map(Unsteady, PROVIDERS)))
     error = refused(mbc, *H200, "--set", "train.deterministic=true")
-    assert "error MBC202: '" in error and "has no deterministic kernel within 536870912 bytes of workspace" in error
+    assert "error MBC202: '" in error and "has no deterministic kernel\n" in error
     assert "set deterministic = false" in error
 
 
