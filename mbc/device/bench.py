@@ -22,32 +22,32 @@ class GpuFailed(Exception):
 
 @dataclass(frozen=True)
 class Attempt:
-    """A candidate that was run once. `error` is negative where there was nothing to compare with."""
+    """A candidate that was run once. `error` is negative where there was nothing to compare with. `hopeless`: it took
+    longer than was asked for, and was not run in a graph."""
 
     offer: Offer
     once_us: float
     error: float
     refused: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """`accumulate_us` is 0 where the candidate does not add."""
-
-    times: Times
-    accumulate_us: float = 0.0
+    hopeless: bool = False
 
 
 class Place(Protocol):
     """One request's operands and workspace."""
 
-    def attempt(self, offer: Offer) -> Attempt:
-        """Run it once and check it. An offer that should add to its output and does not comes back as one that does
-        not. Raises GpuFailed, and `DoesNotFit` where its workspace finds no room."""
+    def attempt(self, offer: Offer, hopeless_us: float) -> Attempt:
+        """Run it once and check what it computes; in a graph too, unless it takes longer than `hopeless_us`.
+
+        Raises GpuFailed, and `DoesNotFit` where its workspace finds no room.
+        """
         ...
 
-    def time(self, attempt: Attempt, budget_us: float) -> Timing:
-        """About so long of replays; of additions as long again."""
+    def adds(self, attempt: Attempt) -> bool:
+        """Whether it adds to its output when asked to, within the same workspace."""
+        ...
+
+    def time(self, attempt: Attempt, budget_us: float, accumulate: bool = False) -> Times:
+        """About so long of replays, overwriting its output or adding to it. MBC077 where it cannot be captured."""
         ...
 
 

@@ -1,7 +1,8 @@
 """Measuring: which candidates compute the requests of a plan rightly, and how fast. Bounded and resumable.
 
 What is not measured, and why that loses nothing or little:
-  a candidate that takes over three times as long as another one with no more workspace is run once only ("dominated");
+  a candidate that takes over three times as long as another one with no more workspace is run once only ("dominated"),
+  and one that is behind another in every respect is timed by few replays;
   one that is dominated at two sizes is not tried at smaller ones, unless it needs less workspace than all others there;
   sizes end, a layout at a time, where a larger size has a candidate with no more workspace and no more time per row
   than anything at this one: no division gains by still smaller slices. That assumes that neither time per row nor the
@@ -14,18 +15,20 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from mbc.device.bench import Attempt, GpuFailed, Place, Stand, Workbench
+from mbc.device.bench import GpuFailed, Stand, Workbench
 from mbc.device.gpu import DoesNotFit, Gpu
-from mbc.device.ladder import HOPELESS, Ladder, key_of
+from mbc.device.ladder import Ladder, key_of
 from mbc.device.need import Need
 from mbc.device.offers import Offer, Offered
-from mbc.device.profile import Extent, Measurement, Profile
+from mbc.device.profile import Extent, Profile
 from mbc.device.profile_file import ProfileWriter, read_profile
+from mbc.device.session import GPU_FAILED, Session
 from mbc.device.signature import signature
 from mbc.device.workbench import Bench, identity
 from mbc.errors import MbcError
@@ -35,12 +38,6 @@ from mbc.kernels.base import Request
 __all__ = ["DEFAULT_LIMIT_BYTES", "Summary", "identity", "measure", "measure_on"]
 
 DEFAULT_LIMIT_BYTES = 8 << 30  # of workspace: far beyond what brings anything
-TIMED_US = 1500.0  # of replays of one candidate
-RETIMED_US = 4000.0  # of the best two, at the end
-NOISE_US = 20.0  # single runs shorter than this tell little
-UNSTEADY_MEDIAN, UNSTEADY_SPREAD = 0.05, 0.10  # shares by which a time may move or spread
-MOST_RETIMINGS = 3
-BEST = 2
 
 Progress = Callable[[int, int, Request, float | None], None]
 
@@ -208,8 +205,9 @@ class _Run:
         extent = self.held.extents.get(key)
         measured_bytes = extent.workspace_limit_bytes if extent else -1
         offered = self.bench.offers(request, self.limit_bytes)
-        wanted, notes = ladder.worth(_beyond(offered, measured_bytes))
-        session = _Session(request, before)
+        failing = {key_of(m) for m in before if m.refused == GPU_FAILED}
+        wanted, notes = ladder.worth(_in_turn(_new(offered, measured_bytes, failing)))
+        session = Session(before)
         failure = ""
         try:
             if wanted.offers or wanted.spare:
@@ -222,7 +220,9 @@ class _Run:
         left_out = [*offered.left_out, *notes, *session.notes]
         if ladder.closed and not last:
             left_out.append(f"sizes under {_rows(request)}: nothing here is faster per row than a larger size")
-        self.writer.record(request, found, Extent(self.limit_bytes, "; ".join(left_out)))
+        # Where the GPU failed, the rest of this request is for the next run.
+        reached_bytes = measured_bytes if failure else self.limit_bytes
+        self.writer.record(request, found, Extent(reached_bytes, "; ".join(left_out)))
         new = session.new()
         self.summary = replace(
             self.summary,
@@ -244,129 +244,22 @@ def _rows(request: Request) -> int:
     return request.inputs[0].shape[0]
 
 
-def _beyond(offered: Offered, workspace_bytes: int) -> Offered:
-    """Without what needs no more workspace than that."""
-    return replace(
-        offered,
-        offers=tuple(o for o in offered.offers if o.candidate.workspace_bytes > workspace_bytes),
-        spare=tuple(o for o in offered.spare if o.candidate.workspace_bytes > workspace_bytes),
-    )
+def _new(offered: Offered, workspace_bytes: int, failing: Collection[object]) -> Offered:
+    """Without what needs no more workspace than that, and what made the GPU fail."""
+
+    def new(offers: Iterable[Offer]) -> tuple[Offer, ...]:
+        beyond = (o for o in offers if o.candidate.workspace_bytes > workspace_bytes)
+        return tuple(o for o in beyond if o.key not in failing)
+
+    return replace(offered, offers=new(offered.offers), spare=new(offered.spare))
 
 
-class _Session:
-    """One request: every offer is run once, those that are not dominated are timed, the best of them again."""
-
-    def __init__(self, request: Request, before: Iterable[Measurement]) -> None:
-        self._request = request
-        self._before = tuple(before)
-        self._attempts: list[Attempt] = []
-        self._measured: dict[int, Measurement] = {}  # by place among the attempts
-        self._trying: Offer | None = None
-        self.notes: list[str] = []
-        self.unsteady = False
-
-    def found(self) -> tuple[Measurement, ...]:
-        """What was known before and was not measured anew, then what was. Where the GPU failed, that which was being
-        tried is refused, and what was not timed yet is left out."""
-        new = {key_of(m): m for m in self.new()}
-        return (*(m for m in self._before if key_of(m) not in new), *new.values())
-
-    def new(self) -> list[Measurement]:
-        """Measured in this session."""
-        new = [self._measured[i] for i in sorted(self._measured)]
-        if self._trying is not None:
-            new.append(_measurement(Attempt(self._trying, 0.0, -1.0, "the GPU failed when it ran")))
-        return new
-
-    def measure(self, place: Place, offered: Offered) -> None:
-        for offer in offered.offers:
-            self._attempt(place, offer)
-        best_us = min((us for us, _ in self._runs()), default=math.inf)
-        near = [o for o in offered.spare if o.candidate.time_us <= HOPELESS * best_us]
-        if len(near) < len(offered.spare):
-            count = len(offered.spare) - len(near)
-            self.notes.append(f"{count} of mbc's own kernels, estimated at over {HOPELESS:g} times the best")
-        for offer in near:
-            self._attempt(place, offer)
-        for number, attempt in enumerate(self._attempts):
-            if not attempt.refused:
-                self._time(place, number, attempt)
-        self._settle(place)
-
-    def _attempt(self, place: Place, offer: Offer) -> None:
-        self._trying = offer
-        try:
-            attempt = place.attempt(offer)
-        except DoesNotFit as error:
-            self._trying = None
-            self.notes.append(f"{offer.candidate.provider} {offer.candidate.name}: {error}")
-            return
-        self._trying = None
-        self._attempts.append(attempt)
-        if attempt.refused:
-            self._measured[len(self._attempts) - 1] = _measurement(attempt)
-
-    def _runs(self) -> list[tuple[float, int]]:
-        """(time, workspace) of everything that ran, now or in an earlier run."""
-        now = [(a.once_us, a.offer.candidate.workspace_bytes) for a in self._attempts if not a.refused]
-        return now + [(m.time_us, m.workspace_bytes) for m in self._before if not m.refused]
-
-    def _time(self, place: Place, number: int, attempt: Attempt) -> None:
-        workspace_bytes = attempt.offer.candidate.workspace_bytes
-        bar_us = HOPELESS * min(us for us, needed in self._runs() if needed <= workspace_bytes)
-        if attempt.once_us > max(bar_us, NOISE_US):
-            self._measured[number] = replace(_measurement(attempt), time_us=attempt.once_us, dominated=True)
-        else:
-            self._retime(place, number, TIMED_US)
-
-    def _retime(self, place: Place, number: int, budget_us: float) -> None:
-        attempt = self._attempts[number]
-        self._trying = attempt.offer
-        try:
-            timing = place.time(attempt, budget_us)
-        except MbcError as error:
-            self._measured[number] = _measurement(replace(attempt, refused=str(error).splitlines()[0]))
-        else:
-            self._measured[number] = replace(
-                _measurement(attempt),
-                time_us=timing.times.median_us,
-                spread_us=timing.times.spread_us,
-                accumulate_us=timing.accumulate_us,
-            )
-        self._trying = None
-
-    def _settle(self, place: Place) -> None:
-        """Time the best again until two times agree."""
-        timed = [(m.time_us, i) for i, m in self._measured.items() if not m.refused and not m.dominated]
-        for _, number in sorted(timed)[:BEST]:
-            for _ in range(MOST_RETIMINGS):
-                before_us = self._measured[number].time_us
-                self._retime(place, number, RETIMED_US)
-                now = self._measured[number]
-                if now.refused or _steady(before_us, now):
-                    break
-            else:
-                self.unsteady = True
-
-
-def _steady(before_us: float, now: Measurement) -> bool:
-    moved = abs(now.time_us - before_us) / max(before_us, 1e-9)
-    return moved <= UNSTEADY_MEDIAN and now.spread_us <= UNSTEADY_SPREAD * now.time_us
-
-
-def _measurement(attempt: Attempt) -> Measurement:
-    c = attempt.offer.candidate
-    return Measurement(
-        c.provider,
-        c.name,
-        c.settings,
-        c.layouts,
-        c.workspace_bytes,
-        0.0,
-        0.0,
-        c.deterministic,
-        c.accumulates,
-        attempt.offer.notes,
-        attempt.error,
-        attempt.refused,
-    )
+def _in_turn(offered: Offered) -> Offered:
+    """The first of every provider and layout first: what is slow is known as such once it has run."""
+    places: Counter[tuple[object, ...]] = Counter()
+    placed: list[tuple[int, Offer]] = []
+    for offer in offered.offers:
+        group = (offer.candidate.provider, offer.candidate.layouts)
+        placed.append((places[group], offer))
+        places[group] += 1
+    return replace(offered, offers=tuple(offer for _, offer in sorted(placed, key=lambda pair: pair[0])))

@@ -12,11 +12,13 @@ from mbc.device.gpu import Gpu
 from mbc.device.kernel_library import Call, KernelLibrary
 from mbc.device.offers import Offer, device_spec
 from mbc.device.stand import Checker, Stand
-from mbc.device.trial import TOLERANCES, Trial, is_filter
+from mbc.device.trial import TOLERANCES, Trial
 from mbc.ir.types import DType, Layout, TensorType
 from mbc.kernels.base import Candidate, Request
+from mbc.ops.base import Array
 from mbc.runtime.formats import stored_bytes
 
+GRADIENT = 1  # place of dy among the inputs of a filter gradient
 ADDED = 0.01  # how exactly two additions have to be twice one, to tell an addition from overwriting
 
 
@@ -33,17 +35,25 @@ class ProductStand(Stand):
         tensor = trial.request.inputs[index]
         operand = trial.operands[index]
         short = TensorType(operand.shape, tensor.dtype)
-        data = stored_bytes(operand, tensor.dtype, Layout.CHANNELS_FIRST)
+        signs = trial.signs if trial.adds_up and index == GRADIENT else (1,)
         mark = gpu.mark()
         try:
-            gpu.upload(address, data)
-            relaid = self._comparer.relaid(address, short, layout)
-            if relaid != address:
-                gpu.copy(address, relaid, short.size_bytes)
-            if not is_filter(trial.request, index):
+            periods = {sign: self._period(operand * sign, short, layout) for sign in dict.fromkeys(signs)}
+            left_bytes = tensor.size_bytes
+            for number, sign in enumerate(signs):
+                count = min(short.size_bytes, left_bytes)
+                gpu.copy(address + number * short.size_bytes, periods[sign], count)
+                left_bytes -= count
+            if left_bytes:
                 gpu.repeat(address, short.size_bytes, tensor.size_bytes)
         finally:
             gpu.reset(mark)
+
+    def _period(self, operand: Array, tensor: TensorType, layout: Layout) -> int:
+        """Address of these values in a layout."""
+        address = self.gpu.take(tensor.size_bytes)
+        self.gpu.upload(address, stored_bytes(operand, tensor.dtype, Layout.CHANNELS_FIRST))
+        return self._comparer.relaid(address, tensor, layout)
 
     def checker(self, request: Request, offered: Sequence[Offer]) -> Checker:
         layouts = dict.fromkeys(o.candidate.layouts[-1] for o in offered)

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Protocol
 
-from mbc.device.bench import Attempt, GpuFailed, Place, Timing
+from mbc.device.bench import Attempt, GpuFailed, Place
 from mbc.device.buffers import Buffers, Pointers
 from mbc.device.clock import Clock, Times
 from mbc.device.gpu import DoesNotFit, Gpu
@@ -23,6 +22,7 @@ from mbc.ops import KINDS
 
 GUARD_BYTES = 256
 GUARD = 0x5A
+LOADING_US = 100e3  # that loading a kernel may add to its first run
 POISON = 0xFF  # every element of it is no number
 WORKSPACE_SHARE = 0.8  # of the memory that is left; comparing needs some too
 
@@ -86,15 +86,14 @@ class _Place:
         self._room_bytes = min(wanted, int(self._gpu.left_bytes * WORKSPACE_SHARE))
         self._workspace = self._gpu.take(self._room_bytes + GUARD_BYTES)
 
-    def attempt(self, offer: Offer) -> Attempt:
-        try:
-            return self._attempt(offer)
-        except self._gpu.failures as error:
-            raise GpuFailed(str(error)) from error
-        except MbcError as error:
-            return Attempt(offer, 0.0, -1.0, str(error).splitlines()[0])
+    def attempt(self, offer: Offer, hopeless_us: float) -> Attempt:
+        with self._failing():
+            try:
+                return self._attempt(offer, hopeless_us)
+            except MbcError as error:
+                return Attempt(offer, 0.0, -1.0, str(error).splitlines()[0])
 
-    def _attempt(self, offer: Offer) -> Attempt:
+    def _attempt(self, offer: Offer, hopeless_us: float) -> Attempt:
         candidate, at = offer.candidate, self._at(offer.candidate)[0]
         if candidate.workspace_bytes > self._room_bytes:
             raise DoesNotFit(f"its workspace of {candidate.workspace_bytes} bytes does not fit")
@@ -103,28 +102,38 @@ class _Place:
         self._gpu.fill(guard, GUARD, GUARD_BYTES)
         self._poison(at)
         call = self._prepare(candidate, at)
-        call.enqueue()  # outside a capture, which does not allow kernels to be loaded
-        self._gpu.synchronize()
+        once_us = self._gpu.times_us(call.enqueue, 1)[0]  # outside a capture, which does not allow kernels to be loaded
         wrong, error = self._checker.wrong(candidate, at)
         if not wrong and (self._gpu.download(guard, GUARD_BYTES) != GUARD).any():
             wrong = "it writes beyond its workspace"
         if wrong:
             return Attempt(offer, 0.0, error, wrong)
-        once_us = self._clock.once_us(call.enqueue)
-        if candidate.accumulates and not self._adds(candidate, at):
-            offer = replace(offer, candidate=replace(candidate, accumulates=False))
-        return Attempt(offer, once_us, error)
+        if hopeless_us < once_us < hopeless_us + LOADING_US:
+            once_us = self._gpu.times_us(call.enqueue, 1)[0]
+        if once_us > hopeless_us:
+            return Attempt(offer, once_us, error, hopeless=True)
+        return Attempt(offer, self._clock.once_us(call.enqueue), error)
+
+    @contextmanager
+    def _failing(self) -> Generator[None, None, None]:
+        try:
+            yield
+        except self._gpu.failures as error:
+            raise GpuFailed(str(error)) from error
 
     def _poison(self, at: Pointers) -> None:
         for number, (address, tensor) in enumerate(zip(at.outputs, self._request.outputs, strict=True)):
             if number not in self._stand.shared:
                 self._gpu.fill(address, POISON, tensor.size_bytes)
 
-    def _adds(self, candidate: Candidate, at: Pointers) -> bool:
-        try:
-            return self._checker.adds(candidate, at, self._prepare(candidate, at, accumulate=True))
-        except MbcError:
-            return False
+    def adds(self, attempt: Attempt) -> bool:
+        candidate = attempt.offer.candidate
+        at = self._at(candidate)[0]
+        with self._failing():
+            try:
+                return self._checker.adds(candidate, at, self._prepare(candidate, at, accumulate=True))
+            except MbcError:
+                return False
 
     def _prepare(self, candidate: Candidate, at: Pointers, accumulate: bool = False) -> Call:
         return self._stand.library.prepare(candidate, self._request, at.addresses, self._workspace, accumulate)
@@ -135,17 +144,8 @@ class _Place:
             known = self._sets[candidate.layouts] = self._stand.buffers.sets(self._request, candidate.layouts)
         return known
 
-    def time(self, attempt: Attempt, budget_us: float) -> Timing:
-        try:
-            candidate = attempt.offer.candidate
-            times = self._times(attempt, budget_us, accumulate=False)
-            if not candidate.accumulates:
-                return Timing(times)
-            return Timing(times, self._times(attempt, budget_us, accumulate=True).median_us)
-        except self._gpu.failures as error:
-            raise GpuFailed(str(error)) from error
-
-    def _times(self, attempt: Attempt, budget_us: float, accumulate: bool) -> Times:
+    def time(self, attempt: Attempt, budget_us: float, accumulate: bool = False) -> Times:
         candidate = attempt.offer.candidate
-        calls = [self._prepare(candidate, at, accumulate).enqueue for at in self._at(candidate)]
-        return self._clock.times(calls, attempt.once_us, budget_us)
+        with self._failing():
+            calls = [self._prepare(candidate, at, accumulate).enqueue for at in self._at(candidate)]
+            return self._clock.times(calls, attempt.once_us, budget_us)

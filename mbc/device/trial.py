@@ -4,6 +4,9 @@ Rows repeat with a short period, so that a float64 reference of a few rows tells
 forward pass or a data gradient repeat alike, and a filter gradient is the period's, as many times as it fits, plus
 that of the rest. So one reference serves every slice of an operation. Different addresses hold equal bytes, which no
 cache can know, so times are not changed by it.
+
+Equal rows would add up in step, and rounding with them, always to the same side. So the gradients of some periods are
+negative (`period_signs`): sums over rows grow like those of random rows, and round like them.
 """
 
 from __future__ import annotations
@@ -107,15 +110,19 @@ class Trial:
         """Whether the result is a sum over rows."""
         return self.request.kind == "convolution_backward_filter"
 
+    @property
+    def signs(self) -> tuple[int, ...]:
+        """Of the gradients of one period after another."""
+        return period_signs(-(-self.request.inputs[0].shape[0] // self.period))
+
     def expected(self, rows: int) -> NDArray[np.float64]:
         """The whole filter gradient of so many rows; else the result of one period, which the others repeat.
         MBC077 where not even float64 has an engine for this convolution."""
         if not self.adds_up:
             return self._part(self.period)
         whole, rest = divmod(rows, self.period)
-        if not whole:
-            return self._part(rest)
-        return self._part(self.period) * whole + (self._part(rest) if rest else 0.0)
+        last = self._part(rest) * self.signs[whole] if rest else 0.0
+        return self._part(self.period) * sum(self.signs[:whole]) + last if whole else self._part(rest)
 
     def _part(self, rows: int) -> NDArray[np.float64]:
         known = self._parts.get(rows)
@@ -123,6 +130,16 @@ class Trial:
             operands = [o if is_filter(self.request, i) else o[:rows] for i, o in enumerate(self.operands)]
             known = self._parts[rows] = self.trials.in_double(with_rows(self.request, rows), operands)
         return known
+
+
+def period_signs(count: int) -> tuple[int, ...]:
+    """Of so many periods: their sum over the first n is about the square root of n, and never 0."""
+    signs: list[int] = []
+    total = 0
+    for number in range(count):
+        signs.append(1 if total < math.sqrt(number + 1) else -1)
+        total += signs[-1]
+    return tuple(signs)
 
 
 class Trials:
@@ -193,10 +210,8 @@ def _scale(request: Request) -> float:
     if request.kind == "convolution_backward_filter":
         features = request.inputs[1]
         terms = features.elements // features.shape[1]
-        # Equal rows add up in step, unlike random ones.
-        spread = math.sqrt(terms * features.shape[0] / period_rows(request))
     else:
         weight = request.inputs[1]
         terms = weight.elements // (weight.shape[0] if request.kind == "convolution" else output.shape[1])
-        spread = math.sqrt(max(1, terms))
+    spread = math.sqrt(max(1, terms))
     return 2.0 ** -round(math.log2(max(1.0, spread)) / 2)

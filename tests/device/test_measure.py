@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mbc.device.bench import Attempt, GpuFailed, Timing
+from mbc.device.bench import Attempt, GpuFailed
 from mbc.device.clock import Times
 from mbc.device.gpu import DoesNotFit
 from mbc.device.ladder import Ladder
@@ -42,6 +42,8 @@ class Kernel:
     deterministic: bool = True
     spread: float = 0.0
     estimate_us: float = 0.0
+    asked_to_add: bool = False
+    adds: bool = True
     times: list[float] = field(default_factory=list[float])  # factors of one timing after another
 
     def offer(self, rows: int) -> Offer:
@@ -49,7 +51,7 @@ class Kernel:
         layouts = (self.layout,) * 3
         return Offer(
             Candidate("cudnn", "convolution", settings, layouts, self.workspace(rows), self.estimate_us, False,
-                      self.deterministic)
+                      self.deterministic, self.asked_to_add)
         )  # fmt: skip
 
 
@@ -99,7 +101,7 @@ class Table:
     def _kernel(self, offer: Offer) -> Kernel:
         return next(k for k in (*self.kernels, *self.spare) if k.offer(1).key == offer.key)
 
-    def attempt(self, offer: Offer) -> Attempt:
+    def attempt(self, offer: Offer, hopeless_us: float) -> Attempt:
         kernel = self._kernel(offer)
         self.log.append(f"{kernel.name} {self.rows}")
         self.seconds += 1.0
@@ -107,13 +109,19 @@ class Table:
             raise KeyboardInterrupt
         if kernel.refused == "fails":
             raise GpuFailed("an illegal memory access was encountered")
-        return Attempt(offer, kernel.time(self.rows), 1e-7, kernel.refused)
+        once_us = kernel.time(self.rows)
+        return Attempt(offer, once_us, 1e-7, kernel.refused, once_us > hopeless_us)
 
-    def time(self, attempt: Attempt, budget_us: float) -> Timing:
+    def adds(self, attempt: Attempt) -> bool:
+        return self._kernel(attempt.offer).adds
+
+    def time(self, attempt: Attempt, budget_us: float, accumulate: bool = False) -> Times:
         kernel = self._kernel(attempt.offer)
-        self.log.append(f"time {kernel.name} {self.rows}")
+        if accumulate:
+            return Times(kernel.time(self.rows) + 1, 0.0)
+        self.log.append(f"time {kernel.name} {self.rows} {budget_us:g}")
         factor = kernel.times.pop(0) if kernel.times else 1.0
-        return Timing(Times(kernel.time(self.rows) * factor, kernel.spread * kernel.time(self.rows)), 0.5)
+        return Times(kernel.time(self.rows) * factor, kernel.spread * kernel.time(self.rows))
 
     def tried(self) -> list[str]:
         return [line for line in self.log if not line.startswith(("time", "warm"))]
@@ -159,7 +167,7 @@ def test_times_and_constants_are_recorded(path: Path) -> None:
     summary = run(table, path, asked)
     assert summary == Summary(measured=1, candidates=2)
     fast = of(found(path, asked), FAST)
-    assert (fast.time_us, fast.accumulate_us, fast.dominated, fast.error) == (80.0, 0.5, False, 1e-7)
+    assert (fast.time_us, fast.accumulate_us, fast.dominated, fast.error) == (80.0, 0.0, False, 1e-7)
     profile = read_profile(path)
     assert profile.constants["graph_gap_us"] == 1.25
     extent = profile.extents[signature(asked.undivided)]
@@ -174,12 +182,46 @@ def test_what_another_beats_by_far_is_run_once(path: Path) -> None:
     assert (summary.candidates, summary.dominated) == (3, 1)
     slow = of(found(path, asked), SLOW)
     assert slow.dominated and slow.time_us == 800.0 and slow.spread_us == 0.0
-    assert "time slow 8" not in table.log
+    assert not [line for line in table.log if line.startswith("time slow")]
     # Ten times slower than the fastest, and still timed: it is the one that needs no workspace.
     alone = replace(SLOW, name="alone")
     table = Table([FAST, alone])
     run(table, path, need([8], channels=16))
-    assert "time alone 8" in table.log
+    assert "time alone 8 1500" in table.log
+
+
+def test_what_is_behind_in_every_respect_is_replayed_little(path: Path) -> None:
+    behind = Kernel("behind", lambda rows: 25.0 * rows, FAST.workspace)
+    leaner = Kernel("leaner", lambda rows: 15.0 * rows)
+    elsewhere = replace(behind, name="elsewhere", layout=Layout.CHANNELS_LAST)
+    table = Table([behind, leaner, FAST, elsewhere])
+    run(table, path, need([8]))
+    budgets = {line.split()[1]: line.split()[3] for line in reversed(table.log) if line.startswith("time")}
+    assert budgets == {"behind": "0", "leaner": "1500", "fast": "1500", "elsewhere": "1500"}
+
+
+def test_additions_are_timed_and_believed_only_where_seen(path: Path) -> None:
+    asked = need([8])
+    adding = replace(FAST, name="adding", asked_to_add=True)
+    not_adding = replace(FAST, name="pretending", asked_to_add=True, adds=False)
+    # Slower than those that cannot add: it is not behind them.
+    last = replace(FAST, name="last", time=lambda rows: 14.0 * rows, asked_to_add=True)
+    run(Table([not_adding, last]), path, asked)
+    kept = found(path, asked)
+    assert (of(kept, not_adding).accumulates, of(kept, not_adding).accumulate_us) == (False, 0.0)
+    assert (of(kept, last).accumulates, of(kept, last).accumulate_us) == (True, 113.0)
+    asked = need([8], channels=16)
+    run(Table([adding, last]), path, asked)
+    kept = found(path, asked)
+    assert (of(kept, adding).accumulates, of(kept, adding).accumulate_us) == (True, 81.0)
+    assert (of(kept, last).accumulates, of(kept, last).accumulate_us) == (True, 0.0)  # behind
+
+
+def test_the_first_of_each_kind_run_first(path: Path) -> None:
+    last = [replace(k, name=f"last {k.name}", layout=Layout.CHANNELS_LAST) for k in (FAST, LEAN)]
+    table = Table([FAST, LEAN, *last])
+    run(table, path, need([8]))
+    assert table.tried() == ["fast 8", "last fast 8", "lean 8", "last lean 8"]
 
 
 def test_sizes_end_where_no_division_gains(path: Path) -> None:
@@ -305,8 +347,11 @@ def test_a_failing_gpu_is_told_and_its_kernel_passed_over(path: Path) -> None:
     with pytest.raises(MbcError, match="error MBC088: the GPU failed while convolution was measured: an illegal"):
         run(Table([LEAN, broken]), path, need([8, 4]))
     kept = found(path, need([8, 4]))
-    assert of(kept, broken).refused == "the GPU failed when it ran"
-    assert run(Table([LEAN, FAST]), path, need([8, 4])).known == 1
+    assert of(kept, broken).refused == "the GPU failed when it ran" and len(kept) == 1
+    table = Table([LEAN, broken, SLOW])
+    assert run(table, path, need([8])).measured == 1  # all but the kernel at fault
+    assert table.tried() == ["lean 8", "slow 8"]
+    assert len(found(path, need([8]))) == 3 and run(table, path, need([8])).known == 1
 
 
 def test_what_does_not_fit_is_a_failure_and_asked_again(path: Path) -> None:
@@ -320,7 +365,7 @@ def test_the_best_are_timed_until_they_settle(path: Path) -> None:
     shaky = replace(FAST, name="shaky", times=[2.0, 1.0, 1.01])
     table = Table([shaky])
     assert run(table, path, asked).unsteady == ()
-    assert table.log.count("time shaky 8") == 3
+    assert [line for line in table.log if line.startswith("time")] == ["time shaky 8 1500", *["time shaky 8 4000"] * 2]
     assert of(found(path, asked), shaky).time_us == pytest.approx(80.8)
     wild = replace(FAST, name="wild", spread=0.2)
     summary = run(Table([wild]), path, need([8], channels=16))

@@ -6,6 +6,7 @@ ones are right is seen on a real GPU (tests/gpu/test_measure.py).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -207,13 +208,13 @@ def test_every_size_of_a_right_convolution_is_right(gpu: Memory, kind: str, prec
             offers = [engine(request, layout) for layout in Layout]
             with stand.at(request, offers) as place:
                 for offer in offers:
-                    attempt = place.attempt(offer)
+                    attempt = place.attempt(offer, math.inf)
                     assert attempt.refused == "" and 0 <= attempt.error < 5e-3
-                    assert attempt.once_us == 2000.0
-                    assert attempt.offer.candidate.accumulates == (kind == "convolution_backward_filter")
-                    timing = place.time(attempt, 1.0)
-                    assert timing.times.median_us == 2000.0
-                    assert timing.accumulate_us == (2000.0 if attempt.offer.candidate.accumulates else 0)
+                    assert (attempt.once_us, attempt.hopeless) == (2000.0, False)
+                    if kind == "convolution_backward_filter":
+                        assert place.adds(attempt)
+                        assert place.time(attempt, 1.0, accumulate=True).median_us == 2000.0
+                    assert place.time(attempt, 1.0).median_us == 2000.0
     assert library.cleared == len(requests)
     assert gpu.mark() == 0
 
@@ -229,15 +230,15 @@ def test_linear_layers_are_compared_as_convolutions_of_one_pixel(gpu: Memory, ki
             offers = [Offer(c) for c in candidates]
             assert {c.provider for c in candidates} == {"cublaslt", "mbc"}
             with stand.at(request, offers) as place:
-                attempts = [place.attempt(offer) for offer in offers]
-            assert [a.refused for a in attempts] == [""] * len(offers)
-            assert all(a.offer.candidate.accumulates == kind.endswith("filter") for a in attempts)
+                attempts = [place.attempt(offer, math.inf) for offer in offers]
+                assert [a.refused for a in attempts] == [""] * len(offers)
+                assert not kind.endswith("filter") or all(place.adds(a) for a in attempts)
 
 
 def attempted(gpu: Memory, library: Kernels, request: Request, offer: Offer | None = None) -> Any:
     offer = offer or engine(request)
     with bench_of(gpu, library).open(Need((request,), 1.0)) as stand, stand.at(request, [offer]) as place:
-        return place.attempt(offer)
+        return place.attempt(offer, math.inf)
 
 
 @pytest.mark.parametrize("kind", PASSES)
@@ -290,9 +291,27 @@ def test_a_library_that_refuses_is_recorded(gpu: Memory) -> None:
     assert "MBC086: cudnn convolution: the engine needs 512 bytes" in attempt.refused
 
 
-def test_an_engine_that_cannot_add_says_so(gpu: Memory) -> None:
-    attempt = attempted(gpu, Kernels(gpu, adds=False), product("convolution_backward_filter"))
-    assert attempt.refused == "" and not attempt.offer.candidate.accumulates
+def test_an_engine_that_overwrites_does_not_add(gpu: Memory) -> None:
+    request = product("convolution_backward_filter")
+    bench = bench_of(gpu, Kernels(gpu, adds=False))
+    with bench.open(Need((request,), 1.0)) as stand, stand.at(request, [engine(request)]) as place:
+        assert not place.adds(place.attempt(engine(request), math.inf))
+
+
+def test_what_takes_too_long_is_not_run_in_a_graph(gpu: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = product("convolution")
+    with (
+        bench_of(gpu, Kernels(gpu)).open(Need((request,), 1.0)) as stand,
+        stand.at(request, [engine(request)]) as place,
+    ):
+        before = gpu.now_us
+        attempt = place.attempt(engine(request), 1999.0)
+        assert attempt.hopeless and attempt.once_us == 2000.0
+        wrong = Kernels(gpu, lambda gpu, r, *_: r * 2)
+        assert gpu.now_us - before < 20000.0
+    # It is checked all the same.
+    with bench_of(gpu, wrong).open(Need((request,), 1.0)) as stand, stand.at(request, [engine(request)]) as place:
+        assert "off" in place.attempt(engine(request), 1.0).refused
 
 
 def test_what_does_not_fit_says_so(gpu: Memory) -> None:
@@ -314,10 +333,10 @@ def test_every_other_kind_has_operands_that_it_accepts(gpu: Memory, case: Case, 
     offers = [Offer(c) for c in OWN.candidates(request, bench.spec)]
     with bench.open(Need((request,), 1.0)) as stand, stand.at(request, offers) as place:
         for offer in offers:
-            attempt = place.attempt(offer)
+            attempt = place.attempt(offer, math.inf)
             assert attempt.refused == ""
-            assert attempt.offer.candidate.accumulates == offer.candidate.accumulates
-            assert place.time(attempt, 1.0).times.median_us == 2000.0
+            assert not offer.candidate.accumulates or place.adds(attempt)
+            assert place.time(attempt, 1.0).median_us == 2000.0
     for output, source in KINDS[case.kind].updates if case.kind in KINDS else ():
         if output < len(request.outputs) and source < len(request.inputs):
             inputs = len(request.inputs)

@@ -16,6 +16,7 @@ from mbc.device.trial import (
     in_double,
     is_filter,
     period_rows,
+    period_signs,
     with_rows,
 )
 from mbc.errors import MbcError
@@ -69,12 +70,20 @@ def test_a_few_rows_tell_the_result_of_all(kind: str, rows: int, precision: Prec
         shown = [
             o if is_filter(asked, i) else np.resize(o, (slice_rows, *o.shape[1:])) for i, o in enumerate(trial.operands)
         ]
+        if trial.adds_up:
+            shown[1] = shown[1] * np.repeat(trial.signs, trial.period)[:slice_rows, None, None, None]
         result = trials.in_double(part, shown)
         expected = trial.expected(slice_rows)
         if not trial.adds_up:
             expected = np.resize(expected, (slice_rows, *expected.shape[1:]))
         assert np.linalg.norm(result - expected) <= 1e-13 * np.linalg.norm(expected)
         assert 1e-2 < float(np.abs(result).max()) < 1e3
+
+
+def test_sums_over_periods_grow_like_those_of_random_rows() -> None:
+    sums = np.cumsum(period_signs(512))
+    assert set(period_signs(512)) == {1, -1}
+    assert np.all(np.abs(sums - np.sqrt(np.arange(1, 513))) <= 1.5) and sums.min() == 1
 
 
 def test_one_reference_serves_every_size() -> None:

@@ -126,11 +126,11 @@ def _refused(stand: Stand, asked: Request, offers: list[Offer]) -> list[str]:
     refused: list[str] = []
     with stand.at(asked, offers) as place:
         for offer in offers:
-            attempt = place.attempt(offer)
-            if attempt.refused or attempt.offer.candidate.accumulates != offer.candidate.accumulates:
+            attempt = place.attempt(offer, math.inf)
+            if attempt.refused or (offer.candidate.accumulates and not place.adds(attempt)):
                 refused.append(f"{asked.kind} {offer.candidate.layouts}: {attempt.refused or 'does not add'}")
             else:
-                assert place.time(attempt, 100.0).times.median_us > 0
+                assert place.time(attempt, 100.0).median_us > 0
     return refused
 
 
