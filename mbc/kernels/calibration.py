@@ -1,11 +1,12 @@
 """Times that nobody measured: a roofline whose shares were fitted to a GPU that was.
 
-    time = fixed + arithmetic / (share of the peak) + memory / (share of the bandwidth)
+    time = launch x (starts) + arithmetic / (share of the peak) + memory / (share of the bandwidth)
 
-`fixed` is the launches of the call. `arithmetic` is its operations over the peak of its precision, on as many
-multiprocessors as its tiles keep busy; `memory` is its bytes, each counted once, over the copy bandwidth. The two are
-added, since kernels overlap them only in part: a share above 1 says how well they do. Which operations have shares in
-common is their `group` (provider, kind, precision) and `variant` (how the operands lie, whether there is workspace).
+`launch` is the gap between the nodes of a graph; how many of them a call takes, fitted too, has in it that kernels fill
+and drain. `arithmetic` is its operations over the peak of its precision, on as many multiprocessors as its tiles keep
+busy; `memory` is its bytes, each counted once, over the copy bandwidth. The two are added, since kernels overlap them
+only in part: a share above 1 says how well they do. Which operations have shares in common is their `group` (provider,
+kind, precision) and `variant` (how the operands lie, whether there is workspace).
 
 `benchmarks/calibrate.py` fits the shares to half of the layers of a profile and compares with the other half how far
 off they are; estimates.json holds both. On another GPU than that of the profile the same shares are taken of its own
@@ -28,7 +29,8 @@ from mbc.resources import data_text
 ESTIMATES_FILE = "estimates.json"
 OTHER_GPU = 1.5  # by judgement, not by measurement: one GPU was measured
 _TILE = 128  # rows and columns of the product that one multiprocessor computes at a time
-_LEAST_BUSY = 0.05  # small products still spread over the machine by smaller tiles
+_DEPTH = 256  # terms of a sum under which it is not split
+_LEAST_BUSY = 0.02  # small products still spread over the machine by smaller tiles
 
 WITHOUT_WORKSPACE = "bare"  # the variant of candidates that take none
 ALL = "all"  # the spread over every group of candidates that have the workspace they want
@@ -37,10 +39,11 @@ INTERPOLATED = "interpolated"  # between two measured sizes of a profile
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Of the arithmetic peak and of the copy bandwidth."""
+    """Of the arithmetic peak and of the copy bandwidth; and how many gaps between launches a launch takes."""
 
     arithmetic: float
     memory: float
+    starts: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,7 @@ class Effort:
 
     group: str
     variant: str
-    fixed_us: float
+    launch_us: float
     arithmetic_us: float
     memory_us: float
 
@@ -58,7 +61,7 @@ class Effort:
         return f"{self.group} {self.variant}".rstrip()
 
     def time_us(self, shares: Shares) -> float:
-        return self.fixed_us + self.arithmetic_us / shares.arithmetic + self.memory_us / shares.memory
+        return self.launch_us * shares.starts + self.arithmetic_us / shares.arithmetic + self.memory_us / shares.memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,10 +177,10 @@ def peak_tflops(device: DeviceSpec, precision: Precision) -> float:
     }[precision]
 
 
-def busy(height: int, width: int, device: DeviceSpec, parts: int = 1) -> float:
-    """Share of the multiprocessors that a product of this size keeps busy, its sum split into `parts`: its tiles run in
-    waves, and the last wave is not full."""
-    tiles = math.ceil(height / _TILE) * math.ceil(width / _TILE) * parts
+def busy(height: int, width: int, depth: int, device: DeviceSpec) -> float:
+    """Share of the multiprocessors that a product of this size keeps busy, its sum of `depth` terms split (0: not): its
+    tiles run in waves, and the last wave is not full."""
+    tiles = math.ceil(height / _TILE) * math.ceil(width / _TILE) * max(1, math.ceil(depth / _DEPTH))
     waves = math.ceil(tiles / device.multiprocessors)
     return max(_LEAST_BUSY, tiles / (waves * device.multiprocessors))
 

@@ -90,13 +90,14 @@ def _workspaces(request: Request, sizes: _Sizes) -> tuple[int, ...]:
 def _effort(request: Request, sizes: _Sizes, number: int, device: DeviceSpec, workspace_bytes: int) -> Effort:
     split = workspace_bytes > 0
     # What a larger workspace brings is not estimated: of equal times the least workspace wins.
-    width = busy(*sizes.result(number), device, _SUMS if split else 1)
+    terms = (sizes.inputs, sizes.outputs, sizes.rows)[number]
+    share = busy(*sizes.result(number), terms if split else 0, device)
     moved_bytes = sum(t.size_bytes for t in (*request.inputs, *request.outputs))
     return Effort(
         group("cublaslt", request.kind, request.precision),
         "" if split else WITHOUT_WORKSPACE,
         device.launch_us,
-        sizes.operations / (peak_tflops(device, request.precision) * 1e6 * width),
+        sizes.operations / (peak_tflops(device, request.precision) * 1e6 * share),
         moved_bytes / (device.copy_gb_s * 1e3),
     )
 
