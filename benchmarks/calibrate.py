@@ -42,7 +42,7 @@ from mbc.kernels.calibration import (
     Effort,
     Shares,
     Spread,
-    unfitted,
+    shares_of,
 )
 from mbc.kernels.cublaslt import CUBLASLT
 from mbc.kernels.cudnn_convolution import CUDNN_CONVOLUTION
@@ -50,8 +50,8 @@ from mbc.kernels.own import OWN
 
 ESTIMATING = (CUDNN_CONVOLUTION, CUBLASLT, OWN)
 LEAST_SAMPLES = 4  # of a class on the fitting side
-# A class is fitted where most of its candidates were found. What was found of the others is the exception: a request
-# for which no engine without workspace was among the best eight has only slow ones.
+# A class without workspace is fitted where most of its candidates were found. What was found of the others is the
+# exception: a request for which no engine without workspace was worth measuring has only slow ones.
 LEAST_FOUND = 0.75
 ARITHMETIC = np.geomspace(0.002, 4, 48)
 MEMORY = np.geomspace(0.01, 4, 48)
@@ -132,10 +132,13 @@ def fitted(found: Sequence[Sample]) -> dict[str, Shares]:
     for sample in found:
         if not sample.tested:
             classes[sample.effort.key].append(sample)
+            if sample.provider == OWN.name:
+                classes[OWN.name].append(sample)  # for kernels that the profile has too little of
     shares: dict[str, Shares] = {}
     for key, group in sorted(classes.items()):
         known = [s for s in group if s.measured_us is not None]
-        if len(known) >= LEAST_SAMPLES and len(known) >= LEAST_FOUND * len(group):
+        enough = len(known) >= LEAST_SAMPLES
+        if enough and (not group[0].bare or len(known) >= LEAST_FOUND * len(group)):
             shares[key] = fit(known)
     return shares
 
@@ -151,7 +154,7 @@ def ratios(found: Iterable[Sample], shares: Mapping[str, Shares]) -> dict[str, l
         times_us = [s.measured_us for s in group if s.measured_us is not None]
         if not times_us:
             continue
-        estimates = {s.effort.time_us(shares.get(s.effort.key) or unfitted(s.effort)): s for s in group}
+        estimates = {s.effort.time_us(shares_of(shares, s.effort)): s for s in group}
         best_us = min(estimates)
         ratio = min(times_us) / best_us
         by_group[estimates[best_us].group].append(ratio)

@@ -109,11 +109,8 @@ class Calibration:
     shares: Mapping[str, Shares]
     spreads: Mapping[str, Spread]
 
-    def shares_of(self, effort: Effort) -> Shares:
-        return self.shares.get(effort.key) or unfitted(effort)
-
     def estimate_us(self, effort: Effort) -> float:
-        return effort.time_us(self.shares_of(effort))
+        return effort.time_us(shares_of(self.shares, effort))
 
     def spread(self, group: str, bare: bool) -> Spread:
         """How far estimates of a group are off on the GPU of the profile."""
@@ -126,10 +123,16 @@ class Calibration:
         return min(1.0, spread.low / wider), max(1.0, spread.high * wider)
 
 
+def shares_of(shares: Mapping[str, Shares], effort: Effort) -> Shares:
+    """Those fitted to the work, else for mbc's own kernels those fitted to all of them, else what we think of it."""
+    provider = effort.group.split()[0]
+    return shares.get(effort.key) or shares.get(provider) or unfitted(effort)
+
+
 def unfitted(effort: Effort) -> Shares:
     """By judgement, for work that no profile has."""
     if effort.group.startswith("mbc "):
-        return Shares(1.0, 0.85)
+        return Shares(1.0, 0.85, 2.0)
     if not effort.variant.startswith(WITHOUT_WORKSPACE):
         # Channels that fill no load are copied into more of them, and the copies are mostly zeros.
         return Shares(0.1, 0.2) if effort.variant in ("unaligned", "grouped") else Shares(0.5, 0.5)

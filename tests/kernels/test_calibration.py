@@ -24,6 +24,7 @@ from mbc.kernels.calibration import (
     calibration,
     group,
     peak_tflops,
+    shares_of,
     unfitted,
 )
 from mbc.kernels.cublaslt import CUBLASLT
@@ -120,7 +121,12 @@ def test_estimates_on_the_gpu_they_were_fitted_to_are_of_use() -> None:
 def test_work_that_no_profile_has_is_told_so() -> None:
     empty = Calibration("X", "", 0, "", "", 0, {}, {})
     effort = Effort(group("cudnn", "convolution", Precision.BF16), "straight", 1.0, 10.0, 10.0)
-    assert empty.shares_of(effort) == unfitted(effort)
+    assert shares_of(empty.shares, effort) == unfitted(effort)
+    own = Effort(group("mbc", "relu", Precision.BF16), "", 1.0, 0.0, 10.0)
+    pooled, fitted = Shares(1.0, 0.7), Shares(1.0, 0.9)
+    assert shares_of({"mbc": pooled}, own) == pooled
+    assert shares_of({"mbc": pooled, "mbc relu": fitted}, own) == fitted
+    assert shares_of({"mbc": pooled}, effort) == unfitted(effort)
     assert empty.spread("cudnn convolution half", bare=False) is UNCOMPARED
     direct = replace(effort, variant="bare converted")
     assert empty.estimate_us(direct) > empty.estimate_us(effort)
