@@ -3,7 +3,8 @@
 What is not measured, and why that loses nothing or little:
   a candidate that takes over three times as long as another one with no more workspace is run once only ("dominated"),
   and one that is behind another in every respect is timed by few replays;
-  one that is dominated at two sizes is not tried at smaller ones, unless it needs less workspace than all others there;
+  one that is dominated at the two sizes before, or was by ten times at any larger one, is not tried at smaller ones,
+  unless it needs less workspace than all others there;
   sizes end, a layout at a time, where a larger size has a candidate with no more workspace and no more time per row
   than anything at this one: no division gains by still smaller slices. That assumes that neither time per row nor the
   least workspace gets better again further down;

@@ -267,12 +267,19 @@ def test_layouts_end_apart(path: Path) -> None:
 
 def test_the_hopeless_are_not_tried_at_small_sizes(path: Path) -> None:
     # Slow at 16 and 8 beside one with no more workspace; `thin` too, but it needs less than all others.
-    heavy = Kernel("heavy", lambda rows: 100.0 * rows, lambda rows: 2 * rows * MIB)
+    heavy = Kernel("heavy", lambda rows: 50.0 * rows, lambda rows: 2 * rows * MIB)
     table = Table([FAST, heavy])
     asked = need([16, 8, 4])
     run(table, path, asked)
     assert "heavy 8" in table.tried() and "heavy 4" not in table.tried()
-    assert "1 candidates that were dominated" in read_profile(path).extents[signature(asked.requests[2])].left_out
+    assert (
+        "1 candidates that were dominated at larger sizes"
+        in read_profile(path).extents[signature(asked.requests[2])].left_out
+    )
+    awful = replace(heavy, name="awful", time=lambda rows: 500.0 * rows)
+    table = Table([FAST, awful])
+    run(table, path, need([16, 8, 4], channels=32))
+    assert "awful 16" in table.tried() and "awful 8" not in table.tried()
     thin = Kernel("thin", lambda rows: 100.0 * rows, lambda rows: 0 if rows < 8 else rows * MIB)
     table = Table([FAST, thin])
     run(table, path, need([16, 8, 4], channels=16))
