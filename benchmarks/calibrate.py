@@ -132,8 +132,9 @@ def fitted(found: Sequence[Sample]) -> dict[str, Shares]:
     for sample in found:
         if not sample.tested:
             classes[sample.effort.key].append(sample)
-            if sample.provider == OWN.name:
-                classes[OWN.name].append(sample)  # for kernels that the profile has too little of
+            if sample.provider == OWN.name:  # for layouts, and for kernels, that the profile has too little of
+                classes[sample.effort.group].append(sample)
+                classes[OWN.name].append(sample)
     shares: dict[str, Shares] = {}
     for key, group in sorted(classes.items()):
         known = [s for s in group if s.measured_us is not None]
@@ -144,22 +145,28 @@ def fitted(found: Sequence[Sample]) -> dict[str, Shares]:
 
 
 def ratios(found: Iterable[Sample], shares: Mapping[str, Shares]) -> dict[str, list[float]]:
-    """Measured over estimated by group: of each request the best, of the half that was not fitted."""
-    requests: dict[tuple[str, str, bool], list[Sample]] = defaultdict(list)
+    """Measured over estimated by group: of each request the best, of the half that was not fitted. Overall a request
+    counts once, as the provider does it that planning would take."""
+    requests: dict[tuple[str, bool], dict[str, list[Sample]]] = defaultdict(lambda: defaultdict(list))
     for sample in found:
         if sample.tested:
-            requests[sample.request, sample.provider, sample.bare].append(sample)
+            requests[sample.request, sample.bare][sample.provider].append(sample)
     by_group: dict[str, list[float]] = defaultdict(list)
-    for (_, _, bare), group in requests.items():
-        times_us = [s.measured_us for s in group if s.measured_us is not None]
-        if not times_us:
-            continue
-        estimates = {s.effort.time_us(shares_of(shares, s.effort)): s for s in group}
-        best_us = min(estimates)
-        ratio = min(times_us) / best_us
-        by_group[estimates[best_us].group].append(ratio)
-        by_group[f"{ALL} {WITHOUT_WORKSPACE}" if bare else ALL].append(ratio)
+    for (_, bare), providers in requests.items():
+        compared: list[tuple[float, float]] = []
+        for group in providers.values():
+            times_us = [s.measured_us for s in group if s.measured_us is not None]
+            if times_us:
+                estimate_us, best = min(((s.effort.time_us(shares_of(shares, s.effort)), s) for s in group), key=_first)
+                by_group[best.group].append(min(times_us) / estimate_us)
+                compared.append((estimate_us, min(times_us) / estimate_us))
+        if compared:
+            by_group[f"{ALL} {WITHOUT_WORKSPACE}" if bare else ALL].append(min(compared)[1])
     return by_group
+
+
+def _first(pair: tuple[float, Sample]) -> float:
+    return pair[0]
 
 
 def interpolated(profile: Profile) -> list[float]:

@@ -28,8 +28,8 @@ from mbc.resources import data_text
 
 ESTIMATES_FILE = "estimates.json"
 OTHER_GPU = 1.5  # by judgement, not by measurement: one GPU was measured
-_TILE = 128  # rows and columns of the product that one multiprocessor computes at a time
-_DEPTH = 256  # terms of a sum under which it is not split
+_TILE = 64  # rows and columns of the product that one multiprocessor computes at a time
+_DEPTH = 1024  # terms of a sum under which it is not split
 _LEAST_BUSY = 0.02  # small products still spread over the machine by smaller tiles
 
 WITHOUT_WORKSPACE = "bare"  # the variant of candidates that take none
@@ -124,9 +124,11 @@ class Calibration:
 
 
 def shares_of(shares: Mapping[str, Shares], effort: Effort) -> Shares:
-    """Those fitted to the work, else for mbc's own kernels those fitted to all of them, else what we think of it."""
+    """Those fitted to the work, else for mbc's own kernels those fitted to the kernel or to all of them, else by
+    judgement."""
     provider = effort.group.split()[0]
-    return shares.get(effort.key) or shares.get(provider) or unfitted(effort)
+    found = (shares.get(key) for key in (effort.key, effort.group, provider))
+    return next((share for share in found if share is not None), None) or unfitted(effort)
 
 
 def unfitted(effort: Effort) -> Shares:

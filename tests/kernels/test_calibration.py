@@ -75,9 +75,9 @@ def test_time_is_a_sum() -> None:
 
 def test_a_machine_is_busy_in_whole_waves() -> None:
     four = replace(H200, multiprocessors=4)
-    assert busy(256, 256, 0, four) == 1.0
-    assert busy(128, 128, 0, four) == busy(128, 128, 64, four) == 0.25
-    assert busy(128 * 5, 128, 0, four) == 5 / 8
+    assert busy(128, 128, 0, four) == 1.0
+    assert busy(64, 64, 0, four) == busy(64, 64, 64, four) == 0.25
+    assert busy(64 * 5, 64, 0, four) == 5 / 8
     assert busy(1, 1, 0, H200) == 0.02
     assert busy(128, 128, 1 << 20, four) == 1.0  # the sum is split
 
