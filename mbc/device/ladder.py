@@ -63,6 +63,11 @@ class Ladder:
         last = {m.layouts for m in self._steps[-1][1] if not m.refused}
         return bool(self._closed) and last <= self._closed
 
+    @property
+    def tried(self) -> frozenset[tuple[object, ...]]:
+        """What ran at some size."""
+        return frozenset(key_of(m) for _, step in self._steps for m in step)
+
     def worth(self, offered: Offered) -> tuple[Offered, list[str]]:
         """What is worth trying at the next size, and in words what is not."""
         hopeless = self._hopeless()

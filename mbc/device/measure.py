@@ -8,6 +8,7 @@ What is not measured, and why that loses nothing or little:
   sizes end, a layout at a time, where a larger size has a candidate with no more workspace and no more time per row
   than anything at this one: no division gains by still smaller slices. That assumes that neither time per row nor the
   least workspace gets better again further down;
+  one that is sure to take over ten times as long by what few rows take is not run on all of them;
   mbc's own convolutions and linear layers, where their estimate does not come near what a library's kernel takes.
 Each request's extent says which of these it met.
 """
@@ -208,7 +209,7 @@ class _Run:
         offered = self.bench.offers(request, self.limit_bytes)
         failing = {key_of(m) for m in before if m.refused == GPU_FAILED}
         wanted, notes = ladder.worth(_in_turn(_new(offered, measured_bytes, failing)))
-        session = Session(before)
+        session = Session(before, ladder.tried)
         failure = ""
         try:
             if wanted.offers or wanted.spare:

@@ -316,6 +316,17 @@ def test_what_takes_too_long_is_not_run_in_a_graph(gpu: Memory, monkeypatch: pyt
         assert "off" in place.attempt(engine(request), 1.0).refused
 
 
+def test_few_rows_tell_what_is_far_too_slow(gpu: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mbc.device.stand.time", SimpleNamespace(perf_counter=lambda: 0.0))
+    request = product("convolution", rows=64)
+    library = Kernels(gpu)
+    with bench_of(gpu, library).open(Need((request,), 1.0)) as stand, stand.at(request, [engine(request)]) as place:
+        attempt = place.attempt(engine(request), math.inf, 60000.0)
+        assert attempt.skipped and attempt.once_us == 32 * 2000.0
+        assert library.prepared[-1][1].inputs[0].shape[0] == 2
+        assert not place.attempt(engine(request), math.inf, 65000.0).skipped
+
+
 def test_what_does_not_fit_says_so(gpu: Memory) -> None:
     with pytest.raises(DoesNotFit, match="its workspace of 1073741824 bytes does not fit"):
         attempted(gpu, Kernels(gpu), product("convolution"), engine(product("convolution"), workspace_bytes=1 << 30))
