@@ -39,7 +39,7 @@ from mbc.kernels.base import Request
 
 __all__ = ["Summary", "identity", "measure", "measure_on"]
 
-# Errors that are of the operation, and would be met again: cuDNN, a library or what it is compared with does not take it.
+# Errors of the operation, which would be met again: cuDNN, a library or what it is compared with does not take it.
 _LASTING = frozenset({"MBC079", "MBC086", "MBC087"})
 
 Progress = Callable[[int, int, Request, float | None], None]
@@ -248,10 +248,6 @@ class _Run:
                 f"the GPU failed while {request.kind} was measured: {failure}",
                 "run the same command again: what is measured is kept, and the kernel at fault is passed over",
             )
-
-
-def _rows(request: Request) -> int:
-    return request.inputs[0].shape[0]
 
 
 def _new(offered: Offered, workspace_bytes: int, failing: Collection[object]) -> Offered:
