@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from mbc import __version__
-from mbc.options import PROVIDER_NAMES, Measure, Options, Policy
+from mbc.options import PROVIDER_NAMES, TECHNIQUES, Measure, Options, Policy
 from mbc.units import parse_duration, parse_size
 
 _DESCRIPTION = """\
@@ -92,6 +92,10 @@ def _planning(made: argparse.ArgumentParser, gpu: bool = True) -> None:
         help="divide every convolution into kernel calls of so many rows (default: choose)",
     )  # fmt: skip
     group.add_argument(
+        "--without", type=_techniques, action="extend", default=[], metavar="T,T",
+        help=f"leave techniques out, of {', '.join(TECHNIQUES)} (see mbc show --staircase)",
+    )  # fmt: skip
+    group.add_argument(
         "--workspace-limit", type=_size, metavar="SIZE",
         help="most workspace for one operation (default: what the budget leaves free at its moment)",
     )  # fmt: skip
@@ -142,6 +146,7 @@ def options(arguments: argparse.Namespace, gpu: str | None = None) -> Options:
         workspace_total_bytes=arguments.workspace_total,
         policy=Policy(arguments.policy),
         micro_batch=arguments.micro_batch,
+        without=frozenset(arguments.without),
         providers=tuple(arguments.providers),
         measure=Measure(getattr(arguments, "measure", None) or Measure.NEVER),
         measure_for_s=getattr(arguments, "measure_for", math.inf),
@@ -176,6 +181,14 @@ def _duration(text: str) -> float:
         return parse_duration(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _techniques(text: str) -> frozenset[str]:
+    asked = frozenset(part.strip() for part in text.split(","))
+    wrong = sorted(asked - set(TECHNIQUES))
+    if wrong:
+        raise argparse.ArgumentTypeError(f"'{wrong[0]}' is none of {', '.join(TECHNIQUES)}")
+    return asked
 
 
 def _count(text: str) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import mbc
-from mbc.errors import MbcError
+from mbc.errors import BudgetError
 from mbc.ir.graph import Operation
 from mbc.ir.types import Precision
 from mbc.optimize.bounds import floor_bytes
@@ -31,10 +31,13 @@ MOST_ROUNDS = 8
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of workspace, beside the budget's: for one operation, and for all of a program together (None: no limit)."""
+    """Of workspace, beside the budget's: for one operation, and for all of a program together (None: no limit).
+
+    `without`: techniques that are left out, of mbc.options.TECHNIQUES."""
 
     operation_bytes: int | None = None
     total_bytes: int | None = None
+    without: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +65,13 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
     draft, placed = _fit(table, most, budget_bytes - overhead_bytes)
     if placed.arena_bytes + overhead_bytes > budget_bytes:
         needed = placed.arena_bytes + overhead_bytes
-        raise MbcError(
+        raise BudgetError(
             "MBC204",
             f"the best plan of '{table.graph.name}' that was found takes {show_size(needed)} "
             f"({show_size(overhead_bytes)} of it outside the arena), the budget is {show_size(budget_bytes)}",
             f"lower the batch, or raise memory.device to {needed} B; this version neither recomputes nor offloads",
+            needed_bytes=needed,
+            floor_bytes=floor + overhead_bytes,
         )
     any_us = choose(table.without_determinism(), {}).train_us if table.rules.deterministic else 0.0
     bounds = Bounds(floor, floor_operation.name, placed.live_bytes, unlimited.train_us, any_us)
@@ -75,16 +80,18 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
 
 def _cannot_fit(
     table: CandidateTable, floor: int, operation: Operation, overhead_bytes: int, budget_bytes: int
-) -> MbcError:
+) -> BudgetError:
     # Where the overhead alone is too much, no smaller batch helps.
     smaller = "lower the batch, or " if overhead_bytes < budget_bytes else ""
-    return MbcError(
+    return BudgetError(
         "MBC203",
         f"'{table.graph.name}' cannot fit {show_size(budget_bytes)}: '{operation.name}' "
         f"({operation.kind}) alone needs {show_size(floor)} with the states, "
         f"and {show_size(overhead_bytes)} are reserved for the GPU's context and libraries",
         f"{smaller}raise memory.device to at least {floor + overhead_bytes} B",
         operation.span,
+        needed_bytes=floor + overhead_bytes,
+        floor_bytes=floor + overhead_bytes,
     )
 
 
@@ -94,6 +101,8 @@ def _most(table: CandidateTable, limits: Limits) -> Mapping[str, int]:
     if limits.operation_bytes is not None:
         most_bytes = limits.operation_bytes
         check_limit(table, most_bytes)
+    if "workspace" in limits.without:
+        most_bytes = 0  # each operation then takes what needs least
     graph = table.graph
     most = {operation.name: most_bytes for operation in (*graph.train, *graph.infer)}
     if limits.total_bytes is not None:
