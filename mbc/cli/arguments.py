@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from mbc import __version__
+from mbc.ir.types import Precision
 from mbc.options import PROVIDER_NAMES, TECHNIQUES, Measure, Options, Policy
 from mbc.units import parse_duration, parse_size
 
@@ -36,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="mbc", description=_DESCRIPTION, formatter_class=_Raw)
     top.add_argument("--version", action="version", version=f"mbc {__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for add in (_compile, _show, _verify, _check, _diff, _train, _profile, _gpus, _doctor):
+    for add in (_compile, _show, _fit, _verify, _check, _diff, _train, _profile, _gpus, _doctor):
         add(commands)
     return top
 
@@ -197,6 +198,12 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _points(text: str) -> int:
+    if not text.isdecimal() or int(text) < 2:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number above 1")
+    return int(text)
+
+
 def _tolerance(text: str) -> float:
     try:
         value = float(text)
@@ -243,6 +250,33 @@ def _show(commands: _Commands) -> None:
     made.add_argument("--limit", type=_count, metavar="ROWS", help="show the slowest ROWS operations only")
     made.add_argument("--by-kind", action="store_true", help="one row a kind of operation")
     made.add_argument("--infer", action="store_true", help="the inference program instead of the training step")
+    _planning(made)
+    _json(made)
+
+
+def _fit(commands: _Commands) -> None:
+    made = _command(
+        commands, "fit", "Find the largest batch that trains within a memory budget, or what a budget costs in time.",
+        "  mbc fit resnet.mbc --memory 12GB                 the largest batch, and images/s over the batch\n"
+        "  mbc fit resnet.mbc --memory 12GB --multiple 8    of the multiples of 8\n"
+        "  mbc fit resnet.mbc --curve --set batch=128       time over budget, at one batch\n\n"
+        "Every figure is that of a whole plan, made with the kernel times that are known (mbc profile measures more).",
+    )  # fmt: skip
+    made.add_argument("source", metavar="NET", help="the network (.mbc)")
+    made.add_argument(
+        "--memory", type=_size, metavar="SIZE", help="the budget (default: the network's memory.device, or the GPU's)"
+    )
+    made.add_argument(
+        "--precision", choices=tuple(map(str, Precision)), help="(default: the network's train.precision)"
+    )
+    made.add_argument(
+        "--multiple", type=_count, default=1, metavar="ROWS", help="try multiples of ROWS only (default 1)"
+    )
+    made.add_argument(
+        "--curve", action="store_true",
+        help="time over budget instead, from the least that any plan takes to what the fastest one does",
+    )  # fmt: skip
+    made.add_argument("--points", type=_points, default=8, metavar="N", help="budgets of --curve (default 8)")
     _planning(made)
     _json(made)
 
