@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from mbc.device.profile import calibrated
 from mbc.device.profile_places import find_profile
-from mbc.device.target import find_device, free_bytes
+from mbc.device.target import find_device, free_bytes, free_host_bytes
 from mbc.errors import MbcError
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
@@ -64,7 +64,8 @@ def compile_plan(source: Source, options: Options, stages: Stages | None = None)
     table = stages.run("find profile", tabulate)
 
     # Every decision: kernels, layouts, order, addresses, waits.
-    limits = Limits(options.workspace_limit_bytes, options.workspace_total_bytes, options.without)
+    host_bytes = lowered.host_bytes or free_host_bytes(device, options.gpu)
+    limits = Limits(options.workspace_limit_bytes, options.workspace_total_bytes, options.without, host_bytes)
     budget_bytes = lowered.device_bytes or free_bytes(device, options.gpu)
     plan = stages.run("search", lambda: search(table, limits, budget_bytes), dump_plan)
     # What was chosen by times between two measured sizes is measured, and chosen again.

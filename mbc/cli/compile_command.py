@@ -85,7 +85,8 @@ def summary(plan: Plan) -> list[str]:
         f"({needed / plan.budget_bytes:.1%})",
     ]
     if p.host_bytes:
-        lines.append(f"  host       {show_size(p.host_bytes)} of pinned memory")
+        most = "" if plan.host_limit_bytes is None else f", of at most {show_size(plan.host_limit_bytes)}"
+        lines.append(f"  host       {show_size(p.host_bytes)} of pinned memory{most}")
     return lines
 
 
@@ -111,6 +112,7 @@ def _figures(plan: Plan, built: Package, plan_seconds: float, build_seconds: flo
         "overhead_measured": p.overhead_measured,
         "host_bytes": p.host_bytes,
         "budget_bytes": plan.budget_bytes,
+        "host_limit_bytes": plan.host_limit_bytes,
         "live_bytes": b.live_bytes,
         "floor_bytes": b.floor_bytes,
         "floor_operation": b.floor_operation,

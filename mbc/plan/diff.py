@@ -105,6 +105,7 @@ def _figures(plan: Plan) -> tuple[tuple[str, Figure], ...]:
         ("memory_bytes", target.memory_bytes),
         ("cudnn", target.cudnn),
         ("budget_bytes", plan.budget_bytes),
+        ("host_limit_bytes", plan.host_limit_bytes or "none"),
         ("train_us", predictions.train_us),
         ("train_low_us", predictions.train_low_us),
         ("train_high_us", predictions.train_high_us),

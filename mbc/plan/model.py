@@ -12,7 +12,7 @@ from enum import StrEnum
 from mbc.ir.graph import TrainingGraph
 from mbc.ir.types import DType, Layout
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 ALIGNMENT_BYTES = 256
 
 
@@ -176,7 +176,10 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`offsets[i]` is the address of `buffers[i]` from the start of its space."""
+    """`offsets[i]` is the address of `buffers[i]` from the start of its space.
+
+    `budget_bytes` bounds arena and overhead, `host_limit_bytes` the pinned host memory (None: nothing does).
+    """
 
     version: str  # of mbc
     graph: TrainingGraph
@@ -188,3 +191,4 @@ class Plan:
     infer: Program
     predictions: Predictions
     bounds: Bounds
+    host_limit_bytes: int | None = None

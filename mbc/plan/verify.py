@@ -228,6 +228,9 @@ def _check_figures(plan: Plan, live: int) -> None:
     total = plan.predictions.arena_bytes + plan.predictions.overhead_bytes
     if total > plan.budget_bytes:
         _fail("MBC131", f"arena and overhead take {total} bytes, the budget is {plan.budget_bytes}")
+    host = plan.predictions.host_bytes
+    if plan.host_limit_bytes is not None and host > plan.host_limit_bytes:
+        _fail("MBC131", f"the plan takes {host} bytes of host memory, it may take {plan.host_limit_bytes}")
     if plan.bounds.live_bytes != live:
         _fail("MBC131", f"the plan says that {plan.bounds.live_bytes} bytes are live at once, they are {live}")
 

@@ -21,6 +21,7 @@ def plan_document(plan: Plan, *, memory: bool = False) -> dict[str, Any]:
         "precision": str(graph.precision),
         "target": asdict(plan.target),
         "budget_bytes": plan.budget_bytes,
+        "host_limit_bytes": plan.host_limit_bytes,
         "predictions": asdict(plan.predictions),
         "bounds": asdict(plan.bounds),
         "above_bounds": {
