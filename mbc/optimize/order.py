@@ -1,11 +1,12 @@
 """Write the chosen kernels down as launches over buffers, in the order of the graph.
 
-Conversions are launched just before their first reader. Outputs take over the bytes of an input that nobody reads
-afterwards, where the operation allows it.
+Conversions are launched just before their first reader. Workspaces are numbered after all other buffers, so that the
+numbers of these do not depend on how operations are divided.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from mbc.ir.graph import Operation
@@ -47,7 +48,27 @@ def order(table: CandidateTable, choices: Choices) -> Draft:
     infer = _Writer(table, choices, buffers, dict(states))
     infer.run(graph.infer, graph.infer_inputs)
     infer_program = infer.finish(persistent, (*states, *graph.infer_outputs))
-    return Draft(tuple(buffers), persistent, train_program, infer_program)
+    workspaces_last = sorted(range(len(buffers)), key=lambda i: buffers[i].value is None)
+    return renumbered(Draft(tuple(buffers), persistent, train_program, infer_program), workspaces_last)
+
+
+def renumbered(draft: Draft, numbers: Sequence[int]) -> Draft:
+    """The same draft with the buffers in another order: `numbers[i]` is the one that becomes the i-th."""
+    new = {old: i for i, old in enumerate(numbers)}
+
+    def renamed(launch: Launch) -> Launch:
+        if all(new[a.buffer] == a.buffer for a in launch.accesses):
+            return launch
+        return replace(launch, accesses=tuple(Access(new[a.buffer], a.rows, a.mode) for a in launch.accesses))
+
+    def of(program: Program) -> Program:
+        entry, exit_ = (tuple(new[b] for b in found) for found in (program.entry, program.exit))
+        return Program(tuple(map(renamed, program.launches)), (), entry, exit_)
+
+    buffers = [draft.buffers[i] for i in numbers]
+    buffers = [b if b.alias is None else replace(b, alias=new[b.alias]) for b in buffers]
+    persistent = tuple(new[b] for b in draft.persistent)
+    return Draft(tuple(buffers), persistent, of(draft.train), of(draft.infer))
 
 
 @dataclass
@@ -79,9 +100,7 @@ class _Writer:
 
     def finish(self, persistent: tuple[int, ...], exits: tuple[str, ...]) -> Program:
         exit_buffers = tuple(dict.fromkeys(self._at(name, self.home[name]) for name in exits))
-        entry = (*persistent, *self.entry)
-        self._take_over(frozenset(entry) | frozenset(exit_buffers))
-        return Program(tuple(self.launches), (), entry, exit_buffers)
+        return Program(tuple(self.launches), (), (*persistent, *self.entry), exit_buffers)
 
     def _new(self, name: str, layout: Layout, alias: int | None = None) -> int:
         value = self.table.graph.values[name]
@@ -145,35 +164,3 @@ class _Writer:
         if value.per_sample:
             return Access(buffer, part, mode)
         return Access(buffer, WHOLE, Mode.ACCUMULATE if adds else mode)
-
-    def _take_over(self, pinned: frozenset[int]) -> None:
-        """Let outputs share the bytes of inputs that die, where the operation works in place."""
-        last: dict[int, int] = {}
-        for i, launch in enumerate(self.launches):
-            for access in launch.accesses:
-                last[access.buffer] = i
-        operations = {op.name: op for op in (*self.table.graph.train, *self.table.graph.infer)}
-        last_of_operation = {name: i for i, launch in enumerate(self.launches) for name in launch.operations}
-        for launch in self.launches:
-            if not launch.operations:
-                continue
-            operation = operations[launch.operations[0]]
-            count = len(operation.inputs)
-            for output, source in KINDS[operation.kind].in_place:
-                if source >= count or output >= len(operation.outputs):
-                    continue
-                new = launch.accesses[count + output].buffer
-                old = launch.accesses[source].buffer
-                read_once = [a.buffer for a in launch.accesses].count(old) == 1
-                dies_here = last[old] == last_of_operation[operation.name]
-                if read_once and dies_here and old not in pinned and self._same_bytes(old, new):
-                    self.buffers[new] = replace(self.buffers[new], alias=old)
-
-    def _same_bytes(self, old: int, new: int) -> bool:
-        a, b = self.buffers[old], self.buffers[new]
-        return b.alias is None and (a.size_bytes, a.layout, a.dtype, a.rows) == (
-            b.size_bytes,
-            b.layout,
-            b.dtype,
-            b.rows,
-        )

@@ -37,21 +37,23 @@ _ORDERS: tuple[Callable[[Block], tuple[int, ...]], ...] = (
 )
 
 
-def place(blocks: Sequence[Block]) -> tuple[list[int], int]:
-    """Offsets of the blocks and the height they reach, at least `peak_bytes(blocks)`."""
+def place(blocks: Sequence[Block], thorough: bool = True) -> tuple[list[int], int]:
+    """Offsets of the blocks and the height they reach, at least `peak_bytes(blocks)`. Not `thorough`: at once."""
     if not blocks:
         return [], 0
     bound, _ = peak_bytes(blocks)
     rounds = max(1, GREEDY_WORK // len(blocks))
     best_order = list(range(len(blocks)))
     best, height = _greedy(blocks, best_order)
-    for key in _ORDERS[: max(1, rounds)]:
+    for key in _ORDERS[: max(1, rounds) if thorough else 1]:
         if height <= bound * GOOD_ENOUGH:
             break
         order = sorted(range(len(blocks)), key=lambda i, key=key: key(blocks[i]))
         offsets, reached = _greedy(blocks, order)
         if reached < height:
             best, height, best_order = offsets, reached, order
+    if not thorough:
+        return best, height
     best, height = _anneal(blocks, best, height, best_order, bound)
     if height > bound * WORTH_PROVING and len(blocks) <= CP_SAT_BLOCKS:
         found = _exact(blocks, bound, height)

@@ -1,0 +1,185 @@
+"""Fit a step into the room: workspaces, and what is kept, made again or sent to the host, chosen together.
+
+Workspace and kept values compete for the same bytes. So values are chosen under several limits of workspace; of what
+fits, each operation then takes the workspace that is free at its moment, and the fastest step wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from mbc.ops import KINDS
+from mbc.optimize.addresses import Placed, assign_addresses
+from mbc.optimize.candidates import CandidateTable
+from mbc.optimize.choose import Choice, Choices, choose
+from mbc.optimize.contention import contention
+from mbc.optimize.lifetimes import aligned, blocks, live_bytes
+from mbc.optimize.order import Draft, order
+from mbc.optimize.reside import Means, Resided, reside
+from mbc.optimize.residence import rewrite
+from mbc.optimize.runs import runs_of
+from mbc.optimize.simulate import simulate
+from mbc.optimize.synchronise import synchronise
+from mbc.optimize.takeover import take_over
+
+UNLIMITED_BYTES = 1 << 62
+MOST_ROUNDS = 8
+# Limits of workspace that are tried, as parts of the room; the rest is for what is kept.
+WORKSPACE_PARTS = (1.0, 1 / 4, 1 / 16, 1 / 64, 0.0)
+# Parts of what is too much that may go to the host.
+OFFLOAD_PARTS = (1.0, 0.5, 0.0)
+# Launches times ways that are compared; a longer program is fitted in fewer ways.
+WAYS_WORK = 15_000
+# Of the room, what placing may leave unused between buffers before another try is worth less.
+MOST_SPARED = 0.15
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """A draft with addresses. It is over the room where nothing was found that is not."""
+
+    draft: Draft
+    placed: Placed
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    time_us: float
+    resided: Resided
+    choices: Choices
+    means: Means
+
+
+def fit(table: CandidateTable, most: Mapping[str, int], means: Means, room_bytes: int) -> Fitted:
+    """The fastest step that was found within the room; where none was, the smallest.
+
+    `most`: workspace of operations by name, whatever is free.
+    """
+    kept = _keep_all(table, most, room_bytes)
+    if kept.placed.arena_bytes <= room_bytes and _is_fastest(table, most, kept):
+        return kept
+    found = [kept]
+    if means.recompute or means.offload > 0:
+        found += _make_room(table, most, means, room_bytes)
+    fitting = [f for f in found if f.placed.arena_bytes <= room_bytes]
+    if fitting:
+        return min(fitting, key=lambda f: _time_us(table, f.draft, f.placed))
+    return min(found, key=lambda f: f.placed.arena_bytes)
+
+
+def _keep_all(table: CandidateTable, most: Mapping[str, int], room_bytes: int) -> Fitted:
+    """Everything kept, with less workspace where it does not fit."""
+    limits = most
+    spared_bytes = 0  # of the room: what placing leaves unused between buffers
+    smallest: Fitted | None = None
+    for _ in range(MOST_ROUNDS):
+        draft = take_over(table.graph, order(table, choose(table, limits)))
+        free = _free(draft, room_bytes - spared_bytes)
+        hopeless = min(free.values()) < 0
+        if hopeless and smallest is not None:
+            break
+        placed = assign_addresses(draft, thorough=not hopeless)
+        if placed.arena_bytes <= room_bytes:
+            return Fitted(draft, placed)
+        if smallest is None or placed.arena_bytes < smallest.placed.arena_bytes:
+            smallest = Fitted(draft, placed)
+        if placed.live_bytes <= room_bytes:
+            spared_bytes += placed.arena_bytes - room_bytes
+            free = _free(draft, room_bytes - spared_bytes)
+        # Where what is kept alone is too much, no workspace is small enough.
+        tighter = {name: min(limit, max(0, free.get(name, limit))) for name, limit in most.items()}
+        if tighter == limits or min(free.values()) < 0:
+            break
+        limits = tighter
+    assert smallest is not None
+    return smallest
+
+
+def _is_fastest(table: CandidateTable, most: Mapping[str, int], kept: Fitted) -> bool:
+    """Whether more room would not help."""
+    return _time_us(table, kept.draft, kept.placed) <= choose(table, most).train_us * (1 + 1e-9)
+
+
+def _make_room(table: CandidateTable, most: Mapping[str, int], means: Means, room_bytes: int) -> Iterator[Fitted]:
+    """Steps that make room, placed: the most promising way; where placing takes more than the room, again in less."""
+    ways = list(_ways(table, most, means, room_bytes))
+    fitting = [way for way in ways if way.resided.live_bytes <= room_bytes]
+    if not fitting:
+        if ways:
+            smallest = min(ways, key=lambda way: way.resided.live_bytes).resided.draft
+            yield Fitted(smallest, assign_addresses(smallest, thorough=False))
+        return
+    best = min(fitting, key=lambda way: way.time_us)
+    spared_bytes = 0
+    while spared_bytes < MOST_SPARED * room_bytes and best.resided.live_bytes <= room_bytes - spared_bytes:
+        draft = _with_free_workspace(table, most, best, room_bytes - spared_bytes)
+        placed = assign_addresses(draft)
+        yield Fitted(draft, placed)
+        if placed.arena_bytes <= room_bytes:
+            return
+        spared_bytes += placed.arena_bytes - room_bytes
+        best = _way(table, best.choices, best.means, room_bytes - spared_bytes)
+
+
+def _ways(table: CandidateTable, most: Mapping[str, int], means: Means, room_bytes: int) -> Iterator[_Way]:
+    """The step fitted under several limits of workspace and of what goes to the host."""
+    known: set[tuple[float, ...]] = set()
+    left = WAYS_WORK
+    for part in WORKSPACE_PARTS:
+        limit_bytes = int(part * room_bytes)
+        choices = choose(table, {name: min(limit, limit_bytes) for name, limit in most.items()})
+        points = tuple(float(c.point.workspace_bytes) for c in choices.operations.values())
+        if points in known:
+            continue
+        known.add(points)
+        for offload in OFFLOAD_PARTS:
+            if offload > means.offload or (not means.recompute and offload < means.offload):
+                continue
+            here = replace(means, offload=offload)
+            if not here.recompute and offload == 0:
+                continue
+            yield _way(table, choices, here, room_bytes)
+            left -= len(choices.operations)
+        if left < 0:
+            return
+
+
+def _way(table: CandidateTable, choices: Choices, means: Means, room_bytes: int) -> _Way:
+    resided = reside(table.graph, order(table, choices), table.device.host_link, means, room_bytes)
+    placed = assign_addresses(resided.draft, thorough=False)
+    return _Way(_time_us(table, resided.draft, placed), resided, choices, means)
+
+
+def _time_us(table: CandidateTable, draft: Draft, placed: Placed) -> float:
+    train = replace(draft.train, waits=synchronise(draft.train, draft.buffers, placed.offsets))
+    return simulate(train, contention=contention(train, draft.buffers, table.device))
+
+
+def _with_free_workspace(table: CandidateTable, most: Mapping[str, int], way: _Way, room_bytes: int) -> Draft:
+    """The same decisions and layouts; every operation takes what workspace is free where it runs, again included."""
+    free = _free(way.resided.draft, room_bytes)
+    operations: dict[str, Choice] = {}
+    kinds = {op.name: op for op in (*table.graph.train, *table.graph.infer) if not KINDS[op.kind].view}
+    for name, choice in way.choices.operations.items():
+        menu = table.menus(kinds[name])[choice.layouts]
+        limit = min(most[name], free.get(name, most[name]))
+        within = [point for point in menu if aligned(point.workspace_bytes) <= limit]
+        operations[name] = replace(choice, point=within[-1]) if within else choice
+    draft = order(table, replace(way.choices, operations=operations))
+    runs = runs_of(table.graph, draft, draft.train)
+    return take_over(table.graph, rewrite(draft, runs, way.resided.decisions, table.device.host_link).draft)
+
+
+def _free(draft: Draft, room_bytes: int) -> Mapping[str, int]:
+    """Bytes that each operation finds free beside all that is kept while it runs; below zero where that is too much."""
+    persistent = frozenset(draft.persistent)
+    room_bytes -= sum(aligned(draft.buffers[buffer].size_bytes) for buffer in draft.persistent)
+    found: dict[str, int] = {}
+    for program in (draft.train, draft.infer):
+        kept = [b for b in blocks(program, draft.buffers, persistent) if draft.buffers[b.buffers[0]].value is not None]
+        live = live_bytes(kept, len(program.launches))
+        for launch, taken_bytes in zip(program.launches, live, strict=True):
+            for name in launch.operations:
+                found[name] = min(found.get(name, UNLIMITED_BYTES), room_bytes - taken_bytes)
+    return found
