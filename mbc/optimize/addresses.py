@@ -23,10 +23,11 @@ class Placed:
     host_bytes: int
 
 
-def assign_addresses(draft: Draft, thorough: bool = True) -> Placed:
+def assign_addresses(draft: Draft, room_bytes: int = 0, thorough: bool = True) -> Placed:
     """In each space persistent buffers at the bottom, above them the two programs, which never run at the same time.
 
-    Not `thorough`: quickly, for a first look."""
+    `room_bytes`: an arena so large is small enough. Not `thorough`: quickly, for a first look.
+    """
     offsets = [0] * len(draft.buffers)
     ends: dict[Space, int] = {}
     lives: dict[Space, int] = {}
@@ -40,7 +41,7 @@ def assign_addresses(draft: Draft, thorough: bool = True) -> Placed:
         top = live = 0
         for program in (draft.train, draft.infer):
             program_blocks = blocks(program, draft.buffers, persistent, space)
-            places, height = place(program_blocks, thorough)
+            places, height = place(program_blocks, room_bytes - base if space is Space.ARENA else 0, thorough)
             for block, offset in zip(program_blocks, places, strict=True):
                 offsets[block.buffers[0]] = base + offset
             top, live = max(top, height), max(live, peak_bytes(program_blocks)[0])

@@ -79,7 +79,7 @@ def _keep_all(table: CandidateTable, most: Mapping[str, int], room_bytes: int) -
         hopeless = min(free.values()) < 0
         if hopeless and smallest is not None:
             break
-        placed = assign_addresses(draft, thorough=not hopeless)
+        placed = assign_addresses(draft, room_bytes, thorough=not hopeless)
         if placed.arena_bytes <= room_bytes:
             return Fitted(draft, placed)
         if smallest is None or placed.arena_bytes < smallest.placed.arena_bytes:
@@ -114,7 +114,7 @@ def _make_room(table: CandidateTable, most: Mapping[str, int], means: Means, roo
     spared_bytes = 0
     while spared_bytes < MOST_SPARED * room_bytes and best.resided.live_bytes <= room_bytes - spared_bytes:
         draft = _with_free_workspace(table, most, best, room_bytes - spared_bytes)
-        placed = assign_addresses(draft)
+        placed = assign_addresses(draft, room_bytes)
         yield Fitted(draft, placed)
         if placed.arena_bytes <= room_bytes:
             return
