@@ -74,6 +74,11 @@ class Interpreter:
         """The arena itself: exactly `predictions.arena_bytes`."""
         return self._spaces[Space.ARENA]
 
+    @property
+    def host_bytes(self) -> int:
+        """What stands for the host's memory: exactly `predictions.host_bytes`."""
+        return self._spaces[Space.HOST].nbytes
+
     def write(self, place: Place, array: Array) -> None:
         """Store a canonical array of the place's shape."""
         store(self._view(place), place.dtype, array)

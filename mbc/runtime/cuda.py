@@ -26,6 +26,7 @@ from mbc.runtime.formats import STORED, loaded, stored_bytes
 from mbc.runtime.library import LIBRARY_FILE, Library
 from mbc.runtime.machine import Figures, Memory, padded
 from mbc.runtime.nvml import used_bytes
+from mbc.runtime.pinned import address_of, pin
 from mbc.runtime.places import Place, Places
 
 Array = NDArray[Any]
@@ -76,12 +77,14 @@ class _Taken:
     """What has to be given back, in this order."""
 
     library: Library | None = None
+    host: Array | None = None  # pinned; nobody else may hold it
     memory: list[Any] = field(default_factory=list[Any])
 
     def free(self) -> None:
         if self.library is not None:
             self.library.destroy()
             self.library = None
+        self.host = None
         while self.memory:
             self.memory.pop().free()
 
@@ -116,9 +119,12 @@ class Cuda:
     @property
     def memory(self) -> Memory:
         predicted = self._plan.predictions
+        host = self._taken.host
+        staging = sum(pinned.nbytes for staging in self._staging.values() for pinned in staging.buffers)
         return Memory(
-            predicted.arena_bytes, self._arena_bytes, predicted.overhead_bytes, self._overhead, predicted.host_bytes
-        )
+            predicted.arena_bytes, self._arena_bytes, predicted.overhead_bytes, self._overhead,
+            predicted.host_bytes, 0 if host is None else host.nbytes, staging,
+        )  # fmt: skip
 
     def feed(self, place: Place, array: Array | DeviceArray) -> None:
         row_bytes = place.size_bytes // max(1, place.shape[0])
@@ -217,7 +223,7 @@ class Cuda:
         # Blocking streams: work on the legacy default stream, where PyTorch is by default, is ordered with them.
         self._streams = tuple(driver.Stream() for _ in range(3))
         self._compute = self._streams[0]
-        self._host_memory = driver.pagelocked_empty(max(1, predicted.host_bytes), np.uint8)
+        self._taken.host = pin(driver, predicted.host_bytes)
         self._slots = deque(self._slot() for _ in range(_STEPS_AHEAD))
         self._staging: dict[int, _Staging] = {}  # by buffer: inputs of the two programs may share an offset
         self._held: deque[tuple[Any, object]] = deque()
@@ -228,8 +234,7 @@ class Cuda:
         if not self._eager:
             self._zero()
         self._library.create(
-            self._arena, self._arena_bytes,
-            self._host_memory.ctypes.data if predicted.host_bytes else 0, predicted.host_bytes,
+            self._arena, self._arena_bytes, address_of(self._taken.host), predicted.host_bytes,
             [int(stream.handle) for stream in self._streams],
         )  # fmt: skip
         # Without a graph there is nothing to ready, and a memory checker sees what is read before it is written.

@@ -12,8 +12,8 @@ import pytest
 
 from mbc.errors import MbcError
 from mbc.plan.file import dump_plan
-from mbc.plan.model import Plan
-from mbc.runtime import cuda
+from mbc.plan.model import Plan, Space
+from mbc.runtime import cuda, pinned
 from mbc.runtime.module import Module
 from mbc.runtime.places import find_places
 from tests.runtime.fake_pycuda import FakeLibrary, Gpu, device_bytes, modules
@@ -159,6 +159,60 @@ def test_memory_planned_and_taken(gpu: Gpu, tmp_path: Path):
     net.close()
     assert all(memory.freed for memory in gpu.allocations)
     assert FakeLibrary.made[0].calls[-1] == "destroy"
+
+
+def moving(plan: Plan, size_bytes: int) -> Plan:
+    """The plan with a buffer in host memory that nothing touches."""
+    away = replace(plan.buffers[0], space=Space.HOST, size_bytes=size_bytes)
+    taken = replace(plan.predictions, host_bytes=size_bytes)
+    return replace(plan, buffers=(*plan.buffers, away), offsets=(*plan.offsets, 0), predictions=taken)
+
+
+def test_host_memory_is_pinned_once_and_given_back(gpu: Gpu, tmp_path: Path):
+    plan = moving(small_plan(), 5 << 20)
+    net = Module(package(tmp_path, plan), device="cuda")
+    taken = [array for array in gpu.pinned if array().nbytes == 5 << 20]
+    assert len(taken) == 1
+    library = FakeLibrary.made[0]
+    assert (library.host, library.host_bytes) == (taken[0]().ctypes.data, 5 << 20)
+    for seed in range(3):
+        net.step(*batch(seed), lr=0.1)
+    memory = net.memory
+    assert memory.host_taken == memory.host_planned == 5 << 20
+    image, target = (place.size_bytes for place in find_places(plan).train_inputs.values())
+    assert memory.staging_taken == 2 * (image + target)
+    assert "host memory 5.00 MiB (planned 5.00 MiB)" in str(memory)
+    assert [array for array in gpu.pinned if array() is not None and array().nbytes == 5 << 20] == taken
+    net.close()
+    assert taken[0]() is None
+    assert FakeLibrary.made[0].calls[-1] == "destroy"
+
+
+def test_a_plan_that_moves_nothing_pins_nothing_for_it(gpu: Gpu, tmp_path: Path):
+    net = Module(package(tmp_path, small_plan()), device="cuda")
+    assert FakeLibrary.made[0].host == 0 and net.memory.host_taken == 0
+    assert "host memory" not in str(net.memory)
+
+
+def test_too_little_host_memory(gpu: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = package(tmp_path, moving(small_plan(), 5 << 20))
+    gpu.pinnable = 1 << 20
+    error = failure(folder)
+    assert error.code == "MBC189" and "5,242,880" in error.message and "out of memory" in error.message
+    assert all(memory.freed for memory in gpu.allocations)
+    gpu.pinnable = 1 << 34
+    monkeypatch.setattr(pinned, "available_bytes", lambda: 4 << 20)
+    error = failure(folder)
+    assert error.code == "MBC189" and "4,194,304 are available" in error.message
+
+
+def test_what_the_system_says_of_its_memory(tmp_path: Path):
+    file = tmp_path / "meminfo"
+    file.write_text("MemTotal:  100 kB\nMemFree:   10 kB\nMemAvailable:   64 kB\n")
+    assert pinned.available_bytes(str(file)) == 64 << 10
+    file.write_text("MemTotal:  100 kB\n")
+    assert pinned.available_bytes(str(file)) is None
+    assert pinned.available_bytes(str(tmp_path / "no")) is None
 
 
 def failure(folder: Path, **settings: Any) -> MbcError:
