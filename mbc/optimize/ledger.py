@@ -183,6 +183,15 @@ class Ledger:
         k = bisect_left(reads, position)
         return max(self.made[buffer], reads[k - 1] if k else -1)
 
+    def repeated_at(self, position: int) -> list[int]:
+        """The values that are made again just before a run."""
+        return sorted(b for (_, at), outputs in self._again.items() if at == position for b in outputs)
+
+    def taken_by(self, buffer: int) -> int:
+        """Bytes that making the value takes while it is made."""
+        run = self.runs[self.made[buffer]]
+        return sum(self.size_bytes[b] for b in {*run.reads, *run.writes})
+
     def repeats(self, buffer: int, position: int) -> bool:
         return buffer in self._again.get((self.made[buffer], position), ())
 

@@ -60,32 +60,31 @@ def place(blocks: Sequence[Block], enough_bytes: int = 0, thorough: bool = True)
             best, height, best_order = offsets, reached, order
     if not thorough or height <= good:
         return best, height
-    best, height = _anneal_large(blocks, best, height, best_order, bound, good)
-    if height > max(bound * WORTH_PROVING, good) and len(blocks) <= CP_SAT_BLOCKS:
-        found = _exact(blocks, bound, height)
-        if found is not None:
-            best = found
-            height = max(o + b.size_bytes for o, b in zip(found, blocks, strict=True))
-    return best, height
+    return _improved(blocks, best, height, best_order, bound, good)
 
 
-def _anneal_large(
+def _improved(
     blocks: Sequence[Block], offsets: list[int], height: int, order: list[int], bound: int, good: int
 ) -> tuple[list[int], int]:
-    """Anneal the order of the large blocks; the small ones then fill what these leave."""
+    """Anneal the order of the large blocks, then prove the largest ones; smaller ones then fill what these leave."""
+
+    def filled(chosen: list[int], places: list[int]) -> tuple[list[int], int]:
+        known = dict(zip(chosen, places, strict=True))
+        rest = sorted(set(range(len(blocks))) - set(chosen), key=lambda i: (-blocks[i].size_bytes, blocks[i].start))
+        return _greedy(blocks, (*sorted(chosen, key=lambda i: known[i]), *rest), known)
+
     large = [i for i in order if blocks[i].size_bytes * SMALL_BLOCKS >= bound]
-    small = sorted(set(range(len(blocks))) - set(large), key=lambda i: (-blocks[i].size_bytes, blocks[i].start))
-    if not large:
-        return offsets, height
-    chosen = [blocks[i] for i in large]
-    start, reached = _lowest_first(chosen, range(len(chosen)))
-    places, _ = _anneal(chosen, start, reached, list(range(len(chosen))), bound, good)
-    found = [0] * len(blocks)
-    for i, offset in zip(large, places, strict=True):
-        found[i] = offset
-    by_offset = sorted(large, key=lambda i: found[i])
-    again, reached = _greedy(blocks, (*by_offset, *small), dict(zip(large, places, strict=True)))
-    return (again, reached) if reached < height else (offsets, height)
+    if large:
+        chosen = [blocks[i] for i in large]
+        start, reached = _lowest_first(chosen, range(len(chosen)))
+        places, _ = _anneal(chosen, start, reached, list(range(len(chosen))), bound, good)
+        offsets, height = min((offsets, height), filled(large, places), key=lambda found: found[1])
+    if height > max(bound * WORTH_PROVING, good):
+        by_size = sorted(range(len(blocks)), key=lambda i: (-blocks[i].size_bytes, i))[:CP_SAT_BLOCKS]
+        found = _exact([blocks[i] for i in by_size], bound, height)
+        if found is not None:
+            offsets, height = min((offsets, height), filled(by_size, found), key=lambda found: found[1])
+    return offsets, height
 
 
 def _greedy(

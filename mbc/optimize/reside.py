@@ -69,7 +69,8 @@ class _Chooser:
         self._runs: tuple[Run, ...] = runs_of(graph, draft, draft.train)
         self._ledger = Ledger(draft, self._runs, int(room_bytes * SMALL_PART))
         self._persistent_bytes = sum(aligned(draft.buffers[b].size_bytes) for b in draft.persistent)
-        self._forced: set[int] = set()
+        self._forced: set[int] = set()  # offloads that kernels wait for
+        self._forbidden: set[tuple[int, int]] = set()  # values that are not to be made again before a run
         self._times_us = np.array([run.time_us for run in self._runs] + [0.0])
 
     def run(self) -> Resided:
@@ -81,7 +82,9 @@ class _Chooser:
             resided, over = best
             if resided.live_bytes <= self._room_bytes:
                 break
-            if not self._relieve(over) or self._ledger.recomputed_us().sum() > MOST_AGAIN * self._times_us.sum():
+            if not (self._relieve(over) or self._forbid_at(int(np.argmax(over)))):
+                break
+            if self._ledger.recomputed_us().sum() > MOST_AGAIN * self._times_us.sum():
                 break
             self._schedule()
             best = self._measured()
@@ -215,6 +218,17 @@ class _Chooser:
             done = True
         return done
 
+    def _forbid_at(self, position: int) -> bool:
+        """Where what is made again before a run is too much together, the largest of it has to come from elsewhere."""
+        ledger = self._ledger
+        found = [b for b in ledger.repeated_at(position) if (b, position) not in self._forbidden]
+        if not found:
+            return False
+        largest = max(found, key=lambda b: (ledger.taken_by(b), b))
+        self._forbidden.add((largest, position))
+        ledger.drop(largest, position)
+        return True
+
     def _price(self, gap: Gap) -> float:
         """Microseconds a byte of the cheaper way to have the bytes free at a run."""
         best_us = min(self._recompute_us(gap), self._forced_us(gap))
@@ -228,7 +242,9 @@ class _Chooser:
             self._ledger.offload(gap.buffer, gap.after + 1, gap.before)
 
     def _recompute_us(self, gap: Gap) -> float:
-        return self._ledger.chain(gap.buffer, gap.before)[0] if self._means.recompute else math.inf
+        if not self._means.recompute or (gap.buffer, gap.before) in self._forbidden:
+            return math.inf
+        return self._ledger.chain(gap.buffer, gap.before)[0]
 
     def _forced_us(self, gap: Gap) -> float:
         """What an offload costs where kernels wait for it, the queues of the copies taken to be free."""
