@@ -99,7 +99,8 @@ def result(card: Card, case: Case, cap_bytes: int, multiple: int) -> dict[str, A
     }
     if enough is not None and enough.figures is not None:
         f = enough.figures
-        row |= {"at_speed": f.batch, "at_speed_images_s": f.images_per_s, "at_speed_speed": free_us(f.batch) / f.train_us}
+        row |= {"at_speed": f.batch, "at_speed_images_s": f.images_per_s}
+        row["at_speed_speed"] = free_us(f.batch) / f.train_us
         row["passed"] = f.batch >= TIMES_SUPERNEURONS * case.superneurons
     return row
 
