@@ -125,7 +125,7 @@ def _make_room(table: CandidateTable, most: Mapping[str, int], means: Means, roo
 def _ways(table: CandidateTable, most: Mapping[str, int], means: Means, room_bytes: int) -> Iterator[_Way]:
     """The step fitted under several limits of workspace and of what goes to the host."""
     known: set[tuple[float, ...]] = set()
-    left = WAYS_WORK
+    left, fits = WAYS_WORK, False
     for part in WORKSPACE_PARTS:
         limit_bytes = int(part * room_bytes)
         choices = choose(table, {name: min(limit, limit_bytes) for name, limit in most.items()})
@@ -139,10 +139,12 @@ def _ways(table: CandidateTable, most: Mapping[str, int], means: Means, room_byt
             here = replace(means, offload=offload)
             if not here.recompute and offload == 0:
                 continue
-            yield _way(table, choices, here, room_bytes)
+            if left < 0 and fits:
+                return
+            way = _way(table, choices, here, room_bytes)
+            yield way
+            fits |= way.resided.live_bytes <= room_bytes
             left -= len(choices.operations)
-        if left < 0:
-            return
 
 
 def _way(table: CandidateTable, choices: Choices, means: Means, room_bytes: int) -> _Way:

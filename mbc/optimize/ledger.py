@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,15 +33,6 @@ class Gap:
     before: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Snapshot:
-    reads: Mapping[int, tuple[int, ...]]
-    starts: Mapping[int, tuple[int, ...]]
-    offloads: Mapping[int, tuple[int, int]]
-    again: Mapping[tuple[int, int], frozenset[int]]
-    delta_bytes: NDArray[np.int64]
-
-
 class Ledger:
     """Mutable: decisions are entered one by one. `small_bytes`: values up to that size are always kept."""
 
@@ -52,6 +44,8 @@ class Ledger:
         self.starts: dict[int, list[int]] = {}
         self.offloads: dict[int, tuple[int, int]] = {}  # buffer -> (out, back)
         self._again: dict[tuple[int, int], set[int]] = {}  # (run, position) -> outputs that are wanted of it
+        self.again_us = 0.0  # of all repetitions
+        self._journal: list[tuple[Any, bool, int, Any]] = []
         self._valid_until: dict[int, int] = {}  # of states: the run that writes their next version over them
         for i, run in enumerate(runs):
             for buffer in run.reads:
@@ -158,18 +152,9 @@ class Ledger:
 
     def offload(self, buffer: int, out: int, back: int) -> None:
         """Enter, or move, the way of a value to the host and back."""
-        with_change = self._intervals(buffer)
         if buffer in self.offloads:
-            self.starts[buffer].remove(self.offloads[buffer][1])
-        self.offloads[buffer] = (out, back)
-        insort(self.starts.setdefault(buffer, []), back)
-        self._change(buffer, with_change)
-
-    def keep(self, buffer: int) -> None:
-        """Take an offload back."""
-        before = self._intervals(buffer)
-        self.starts[buffer].remove(self.offloads.pop(buffer)[1])
-        self._change(buffer, before)
+            self._enter_offload(False, buffer, self.offloads[buffer])
+        self._enter_offload(True, buffer, (out, back))
 
     def first_read(self, buffer: int, position: int) -> int:
         """The first run at or after a position that reads the value."""
@@ -195,21 +180,16 @@ class Ledger:
     def repeats(self, buffer: int, position: int) -> bool:
         return buffer in self._again.get((self.made[buffer], position), ())
 
-    def snapshot(self) -> _Snapshot:
-        return _Snapshot(
-            {b: tuple(v) for b, v in self.reads.items()},
-            {b: tuple(v) for b, v in self.starts.items()},
-            dict(self.offloads),
-            {key: frozenset(v) for key, v in self._again.items()},
-            self.delta_bytes.copy(),
-        )
+    def mark(self) -> int:
+        """For `undo`: the books as they are now."""
+        return len(self._journal)
 
-    def restore(self, then: _Snapshot) -> None:
-        self.reads = {b: list(v) for b, v in then.reads.items()}
-        self.starts = {b: list(v) for b, v in then.starts.items()}
-        self.offloads = dict(then.offloads)
-        self._again = {key: set(v) for key, v in then.again.items()}
-        self.delta_bytes = then.delta_bytes.copy()
+    def undo(self, mark: int) -> None:
+        """Take back everything that was entered since."""
+        while len(self._journal) > mark:
+            entry, added, buffer, position = self._journal.pop()
+            entry(not added, buffer, position)
+            self._journal.pop()
 
     def drop(self, buffer: int, position: int) -> None:
         """Take a repetition back."""
@@ -235,51 +215,68 @@ class Ledger:
     def _repeat(self, buffer: int, position: int) -> None:
         run = self.made[buffer]
         outputs = self._again.get((run, position))
-        if outputs is None:
-            outputs = self._again[run, position] = set()
+        if not outputs:
             for source in self.runs[run].reads:
-                self._read(source, position)
-        if buffer in outputs:
-            return
-        outputs.add(buffer)
-        before = self._intervals(buffer)
-        insort(self.starts.setdefault(buffer, []), position)
-        self._change(buffer, before)
+                self._enter_read(True, source, position)
+        if not outputs or buffer not in outputs:
+            self._enter_repeat(True, buffer, position)
 
     def _unrepeat(self, buffer: int, position: int) -> None:
         run = self.made[buffer]
-        outputs = self._again[run, position]
-        outputs.remove(buffer)
-        before = self._intervals(buffer)
-        self.starts[buffer].remove(position)
-        self._change(buffer, before)
-        if outputs:
+        self._enter_repeat(False, buffer, position)
+        if (run, position) in self._again:
             return
-        del self._again[run, position]
         for source in self.runs[run].reads:
-            if source not in self._is_movable:
-                self.reads[source].remove(position)
-                continue
-            before = self._intervals(source)
-            self.reads[source].remove(position)
-            self._change(source, before)
+            self._enter_read(False, source, position)
             # A value that was made again for this repetition only.
-            if source in self._again.get((self.made[source], position), ()) and not self._used(source, position):
+            if self.repeats(source, position) and not self._used(source, position):
                 self._unrepeat(source, position)
+
+    # Entries, each of which the journal can take back.
+
+    def _enter_repeat(self, added: bool, buffer: int, position: int) -> None:
+        before = self._intervals(buffer)
+        key = self.made[buffer], position
+        if added:
+            if key not in self._again:
+                self.again_us += self.runs[key[0]].time_us
+            self._again.setdefault(key, set()).add(buffer)
+            insort(self.starts.setdefault(buffer, []), position)
+        else:
+            self._again[key].remove(buffer)
+            self.starts[buffer].remove(position)
+            if not self._again[key]:
+                del self._again[key]
+                self.again_us -= self.runs[key[0]].time_us
+        self._change(buffer, before)
+        self._journal.append((self._enter_repeat, added, buffer, position))
+
+    def _enter_read(self, added: bool, buffer: int, position: int) -> None:
+        before = self._intervals(buffer) if buffer in self._is_movable else []
+        if added:
+            insort(self.reads[buffer], position)
+        else:
+            self.reads[buffer].remove(position)
+        if buffer in self._is_movable:
+            self._change(buffer, before)
+        self._journal.append((self._enter_read, added, buffer, position))
+
+    def _enter_offload(self, added: bool, buffer: int, places: tuple[int, int]) -> None:
+        before = self._intervals(buffer)
+        if added:
+            self.offloads[buffer] = places
+            insort(self.starts.setdefault(buffer, []), places[1])
+        else:
+            del self.offloads[buffer]
+            self.starts[buffer].remove(places[1])
+        self._change(buffer, before)
+        self._journal.append((self._enter_offload, added, buffer, places))
 
     def _used(self, buffer: int, start: int) -> bool:
         """Whether the stay that starts there is read."""
         reads, starts = self.reads[buffer], self.starts[buffer]
         k, s = bisect_left(reads, start), bisect_right(starts, start)
         return k < len(reads) and (s == len(starts) or reads[k] < starts[s])
-
-    def _read(self, buffer: int, position: int) -> None:
-        if buffer not in self._is_movable:
-            insort(self.reads[buffer], position)
-            return
-        before = self._intervals(buffer)
-        insort(self.reads[buffer], position)
-        self._change(buffer, before)
 
     def _intervals(self, buffer: int) -> list[tuple[int, int]]:
         """Runs [start, stop) at which the bytes are taken."""

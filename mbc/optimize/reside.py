@@ -33,7 +33,7 @@ MOST_ROUNDS = 40
 # Making things again for longer than so many whole steps leads nowhere.
 MOST_AGAIN = 1.0
 # Trials of keeping a value after all, each of which looks at the whole program.
-KEEP_WORK = 3_000_000
+KEEP_WORK = 60_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +84,16 @@ class _Chooser:
                 break
             if not (self._relieve(over) or self._forbid_at(int(np.argmax(over)))):
                 break
-            if self._ledger.recomputed_us().sum() > MOST_AGAIN * self._times_us.sum():
+            if self._again_too_long():
                 break
             self._schedule()
             best = self._measured()
         if best[0].live_bytes <= self._room_bytes:
             best = self._keep_again(best)
         return best[0]
+
+    def _again_too_long(self) -> bool:
+        return self._ledger.again_us > MOST_AGAIN * float(self._times_us.sum())
 
     # What is taken
 
@@ -203,7 +206,7 @@ class _Chooser:
                 heap.append((self._price(gap), buffer, gap.before))
         heapq.heapify(heap)
         done = False
-        while heap and over[position] + ledger.delta_bytes[position] > 0:
+        while heap and over[position] + ledger.delta_bytes[position] > 0 and not self._again_too_long():
             _, buffer, _ = heapq.heappop(heap)
             gap = ledger.gap(buffer, position)
             if gap is None:
@@ -262,22 +265,22 @@ class _Chooser:
         """Take decisions back, the most expensive first, where the books say that it fits without."""
         ledger = self._ledger
         over = best[1]
-        before = ledger.snapshot()
+        before = ledger.mark()
         trials = max(1, KEEP_WORK // len(self._runs))
         order = sorted(((self._runs[ledger.made[d.buffer]].time_us, d) for d in ledger.decisions().recomputes),
                        key=lambda pair: (-pair[0], pair[1].before, pair[1].buffer))  # fmt: skip
         for _, decision in order[:trials]:
             if not ledger.repeats(decision.buffer, decision.before):
                 continue
-            start = ledger.snapshot()
+            start = ledger.mark()
             ledger.drop(decision.buffer, decision.before)
             if (over + ledger.delta_bytes).max() > 0:
-                ledger.restore(start)
+                ledger.undo(start)
         self._schedule()
         found = self._measured()
         if found[0].live_bytes <= self._room_bytes:
             return found
-        ledger.restore(before)
+        ledger.undo(before)
         return best
 
 
