@@ -291,7 +291,7 @@ class Interpreter:
         return data
 
     def _view(self, place: Place) -> Array:
-        data = self._spaces[Space.ARENA][place.offset_bytes : place.offset_bytes + place.size_bytes]
+        data = self._spaces[place.space][place.offset_bytes : place.offset_bytes + place.size_bytes]
         return canonical_view(data, place.shape, place.dtype, place.layout)
 
 

@@ -140,12 +140,18 @@ class Cuda:
     def write(self, place: Place, array: Array) -> None:
         self._compute.synchronize()
         data = stored_bytes(array, place.dtype, place.layout)
-        self._driver.memcpy_htod(self._address(place), data)
+        if place.space is Space.HOST:
+            self._host_bytes(place)[:] = data
+        else:
+            self._driver.memcpy_htod(self._address(place), data)
 
     def read(self, place: Place) -> Array:
         self._compute.synchronize()
         data = np.empty(place.size_bytes, np.uint8)
-        self._driver.memcpy_dtoh(data, self._address(place))
+        if place.space is Space.HOST:
+            data[:] = self._host_bytes(place)
+        else:
+            self._driver.memcpy_dtoh(data, self._address(place))
         return loaded(data, place.shape, place.dtype, place.layout)
 
     def train(self, control: bytes) -> Figures:
@@ -254,6 +260,11 @@ class Cuda:
         pinned = self._driver.pagelocked_empty
         figures = tuple(pinned(place.shape, STORED[place.dtype]) for place in places)
         return _Slot(pinned(HOST_BYTES, np.uint8), figures, self._driver.Event())
+
+    def _host_bytes(self, place: Place) -> Array:
+        """The pinned bytes of a state that lies in host memory between steps."""
+        assert self._taken.host is not None
+        return self._taken.host[place.offset_bytes : place.offset_bytes + place.size_bytes]
 
     def _address(self, place: Place) -> int:
         return self._arena + place.offset_bytes
