@@ -6,7 +6,7 @@ fits, each operation then takes the workspace that is free at its moment, and th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mbc.ops import KINDS
@@ -14,6 +14,7 @@ from mbc.optimize.addresses import Placed, assign_addresses
 from mbc.optimize.candidates import CandidateTable
 from mbc.optimize.choose import Choice, Choices, choose
 from mbc.optimize.contention import contention
+from mbc.optimize.homes import at_host, persistent_bytes, states_within
 from mbc.optimize.lifetimes import aligned, blocks, live_bytes
 from mbc.optimize.order import Draft, order
 from mbc.optimize.reside import Means, Resided, reside
@@ -22,6 +23,7 @@ from mbc.optimize.runs import runs_of
 from mbc.optimize.simulate import simulate
 from mbc.optimize.synchronise import synchronise
 from mbc.optimize.takeover import take_over
+from mbc.plan.model import Space
 
 UNLIMITED_BYTES = 1 << 62
 MOST_ROUNDS = 8
@@ -33,6 +35,10 @@ OFFLOAD_PARTS = (1.0, 0.5, 0.0)
 WAYS_WORK = 15_000
 # Of the room, what placing may leave unused between buffers before another try is worth less.
 MOST_SPARED = 0.15
+# States of less than this part of the room stay where they are used, if anything fits beside them; and so do all where
+# the step is no slower than this, over the fastest.
+WORTH_MOVING = 0.1
+GOOD_ENOUGH = 1.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,27 +60,56 @@ class _Way:
 def fit(table: CandidateTable, most: Mapping[str, int], means: Means, room_bytes: int) -> Fitted:
     """The fastest step that was found within the room; where none was, the smallest.
 
-    `most`: workspace of operations by name, whatever is free.
+    `most`: workspace of operations by name, whatever is free. The states of the optimizer go to the host where they are
+    much of the room, and something else does not fit beside them or takes long to.
     """
-    kept = _keep_all(table, most, room_bytes)
-    if kept.placed.arena_bytes <= room_bytes and _is_fastest(table, most, kept):
-        return kept
-    found = [kept]
-    if means.recompute or means.offload > 0:
-        found += _make_room(table, most, means, room_bytes)
+    found = [_fit(table, most, means, room_bytes)]
+    if means.offload > 0 and not _is_good(table, most, found[0], room_bytes):
+        draft = found[0].draft
+        states = states_within(table.graph, draft, means.host_bytes)
+        taken_bytes = sum(aligned(draft.buffers[b].size_bytes) for b in states)
+        if taken_bytes > WORTH_MOVING * room_bytes or found[0].placed.arena_bytes > room_bytes:
+            found.append(_fit(table, most, replace(means, states=bool(states)), room_bytes))
+    return _best(table, found, room_bytes)
+
+
+def _is_good(table: CandidateTable, most: Mapping[str, int], found: Fitted, room_bytes: int) -> bool:
+    fastest_us = choose(table, most).train_us
+    fits = found.placed.arena_bytes <= room_bytes
+    return fits and _time_us(table, found.draft, found.placed) <= GOOD_ENOUGH * fastest_us
+
+
+def _best(table: CandidateTable, found: Sequence[Fitted], room_bytes: int) -> Fitted:
     fitting = [f for f in found if f.placed.arena_bytes <= room_bytes]
     if fitting:
         return min(fitting, key=lambda f: _time_us(table, f.draft, f.placed))
     return min(found, key=lambda f: f.placed.arena_bytes)
 
 
-def _keep_all(table: CandidateTable, most: Mapping[str, int], room_bytes: int) -> Fitted:
+def _ordered(table: CandidateTable, choices: Choices, means: Means) -> Draft:
+    draft = order(table, choices)
+    if not means.states:
+        return draft
+    return at_host(draft, states_within(table.graph, draft, means.host_bytes), table.device.host_link)
+
+
+def _fit(table: CandidateTable, most: Mapping[str, int], means: Means, room_bytes: int) -> Fitted:
+    kept = _keep_all(table, most, means, room_bytes)
+    if kept.placed.arena_bytes <= room_bytes and _is_fastest(table, most, kept):
+        return kept
+    found = [kept]
+    if means.recompute or means.offload > 0:
+        found += _make_room(table, most, means, room_bytes)
+    return _best(table, found, room_bytes)
+
+
+def _keep_all(table: CandidateTable, most: Mapping[str, int], means: Means, room_bytes: int) -> Fitted:
     """Everything kept, with less workspace where it does not fit."""
     limits = most
     spared_bytes = 0  # of the room: what placing leaves unused between buffers
     smallest: Fitted | None = None
     for _ in range(MOST_ROUNDS):
-        draft = take_over(table.graph, order(table, choose(table, limits)))
+        draft = take_over(table.graph, _ordered(table, choose(table, limits), means))
         free = _free(draft, room_bytes - spared_bytes)
         hopeless = min(free.values()) < 0
         if hopeless and smallest is not None:
@@ -148,7 +183,11 @@ def _ways(table: CandidateTable, most: Mapping[str, int], means: Means, room_byt
 
 
 def _way(table: CandidateTable, choices: Choices, means: Means, room_bytes: int) -> _Way:
-    resided = reside(table.graph, order(table, choices), table.device.host_link, means, room_bytes)
+    draft = _ordered(table, choices, means)
+    at_home = (draft.buffers[b] for b in draft.persistent)
+    taken_bytes = sum(aligned(buffer.size_bytes) for buffer in at_home if buffer.space is Space.HOST)
+    left = replace(means, host_bytes=means.host_bytes - taken_bytes)
+    resided = reside(table.graph, draft, table.device.host_link, left, room_bytes)
     placed = assign_addresses(resided.draft, thorough=False)
     return _Way(_time_us(table, resided.draft, placed), resided, choices, means)
 
@@ -168,7 +207,7 @@ def _with_free_workspace(table: CandidateTable, most: Mapping[str, int], way: _W
         limit = min(most[name], free.get(name, most[name]))
         within = [point for point in menu if aligned(point.workspace_bytes) <= limit]
         operations[name] = replace(choice, point=within[-1]) if within else choice
-    draft = order(table, replace(way.choices, operations=operations))
+    draft = _ordered(table, replace(way.choices, operations=operations), way.means)
     runs = runs_of(table.graph, draft, draft.train)
     return take_over(table.graph, rewrite(draft, runs, way.resided.decisions, table.device.host_link).draft)
 
@@ -176,7 +215,7 @@ def _with_free_workspace(table: CandidateTable, most: Mapping[str, int], way: _W
 def _free(draft: Draft, room_bytes: int) -> Mapping[str, int]:
     """Bytes that each operation finds free beside all that is kept while it runs; below zero where that is too much."""
     persistent = frozenset(draft.persistent)
-    room_bytes -= sum(aligned(draft.buffers[buffer].size_bytes) for buffer in draft.persistent)
+    room_bytes -= persistent_bytes(draft)
     found: dict[str, int] = {}
     for program in (draft.train, draft.infer):
         kept = [b for b in blocks(program, draft.buffers, persistent) if draft.buffers[b.buffers[0]].value is not None]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from mbc.device.transfers import HostLink
 from mbc.ir.graph import Role, TrainingGraph
+from mbc.optimize.lifetimes import aligned
 from mbc.optimize.order import Draft, renumbered
 from mbc.plan.model import Access, Buffer, Copy, Launch, Mode, Program, Space, Stream
 
@@ -23,6 +24,23 @@ def movable_states(graph: TrainingGraph, draft: Draft) -> tuple[int, ...]:
     values = (draft.buffers[b].value for b in draft.persistent)
     found = (b for b, name in zip(draft.persistent, values, strict=True) if name is not None)
     return tuple(b for b in found if graph.values[draft.buffers[b].value or ""].role is Role.OPTIMIZER)
+
+
+def persistent_bytes(draft: Draft) -> int:
+    """Of the arena: what is taken all the time."""
+    kept = (draft.buffers[b] for b in draft.persistent)
+    return sum(aligned(buffer.size_bytes) for buffer in kept if buffer.space is Space.ARENA)
+
+
+def states_within(graph: TrainingGraph, draft: Draft, host_bytes: int) -> tuple[int, ...]:
+    """Of the movable states, the largest that so much host memory holds."""
+    chosen: list[int] = []
+    for state in sorted(movable_states(graph, draft), key=lambda b: (-draft.buffers[b].size_bytes, b)):
+        size_bytes = aligned(draft.buffers[state].size_bytes)
+        if size_bytes <= host_bytes:
+            chosen.append(state)
+            host_bytes -= size_bytes
+    return tuple(sorted(chosen))
 
 
 def at_host(draft: Draft, states: Collection[int], link: HostLink) -> Draft:

@@ -286,6 +286,8 @@ class Ledger:
         for i, start in enumerate(starts):
             k = bisect_left(reads, starts[i + 1]) if i + 1 < len(starts) else len(reads)
             stop = max(start, reads[k - 1] if k else -1) + 1
+            if i and stop == start + 1 and buffer not in self.runs[start].reads:
+                continue  # a step on the way to something else, gone again before the run
             if i == 0 and buffer in self.offloads:
                 stop = max(stop, self.offloads[buffer][0])
             found.append((start, stop))

@@ -1,7 +1,7 @@
 """Write the chosen kernels down as launches over buffers, in the order of the graph.
 
-Conversions are launched just before their first reader. Workspaces are numbered after all other buffers, so that the
-numbers of these do not depend on how operations are divided.
+States are updated as soon as that is possible, and conversions launched just before their first reader. Workspaces are
+numbered after all other buffers, so that the numbers of these do not depend on how operations are divided.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def order(table: CandidateTable, choices: Choices) -> Draft:
     persistent = tuple(states.values())
     finals = dict(graph.updates)
     train = _Writer(table, choices, buffers, dict(states))
-    train.run(graph.train, graph.inputs)
+    train.run(updates_early(graph.train), graph.inputs)
     results = (*graph.outputs, graph.loss, *graph.metrics)
     train_program = train.finish(persistent, tuple(finals.get(name, name) for name in states) + results)
     infer = _Writer(table, choices, buffers, dict(states))
@@ -50,6 +50,25 @@ def order(table: CandidateTable, choices: Choices) -> Draft:
     infer_program = infer.finish(persistent, (*states, *graph.infer_outputs))
     workspaces_last = sorted(range(len(buffers)), key=lambda i: buffers[i].value is None)
     return renumbered(Draft(tuple(buffers), persistent, train_program, infer_program), workspaces_last)
+
+
+def updates_early(operations: Sequence[Operation]) -> tuple[Operation, ...]:
+    """The same operations with every update of a state as early as it can be: where all that it reads is made, and
+    nobody reads the state any more. Gradients then need not wait for the end of the step."""
+    made: dict[str, int] = {}
+    read: dict[str, int] = {}
+    for i, operation in enumerate(operations):
+        if not KINDS[operation.kind].updates:
+            read |= dict.fromkeys(operation.inputs, i)
+    ready: list[int] = []
+    for i, operation in enumerate(operations):
+        at = i
+        if KINDS[operation.kind].updates:
+            updated = {operation.inputs[k] for _, k in KINDS[operation.kind].updates if k < len(operation.inputs)}
+            at = max([made.get(name, -1) for name in operation.inputs] + [read.get(name, -1) for name in updated])
+        made |= dict.fromkeys(operation.outputs, at)
+        ready.append(at)
+    return tuple(operations[i] for i in sorted(range(len(operations)), key=lambda i: (ready[i], i)))
 
 
 def renumbered(draft: Draft, numbers: Sequence[int]) -> Draft:

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from mbc.device.transfers import HostLink
 from mbc.ir.graph import TrainingGraph
+from mbc.optimize.homes import persistent_bytes
 from mbc.optimize.ledger import Gap, Ledger
-from mbc.optimize.lifetimes import aligned, blocks, live_bytes
+from mbc.optimize.lifetimes import blocks, live_bytes
 from mbc.optimize.order import Draft
 from mbc.optimize.residence import Decisions, rewrite
 from mbc.optimize.runs import Run, runs_of
@@ -38,11 +39,13 @@ KEEP_WORK = 60_000_000
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What may be used to make room. `offload`: the part of what is too much that goes to the host at most."""
+    """What may be used to make room. `offload`: the part of what is too much that goes to the host at most. `states`:
+    whether those of the optimizer are at home there."""
 
     recompute: bool
     offload: float
     host_bytes: int
+    states: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,7 @@ class _Chooser:
         self._room_bytes = room_bytes
         self._runs: tuple[Run, ...] = runs_of(graph, draft, draft.train)
         self._ledger = Ledger(draft, self._runs, int(room_bytes * SMALL_PART))
-        self._persistent_bytes = sum(aligned(draft.buffers[b].size_bytes) for b in draft.persistent)
+        self._persistent_bytes = persistent_bytes(draft)
         self._forced: set[int] = set()  # offloads that kernels wait for
         self._forbidden: set[tuple[int, int]] = set()  # values that are not to be made again before a run
         self._times_us = np.array([run.time_us for run in self._runs] + [0.0])

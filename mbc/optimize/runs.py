@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from mbc.ir.graph import TrainingGraph
 from mbc.ops import KINDS
 from mbc.optimize.order import Draft
-from mbc.plan.model import Mode, Program
+from mbc.plan.model import Copy, Mode, Program, Stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,11 @@ def runs_of(graph: TrainingGraph, draft: Draft, program: Program) -> tuple[Run, 
         stop = start + 1
         while stop < len(launches) and _values(draft, program, stop, write=True) == writes:
             stop += 1
-        again = updating.isdisjoint(launches[start].operations)
-        time_us = sum(launch.work.time_us for launch in launches[start:stop])
+        copied = isinstance(launches[start].work, Copy)
+        again = not copied and updating.isdisjoint(launches[start].operations)
+        # A copy takes no time of the compute stream.
+        timed = (launch for launch in launches[start:stop] if launch.stream is Stream.COMPUTE)
+        time_us = sum(launch.work.time_us for launch in timed)
         found.append(Run(start, stop, _values(draft, program, start, write=False), writes, time_us, again))
         start = stop
     return tuple(found)

@@ -52,12 +52,13 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
     overhead_bytes = table.device.overhead_bytes or UNMEASURED_OVERHEAD_BYTES
     if table.graph.precision is Precision.FP64:
         overhead_bytes = 0  # runs on the CPU only, where no context or library takes of the budget
-    floor, floor_operation = floor_bytes(table)
+    means = _means(limits)
+    floor, floor_operation = floor_bytes(table, means.host_bytes if means.offload > 0 else 0)
     if floor + overhead_bytes > budget_bytes:
         raise _cannot_fit(table, floor, floor_operation, overhead_bytes, budget_bytes)
     unlimited = choose(table, {})
     most = _most(table, limits)
-    fitted = fit(table, most, _means(limits), budget_bytes - overhead_bytes)
+    fitted = fit(table, most, means, budget_bytes - overhead_bytes)
     draft, placed = fitted.draft, fitted.placed
     if placed.arena_bytes + overhead_bytes > budget_bytes:
         needed = placed.arena_bytes + overhead_bytes
