@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
+import budget_curves
 import cap
 import capped
 import deepest
@@ -23,6 +26,7 @@ from modules import Job, example
 
 from mbc.errors import BudgetError, MbcError
 from mbc.fit import Figures, Search
+from mbc.plan.memory import memory_curve
 
 CARD = Card("h200", None)
 LIMITED = {"batch": 8, "predicted_ms": 11.0, "counted_gb": 5.9, "host_gb": 1.0, "over_bound": 0.02}
@@ -166,3 +170,23 @@ def test_failures_are_told() -> None:
     broken = small().with_settings(("no_such", "1"))
     assert "MBC021" in cap.planned(CARD, broken)["failed"]
     assert isinstance(BudgetError("MBC204", "x"), MbcError)
+
+
+def test_curves_over_the_budget_and_their_pictures() -> None:
+    rows = budget_curves.curve(CARD, "small", small(), (1.0, 0.5))
+    assert [row["share"] for row in rows] == [1.0, 0.5]
+    assert rows[0]["over_unlimited"] == pytest.approx(0.0)
+    assert ("failed" in rows[1]) or rows[1]["passed"] == (rows[1]["over_bound"] <= 0.03)
+    picture = budget_curves.time_picture([*rows, {**rows[0], "share": 0.8, "over_unlimited": 0.1}])
+    assert picture.startswith("<svg") and "small" in picture and "small, 80: 110.00" in picture
+
+
+def test_memory_over_the_step_is_drawn_by_kind() -> None:
+    plan = CARD.unlimited(small()).plan()
+    picture = budget_curves.memory_picture("a step", {"before": plan, "after": plan})
+    kinds = [kind for kind, taken in memory_curve(plan, plan.train).bytes_by_kind.items() if max(taken) > 1e5]
+    assert picture.count("<polygon") >= 2 * len(kinds) and all(f">{kind}<" in picture for kind in kinds)
+    # The scale ends at the peak: some point lies at the top of each panel.
+    tops = [float(y) for points in re.findall(r'points="([^"]+)"', picture) for y in re.findall(r",([\d.]+)", points)]
+    assert min(tops) == pytest.approx(68.0, abs=4.0)
+    ElementTree.fromstring(picture)
