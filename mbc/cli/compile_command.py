@@ -118,6 +118,7 @@ def _figures(plan: Plan, built: Package, plan_seconds: float, build_seconds: flo
         "floor_operation": b.floor_operation,
         "fastest_us": b.fastest_us,
         "nondeterministic_us": b.nondeterministic_us,
+        "within_us": b.within_us,
         "package": str(built.folder),
         "library": None if built.library is None else str(built.library),
         "missing": [

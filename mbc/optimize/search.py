@@ -16,6 +16,7 @@ from mbc.optimize.candidates import CandidateTable
 from mbc.optimize.choose import check_limit, choose
 from mbc.optimize.contention import contention
 from mbc.optimize.fit import UNLIMITED_BYTES, fit
+from mbc.optimize.knapsack import within_us
 from mbc.optimize.order import Draft
 from mbc.optimize.ranges import time_range_us
 from mbc.optimize.reside import Means
@@ -72,7 +73,8 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
         )
     check_host(placed, limits.host_bytes, table.graph.name)
     any_us = choose(table.without_determinism(), {}).train_us if table.rules.deterministic else 0.0
-    bounds = Bounds(floor, floor_operation.name, placed.live_bytes, unlimited.train_us, any_us)
+    least_us = within_us(table, means, budget_bytes - overhead_bytes, unlimited.train_us)
+    bounds = Bounds(floor, floor_operation.name, placed.live_bytes, unlimited.train_us, any_us, least_us)
     return _plan(table, draft, placed, bounds, budget_bytes, overhead_bytes, limits.host_bytes)
 
 

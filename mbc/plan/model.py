@@ -164,7 +164,8 @@ class Bounds:
     does better. `live_bytes`: the most bytes alive at once in this plan: no placement does better.
     `fastest_us`: the fastest choice of kernels, divisions and layouts together, whatever workspace it takes: no plan
     made of the same candidates is faster. `nondeterministic_us`: the same with kernels that give other bits in each
-    run; 0 where these are admitted anyway.
+    run; 0 where these are admitted anyway. `within_us`: with the operations in this order no plan within the budget is
+    faster; 0 where this was not computed.
     """
 
     floor_bytes: int
@@ -172,6 +173,7 @@ class Bounds:
     live_bytes: int
     fastest_us: float
     nondeterministic_us: float = 0.0
+    within_us: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -184,6 +184,9 @@ def totals_text(plan: Plan) -> str:
             over(predictions.arena_bytes, bounds.floor_bytes),
         ),
     ]
+    if bounds.within_us > bounds.fastest_us:
+        least = time_cell(bounds.within_us, guess), over(predictions.train_us, bounds.within_us)
+        limits.insert(1, ("the same within the budget (knapsack)", *least))
     if bounds.nondeterministic_us:
         price = time_cell(bounds.nondeterministic_us, guess), over(predictions.train_us, bounds.nondeterministic_us)
         limits.insert(1, ("the same without deterministic = true", *price))
