@@ -14,7 +14,7 @@ from mbc.optimize.addresses import Placed, assign_addresses
 from mbc.optimize.candidates import CandidateTable
 from mbc.optimize.choose import Choice, Choices, choose
 from mbc.optimize.contention import contention
-from mbc.optimize.homes import at_host, persistent_bytes, states_within
+from mbc.optimize.homes import at_host, most_together_bytes, movable_states, persistent_bytes, states_of
 from mbc.optimize.lifetimes import aligned, blocks, live_bytes
 from mbc.optimize.order import Draft, order
 from mbc.optimize.reside import Means, Resided, reside
@@ -39,6 +39,10 @@ MOST_SPARED = 0.15
 # the step is no slower than this, over the fastest.
 WORTH_MOVING = 0.1
 GOOD_ENOUGH = 1.02
+# How long states are in the arena for their update, in times of their copy, and what goes to the host first: so many
+# times of what is lacking, and what is in the arena for an update, with such a lead.
+LONG_LEAD = 2.0
+LACKING_TIMES = ((1.0, 0.5), (1.5, 0.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +68,32 @@ def fit(table: CandidateTable, most: Mapping[str, int], means: Means, room_bytes
     much of the room, and something else does not fit beside them or takes long to.
     """
     found = [_fit(table, most, means, room_bytes)]
-    if means.offload > 0 and not _is_good(table, most, found[0], room_bytes):
-        draft = found[0].draft
-        states = states_within(table.graph, draft, means.host_bytes)
-        taken_bytes = sum(aligned(draft.buffers[b].size_bytes) for b in states)
-        if taken_bytes > WORTH_MOVING * room_bytes or found[0].placed.arena_bytes > room_bytes:
-            found.append(_fit(table, most, replace(means, states=bool(states)), room_bytes))
+    for here in _with_states_away(table, most, means, room_bytes, found[0]):
+        found.append(_fit(table, most, here, room_bytes))
+        if found[-1].placed.arena_bytes <= room_bytes:
+            break
     return _best(table, found, room_bytes)
+
+
+def _with_states_away(
+    table: CandidateTable, most: Mapping[str, int], means: Means, room_bytes: int, found: Fitted
+) -> Iterator[Means]:
+    """What is worth trying beside what was found, more and more of the optimizer's states at the host."""
+    if means.offload <= 0 or _is_good(table, most, found, room_bytes):
+        return
+    all_bytes = sum(aligned(found.draft.buffers[b].size_bytes) for b in movable_states(table.graph, found.draft))
+    lacking_bytes = found.placed.arena_bytes - room_bytes
+    if lacking_bytes <= 0:
+        if all_bytes > WORTH_MOVING * room_bytes:
+            yield replace(means, states_bytes=all_bytes, lead=LONG_LEAD)
+        return
+    together_bytes = most_together_bytes(table.graph)
+    for times, lead in LACKING_TIMES:
+        states_bytes = int(times * lacking_bytes) + together_bytes
+        if states_bytes < all_bytes:
+            yield replace(means, states_bytes=states_bytes, lead=lead)
+    for lead in (LONG_LEAD, 0.0) if all_bytes else ():
+        yield replace(means, states_bytes=all_bytes, lead=lead)
 
 
 def _is_good(table: CandidateTable, most: Mapping[str, int], found: Fitted, room_bytes: int) -> bool:
@@ -88,9 +111,10 @@ def _best(table: CandidateTable, found: Sequence[Fitted], room_bytes: int) -> Fi
 
 def _ordered(table: CandidateTable, choices: Choices, means: Means) -> Draft:
     draft = order(table, choices)
-    if not means.states:
+    states = states_of(table.graph, draft, means.states_bytes, means.host_bytes)
+    if not states:
         return draft
-    return at_host(draft, states_within(table.graph, draft, means.host_bytes), table.device.host_link)
+    return at_host(draft, states, table.device.host_link, means.lead)
 
 
 def _fit(table: CandidateTable, most: Mapping[str, int], means: Means, room_bytes: int) -> Fitted:

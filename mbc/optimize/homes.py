@@ -1,7 +1,7 @@
 """States that lie in host memory between steps: they are in the arena for their update only.
 
-A state of the optimizer is read and written once a step. It is fetched so long before its update as the copy takes, and
-its next version has so long to leave; both cost nothing but bandwidth while other work covers them.
+A state of the optimizer is read and written once a step. It is fetched some time before its update, and its
+next version has some time to leave; both cost nothing but bandwidth while other work covers them.
 """
 
 from __future__ import annotations
@@ -15,9 +15,6 @@ from mbc.optimize.lifetimes import aligned
 from mbc.optimize.order import Draft, renumbered
 from mbc.plan.model import Access, Buffer, Copy, Launch, Mode, Program, Space, Stream
 
-# Times of its copy that a state is in the arena before it is needed, and after: bandwidth is shared.
-LEAD = 2.0
-
 
 def movable_states(graph: TrainingGraph, draft: Draft) -> tuple[int, ...]:
     """Buffers of the states that are read by one run a step at most: those of the optimizer."""
@@ -26,30 +23,44 @@ def movable_states(graph: TrainingGraph, draft: Draft) -> tuple[int, ...]:
     return tuple(b for b in found if graph.values[draft.buffers[b].value or ""].role is Role.OPTIMIZER)
 
 
+def most_together_bytes(graph: TrainingGraph) -> int:
+    """Of the movable states, what one operation needs at once: so much is in the arena at some time in any case."""
+    movable = {state.value for state in graph.states if graph.values[state.value].role is Role.OPTIMIZER}
+    return max(
+        sum(aligned(graph.values[name].type.size_bytes) for name in operation.inputs if name in movable)
+        for operation in graph.train
+    )
+
+
 def persistent_bytes(draft: Draft) -> int:
     """Of the arena: what is taken all the time."""
     kept = (draft.buffers[b] for b in draft.persistent)
     return sum(aligned(buffer.size_bytes) for buffer in kept if buffer.space is Space.ARENA)
 
 
-def states_within(graph: TrainingGraph, draft: Draft, host_bytes: int) -> tuple[int, ...]:
-    """Of the movable states, the largest that so much host memory holds."""
+def states_of(graph: TrainingGraph, draft: Draft, wanted_bytes: int, host_bytes: int) -> tuple[int, ...]:
+    """The largest of the movable states, until they are so many bytes, or all that the host memory holds."""
     chosen: list[int] = []
     for state in sorted(movable_states(graph, draft), key=lambda b: (-draft.buffers[b].size_bytes, b)):
         size_bytes = aligned(draft.buffers[state].size_bytes)
-        if size_bytes <= host_bytes:
+        if wanted_bytes > 0 and size_bytes <= host_bytes:
             chosen.append(state)
             host_bytes -= size_bytes
+            wanted_bytes -= size_bytes
     return tuple(sorted(chosen))
 
 
-def at_host(draft: Draft, states: Collection[int], link: HostLink) -> Draft:
+def at_host(draft: Draft, states: Collection[int], link: HostLink, lead: float) -> Draft:
     """The draft with these persistent buffers in host memory, each fetched for its uses and, where a program makes
-    its next version, sent back."""
+    its next version, sent back.
+
+    A state is in the arena for `lead` times of its copy before it is needed, and after: what is shorter takes less
+    memory, and kernels may wait.
+    """
     buffers = list(draft.buffers)
     for state in states:
         buffers[state] = replace(buffers[state], space=Space.HOST)
-    moved = _Programs(buffers, frozenset(states), link)
+    moved = _Programs(buffers, frozenset(states), link, lead)
     train, infer = moved.program(draft.train), moved.program(draft.infer)
     found = replace(draft, buffers=tuple(buffers), train=train, infer=infer)
     # A buffer may take over the bytes of one with a lower number only: numbers follow the launches.
@@ -79,6 +90,7 @@ class _Programs:
     buffers: list[Buffer]
     states: frozenset[int]
     link: HostLink
+    lead: float
     _stays: dict[int, _Stay] = field(default_factory=dict[int, _Stay])
 
     def program(self, old: Program) -> Program:
@@ -91,12 +103,12 @@ class _Programs:
         after: dict[int, list[Launch]] = {}
         for stay in self._stays.values():
             size_bytes = self.buffers[stay.state].size_bytes
-            fetch_us = LEAD * self.link.copy_us(size_bytes, Stream.TO_DEVICE)
+            fetch_us = self.lead * self.link.copy_us(size_bytes, Stream.TO_DEVICE)
             place = _place_before(starts_us, stay.first, fetch_us)
             before.setdefault(place, []).append(self._copy(stay.state, stay.arena, Stream.TO_DEVICE))
             if stay.final is not None:
                 stay.home = self._new(replace(self.buffers[stay.final], space=Space.HOST, alias=stay.state))
-                send_us = LEAD * self.link.copy_us(size_bytes, Stream.TO_HOST)
+                send_us = self.lead * self.link.copy_us(size_bytes, Stream.TO_HOST)
                 place = _place_after(starts_us, stay.last + 1, send_us)
                 after.setdefault(place, []).append(self._copy(stay.final, stay.home, Stream.TO_HOST))
         launches: list[Launch] = []

@@ -39,13 +39,15 @@ KEEP_WORK = 60_000_000
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What may be used to make room. `offload`: the part of what is too much that goes to the host at most. `states`:
-    whether those of the optimizer are at home there."""
+    """What may be used to make room. `offload`: the part of what is too much that goes to the host at most.
+    So many bytes of the optimizer's states (`states_bytes`) are at home there, and in the arena for `lead` times of
+    their copy before they are needed, and after."""
 
     recompute: bool
     offload: float
     host_bytes: int
-    states: bool = False
+    states_bytes: int = 0
+    lead: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,16 +8,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mbc.errors import MbcError
+from mbc.device.spec import find_spec
+from mbc.errors import BudgetError, MbcError
+from mbc.frontend.lower import lower
+from mbc.frontend.parse import parse
 from mbc.ir.graph import Role
+from mbc.ir.training import differentiate
+from mbc.kernels import PROVIDERS
+from mbc.optimize.candidates import CandidateTable, Rules
 from mbc.optimize.homes import at_host, movable_states
 from mbc.optimize.order import Draft
+from mbc.optimize.search import Limits, search
 from mbc.optimize.takeover import take_over
 from mbc.plan.file import dump_plan, load_plan
 from mbc.plan.model import Plan, Space, Stream
 from mbc.plan.verify import verify_plan
 from mbc.runtime.module import Module
 from mbc.runtime.transfers import Transfers
+from mbc.source import Source
 from tests.optimize.planned import draft_of, kept_plan, plan_of, table
 from tests.plan.mutate import KINDS_OF_MUTATIONS, mutate
 
@@ -26,14 +34,14 @@ CASES = [("residual", "fp32", 0), ("residual", "bf16", 2), ("dense", "fp16", 0)]
 IDS = ["-".join(map(str, case)) for case in CASES]
 
 
-def moved(case: Case, every: int = 1) -> Draft:
+def moved(case: Case, every: int = 1, lead: float = 2.0) -> Draft:
     """With one in `every` states of the optimizer at the host."""
     draft, made = draft_of(*case), table(*case)
-    return at_host(draft, movable_states(made.graph, draft)[::every], made.device.host_link)
+    return at_host(draft, movable_states(made.graph, draft)[::every], made.device.host_link, lead)
 
 
-def planned(case: Case, every: int = 1) -> Plan:
-    return plan_of(kept_plan(*case), take_over(table(*case).graph, moved(case, every)))
+def planned(case: Case, every: int = 1, lead: float = 2.0) -> Plan:
+    return plan_of(kept_plan(*case), take_over(table(*case).graph, moved(case, every, lead)))
 
 
 def trained(plan: Plan, transfers: Transfers = Transfers.IN_ORDER) -> Module:
@@ -50,10 +58,10 @@ def states(net: Module) -> dict[str, bytes]:
     return {name: net.state(name).tobytes() for name in net.states}
 
 
-@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize(("every", "lead"), [(1, 2.0), (2, 2.0), (1, 0.0)])
 @pytest.mark.parametrize("case", CASES, ids=IDS)
-def test_states_at_the_host_change_no_bit(case: Case, every: int) -> None:
-    plan = planned(case, every)
+def test_states_at_the_host_change_no_bit(case: Case, every: int, lead: float) -> None:
+    plan = planned(case, every, lead)
     verify_plan(plan)
     assert load_plan(dump_plan(plan), "p") == plan
     kept = states(trained(kept_plan(*case)))
@@ -129,3 +137,57 @@ def test_every_wait_of_a_state_is_needed() -> None:
         with pytest.raises(MbcError) as caught:
             verify_plan(replace(plan, train=replace(plan.train, waits=waits)))
         assert caught.value.code == "MBC125"
+
+
+WIDE = """
+network wide(batch = 4, classes = 3) {
+  input image[batch, 4, 8, 8] : float
+  input target[batch] : class
+  x = image |> flatten |> linear(256) |> relu |> linear(256) |> relu |> linear(256) |> relu
+  logits = x |> linear(classes)
+  output logits
+  loss (logits, target) |> softmax_cross_entropy
+}
+train { optimizer = adamw() }
+"""
+
+
+@pytest.fixture(scope="module")
+def wide() -> CandidateTable:
+    lowered = lower(parse(Source("wide.mbc", WIDE)), (), None)
+    graph = differentiate(lowered.network, lowered.optimizer, lowered.precision)
+    return CandidateTable(graph, find_spec("h200"), PROVIDERS, None, Rules())
+
+
+@pytest.mark.parametrize("part", [0.9, 0.75, 0.65])
+def test_states_go_to_the_host_when_that_is_what_it_takes(wide: CandidateTable, part: float) -> None:
+    kept = search(wide, Limits(), 1 << 40)
+    overhead = kept.predictions.overhead_bytes
+    room_bytes = int(part * kept.predictions.arena_bytes)
+    plan = search(wide, Limits(), overhead + room_bytes)
+    verify_plan(plan)
+    assert plan.predictions.arena_bytes <= room_bytes and plan.bounds.floor_bytes <= room_bytes
+    homes = [b for b in plan.train.entry if plan.buffers[b].space is Space.HOST]
+    lacking_bytes = kept.predictions.arena_bytes - room_bytes
+    away_bytes = sum(plan.buffers[b].size_bytes for b in homes)
+    assert homes and away_bytes > 0.5 * lacking_bytes
+    assert states(trained(plan)) == states(trained(kept))
+    with pytest.raises(BudgetError):
+        search(wide, Limits(without=frozenset({"offload"})), overhead + room_bytes)
+
+
+def test_only_as_many_states_go_as_are_lacking_and_as_the_host_holds(wide: CandidateTable) -> None:
+    kept = search(wide, Limits(), 1 << 40)
+    budget_bytes = kept.predictions.overhead_bytes + int(0.9 * kept.predictions.arena_bytes)
+    plan = search(wide, Limits(), budget_bytes)
+    all_bytes = sum(
+        plan.buffers[b].size_bytes
+        for b in plan.train.entry
+        if wide.graph.values[plan.buffers[b].value].role is Role.OPTIMIZER
+    )
+    assert 0 < plan.predictions.host_bytes < all_bytes
+    limit_bytes = plan.predictions.host_bytes
+    assert search(wide, Limits(host_bytes=limit_bytes), budget_bytes).predictions.host_bytes <= limit_bytes
+    with pytest.raises(BudgetError) as caught:
+        search(wide, Limits(host_bytes=1024), budget_bytes)
+    assert caught.value.code in ("MBC203", "MBC204")
