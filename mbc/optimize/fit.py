@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 from mbc.ops import KINDS
 from mbc.optimize.addresses import Placed, assign_addresses
 from mbc.optimize.candidates import CandidateTable
-from mbc.optimize.choose import Choice, Choices, choose
+from mbc.optimize.choose import Choices, choose
 from mbc.optimize.contention import contention
 from mbc.optimize.homes import at_host, most_together_bytes, movable_states, persistent_bytes, states_of
 from mbc.optimize.lifetimes import aligned, blocks, live_bytes
+from mbc.optimize.menus import Slice
 from mbc.optimize.order import Draft, order
+from mbc.optimize.rechoose import rechosen
 from mbc.optimize.reside import Means, Resided, reside
-from mbc.optimize.residence import rewrite
-from mbc.optimize.runs import runs_of
 from mbc.optimize.simulate import simulate
 from mbc.optimize.synchronise import synchronise
 from mbc.optimize.takeover import take_over
@@ -224,16 +224,15 @@ def _time_us(table: CandidateTable, draft: Draft, placed: Placed) -> float:
 def _with_free_workspace(table: CandidateTable, most: Mapping[str, int], way: _Way, room_bytes: int) -> Draft:
     """The same decisions and layouts; every operation takes what workspace is free where it runs, again included."""
     free = _free(way.resided.draft, room_bytes)
-    operations: dict[str, Choice] = {}
+    slices: dict[str, Sequence[Slice]] = {}
     kinds = {op.name: op for op in (*table.graph.train, *table.graph.infer) if not KINDS[op.kind].view}
     for name, choice in way.choices.operations.items():
-        menu = table.menus(kinds[name])[choice.layouts]
         limit = min(most[name], free.get(name, most[name]))
+        menu = table.menus(kinds[name])[choice.layouts]
         within = [point for point in menu if aligned(point.workspace_bytes) <= limit]
-        operations[name] = replace(choice, point=within[-1]) if within else choice
-    draft = _ordered(table, replace(way.choices, operations=operations), way.means)
-    runs = runs_of(table.graph, draft, draft.train)
-    return take_over(table.graph, rewrite(draft, runs, way.resided.decisions, table.device.host_link).draft)
+        if within and within[-1] is not choice.point:
+            slices[name] = within[-1].slices
+    return rechosen(table, way.resided.draft, slices)
 
 
 def _free(draft: Draft, room_bytes: int) -> Mapping[str, int]:

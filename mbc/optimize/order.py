@@ -14,7 +14,7 @@ from mbc.ir.types import DType, Layout
 from mbc.ops import KINDS
 from mbc.optimize.candidates import CandidateTable
 from mbc.optimize.choose import Choices
-from mbc.optimize.menus import adding_us
+from mbc.optimize.menus import Slice, adding_us
 from mbc.plan.model import Access, Buffer, Kernel, Launch, Mode, Program, Rows, Stream
 
 WHOLE = Rows(0, 1)
@@ -164,22 +164,38 @@ class _Writer:
             self._new(name, layout, inputs[must_share[i]] if i in must_share else None)
             for i, (name, layout) in enumerate(zip(operation.outputs, choice.layouts[count:], strict=True))
         ]
-        start = 0
-        for piece in choice.slices:
-            candidate, part = piece.candidate, Rows(start, start + piece.rows)
-            accesses = [self._access(b, part, Mode.READ) for b in inputs]
-            accesses += [self._access(b, part, Mode.WRITE, adds=start > 0) for b in outputs]
-            if candidate.workspace_bytes:
-                self.buffers.append(Buffer(None, WHOLE, Layout.CHANNELS_FIRST, DType.UINT8, candidate.workspace_bytes))
-                accesses.append(Access(len(self.buffers) - 1, WHOLE, Mode.WRITE))
-            adds = start > 0 and kind.accumulates
-            time_us = adding_us(candidate) if adds else candidate.time_us
-            kernel = Kernel(candidate.provider, candidate.name, candidate.settings, time_us, candidate.measured)
-            self.launches.append(Launch(kernel, (operation.name,), Stream.COMPUTE, tuple(accesses)))
-            start = part.stop
+        self.launches += launches_of(self.table, operation, choice.slices, inputs, outputs, self.buffers)
 
-    def _access(self, buffer: int, part: Rows, mode: Mode, adds: bool = False) -> Access:
-        value = self.table.graph.values[self.buffers[buffer].value or ""]
-        if value.per_sample:
+
+def launches_of(
+    table: CandidateTable,
+    operation: Operation,
+    slices: Sequence[Slice],
+    inputs: Sequence[int],
+    outputs: Sequence[int],
+    buffers: list[Buffer],
+) -> list[Launch]:
+    """The kernel calls of an operation over its operands' buffers, slices in order. Workspaces are added to `buffers`,
+    one a call."""
+    per_sample = {b for b in (*inputs, *outputs) if table.graph.values[buffers[b].value or ""].per_sample}
+
+    def access(buffer: int, part: Rows, mode: Mode, adds: bool = False) -> Access:
+        if buffer in per_sample:
             return Access(buffer, part, mode)
         return Access(buffer, WHOLE, Mode.ACCUMULATE if adds else mode)
+
+    found: list[Launch] = []
+    start = 0
+    for piece in slices:
+        candidate, part = piece.candidate, Rows(start, start + piece.rows)
+        accesses = [access(b, part, Mode.READ) for b in inputs]
+        accesses += [access(b, part, Mode.WRITE, adds=start > 0) for b in outputs]
+        if candidate.workspace_bytes:
+            buffers.append(Buffer(None, WHOLE, Layout.CHANNELS_FIRST, DType.UINT8, candidate.workspace_bytes))
+            accesses.append(Access(len(buffers) - 1, WHOLE, Mode.WRITE))
+        adds = start > 0 and KINDS[operation.kind].accumulates
+        time_us = adding_us(candidate) if adds else candidate.time_us
+        kernel = Kernel(candidate.provider, candidate.name, candidate.settings, time_us, candidate.measured)
+        found.append(Launch(kernel, (operation.name,), Stream.COMPUTE, tuple(accesses)))
+        start = part.stop
+    return found
