@@ -64,7 +64,7 @@ def compile_plan(source: Source, options: Options, stages: Stages | None = None)
     table = stages.run("find profile", tabulate)
 
     # Every decision: kernels, layouts, order, addresses, waits.
-    host_bytes = lowered.host_bytes or free_host_bytes(device, options.gpu)
+    host_bytes = free_host_bytes(device, options.gpu) if lowered.host_bytes is None else lowered.host_bytes
     limits = Limits(options.workspace_limit_bytes, options.workspace_total_bytes, options.without, host_bytes)
     budget_bytes = lowered.device_bytes or free_bytes(device, options.gpu)
     plan = stages.run("search", lambda: search(table, limits, budget_bytes), dump_plan)
