@@ -10,7 +10,7 @@ import mbc
 from mbc.errors import BudgetError
 from mbc.ir.graph import Operation
 from mbc.ir.types import Precision
-from mbc.optimize.addresses import Placed, check_host
+from mbc.optimize.addresses import Placed, assign_addresses, check_host
 from mbc.optimize.bounds import floor_bytes
 from mbc.optimize.candidates import CandidateTable
 from mbc.optimize.choose import check_limit, choose
@@ -23,7 +23,7 @@ from mbc.optimize.reside import Means
 from mbc.optimize.share import share
 from mbc.optimize.simulate import measured_share, simulate
 from mbc.optimize.synchronise import synchronise
-from mbc.plan.model import Bounds, Kernel, Plan, Predictions, Program, Target
+from mbc.plan.model import Bounds, Copy, Kernel, Plan, Predictions, Program, Target
 from mbc.units import show_size
 
 # Reserved for the context, libraries and modules of a GPU on which they were never measured.
@@ -61,6 +61,9 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
     most = _most(table, limits)
     fitted = fit(table, most, means, budget_bytes - overhead_bytes)
     draft, placed = fitted.draft, fitted.placed
+    if not any(isinstance(launch.work, Copy) for launch in draft.train.launches):
+        # No stream waits for another, so that addresses cost no time: the arena is no larger than it has to be.
+        placed = min(placed, assign_addresses(draft), key=lambda p: p.arena_bytes)
     if placed.arena_bytes + overhead_bytes > budget_bytes:
         needed = placed.arena_bytes + overhead_bytes
         raise BudgetError(
