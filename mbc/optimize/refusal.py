@@ -14,17 +14,23 @@ _WIDE = frozenset({Precision.FP32, Precision.TF32})
 
 
 def cannot_fit(
-    table: CandidateTable, floor: int, operation: Operation, overhead_bytes: int, budget_bytes: int, host_bytes: int
+    table: CandidateTable,
+    floor: int,
+    operation: Operation,
+    overhead_bytes: int,
+    budget_bytes: int,
+    host_bytes: int,
+    split: bool = False,
 ) -> BudgetError:
     """MBC203, for a floor (`floor_bytes`, set by `operation`) that with the overhead is above the budget. `host_bytes`:
-    what may be in host memory."""
+    what may be in host memory. `split`: operations may run row by row."""
     graph = table.graph
     ways = [f"raise memory.device to at least {floor + overhead_bytes} B"]
     room_bytes = budget_bytes - overhead_bytes
     movable_bytes = _states_bytes(table, of_optimizer=True)
     if room_bytes > 0 and movable_bytes > host_bytes:
         ways.insert(0, f"let {movable_bytes} B of the optimizer's states be in host memory (memory.host, offload)")
-    rows = _most_rows(table, room_bytes - _states_bytes(table) + min(movable_bytes, host_bytes))
+    rows = _most_rows(table, room_bytes - _states_bytes(table) + min(movable_bytes, host_bytes), split)
     if room_bytes > 0 and graph.precision in _WIDE and graph.values[operation.inputs[0]].per_sample:
         ways.insert(0, "set train.precision to bf16, in which activations take half")
     if 0 < rows < graph.batch:
@@ -46,14 +52,14 @@ def _states_bytes(table: CandidateTable, of_optimizer: bool = False) -> int:
     return sum(aligned(v.type.size_bytes) for v in values if not of_optimizer or v.role is Role.OPTIMIZER)
 
 
-def _most_rows(table: CandidateTable, room_bytes: int) -> int:
-    """No larger batch has an operation whose operands together leave `room_bytes`; below 1 where none is small enough.
+def _most_rows(table: CandidateTable, room_bytes: int, split: bool) -> int:
+    """At any larger batch the operands of some operation take more than `room_bytes`; below 1 where they do at all.
     What workspaces take is not counted."""
     graph = table.graph
     most = graph.batch
     for operation in (*graph.train, *graph.infer):
         kind = KINDS[operation.kind]
-        if kind.view:
+        if kind.view or (split and kind.divisible):
             continue
         shared = {output for output, _ in (*kind.updates, *kind.in_place)}
         names = dict.fromkeys(operation.inputs)
