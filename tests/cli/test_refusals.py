@@ -91,8 +91,8 @@ def test_what_lowers_the_bound_of_a_budget(mbc):
     batch = int(helps.split("lower the batch to ")[1].split(" ")[0])
     # To within what alignment takes.
     assert bound("--set", f"batch={batch}") - 2048 <= floor // 3 < bound("--set", f"batch={batch + 1}")
-    assert "train.precision" not in refused(mbc, *H200, "--set", "batch=4096", "--set", "train.precision=bf16",
-                                            "--set", "memory.device=560MiB").split("help: ")[1]  # fmt: skip
+    narrow = ("--set", "train.precision=bf16", "--set", f"memory.device={overhead + floor // 8}B")
+    assert "train.precision" not in refused(mbc, *H200, "--set", "batch=4096", *narrow).split("help: ")[1]
 
 
 def test_states_that_may_not_be_in_host_memory(mbc):
