@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import importlib
+import re
 import weakref
 from collections import deque
 from dataclasses import dataclass, field
@@ -25,15 +26,17 @@ from mbc.runtime.arrays import DeviceArray
 from mbc.runtime.formats import STORED, loaded, stored_bytes
 from mbc.runtime.library import LIBRARY_FILE, Library
 from mbc.runtime.machine import Figures, Memory, padded
-from mbc.runtime.nvml import used_bytes
 from mbc.runtime.pinned import address_of, pin
 from mbc.runtime.places import Place, Places
+from mbc.runtime.usage import taken_since, usage_of
 
 Array = NDArray[Any]
 
 GUARD_BYTES = 64 << 10  # of each canary; keeps the arena aligned
 _GUARD_PATTERN = 0xA5
 _STEPS_AHEAD = 16  # steps that may be queued before the first one's figures are fetched
+# How CUDA, cuDNN and cuBLAS say that there is no memory left.
+_OUT_OF_MEMORY = re.compile(r"out of memory|ALLOC", re.IGNORECASE)
 _DEVICE_INPUTS_AHEAD = 4  # device arrays kept alive while copies of them are queued
 
 
@@ -98,7 +101,7 @@ class Cuda:
         self._plan, self._places, self._eager = plan, places, eager
         self._driver: Any = _driver()
         gpus = [self._driver.Device(number) for number in range(self._driver.Device.count())]
-        self._used_before = {address: used_bytes(address) for address in (gpu.pci_bus_id() for gpu in gpus)}
+        self._used_before = {address: usage_of(address) for address in (gpu.pci_bus_id() for gpu in gpus)}
         self._context = _context(self._driver)
         _check_architecture(plan, self._context.get_device())
         self._taken = _Taken()
@@ -239,8 +242,18 @@ class Cuda:
         self._taken.library = self._library
         if not self._eager:
             self._zero()
+        try:
+            self._ready()
+        except MbcError as error:
+            if _OUT_OF_MEMORY.search(error.message):
+                raise self._nothing_left(error) from error
+            raise
+        self._overhead = self._measured_overhead()
+
+    def _ready(self) -> None:
+        """Everything that a step needs beside the arena is made here."""
         self._library.create(
-            self._arena, self._arena_bytes, address_of(self._taken.host), predicted.host_bytes,
+            self._arena, self._arena_bytes, address_of(self._taken.host), self._plan.predictions.host_bytes,
             [int(stream.handle) for stream in self._streams],
         )  # fmt: skip
         # Without a graph there is nothing to ready, and a memory checker sees what is read before it is written.
@@ -248,7 +261,6 @@ class Cuda:
             self._library.warm()
             self._library.capture()
             self._zero()
-        self._overhead = self._measured_overhead()
 
     def _zero(self) -> None:
         if self._arena_bytes:
@@ -318,11 +330,10 @@ class Cuda:
     def _measured_overhead(self) -> int | None:
         """Device memory taken since before the context was made, without arena and canaries."""
         address = self._context.get_device().pci_bus_id()
-        used, before = used_bytes(address), self._used_before.get(address)
-        if used is None or before is None:
-            return None
+        before = self._used_before.get(address)
+        taken = None if before is None else taken_since(before, usage_of(address))
         canaries = len(self._guards) * GUARD_BYTES
-        return max(0, used - before - self._arena_bytes - canaries)
+        return None if taken is None else max(0, taken - self._arena_bytes - canaries)
 
     def _check_overhead(self) -> None:
         """After the first step everything is loaded: what the module takes must be within its budget."""
@@ -336,7 +347,8 @@ class Cuda:
             "MBC160",
             f"the module takes {self._arena_bytes:,} bytes of arena and {self._overhead:,} of overhead, more than the"
             f" budget of {budget:,}; the plan reserved {predicted.overhead_bytes:,} for the overhead",
-            "raise memory.device by the difference, or measure the overhead of this GPU and compile again",
+            "raise memory.device by the difference, or measure the overhead of this GPU and compile again; "
+            "where another program took of the GPU's memory meanwhile, open the module again",
         )
 
     def _check_free(self) -> None:
@@ -347,9 +359,25 @@ class Cuda:
     def _too_little(self, free: int) -> NoReturn:
         raise MbcError(
             "MBC155",
-            f"the arena takes {self._arena_bytes:,} bytes, free on the GPU are {free:,}",
+            f"the arena takes {self._arena_bytes:,} bytes, free on the GPU are {free:,}{self._others()}",
             "end other programs that use the GPU, or compile with a smaller memory.device",
         )
+
+    def _nothing_left(self, error: MbcError) -> MbcError:
+        """MBC155 where the arena was there, and what libraries take beside it is not."""
+        free = self._driver.mem_get_info()[0]
+        return MbcError(
+            "MBC155",
+            f"beside the arena the plan reserved {self._plan.predictions.overhead_bytes:,} bytes for the context and "
+            f"libraries, and they ran out: {free:,} are free{self._others()} ({error.message})",
+            "end other programs that use the GPU, or compile with a smaller memory.device",
+        )
+
+    def _others(self) -> str:
+        """What other processes have of the GPU, where that is told."""
+        before = self._used_before.get(self._context.get_device().pci_bus_id())
+        used = before.used_bytes if before is not None else None
+        return f"; {used:,} were in use before this module was opened" if used else ""
 
 
 def _driver() -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from mbc.errors import MbcError
 from mbc.plan.file import dump_plan
 from mbc.plan.model import Plan, Space
-from mbc.runtime import cuda, pinned
+from mbc.runtime import cuda, pinned, usage
 from mbc.runtime.module import Module
 from mbc.runtime.places import find_places
 from tests.runtime.fake_pycuda import FakeLibrary, Gpu, device_bytes, modules
@@ -28,7 +29,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     for name, module in modules(machine).items():
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(cuda, "Library", FakeLibrary)
-    monkeypatch.setattr(cuda, "used_bytes", lambda address: 1000 + sum(len(a.raw) for a in machine.allocations))
+    monkeypatch.setattr(usage, "used_bytes", lambda address: 1000 + sum(len(a.raw) for a in machine.allocations))
     return machine
 
 
@@ -240,6 +241,49 @@ def test_an_overhead_beyond_the_budget(gpu: Gpu, tmp_path: Path, monkeypatch: py
         net.step(*batch(), lr=0.1)
     assert caught.value.code == "MBC160"
     assert "256 of overhead" in caught.value.message and "reserved" in caught.value.message
+
+
+def test_what_others_take_of_the_gpu_is_not_the_module_s(gpu: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    others = {77: 5000}
+
+    def by_process(address: str) -> dict[int, int]:
+        mine = sum(len(a.raw) for a in gpu.allocations)
+        return others | ({os.getpid(): mine} if mine else {})
+
+    monkeypatch.setattr(usage, "processes", by_process)
+    monkeypatch.setattr(usage, "used_bytes", lambda address: sum(by_process(address).values()))
+    plan = small_plan()
+    net = Module(package(tmp_path, replace(plan, budget_bytes=plan.predictions.arena_bytes + 300)), device="cuda")
+    others |= {77: 1 << 30, 78: 1 << 20}  # one takes more, another one starts
+    net.step(*batch(), lr=0.1)
+    assert net.memory.overhead_taken == 256
+
+
+def test_which_process_took_what():
+    def taken(before: dict[int, int] | None, now: dict[int, int] | None) -> int | None:
+        used = [None if told is None else 10 + sum(told.values()) for told in (before, now)]
+        return usage.taken_since(usage.Usage(used[0], before), usage.Usage(used[1], now))
+
+    own = os.getpid()
+    assert taken({own: 5, 1: 7}, {own: 25, 1: 3, 2: 90}) == 20
+    assert taken({1: 7}, {own: 25}) == 25  # one that has ended
+    assert taken({1: 7}, {1: 9, 2: 25}) == 25  # numbers of another name space: the new one
+    assert taken({1: 7}, {1: 9, 2: 25, 3: 1}) == 28  # cannot be told
+    assert taken(None, {1: 9}) is None
+    assert usage.taken_since(usage.Usage(3, None), usage.Usage(8, {1: 2})) == 5
+
+
+@pytest.mark.parametrize("when", ["create", "warm", "capture"])
+def test_no_memory_left_beside_the_arena(gpu: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str):
+    def fail(*_: object) -> None:
+        gpu.free = 4096
+        raise MbcError("MBC159", "on the GPU: launch 3, conv0: cudaGraphInstantiate: out of memory", "")
+
+    monkeypatch.setattr(FakeLibrary, when, fail)
+    error = failure(package(tmp_path, small_plan()))
+    assert error.code == "MBC155" and "beside the arena the plan reserved" in error.message
+    assert "4,096 are free" in error.message and "launch 3, conv0" in error.message
+    assert all(memory.freed for memory in gpu.allocations)
 
 
 @pytest.mark.parametrize(("capability", "runs"), [((9, 0), True), ((9, 1), True), ((8, 0), False), ((10, 0), False)])
