@@ -13,6 +13,7 @@ from mbc.report.columns import Column, render
 from mbc.units import show_range, show_size, show_time
 
 LARGEST = 6  # of what lies in the arena at the peak
+NO_PROFILE = "none of this GPU, times are estimated"
 
 _OPERATIONS = (
     Column("operation", shrinks=True, least=18),
@@ -50,7 +51,7 @@ def heading(plan: Plan, infer: bool = False) -> str:
 
 def profile_of(target: Target) -> str:
     """`NVIDIA H200, driver 580.159.04, cuDNN 9.19.0, 2026-11-21`"""
-    return target.profile or "none of this GPU, times are estimated"
+    return target.profile or NO_PROFILE
 
 
 def cudnn_version(number: int) -> str:
