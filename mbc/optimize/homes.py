@@ -6,6 +6,7 @@ next version has some time to leave; both cost nothing but bandwidth while other
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -13,6 +14,7 @@ from mbc.device.transfers import HostLink
 from mbc.ir.graph import Role, TrainingGraph
 from mbc.optimize.lifetimes import aligned
 from mbc.optimize.order import Draft, renumbered
+from mbc.optimize.runs import runs_of
 from mbc.plan.model import Access, Buffer, Copy, Launch, Mode, Program, Space, Stream
 
 
@@ -50,7 +52,7 @@ def states_of(graph: TrainingGraph, draft: Draft, wanted_bytes: int, host_bytes:
     return tuple(sorted(chosen))
 
 
-def at_host(draft: Draft, states: Collection[int], link: HostLink, lead: float) -> Draft:
+def at_host(graph: TrainingGraph, draft: Draft, states: Collection[int], link: HostLink, lead: float) -> Draft:
     """The draft with these persistent buffers in host memory, each fetched for its uses and, where a program makes
     its next version, sent back.
 
@@ -61,7 +63,11 @@ def at_host(draft: Draft, states: Collection[int], link: HostLink, lead: float) 
     for state in states:
         buffers[state] = replace(buffers[state], space=Space.HOST)
     moved = _Programs(buffers, frozenset(states), link, lead)
-    train, infer = moved.program(draft.train), moved.program(draft.infer)
+    # Copies stand between runs, so that runs stay whole.
+    train, infer = (
+        moved.program(program, [*(run.start for run in runs_of(graph, draft, program)), len(program.launches)])
+        for program in (draft.train, draft.infer)
+    )
     found = replace(draft, buffers=tuple(buffers), train=train, infer=infer)
     # A buffer may take over the bytes of one with a lower number only: numbers follow the launches.
     numbers = dict.fromkeys((*draft.persistent, *train.entry, *infer.entry))
@@ -93,7 +99,8 @@ class _Programs:
     lead: float
     _stays: dict[int, _Stay] = field(default_factory=dict[int, _Stay])
 
-    def program(self, old: Program) -> Program:
+    def program(self, old: Program, between: Sequence[int]) -> Program:
+        """`between`: places in the list of launches where copies may stand, in order."""
         self._stays = {}
         for i, launch in enumerate(old.launches):
             for access in launch.accesses:
@@ -105,11 +112,13 @@ class _Programs:
             size_bytes = self.buffers[stay.state].size_bytes
             fetch_us = self.lead * self.link.copy_us(size_bytes, Stream.TO_DEVICE)
             place = _place_before(starts_us, stay.first, fetch_us)
+            place = between[bisect_right(between, place) - 1]
             before.setdefault(place, []).append(self._copy(stay.state, stay.arena, Stream.TO_DEVICE))
             if stay.final is not None:
                 stay.home = self._new(replace(self.buffers[stay.final], space=Space.HOST, alias=stay.state))
                 send_us = self.lead * self.link.copy_us(size_bytes, Stream.TO_HOST)
                 place = _place_after(starts_us, stay.last + 1, send_us)
+                place = between[bisect_left(between, place)]
                 after.setdefault(place, []).append(self._copy(stay.final, stay.home, Stream.TO_HOST))
         launches: list[Launch] = []
         for i in range(len(old.launches) + 1):

@@ -35,9 +35,11 @@ class _Item:
 
 def within_us(table: CandidateTable, means: Means, room_bytes: int, fastest_us: float) -> float:
     """Microseconds that no step takes less than in an arena of so many bytes, `fastest_us` being those of any step."""
-    step = _Step(table)
-    count = len(step.operations)
-    places = sorted({i * count // LOOKED_AT for i in range(LOOKED_AT)})
+    step = _Step(table, means.split)
+    # Where operations may be executed together row by row, what one needs is sure to be there as a whole only where
+    # all rows are needed.
+    possible = [i for i, op in enumerate(step.operations) if not (means.split and KINDS[op.kind].divisible)]
+    places = sorted({possible[i * len(possible) // LOOKED_AT] for i in range(LOOKED_AT) if possible})
     best_us = fastest_us
     for place in places:
         kept, needed_bytes = step.at(place)
@@ -68,8 +70,9 @@ def _least_us(table: CandidateTable, means: Means, kept: list[_Item], excess: in
 class _Step:
     """The step as operations over values: views are what they view."""
 
-    def __init__(self, table: CandidateTable) -> None:
+    def __init__(self, table: CandidateTable, split: bool) -> None:
         self._table = table
+        self._split = split
         graph = table.graph
         self._roots: dict[str, str] = {}
         for operation in graph.train:

@@ -23,6 +23,7 @@ from mbc.optimize.lifetimes import blocks, live_bytes
 from mbc.optimize.order import Draft
 from mbc.optimize.residence import Decisions, rewrite
 from mbc.optimize.runs import Run, runs_of
+from mbc.optimize.strips import Division
 from mbc.optimize.takeover import take_over
 from mbc.plan.model import Stream
 
@@ -41,11 +42,14 @@ KEEP_WORK = 60_000_000
 class Means:
     """What may be used to make room. `offload`: the part of what is too much that goes to the host at most.
     So many bytes of the optimizer's states (`states_bytes`) are at home there, and in the arena for `lead` times of
-    their copy before they are needed, and after."""
+    their copy before they are needed, and after. `split`: whether large values may exist in micro-batches only;
+    `division` is how, in this try."""
 
     recompute: bool
     offload: float
     host_bytes: int
+    split: bool = False
+    division: Division | None = None
     states_bytes: int = 0
     lead: float = 0.0
 

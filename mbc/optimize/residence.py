@@ -7,7 +7,7 @@ that is made again is made by the same kernels on the same slices from the same 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from mbc.device.transfers import HostLink
@@ -125,16 +125,17 @@ class _Writer:
         numbers |= dict.fromkeys(range(len(self._buffers)))
         return Rewritten(renumbered(draft, tuple(numbers)), tuple(self._position))
 
-    def _renamed(self, launch: Launch, moved: Mapping[int, int], again: bool) -> Launch:
+    def _renamed(self, launch: Launch, moved: dict[int, int], again: bool) -> Launch:
         accesses: list[Access] = []
         for access in launch.accesses:
             buffer = access.buffer
             if access.mode is Mode.READ:
-                buffer = self._now.get(buffer, buffer)
+                buffer = moved.get(buffer, self._now.get(buffer, buffer))
             elif again:
-                # What a repetition writes is new, its workspace included.
-                known = moved.get(buffer)
-                buffer = self._new(self._draft.buffers[buffer]) if known is None else known
+                # What a repetition writes is new, its workspace and what it hands on within itself included.
+                if buffer not in moved:
+                    moved[buffer] = self._new(self._draft.buffers[buffer])
+                buffer = moved[buffer]
             accesses.append(access if buffer == access.buffer else replace(access, buffer=buffer))
         changed = any(new is not old for new, old in zip(accesses, launch.accesses, strict=True))
         return replace(launch, accesses=tuple(accesses)) if changed else launch

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 import mbc
 from mbc.errors import BudgetError
-from mbc.ir.graph import Operation
 from mbc.ir.types import Precision
 from mbc.optimize.addresses import Placed, assign_addresses, check_host
 from mbc.optimize.bounds import floor_bytes
@@ -19,10 +18,12 @@ from mbc.optimize.fit import UNLIMITED_BYTES, fit
 from mbc.optimize.knapsack import within_us
 from mbc.optimize.order import Draft
 from mbc.optimize.ranges import time_range_us
+from mbc.optimize.refusal import cannot_fit
 from mbc.optimize.reside import Means
 from mbc.optimize.share import share
 from mbc.optimize.simulate import measured_share, simulate
 from mbc.optimize.synchronise import synchronise
+from mbc.options import Policy
 from mbc.plan.model import Bounds, Copy, Kernel, Plan, Predictions, Program, Target
 from mbc.units import show_size
 
@@ -53,10 +54,11 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
     overhead_bytes = table.device.overhead_bytes or UNMEASURED_OVERHEAD_BYTES
     if table.graph.precision is Precision.FP64:
         overhead_bytes = 0  # runs on the CPU only, where no context or library takes of the budget
-    means = _means(limits)
-    floor, floor_operation = floor_bytes(table, means.host_bytes if means.offload > 0 else 0)
+    means = _means(table, limits)
+    host_bytes = means.host_bytes if means.offload > 0 else 0
+    floor, floor_operation = floor_bytes(table, host_bytes, means.split)
     if floor + overhead_bytes > budget_bytes:
-        raise _cannot_fit(table, floor, floor_operation, overhead_bytes, budget_bytes)
+        raise cannot_fit(table, floor, floor_operation, overhead_bytes, budget_bytes, host_bytes, means.split)
     unlimited = choose(table, {})
     most = _most(table, limits)
     fitted = fit(table, most, means, budget_bytes - overhead_bytes)
@@ -81,27 +83,13 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
     return _plan(table, draft, placed, bounds, budget_bytes, overhead_bytes, limits.host_bytes)
 
 
-def _cannot_fit(
-    table: CandidateTable, floor: int, operation: Operation, overhead_bytes: int, budget_bytes: int
-) -> BudgetError:
-    # Where the overhead alone is too much, no smaller batch helps.
-    smaller = "lower the batch, or " if overhead_bytes < budget_bytes else ""
-    return BudgetError(
-        "MBC203",
-        f"'{table.graph.name}' cannot fit {show_size(budget_bytes)}: '{operation.name}' "
-        f"({operation.kind}) alone needs {show_size(floor)} with the states, "
-        f"and {show_size(overhead_bytes)} are reserved for the GPU's context and libraries",
-        f"{smaller}raise memory.device to at least {floor + overhead_bytes} B",
-        operation.span,
-        needed_bytes=floor + overhead_bytes,
-        floor_bytes=floor + overhead_bytes,
-    )
-
-
-def _means(limits: Limits) -> Means:
+def _means(table: CandidateTable, limits: Limits) -> Means:
     """What may be done with values that do not all fit."""
     host_bytes = UNLIMITED_BYTES if limits.host_bytes is None else limits.host_bytes
-    return Means("recompute" not in limits.without, 0.0 if "offload" in limits.without else 1.0, host_bytes)
+    # What is handed on in micro-batches only is made again for the backward pass.
+    recompute = "recompute" not in limits.without
+    split = recompute and table.rules.policy is not Policy.UNDIVIDED and not table.rules.micro_batch
+    return Means(recompute, 0.0 if "offload" in limits.without else 1.0, host_bytes, split)
 
 
 def _most(table: CandidateTable, limits: Limits) -> Mapping[str, int]:
