@@ -36,6 +36,9 @@ MOST_ROUNDS = 40
 MOST_AGAIN = 1.0
 # Trials of keeping a value after all, each of which looks at the whole program.
 KEEP_WORK = 60_000_000
+# All sets of so few gaps are looked at, and of those that are faster so many are measured.
+PROVED_GAPS = 12
+PROVED_SETS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,8 @@ class _Chooser:
         self._means = means
         self._room_bytes = room_bytes
         self._runs: tuple[Run, ...] = runs_of(graph, draft, draft.train)
-        self._ledger = Ledger(draft, self._runs, int(room_bytes * SMALL_PART))
+        self._small_bytes = int(room_bytes * SMALL_PART)
+        self._ledger = Ledger(draft, self._runs, self._small_bytes)
         self._persistent_bytes = persistent_bytes(draft)
         self._forced: set[int] = set()  # offloads that kernels wait for
         self._forbidden: set[tuple[int, int]] = set()  # values that are not to be made again before a run
@@ -84,6 +88,7 @@ class _Chooser:
 
     def run(self) -> Resided:
         best = self._measured()
+        kept_over = best[1]
         if best[0].live_bytes > self._room_bytes and self._means.offload > 0:
             self._send_away(best[1])
             best = self._measured()
@@ -99,6 +104,8 @@ class _Chooser:
             best = self._measured()
         if best[0].live_bytes <= self._room_bytes:
             best = self._keep_again(best)
+        if self._means.recompute and not self._ledger.offloads:
+            return self._proved(best[0], kept_over)
         return best[0]
 
     def _again_too_long(self) -> bool:
@@ -108,14 +115,17 @@ class _Chooser:
 
     def _measured(self) -> tuple[Resided, NDArray[np.int64]]:
         """The program as decided, and by how much each run and what is made again before it exceed the room."""
-        decisions = self._ledger.decisions()
+        measured = self._measure(self._ledger.decisions())
+        self._ledger.delta_bytes[:] = 0
+        return measured
+
+    def _measure(self, decisions: Decisions) -> tuple[Resided, NDArray[np.int64]]:
         rewritten = rewrite(self._draft, self._runs, decisions, self._link)
         draft = take_over(self._graph, rewritten.draft)
         program_blocks = blocks(draft.train, draft.buffers, frozenset(draft.persistent))
         live = np.array(live_bytes(program_blocks, len(draft.train.launches)), np.int64) + self._persistent_bytes
         over = np.full(len(self._runs) + 1, -self._room_bytes, np.int64)
         np.maximum.at(over, np.array(rewritten.position), live - self._room_bytes)
-        self._ledger.delta_bytes[:] = 0
         return Resided(draft, decisions, int(live.max())), over
 
     def _starts_us(self) -> NDArray[np.float64]:
@@ -267,6 +277,42 @@ class _Chooser:
         if held + ledger.size_bytes[gap.buffer] > self._means.host_bytes:
             return math.inf
         return self._copy_us(gap.buffer, Stream.TO_HOST) + self._copy_us(gap.buffer, Stream.TO_DEVICE)
+
+    # What is least, where few things can be made again
+
+    def _proved(self, best: Resided, over: NDArray[np.int64]) -> Resided:
+        """The fastest of all sets of gaps over runs that exceed the room (`over`, with everything kept), each made
+        again where it ends; `best` where there are too many, or none is faster."""
+        ledger = Ledger(self._draft, self._runs, self._small_bytes)
+        gaps: dict[Gap, None] = {}
+        for position in np.flatnonzero(over > 0):
+            found = (ledger.gap(b, int(position)) for b in ledger.movable if ledger.can_repeat(b))
+            gaps |= dict.fromkeys(gap for gap in found if gap is not None)
+            if len(gaps) > PROVED_GAPS:
+                return best
+        limit_us = self._ledger.again_us if best.live_bytes <= self._room_bytes else math.inf
+        # What is made first may be needed to make the others.
+        ordered = sorted(gaps, key=lambda gap: (-gap.after, gap.before, gap.buffer))
+        sets: list[tuple[float, Decisions]] = []
+
+        def extend(index: int) -> None:
+            if ledger.again_us >= limit_us:
+                return
+            if index == len(ordered):
+                sets.append((ledger.again_us, ledger.decisions()))
+                return
+            extend(index + 1)
+            start = ledger.mark()
+            ledger.recompute(ordered[index].buffer, ordered[index].before)
+            extend(index + 1)
+            ledger.undo(start)
+
+        extend(0)
+        for _, decisions in sorted(sets, key=lambda found: found[0])[:PROVED_SETS]:
+            found = self._measure(decisions)[0]
+            if found.live_bytes <= self._room_bytes:
+                return found
+        return best
 
     # What is not needed
 

@@ -51,7 +51,7 @@ def kept_bytes(network: str) -> int:
 @pytest.mark.parametrize("means", [RECOMPUTE, OFFLOAD, BOTH], ids=["recompute", "offload", "both"])
 def test_less_room_is_kept_to(network: str, means: Means) -> None:
     made = table(network)
-    room_bytes = int(0.85 * kept_bytes(network))
+    room_bytes = int(0.9 * kept_bytes(network))
     resided = reside(made.graph, draft_of(network), made.device.host_link, means, room_bytes)
     assert resided.live_bytes <= room_bytes
     assert bool(resided.decisions.recomputes) <= means.recompute
@@ -111,7 +111,7 @@ def cost(made: CandidateTable, draft: Draft, runs: tuple[Run, ...], decisions: D
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_recomputing_is_within_2_percent_of_any_choice_on_a_chain(seed: int) -> None:
+def test_recomputing_takes_no_longer_than_any_choice_on_a_chain(seed: int) -> None:
     made = chain(seed)
     draft = order(made, choose(made, {}))
     runs = runs_of(made.graph, draft, draft.train)
@@ -134,4 +134,4 @@ def test_recomputing_is_within_2_percent_of_any_choice_on_a_chain(seed: int) -> 
         live, time_us = cost(made, draft, runs, resided.decisions)
         best_us = min(time_us for live, time_us in ways if live <= room_bytes)
         assert live <= room_bytes
-        assert time_us <= best_us * 1.02
+        assert time_us <= best_us * (1 + 1e-9)
