@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +23,20 @@ SHORTEST_S = 0.25  # of warming up: clocks settle
 LEARNING_RATE = 1e-4
 
 
-def time_package(folder: Path, steps: int, digest_after: int = 0) -> dict[str, Any]:
+def time_package(folder: Path, steps: int, digest_after: int = 0, cap_bytes: int = 0) -> dict[str, Any]:
     """Open the package and time `steps` steps: median, distance of the quartiles, and what the plan said.
 
     `digest_after`: so many steps are made first, and the bits of every state then are in `states` (0: not).
+    `cap_bytes`: of the GPU's memory only so much is free for the module, the context being there and the rest occupied.
     """
     from modules import open_module, random_inputs
 
+    before = occupy(folder, cap_bytes) if cap_bytes else None
     with open_module(folder, "cuda") as module:
         import pycuda.driver as driver  # the context is current once the module is open
         from pycuda import gpuarray
 
-        arrays = [gpuarray.to_gpu(array) for array in random_inputs(module.plan.graph)]
+        arrays = before.arrays if before else [gpuarray.to_gpu(array) for array in random_inputs(module.plan.graph)]
         states = ""
         for _ in range(digest_after):
             module.step(*arrays, lr=LEARNING_RATE)
@@ -69,6 +72,33 @@ def time_package(folder: Path, steps: int, digest_after: int = 0) -> dict[str, A
         }
 
 
+@dataclass(frozen=True)
+class Occupied:
+    """Inputs on the GPU, and what keeps the rest of it from being used."""
+
+    arrays: list[Any]
+    ballast: Any
+
+
+def occupy(folder: Path, cap_bytes: int) -> Occupied:
+    """Leave `cap_bytes` of the GPU free, beside the context and the inputs that the package's steps will be given."""
+    from modules import random_inputs
+
+    from mbc.device.gpu import open_context
+    from mbc.plan.file import PLAN_FILE, load_plan
+
+    open_context()
+    import pycuda.driver as driver
+    from pycuda import gpuarray
+
+    plan = load_plan((folder / PLAN_FILE).read_text(encoding="utf-8"), PLAN_FILE)
+    arrays = [gpuarray.to_gpu(array) for array in random_inputs(plan.graph)]
+    free_bytes, _ = driver.mem_get_info()
+    if free_bytes < cap_bytes:
+        raise RuntimeError(f"{free_bytes} bytes of the GPU are free, fewer than the cap of {cap_bytes}")
+    return Occupied(arrays, driver.mem_alloc(max(1, free_bytes - cap_bytes)))
+
+
 def states_digest(module: Any) -> str:
     """Of the bits of all states, by name."""
     digest = hashlib.sha256()
@@ -79,14 +109,18 @@ def states_digest(module: Any) -> str:
 
 
 def time_packages(
-    folders: Mapping[str, Path], steps: int, digest_after: int = 0, timeout_s: float = 500.0
+    folders: Mapping[str, Path],
+    steps: int,
+    digest_after: int = 0,
+    timeout_s: float = 500.0,
+    cap_bytes: int = 0,
 ) -> dict[str, dict[str, Any]]:
     """`time_package` of every package by name, or `failed`: one that ends the process does not take the others."""
     waiting = {name: str(folder) for name, folder in folders.items()}
     found: dict[str, dict[str, Any]] = {}
     deadline = time.monotonic() + timeout_s
     while waiting and time.monotonic() < deadline:
-        request = json.dumps([waiting, steps, digest_after])
+        request = json.dumps([waiting, steps, digest_after, cap_bytes])
         with subprocess.Popen(
             [sys.executable, __file__, "--child"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         ) as process:

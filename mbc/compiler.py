@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from mbc.device.profile import calibrated
 from mbc.device.profile_places import find_profile
-from mbc.device.target import find_device, free_bytes
+from mbc.device.target import find_device, free_bytes, free_host_bytes
 from mbc.errors import MbcError
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
@@ -53,7 +53,8 @@ def compile_plan(source: Source, options: Options, stages: Stages | None = None)
     # What could run each operation on this GPU, and how fast.
     device = stages.run("find device", lambda: find_device(options.gpu), repr)
     stages.run("measure", lambda: measure_missing(graph, device, options, stages.announce))
-    rules = Rules(options.policy, lowered.deterministic, options.providers, options.micro_batch)
+    policy = Policy.UNDIVIDED if "split" in options.without else options.policy
+    rules = Rules(policy, lowered.deterministic, options.providers, options.micro_batch)
     providers = (INTERPRETER,) if graph.precision is Precision.FP64 else PROVIDERS
 
     def tabulate() -> CandidateTable:
@@ -63,11 +64,12 @@ def compile_plan(source: Source, options: Options, stages: Stages | None = None)
     table = stages.run("find profile", tabulate)
 
     # Every decision: kernels, layouts, order, addresses, waits.
-    limits = Limits(options.workspace_limit_bytes, options.workspace_total_bytes)
+    host_bytes = free_host_bytes(device, options.gpu) if lowered.host_bytes is None else lowered.host_bytes
+    limits = Limits(options.workspace_limit_bytes, options.workspace_total_bytes, options.without, host_bytes)
     budget_bytes = lowered.device_bytes or free_bytes(device, options.gpu)
     plan = stages.run("search", lambda: search(table, limits, budget_bytes), dump_plan)
     # What was chosen by times between two measured sizes is measured, and chosen again.
-    while options.policy is Policy.ALL and measure_requests(unmeasured(plan), device, options, stages.announce):
+    while policy is Policy.ALL and measure_requests(unmeasured(plan), device, options, stages.announce):
         table = stages.run("find profile", tabulate)
         plan = stages.run("search", lambda table=table: search(table, limits, budget_bytes), dump_plan)
 

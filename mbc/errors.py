@@ -26,3 +26,12 @@ class MbcError(Exception):
         if self.remedy:
             lines.append(f"help: {self.remedy}")
         return "\n".join(lines)
+
+
+@dataclass
+class BudgetError(MbcError):
+    """The budget is too small. `needed_bytes`, overhead included, takes the smallest plan that was found, or the bound
+    of all plans where none was tried; no plan takes less than `floor_bytes`."""
+
+    needed_bytes: int = 0
+    floor_bytes: int = 0

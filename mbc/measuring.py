@@ -135,6 +135,9 @@ def shortcomings(outcome: Outcome) -> tuple[str, ...]:
         if summary.failures:
             first = summary.failures[0].splitlines()[0]
             found.append(f"{len(summary.failures)} operations could not be measured; the first: {first}")
+        if summary.link_failure:
+            why = summary.link_failure.splitlines()[0]
+            found.append(f"copies between GPU and host could not be measured, and are estimated: {why}")
         if summary.warning:
             found.append(summary.warning)
     return tuple(found)

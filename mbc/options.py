@@ -23,6 +23,8 @@ class Measure(StrEnum):
     ALWAYS = "always"  # everything again
 
 
+# Ways to a smaller or faster plan that can be left out; the order is that of the staircase, the dearest first.
+TECHNIQUES = ("offload", "recompute", "split", "workspace")
 PROVIDER_NAMES = ("cudnn", "cudnn_legacy", "cublaslt", "mbc")  # of mbc.kernels, here so that help is instant
 
 
@@ -33,7 +35,8 @@ class Options:
     The workspace of one operation is bounded by `workspace_limit_bytes` and by what the budget leaves free at its
     moment; with `workspace_total_bytes` all operations of the step share out so many bytes instead, each its own part.
     `providers` names the sources of kernels that may be used (none: all). `micro_batch` divides every convolution into
-    calls of so many rows instead of choosing (0: choose).
+    calls of so many rows instead of choosing (0: choose). `without` names techniques (of TECHNIQUES) that the plan must
+    do without: offload, recompute, split (no operation is divided) and workspace (each takes the least it can).
     """
 
     gpu: str = "auto"  # short name of a device spec; auto: the GPU of this machine, else h200
@@ -44,6 +47,7 @@ class Options:
     workspace_total_bytes: int | None = None
     providers: tuple[str, ...] = ()
     micro_batch: int = 0
+    without: frozenset[str] = frozenset()
     measure: Measure = Measure.NEVER
     measure_for_s: float = math.inf  # then the rest is estimated; what is worth most comes first
     dump_stages: str | None = None

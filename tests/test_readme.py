@@ -15,7 +15,12 @@ from mbc.cli import main
 from mbc.cli.arguments import parse
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "examples").rglob("README.md")), ROOT / "docs" / "errors.md"]
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "examples").rglob("README.md")),
+    ROOT / "docs" / "errors.md",
+    ROOT / "docs" / "memory.md",
+]
 
 
 def _blocks(page: Path, language: str) -> list[str]:

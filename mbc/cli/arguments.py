@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import Protocol
 
 from mbc import __version__
-from mbc.options import PROVIDER_NAMES, Measure, Options, Policy
+from mbc.ir.types import Precision
+from mbc.options import PROVIDER_NAMES, TECHNIQUES, Measure, Options, Policy
 from mbc.units import parse_duration, parse_size
 
 _DESCRIPTION = """\
@@ -36,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="mbc", description=_DESCRIPTION, formatter_class=_Raw)
     top.add_argument("--version", action="version", version=f"mbc {__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for add in (_compile, _show, _verify, _check, _diff, _train, _profile, _gpus, _doctor):
+    for add in (_compile, _show, _fit, _verify, _check, _diff, _train, _profile, _gpus, _doctor):
         add(commands)
     return top
 
@@ -92,6 +93,10 @@ def _planning(made: argparse.ArgumentParser, gpu: bool = True) -> None:
         help="divide every convolution into kernel calls of so many rows (default: choose)",
     )  # fmt: skip
     group.add_argument(
+        "--without", type=_techniques, action="extend", default=[], metavar="T,T",
+        help=f"leave techniques out, of {', '.join(TECHNIQUES)} (see mbc show --staircase)",
+    )  # fmt: skip
+    group.add_argument(
         "--workspace-limit", type=_size, metavar="SIZE",
         help="most workspace for one operation (default: what the budget leaves free at its moment)",
     )  # fmt: skip
@@ -142,6 +147,7 @@ def options(arguments: argparse.Namespace, gpu: str | None = None) -> Options:
         workspace_total_bytes=arguments.workspace_total,
         policy=Policy(arguments.policy),
         micro_batch=arguments.micro_batch,
+        without=frozenset(arguments.without),
         providers=tuple(arguments.providers),
         measure=Measure(getattr(arguments, "measure", None) or Measure.NEVER),
         measure_for_s=getattr(arguments, "measure_for", math.inf),
@@ -178,9 +184,23 @@ def _duration(text: str) -> float:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def _techniques(text: str) -> frozenset[str]:
+    asked = frozenset(part.strip() for part in text.split(","))
+    wrong = sorted(asked - set(TECHNIQUES))
+    if wrong:
+        raise argparse.ArgumentTypeError(f"'{wrong[0]}' is none of {', '.join(TECHNIQUES)}")
+    return asked
+
+
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"'{text}' is not a whole number above 0")
+    return int(text)
+
+
+def _points(text: str) -> int:
+    if not text.isdecimal() or int(text) < 2:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number above 1")
     return int(text)
 
 
@@ -224,12 +244,43 @@ def _show(commands: _Commands) -> None:
         commands, "show", "Show a plan: kernels, times, workspace, lifetimes, peak and bounds.",
         "  mbc show resnet50               a package\n"
         "  mbc show resnet50/plan.json     a plan\n"
-        "  mbc show net.mbc --gpu t4       a source, planned now",
+        "  mbc show net.mbc --gpu t4       a source, planned now\n"
+        "  mbc show net.mbc --staircase    what offloading, recomputing, dividing and workspace contribute",
     )  # fmt: skip
     made.add_argument("plan", help="a package, a plan (.json) or a source (.mbc)")
     made.add_argument("--limit", type=_count, metavar="ROWS", help="show the slowest ROWS operations only")
     made.add_argument("--by-kind", action="store_true", help="one row a kind of operation")
     made.add_argument("--infer", action="store_true", help="the inference program instead of the training step")
+    made.add_argument(
+        "--staircase", action="store_true", help="memory and time of a source with techniques left out one by one"
+    )
+    _planning(made)
+    _json(made)
+
+
+def _fit(commands: _Commands) -> None:
+    made = _command(
+        commands, "fit", "Find the largest batch that trains within a memory budget, or what a budget costs in time.",
+        "  mbc fit resnet.mbc --memory 12GB                 the largest batch, and images/s over the batch\n"
+        "  mbc fit resnet.mbc --memory 12GB --multiple 8    of the multiples of 8\n"
+        "  mbc fit resnet.mbc --curve --set batch=128       time over budget, at one batch\n\n"
+        "Every figure is that of a whole plan, made with the kernel times that are known (mbc profile measures more).",
+    )  # fmt: skip
+    made.add_argument("source", metavar="NET", help="the network (.mbc)")
+    made.add_argument(
+        "--memory", type=_size, metavar="SIZE", help="the budget (default: the network's memory.device, or the GPU's)"
+    )
+    made.add_argument(
+        "--precision", choices=tuple(map(str, Precision)), help="(default: the network's train.precision)"
+    )
+    made.add_argument(
+        "--multiple", type=_count, default=1, metavar="ROWS", help="try multiples of ROWS only (default 1)"
+    )
+    made.add_argument(
+        "--curve", action="store_true",
+        help="time over budget instead, from the least that any plan takes to what the fastest one does",
+    )  # fmt: skip
+    made.add_argument("--points", type=_points, default=8, metavar="N", help="budgets of --curve (default 8)")
     _planning(made)
     _json(made)
 

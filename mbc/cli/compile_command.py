@@ -87,7 +87,8 @@ def summary(plan: Plan) -> list[str]:
         f"({needed / plan.budget_bytes:.1%})",
     ]
     if p.host_bytes:
-        lines.append(f"  host       {show_size(p.host_bytes)} of pinned memory")
+        most = "" if plan.host_limit_bytes is None else f", of at most {show_size(plan.host_limit_bytes)}"
+        lines.append(f"  host       {show_size(p.host_bytes)} of pinned memory{most}")
     return lines
 
 
@@ -115,11 +116,13 @@ def _figures(planned: Planned, built: Package, build_seconds: float) -> dict[str
         "overhead_measured": p.overhead_measured,
         "host_bytes": p.host_bytes,
         "budget_bytes": plan.budget_bytes,
+        "host_limit_bytes": plan.host_limit_bytes,
         "live_bytes": b.live_bytes,
         "floor_bytes": b.floor_bytes,
         "floor_operation": b.floor_operation,
         "fastest_us": b.fastest_us,
         "nondeterministic_us": b.nondeterministic_us,
+        "within_us": b.within_us,
         "package": str(built.folder),
         "library": None if built.library is None else str(built.library),
         "missing": [

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mbc.cli.arguments import options
-from mbc.cli.places import check_plannable, find_plan
-from mbc.cli.terminal import output_width
+from mbc.cli.places import check_plannable, find_plan, plan_file, read_text
+from mbc.cli.terminal import busy, notes, output_width
+from mbc.errors import MbcError
+from mbc.source import Source
+
+if TYPE_CHECKING:
+    from mbc.plan.model import Plan
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print a plan as tables, or as JSON with the memory at every launch."""
+    """Print a plan as tables, or as JSON with the memory at every launch; or what each technique contributes."""
+    if arguments.staircase:
+        return _staircase(arguments)
     check_plannable(arguments.plan, options(arguments))
     plan = find_plan(arguments.plan, options(arguments))
     if arguments.json:
@@ -19,9 +29,34 @@ def run(arguments: argparse.Namespace) -> int:
 
         print(json.dumps(plan_document(plan, memory=True), indent=2))
         return 0
-    from mbc.report.tables import plan_text
+    from mbc.report.page import plan_text
 
     print(
         plan_text(plan, width=output_width(), limit=arguments.limit, by_kind=arguments.by_kind, infer=arguments.infer)
+    )
+    return 0
+
+
+def _staircase(arguments: argparse.Namespace) -> int:
+    from mbc.compiler import Stages, compile_plan
+    from mbc.fit import with_budget
+    from mbc.report.staircase import staircase_document, staircase_text
+    from mbc.staircase import staircase
+
+    if plan_file(arguments.plan) is not None:
+        raise MbcError("MBC188", f"'{arguments.plan}' is planned already", "give its source (.mbc) to --staircase")
+    source = Source(arguments.plan, read_text(Path(arguments.plan)))
+    asked = options(arguments)
+    with notes(), busy(f"planning {arguments.plan}") as say:
+
+        def plan_with(without: frozenset[str], budget_bytes: int | None) -> Plan:
+            told = replace(asked, without=without)
+            told = told if budget_bytes is None else with_budget(told, budget_bytes)
+            which = f"without {', '.join(sorted(without))}" if without else "with all techniques"
+            return compile_plan(source, told, Stages(announce=lambda stage: say(f"{which}: {stage}")))
+
+        stairs = staircase(plan_with, asked.without)
+    print(
+        json.dumps(staircase_document(stairs), indent=2) if arguments.json else staircase_text(stairs, output_width())
     )
     return 0

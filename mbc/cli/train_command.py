@@ -14,7 +14,7 @@ from mbc.cli.places import check_plannable, package_for_training
 from mbc.cli.terminal import StatusLine, bar, notes
 from mbc.train.checkpoint import read_progress
 from mbc.train.data import Data, check_place, has_part, open_data
-from mbc.train.loop import Epoch, Job, Running, inputs_of, train
+from mbc.train.loop import Epoch, Job, Running, inputs_of, named, train
 from mbc.train.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -125,7 +125,11 @@ class _View:
             parts.append(f"test accuracy {epoch.test_accuracy:.2%}")
         parts.append(f"{epoch.rows / max(epoch.seconds, 1e-9):,.0f} images/s")
         if epoch.bad_steps:
-            parts.append(f"({epoch.bad_steps} steps with a loss that is not finite changed nothing)")
+            steps = "1 step" if epoch.bad_steps == 1 else f"{epoch.bad_steps} steps"
+            parts.append(
+                f"({steps} with a loss that is not finite changed nothing, the first is step {epoch.first_bad_step}"
+                f"{named(epoch.bad_states)})"
+            )
         self._line.line("  ".join(parts))
 
     def stop(self) -> None:

@@ -13,6 +13,7 @@ from mbc.device.clock import Times
 from mbc.device.need import Need
 from mbc.device.offers import Offer, Offered
 from mbc.device.profile import Identity
+from mbc.device.transfers import HostLink
 from mbc.ir.types import Precision
 from mbc.kernels.base import Request
 
@@ -72,6 +73,11 @@ class Workbench(Protocol):
     def warm(self, precision: Precision) -> None: ...
 
     def graph_gap_us(self, precision: Precision) -> float: ...
+
+    def host_link(self, precision: Precision) -> HostLink:
+        """Copies to the host and back, and what they cost kernels in that precision. `DoesNotFit` where memory for
+        them is missing on either side."""
+        ...
 
     def offers(self, request: Request, workspace_limit_bytes: int) -> Offered: ...
 

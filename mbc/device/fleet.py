@@ -43,6 +43,7 @@ class Task:
     measure_for_s: float
     workspace_limit_bytes: int
     again: bool
+    link: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +156,8 @@ def _measure_once(
 ) -> Outcome:
     parts = deal(task.needs, len(gpus))
     told: SimpleQueue[tuple[int, Any]] = SimpleQueue()
-    tasks = [replace(task, needs=part) for part in parts]
+    # Copies of several GPUs at once would get into each other's way.
+    tasks = [replace(task, needs=part, link=task.link and index == 0) for index, part in enumerate(parts)]
     with _started(worker, list(zip(gpus, tasks, strict=False)), told) as processes:
         return _Watch(processes, told, progress, parts).run()
 

@@ -135,6 +135,21 @@ class Gpu:
         """On the stream, so that it can be captured."""
         self.driver.memcpy_dtod_async(target, source, size_bytes, self._stream)
 
+    def pinned(self, size_bytes: int) -> NDArray[np.uint8]:
+        """Host memory that copies reach directly; `DoesNotFit` where the machine does not give it."""
+        try:
+            return self.driver.pagelocked_empty(size_bytes, np.uint8)
+        except self.failures as error:
+            raise DoesNotFit(f"{size_bytes} bytes of pinned host memory: {error}") from error
+
+    def copy_to_host(self, target: NDArray[np.uint8], source: int, stream: Any = None) -> None:
+        """From the GPU to pinned memory, on the GPU's stream or one of `new_stream`."""
+        self.driver.memcpy_dtoh_async(target, source, stream or self._stream)
+
+    def copy_to_device(self, target: int, source: NDArray[np.uint8], stream: Any = None) -> None:
+        """From pinned memory to the GPU, likewise."""
+        self.driver.memcpy_htod_async(target, source, stream or self._stream)
+
     def repeat(self, address: int, period_bytes: int, size_bytes: int) -> None:
         """Fill `size_bytes` with copies of the first `period_bytes`, by doubling, on the stream."""
         done = min(period_bytes, size_bytes)
@@ -148,6 +163,16 @@ class Gpu:
 
     def synchronize(self) -> None:
         self._stream.synchronize()
+
+    def new_stream(self) -> Any:
+        """A stream beside the GPU's own."""
+        return self.driver.Stream()
+
+    def mark_time(self, stream: Any = None) -> Any:
+        """An event recorded after what the stream holds; `later.time_since(earlier)` are milliseconds."""
+        event = self.driver.Event()
+        event.record(stream or self._stream)
+        return event
 
     def times_us(self, work: Callable[[], None], count: int) -> list[float]:
         """`count` times between two events around what `work` enqueues. The GPU is not left idle between them."""

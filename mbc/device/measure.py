@@ -32,6 +32,7 @@ from mbc.device.profile import Extent, Profile
 from mbc.device.profile_file import ProfileWriter, read_profile
 from mbc.device.session import GPU_FAILED, Session
 from mbc.device.signature import rows_of, signature
+from mbc.device.transfers import link_constants, measured_link
 from mbc.device.workbench import Bench, identity
 from mbc.errors import MbcError
 from mbc.ir.types import Precision
@@ -61,6 +62,7 @@ class Summary:
     unsteady: tuple[str, ...] = ()
     ruled_out: int = 0
     interrupted: bool = False
+    link_failure: str = ""  # why copies between GPU and host were not measured, empty where they were or are known
 
     @property
     def warning(self) -> str:
@@ -85,6 +87,7 @@ def measure(
     workspace_limit_bytes: int = MOST_WORKSPACE_BYTES,
     progress: Progress = _silent,
     again: bool = False,
+    link: bool = True,
 ) -> Summary:
     """Measure into the profile at `path` what it lacks of `needs`, those of most weight first, each from its largest
     request to smaller ones, and stop when the time is over.
@@ -93,9 +96,10 @@ def measure(
     measured under a lower limit of workspace is completed. `again`: measure all anew. Ctrl-C ends the run like the end
     of its time and is told in the summary. An operation that fails is told there and does not stop the others;
     where it would fail again its extent says why, and later runs pass it over. MBC088 where the GPU itself fails.
+    `link`: also copies between GPU and host, where the profile does not know them.
     """
     with Bench(gpu) as bench:
-        return measure_on(bench, needs, path, measure_for_s, workspace_limit_bytes, progress, again)
+        return measure_on(bench, needs, path, measure_for_s, workspace_limit_bytes, progress, again, link)
 
 
 def measure_on(
@@ -106,6 +110,7 @@ def measure_on(
     workspace_limit_bytes: int = MOST_WORKSPACE_BYTES,
     progress: Progress = _silent,
     again: bool = False,
+    link: bool = True,
     clock: Callable[[], float] = time.monotonic,
 ) -> Summary:
     """`measure` on any workbench."""
@@ -113,7 +118,8 @@ def measure_on(
         held = read_profile(path)
         if again:
             held = Profile(held.identity, {}, constants=held.constants)
-        run = _Run(bench, writer, held, workspace_limit_bytes, progress, clock, clock() + measure_for_s)
+        wants_link = link and (again or measured_link(held.constants) is None)
+        run = _Run(bench, writer, held, workspace_limit_bytes, progress, clock, clock() + measure_for_s, wants_link)
         return run.all(sorted(needs, key=lambda need: -need.weight_us))
 
 
@@ -130,6 +136,7 @@ class _Run:
     progress: Progress
     clock: Callable[[], float]
     deadline_s: float
+    wants_link: bool
     summary: Summary = field(default_factory=Summary)
     total: int = 0
     started_s: float = 0.0
@@ -140,7 +147,7 @@ class _Run:
         self.total = len(wanted) - known
         self.summary = replace(self.summary, known=known)
         try:
-            if self.total and self.clock() < self.deadline_s:
+            if wanted and (self.total or self.wants_link) and self.clock() < self.deadline_s:
                 self._prepare(next(iter(wanted.values())).precision)
             self.started_s = self.clock()
             seen: set[str] = set()
@@ -161,7 +168,19 @@ class _Run:
 
     def _prepare(self, precision: Precision) -> None:
         self.bench.warm(precision)
-        self.writer.record_constant("graph_gap_us", self.bench.graph_gap_us(precision))
+        if self.total:
+            self.writer.record_constant("graph_gap_us", self.bench.graph_gap_us(precision))
+        if self.wants_link:
+            self._link(precision)
+
+    def _link(self, precision: Precision) -> None:
+        try:
+            constants = link_constants(self.bench.host_link(precision))
+        except (MbcError, DoesNotFit) as error:
+            self.summary = replace(self.summary, link_failure=str(error))
+        else:
+            for name, value in constants.items():
+                self.writer.record_constant(name, value)
 
     def _need(self, need: Need, seen: set[str]) -> None:
         """All sizes of one operation. Its operands are put on the GPU when the first of them is to be measured."""

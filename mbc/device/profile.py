@@ -14,6 +14,7 @@ from mbc.device.interpolate import candidates_at, rank
 from mbc.device.signature import read_signature, rows_of, with_rows
 from mbc.device.signature import signature as signature
 from mbc.device.spec import DeviceSpec
+from mbc.device.transfers import measured_link
 from mbc.ir.types import Layout
 from mbc.kernels.base import Candidate, Request
 
@@ -115,7 +116,8 @@ class Extent:
 class Profile:
     """`measurements` and `extents` by the signature of their request (`signature`).
 
-    `constants` are figures of the machine: `graph_gap_us`, the time from one node of a CUDA graph to the next.
+    `constants` are figures of the machine: `graph_gap_us`, the time from one node of a CUDA graph to the next, and
+    those of `mbc.device.transfers.link_constants`.
     `stale`: of another machine than the one planned for, and used all the same: its times count as estimates.
     """
 
@@ -170,11 +172,13 @@ class Profile:
 
 
 def calibrated(device: DeviceSpec, profile: Profile | None) -> DeviceSpec:
-    """The spec with what the profile saw of the machine: the overhead, and the gap between two launches of a graph."""
+    """The spec with what the profile saw of the machine: the overhead, the gap between two launches of a graph, and the
+    way to the host's memory."""
     if profile is None:
         return device
     return replace(
         device,
         overhead_bytes=profile.overhead_bytes or device.overhead_bytes,
         launch_us=profile.constants.get("graph_gap_us", device.launch_us),
+        host_link=measured_link(profile.constants, profile.stale) or device.host_link,
     )

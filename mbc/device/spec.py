@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
+from mbc.device.transfers import HostLink, estimated_link
 from mbc.errors import MbcError
 from mbc.resources import data_text
 
@@ -16,7 +18,7 @@ class DeviceSpec:
     CUDA graph to the next; where it was not measured it is by judgement, longer on older GPUs.
 
     `overhead_bytes` is the device memory outside the arena after a first step, the bare context included; 0 when it
-    was never measured.
+    was never measured. `host_link` is an estimate even of a GPU that was measured: it is the machine's around the GPU.
     """
 
     name: str
@@ -31,6 +33,7 @@ class DeviceSpec:
     fp16_tflops: float
     launch_us: float
     overhead_bytes: int
+    host_link: HostLink
     measured: bool
     buildable: bool  # the CUDA toolkit still makes code for it
 
@@ -42,9 +45,15 @@ class DeviceSpec:
 
 def device_specs() -> dict[str, DeviceSpec]:
     """Every GPU known, by its short name."""
+    return {key: _spec(row) for key, row in json.loads(data_text("gpus.json")).items()}
+
+
+def _spec(row: dict[str, Any]) -> DeviceSpec:
     known = {f.name for f in fields(DeviceSpec)}
-    rows = json.loads(data_text("gpus.json"))
-    return {key: DeviceSpec(**{k: v for k, v in row.items() if k in known}) for key, row in rows.items()}
+    link = estimated_link(row["pcie_generation"], row["pcie_lanes"])
+    # What was seen on some machine with this GPU is a better guess than what its bus promises.
+    seen = {f.name: row[f.name] for f in fields(HostLink) if f.name.endswith("_gb_s") and f.name in row}
+    return DeviceSpec(host_link=replace(link, **seen), **{k: v for k, v in row.items() if k in known})
 
 
 def is_plan_only(architecture: str) -> bool:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from mbc.device.spec import DeviceSpec, device_specs, find_spec
 from mbc.errors import MbcError
 
 DEFAULT_GPU = "h200"
+# Pinned memory is taken from everybody: the operating system cannot move it, and data have to be loaded too.
+HOST_SHARE = 0.5
+_MEMORY_FILES = ("/proc/meminfo", "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,3 +87,26 @@ def free_bytes(device: DeviceSpec, gpu: str) -> int:
             if here.name == device.name:
                 return here.free_bytes
     return device.memory_bytes
+
+
+def free_host_bytes(device: DeviceSpec, gpu: str) -> int | None:
+    """Host memory that a module may pin: half of this machine's when planning for it, else there is no limit (None)."""
+    if gpu != "auto" or all(here.name != device.name for here in local_gpus()):
+        return None
+    total = machine_memory_bytes()
+    return None if total is None else int(total * HOST_SHARE)
+
+
+def machine_memory_bytes(files: Iterable[str] = _MEMORY_FILES) -> int | None:
+    """The machine's memory, or what this process's control group may have of it; None where neither is told."""
+    found: list[int] = []
+    for file in files:
+        try:
+            words = Path(file).read_text(encoding="ascii").split()
+        except (OSError, UnicodeDecodeError):
+            continue
+        if words[:1] == ["MemTotal:"]:
+            found.append(int(words[1]) << 10)  # said in KiB, under the name of kB
+        elif words and words[0].isdigit():
+            found.append(int(words[0]))
+    return min(found, default=None)

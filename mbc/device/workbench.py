@@ -11,14 +11,16 @@ from types import TracebackType
 import numpy as np
 
 from mbc.device.bench import Stand
-from mbc.device.clock import Clock
-from mbc.device.gpu import Gpu
+from mbc.device.clock import Clock, calls_per_graph
+from mbc.device.gpu import Gpu, Graph
 from mbc.device.kernel_library import Call, KernelLibrary
+from mbc.device.measure_transfers import GpuTransfers, measure_link
 from mbc.device.need import Need
 from mbc.device.offers import Offered, device_spec, offers
 from mbc.device.plain_stand import PlainStand
 from mbc.device.product_stand import ProductStand
 from mbc.device.profile import Identity
+from mbc.device.transfers import HostLink
 from mbc.device.trial import PRODUCT_KINDS, Trials
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels import PROVIDERS
@@ -30,6 +32,8 @@ from mbc.runtime.formats import stored_bytes
 
 WARM_S = 0.3
 WARM_SIDE = 4096  # of the matrices multiplied meanwhile
+STREAMED_L2S = 4  # caches that a kernel reads, and writes, to be sure that it finds nothing in the cache
+CACHED_PARTS = 8  # of the cache that a kernel reads, and that it writes, to find all in it
 
 
 def identity(gpu: Gpu) -> Identity:
@@ -80,21 +84,33 @@ class Bench:
 
     def warm(self, precision: Precision) -> None:
         """Work until the clocks are those of a GPU that has been busy for a while."""
-        matrix = TensorType((WARM_SIDE, WARM_SIDE), precision.working)
-        request = Request("linear", Linear((WARM_SIDE,)), (matrix, matrix), (matrix,), precision)
         mark = self.gpu.mark()
         try:
-            pointers = [self.gpu.take(matrix.size_bytes) for _ in range(3)]
-            row = np.random.default_rng(0).standard_normal(WARM_SIDE, np.float32)
-            for pointer in pointers:
-                self.gpu.upload(pointer, stored_bytes(row, matrix.dtype, Layout.CHANNELS_FIRST))
-                self.gpu.repeat(pointer, matrix.size_bytes // WARM_SIDE, matrix.size_bytes)
-            call = self._any_call(request, pointers)
+            call = self._product(precision)
             started = time.monotonic()
             while time.monotonic() - started < WARM_S:
                 self.gpu.times_us(call.enqueue, 10)
         finally:
             self.gpu.reset(mark)
+
+    def _product(self, precision: Precision) -> Call:
+        """A product of matrices, which does nothing but compute."""
+        matrix = TensorType((WARM_SIDE, WARM_SIDE), precision.working)
+        request = Request("linear", Linear((WARM_SIDE,)), (matrix, matrix), (matrix,), precision)
+        pointers = [self.gpu.take(matrix.size_bytes) for _ in range(3)]
+        row = np.random.default_rng(0).standard_normal(WARM_SIDE, np.float32)
+        for pointer in pointers:
+            self.gpu.upload(pointer, stored_bytes(row, matrix.dtype, Layout.CHANNELS_FIRST))
+            self.gpu.repeat(pointer, matrix.size_bytes // WARM_SIDE, matrix.size_bytes)
+        return self._any_call(request, pointers)
+
+    def _scaling(self, precision: Precision, size_bytes: int) -> Call:
+        """Reads and writes so many bytes, and does next to nothing with them."""
+        vector = TensorType((size_bytes // precision.working.size_bytes,), precision.working)
+        request = Request("scale", Scale(), (vector,), (vector,), precision)
+        pointers = (self.gpu.take(vector.size_bytes), self.gpu.take(vector.size_bytes))
+        candidate = next(iter(OWN.candidates(request, self.spec)))
+        return self.library(precision).prepare(candidate, request, pointers, 0)
 
     def _any_call(self, request: Request, pointers: Sequence[int]) -> Call:
         """Of the first provider that has a candidate without workspace."""
@@ -103,17 +119,41 @@ class Bench:
 
     def graph_gap_us(self, precision: Precision) -> float:
         """From one node of a graph to the next, where a node has next to nothing to do."""
-        one = TensorType((1,), precision.working)
-        request = Request("scale", Scale(), (one,), (one,), precision)
         mark = self.gpu.mark()
         try:
-            pointers = (self.gpu.take(one.size_bytes), self.gpu.take(one.size_bytes))
-            candidate = next(iter(OWN.candidates(request, self.spec)))
-            call = self.library(precision).prepare(candidate, request, pointers, 0)
+            call = self._scaling(precision, precision.working.size_bytes)
             call.enqueue()  # loads the kernel, which a capture does not allow
             return self.clock.gap_us(call.enqueue)
         finally:
             self.gpu.reset(mark)
+
+    def host_link(self, precision: Precision) -> HostLink:
+        mark = self.gpu.mark()
+        graphs: dict[str, Graph] = {}
+        try:
+            calls = {
+                "streaming": self._scaling(precision, STREAMED_L2S * self.gpu.l2_bytes),
+                "cached": self._scaling(precision, self.gpu.l2_bytes // CACHED_PARTS),
+                "computing": self._product(precision),
+            }
+            for kind, call in calls.items():
+                graphs[kind] = self._repeated(call)
+            return measure_link(GpuTransfers(self.gpu, {kind: graph.launch for kind, graph in graphs.items()}))
+        finally:
+            for graph in graphs.values():
+                graph.close()
+            self.gpu.reset(mark)
+
+    def _repeated(self, call: Call) -> Graph:
+        """A graph of so many calls that the CPU keeps up with it."""
+        call.enqueue()  # loads the kernel, which a capture does not allow
+        count = calls_per_graph(1, self.clock.once_us(call.enqueue))
+
+        def body() -> None:
+            for _ in range(count):
+                call.enqueue()
+
+        return Graph(self.gpu, body)
 
     @contextmanager
     def open(self, need: Need) -> Generator[Stand, None, None]:

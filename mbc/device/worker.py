@@ -42,6 +42,7 @@ def serve(open_gpu: Callable[[], AbstractContextManager[Any]], measuring: Callab
                 workspace_limit_bytes=task.workspace_limit_bytes,
                 progress=progress,
                 again=task.again,
+                link=task.link,
             )
         _say(messages, ("summary", summary))
     except MbcError as error:

@@ -95,21 +95,22 @@ def _deterministic(sections: Sections, value: ast.Expression, evaluator: Evaluat
 
 
 def _device(sections: Sections, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> Sections:
-    return replace(sections, device_bytes=_bytes("device", value, evaluator, frame))
+    return replace(sections, device_bytes=_bytes("device", 1, value, evaluator, frame))
 
 
 def _host(sections: Sections, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> Sections:
-    return replace(sections, host_bytes=_bytes("host", value, evaluator, frame))
+    # None at all is a limit too: a plan then moves nothing there.
+    return replace(sections, host_bytes=_bytes("host", 0, value, evaluator, frame))
 
 
-def _bytes(name: str, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> int | None:
+def _bytes(name: str, least: int, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> int | None:
     worth = WordValue(value.text) if isinstance(value, ast.Name) else evaluator.worth(value, frame)
     if isinstance(worth, WordValue) and worth.text == AUTO:
         return None
     if not isinstance(worth, Bytes):
         message = f"`memory.{name}` is a size with a unit, or {AUTO}, but this is {describe(worth)}"
         raise MbcError("MBC026", message, "write a unit, such as 12 GB (10^9 bytes) or 8 GiB (2^30)", value.span)
-    if not 0 < worth.size_bytes < 2**62:
+    if not least <= worth.size_bytes < 2**62:
         message = f"`memory.{name}` is {worth.size_bytes} bytes"
         raise MbcError("MBC026", message, "write a size that a machine can have", value.span)
     return worth.size_bytes

@@ -51,6 +51,9 @@ class CandidateTable:
     _menus: dict[Request, Mapping[tuple[Layout, ...], Menu]] = field(
         default_factory=dict[Request, Mapping[tuple[Layout, ...], Menu]]
     )
+    _divided: dict[Request, Mapping[tuple[Layout, ...], Menu]] = field(
+        default_factory=dict[Request, Mapping[tuple[Layout, ...], Menu]]
+    )
     _conversions: dict[tuple[TensorType, Layout], float] = field(default_factory=dict[tuple[TensorType, Layout], float])
 
     def without_determinism(self) -> CandidateTable:
@@ -149,6 +152,27 @@ class CandidateTable:
             known = self._menus[request] = self._make_menus(operation)
         return known
 
+    def menus_in(self, operation: Operation, rows: int) -> Mapping[tuple[Layout, ...], Menu]:
+        """As `menus`, all of it in micro-batches of so many rows (the last may be smaller); empty where that cannot
+        be."""
+        key = self.request(operation, Rows(0, rows))
+        known = self._divided.get(key)
+        if known is None:
+            known = self._divided[key] = self._make_menus_in(operation, rows)
+        return known
+
+    def _make_menus_in(self, operation: Operation, rows: int) -> Mapping[tuple[Layout, ...], Menu]:
+        division = self._parts(rows)
+        if not KINDS[operation.kind].divisible or not self._aligned(operation, rows):
+            return {}
+        offers: dict[tuple[Layout, ...], dict[int, list[Candidate]]] = {}
+        for count in dict.fromkeys(division):
+            for candidate in self.candidates(operation, Rows(0, count)):
+                offers.setdefault(candidate.layouts, {}).setdefault(count, []).append(candidate)
+        sums = KINDS[operation.kind].accumulates
+        menus = {layouts: fixed(found, division, sums) for layouts, found in offers.items()}
+        return {layouts: front for layouts, front in menus.items() if front}
+
     def _make_menus(self, operation: Operation) -> Mapping[tuple[Layout, ...], Menu]:
         sums = KINDS[operation.kind].accumulates
         division = self._forced(operation)
@@ -190,6 +214,9 @@ class CandidateTable:
         rows = self.rules.micro_batch
         if not rows or not self._divisible(operation) or not self._aligned(operation, rows):
             return ()
+        return self._parts(rows)
+
+    def _parts(self, rows: int) -> tuple[int, ...]:
         full, rest = divmod(self.graph.batch, rows)
         return (rows,) * full + ((rest,) if rest else ())
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mbc.errors import MbcError
+from mbc.ir.graph import Operation
 from mbc.ir.types import Layout
 from mbc.ops import KINDS
 from mbc.optimize.candidates import CandidateTable, least_workspace_bytes
@@ -42,15 +43,22 @@ class Choices:
     infer_us: float
 
 
-def choose(table: CandidateTable, limits: Mapping[str, int]) -> Choices:
+def choose(table: CandidateTable, limits: Mapping[str, int], rows: Mapping[str, int] | None = None) -> Choices:
     """The fastest training step, and the fastest inference with the states as the step leaves them.
 
     `limits`: workspace of operations by name, in bytes; one that is not named may take what it likes, and one that has
-    nothing within its limit takes what needs least. Raises MBC200 or MBC202 where one has no candidate at all.
+    nothing within its limit takes what needs least. `rows`: of the micro-batches of operations that are divided so and
+    not otherwise. Raises MBC200 or MBC202 where one has no candidate at all.
     """
     graph = table.graph
+    divided = rows or {}
+
+    def menus(operation: Operation) -> Mapping[tuple[Layout, ...], Menu]:
+        name = operation.name
+        return table.menus_in(operation, divided[name]) if name in divided else table.menus(operation)
+
     options = {
-        operation.name: best_within(table.menus(operation), limits.get(operation.name))
+        operation.name: best_within(menus(operation), limits.get(operation.name))
         for operation in (*graph.train, *graph.infer)
         if not KINDS[operation.kind].view
     }

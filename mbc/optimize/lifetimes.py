@@ -34,8 +34,10 @@ def aligned(size_bytes: int) -> int:
     return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
-def blocks(program: Program, buffers: Sequence[Buffer], persistent: frozenset[int]) -> tuple[Block, ...]:
-    """The blocks of the arena that a program needs beside the persistent ones, ordered by start."""
+def blocks(
+    program: Program, buffers: Sequence[Buffer], persistent: frozenset[int], space: Space = Space.ARENA
+) -> tuple[Block, ...]:
+    """The blocks of one space that a program needs beside the persistent ones, ordered by start."""
     owner = owners(buffers)
     start: dict[int, int] = {}
     stop: dict[int, int] = {}
@@ -43,7 +45,7 @@ def blocks(program: Program, buffers: Sequence[Buffer], persistent: frozenset[in
 
     def touch(buffer: int, first: int, after: int) -> None:
         root = owner[buffer]
-        if root in persistent or buffers[root].space is not Space.ARENA:
+        if root in persistent or buffers[root].space is not space:
             return
         start[root] = min(start.get(root, first), first)
         stop[root] = max(stop.get(root, after), after)

@@ -1,11 +1,12 @@
 """Write the chosen kernels down as launches over buffers, in the order of the graph.
 
-Conversions are launched just before their first reader. Outputs take over the bytes of an input that nobody reads
-afterwards, where the operation allows it.
+States are updated as soon as that is possible, and conversions launched just before their first reader. Workspaces are
+numbered after all other buffers, so that the numbers of these do not depend on how operations are divided.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from mbc.ir.graph import Operation
@@ -13,7 +14,7 @@ from mbc.ir.types import DType, Layout
 from mbc.ops import KINDS
 from mbc.optimize.candidates import CandidateTable
 from mbc.optimize.choose import Choices
-from mbc.optimize.menus import adding_us
+from mbc.optimize.menus import Slice, adding_us
 from mbc.plan.model import Access, Buffer, Kernel, Launch, Mode, Program, Rows, Stream
 
 WHOLE = Rows(0, 1)
@@ -41,13 +42,52 @@ def order(table: CandidateTable, choices: Choices) -> Draft:
     persistent = tuple(states.values())
     finals = dict(graph.updates)
     train = _Writer(table, choices, buffers, dict(states))
-    train.run(graph.train, graph.inputs)
+    train.run(updates_early(graph.train), graph.inputs)
     results = (*graph.outputs, graph.loss, *graph.metrics)
     train_program = train.finish(persistent, tuple(finals.get(name, name) for name in states) + results)
     infer = _Writer(table, choices, buffers, dict(states))
     infer.run(graph.infer, graph.infer_inputs)
     infer_program = infer.finish(persistent, (*states, *graph.infer_outputs))
-    return Draft(tuple(buffers), persistent, train_program, infer_program)
+    workspaces_last = sorted(range(len(buffers)), key=lambda i: buffers[i].value is None)
+    return renumbered(Draft(tuple(buffers), persistent, train_program, infer_program), workspaces_last)
+
+
+def updates_early(operations: Sequence[Operation]) -> tuple[Operation, ...]:
+    """The same operations with every update of a state as early as it can be: where all that it reads is made, and
+    nobody reads the state any more. Gradients then need not wait for the end of the step."""
+    made: dict[str, int] = {}
+    read: dict[str, int] = {}
+    for i, operation in enumerate(operations):
+        if not KINDS[operation.kind].updates:
+            read |= dict.fromkeys(operation.inputs, i)
+    ready: list[int] = []
+    for i, operation in enumerate(operations):
+        at = i
+        if KINDS[operation.kind].updates:
+            updated = {operation.inputs[k] for _, k in KINDS[operation.kind].updates if k < len(operation.inputs)}
+            at = max([made.get(name, -1) for name in operation.inputs] + [read.get(name, -1) for name in updated])
+        made |= dict.fromkeys(operation.outputs, at)
+        ready.append(at)
+    return tuple(operations[i] for i in sorted(range(len(operations)), key=lambda i: (ready[i], i)))
+
+
+def renumbered(draft: Draft, numbers: Sequence[int]) -> Draft:
+    """The same draft with the buffers in another order: `numbers[i]` is the one that becomes the i-th."""
+    new = {old: i for i, old in enumerate(numbers)}
+
+    def renamed(launch: Launch) -> Launch:
+        if all(new[a.buffer] == a.buffer for a in launch.accesses):
+            return launch
+        return replace(launch, accesses=tuple(Access(new[a.buffer], a.rows, a.mode) for a in launch.accesses))
+
+    def of(program: Program) -> Program:
+        entry, exit_ = (tuple(new[b] for b in found) for found in (program.entry, program.exit))
+        return Program(tuple(map(renamed, program.launches)), (), entry, exit_)
+
+    buffers = [draft.buffers[i] for i in numbers]
+    buffers = [b if b.alias is None else replace(b, alias=new[b.alias]) for b in buffers]
+    persistent = tuple(new[b] for b in draft.persistent)
+    return Draft(tuple(buffers), persistent, of(draft.train), of(draft.infer))
 
 
 @dataclass
@@ -79,9 +119,7 @@ class _Writer:
 
     def finish(self, persistent: tuple[int, ...], exits: tuple[str, ...]) -> Program:
         exit_buffers = tuple(dict.fromkeys(self._at(name, self.home[name]) for name in exits))
-        entry = (*persistent, *self.entry)
-        self._take_over(frozenset(entry) | frozenset(exit_buffers))
-        return Program(tuple(self.launches), (), entry, exit_buffers)
+        return Program(tuple(self.launches), (), (*persistent, *self.entry), exit_buffers)
 
     def _new(self, name: str, layout: Layout, alias: int | None = None) -> int:
         value = self.table.graph.values[name]
@@ -126,54 +164,38 @@ class _Writer:
             self._new(name, layout, inputs[must_share[i]] if i in must_share else None)
             for i, (name, layout) in enumerate(zip(operation.outputs, choice.layouts[count:], strict=True))
         ]
-        start = 0
-        for piece in choice.slices:
-            candidate, part = piece.candidate, Rows(start, start + piece.rows)
-            accesses = [self._access(b, part, Mode.READ) for b in inputs]
-            accesses += [self._access(b, part, Mode.WRITE, adds=start > 0) for b in outputs]
-            if candidate.workspace_bytes:
-                self.buffers.append(Buffer(None, WHOLE, Layout.CHANNELS_FIRST, DType.UINT8, candidate.workspace_bytes))
-                accesses.append(Access(len(self.buffers) - 1, WHOLE, Mode.WRITE))
-            adds = start > 0 and kind.accumulates
-            time_us = adding_us(candidate) if adds else candidate.time_us
-            kernel = Kernel(candidate.provider, candidate.name, candidate.settings, time_us, candidate.measured)
-            self.launches.append(Launch(kernel, (operation.name,), Stream.COMPUTE, tuple(accesses)))
-            start = part.stop
+        self.launches += launches_of(self.table, operation, choice.slices, inputs, outputs, self.buffers)
 
-    def _access(self, buffer: int, part: Rows, mode: Mode, adds: bool = False) -> Access:
-        value = self.table.graph.values[self.buffers[buffer].value or ""]
-        if value.per_sample:
+
+def launches_of(
+    table: CandidateTable,
+    operation: Operation,
+    slices: Sequence[Slice],
+    inputs: Sequence[int],
+    outputs: Sequence[int],
+    buffers: list[Buffer],
+) -> list[Launch]:
+    """The kernel calls of an operation over its operands' buffers, slices in order. Workspaces are added to `buffers`,
+    one a call."""
+    per_sample = {b for b in (*inputs, *outputs) if table.graph.values[buffers[b].value or ""].per_sample}
+
+    def access(buffer: int, part: Rows, mode: Mode, adds: bool = False) -> Access:
+        if buffer in per_sample:
             return Access(buffer, part, mode)
         return Access(buffer, WHOLE, Mode.ACCUMULATE if adds else mode)
 
-    def _take_over(self, pinned: frozenset[int]) -> None:
-        """Let outputs share the bytes of inputs that die, where the operation works in place."""
-        last: dict[int, int] = {}
-        for i, launch in enumerate(self.launches):
-            for access in launch.accesses:
-                last[access.buffer] = i
-        operations = {op.name: op for op in (*self.table.graph.train, *self.table.graph.infer)}
-        last_of_operation = {name: i for i, launch in enumerate(self.launches) for name in launch.operations}
-        for launch in self.launches:
-            if not launch.operations:
-                continue
-            operation = operations[launch.operations[0]]
-            count = len(operation.inputs)
-            for output, source in KINDS[operation.kind].in_place:
-                if source >= count or output >= len(operation.outputs):
-                    continue
-                new = launch.accesses[count + output].buffer
-                old = launch.accesses[source].buffer
-                read_once = [a.buffer for a in launch.accesses].count(old) == 1
-                dies_here = last[old] == last_of_operation[operation.name]
-                if read_once and dies_here and old not in pinned and self._same_bytes(old, new):
-                    self.buffers[new] = replace(self.buffers[new], alias=old)
-
-    def _same_bytes(self, old: int, new: int) -> bool:
-        a, b = self.buffers[old], self.buffers[new]
-        return b.alias is None and (a.size_bytes, a.layout, a.dtype, a.rows) == (
-            b.size_bytes,
-            b.layout,
-            b.dtype,
-            b.rows,
-        )
+    found: list[Launch] = []
+    start = 0
+    for piece in slices:
+        candidate, part = piece.candidate, Rows(start, start + piece.rows)
+        accesses = [access(b, part, Mode.READ) for b in inputs]
+        accesses += [access(b, part, Mode.WRITE, adds=start > 0) for b in outputs]
+        if candidate.workspace_bytes:
+            buffers.append(Buffer(None, WHOLE, Layout.CHANNELS_FIRST, DType.UINT8, candidate.workspace_bytes))
+            accesses.append(Access(len(buffers) - 1, WHOLE, Mode.WRITE))
+        adds = start > 0 and KINDS[operation.kind].accumulates
+        time_us = adding_us(candidate) if adds else candidate.time_us
+        kernel = Kernel(candidate.provider, candidate.name, candidate.settings, time_us, candidate.measured)
+        found.append(Launch(kernel, (operation.name,), Stream.COMPUTE, tuple(accesses)))
+        start = part.stop
+    return found

@@ -8,6 +8,7 @@ from mbc.device.spec import DeviceSpec
 from mbc.ir.graph import TrainingGraph
 from mbc.kernels.calibration import INTERPOLATED, UNCOMPARED, Spread, calibration, group
 from mbc.kernels.cudnn_convolution import HEURISTIC_ENGINE, widened_bytes
+from mbc.optimize.contention import contention
 from mbc.optimize.simulate import simulate
 from mbc.plan.model import Buffer, Copy, Kernel, Launch, Program
 
@@ -28,7 +29,13 @@ def time_range_us(
         low, high = (1.0, 1.0) if spread is None else known.factors(spread, device)
         low_us.append(launch.work.time_us * low)
         high_us.append(launch.work.time_us * high)
-    return simulate(program, low_us), simulate(program, high_us)
+    disturbed = contention(program, buffers, device)
+    low, high = simulate(program, low_us, disturbed), simulate(program, high_us, disturbed)
+    if disturbed is None:
+        return low, high
+    # Copies that start sooner may get into each other's way sooner: shorter launches can make a longer step.
+    own = simulate(program, None, disturbed)
+    return min(low, own), max(high, own)
 
 
 def _spread(launch: Launch, graph: TrainingGraph, buffers: Sequence[Buffer]) -> Spread | None:

@@ -7,41 +7,41 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import mbc
-from mbc.errors import MbcError
-from mbc.ir.graph import Operation
+from mbc.errors import BudgetError
 from mbc.ir.types import Precision
+from mbc.optimize.addresses import Placed, assign_addresses, check_host
 from mbc.optimize.bounds import floor_bytes
 from mbc.optimize.candidates import CandidateTable
 from mbc.optimize.choose import check_limit, choose
-from mbc.optimize.lifetimes import aligned, blocks, live_bytes, owners, peak_bytes
-from mbc.optimize.order import Draft, order
-from mbc.optimize.place import place
+from mbc.optimize.contention import contention
+from mbc.optimize.fit import UNLIMITED_BYTES, fit
+from mbc.optimize.knapsack import within_us
+from mbc.optimize.order import Draft
 from mbc.optimize.ranges import time_range_us
+from mbc.optimize.refusal import cannot_fit
+from mbc.optimize.reside import Means
 from mbc.optimize.share import share
 from mbc.optimize.simulate import measured_share, simulate
 from mbc.optimize.synchronise import synchronise
-from mbc.plan.model import Bounds, Kernel, Plan, Predictions, Program, Target
+from mbc.options import Policy
+from mbc.plan.model import Bounds, Copy, Kernel, Plan, Predictions, Program, Target
 from mbc.units import show_size
 
 # Reserved for the context, libraries and modules of a GPU on which they were never measured.
 UNMEASURED_OVERHEAD_BYTES = 600_000_000
-UNLIMITED_BYTES = 1 << 62
-MOST_ROUNDS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of workspace, beside the budget's: for one operation, and for all of a program together (None: no limit)."""
+    """Of workspace, beside the budget's: for one operation, and for all of a program together; of host memory, which a
+    plan may pin (None: no limit).
+
+    `without`: techniques that are left out, of mbc.options.TECHNIQUES."""
 
     operation_bytes: int | None = None
     total_bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Placed:
-    offsets: tuple[int, ...]
-    arena_bytes: int
-    live_bytes: int
+    without: frozenset[str] = frozenset()
+    host_bytes: int | None = None
 
 
 def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
@@ -54,38 +54,42 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
     overhead_bytes = table.device.overhead_bytes or UNMEASURED_OVERHEAD_BYTES
     if table.graph.precision is Precision.FP64:
         overhead_bytes = 0  # runs on the CPU only, where no context or library takes of the budget
-    floor, floor_operation = floor_bytes(table)
+    means = _means(table, limits)
+    host_bytes = means.host_bytes if means.offload > 0 else 0
+    floor, floor_operation = floor_bytes(table, host_bytes, means.split)
     if floor + overhead_bytes > budget_bytes:
-        raise _cannot_fit(table, floor, floor_operation, overhead_bytes, budget_bytes)
+        raise cannot_fit(table, floor, floor_operation, overhead_bytes, budget_bytes, host_bytes, means.split)
     unlimited = choose(table, {})
     most = _most(table, limits)
-    draft, placed = _fit(table, most, budget_bytes - overhead_bytes)
+    fitted = fit(table, most, means, budget_bytes - overhead_bytes)
+    draft, placed = fitted.draft, fitted.placed
+    if not any(isinstance(launch.work, Copy) for launch in draft.train.launches):
+        # No stream waits for another, so that addresses cost no time: the arena is no larger than it has to be.
+        placed = min(placed, assign_addresses(draft), key=lambda p: p.arena_bytes)
     if placed.arena_bytes + overhead_bytes > budget_bytes:
         needed = placed.arena_bytes + overhead_bytes
-        raise MbcError(
+        raise BudgetError(
             "MBC204",
             f"the best plan of '{table.graph.name}' that was found takes {show_size(needed)} "
             f"({show_size(overhead_bytes)} of it outside the arena), the budget is {show_size(budget_bytes)}",
-            f"lower the batch, or raise memory.device to {needed} B; this version neither recomputes nor offloads",
+            f"lower the batch, or raise memory.device to {needed} B",
+            needed_bytes=needed,
+            floor_bytes=floor + overhead_bytes,
         )
+    check_host(placed, limits.host_bytes, table.graph.name)
     any_us = choose(table.without_determinism(), {}).train_us if table.rules.deterministic else 0.0
-    bounds = Bounds(floor, floor_operation.name, placed.live_bytes, unlimited.train_us, any_us)
-    return _plan(table, draft, placed, bounds, budget_bytes, overhead_bytes)
+    least_us = within_us(table, means, budget_bytes - overhead_bytes, unlimited.train_us)
+    bounds = Bounds(floor, floor_operation.name, placed.live_bytes, unlimited.train_us, any_us, least_us)
+    return _plan(table, draft, placed, bounds, budget_bytes, overhead_bytes, limits.host_bytes)
 
 
-def _cannot_fit(
-    table: CandidateTable, floor: int, operation: Operation, overhead_bytes: int, budget_bytes: int
-) -> MbcError:
-    # Where the overhead alone is too much, no smaller batch helps.
-    smaller = "lower the batch, or " if overhead_bytes < budget_bytes else ""
-    return MbcError(
-        "MBC203",
-        f"'{table.graph.name}' cannot fit {show_size(budget_bytes)}: '{operation.name}' "
-        f"({operation.kind}) alone needs {show_size(floor)} with the states, "
-        f"and {show_size(overhead_bytes)} are reserved for the GPU's context and libraries",
-        f"{smaller}raise memory.device to at least {floor + overhead_bytes} B",
-        operation.span,
-    )
+def _means(table: CandidateTable, limits: Limits) -> Means:
+    """What may be done with values that do not all fit."""
+    host_bytes = UNLIMITED_BYTES if limits.host_bytes is None else limits.host_bytes
+    # What is handed on in micro-batches only is made again for the backward pass.
+    recompute = "recompute" not in limits.without
+    split = recompute and table.rules.policy is not Policy.UNDIVIDED and not table.rules.micro_batch
+    return Means(recompute, 0.0 if "offload" in limits.without else 1.0, host_bytes, split)
 
 
 def _most(table: CandidateTable, limits: Limits) -> Mapping[str, int]:
@@ -94,6 +98,8 @@ def _most(table: CandidateTable, limits: Limits) -> Mapping[str, int]:
     if limits.operation_bytes is not None:
         most_bytes = limits.operation_bytes
         check_limit(table, most_bytes)
+    if "workspace" in limits.without:
+        most_bytes = 0  # each operation then takes what needs least
     graph = table.graph
     most = {operation.name: most_bytes for operation in (*graph.train, *graph.infer)}
     if limits.total_bytes is not None:
@@ -103,72 +109,23 @@ def _most(table: CandidateTable, limits: Limits) -> Mapping[str, int]:
     return most
 
 
-def _fit(table: CandidateTable, most: Mapping[str, int], room_bytes: int) -> tuple[Draft, _Placed]:
-    """The fastest choice under `most` that fits the room; where none does, the smallest that was found."""
-    limits = most
-    spared_bytes = 0  # of the room: what placing leaves unused between buffers
-    smallest: tuple[Draft, _Placed] | None = None
-    for _ in range(MOST_ROUNDS):
-        draft = order(table, choose(table, limits))
-        placed = _place(draft)
-        if placed.arena_bytes <= room_bytes:
-            return draft, placed
-        if smallest is None or placed.arena_bytes < smallest[1].arena_bytes:
-            smallest = draft, placed
-        if placed.live_bytes <= room_bytes:
-            spared_bytes += placed.arena_bytes - room_bytes
-        free = _free(draft, room_bytes - spared_bytes)
-        # Where what is kept alone is too much, no workspace is small enough.
-        tighter = {name: min(limit, max(0, free.get(name, limit))) for name, limit in most.items()}
-        if tighter == limits or min(free.values()) < 0:
-            break
-        limits = tighter
-    assert smallest is not None
-    return smallest
-
-
-def _free(draft: Draft, room_bytes: int) -> Mapping[str, int]:
-    """Bytes that each operation finds free beside all that is kept while it runs; below zero where that is too much."""
-    persistent = frozenset(draft.persistent)
-    room_bytes -= sum(aligned(draft.buffers[buffer].size_bytes) for buffer in draft.persistent)
-    found: dict[str, int] = {}
-    for program in (draft.train, draft.infer):
-        kept = [b for b in blocks(program, draft.buffers, persistent) if draft.buffers[b.buffers[0]].value is not None]
-        live = live_bytes(kept, len(program.launches))
-        for launch, taken_bytes in zip(program.launches, live, strict=True):
-            for name in launch.operations:
-                found[name] = min(found.get(name, UNLIMITED_BYTES), room_bytes - taken_bytes)
-    return found
-
-
-def _place(draft: Draft) -> _Placed:
-    """Persistent buffers at the bottom, above them the two programs, which never run at the same time."""
-    offsets = [0] * len(draft.buffers)
-    base = 0
-    for buffer in draft.persistent:
-        offsets[buffer] = base
-        base += aligned(draft.buffers[buffer].size_bytes)
-    top = live = 0
-    persistent = frozenset(draft.persistent)
-    for program in (draft.train, draft.infer):
-        program_blocks = blocks(program, draft.buffers, persistent)
-        places, height = place(program_blocks)
-        for block, offset in zip(program_blocks, places, strict=True):
-            offsets[block.buffers[0]] = base + offset
-        top, live = max(top, height), max(live, peak_bytes(program_blocks)[0])
-    for buffer, owner in enumerate(owners(draft.buffers)):
-        offsets[buffer] = offsets[owner]
-    return _Placed(tuple(offsets), base + top, base + live)
-
-
 def _plan(
-    table: CandidateTable, draft: Draft, placed: _Placed, bounds: Bounds, budget_bytes: int, overhead_bytes: int
+    table: CandidateTable,
+    draft: Draft,
+    placed: Placed,
+    bounds: Bounds,
+    budget_bytes: int,
+    overhead_bytes: int,
+    host_limit_bytes: int | None,
 ) -> Plan:
     def finish(program: Program) -> Program:
         return replace(program, waits=synchronise(program, draft.buffers, placed.offsets))
 
-    train, infer = finish(draft.train), finish(draft.infer)
+    def time_us(program: Program) -> float:
+        return simulate(program, contention=contention(program, draft.buffers, device))
+
     device = table.device
+    train, infer = finish(draft.train), finish(draft.infer)
     pinned = any(key == "engine" and value >= 0 for p in (train, infer) for key, value in _settings(p))
     cudnn = table.profile.cudnn if pinned and table.profile else 0
     return Plan(
@@ -188,17 +145,18 @@ def _plan(
         train,
         infer,
         Predictions(
-            simulate(train),
+            time_us(train),
             *time_range_us(train, table.graph, draft.buffers, device),
-            simulate(infer),
+            time_us(infer),
             *time_range_us(infer, table.graph, draft.buffers, device),
             measured_share(train),
             placed.arena_bytes,
             overhead_bytes,
             device.overhead_bytes > 0,
-            0,
+            placed.host_bytes,
         ),
         bounds,
+        host_limit_bytes,
     )
 
 

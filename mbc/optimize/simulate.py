@@ -1,31 +1,134 @@
-"""The predicted time of a program: each stream runs its launches in order and stops for its waits."""
+"""The predicted time of a program: each stream runs its launches in order and stops for its waits, and what runs at the
+same time on two streams slows each other down."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from mbc.device.transfers import Slowdown
 from mbc.plan.model import Program, Stream
 
+_IDLE_US = 1e-9  # less than that is left of a launch that has ended, rounding being what it is
 
-def simulate(program: Program, times_us: Sequence[float] | None = None) -> float:
-    """Microseconds from the first launch to the end of the last. `times_us`: of each launch, in place of its own."""
-    if times_us is None:
-        times_us = [launch.work.time_us for launch in program.launches]
-    if not program.waits:
+
+@dataclass(frozen=True, slots=True)
+class Contention:
+    """What launches do to each other. `slowdowns`: of each launch of the compute stream while copies run (those of
+    other launches mean nothing); `to_host`, `to_device`: time of a copy while the other direction is busy, over alone.
+    """
+
+    slowdowns: tuple[Slowdown, ...]
+    to_host: float
+    to_device: float
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """When each launch starts and ends, in microseconds from the start of the program.
+
+    `stalls_us`: for how long each launch found its stream idle, that is, waited for launches of other streams.
+    """
+
+    starts_us: tuple[float, ...]
+    ends_us: tuple[float, ...]
+    stalls_us: tuple[float, ...]
+
+    @property
+    def total_us(self) -> float:
+        return max(self.ends_us, default=0.0)
+
+
+def simulate(program: Program, times_us: Sequence[float] | None = None, contention: Contention | None = None) -> float:
+    """Microseconds from the first launch to the end of the last. `times_us`: of each launch alone, in place of its own;
+    without `contention` nothing slows down anything."""
+    if not program.waits and contention is None:
         busy: dict[Stream, float] = {}
-        for launch, time_us in zip(program.launches, times_us, strict=True):
+        for launch, time_us in zip(program.launches, _alone(program, times_us), strict=True):
             busy[launch.stream] = busy.get(launch.stream, 0.0) + time_us
         return max(busy.values(), default=0.0)
+    return timeline(program, times_us, contention).total_us
+
+
+def timeline(
+    program: Program, times_us: Sequence[float] | None = None, contention: Contention | None = None
+) -> Timeline:
+    """When each launch runs. Arguments as for `simulate`."""
+    alone_us = _alone(program, times_us)
     waits: dict[int, list[int]] = {}
     for earlier, later in program.waits:
         waits.setdefault(later, []).append(earlier)
+    if contention is None or all(launch.stream is Stream.COMPUTE for launch in program.launches):
+        return _undisturbed(program, alone_us, waits)
+    return _disturbed(program, alone_us, waits, contention)
+
+
+def _alone(program: Program, times_us: Sequence[float] | None) -> Sequence[float]:
+    return [launch.work.time_us for launch in program.launches] if times_us is None else times_us
+
+
+def _undisturbed(program: Program, alone_us: Sequence[float], waits: dict[int, list[int]]) -> Timeline:
+    starts: list[float] = []
     ends: list[float] = []
+    stalls: list[float] = []
     free: dict[Stream, float] = {}
     for i, launch in enumerate(program.launches):
-        start = max([free.get(launch.stream, 0.0), *(ends[j] for j in waits.get(i, ()))])
-        ends.append(start + times_us[i])
+        ready = free.get(launch.stream, 0.0)
+        starts.append(max([ready, *(ends[j] for j in waits.get(i, ()))]))
+        stalls.append(starts[-1] - ready)
+        ends.append(starts[-1] + alone_us[i])
         free[launch.stream] = ends[-1]
-    return max(ends, default=0.0)
+    return Timeline(tuple(starts), tuple(ends), tuple(stalls))
+
+
+def _disturbed(
+    program: Program, alone_us: Sequence[float], waits: dict[int, list[int]], contention: Contention
+) -> Timeline:
+    """From the end of one launch to the next end of any, every running one progresses at the rate that the others
+    leave it."""
+    count = len(program.launches)
+    queues = {stream: deque[int]() for stream in Stream}
+    for i, launch in enumerate(program.launches):
+        queues[launch.stream].append(i)
+    starts, stalls = [0.0] * count, [0.0] * count
+    ends: list[float | None] = [None] * count
+    free = dict.fromkeys(Stream, 0.0)
+    running: dict[Stream, int] = {}
+    left_us: dict[Stream, float] = {}
+    now = 0.0
+    while running or any(queues.values()):
+        for stream, queue in queues.items():
+            if stream in running or not queue or any(ends[j] is None for j in waits.get(queue[0], ())):
+                continue
+            i = queue.popleft()
+            starts[i], stalls[i] = now, now - free[stream]
+            running[stream], left_us[stream] = i, alone_us[i]
+        if not running:
+            raise ValueError("launches wait for each other")
+        slower = _slower(running, contention)
+        passed = min(left_us[stream] * slower[stream] for stream in running)
+        now += passed
+        for stream in tuple(running):
+            left_us[stream] -= passed / slower[stream]
+            if left_us[stream] <= _IDLE_US:
+                ends[running.pop(stream)] = free[stream] = now
+    return Timeline(tuple(starts), tuple(end for end in ends if end is not None), tuple(stalls))
+
+
+def _slower(running: dict[Stream, int], contention: Contention) -> dict[Stream, float]:
+    """By what each running launch takes longer than alone."""
+    to_host, to_device = Stream.TO_HOST in running, Stream.TO_DEVICE in running
+    both = to_host and to_device
+    found = {
+        Stream.TO_HOST: contention.to_host if both else 1.0,
+        Stream.TO_DEVICE: contention.to_device if both else 1.0,
+    }
+    if Stream.COMPUTE in running:
+        slowdown = contention.slowdowns[running[Stream.COMPUTE]]
+        one_way = slowdown.to_host if to_host else slowdown.to_device if to_device else 1.0
+        found[Stream.COMPUTE] = slowdown.both if both else one_way
+    return found
 
 
 def measured_share(program: Program) -> float:

@@ -62,6 +62,7 @@ _FIELDS = (
     "mbc",
     "target",
     "budget_bytes",
+    "host_limit_bytes",
     "predictions",
     "bounds",
     "graph",
@@ -105,6 +106,7 @@ def decode_plan(document: Mapping[str, Any]) -> Plan:
     for i, buffer in enumerate(buffers):
         if buffer.alias is not None and buffer.alias >= len(buffers):
             raise BadField(f"there is no buffer {buffer.alias}", f"buffers.rows[{i}].alias", NO_SUCH_THING)
+    host_limit = document["host_limit_bytes"]
     return Plan(
         version=at("mbc", string, document["mbc"]),
         graph=graph,
@@ -116,6 +118,7 @@ def decode_plan(document: Mapping[str, Any]) -> Plan:
         infer=at("infer", _program, document["infer"], len(buffers), infer_operations),
         predictions=predictions,
         bounds=bounds,
+        host_limit_bytes=None if host_limit is None else at("host_limit_bytes", whole, host_limit),
     )
 
 

@@ -106,6 +106,7 @@ def _figures(plan: Plan) -> tuple[tuple[str, Figure], ...]:
         ("cudnn", target.cudnn),
         ("profile", target.profile),
         ("budget_bytes", plan.budget_bytes),
+        ("host_limit_bytes", plan.host_limit_bytes or "none"),
         ("train_us", predictions.train_us),
         ("train_low_us", predictions.train_low_us),
         ("train_high_us", predictions.train_high_us),

@@ -30,6 +30,7 @@ def encode_plan(plan: Plan) -> dict[str, Any]:
         "mbc": plan.version,
         "target": _record(plan.target),
         "budget_bytes": plan.budget_bytes,
+        "host_limit_bytes": plan.host_limit_bytes,
         "predictions": _record(plan.predictions),
         "bounds": _record(plan.bounds),
         "graph": _graph(plan.graph),

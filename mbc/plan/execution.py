@@ -163,13 +163,20 @@ class Execution:
                 self._fail("MBC123", f"{place}: a copy changes neither layout nor type")
         elif (launch.work.provider, launch.work.name) != ("mbc", "convert"):
             self._fail("MBC123", f"{place}: '{launch.work.provider}/{launch.work.name}' runs no operation")
-        if new.alias is not None:
+        if new.alias is not None and not self._returns_home(launch, new):
             self._fail("MBC128", f"{place}: a conversion or copy cannot work in place")
         span = self._span(source)
         if span.meets(self._span(target)):
             self._fail("MBC132", f"{place}: what it reads and what it writes share bytes")
         self._read(index, launch.stream, source, span, place)
         self._write(index, launch.stream, target, None, place)
+
+    def _returns_home(self, launch: Launch, new: Buffer) -> bool:
+        """Whether a copy brings the next version of a state to where the state lay, outside the arena."""
+        if new.alias is None or not isinstance(launch.work, Copy) or new.space is Space.ARENA:
+            return False
+        state = self.plan.buffers[new.alias]
+        return new.alias in self.program.entry and (state.value, new.value) in self.plan.graph.updates
 
     def _assign(
         self, demand: Demand, launch: Launch, place: str

@@ -1,4 +1,4 @@
-"""Bytes of the arena by kind, launch by launch."""
+"""Bytes of the arena by kind, launch by launch, and those of the host."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 
-from mbc.plan.live import Kind, kinds_of_values, stays
-from mbc.plan.model import Plan, Program
+from mbc.plan.live import Kind, kinds_of_values, lifetimes, rounded, stays
+from mbc.plan.model import Plan, Program, Space
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,3 +50,39 @@ def memory_curve(plan: Plan, program: Program) -> MemoryCurve:
             changes[kind][start] += stay.size_bytes
             changes[kind][stop] -= stay.size_bytes
     return MemoryCurve({kind: tuple(accumulate(change[:-1])) for kind, change in changes.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Bytes of the arena that one value (None: workspace) holds, from launch `start` to before launch `stop`."""
+
+    value: str | None
+    kind: Kind
+    size_bytes: int
+    start: int
+    stop: int
+
+
+def taken_at(plan: Plan, program: Program, launch: int) -> tuple[Taken, ...]:
+    """What takes the arena while a launch runs, the largest first."""
+    kinds = kinds_of_values(plan.graph)
+    found: list[Taken] = []
+    for stay in stays(plan, program):
+        if stay.start <= launch < stay.stop:
+            # The bytes belong to the last member that was touched by then.
+            member = [m for m, since in zip(stay.members, stay.since, strict=True) if since <= launch or since == 0]
+            value = plan.buffers[member[-1] if member else stay.members[0]].value
+            kind = Kind.WORKSPACE if value is None else kinds[value]
+            found.append(Taken(value, kind, stay.size_bytes, stay.start, stay.stop))
+    return tuple(sorted(found, key=lambda taken: (-taken.size_bytes, taken.start, taken.value or "")))
+
+
+def host_curve(plan: Plan, program: Program) -> tuple[int, ...]:
+    """Bytes of host memory that hold something while each launch runs, sizes rounded up to the alignment."""
+    count = max(1, len(program.launches))
+    changes = [0] * (count + 1)
+    for buffer, (start, stop) in lifetimes(program).items():
+        if plan.buffers[buffer].space is Space.HOST:
+            changes[start] += rounded(plan.buffers[buffer].size_bytes)
+            changes[stop] -= rounded(plan.buffers[buffer].size_bytes)
+    return tuple(accumulate(changes[:-1]))

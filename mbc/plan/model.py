@@ -12,7 +12,7 @@ from enum import StrEnum
 from mbc.ir.graph import TrainingGraph
 from mbc.ir.types import DType, Layout
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 ALIGNMENT_BYTES = 256
 
 
@@ -166,7 +166,8 @@ class Bounds:
     does better. `live_bytes`: the most bytes alive at once in this plan: no placement does better.
     `fastest_us`: the fastest choice of kernels, divisions and layouts together, whatever workspace it takes: no plan
     made of the same candidates is faster. `nondeterministic_us`: the same with kernels that give other bits in each
-    run; 0 where these are admitted anyway.
+    run; 0 where these are admitted anyway. `within_us`: with the operations in this order no plan within the budget is
+    faster; 0 where this was not computed.
     """
 
     floor_bytes: int
@@ -174,11 +175,15 @@ class Bounds:
     live_bytes: int
     fastest_us: float
     nondeterministic_us: float = 0.0
+    within_us: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`offsets[i]` is the address of `buffers[i]` from the start of its space."""
+    """`offsets[i]` is the address of `buffers[i]` from the start of its space.
+
+    `budget_bytes` bounds arena and overhead, `host_limit_bytes` the pinned host memory (None: nothing does).
+    """
 
     version: str  # of mbc
     graph: TrainingGraph
@@ -190,3 +195,4 @@ class Plan:
     infer: Program
     predictions: Predictions
     bounds: Bounds
+    host_limit_bytes: int | None = None

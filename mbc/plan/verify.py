@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from mbc.errors import MbcError
-from mbc.ir.graph import Operation
+from mbc.ir.graph import Operation, Role
 from mbc.ir.types import Layout, layout_matters
 from mbc.ir.verify import verify_training
 from mbc.ops import KINDS
@@ -158,8 +158,10 @@ def _check_entry(plan: Plan, program: Program, title: str, names: tuple[str, ...
         if buffer.value not in expected or buffer.value in found:
             _fail("MBC122", f"{title}: {buffer_name(index, buffer)} cannot hold anything before the start")
         value = plan.graph.values[buffer.value]
-        if buffer.rows != whole_rows(plan.graph, value) or buffer.space is not Space.ARENA:
-            _fail("MBC122", f"{title}: {buffer_name(index, buffer)} does not hold all of its value in the arena")
+        if buffer.rows != whole_rows(plan.graph, value):
+            _fail("MBC122", f"{title}: {buffer_name(index, buffer)} does not hold all of its value")
+        if buffer.space is not Space.ARENA and value.role is not Role.OPTIMIZER:
+            _fail("MBC122", f"{title}: {buffer_name(index, buffer)} must be in the arena before the start")
         if buffer.alias is not None:
             _fail("MBC122", f"{title}: {buffer_name(index, buffer)} takes over bytes, so it cannot be there before")
         if value.role.persistent:
@@ -204,18 +206,25 @@ def _check_exit(
         ends = [
             (plan.offsets[i], plan.buffers[i].layout, plan.buffers[i].dtype, plan.buffers[i].space)
             for i in held.get(final, ())
+            if _first_owner(plan, i) == start
         ]
         if there not in ends:
             _fail("MBC129", f"{title}: '{final}' is not at the end where '{state}' was at the start")
     for name in results:
         root = demands[title].root(name)
-        if root not in held:
-            _fail("MBC129", f"{title}: no buffer holds the result '{name}' at the end")
+        if not any(plan.buffers[i].space is Space.ARENA for i in held.get(root, ())):
+            _fail("MBC129", f"{title}: no buffer of the arena holds the result '{name}' at the end")
         shape = plan.graph.values[root].type.shape
         if root != name and not any(is_canonical(plan.buffers[i].layout, shape) for i in held[root]):
             _fail(
                 "MBC129", f"{title}: the result '{name}' is a view of '{root}', which does not lie as its shape reads"
             )
+
+
+def _first_owner(plan: Plan, index: int) -> int:
+    """The buffer whose bytes this one took over, through any number of others between them."""
+    alias = plan.buffers[index].alias
+    return index if alias is None else _first_owner(plan, alias)
 
 
 def _check_figures(plan: Plan, live: int) -> None:
@@ -228,6 +237,9 @@ def _check_figures(plan: Plan, live: int) -> None:
     total = plan.predictions.arena_bytes + plan.predictions.overhead_bytes
     if total > plan.budget_bytes:
         _fail("MBC131", f"arena and overhead take {total} bytes, the budget is {plan.budget_bytes}")
+    host = plan.predictions.host_bytes
+    if plan.host_limit_bytes is not None and host > plan.host_limit_bytes:
+        _fail("MBC131", f"the plan takes {host} bytes of host memory, it may take {plan.host_limit_bytes}")
     if plan.bounds.live_bytes != live:
         _fail("MBC131", f"the plan says that {plan.bounds.live_bytes} bytes are live at once, they are {live}")
 

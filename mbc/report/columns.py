@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _GAP = "  "
+DEFAULT_WIDTH = 120
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from mbc.plan.diff import Change, Figure, OperationChange, PlanDiff
 from mbc.plan.summary import OperationSummary
-from mbc.report.columns import Column, render
-from mbc.report.tables import DEFAULT_WIDTH, NO_PROFILE, cudnn_version, layouts, micro_batches, time_cell
+from mbc.report.columns import DEFAULT_WIDTH, Column, render
+from mbc.report.tables import NO_PROFILE, cudnn_version, layouts, micro_batches, time_cell
 from mbc.units import show_size, show_time
 
 

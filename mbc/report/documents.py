@@ -10,6 +10,7 @@ from mbc.plan.memory import memory_curve
 from mbc.plan.model import Plan, Program
 from mbc.plan.summary import summarise
 from mbc.report.memory import curve_rows
+from mbc.report.techniques import techniques_document
 
 
 def plan_document(plan: Plan, *, memory: bool = False) -> dict[str, Any]:
@@ -21,6 +22,7 @@ def plan_document(plan: Plan, *, memory: bool = False) -> dict[str, Any]:
         "precision": str(graph.precision),
         "target": asdict(plan.target),
         "budget_bytes": plan.budget_bytes,
+        "host_limit_bytes": plan.host_limit_bytes,
         "predictions": asdict(plan.predictions),
         "bounds": asdict(plan.bounds),
         "above_bounds": {
@@ -67,6 +69,7 @@ def _program(plan: Plan, program: Program, memory: bool) -> dict[str, Any]:
             "by_kind": {str(kind): taken for kind, taken in curve.at(peak).items()},
         },
         "operations": [asdict(summary) for summary in summarise(plan, program)],
+        "techniques": techniques_document(plan, program),
     }
     if memory:
         made["memory"] = curve_rows(curve)

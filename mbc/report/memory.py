@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mbc.plan.live import Kind
-from mbc.plan.memory import MemoryCurve, memory_curve
+from mbc.plan.memory import MemoryCurve, host_curve, memory_curve
 from mbc.plan.model import Plan, Program
 from mbc.units import show_size
 
@@ -26,23 +25,33 @@ def sparkline(values: Sequence[int], width: int, top: int | None = None) -> str:
 
 
 def curve_text(plan: Plan, program: Program, width: int) -> str:
-    """One part of a page: the arena over the launches of a program, in all and by kind, on one scale."""
+    """One part of a page: the arena over the launches of a program against the budget, in all and by kind, on one
+    scale; host memory on its own."""
     curve = memory_curve(plan, program)
     total = curve.total_bytes
-    top = max(total)
+    left = plan.budget_bytes - plan.predictions.overhead_bytes
+    peak = max(total)
+    # Against a budget that is far away every curve would lie flat on the ground.
+    top = left if peak <= left < _FAR * peak else peak
+    scale = "that the budget leaves" if top == left else f"at the peak; the budget leaves {show_size(left)}"
     room = max(10, width - _LABEL - 12)
-    lines = [f"memory over the {len(total)} launches, top of the scale {show_size(top)}", _row("all", total, room, top)]
+    title = f"memory over the {len(total)} launches; the scale ends at the {show_size(top)} {scale}"
+    lines = [title, _row("all", total, room, top)]
     lines += [
-        _row(kind, taken, room, top) for kind, taken in curve.bytes_by_kind.items() if any(taken) and kind in _VARYING
+        _row(kind, taken, room, top) for kind, taken in curve.bytes_by_kind.items() if max(taken) * _NOTHING >= top
     ]
+    host = host_curve(plan, program)
+    if any(host):
+        lines.append(_row("host, own scale", host, room, max(host)))
     return "\n".join(lines)
 
 
-_VARYING = (Kind.ACTIVATIONS, Kind.GRADIENTS, Kind.WORKSPACE)
+_FAR = 4
+_NOTHING = 1000  # what takes less than this part of the scale has no row
 
 
 def _row(title: str, values: Sequence[int], room: int, top: int) -> str:
-    return f"{title:<{_LABEL - 6}}{sparkline(values, room, top)} {show_size(max(values))}"
+    return f"{title:<{_LABEL}}{sparkline(values, room, top)} {show_size(max(values))}"
 
 
 def curve_rows(curve: MemoryCurve) -> list[dict[str, int]]:

@@ -11,8 +11,7 @@ from typing import Any
 from mbc.device.profile import Identity, Measurement, Profile, version_text
 from mbc.device.profile_diff import TOLERANCE, ProfileDiff, Ratios
 from mbc.device.signature import described, read_signature
-from mbc.report.columns import Column, render
-from mbc.report.tables import DEFAULT_WIDTH
+from mbc.report.columns import DEFAULT_WIDTH, Column, render
 from mbc.units import show_size, show_time
 
 _MOST_REASONS = 8

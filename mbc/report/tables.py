@@ -1,4 +1,4 @@
-"""What `mbc show` prints of a plan. Times that are estimates, not measurements, are marked `~`."""
+"""The tables of a plan. Times that are estimates, not measurements, are marked `~`."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from mbc.plan.live import rounded
-from mbc.plan.memory import memory_curve
+from mbc.plan.memory import memory_curve, taken_at
 from mbc.plan.model import Plan, Program, Target
-from mbc.plan.summary import OperationSummary, summarise
+from mbc.plan.summary import OperationSummary
 from mbc.report.columns import Column, render
-from mbc.report.memory import curve_text
 from mbc.units import show_range, show_size, show_time
 
-DEFAULT_WIDTH = 120
+LARGEST = 6  # of what lies in the arena at the peak
 NO_PROFILE = "none of this GPU, times are estimated"
 
 _OPERATIONS = (
@@ -35,26 +34,6 @@ _KINDS = (
     Column("share", right=True),
     Column("workspace", right=True),
 )
-
-
-def plan_text(
-    plan: Plan,
-    *,
-    width: int = DEFAULT_WIDTH,
-    limit: int | None = None,
-    by_kind: bool = False,
-    infer: bool = False,
-) -> str:
-    """The whole page: what the plan is, its operations, the peak, memory over the step, totals and bounds.
-
-    `limit`: only the slowest so many operations, in their order in the program, and a line for the others. `by_kind`:
-    one row a kind of operation instead. `infer`: the inference program instead of the training step.
-    """
-    program = plan.infer if infer else plan.train
-    summaries = summarise(plan, program)
-    table = kinds_table(summaries, width) if by_kind else operations_table(summaries, width, limit)
-    parts = [heading(plan, infer), table, peak_table(plan, program), curve_text(plan, program, width)]
-    return "\n\n".join((*parts, totals_text(plan)))
 
 
 def heading(plan: Plan, infer: bool = False) -> str:
@@ -133,15 +112,28 @@ def kinds_table(summaries: Sequence[OperationSummary], width: int | None) -> str
     return render(_KINDS, rows, width)
 
 
-def peak_table(plan: Plan, program: Program) -> str:
-    """What takes the arena when most of it is taken."""
+def peak_table(plan: Plan, program: Program, width: int | None = None) -> str:
+    """What takes the arena when most of it is taken: by kind, and the largest values."""
     curve = memory_curve(plan, program)
     peak = curve.peak_launch
     total = curve.total_bytes[peak]
     rows = [(str(kind), show_size(taken), f"{100 * taken / total:.1f} %") for kind, taken in curve.at(peak).items()]
     rows.append(("all", show_size(total), "100.0 %"))
     columns = (Column("at the peak"), Column("memory", right=True), Column("share", right=True))
-    return f"{render(columns, rows)}\nthe peak is at {launch_title(program, peak)}"
+    where = f"the peak is at {launch_title(program, peak)}"
+    return f"{render(columns, rows)}\n{where}\n\n{_largest(plan, program, peak, width)}"
+
+
+def _largest(plan: Plan, program: Program, launch: int, width: int | None) -> str:
+    taken = [t for t in taken_at(plan, program, launch) if t.size_bytes]
+    rows = [(t.value or "-", str(t.kind), show_size(t.size_bytes), f"{t.start}..{t.stop}") for t in taken[:LARGEST]]
+    columns = (
+        Column("largest then", shrinks=True, least=18), Column("kind"), Column("memory", right=True),
+        Column("lifetime", right=True),
+    )  # fmt: skip
+    others = taken[LARGEST:]
+    rest = f"\n… and {len(others)} others, {show_size(sum(t.size_bytes for t in others))} together" if others else ""
+    return render(columns, rows, width) + rest
 
 
 def launch_title(program: Program, index: int) -> str:
@@ -179,7 +171,9 @@ def totals_text(plan: Plan) -> str:
         ("arena + overhead", show_size(total), f"of a budget of {show_size(plan.budget_bytes)}"),
     ]
     if predictions.host_bytes:
-        rows.append(("host memory", show_size(predictions.host_bytes), "pinned"))
+        limit = plan.host_limit_bytes
+        most = "" if limit is None else f", of at most {show_size(limit)}"
+        rows.append(("host memory", show_size(predictions.host_bytes), f"pinned{most}"))
     limits = [
         (
             "fastest choice of known kernels",
@@ -197,6 +191,9 @@ def totals_text(plan: Plan) -> str:
             over(predictions.arena_bytes, bounds.floor_bytes),
         ),
     ]
+    if bounds.within_us > bounds.fastest_us:
+        least = time_cell(bounds.within_us, guess), over(predictions.train_us, bounds.within_us)
+        limits.insert(1, ("the same within the budget (knapsack)", *least))
     if bounds.nondeterministic_us:
         price = time_cell(bounds.nondeterministic_us, guess), over(predictions.train_us, bounds.nondeterministic_us)
         limits.insert(1, ("the same without deterministic = true", *price))
@@ -210,7 +207,10 @@ def totals_text(plan: Plan) -> str:
 
 def over(figure: float, bound: float) -> str:
     """How far a figure is above its bound."""
-    return f"{100 * (figure / bound - 1):.2f} %" if bound > 0 else "-"
+    if bound <= 0:
+        return "-"
+    percent = 100 * (figure / bound - 1)
+    return f"{0.0 if abs(percent) < 0.005 else percent:.2f} %"
 
 
 def time_cell(time_us: float, estimated: bool) -> str:

@@ -74,6 +74,11 @@ class Interpreter:
         """The arena itself: exactly `predictions.arena_bytes`."""
         return self._spaces[Space.ARENA]
 
+    @property
+    def host_bytes(self) -> int:
+        """What stands for the host's memory: exactly `predictions.host_bytes`."""
+        return self._spaces[Space.HOST].nbytes
+
     def write(self, place: Place, array: Array) -> None:
         """Store a canonical array of the place's shape."""
         store(self._view(place), place.dtype, array)
@@ -286,7 +291,7 @@ class Interpreter:
         return data
 
     def _view(self, place: Place) -> Array:
-        data = self._spaces[Space.ARENA][place.offset_bytes : place.offset_bytes + place.size_bytes]
+        data = self._spaces[place.space][place.offset_bytes : place.offset_bytes + place.size_bytes]
         return canonical_view(data, place.shape, place.dtype, place.layout)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import importlib
+import re
 import weakref
 from collections import deque
 from dataclasses import dataclass, field
@@ -25,14 +26,17 @@ from mbc.runtime.arrays import DeviceArray
 from mbc.runtime.formats import STORED, loaded, stored_bytes
 from mbc.runtime.library import LIBRARY_FILE, Library
 from mbc.runtime.machine import Figures, Memory, padded
-from mbc.runtime.nvml import used_bytes
+from mbc.runtime.pinned import address_of, pin
 from mbc.runtime.places import Place, Places
+from mbc.runtime.usage import taken_since, usage_of
 
 Array = NDArray[Any]
 
 GUARD_BYTES = 64 << 10  # of each canary; keeps the arena aligned
 _GUARD_PATTERN = 0xA5
 _STEPS_AHEAD = 16  # steps that may be queued before the first one's figures are fetched
+# How CUDA, cuDNN and cuBLAS say that there is no memory left.
+_OUT_OF_MEMORY = re.compile(r"out of memory|ALLOC", re.IGNORECASE)
 _DEVICE_INPUTS_AHEAD = 4  # device arrays kept alive while copies of them are queued
 
 
@@ -76,12 +80,14 @@ class _Taken:
     """What has to be given back, in this order."""
 
     library: Library | None = None
+    host: Array | None = None  # pinned; nobody else may hold it
     memory: list[Any] = field(default_factory=list[Any])
 
     def free(self) -> None:
         if self.library is not None:
             self.library.destroy()
             self.library = None
+        self.host = None
         while self.memory:
             self.memory.pop().free()
 
@@ -95,7 +101,7 @@ class Cuda:
         self._plan, self._places, self._eager = plan, places, eager
         self._driver: Any = _driver()
         gpus = [self._driver.Device(number) for number in range(self._driver.Device.count())]
-        self._used_before = {address: used_bytes(address) for address in (gpu.pci_bus_id() for gpu in gpus)}
+        self._used_before = {address: usage_of(address) for address in (gpu.pci_bus_id() for gpu in gpus)}
         self._context = _context(self._driver)
         _check_architecture(plan, self._context.get_device())
         self._taken = _Taken()
@@ -116,9 +122,12 @@ class Cuda:
     @property
     def memory(self) -> Memory:
         predicted = self._plan.predictions
+        host = self._taken.host
+        staging = sum(pinned.nbytes for staging in self._staging.values() for pinned in staging.buffers)
         return Memory(
-            predicted.arena_bytes, self._arena_bytes, predicted.overhead_bytes, self._overhead, predicted.host_bytes
-        )
+            predicted.arena_bytes, self._arena_bytes, predicted.overhead_bytes, self._overhead,
+            predicted.host_bytes, 0 if host is None else host.nbytes, staging,
+        )  # fmt: skip
 
     def feed(self, place: Place, array: Array | DeviceArray) -> None:
         row_bytes = place.size_bytes // max(1, place.shape[0])
@@ -134,12 +143,18 @@ class Cuda:
     def write(self, place: Place, array: Array) -> None:
         self._compute.synchronize()
         data = stored_bytes(array, place.dtype, place.layout)
-        self._driver.memcpy_htod(self._address(place), data)
+        if place.space is Space.HOST:
+            self._host_bytes(place)[:] = data
+        else:
+            self._driver.memcpy_htod(self._address(place), data)
 
     def read(self, place: Place) -> Array:
         self._compute.synchronize()
         data = np.empty(place.size_bytes, np.uint8)
-        self._driver.memcpy_dtoh(data, self._address(place))
+        if place.space is Space.HOST:
+            data[:] = self._host_bytes(place)
+        else:
+            self._driver.memcpy_dtoh(data, self._address(place))
         return loaded(data, place.shape, place.dtype, place.layout)
 
     def train(self, control: bytes) -> Figures:
@@ -217,7 +232,7 @@ class Cuda:
         # Blocking streams: work on the legacy default stream, where PyTorch is by default, is ordered with them.
         self._streams = tuple(driver.Stream() for _ in range(3))
         self._compute = self._streams[0]
-        self._host_memory = driver.pagelocked_empty(max(1, predicted.host_bytes), np.uint8)
+        self._taken.host = pin(driver, predicted.host_bytes)
         self._slots = deque(self._slot() for _ in range(_STEPS_AHEAD))
         self._staging: dict[int, _Staging] = {}  # by buffer: inputs of the two programs may share an offset
         self._held: deque[tuple[Any, object]] = deque()
@@ -227,9 +242,18 @@ class Cuda:
         self._taken.library = self._library
         if not self._eager:
             self._zero()
+        try:
+            self._ready()
+        except MbcError as error:
+            if _OUT_OF_MEMORY.search(error.message):
+                raise self._nothing_left(error) from error
+            raise
+        self._overhead = self._measured_overhead()
+
+    def _ready(self) -> None:
+        """Everything that a step needs beside the arena is made here."""
         self._library.create(
-            self._arena, self._arena_bytes,
-            self._host_memory.ctypes.data if predicted.host_bytes else 0, predicted.host_bytes,
+            self._arena, self._arena_bytes, address_of(self._taken.host), self._plan.predictions.host_bytes,
             [int(stream.handle) for stream in self._streams],
         )  # fmt: skip
         # Without a graph there is nothing to ready, and a memory checker sees what is read before it is written.
@@ -237,7 +261,6 @@ class Cuda:
             self._library.warm()
             self._library.capture()
             self._zero()
-        self._overhead = self._measured_overhead()
 
     def _zero(self) -> None:
         if self._arena_bytes:
@@ -249,6 +272,11 @@ class Cuda:
         pinned = self._driver.pagelocked_empty
         figures = tuple(pinned(place.shape, STORED[place.dtype]) for place in places)
         return _Slot(pinned(HOST_BYTES, np.uint8), figures, self._driver.Event())
+
+    def _host_bytes(self, place: Place) -> Array:
+        """The pinned bytes of a state that lies in host memory between steps."""
+        assert self._taken.host is not None
+        return self._taken.host[place.offset_bytes : place.offset_bytes + place.size_bytes]
 
     def _address(self, place: Place) -> int:
         return self._arena + place.offset_bytes
@@ -302,11 +330,10 @@ class Cuda:
     def _measured_overhead(self) -> int | None:
         """Device memory taken since before the context was made, without arena and canaries."""
         address = self._context.get_device().pci_bus_id()
-        used, before = used_bytes(address), self._used_before.get(address)
-        if used is None or before is None:
-            return None
+        before = self._used_before.get(address)
+        taken = None if before is None else taken_since(before, usage_of(address))
         canaries = len(self._guards) * GUARD_BYTES
-        return max(0, used - before - self._arena_bytes - canaries)
+        return None if taken is None else max(0, taken - self._arena_bytes - canaries)
 
     def _check_overhead(self) -> None:
         """After the first step everything is loaded: what the module takes must be within its budget."""
@@ -320,7 +347,8 @@ class Cuda:
             "MBC160",
             f"the module takes {self._arena_bytes:,} bytes of arena and {self._overhead:,} of overhead, more than the"
             f" budget of {budget:,}; the plan reserved {predicted.overhead_bytes:,} for the overhead",
-            "raise memory.device by the difference, or measure the overhead of this GPU and compile again",
+            "raise memory.device by the difference, or measure the overhead of this GPU and compile again; "
+            "where another program took of the GPU's memory meanwhile, open the module again",
         )
 
     def _check_free(self) -> None:
@@ -331,9 +359,25 @@ class Cuda:
     def _too_little(self, free: int) -> NoReturn:
         raise MbcError(
             "MBC155",
-            f"the arena takes {self._arena_bytes:,} bytes, free on the GPU are {free:,}",
+            f"the arena takes {self._arena_bytes:,} bytes, free on the GPU are {free:,}{self._others()}",
             "end other programs that use the GPU, or compile with a smaller memory.device",
         )
+
+    def _nothing_left(self, error: MbcError) -> MbcError:
+        """MBC155 where the arena was there, and what libraries take beside it is not."""
+        free = self._driver.mem_get_info()[0]
+        return MbcError(
+            "MBC155",
+            f"beside the arena the plan reserved {self._plan.predictions.overhead_bytes:,} bytes for the context and "
+            f"libraries, and they ran out: {free:,} are free{self._others()} ({error.message})",
+            "end other programs that use the GPU, or compile with a smaller memory.device",
+        )
+
+    def _others(self) -> str:
+        """What other processes have of the GPU, where that is told."""
+        before = self._used_before.get(self._context.get_device().pci_bus_id())
+        used = before.used_bytes if before is not None else None
+        return f"; {used:,} were in use before this module was opened" if used else ""
 
 
 def _driver() -> Any:

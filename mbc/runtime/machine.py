@@ -23,20 +23,28 @@ Array = NDArray[Any]
 @dataclass(frozen=True, slots=True)
 class Memory:
     """Bytes a module was planned to take, and takes. `overhead` is device memory outside the arena: context, library
-    handles, loaded code, executable graphs; None where it does not apply or cannot be told."""
+    handles, loaded code, executable graphs; None where it does not apply or cannot be told. `host` is the memory that
+    the plan's copies go to, pinned where there is a GPU; `staging` what is pinned beside it, to feed inputs."""
 
     arena_planned: int
     arena_taken: int
     overhead_planned: int
     overhead_taken: int | None
+    host_planned: int
     host_taken: int
+    staging_taken: int = 0
 
     def __str__(self) -> str:
         taken = "not measured" if self.overhead_taken is None else show_size(self.overhead_taken)
-        return (
+        text = (
             f"arena {show_size(self.arena_taken)} (planned {show_size(self.arena_planned)}),"
             f" overhead {taken} (reserved {show_size(self.overhead_planned)})"
         )
+        if self.host_planned:
+            text += f", host memory {show_size(self.host_taken)} (planned {show_size(self.host_planned)})"
+        if self.staging_taken:
+            text += f", {show_size(self.staging_taken)} pinned to feed inputs"
+        return text
 
 
 class Figures:
@@ -109,7 +117,8 @@ class Host:
     def memory(self) -> Memory:
         predicted = self._plan.predictions
         taken = self._interpreter.arena.nbytes
-        return Memory(predicted.arena_bytes, taken, predicted.overhead_bytes, None, predicted.host_bytes)
+        host = self._interpreter.host_bytes
+        return Memory(predicted.arena_bytes, taken, predicted.overhead_bytes, None, predicted.host_bytes, host)
 
     def feed(self, place: Place, array: Array | DeviceArray) -> None:
         if isinstance(array, DeviceArray):

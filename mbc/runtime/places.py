@@ -14,7 +14,8 @@ from mbc.plan.model import Plan, Program, Space
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A whole value in the arena. `shape` is canonical; `offset_bytes` counts from the start of the arena."""
+    """A whole value. `shape` is canonical; `offset_bytes` counts from the start of its space, which is the arena for
+    all but some states of the optimizer."""
 
     value: str
     buffer: int
@@ -23,6 +24,7 @@ class Place:
     shape: tuple[int, ...]
     layout: Layout
     dtype: DType
+    space: Space = Space.ARENA
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +60,12 @@ def find_places(plan: Plan) -> Places:
         root = roots.get(value, value)
         for index in buffers:
             buffer = plan.buffers[index]
-            if buffer.value == root and buffer.space is Space.ARENA:
+            if buffer.value == root and (buffer.space is Space.ARENA or graph.values[value].role.persistent):
                 shape = graph.values[value].type.shape
                 size_bytes = graph.values[value].type.elements * buffer.dtype.size_bytes
-                return Place(value, index, plan.offsets[index], size_bytes, shape, buffer.layout, buffer.dtype)
+                return Place(
+                    value, index, plan.offsets[index], size_bytes, shape, buffer.layout, buffer.dtype, buffer.space
+                )
         raise MbcError("MBC140", f"the plan has no buffer for {what} '{value}'", "compile the network again")
 
     entry, infer_entry = plan.train.entry, plan.infer.entry

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -33,6 +33,13 @@ class Trainable(Saves, Protocol):
     def accuracy(self) -> float | None:
         """Share of the last step's rows classified correctly, None where the network does not classify."""
         ...
+
+    @property
+    def states(self) -> Mapping[str, Any]:
+        """By name: parameters, statistics and optimizer state."""
+        ...
+
+    def state(self, name: str) -> Array: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +72,9 @@ class Running:
 @dataclass(frozen=True, slots=True)
 class Epoch:
     """A finished epoch. `loss` and `accuracy` are means over its steps; `dropped_rows` did not fill a mini-batch;
-    `bad_steps` had a loss that is not finite, and changed nothing."""
+    `bad_steps` had a loss that is not finite, and changed nothing; `first_bad_step` counts from 1, 0 where there is
+    none. `bad_states` hold values that are not finite since before that step: the gradient of an earlier one was not
+    finite though its loss was, and reached them."""
 
     epoch: int
     epochs: int
@@ -78,6 +87,8 @@ class Epoch:
     seconds: float
     dropped_rows: int
     bad_steps: int
+    first_bad_step: int = 0
+    bad_states: tuple[str, ...] = ()
 
 
 def inputs_of(graph: TrainingGraph) -> tuple[Input, ...]:
@@ -170,6 +181,7 @@ class _Sums:
 
     steps: int = 0
     bad_steps: int = 0
+    first_bad_step: int = 0
     losses: float = 0.0
     accuracies: float = 0.0
     judged_steps: int = 0
@@ -180,6 +192,7 @@ class _Sums:
             self.losses += loss
         else:
             self.bad_steps += 1
+            self.first_bad_step = self.first_bad_step or self.steps
         if accuracy is not None:
             self.accuracies += accuracy
             self.judged_steps += 1
@@ -201,6 +214,7 @@ def _one_epoch(net: Trainable, job: Job, epoch: int, on_step: Callable[[Running]
     steps_in_epoch = None if job.data.rows is None else job.data.rows // batch
     sums = _Sums()
     rate = 0.0
+    bad_states: tuple[str, ...] = ()
     began = time.monotonic()
     batches = (converted(rows, inputs) for rows in job.data.shuffled(batch, job.seed, epoch))
     arrays = next(batches, None)
@@ -210,6 +224,9 @@ def _one_epoch(net: Trainable, job: Job, epoch: int, on_step: Callable[[Running]
         loss = net.step(*arrays, lr=rate)
         arrays = next(batches, None)  # made while the GPU is busy: looking at the loss waits for the step
         sums.add(float(loss), net.accuracy)
+        if sums.first_bad_step == sums.steps:
+            # A loss that is not finite changes nothing, so that what is wrong now was so before this step.
+            bad_states = tuple(name for name in net.states if not np.isfinite(net.state(name)).all())
         seconds = time.monotonic() - began
         on_step(
             Running(
@@ -227,7 +244,7 @@ def _one_epoch(net: Trainable, job: Job, epoch: int, on_step: Callable[[Running]
     if sums.bad_steps == sums.steps:
         raise MbcError(
             "MBC178",
-            f"no loss of epoch {epoch + 1} is finite, so nothing was learned in it",
+            f"no loss of epoch {epoch + 1} is finite, so nothing was learned in it{named(bad_states)}",
             "lower the learning rate, add a warm-up, or look for values that are not finite in the data",
         )
     return Epoch(
@@ -242,4 +259,15 @@ def _one_epoch(net: Trainable, job: Job, epoch: int, on_step: Callable[[Running]
         seconds=seconds,
         dropped_rows=dropped,
         bad_steps=sums.bad_steps,
+        first_bad_step=sums.first_bad_step,
+        bad_states=bad_states,
     )
+
+
+def named(bad_states: Sequence[str]) -> str:
+    """`; conv0.weight and 3 others hold values that …`, for a message; nothing where there are none."""
+    if not bad_states:
+        return ""
+    first, *others = bad_states
+    more = f" and {len(others)} others hold" if others else " holds"
+    return f"; {first}{more} values that are not finite, from the gradient of an earlier step"

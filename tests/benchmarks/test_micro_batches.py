@@ -121,7 +121,7 @@ def test_a_package_that_ends_the_process_does_not_take_the_others(
     script = tmp_path / "child.py"
     script.write_text(
         "import json, os, sys\n"
-        "folders, steps, digest = json.loads(sys.stdin.read())\n"
+        "folders, steps, *_ = json.loads(sys.stdin.read())\n"
         "for name in folders:\n"
         "    if name == 'bad':\n"
         "        os._exit(7)\n"

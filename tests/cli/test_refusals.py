@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
+
 from mbc import compiler
 from mbc.device import target
 from mbc.device.target import LocalGpu
@@ -73,7 +75,37 @@ def test_a_budget_below_the_floor(mbc):
     assert f"{show_size(overhead)} are reserved for the GPU's context and libraries" in error
     assert f"help: raise memory.device to at least {overhead + floor} B" in error
     error = refused(mbc, *H200, "--set", f"memory.device={overhead + floor - 1}B")
-    assert f"help: lower the batch, or raise memory.device to at least {overhead + floor} B" in error
+    assert f", or raise memory.device to at least {overhead + floor} B" in error
+
+
+def test_what_lowers_the_bound_of_a_budget(mbc):
+    def bound(*settings):
+        return mbc("show", "tiny.mbc", *H200, "--set", "batch=4096", *settings, "--json").json["bounds"]["floor_bytes"]
+
+    overhead = mbc("show", "tiny.mbc", *H200, "--json").json["predictions"]["overhead_bytes"]
+    floor = bound()
+    device = ("--set", f"memory.device={overhead + floor // 3}B")
+    error = refused(mbc, *H200, "--set", "batch=4096", *device)
+    helps = error.split("help: ")[1]
+    assert helps.startswith("lower the batch to ") and ", set train.precision to bf16, in which " in helps
+    batch = int(helps.split("lower the batch to ")[1].split(" ")[0])
+    # To within what alignment takes.
+    assert bound("--set", f"batch={batch}") - 2048 <= floor // 3 < bound("--set", f"batch={batch + 1}")
+    narrow = ("--set", "train.precision=bf16", "--set", f"memory.device={overhead + floor // 8}B")
+    assert "train.precision" not in refused(mbc, *H200, "--set", "batch=4096", *narrow).split("help: ")[1]
+
+
+def test_states_that_may_not_be_in_host_memory(mbc):
+    from pathlib import Path
+
+    Path("tiny.mbc").write_text(Path("tiny.mbc").read_text().replace("linear(classes) @head", "linear(400000) @head"))
+    floor, overhead = (
+        mbc("show", "tiny.mbc", *H200, "--json").json[part][name]
+        for part, name in (("bounds", "floor_bytes"), ("predictions", "overhead_bytes"))
+    )
+    tight = ("--set", f"memory.device={overhead + floor}B")
+    error = refused(mbc, *H200, *tight, "--set", "memory.host=0B")
+    assert "of the optimizer's states be in host memory (memory.host, offload)" in error and "MBC203" in error
 
 
 def test_a_plan_for_the_cpu_reserves_nothing_for_a_gpu(mbc):
@@ -88,9 +120,21 @@ def test_a_budget_that_no_plan_was_found_for(mbc):
     overhead = figures["predictions"]["overhead_bytes"]
     floor, arena = figures["bounds"]["floor_bytes"], figures["predictions"]["arena_bytes"]
     assert floor < arena
-    error = refused(mbc, *H200, "--set", f"memory.device={overhead + floor + 3 * (arena - floor) // 10}B")
+    kept = ("--without", "offload,recompute")
+    error = refused(mbc, *H200, *kept, "--set", f"memory.device={overhead + floor + 3 * (arena - floor) // 10}B")
     assert f"error MBC204: the best plan of 'tiny' that was found takes {show_size(overhead + arena)} (" in error
     assert "help: lower the batch, or raise memory.device to " in error
-    assert "neither recomputes nor offloads" in error
-    enough = error.split("raise memory.device to ")[1].split(";")[0]
-    assert mbc("show", "tiny.mbc", *H200, "--set", f"memory.device={enough}").code == 0
+    enough = error.split("raise memory.device to ")[1]
+    assert mbc("show", "tiny.mbc", *H200, *kept, "--set", f"memory.device={enough}").code == 0
+
+
+@pytest.mark.parametrize("host", ["0 B", "1 kB"])
+def test_a_host_limit_that_makes_offloading_impossible_is_planned_without(mbc, host):
+    figures = mbc("show", "tiny.mbc", *H200, "--set", "batch=1024", "--json").json
+    arena, overhead = (figures["predictions"][name] for name in ("arena_bytes", "overhead_bytes"))
+    tight = ("--set", "batch=1024", "--set", f"memory.device={overhead + 17 * arena // 20}B")
+    free = mbc("show", "tiny.mbc", *H200, *tight, "--without", "recompute", "--json").json
+    assert free["predictions"]["host_bytes"] > 1000  # offloading is what would be done
+    done = mbc("show", "tiny.mbc", *H200, *tight, "--set", f"memory.host={host}", "--json")
+    assert done.code == 0, done.err
+    assert done.json["predictions"]["host_bytes"] == 0

@@ -103,3 +103,12 @@ def test_unknown_gpu(mbc, capsys):
     done = mbc("show", "tiny.mbc", "--gpu", "h2000")
     assert done.code == 1 and "unknown GPU 'h2000'" in done.err
     assert main(["gpus", "--json"]) == 0
+
+
+def test_the_staircase(mbc, package):
+    stairs = mbc("show", "tiny.mbc", "--gpu", "h200", "--staircase", "--json").json
+    assert [len(s["without"]) for s in stairs] == [0, 1, 2, 3, 4]
+    assert all(s["fits"] and s["figures"]["arena_bytes"] > 0 for s in stairs)
+    assert "over the first" in mbc("show", "tiny.mbc", "--gpu", "h200", "--staircase", "--without", "split").out
+    refused = mbc("show", package, "--staircase")
+    assert refused.code == 1 and "error MBC188" in refused.err

@@ -21,7 +21,7 @@ from tests.device.profiles import IDENTITY, measurement
 BEHAVIOUR = sys.argv[1] if len(sys.argv) > 1 else ""
 
 
-def measuring(gpu, needs, path, measure_for_s, workspace_limit_bytes, progress, again):
+def measuring(gpu, needs, path, measure_for_s, workspace_limit_bytes, progress, again, link):
     assert gpu == os.environ["CUDA_VISIBLE_DEVICES"] and os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     print("what a library prints")
     requests = [r for need in needs for r in need.requests]
@@ -44,7 +44,9 @@ def measuring(gpu, needs, path, measure_for_s, workspace_limit_bytes, progress, 
             done = len(missing)
         except KeyboardInterrupt:
             return Summary(done, len(known), len(missing) - done, interrupted=True)
-    return Summary(done, len(requests) - len(missing), 0, done, failures=(f"on {gpu}",))
+    return Summary(
+        done, len(requests) - len(missing), 0, done, failures=(f"on {gpu}",), link_failure=f"{gpu}" if link else ""
+    )
 
 
 if __name__ == "__main__":

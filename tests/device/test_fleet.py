@@ -63,6 +63,7 @@ def test_all_gpus_write_one_profile(tmp_path: Path, gpus: tuple[str, ...]):
     assert outcome.left == 0 and not outcome.interrupted
     assert outcome.summary is not None and outcome.summary.measured == len(EVERYTHING)
     assert sorted(outcome.summary.failures) == [f"on {gpu}" for gpu in gpus]
+    assert outcome.summary.link_failure == gpus[0], "one GPU alone measures copies: those of several would contend"
     # Everything is counted from the start, whoever speaks first.
     assert {p.total for p in seen} == {len(EVERYTHING)}
     assert [p.done for p in seen] == sorted(p.done for p in seen)

@@ -20,11 +20,13 @@ from mbc.device.offers import Offer, Offered
 from mbc.device.profile import Identity, Measurement
 from mbc.device.profile_file import read_profile
 from mbc.device.signature import signature
+from mbc.device.transfers import HostLink, estimated_link, link_constants, measured_link
 from mbc.errors import MbcError
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import Candidate, Request
 from mbc.ops.convolution import Convolution
 
+LINK = replace(estimated_link(5, 16), to_host_gb_s=44.0, measured=True)
 LIMIT = 1 << 30
 MIB = 1 << 20
 Time = Callable[[int], float]
@@ -67,6 +69,7 @@ class Table:
     stop_at: str = ""
     opened: int = 0
     too_large: bool = False
+    no_link: bool = False
     error: MbcError | None = None
 
     def identity(self) -> Identity:
@@ -77,6 +80,12 @@ class Table:
 
     def graph_gap_us(self, precision: Precision) -> float:
         return 1.25
+
+    def host_link(self, precision: Precision) -> HostLink:
+        self.log.append("link")
+        if self.no_link:
+            raise DoesNotFit("no pinned memory")
+        return LINK
 
     def offers(self, request: Request, workspace_limit_bytes: int) -> Offered:
         rows = request.inputs[0].shape[0]
@@ -130,7 +139,7 @@ class Table:
         return Times(kernel.time(self.rows) * factor, kernel.spread * kernel.time(self.rows))
 
     def tried(self) -> list[str]:
-        return [line for line in self.log if not line.startswith(("time", "warm", "probe"))]
+        return [line for line in self.log if not line.startswith(("time", "warm", "probe", "link"))]
 
 
 def need(sizes: Sequence[int], weight_us: float = 1.0, channels: int = 8) -> Need:
@@ -143,8 +152,8 @@ def need(sizes: Sequence[int], weight_us: float = 1.0, channels: int = 8) -> Nee
 
 
 def run(table: Table, path: Path, *needs: Need, limit: int = LIMIT, seconds: float = math.inf, again: bool = False,
-        progress: Callable[..., None] = lambda *a: None) -> Summary:  # fmt: skip
-    return measure_on(table, needs, path, seconds, limit, progress, again, lambda: table.seconds)
+        progress: Callable[..., None] = lambda *a: None, link: bool = True) -> Summary:  # fmt: skip
+    return measure_on(table, needs, path, seconds, limit, progress, again, link, lambda: table.seconds)
 
 
 def found(path: Path, asked: Need, place: int = 0) -> dict[int, Measurement]:
@@ -179,6 +188,33 @@ def test_times_and_constants_are_recorded(path: Path) -> None:
     extent = profile.extents[signature(asked.undivided)]
     assert (extent.workspace_limit_bytes, extent.left_out) == (LIMIT, "what offers leave out")
     assert table.log[0] == "warm"
+
+
+def test_copies_are_measured_once_a_profile(path: Path) -> None:
+    asked = need([8])
+    table = Table([FAST])
+    run(table, path, asked, link=False)
+    assert "link" not in table.log and measured_link(read_profile(path).constants) is None
+    # A profile that lacks nothing else gets it too, and what it knows stays.
+    before = read_profile(path)
+    again = Table([FAST])
+    assert run(again, path, asked).measured == 0
+    profile = read_profile(path)
+    assert again.log == ["warm", "link"] and measured_link(profile.constants) == LINK
+    assert profile.constants == before.constants | link_constants(LINK)
+    third = Table([FAST])
+    run(third, path, asked)
+    assert third.log == []
+    run(third, path, asked, again=True)
+    assert third.log.count("link") == 1
+
+
+def test_copies_that_cannot_be_measured_stop_nothing(path: Path) -> None:
+    asked = need([8])
+    summary = run(Table([FAST], no_link=True), path, asked)
+    assert summary.link_failure == "no pinned memory" and summary.measured == 1 and summary.failures == ()
+    assert run(Table([FAST]), path, asked).link_failure == ""
+    assert measured_link(read_profile(path).constants) == LINK
 
 
 def test_what_another_beats_by_far_is_run_once(path: Path) -> None:

@@ -20,6 +20,7 @@ from mbc.optimize.candidates import CandidateTable, Rules
 from mbc.optimize.choose import choose
 from mbc.optimize.order import order
 from mbc.optimize.search import Limits, search
+from mbc.optimize.takeover import take_over
 from mbc.plan.model import Kernel, Mode, Plan
 from mbc.plan.verify import verify_plan
 from mbc.source import Source
@@ -175,7 +176,7 @@ def test_filter_gradients_stay_whole_where_no_kernel_adds_up() -> None:
 
 def test_outputs_take_over_inputs_that_die() -> None:
     candidates = table(10.0, 10.0)
-    draft = order(candidates, choose(candidates, {}))
+    draft = take_over(candidates.graph, order(candidates, choose(candidates, {})))
     aliased = {b.value for b in draft.buffers if b.alias is not None}
     assert "next.conv0.weight" in aliased, "updates happen in place"
     assert "d.relu1" not in aliased, "the gradient of a sum goes to two readers"

@@ -1,12 +1,18 @@
 """Waits and predicted time over several streams, against plain definitions."""
 
+from dataclasses import replace
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mbc.device.spec import find_spec
+from mbc.device.transfers import Slowdown
 from mbc.ir.types import DType, Layout
-from mbc.optimize.simulate import measured_share, simulate
+from mbc.optimize.contention import contention
+from mbc.optimize.simulate import Contention, measured_share, simulate, timeline
 from mbc.optimize.synchronise import synchronise
-from mbc.plan.model import Access, Buffer, Kernel, Launch, Mode, Program, Rows, Stream
+from mbc.plan.model import Access, Buffer, Copy, Kernel, Launch, Mode, Program, Rows, Stream
 
 WHOLE = Rows(0, 1)
 
@@ -78,10 +84,87 @@ def test_time_is_between_the_busiest_stream_and_the_sum(case: tuple[Program, lis
     assert 0 <= measured_share(timed) <= 1
 
 
-def test_a_wait_delays_the_later_launch() -> None:
-    def launch(stream: Stream, time_us: float) -> Launch:
-        return Launch(Kernel("mbc", "k", (), time_us, measured=True), (), stream, ())
+def launch(stream: Stream, time_us: float) -> Launch:
+    return Launch(Kernel("mbc", "k", (), time_us, measured=True), (), stream, ())
 
+
+def test_a_wait_delays_the_later_launch() -> None:
     launches = (launch(Stream.COMPUTE, 5), launch(Stream.TO_HOST, 7), launch(Stream.COMPUTE, 1))
     assert simulate(Program(launches, (), (), ())) == 7
     assert simulate(Program(launches, ((1, 2),), (), ())) == 8
+
+
+def test_stalls_are_where_a_stream_stood_still() -> None:
+    launches = (launch(Stream.COMPUTE, 5), launch(Stream.TO_HOST, 7), launch(Stream.COMPUTE, 1))
+    found = timeline(Program(launches, ((0, 1), (1, 2)), (), ()))
+    assert found.starts_us == (0, 5, 12)
+    assert found.ends_us == (5, 12, 13)
+    assert found.stalls_us == (0, 5, 7)
+
+
+ALONE = Slowdown()
+SLOW = Slowdown(1.25, 1.5, 2.0)
+NOTHING = Contention((ALONE,) * 12, 1.0, 1.0)
+
+
+@given(programs())
+@settings(max_examples=200, deadline=None)
+def test_without_slowdowns_launches_run_when_streams_and_waits_say(
+    case: tuple[Program, list[Buffer], list[int]],
+) -> None:
+    program, buffers, offsets = case
+    timed = replace(program, waits=synchronise(program, buffers, offsets))
+    alone, together = timeline(timed), timeline(timed, None, NOTHING)
+    for a, b in (
+        (alone.starts_us, together.starts_us), (alone.ends_us, together.ends_us), (alone.stalls_us, together.stalls_us)
+    ):  # fmt: skip
+        assert b == pytest.approx(a)
+
+
+@given(programs())
+@settings(max_examples=200, deadline=None)
+def test_slowdowns_only_delay_and_by_no_more_than_they_say(case: tuple[Program, list[Buffer], list[int]]) -> None:
+    program, buffers, offsets = case
+    timed = replace(program, waits=synchronise(program, buffers, offsets))
+    slowed = simulate(timed, None, Contention((SLOW,) * 12, 1.3, 1.1))
+    assert simulate(timed) - 1e-6 <= slowed <= 2 * sum(x.work.time_us for x in program.launches) + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("streams", "ends"),
+    [
+        # A kernel of 12 us beside a copy of 5 to the host: 4 of it are done when the copy ends.
+        ((Stream.TO_HOST,), (13.0, 5.0)),
+        ((Stream.TO_DEVICE,), (12 + 5 / 3, 5.0)),
+        # Both ways: the copies take 6.5 and 5.5; 2.75 of the kernel are done after 5.5, 0.8 more after 6.3.
+        ((Stream.TO_HOST, Stream.TO_DEVICE), None),
+    ],
+)
+def test_what_runs_together_slows_each_other_down(streams: tuple[Stream, ...], ends: tuple[float, ...] | None) -> None:
+    launches = (launch(Stream.COMPUTE, 12), *(launch(stream, 5) for stream in streams))
+    found = timeline(Program(launches, (), (), ()), None, Contention((SLOW,) * 3, 1.3, 1.1))
+    if ends is None:
+        device_end = 5 * 1.1
+        host_end = device_end + (5 - device_end / 1.3)
+        done = device_end / SLOW.both + (host_end - device_end) / SLOW.to_host
+        ends = (host_end + 12 - done, host_end, device_end)
+    assert found.ends_us == pytest.approx(ends)
+
+
+def test_contention_tells_kernels_by_their_time_and_bytes() -> None:
+    spec = find_spec("h200")
+    small, large = (Buffer("x", WHOLE, Layout.CHANNELS_FIRST, DType.UINT8, size) for size in (1 << 20, 1 << 30))
+    large_us = (1 << 30) / spec.copy_gb_s / 1e3
+
+    def kernel(buffer: int, time_us: float) -> Launch:
+        accesses = (Access(buffer, WHOLE, Mode.READ),)
+        return Launch(Kernel("mbc", "k", (), time_us, measured=True), (), Stream.COMPUTE, accesses)
+
+    copies = Launch(Copy(9.0, False), (), Stream.TO_HOST, (Access(0, WHOLE, Mode.READ),))
+    launches = (kernel(1, 1.1 * large_us), kernel(0, spec.launch_us), kernel(1, 5 * large_us), kernel(0, 100.0), copies)
+    found = contention(Program(launches, (), (), ()), [small, large], spec)
+    link = spec.host_link
+    assert found is not None
+    assert found.slowdowns == (link.streaming, link.cached, link.computing, link.computing, ALONE)
+    assert found.to_host == link.to_host_gb_s / link.to_host_both_gb_s > 1
+    assert contention(Program(launches[:4], (), (), ()), [small, large], spec) is None

@@ -260,14 +260,19 @@ def naive_live_bytes(plan: Plan) -> int:
     for program in (plan.train, plan.infer):
         spans = lives(plan.buffers, program, persistent)
         for i in range(len(program.launches)):
-            live = sum(round_up(plan.buffers[b].size_bytes) for b, (start, stop) in spans.items() if start <= i < stop)
+            live = sum(
+                round_up(plan.buffers[b].size_bytes)
+                for b, (start, stop) in spans.items()
+                if start <= i < stop and plan.buffers[b].space is Space.ARENA
+            )
             most = max(most, live)
     return most
 
 
 def place(buffers, programs, persistent: list[int], rng: random.Random, tight: bool) -> list[int]:
     """First fit in a random order; a gap of 256 bytes here and there unless `tight`."""
-    taken: dict[int, list[tuple[int, int, int, int]]] = {0: [], 1: []}  # program -> (start, stop, low, high)
+    # (program, space) -> (start, stop, low, high)
+    taken: dict[tuple[int, Space], list[tuple[int, int, int, int]]] = {}
     offsets = [0] * len(buffers)
     base = 0
     for b in persistent:
@@ -280,13 +285,14 @@ def place(buffers, programs, persistent: list[int], rng: random.Random, tight: b
         for b in order:
             start, stop = spans[b]
             size_bytes = round_up(buffers[b].size_bytes)
-            offset = base + (0 if tight else 256 * rng.randrange(2))
+            space = buffers[b].space
+            offset = (base if space is Space.ARENA else 0) + (0 if tight else 256 * rng.randrange(2))
+            others = taken.setdefault((number, space), [])
             while any(
-                s < stop and start < e and low < offset + size_bytes and offset < high
-                for s, e, low, high in taken[number]
+                s < stop and start < e and low < offset + size_bytes and offset < high for s, e, low, high in others
             ):
                 offset += 256
-            taken[number].append((start, stop, offset, offset + size_bytes))
+            others.append((start, stop, offset, offset + size_bytes))
             offsets[b] = offset
     return [offsets[owner(buffers, b)] for b in range(len(buffers))]
 
@@ -323,8 +329,11 @@ def with_figures(plan: Plan) -> Plan:
     return replace(plan, predictions=predictions, bounds=replace(plan.bounds, live_bytes=naive_live_bytes(plan)))
 
 
-def random_plan(seed: int, streams: tuple[Stream, ...] = tuple(Stream), layers: int | None = None, widths=None) -> Plan:
-    """A valid plan of a random chain; the same for the same seed."""
+def random_plan(
+    seed: int, streams: tuple[Stream, ...] = tuple(Stream), layers: int | None = None, widths=None, rewrite=None
+) -> Plan:
+    """A valid plan of a random chain; the same for the same seed. `rewrite(graph, buffers, program, rng)` may add
+    buffers and launches to the programs before anything has an address."""
     rng = random.Random(seed)
     batch = rng.randrange(2, 6)
     graph = chain_graph(
@@ -344,6 +353,8 @@ def random_plan(seed: int, streams: tuple[Stream, ...] = tuple(Stream), layers: 
     infer = ProgramMaker(graph, rng, buffers, dict(states), streams).run(
         graph.infer, graph.infer_inputs, graph.infer_outputs, {name: name for name in states}
     )
+    if rewrite is not None:
+        train, infer = (rewrite(graph, buffers, program, rng) for program in (train, infer))
     offsets = place(buffers, (train, infer), persistent, rng, rng.random() < 0.7)
     time_us = sum(launch.work.time_us for launch in train.launches)
     plan = Plan(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from mbc.plan.model import Access, Kernel, Mode, Plan, Program, Rows, Stream
+from mbc.plan.model import Access, Kernel, Mode, Plan, Program, Rows, Space, Stream
 from tests.plan.chains import with_figures
 
 
@@ -38,8 +38,7 @@ def swap_offsets(plan: Plan, rng: random.Random) -> Plan:
 
 def drop_alias(plan: Plan, rng: random.Random) -> Plan:
     buffers = list(plan.buffers)
-    aliased = [i for i, b in enumerate(buffers) if b.alias is not None]
-    i = rng.choice(aliased)
+    i = rng.choice([i for i, b in enumerate(buffers) if b.alias is not None])
     buffers[i] = replace(buffers[i], alias=None)
     return replace(plan, buffers=tuple(buffers))
 
@@ -56,6 +55,22 @@ def change_value(plan: Plan, rng: random.Random) -> Plan:
     buffers = list(plan.buffers)
     i = rng.randrange(len(buffers))
     buffers[i] = replace(buffers[i], value=rng.choice(buffers).value)
+    return replace(plan, buffers=tuple(buffers))
+
+
+def share_bytes(plan: Plan, rng: random.Random) -> Plan:
+    """A buffer lies where another one of its space does, as if that one's lifetime had ended sooner."""
+    i = rng.randrange(len(plan.buffers))
+    j = rng.choice([j for j, b in enumerate(plan.buffers) if b.space is plan.buffers[i].space])
+    offsets = list(plan.offsets)
+    offsets[i] = offsets[j]
+    return replace(plan, offsets=tuple(offsets))
+
+
+def change_space(plan: Plan, rng: random.Random) -> Plan:
+    buffers = list(plan.buffers)
+    i = rng.randrange(len(buffers))
+    buffers[i] = replace(buffers[i], space=Space.HOST if buffers[i].space is Space.ARENA else Space.ARENA)
     return replace(plan, buffers=tuple(buffers))
 
 
@@ -82,22 +97,31 @@ def swap_launches(plan: Plan, program: Program, rng: random.Random) -> Program:
     return replace(program, launches=tuple(launches))
 
 
+def move_launch(plan: Plan, program: Program, rng: random.Random) -> Program:
+    """To another place, with its waits, as far as they still make sense."""
+    order = list(range(len(program.launches)))
+    order.insert(rng.randrange(len(order)), order.pop(_any_launch(program, rng)))
+    at = {old: new for new, old in enumerate(order)}
+    waits = sorted((at[a], at[b]) for a, b in program.waits if at[a] < at[b])
+    return replace(program, launches=tuple(program.launches[i] for i in order), waits=tuple(waits))
+
+
 def change_stream(plan: Plan, program: Program, rng: random.Random) -> Program:
     launches = list(program.launches)
-    i = rng.randrange(len(launches))
+    i = _any_launch(program, rng)
     launches[i] = replace(launches[i], stream=rng.choice(list(Stream)))
     return replace(program, launches=tuple(launches))
 
 
 def drop_launch(plan: Plan, program: Program, rng: random.Random) -> Program:
-    gone = rng.randrange(len(program.launches))
+    gone = _any_launch(program, rng)
     launches = [launch for i, launch in enumerate(program.launches) if i != gone]
     waits = [tuple(i - (i > gone) for i in wait) for wait in program.waits if gone not in wait]
     return replace(program, launches=tuple(launches), waits=tuple(waits))
 
 
 def duplicate_launch(plan: Plan, program: Program, rng: random.Random) -> Program:
-    twice = rng.randrange(len(program.launches))
+    twice = _any_launch(program, rng)
     launches = list(program.launches)
     launches.insert(twice + 1, launches[twice])
     waits = [tuple(i + (i > twice) for i in wait) for wait in program.waits]
@@ -105,9 +129,15 @@ def duplicate_launch(plan: Plan, program: Program, rng: random.Random) -> Progra
     return replace(program, launches=tuple(launches), waits=tuple(waits))
 
 
+def _any_launch(program: Program, rng: random.Random) -> int:
+    """Copies and conversions, which are few, as often as kernels."""
+    moves = [i for i, launch in enumerate(program.launches) if not launch.operations]
+    return rng.choice(moves) if moves and rng.random() < 0.5 else rng.randrange(len(program.launches))
+
+
 def _change_access(program: Program, rng: random.Random, change) -> Program:
     launches = list(program.launches)
-    i = rng.randrange(len(launches))
+    i = _any_launch(program, rng)
     accesses = list(launches[i].accesses)
     j = rng.randrange(len(accesses))
     accesses[j] = change(accesses[j])
@@ -126,7 +156,7 @@ def change_rows(plan: Plan, program: Program, rng: random.Random) -> Program:
 def change_rows_of_launch(plan: Plan, program: Program, rng: random.Random) -> Program:
     """All per-sample operands of one launch run over other rows."""
     launches = list(program.launches)
-    i = rng.randrange(len(launches))
+    i = _any_launch(program, rng)
     low, high = rng.choice([-1, 0]), rng.choice([-1, 0, 1])
 
     def change(access: Access) -> Access:
@@ -160,7 +190,7 @@ def change_mode(plan: Plan, program: Program, rng: random.Random) -> Program:
 
 def drop_access(plan: Plan, program: Program, rng: random.Random) -> Program:
     launches = list(program.launches)
-    i = rng.randrange(len(launches))
+    i = _any_launch(program, rng)
     j = rng.randrange(len(launches[i].accesses))
     launches[i] = replace(launches[i], accesses=tuple(a for k, a in enumerate(launches[i].accesses) if k != j))
     return replace(program, launches=tuple(launches))
@@ -192,13 +222,17 @@ def change_exit(plan: Plan, program: Program, rng: random.Random) -> Program:
     return replace(program, exit=tuple(ends))
 
 
-_PLAN = {f.__name__: f for f in (shift_offset, swap_offsets, drop_alias, change_size, change_value)}
+_PLAN = {
+    f.__name__: f
+    for f in (shift_offset, swap_offsets, share_bytes, drop_alias, change_size, change_value, change_space)
+}
 _PROGRAM = {
     f.__name__: f
     for f in (
         drop_wait,
         move_wait,
         swap_launches,
+        move_launch,
         change_stream,
         drop_launch,
         duplicate_launch,

@@ -412,7 +412,11 @@ def test_alias_of_a_later_buffer():
 def test_exit_without_a_result():
     plan = plain()
     ends = tuple(i for i in plan.train.exit if plan.buffers[i].value != "correct")
-    refused(replace(plan, train=replace(plan.train, exit=ends)), "MBC129", "no buffer holds the result 'correct'")
+    refused(
+        replace(plan, train=replace(plan.train, exit=ends)),
+        "MBC129",
+        "no buffer of the arena holds the result 'correct'",
+    )
 
 
 def test_exit_without_a_state():

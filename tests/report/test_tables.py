@@ -12,7 +12,8 @@ from mbc.report.columns import Column, cut, render
 from mbc.report.differences import diff_text
 from mbc.report.documents import diff_document, plan_document
 from mbc.report.memory import sparkline
-from mbc.report.tables import micro_batches, operations_table, plan_text
+from mbc.report.page import plan_text
+from mbc.report.tables import micro_batches, operations_table
 from mbc.units import show_range
 from tests.plan.chains import random_plan
 

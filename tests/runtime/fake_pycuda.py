@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import types
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -103,6 +104,8 @@ class Gpu:
     count: int = 1
     capability: tuple[int, int] = (9, 0)
     free: int = 1 << 34
+    pinnable: int = 1 << 34
+    pinned: list[weakref.ref[np.ndarray]] = field(default_factory=list[Any])
     allocations: list[Memory] = field(default_factory=list)
 
 
@@ -145,6 +148,13 @@ def modules(gpu: Gpu) -> dict[str, types.ModuleType]:
         gpu.allocations.append(Memory(size_bytes))
         return gpu.allocations[-1]
 
+    def pin(shape: Any, dtype: Any) -> np.ndarray:
+        array = np.empty(shape, dtype)
+        if array.nbytes > gpu.pinnable:
+            raise OutOfMemory("cuMemHostAlloc failed: out of memory")
+        gpu.pinned.append(weakref.ref(array))
+        return array
+
     def to_device(target: int, source: np.ndarray) -> None:
         device_bytes(target, source.nbytes)[:] = source.view(np.uint8).reshape(-1)
 
@@ -172,7 +182,7 @@ def modules(gpu: Gpu) -> dict[str, types.ModuleType]:
     driver.Device, driver.Context, driver.Stream, driver.Event = Device, Context, Stream, Event
     driver.Memcpy2D = Copy2D
     driver.mem_alloc, driver.mem_get_info = allocate, lambda: (gpu.free, 1 << 35)
-    driver.pagelocked_empty = lambda shape, dtype: np.empty(shape, dtype)
+    driver.pagelocked_empty = pin
     driver.memcpy_htod, driver.memcpy_dtoh = after_all(to_device), after_all(to_host)
     driver.memset_d8 = after_all(fill)
     driver.memcpy_htod_async, driver.memcpy_dtoh_async = queued(to_device), queued(to_host)
@@ -193,6 +203,7 @@ class FakeLibrary:
 
     def create(self, arena: int, arena_bytes: int, host: int, host_bytes: int, streams: list[int]) -> None:
         self.arena = device_bytes(arena, arena_bytes)
+        self.host, self.host_bytes = host, host_bytes
         self.compute = next(stream for stream in Stream.made if stream.handle == streams[0])
         self.calls.append("create")
 

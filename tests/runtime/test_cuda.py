@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +13,8 @@ import pytest
 
 from mbc.errors import MbcError
 from mbc.plan.file import dump_plan
-from mbc.plan.model import Plan
-from mbc.runtime import cuda
+from mbc.plan.model import Plan, Space
+from mbc.runtime import cuda, pinned, usage
 from mbc.runtime.module import Module
 from mbc.runtime.places import find_places
 from tests.runtime.fake_pycuda import FakeLibrary, Gpu, device_bytes, modules
@@ -28,7 +29,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     for name, module in modules(machine).items():
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(cuda, "Library", FakeLibrary)
-    monkeypatch.setattr(cuda, "used_bytes", lambda address: 1000 + sum(len(a.raw) for a in machine.allocations))
+    monkeypatch.setattr(usage, "used_bytes", lambda address: 1000 + sum(len(a.raw) for a in machine.allocations))
     return machine
 
 
@@ -161,6 +162,60 @@ def test_memory_planned_and_taken(gpu: Gpu, tmp_path: Path):
     assert FakeLibrary.made[0].calls[-1] == "destroy"
 
 
+def moving(plan: Plan, size_bytes: int) -> Plan:
+    """The plan with a buffer in host memory that nothing touches."""
+    away = replace(plan.buffers[0], space=Space.HOST, size_bytes=size_bytes)
+    taken = replace(plan.predictions, host_bytes=size_bytes)
+    return replace(plan, buffers=(*plan.buffers, away), offsets=(*plan.offsets, 0), predictions=taken)
+
+
+def test_host_memory_is_pinned_once_and_given_back(gpu: Gpu, tmp_path: Path):
+    plan = moving(small_plan(), 5 << 20)
+    net = Module(package(tmp_path, plan), device="cuda")
+    taken = [array for array in gpu.pinned if array().nbytes == 5 << 20]
+    assert len(taken) == 1
+    library = FakeLibrary.made[0]
+    assert (library.host, library.host_bytes) == (taken[0]().ctypes.data, 5 << 20)
+    for seed in range(3):
+        net.step(*batch(seed), lr=0.1)
+    memory = net.memory
+    assert memory.host_taken == memory.host_planned == 5 << 20
+    image, target = (place.size_bytes for place in find_places(plan).train_inputs.values())
+    assert memory.staging_taken == 2 * (image + target)
+    assert "host memory 5.00 MiB (planned 5.00 MiB)" in str(memory)
+    assert [array for array in gpu.pinned if array() is not None and array().nbytes == 5 << 20] == taken
+    net.close()
+    assert taken[0]() is None
+    assert FakeLibrary.made[0].calls[-1] == "destroy"
+
+
+def test_a_plan_that_moves_nothing_pins_nothing_for_it(gpu: Gpu, tmp_path: Path):
+    net = Module(package(tmp_path, small_plan()), device="cuda")
+    assert FakeLibrary.made[0].host == 0 and net.memory.host_taken == 0
+    assert "host memory" not in str(net.memory)
+
+
+def test_too_little_host_memory(gpu: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = package(tmp_path, moving(small_plan(), 5 << 20))
+    gpu.pinnable = 1 << 20
+    error = failure(folder)
+    assert error.code == "MBC189" and "5,242,880" in error.message and "out of memory" in error.message
+    assert all(memory.freed for memory in gpu.allocations)
+    gpu.pinnable = 1 << 34
+    monkeypatch.setattr(pinned, "available_bytes", lambda: 4 << 20)
+    error = failure(folder)
+    assert error.code == "MBC189" and "4,194,304 are available" in error.message
+
+
+def test_what_the_system_says_of_its_memory(tmp_path: Path):
+    file = tmp_path / "meminfo"
+    file.write_text("MemTotal:  100 kB\nMemFree:   10 kB\nMemAvailable:   64 kB\n")
+    assert pinned.available_bytes(str(file)) == 64 << 10
+    file.write_text("MemTotal:  100 kB\n")
+    assert pinned.available_bytes(str(file)) is None
+    assert pinned.available_bytes(str(tmp_path / "no")) is None
+
+
 def failure(folder: Path, **settings: Any) -> MbcError:
     with pytest.raises(MbcError) as caught:
         Module(folder, device="cuda", **settings)
@@ -186,6 +241,49 @@ def test_an_overhead_beyond_the_budget(gpu: Gpu, tmp_path: Path, monkeypatch: py
         net.step(*batch(), lr=0.1)
     assert caught.value.code == "MBC160"
     assert "256 of overhead" in caught.value.message and "reserved" in caught.value.message
+
+
+def test_what_others_take_of_the_gpu_is_not_the_module_s(gpu: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    others = {77: 5000}
+
+    def by_process(address: str) -> dict[int, int]:
+        mine = sum(len(a.raw) for a in gpu.allocations)
+        return others | ({os.getpid(): mine} if mine else {})
+
+    monkeypatch.setattr(usage, "processes", by_process)
+    monkeypatch.setattr(usage, "used_bytes", lambda address: sum(by_process(address).values()))
+    plan = small_plan()
+    net = Module(package(tmp_path, replace(plan, budget_bytes=plan.predictions.arena_bytes + 300)), device="cuda")
+    others |= {77: 1 << 30, 78: 1 << 20}  # one takes more, another one starts
+    net.step(*batch(), lr=0.1)
+    assert net.memory.overhead_taken == 256
+
+
+def test_which_process_took_what():
+    def taken(before: dict[int, int] | None, now: dict[int, int] | None) -> int | None:
+        used = [None if told is None else 10 + sum(told.values()) for told in (before, now)]
+        return usage.taken_since(usage.Usage(used[0], before), usage.Usage(used[1], now))
+
+    own = os.getpid()
+    assert taken({own: 5, 1: 7}, {own: 25, 1: 3, 2: 90}) == 20
+    assert taken({1: 7}, {own: 25}) == 25  # one that has ended
+    assert taken({1: 7}, {1: 9, 2: 25}) == 25  # numbers of another name space: the new one
+    assert taken({1: 7}, {1: 9, 2: 25, 3: 1}) == 28  # cannot be told
+    assert taken(None, {1: 9}) is None
+    assert usage.taken_since(usage.Usage(3, None), usage.Usage(8, {1: 2})) == 5
+
+
+@pytest.mark.parametrize("when", ["create", "warm", "capture"])
+def test_no_memory_left_beside_the_arena(gpu: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str):
+    def fail(*_: object) -> None:
+        gpu.free = 4096
+        raise MbcError("MBC159", "on the GPU: launch 3, conv0: cudaGraphInstantiate: out of memory", "")
+
+    monkeypatch.setattr(FakeLibrary, when, fail)
+    error = failure(package(tmp_path, small_plan()))
+    assert error.code == "MBC155" and "beside the arena the plan reserved" in error.message
+    assert "4,096 are free" in error.message and "launch 3, conv0" in error.message
+    assert all(memory.freed for memory in gpu.allocations)
 
 
 @pytest.mark.parametrize(("capability", "runs"), [((9, 0), True), ((9, 1), True), ((8, 0), False), ((10, 0), False)])

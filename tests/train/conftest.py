@@ -24,11 +24,12 @@ class Regression:
         self.rates: list[float] = []
         self.accuracy: float | None = None
         self.poison = False
+        self.poison_at = 0
 
     def step(self, x: Any, y: Any, *, lr: float) -> float:
         assert x.shape == (BATCH, FEATURES) and y.shape == (BATCH,)
         self.rates.append(lr)
-        if self.poison:
+        if self.poison or len(self.rates) == self.poison_at or not np.isfinite(self.weights).all():
             return float("nan")
         logits = self.forward(x)
         p = np.exp(logits - logits.max(1, keepdims=True))
@@ -38,6 +39,13 @@ class Regression:
         p[np.arange(BATCH), y] -= 1
         self.weights -= lr * x.astype(np.float64).T @ p / BATCH
         return loss
+
+    @property
+    def states(self) -> dict[str, tuple[int, ...]]:
+        return {"fixed": (1,), "w": self.weights.shape}
+
+    def state(self, name: str) -> np.ndarray:
+        return {"fixed": np.ones(1), "w": self.weights}[name]
 
     def forward(self, x: Any) -> Any:
         return x.astype(np.float64) @ self.weights

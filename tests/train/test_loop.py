@@ -104,7 +104,24 @@ def test_losses_that_are_not_finite(regression, graph, rows):
     with pytest.raises(MbcError) as caught:
         train(regression, Job(graph, ArrayData(rows), Schedule(0.1, 1)))
     assert caught.value.code == "MBC178"
-    assert "no loss of epoch 1 is finite" in str(caught.value)
+    assert "no loss of epoch 1 is finite, so nothing was learned in it\n" in str(caught.value)
+
+
+def test_a_loss_that_is_not_finite_is_reported_with_its_step(regression, graph, rows):
+    regression.poison_at = 3
+    (epoch,) = train(regression, Job(graph, ArrayData(rows), Schedule(0.1, 1)))
+    assert (epoch.bad_steps, epoch.first_bad_step, epoch.bad_states) == (1, 3, ())
+
+
+def test_states_that_an_earlier_gradient_spoilt_are_named(regression, graph, rows):
+    def spoil(now):
+        if now.epoch == 1 and now.steps == 4:
+            regression.weights[0, 0] = np.inf
+
+    (epoch,) = train(regression, Job(graph, ArrayData(rows), Schedule(0.1, 1)), on_step=spoil)
+    assert (epoch.bad_steps, epoch.first_bad_step, epoch.bad_states) == (3, 5, ("w",))
+    with pytest.raises(MbcError, match="; w holds values that are not finite, from the gradient of an earlier step"):
+        train(regression, Job(graph, ArrayData(rows), Schedule(0.1, 1)))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,66 @@
+"""`mbc fit`"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mbc.cli.arguments import options
+from mbc.cli.places import plan_file, read_text
+from mbc.cli.terminal import busy, notes, output_width
+from mbc.errors import MbcError
+from mbc.options import Options
+from mbc.source import Source
+
+if TYPE_CHECKING:
+    from mbc.plan.model import Plan
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the largest batch within a budget, or the time of a step over the budget."""
+    from mbc.fit import budget_curve, largest_batch, own_batch, with_batch, with_budget
+    from mbc.report.fit import batches_document, batches_text, budgets_document, budgets_text
+    from mbc.units import show_size
+
+    if plan_file(arguments.source) is not None:
+        raise MbcError("MBC188", f"'{arguments.source}' is planned already", "give its source (.mbc)")
+    source = Source(arguments.source, read_text(Path(arguments.source)))
+    asked = _asked(arguments)
+    with notes(), busy(f"fitting {arguments.source}") as say:
+        if arguments.curve:
+
+            def plan_within(budget_bytes: int) -> Plan:
+                return _plan(source, with_budget(asked, budget_bytes), f"within {show_size(budget_bytes)}", say)
+
+            curve = budget_curve(plan_within, arguments.points)
+            text, document = budgets_text(curve, output_width()), budgets_document(curve)
+        else:
+            start = own_batch(source, asked)
+
+            def plan_batch(batch: int) -> Plan:
+                return _plan(source, with_batch(asked, batch), f"batch {batch}", say)
+
+            fit = largest_batch(plan_batch, start, arguments.multiple)
+            text, document = batches_text(fit, output_width()), batches_document(fit)
+    print(json.dumps(document, indent=2) if arguments.json else text)
+    return 0
+
+
+def _asked(arguments: argparse.Namespace) -> Options:
+    """The options, with what `mbc fit` has words of its own for."""
+    from mbc.fit import with_budget
+
+    asked = options(arguments)
+    if arguments.precision is not None:
+        asked = replace(asked, settings=(*asked.settings, ("train.precision", arguments.precision)))
+    return asked if arguments.memory is None else with_budget(asked, arguments.memory)
+
+
+def _plan(source: Source, asked: Options, which: str, say: Callable[[str], None]) -> Plan:
+    from mbc.compiler import Stages, compile_plan
+
+    return compile_plan(source, asked, Stages(announce=lambda stage: say(f"{which}: {stage}")))

@@ -1,0 +1,202 @@
+"""What fits a budget: the largest mini-batch within it, and the time a step takes as the budget shrinks.
+
+Both plan again and again; every probe is a whole plan, or the reason why there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from mbc.errors import BudgetError, MbcError
+from mbc.frontend.lower import choose_network, lower
+from mbc.frontend.parse import parse
+from mbc.options import Options
+from mbc.plan.model import Plan
+from mbc.source import Source
+from mbc.units import show_size
+
+BATCH = "batch"  # the parameter of a network that counts the rows of its inputs
+MOST_BATCH = 1 << 20
+UNLIMITED_BYTES = 1 << 61
+LOWEST_SHARE = 64  # the curve over batches goes down to this part of the largest
+
+PlanAt = Callable[[int], Plan]
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What is kept of a plan. `needed_bytes` is arena + overhead; `floor_bytes` is what no plan goes below, overhead
+    included."""
+
+    batch: int
+    budget_bytes: int
+    needed_bytes: int
+    arena_bytes: int
+    host_bytes: int
+    floor_bytes: int
+    train_us: float
+    fastest_us: float
+    measured_share: float
+
+    @property
+    def images_per_s(self) -> float:
+        return self.batch * 1e6 / self.train_us if self.train_us else 0.0
+
+
+def figures(plan: Plan) -> Figures:
+    """The figures of a plan."""
+    p = plan.predictions
+    return Figures(
+        plan.graph.batch,
+        plan.budget_bytes,
+        p.arena_bytes + p.overhead_bytes,
+        p.arena_bytes,
+        p.host_bytes,
+        plan.bounds.floor_bytes + p.overhead_bytes,
+        p.train_us,
+        plan.bounds.fastest_us,
+        p.measured_share,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """One try, at a batch or a budget: its figures, or the error that says why there is no plan."""
+
+    at: int
+    figures: Figures | None
+    refusal: MbcError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFit:
+    """`probes` by batch. `largest` is the largest batch that was found to fit, `fastest` that with most images/s."""
+
+    probes: tuple[Probe, ...]
+    largest: Figures
+    fastest: Figures
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetCurve:
+    """`probes` by budget, from the floor to what the plan without a limit takes (`unlimited`)."""
+
+    probes: tuple[Probe, ...]
+    unlimited: Figures
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """Plans by their batch or their budget, each once."""
+
+    plan_at: PlanAt
+    found: dict[int, Probe]
+
+    def probe(self, at: int) -> Probe:
+        """Raises MbcError for what is wrong at any batch and any budget."""
+        if at not in self.found:
+            try:
+                self.found[at] = Probe(at, figures(self.plan_at(at)))
+            except MbcError as error:
+                if not _is_of_search(error):
+                    raise
+                self.found[at] = Probe(at, None, error)
+        return self.found[at]
+
+
+def largest_batch(plan_at: PlanAt, start: int = 1, multiple: int = 1) -> BatchFit:
+    """The largest multiple of `multiple` rows that plans, by doubling from about `start`, then by bisection.
+
+    Between the largest and a part of it (LOWEST_SHARE) powers of two are planned as well, as points of the curve of
+    images/s. Raises MBC194 where not even `multiple` rows fit, and what planning raises that no batch would mend.
+    """
+    search = Search(plan_at, {})
+
+    def fits(count: int) -> bool:
+        return search.probe(count * multiple).figures is not None
+
+    most = max(1, MOST_BATCH // multiple)
+    low = min(max(1, start // multiple), most)
+    high = None
+    while not fits(low):
+        if low == 1:
+            raise _nothing_fits(search.probe(multiple), multiple)
+        low, high = low // 2, low
+    while high is None and low < most:
+        further = min(2 * low, most)
+        low, high = (further, None) if fits(further) else (low, further)
+    while high is not None and high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    count = 1
+    while count < low:
+        if count * LOWEST_SHARE >= low:
+            fits(count)
+        count *= 2
+    planned = [probe.figures for probe in search.found.values() if probe.figures is not None]
+    return BatchFit(
+        tuple(search.found[at] for at in sorted(search.found)),
+        max(planned, key=lambda f: f.batch),
+        max(planned, key=lambda f: (f.images_per_s, f.batch)),
+    )
+
+
+def budget_curve(plan_at: PlanAt, points: int) -> BudgetCurve:
+    """Plans at `points` (two or more) budgets, evenly from the floor to what the plan without a limit takes."""
+    search = Search(plan_at, {})
+    unlimited = figures(plan_at(UNLIMITED_BYTES))
+    least, most = unlimited.floor_bytes, unlimited.needed_bytes
+    for i in reversed(range(points)):
+        search.probe(least + (most - least) * i // (points - 1))
+    return BudgetCurve(tuple(search.found[at] for at in sorted(search.found)), unlimited)
+
+
+def own_batch(source: Source, options: Options) -> int:
+    """The batch of the network as `options` set it. MBC195 where it has no parameter that a batch could be set by."""
+    program = parse(source)
+    chosen = choose_network(program, options.network)
+    if BATCH not in (parameter.name for parameter in chosen.parameters):
+        raise MbcError(
+            "MBC195",
+            f"`{chosen.name}` has no parameter `{BATCH}`, so that no other batch can be tried",
+            f"write `network {chosen.name}({BATCH} = 64, …)` and `input NAME[{BATCH}, …]`",
+            chosen.span,
+        )
+    return lower(program, options.settings, options.network).network.batch
+
+
+def with_batch(options: Options, batch: int) -> Options:
+    """`options` for so many rows, whatever they say of the batch."""
+    return _set(options, BATCH, str(batch))
+
+
+def with_budget(options: Options, budget_bytes: int) -> Options:
+    """`options` for such a budget, whatever they say of it."""
+    return _set(options, "memory.device", f"{budget_bytes} B")
+
+
+def _set(options: Options, name: str, value: str) -> Options:
+    kept = tuple(setting for setting in options.settings if setting[0] != name)
+    return replace(options, settings=(*kept, (name, value)))
+
+
+def _is_of_search(error: MbcError) -> bool:
+    # Codes of the search say that no plan was found; a smaller batch may have one.
+    return isinstance(error, BudgetError) or error.code.startswith("MBC2")
+
+
+def _nothing_fits(probe: Probe, multiple: int) -> MbcError:
+    refusal = probe.refusal
+    assert refusal is not None
+    if not isinstance(refusal, BudgetError):
+        return refusal
+    found = f"; the smallest that was found takes {refusal.needed_bytes} B"
+    return MbcError(
+        "MBC194",
+        f"nothing fits, not even a batch of {multiple}: {refusal.message}",
+        f"raise --memory: no plan takes less than {refusal.floor_bytes} B ({show_size(refusal.floor_bytes)})"
+        f"{found if refusal.needed_bytes > refusal.floor_bytes else ''}",
+        refusal.span,
+    )

@@ -1,0 +1,63 @@
+"""Give every buffer of a draft its address, in the arena and in host memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mbc.errors import MbcError
+from mbc.optimize.lifetimes import aligned, blocks, owners, peak_bytes
+from mbc.optimize.order import Draft
+from mbc.optimize.place import place
+from mbc.plan.model import Space
+from mbc.units import show_size
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """`offsets` of all buffers, each from the start of its space. `live_bytes`: of the arena, the most that are alive
+    at once; no placement takes less."""
+
+    offsets: tuple[int, ...]
+    arena_bytes: int
+    live_bytes: int
+    host_bytes: int
+
+
+def assign_addresses(draft: Draft, room_bytes: int = 0, thorough: bool = True) -> Placed:
+    """In each space persistent buffers at the bottom, above them the two programs, which never run at the same time.
+
+    `room_bytes`: an arena so large is small enough. Not `thorough`: quickly, for a first look.
+    """
+    offsets = [0] * len(draft.buffers)
+    ends: dict[Space, int] = {}
+    lives: dict[Space, int] = {}
+    persistent = frozenset(draft.persistent)
+    for space in Space:
+        base = 0
+        for buffer in draft.persistent:
+            if draft.buffers[buffer].space is space:
+                offsets[buffer] = base
+                base += aligned(draft.buffers[buffer].size_bytes)
+        top = live = 0
+        for program in (draft.train, draft.infer):
+            program_blocks = blocks(program, draft.buffers, persistent, space)
+            places, height = place(program_blocks, room_bytes - base if space is Space.ARENA else 0, thorough)
+            for block, offset in zip(program_blocks, places, strict=True):
+                offsets[block.buffers[0]] = base + offset
+            top, live = max(top, height), max(live, peak_bytes(program_blocks)[0])
+        ends[space], lives[space] = base + top, base + live
+    for buffer, owner in enumerate(owners(draft.buffers)):
+        offsets[buffer] = offsets[owner]
+    return Placed(tuple(offsets), ends[Space.ARENA], lives[Space.ARENA], ends[Space.HOST])
+
+
+def check_host(placed: Placed, limit_bytes: int | None, network: str) -> None:
+    """MBC210 where the pinned memory of a plan is more than the limit (None: there is none)."""
+    if limit_bytes is None or placed.host_bytes <= limit_bytes:
+        return
+    raise MbcError(
+        "MBC210",
+        f"the plan of '{network}' keeps {show_size(placed.host_bytes)} in host memory at once, "
+        f"memory.host allows {show_size(limit_bytes)}",
+        f"raise memory.host to {placed.host_bytes} B, raise memory.device, or lower the batch",
+    )

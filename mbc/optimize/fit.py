@@ -1,0 +1,330 @@
+"""Fit a step into the room: workspaces, and what is kept, made again or sent to the host, chosen together.
+
+Workspace and kept values compete for the same bytes. So values are chosen under several limits of workspace; of what
+fits, each operation then takes the workspace that is free at its moment, and the fastest step wins.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from mbc.ops import KINDS
+from mbc.optimize.addresses import Placed, assign_addresses
+from mbc.optimize.bounds import floor_bytes
+from mbc.optimize.candidates import CandidateTable
+from mbc.optimize.choose import Choices, choose
+from mbc.optimize.contention import contention
+from mbc.optimize.homes import at_host, most_together_bytes, movable_states, persistent_bytes, states_of
+from mbc.optimize.lifetimes import aligned, blocks, live_bytes
+from mbc.optimize.menus import Slice
+from mbc.optimize.order import Draft, order
+from mbc.optimize.rechoose import rechosen
+from mbc.optimize.reside import Means, Resided, reside
+from mbc.optimize.simulate import simulate
+from mbc.optimize.strips import Division, divided_operations, interleaved
+from mbc.optimize.synchronise import synchronise
+from mbc.optimize.takeover import take_over
+from mbc.plan.model import Space
+
+UNLIMITED_BYTES = 1 << 62
+MOST_ROUNDS = 8
+# Limits of workspace that are tried, as parts of the room; the rest is for what is kept.
+WORKSPACE_PARTS = (1.0, 0.6, 0.42, 0.3, 1 / 5, 1 / 8, 1 / 16, 1 / 64, 0.0)
+# Parts of what is too much that may go to the host.
+OFFLOAD_PARTS = (1.0, 0.5, 0.0)
+# Launches times ways that are compared; a longer program is fitted in fewer ways.
+WAYS_WORK = 15_000
+# Of the room, what placing may leave unused between buffers before another try is worth less.
+MOST_SPARED = 0.15
+MOST_PLACED = 6  # ways that are placed
+# States of less than this part of the room stay where they are used, if anything fits beside them; and so do all where
+# the step is no slower than this, over the fastest.
+WORTH_MOVING = 0.1
+GOOD_ENOUGH = 1.02
+# Values above these parts of the room are handed on in micro-batches; where something fits without, only if the largest
+# takes so much of the room. A micro-batch is such a part of the room at most: several exist at once. What takes longer
+# to make than so many passes over it may be kept as a whole for the backward pass.
+DIVIDED_PARTS = (1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64)
+WORTH_DIVIDING = 0.1
+MICRO_BATCH_PARTS = (1 / 8, 1 / 16)
+AGAIN_PASSES = 6
+# How long states are in the arena for their update, in times of their copy, and what goes to the host first: so many
+# times of what is lacking, and what is in the arena for an update, with such a lead.
+LONG_LEAD = 2.0
+LACKING_TIMES = ((1.0, 0.5), (1.5, 0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """A draft with addresses. It is over the room where nothing was found that is not."""
+
+    draft: Draft
+    placed: Placed
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """`divided`: operations in strips, which keep their division."""
+
+    time_us: float
+    resided: Resided
+    choices: Choices
+    means: Means
+    divided: Collection[str]
+
+
+def fit(table: CandidateTable, most: Mapping[str, int], means: Means, room_bytes: int) -> Fitted:
+    """The fastest step that was found within the room; where none was, the smallest.
+
+    `most`: workspace of operations by name, whatever is free. The states of the optimizer go to the host where they are
+    much of the room, and something else does not fit beside them or takes long to.
+    """
+    found: list[Fitted] = []
+    whole_bytes, _ = floor_bytes(table, means.host_bytes if means.offload > 0 else 0)
+    if whole_bytes <= room_bytes or not means.split:
+        found.append(_fit(table, most, means, room_bytes))
+    best = means
+    for divisions in _divisions(table, most, means, room_bytes, found):
+        before = len(found)
+        for division in divisions:
+            here = replace(means, division=division)
+            found.append(_fit(table, most, here, room_bytes))
+            if _best(table, found, room_bytes) is found[-1]:
+                best = here
+        fits = any(f.placed.arena_bytes <= room_bytes for f in found[before:])
+        if fits and all(_best(table, found, room_bytes) is not f for f in found[before:]):
+            break  # more values in parts take longer
+    if not found:
+        found.append(_fit(table, most, means, room_bytes))
+    for here in _with_states_away(table, most, best, room_bytes, _best(table, found, room_bytes)):
+        found.append(_fit(table, most, here, room_bytes))
+        if found[-1].placed.arena_bytes <= room_bytes:
+            break
+    return _best(table, found, room_bytes)
+
+
+def _divisions(
+    table: CandidateTable, most: Mapping[str, int], means: Means, room_bytes: int, found: Sequence[Fitted]
+) -> Iterator[list[Division]]:
+    """Which values to hand on in micro-batches: at first the largest, then smaller ones too."""
+    graph = table.graph
+    if not means.split or (found and _is_good(table, most, found[0], room_bytes)):
+        return
+    sizes = {
+        value.type.size_bytes for name, value in graph.values.items() if value.per_sample and name not in graph.inputs
+    }
+    largest_bytes = max(sizes, default=0)
+    if found and found[0].placed.arena_bytes <= room_bytes and largest_bytes < WORTH_DIVIDING * room_bytes:
+        return
+    pass_us = 2 / (table.device.copy_gb_s * 1e3)  # a byte read and written
+    known: set[int] = set()
+    for part in DIVIDED_PARTS:
+        large_bytes = max((size for size in sizes if size <= part * room_bytes), default=0)
+        if large_bytes >= largest_bytes or large_bytes in known:
+            continue
+        known.add(large_bytes)
+        tried: list[Division] = []
+        for micro_part in MICRO_BATCH_PARTS:
+            rows = 1 << max(0, int(graph.batch * micro_part * room_bytes / largest_bytes).bit_length() - 1)
+            if rows < graph.batch:
+                tried += [Division(large_bytes, rows, price) for price in (math.inf, AGAIN_PASSES * pass_us)]
+        yield tried
+
+
+def _with_states_away(
+    table: CandidateTable, most: Mapping[str, int], means: Means, room_bytes: int, found: Fitted
+) -> Iterator[Means]:
+    """What is worth trying beside what was found, more and more of the optimizer's states at the host."""
+    if means.offload <= 0 or _is_good(table, most, found, room_bytes):
+        return
+    all_bytes = sum(aligned(found.draft.buffers[b].size_bytes) for b in movable_states(table.graph, found.draft))
+    lacking_bytes = found.placed.arena_bytes - room_bytes
+    if lacking_bytes <= 0:
+        if all_bytes > WORTH_MOVING * room_bytes:
+            yield replace(means, states_bytes=all_bytes, lead=LONG_LEAD)
+        return
+    together_bytes = most_together_bytes(table.graph)
+    for times, lead in LACKING_TIMES:
+        states_bytes = int(times * lacking_bytes) + together_bytes
+        if states_bytes < all_bytes:
+            yield replace(means, states_bytes=states_bytes, lead=lead)
+    for lead in (LONG_LEAD, 0.0) if all_bytes else ():
+        yield replace(means, states_bytes=all_bytes, lead=lead)
+
+
+def _is_good(table: CandidateTable, most: Mapping[str, int], found: Fitted, room_bytes: int) -> bool:
+    fastest_us = choose(table, most).train_us
+    fits = found.placed.arena_bytes <= room_bytes
+    return fits and _time_us(table, found.draft, found.placed) <= GOOD_ENOUGH * fastest_us
+
+
+def _best(table: CandidateTable, found: Sequence[Fitted], room_bytes: int) -> Fitted:
+    fitting = [f for f in found if f.placed.arena_bytes <= room_bytes]
+    if fitting:
+        return min(fitting, key=lambda f: _time_us(table, f.draft, f.placed))
+    return min(found, key=lambda f: f.placed.arena_bytes)
+
+
+def _ordered(table: CandidateTable, choices: Choices, means: Means) -> Draft:
+    draft = order(table, choices)
+    if means.division is not None:
+        draft = interleaved(table, draft, means.division)
+    states = states_of(table.graph, draft, means.states_bytes, means.host_bytes)
+    if not states:
+        return draft
+    return at_host(table.graph, draft, states, table.device.host_link, means.lead)
+
+
+def _fit(table: CandidateTable, most: Mapping[str, int], means: Means, room_bytes: int) -> Fitted:
+    if means.division is not None:
+        return _best(table, list(_make_room(table, most, means, room_bytes)), room_bytes)
+    kept = _keep_all(table, most, means, room_bytes)
+    if kept.placed.arena_bytes <= room_bytes and _is_fastest(table, most, kept):
+        return kept
+    found = [kept]
+    if means.recompute or means.offload > 0:
+        found += _make_room(table, most, means, room_bytes)
+    return _best(table, found, room_bytes)
+
+
+def _keep_all(table: CandidateTable, most: Mapping[str, int], means: Means, room_bytes: int) -> Fitted:
+    """Everything kept, with less workspace where it does not fit."""
+    limits = most
+    spared_bytes = 0  # of the room: what placing leaves unused between buffers
+    smallest: Fitted | None = None
+    for _ in range(MOST_ROUNDS):
+        draft = take_over(table.graph, _ordered(table, choose(table, limits), means))
+        free = _free(draft, room_bytes - spared_bytes)
+        hopeless = min(free.values()) < 0
+        if hopeless and smallest is not None:
+            break
+        placed = assign_addresses(draft, room_bytes, thorough=not hopeless)
+        if placed.arena_bytes <= room_bytes:
+            return Fitted(draft, placed)
+        if smallest is None or placed.arena_bytes < smallest.placed.arena_bytes:
+            smallest = Fitted(draft, placed)
+        if placed.live_bytes <= room_bytes:
+            spared_bytes += placed.arena_bytes - room_bytes
+            free = _free(draft, room_bytes - spared_bytes)
+        # Where what is kept alone is too much, no workspace is small enough.
+        tighter = {name: min(limit, max(0, free.get(name, limit))) for name, limit in most.items()}
+        if tighter == limits or min(free.values()) < 0:
+            break
+        limits = tighter
+    assert smallest is not None
+    return smallest
+
+
+def _is_fastest(table: CandidateTable, most: Mapping[str, int], kept: Fitted) -> bool:
+    """Whether more room would not help."""
+    return _time_us(table, kept.draft, kept.placed) <= choose(table, most).train_us * (1 + 1e-9)
+
+
+def _make_room(table: CandidateTable, most: Mapping[str, int], means: Means, room_bytes: int) -> Iterator[Fitted]:
+    """Steps that make room, placed: the most promising way; where placing takes more than the room, again in less."""
+    ways = list(_ways(table, most, means, room_bytes))
+    fitting = [way for way in ways if way.resided.live_bytes <= room_bytes]
+    if not fitting:
+        if ways:
+            smallest = min(ways, key=lambda way: way.resided.live_bytes).resided.draft
+            yield Fitted(smallest, assign_addresses(smallest, thorough=False))
+        return
+    # The fastest first; one that placing takes more than the room for is tried again in less.
+    waiting = [(way.time_us, number, 0, way) for number, way in enumerate(fitting)]
+    heapq.heapify(waiting)
+    for _ in range(MOST_PLACED):
+        if not waiting:
+            return
+        _, number, spared_bytes, way = heapq.heappop(waiting)
+        draft = _with_free_workspace(table, most, way, room_bytes - spared_bytes)
+        placed = assign_addresses(draft, room_bytes)
+        yield Fitted(draft, placed)
+        if placed.arena_bytes <= room_bytes:
+            return
+        spared_bytes += placed.arena_bytes - room_bytes
+        if spared_bytes < MOST_SPARED * room_bytes:
+            way = _way(table, way.choices, way.means, way.divided, room_bytes - spared_bytes)
+            if way.resided.live_bytes <= room_bytes - spared_bytes:
+                heapq.heappush(waiting, (way.time_us, number, spared_bytes, way))
+
+
+def _ways(table: CandidateTable, most: Mapping[str, int], means: Means, room_bytes: int) -> Iterator[_Way]:
+    """The step fitted under several limits of workspace and of what goes to the host."""
+    known: set[tuple[float, ...]] = set()
+    left, best_us = WAYS_WORK, math.inf
+    for part in WORKSPACE_PARTS:
+        limit_bytes = int(part * room_bytes)
+        limits = {name: min(limit, limit_bytes) for name, limit in most.items()}
+        choices = choose(table, limits)
+        divided: Mapping[str, int] = {}
+        if means.division is not None:
+            divided = divided_operations(table, order(table, choices), means.division)
+            choices = choose(table, limits, divided)
+        points = tuple(float(c.point.workspace_bytes) for c in choices.operations.values())
+        if points in known or choices.train_us >= best_us:
+            continue
+        known.add(points)
+        for offload in OFFLOAD_PARTS:
+            if offload > means.offload or (not means.recompute and offload < means.offload):
+                continue
+            here = replace(means, offload=offload)
+            if not here.recompute and offload == 0:
+                continue
+            if left < 0 and math.isfinite(best_us):
+                return
+            way = _way(table, choices, here, divided, room_bytes)
+            yield way
+            left -= len(choices.operations)
+            if way.resided.live_bytes <= room_bytes:
+                best_us = min(best_us, way.time_us)
+            if not way.resided.decisions.offloads:
+                break  # nor will it with less of them
+
+
+def _way(table: CandidateTable, choices: Choices, means: Means, divided: Collection[str], room_bytes: int) -> _Way:
+    draft = _ordered(table, choices, means)
+    at_home = (draft.buffers[b] for b in draft.persistent)
+    taken_bytes = sum(aligned(buffer.size_bytes) for buffer in at_home if buffer.space is Space.HOST)
+    left = replace(means, host_bytes=means.host_bytes - taken_bytes)
+    resided = reside(table.graph, draft, table.device.host_link, left, room_bytes)
+    placed = assign_addresses(resided.draft, thorough=False)
+    return _Way(_time_us(table, resided.draft, placed), resided, choices, means, divided)
+
+
+def _time_us(table: CandidateTable, draft: Draft, placed: Placed) -> float:
+    train = replace(draft.train, waits=synchronise(draft.train, draft.buffers, placed.offsets))
+    return simulate(train, contention=contention(train, draft.buffers, table.device))
+
+
+def _with_free_workspace(table: CandidateTable, most: Mapping[str, int], way: _Way, room_bytes: int) -> Draft:
+    """The same decisions and layouts; every operation takes what workspace is free where it runs, again included."""
+    free = _free(way.resided.draft, room_bytes)
+    slices: dict[str, Sequence[Slice]] = {}
+    kinds = {op.name: op for op in (*table.graph.train, *table.graph.infer) if not KINDS[op.kind].view}
+    for name, choice in way.choices.operations.items():
+        if name in way.divided:
+            continue
+        limit = min(most[name], free.get(name, most[name]))
+        menu = table.menus(kinds[name])[choice.layouts]
+        # Where nothing is small enough, the smallest.
+        point = ([point for point in menu if aligned(point.workspace_bytes) <= limit] or menu[:1])[-1]
+        if point is not choice.point:
+            slices[name] = point.slices
+    return rechosen(table, way.resided.draft, slices)
+
+
+def _free(draft: Draft, room_bytes: int) -> Mapping[str, int]:
+    """Bytes that each operation finds free beside all that is kept while it runs; below zero where that is too much."""
+    persistent = frozenset(draft.persistent)
+    room_bytes -= persistent_bytes(draft)
+    found: dict[str, int] = {}
+    for program in (draft.train, draft.infer):
+        kept = [b for b in blocks(program, draft.buffers, persistent) if draft.buffers[b.buffers[0]].value is not None]
+        live = live_bytes(kept, len(program.launches))
+        for launch, taken_bytes in zip(program.launches, live, strict=True):
+            for name in launch.operations:
+                found[name] = min(found.get(name, UNLIMITED_BYTES), room_bytes - taken_bytes)
+    return found

@@ -1,0 +1,130 @@
+"""A bound on the time of a step within a budget: what has to be away at one operation has to come back.
+
+The operations run in the order in which they are written. Whatever is needed both before and after one of them, and is
+none of its operands, is kept there, made again later, or sent to the host before. Beside the operands only so much can
+be kept; the rest costs at least a fractional knapsack: bytes that the link can carry until then are free, others take
+the time of their operation or of their copy, whichever is less. The operation that costs most bounds the step. In the
+spirit of the cut-based bounds of "MONeT" (Shah et al., 2021) and "Checkmate" (Jain et al., 2020), without a solver.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mbc.ir.graph import Operation, Role
+from mbc.ops import KINDS
+from mbc.optimize.candidates import CandidateTable, least_workspace_bytes
+from mbc.optimize.lifetimes import aligned
+from mbc.optimize.order import updates_early
+from mbc.optimize.reside import Means
+from mbc.plan.model import Stream
+
+# Operations that are looked at, spread evenly over the step: each gives a bound, the best of them counts.
+LOOKED_AT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """The outputs of one operation that are needed later. `time_us` infinite: it cannot run again."""
+
+    size_bytes: int
+    time_us: float
+
+
+def within_us(table: CandidateTable, means: Means, room_bytes: int, fastest_us: float) -> float:
+    """Microseconds that no step takes less than in an arena of so many bytes, `fastest_us` being those of any step."""
+    step = _Step(table, means.split)
+    # Where operations may be executed together row by row, what one needs is sure to be there as a whole only where
+    # all rows are needed.
+    possible = [i for i, op in enumerate(step.operations) if not (means.split and KINDS[op.kind].divisible)]
+    places = sorted({possible[i * len(possible) // LOOKED_AT] for i in range(LOOKED_AT) if possible})
+    best_us = fastest_us
+    for place in places:
+        kept, needed_bytes = step.at(place)
+        excess = needed_bytes + sum(item.size_bytes for item in kept) - room_bytes
+        if excess <= 0:
+            continue
+        before_us = fastest_us - sum(step.times_us[place:])
+        best_us = max(best_us, fastest_us + _least_us(table, means, kept, excess, max(0.0, before_us)))
+    return best_us if math.isfinite(best_us) else fastest_us
+
+
+def _least_us(table: CandidateTable, means: Means, kept: list[_Item], excess: int, before_us: float) -> float:
+    link = table.device.host_link
+    copied_us = math.inf  # a byte that the link has no time for
+    if means.offload > 0:
+        copied_us = 1 / (link.gb_s(Stream.TO_HOST) * 1e3)
+        excess -= min(int(before_us / copied_us), means.host_bytes)
+    total_us = 0.0
+    prices = sorted((item.time_us / item.size_bytes, item.size_bytes) for item in kept)
+    for price, size_bytes in prices if means.recompute else ():
+        if excess <= 0 or price >= copied_us:
+            break
+        total_us += price * min(size_bytes, excess)
+        excess -= size_bytes
+    return total_us + (copied_us * excess if excess > 0 else 0.0)
+
+
+class _Step:
+    """The step as operations over values: views are what they view."""
+
+    def __init__(self, table: CandidateTable, split: bool) -> None:
+        self._table = table
+        self._split = split
+        graph = table.graph
+        self._roots: dict[str, str] = {}
+        for operation in graph.train:
+            if KINDS[operation.kind].view:
+                self._roots[operation.outputs[0]] = self._root(operation.inputs[0])
+        self.operations = [op for op in updates_early(graph.train) if not KINDS[op.kind].view]
+        self.times_us = [min(front[-1].time_us for front in table.menus(op).values()) for op in self.operations]
+        self._made: dict[str, int] = dict.fromkeys(graph.inputs, -1)
+        self._reads: dict[str, list[int]] = {}
+        for i, operation in enumerate(self.operations):
+            self._made |= dict.fromkeys(operation.outputs, i)
+            for name in dict.fromkeys(map(self._root, operation.inputs)):
+                self._reads.setdefault(name, []).append(i)
+        values = graph.values
+        # States, and what is written over them, take the same bytes at any time; the optimizer's can be elsewhere.
+        self._states = {name for name, value in values.items() if value.role.persistent}
+        self._states |= {new for _, new in graph.updates}
+        self._fixed_bytes = sum(
+            aligned(values[state.value].type.size_bytes)
+            for state in graph.states
+            if values[state.value].role is not Role.OPTIMIZER
+        )
+        self._last_reads: Mapping[str, int] = {name: reads[-1] for name, reads in self._reads.items()}
+
+    def at(self, place: int) -> tuple[list[_Item], int]:
+        """What is needed before and after an operation and is none of its operands, and bytes that it cannot do
+        without."""
+        operation = self.operations[place]
+        operands = set(map(self._root, (*operation.inputs, *operation.outputs)))
+        sizes: dict[int, int] = {}
+        for name, last in self._last_reads.items():
+            made = self._made.get(name, place)
+            if made < place < last and name not in operands and name not in self._states:
+                sizes[made] = sizes.get(made, 0) + self._size(name)
+        items = [_Item(size, self._again_us(made)) for made, size in sizes.items()]
+        return items, self._fixed_bytes + self._operand_bytes(operation, place)
+
+    def _operand_bytes(self, operation: Operation, place: int) -> int:
+        kind = KINDS[operation.kind]
+        shared = {output for output, _ in (*kind.updates, *kind.in_place)}
+        names = dict.fromkeys(map(self._root, operation.inputs))
+        names |= dict.fromkeys(name for i, name in enumerate(operation.outputs) if i not in shared)
+        taken = sum(self._size(name) for name in names if name not in self._states)
+        return taken + least_workspace_bytes(self._table.menus(operation))
+
+    def _again_us(self, made: int) -> float:
+        if made < 0 or KINDS[self.operations[made].kind].updates:
+            return math.inf
+        return self.times_us[made]
+
+    def _size(self, name: str) -> int:
+        return aligned(self._table.graph.values[name].type.size_bytes)
+
+    def _root(self, name: str) -> str:
+        return self._roots.get(name, name)

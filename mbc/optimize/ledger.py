@@ -1,0 +1,301 @@
+"""The books of what is kept: for every value when it is made, read, made again, sent away and fetched back.
+
+Positions are indices of runs. A value has one *stay* from where it is made and one from every position where it is
+made again or is back; a read belongs to the stay that started last, and a stay ends with its last read. Bytes are
+counted as if nothing was done in place, so that the books follow a decision within microseconds; how much is
+really taken is found by `rewrite` and `blocks`.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbc.optimize.lifetimes import aligned
+from mbc.optimize.order import Draft
+from mbc.optimize.residence import Decisions, Offload, Recompute
+from mbc.optimize.runs import Run
+from mbc.plan.model import Space
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Between two uses of a value, at runs `after` and `before`, that lie on either side of a run."""
+
+    buffer: int
+    after: int
+    before: int
+
+
+class Ledger:
+    """Mutable: decisions are entered one by one. `small_bytes`: values up to that size are always kept."""
+
+    def __init__(self, draft: Draft, runs: Sequence[Run], small_bytes: int) -> None:
+        self.runs = runs
+        self.size_bytes = [aligned(b.size_bytes) if b.space is Space.ARENA else 0 for b in draft.buffers]
+        self.made: dict[int, int] = dict.fromkeys(draft.train.entry, -1)
+        self.reads: dict[int, list[int]] = {}
+        self.starts: dict[int, list[int]] = {}
+        self.offloads: dict[int, tuple[int, int]] = {}  # buffer -> (out, back)
+        self._again: dict[tuple[int, int], set[int]] = {}  # (run, position) -> outputs that are wanted of it
+        self.again_us = 0.0  # of all repetitions
+        self._journal: list[tuple[Any, bool, int, Any]] = []
+        self._valid_until: dict[int, int] = {}  # of states: the run that writes their next version over them
+        for i, run in enumerate(runs):
+            for buffer in run.reads:
+                self.reads.setdefault(buffer, []).append(i)
+            for buffer in run.writes:
+                self.made[buffer] = i
+                alias = draft.buffers[buffer].alias
+                if alias is not None:
+                    self._valid_until[alias] = i
+        fixed = frozenset((*draft.persistent, *draft.train.exit, *self._valid_until))
+        self.movable = [
+            b
+            for b in sorted(self.reads)
+            if b not in fixed and draft.buffers[b].alias is None and self.size_bytes[b] > small_bytes
+        ]
+        self._is_movable = frozenset(self.movable)
+        self.delta_bytes: NDArray[np.int64] = np.zeros(len(runs) + 1, np.int64)
+
+    def decisions(self) -> Decisions:
+        recomputes = sorted((p, b) for (_, p), outputs in self._again.items() for b in outputs)
+        offloads = sorted((b, out, back) for b, (out, back) in self.offloads.items())
+        return Decisions(tuple(Recompute(b, p) for p, b in recomputes), tuple(Offload(*o) for o in offloads))
+
+    def recomputed_us(self) -> NDArray[np.float64]:
+        """Time of the repetitions just before each run."""
+        found = np.zeros(len(self.runs) + 1)
+        for run, position in self._again:
+            found[position] += self.runs[run].time_us
+        return found
+
+    def gap(self, buffer: int, position: int) -> Gap | None:
+        """The gap of a value over a run that does not touch it; None where its bytes are not taken then."""
+        reads = self.reads[buffer]
+        k = bisect_left(reads, position)
+        if k == len(reads) or reads[k] == position or self.made[buffer] >= position:
+            return None
+        before = reads[k]
+        starts = self.starts.get(buffer, ())
+        s = bisect_right(starts, before)
+        started = starts[s - 1] if s else self.made[buffer]
+        if started >= position:
+            return None
+        return Gap(buffer, max(reads[k - 1] if k else started, started), before)
+
+    def can_repeat(self, buffer: int) -> bool:
+        made = self.made[buffer]
+        return made >= 0 and self.runs[made].again
+
+    def chain(self, buffer: int, position: int) -> tuple[float, list[int]]:
+        """What making a value again before a run takes: microseconds beyond what is made again anyway, and the values
+        that are. Infinite where it cannot be."""
+        found: dict[int, None] = {}
+        total_us = 0.0
+        paid: set[int] = set()
+        pending = [buffer]
+        while pending:
+            wanted = pending.pop()
+            if wanted in found:
+                continue
+            found[wanted] = None
+            if not self.can_repeat(wanted) or self.made[wanted] >= position:
+                return math.inf, []
+            run = self.made[wanted]
+            if run in paid or (run, position) in self._again:
+                continue
+            paid.add(run)
+            moves = wanted != buffer and self._next_again(wanted, position) is not None
+            total_us += 0.0 if moves else self.runs[run].time_us
+            for source in self.runs[run].reads:
+                if source in self._is_movable:
+                    if not self.resident(source, position) and not self._can_fetch(source, position):
+                        pending.append(source)
+                elif self._valid_until.get(source, position) < position:
+                    return math.inf, []
+        return total_us, list(found)
+
+    def resident(self, buffer: int, position: int) -> bool:
+        """Whether its bytes are there for a read just before a run."""
+        starts = self.starts.get(buffer, [])
+        s = bisect_right(starts, position)
+        if s and starts[s - 1] == position:
+            return True
+        if buffer in self.offloads and position < self.offloads[buffer][0] and self.made[buffer] < position:
+            return True
+        end = starts[s] if s < len(starts) else len(self.runs) + 1
+        reads = self.reads[buffer]
+        k = bisect_left(reads, position)
+        return k < len(reads) and reads[k] < end and self.made[buffer] < position
+
+    def recompute(self, buffer: int, position: int) -> None:
+        """Enter the chain that makes `buffer` again; what of it would be made again later is so now, and kept."""
+        _, chain = self.chain(buffer, position)
+        for wanted in chain:
+            for source in self.runs[self.made[wanted]].reads:
+                there = source not in self._is_movable or self.resident(source, position)
+                if not there and self._can_fetch(source, position):
+                    self.offload(source, self.offloads[source][0], position)
+        for wanted in chain:
+            self._repeat(wanted, position)
+        for wanted in chain:
+            later = self._next_again(wanted, position) if wanted != buffer else None
+            if later is not None:
+                self._unrepeat(wanted, later)
+
+    def offload(self, buffer: int, out: int, back: int) -> None:
+        """Enter, or move, the way of a value to the host and back."""
+        if buffer in self.offloads:
+            self._enter_offload(False, buffer, self.offloads[buffer])
+        self._enter_offload(True, buffer, (out, back))
+
+    def first_read(self, buffer: int, position: int) -> int:
+        """The first run at or after a position that reads the value."""
+        reads = self.reads[buffer]
+        k = bisect_left(reads, position)
+        return reads[k] if k < len(reads) else len(self.runs)
+
+    def last_touch(self, buffer: int, position: int) -> int:
+        """The last run before a position that reads or makes the value."""
+        reads = self.reads[buffer]
+        k = bisect_left(reads, position)
+        return max(self.made[buffer], reads[k - 1] if k else -1)
+
+    def repeated_at(self, position: int) -> list[int]:
+        """The values that are made again just before a run."""
+        return sorted(b for (_, at), outputs in self._again.items() if at == position for b in outputs)
+
+    def taken_by(self, buffer: int) -> int:
+        """Bytes that making the value takes while it is made."""
+        run = self.runs[self.made[buffer]]
+        return sum(self.size_bytes[b] for b in {*run.reads, *run.writes})
+
+    def repeats(self, buffer: int, position: int) -> bool:
+        return buffer in self._again.get((self.made[buffer], position), ())
+
+    def mark(self) -> int:
+        """For `undo`: the books as they are now."""
+        return len(self._journal)
+
+    def undo(self, mark: int) -> None:
+        """Take back everything that was entered since."""
+        while len(self._journal) > mark:
+            entry, added, buffer, position = self._journal.pop()
+            entry(not added, buffer, position)
+            self._journal.pop()
+
+    def drop(self, buffer: int, position: int) -> None:
+        """Take a repetition back."""
+        self._unrepeat(buffer, position)
+
+    def _can_fetch(self, buffer: int, position: int) -> bool:
+        """Whether the value is on the host then, to be back later: it could be back earlier."""
+        if buffer not in self.offloads:
+            return False
+        out, back = self.offloads[buffer]
+        starts = self.starts[buffer]
+        s = bisect_right(starts, position)
+        return out <= position < back and starts[s] == back and self.first_read(buffer, position) >= back
+
+    def _next_again(self, buffer: int, position: int) -> int | None:
+        """The next position after this one at which the value is made again, if that comes before it is back."""
+        starts = self.starts.get(buffer, [])
+        s = bisect_right(starts, position)
+        if s < len(starts) and buffer in self._again.get((self.made[buffer], starts[s]), ()):
+            return starts[s]
+        return None
+
+    def _repeat(self, buffer: int, position: int) -> None:
+        run = self.made[buffer]
+        outputs = self._again.get((run, position))
+        if not outputs:
+            for source in self.runs[run].reads:
+                self._enter_read(True, source, position)
+        if not outputs or buffer not in outputs:
+            self._enter_repeat(True, buffer, position)
+
+    def _unrepeat(self, buffer: int, position: int) -> None:
+        run = self.made[buffer]
+        self._enter_repeat(False, buffer, position)
+        if (run, position) in self._again:
+            return
+        for source in self.runs[run].reads:
+            self._enter_read(False, source, position)
+            # A value that was made again for this repetition only.
+            if self.repeats(source, position) and not self._used(source, position):
+                self._unrepeat(source, position)
+
+    # Entries, each of which the journal can take back.
+
+    def _enter_repeat(self, added: bool, buffer: int, position: int) -> None:
+        before = self._intervals(buffer)
+        key = self.made[buffer], position
+        if added:
+            if key not in self._again:
+                self.again_us += self.runs[key[0]].time_us
+            self._again.setdefault(key, set()).add(buffer)
+            insort(self.starts.setdefault(buffer, []), position)
+        else:
+            self._again[key].remove(buffer)
+            self.starts[buffer].remove(position)
+            if not self._again[key]:
+                del self._again[key]
+                self.again_us -= self.runs[key[0]].time_us
+        self._change(buffer, before)
+        self._journal.append((self._enter_repeat, added, buffer, position))
+
+    def _enter_read(self, added: bool, buffer: int, position: int) -> None:
+        before = self._intervals(buffer) if buffer in self._is_movable else []
+        if added:
+            insort(self.reads[buffer], position)
+        else:
+            self.reads[buffer].remove(position)
+        if buffer in self._is_movable:
+            self._change(buffer, before)
+        self._journal.append((self._enter_read, added, buffer, position))
+
+    def _enter_offload(self, added: bool, buffer: int, places: tuple[int, int]) -> None:
+        before = self._intervals(buffer)
+        if added:
+            self.offloads[buffer] = places
+            insort(self.starts.setdefault(buffer, []), places[1])
+        else:
+            del self.offloads[buffer]
+            self.starts[buffer].remove(places[1])
+        self._change(buffer, before)
+        self._journal.append((self._enter_offload, added, buffer, places))
+
+    def _used(self, buffer: int, start: int) -> bool:
+        """Whether the stay that starts there is read."""
+        reads, starts = self.reads[buffer], self.starts[buffer]
+        k, s = bisect_left(reads, start), bisect_right(starts, start)
+        return k < len(reads) and (s == len(starts) or reads[k] < starts[s])
+
+    def _intervals(self, buffer: int) -> list[tuple[int, int]]:
+        """Runs [start, stop) at which the bytes are taken."""
+        reads = self.reads[buffer]
+        starts = [max(self.made[buffer], 0), *self.starts.get(buffer, ())]
+        found: list[tuple[int, int]] = []
+        for i, start in enumerate(starts):
+            k = bisect_left(reads, starts[i + 1]) if i + 1 < len(starts) else len(reads)
+            stop = max(start, reads[k - 1] if k else -1) + 1
+            if i and stop == start + 1 and buffer not in self.runs[start].reads:
+                continue  # a step on the way to something else, gone again before the run
+            if i == 0 and buffer in self.offloads:
+                stop = max(stop, self.offloads[buffer][0])
+            found.append((start, stop))
+        return found
+
+    def _change(self, buffer: int, before: list[tuple[int, int]]) -> None:
+        size_bytes = self.size_bytes[buffer]
+        for start, stop in before:
+            self.delta_bytes[start:stop] -= size_bytes
+        for start, stop in self._intervals(buffer):
+            self.delta_bytes[start:stop] += size_bytes

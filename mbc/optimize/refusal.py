@@ -1,0 +1,72 @@
+"""Why no plan of a network can fit a budget, and what would lower the bound that says so."""
+
+from __future__ import annotations
+
+from mbc.errors import BudgetError
+from mbc.ir.graph import Operation, Role
+from mbc.ir.types import Precision
+from mbc.ops import KINDS
+from mbc.optimize.candidates import CandidateTable
+from mbc.optimize.lifetimes import aligned
+from mbc.units import show_size
+
+_WIDE = frozenset({Precision.FP32, Precision.TF32})
+
+
+def cannot_fit(
+    table: CandidateTable,
+    floor: int,
+    operation: Operation,
+    overhead_bytes: int,
+    budget_bytes: int,
+    host_bytes: int,
+    split: bool = False,
+) -> BudgetError:
+    """MBC203, for a floor (`floor_bytes`, set by `operation`) that with the overhead is above the budget. `host_bytes`:
+    what may be in host memory. `split`: operations may run row by row."""
+    graph = table.graph
+    ways = [f"raise memory.device to at least {floor + overhead_bytes} B"]
+    room_bytes = budget_bytes - overhead_bytes
+    movable_bytes = _states_bytes(table, of_optimizer=True)
+    if room_bytes > 0 and movable_bytes > host_bytes:
+        ways.insert(0, f"let {movable_bytes} B of the optimizer's states be in host memory (memory.host, offload)")
+    rows = _most_rows(table, room_bytes - _states_bytes(table) + min(movable_bytes, host_bytes), split)
+    if room_bytes > 0 and graph.precision in _WIDE and graph.values[operation.inputs[0]].per_sample:
+        ways.insert(0, "set train.precision to bf16, in which activations take half")
+    if 0 < rows < graph.batch:
+        ways.insert(0, f"lower the batch to {rows} or less")
+    return BudgetError(
+        "MBC203",
+        f"'{graph.name}' cannot fit {show_size(budget_bytes)}: '{operation.name}' "
+        f"({operation.kind}) alone needs {show_size(floor)} with the states, "
+        f"and {show_size(overhead_bytes)} are reserved for the GPU's context and libraries",
+        ways[0] if len(ways) == 1 else f"{', '.join(ways[:-1])}, or {ways[-1]}",
+        operation.span,
+        needed_bytes=floor + overhead_bytes,
+        floor_bytes=floor + overhead_bytes,
+    )
+
+
+def _states_bytes(table: CandidateTable, of_optimizer: bool = False) -> int:
+    values = (table.graph.values[state.value] for state in table.graph.states)
+    return sum(aligned(v.type.size_bytes) for v in values if not of_optimizer or v.role is Role.OPTIMIZER)
+
+
+def _most_rows(table: CandidateTable, room_bytes: int, split: bool) -> int:
+    """At any larger batch the operands of some operation take more than `room_bytes`; below 1 where they do at all.
+    What workspaces take is not counted."""
+    graph = table.graph
+    most = graph.batch
+    for operation in (*graph.train, *graph.infer):
+        kind = KINDS[operation.kind]
+        if kind.view or (split and kind.divisible):
+            continue
+        shared = {output for output, _ in (*kind.updates, *kind.in_place)}
+        names = dict.fromkeys(operation.inputs)
+        names |= dict.fromkeys(name for i, name in enumerate(operation.outputs) if i not in shared)
+        values = [graph.values[name] for name in names if not graph.values[name].role.persistent]
+        by_rows = sum(v.type.size_bytes for v in values if v.per_sample)
+        others = sum(v.type.size_bytes for v in values if not v.per_sample)
+        if by_rows:
+            most = min(most, (room_bytes - others) * graph.batch // by_rows)
+    return most

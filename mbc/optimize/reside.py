@@ -1,0 +1,363 @@
+"""Choose for every gap between two uses of a value whether it is kept, made again or sent to the host.
+
+First as much goes to the host as its link can carry unseen, what is slowest to make again first. Then, where most is
+taken, the gap that costs least time for its bytes is made again, until everything fits; how much is taken is found
+from the rewritten program, and the choice goes on from there. At last what proves not to be needed is kept after all.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbc.device.transfers import HostLink
+from mbc.ir.graph import TrainingGraph
+from mbc.optimize.homes import persistent_bytes
+from mbc.optimize.ledger import Gap, Ledger
+from mbc.optimize.lifetimes import blocks, live_bytes
+from mbc.optimize.order import Draft
+from mbc.optimize.residence import Decisions, rewrite
+from mbc.optimize.runs import Run, runs_of
+from mbc.optimize.strips import Division
+from mbc.optimize.takeover import take_over
+from mbc.plan.model import Stream
+
+# Values of less than this part of the room are always kept.
+SMALL_PART = 1 / 20_000
+# Copies shorter than so many latencies are not worth their place in the queue.
+SHORTEST_COPY_LATENCIES = 3
+MOST_ROUNDS = 40
+# Making things again for longer than so many whole steps leads nowhere.
+MOST_AGAIN = 1.0
+# Trials of keeping a value after all, each of which looks at the whole program.
+KEEP_WORK = 60_000_000
+# All sets of so few gaps are looked at, and of those that are faster so many are measured.
+PROVED_GAPS = 12
+PROVED_SETS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What may be used to make room. `offload`: the part of what is too much that goes to the host at most.
+    So many bytes of the optimizer's states (`states_bytes`) are at home there, and in the arena for `lead` times of
+    their copy before they are needed, and after. `split`: whether large values may exist in micro-batches only;
+    `division` is how, in this try."""
+
+    recompute: bool
+    offload: float
+    host_bytes: int
+    split: bool = False
+    division: Division | None = None
+    states_bytes: int = 0
+    lead: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Resided:
+    """`live_bytes`: most bytes alive at once in the training program. `draft` has its final aliases."""
+
+    draft: Draft
+    decisions: Decisions
+    live_bytes: int
+
+
+def reside(graph: TrainingGraph, draft: Draft, link: HostLink, means: Means, room_bytes: int) -> Resided:
+    """The draft as it fits the room, or as little over it as was found. `draft` must not alias but by updates."""
+    return _Chooser(graph, draft, link, means, room_bytes).run()
+
+
+class _Chooser:
+    def __init__(self, graph: TrainingGraph, draft: Draft, link: HostLink, means: Means, room_bytes: int) -> None:
+        self._graph = graph
+        self._draft = draft
+        self._link = link
+        self._means = means
+        self._room_bytes = room_bytes
+        self._runs: tuple[Run, ...] = runs_of(graph, draft, draft.train)
+        self._small_bytes = int(room_bytes * SMALL_PART)
+        self._ledger = Ledger(draft, self._runs, self._small_bytes)
+        self._persistent_bytes = persistent_bytes(draft)
+        self._forced: set[int] = set()  # offloads that kernels wait for
+        self._forbidden: set[tuple[int, int]] = set()  # values that are not to be made again before a run
+        self._times_us = np.array([run.time_us for run in self._runs] + [0.0])
+
+    def run(self) -> Resided:
+        best = self._measured()
+        kept_over = best[1]
+        if best[0].live_bytes > self._room_bytes and self._means.offload > 0:
+            self._send_away(best[1])
+            best = self._measured()
+        for _ in range(MOST_ROUNDS):
+            resided, over = best
+            if resided.live_bytes <= self._room_bytes:
+                break
+            if not (self._relieve(over) or self._forbid_at(int(np.argmax(over)))):
+                break
+            if self._again_too_long():
+                break
+            self._schedule()
+            best = self._measured()
+        if best[0].live_bytes <= self._room_bytes:
+            best = self._keep_again(best)
+        if self._means.recompute and not self._ledger.offloads:
+            return self._proved(best[0], kept_over)
+        return best[0]
+
+    def _again_too_long(self) -> bool:
+        return self._ledger.again_us > MOST_AGAIN * float(self._times_us.sum())
+
+    # What is taken
+
+    def _measured(self) -> tuple[Resided, NDArray[np.int64]]:
+        """The program as decided, and by how much each run and what is made again before it exceed the room."""
+        measured = self._measure(self._ledger.decisions())
+        self._ledger.delta_bytes[:] = 0
+        return measured
+
+    def _measure(self, decisions: Decisions) -> tuple[Resided, NDArray[np.int64]]:
+        rewritten = rewrite(self._draft, self._runs, decisions, self._link)
+        draft = take_over(self._graph, rewritten.draft)
+        program_blocks = blocks(draft.train, draft.buffers, frozenset(draft.persistent))
+        live = np.array(live_bytes(program_blocks, len(draft.train.launches)), np.int64) + self._persistent_bytes
+        over = np.full(len(self._runs) + 1, -self._room_bytes, np.int64)
+        np.maximum.at(over, np.array(rewritten.position), live - self._room_bytes)
+        return Resided(draft, decisions, int(live.max())), over
+
+    def _starts_us(self) -> NDArray[np.float64]:
+        """When the launches at each run start, what is made again before it included."""
+        spent = self._times_us + self._ledger.recomputed_us()
+        return np.concatenate(([0.0], np.cumsum(spent)[:-1]))
+
+    # To the host
+
+    def _send_away(self, over: NDArray[np.int64]) -> None:
+        """Offload while nothing has to wait for it, until the worst run fits or the link is full."""
+        starts_us = self._starts_us()
+        peak = int(np.argmax(over))
+        needed = int(over[peak] * self._means.offload)
+        shortest = SHORTEST_COPY_LATENCIES * self._link.latency_us
+        ledger = self._ledger
+        gaps = [gap for buffer in ledger.movable if (gap := ledger.gap(buffer, peak)) is not None]
+
+        def worth(gap: Gap) -> tuple[float, int, int]:
+            time_us = ledger.chain(gap.buffer, gap.before)[0] if self._means.recompute else math.inf
+            return -time_us / ledger.size_bytes[gap.buffer], gap.after - gap.before, gap.buffer
+
+        # Time left for the copies of each direction: earliest first out, latest first back.
+        out, back = _Queue(float(starts_us[peak])), _Queue(-float(starts_us[min(peak + 1, len(starts_us) - 1)]))
+        host_bytes = self._means.host_bytes
+        chosen: list[Gap] = []
+        for gap in sorted(gaps, key=worth):
+            if needed <= 0:
+                break
+            size_bytes = ledger.size_bytes[gap.buffer]
+            out_us = self._copy_us(gap.buffer, Stream.TO_HOST)
+            back_us = self._copy_us(gap.buffer, Stream.TO_DEVICE)
+            made_us = float(starts_us[ledger.made[gap.buffer] + 1])
+            needed_us = -float(starts_us[gap.before])
+            if size_bytes > host_bytes or out_us < shortest or not out.add(made_us, out_us):
+                continue
+            if not back.add(needed_us, back_us):
+                out.remove(made_us, out_us)
+                continue
+            needed -= size_bytes
+            host_bytes -= size_bytes
+            chosen.append(gap)
+        for gap in chosen:
+            ledger.offload(gap.buffer, gap.after + 1, gap.before)
+        self._schedule()
+
+    def _schedule(self) -> None:
+        """List every copy where its time comes: out as soon as it is over, back as late as it must start."""
+        ledger = self._ledger
+        if not ledger.offloads:
+            return
+        starts_us = self._starts_us()
+        count = len(self._runs)
+        free_us = 0.0
+        outs: dict[int, int] = {}
+        for buffer in sorted(ledger.offloads, key=lambda b: ledger.made[b]):
+            made = ledger.made[buffer]
+            free_us = max(free_us, float(starts_us[made + 1])) + self._copy_us(buffer, Stream.TO_HOST)
+            outs[buffer] = min(max(made + 1, bisect_left(starts_us, free_us)), count)
+        free_us = math.inf
+        needed = {b: ledger.first_read(b, back) for b, (_, back) in ledger.offloads.items()}
+        for buffer in sorted(needed, key=lambda b: -needed[b]):
+            free_us = min(free_us, float(starts_us[needed[buffer]])) - self._copy_us(buffer, Stream.TO_DEVICE)
+            if buffer in self._forced:
+                continue
+            last = ledger.last_touch(buffer, needed[buffer])
+            out = min(max(outs[buffer], last + 1), needed[buffer])
+            back = min(max(bisect_right(starts_us, free_us) - 1, out), needed[buffer])
+            if ledger.offloads[buffer] != (out, back):
+                ledger.offload(buffer, out, back)
+
+    def _copy_us(self, buffer: int, stream: Stream) -> float:
+        return self._link.copy_us(self._ledger.size_bytes[buffer], stream, busy_both=True)
+
+    # Until it fits
+
+    def _relieve(self, over: NDArray[np.int64]) -> bool:
+        """Make room by the books at every run that exceeds it; whether anything could be done."""
+        done = False
+        hopeless = np.zeros(len(over), bool)
+        while True:
+            taken = np.where(hopeless, np.iinfo(np.int64).min, over + self._ledger.delta_bytes)
+            worst = int(np.argmax(taken))
+            if taken[worst] <= 0:
+                return done
+            if self._relieve_at(worst, over):
+                done = True
+            if over[worst] + self._ledger.delta_bytes[worst] > 0:
+                hopeless[worst] = True
+
+    def _relieve_at(self, position: int, over: NDArray[np.int64]) -> bool:
+        ledger = self._ledger
+        heap: list[tuple[float, int, int]] = []
+        for buffer in ledger.movable:
+            gap = ledger.gap(buffer, position)
+            if gap is not None:
+                heap.append((self._price(gap), buffer, gap.before))
+        heapq.heapify(heap)
+        done = False
+        while heap and over[position] + ledger.delta_bytes[position] > 0 and not self._again_too_long():
+            _, buffer, _ = heapq.heappop(heap)
+            gap = ledger.gap(buffer, position)
+            if gap is None:
+                continue
+            price = self._price(gap)
+            if price == math.inf:
+                continue
+            if heap and price > heap[0][0]:
+                heapq.heappush(heap, (price, buffer, gap.before))
+                continue
+            self._apply(gap)
+            done = True
+        return done
+
+    def _forbid_at(self, position: int) -> bool:
+        """Where what is made again before a run is too much together, the largest of it has to come from elsewhere."""
+        ledger = self._ledger
+        found = [b for b in ledger.repeated_at(position) if (b, position) not in self._forbidden]
+        if not found:
+            return False
+        largest = max(found, key=lambda b: (ledger.taken_by(b), b))
+        self._forbidden.add((largest, position))
+        ledger.drop(largest, position)
+        return True
+
+    def _price(self, gap: Gap) -> float:
+        """Microseconds a byte of the cheaper way to have the bytes free at a run."""
+        best_us = min(self._recompute_us(gap), self._forced_us(gap))
+        return best_us / self._ledger.size_bytes[gap.buffer]
+
+    def _apply(self, gap: Gap) -> None:
+        if self._recompute_us(gap) <= self._forced_us(gap):
+            self._ledger.recompute(gap.buffer, gap.before)
+        else:
+            self._forced.add(gap.buffer)
+            self._ledger.offload(gap.buffer, gap.after + 1, gap.before)
+
+    def _recompute_us(self, gap: Gap) -> float:
+        if not self._means.recompute or (gap.buffer, gap.before) in self._forbidden:
+            return math.inf
+        return self._ledger.chain(gap.buffer, gap.before)[0]
+
+    def _forced_us(self, gap: Gap) -> float:
+        """What an offload costs where kernels wait for it, the queues of the copies taken to be free."""
+        ledger = self._ledger
+        if self._means.offload <= 0 or gap.buffer in ledger.offloads:
+            return math.inf
+        held = sum(ledger.size_bytes[b] for b in ledger.offloads)
+        if held + ledger.size_bytes[gap.buffer] > self._means.host_bytes:
+            return math.inf
+        return self._copy_us(gap.buffer, Stream.TO_HOST) + self._copy_us(gap.buffer, Stream.TO_DEVICE)
+
+    # What is least, where few things can be made again
+
+    def _proved(self, best: Resided, over: NDArray[np.int64]) -> Resided:
+        """The fastest of all sets of gaps over runs that exceed the room (`over`, with everything kept), each made
+        again where it ends; `best` where there are too many, or none is faster."""
+        ledger = Ledger(self._draft, self._runs, self._small_bytes)
+        gaps: dict[Gap, None] = {}
+        for position in np.flatnonzero(over > 0):
+            found = (ledger.gap(b, int(position)) for b in ledger.movable if ledger.can_repeat(b))
+            gaps |= dict.fromkeys(gap for gap in found if gap is not None)
+            if len(gaps) > PROVED_GAPS:
+                return best
+        limit_us = self._ledger.again_us if best.live_bytes <= self._room_bytes else math.inf
+        # What is made first may be needed to make the others.
+        ordered = sorted(gaps, key=lambda gap: (-gap.after, gap.before, gap.buffer))
+        sets: list[tuple[float, Decisions]] = []
+
+        def extend(index: int) -> None:
+            if ledger.again_us >= limit_us:
+                return
+            if index == len(ordered):
+                sets.append((ledger.again_us, ledger.decisions()))
+                return
+            extend(index + 1)
+            start = ledger.mark()
+            ledger.recompute(ordered[index].buffer, ordered[index].before)
+            extend(index + 1)
+            ledger.undo(start)
+
+        extend(0)
+        for _, decisions in sorted(sets, key=lambda found: found[0])[:PROVED_SETS]:
+            found = self._measure(decisions)[0]
+            if found.live_bytes <= self._room_bytes:
+                return found
+        return best
+
+    # What is not needed
+
+    def _keep_again(self, best: tuple[Resided, NDArray[np.int64]]) -> tuple[Resided, NDArray[np.int64]]:
+        """Take decisions back, the most expensive first, where the books say that it fits without."""
+        ledger = self._ledger
+        over = best[1]
+        before = ledger.mark()
+        trials = max(1, KEEP_WORK // len(self._runs))
+        order = sorted(((self._runs[ledger.made[d.buffer]].time_us, d) for d in ledger.decisions().recomputes),
+                       key=lambda pair: (-pair[0], pair[1].before, pair[1].buffer))  # fmt: skip
+        for _, decision in order[:trials]:
+            if not ledger.repeats(decision.buffer, decision.before):
+                continue
+            start = ledger.mark()
+            ledger.drop(decision.buffer, decision.before)
+            if (over + ledger.delta_bytes).max() > 0:
+                ledger.undo(start)
+        self._schedule()
+        found = self._measured()
+        if found[0].live_bytes <= self._room_bytes:
+            return found
+        ledger.undo(before)
+        return best
+
+
+class _Queue:
+    """Copies of one direction in the order in which they may start; all have to be over at `end_us`."""
+
+    def __init__(self, end_us: float) -> None:
+        self._end_us = end_us
+        self._ready_us = np.zeros(0)
+        self._takes_us = np.zeros(0)
+
+    def add(self, ready_us: float, takes_us: float) -> bool:
+        """Whether one more copy is over in time and all others still are; only then it is added."""
+        at = int(np.searchsorted(self._ready_us, ready_us, side="right"))
+        ready = np.insert(self._ready_us, at, ready_us)
+        takes = np.insert(self._takes_us, at, takes_us)
+        # From each copy on, the rest of the queue takes at least so long.
+        if (ready + np.cumsum(takes[::-1])[::-1]).max() > self._end_us:
+            return False
+        self._ready_us, self._takes_us = ready, takes
+        return True
+
+    def remove(self, ready_us: float, takes_us: float) -> None:
+        at = int(np.flatnonzero((self._ready_us == ready_us) & (self._takes_us == takes_us))[0])
+        self._ready_us, self._takes_us = np.delete(self._ready_us, at), np.delete(self._takes_us, at)

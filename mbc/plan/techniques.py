@@ -1,0 +1,194 @@
+"""What a program does to need less memory, read from its launches alone: what it runs again, sends to the host and
+divides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mbc.plan.live import rounded
+from mbc.plan.model import Copy, Launch, Mode, Plan, Program, Space
+
+Launches = tuple[int, int]  # half-open
+
+
+@dataclass(frozen=True, slots=True)
+class Recomputed:
+    """One operation that runs again for what it has made before. `outputs` are the values made again, `launches` those
+    that make them, `time_us` what these take. `saved_bytes` are out of the arena during `absent`."""
+
+    operation: str
+    outputs: tuple[str, ...]
+    launches: tuple[int, ...]
+    time_us: float
+    saved_bytes: int
+    absent: Launches
+
+
+@dataclass(frozen=True, slots=True)
+class Offloaded:
+    """One stay of a value in host memory. `time_us` is that of its copies, `launches`; the value is out of the arena
+    during `absent`: all of the program but its use for what lies on the host between steps."""
+
+    value: str
+    launches: tuple[int, ...]
+    time_us: float
+    saved_bytes: int
+    absent: Launches
+
+
+@dataclass(frozen=True, slots=True)
+class Divided:
+    """One operation in several micro-batches, in the order of their launches. `workspace_bytes`: the most of one."""
+
+    operation: str
+    micro_batches: tuple[int, ...]
+    time_us: float
+    workspace_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Techniques:
+    """All of one program, in the order of their first launches."""
+
+    recomputed: tuple[Recomputed, ...]
+    offloaded: tuple[Offloaded, ...]
+    divided: tuple[Divided, ...]
+
+    def away_bytes(self, launch: int) -> tuple[int, int]:
+        """What is not in the arena at a launch: to be recomputed, and offloaded."""
+        return (
+            sum(r.saved_bytes for r in self.recomputed if r.absent[0] <= launch < r.absent[1]),
+            sum(o.saved_bytes for o in self.offloaded if o.absent[0] <= launch < o.absent[1]),
+        )
+
+
+def techniques(plan: Plan, program: Program) -> Techniques:
+    """What `program` recomputes, offloads and divides."""
+    touches = _touches(program)
+    again = _made_again(plan, program)
+    by_value: dict[str, list[int]] = {}
+    for buffer in touches:
+        by_value.setdefault(plan.buffers[buffer].value or "", []).append(buffer)
+    return Techniques(
+        tuple(_recomputed(plan, program, name, at, touches, by_value) for name, at in again.items()),
+        _offloaded(plan, program, touches),
+        _divided(plan, program, {launch for launches in again.values() for launch in launches}),
+    )
+
+
+def _touches(program: Program) -> Mapping[int, list[int]]:
+    """The launches that touch each buffer."""
+    found: dict[int, list[int]] = {}
+    for i, launch in enumerate(program.launches):
+        for access in launch.accesses:
+            found.setdefault(access.buffer, []).append(i)
+    return found
+
+
+def _made_again(plan: Plan, program: Program) -> Mapping[str, list[int]]:
+    """By operation, the launches that write rows which it has written before into another buffer."""
+    written: dict[tuple[str, str], list[tuple[int, int, int]]] = {}
+    found: dict[str, list[int]] = {}
+    for i, launch in enumerate(program.launches):
+        for name in launch.operations:
+            for access in launch.accesses:
+                value = plan.buffers[access.buffer].value
+                if access.mode is Mode.READ or value is None:
+                    continue
+                before = written.setdefault((name, value), [])
+                start, stop = access.rows.start, access.rows.stop
+                if any(buffer != access.buffer and low < stop and start < high for buffer, low, high in before):
+                    found.setdefault(name, [])
+                    if found[name][-1:] != [i]:
+                        found[name].append(i)
+                before.append((access.buffer, start, stop))
+    return found
+
+
+def _recomputed(
+    plan: Plan,
+    program: Program,
+    name: str,
+    launches: list[int],
+    touches: Mapping[int, list[int]],
+    by_value: Mapping[str, list[int]],
+) -> Recomputed:
+    made = _written(plan, [program.launches[i] for i in launches])
+    values = tuple(dict.fromkeys(plan.buffers[b].value or "" for b in made))
+    # Gone since the last touch of any earlier buffer of these values, back when the first launch writes anew.
+    earlier = (b for value in values for b in by_value[value] if b not in made)
+    last = max((i for b in earlier for i in touches[b] if i < launches[0]), default=launches[0] - 1)
+    return Recomputed(
+        name,
+        values,
+        tuple(launches),
+        sum(program.launches[i].work.time_us for i in launches),
+        sum(rounded(plan.buffers[b].size_bytes) for b in made),
+        (last + 1, launches[0]),
+    )
+
+
+def _written(plan: Plan, launches: list[Launch]) -> tuple[int, ...]:
+    """Buffers with values that the launches write."""
+    written = (a.buffer for launch in launches for a in launch.accesses if a.mode is not Mode.READ)
+    return tuple(dict.fromkeys(b for b in written if plan.buffers[b].value is not None))
+
+
+def _offloaded(plan: Plan, program: Program, touches: Mapping[int, list[int]]) -> tuple[Offloaded, ...]:
+    found: list[Offloaded] = []
+    for host, at in sorted(touches.items(), key=lambda item: item[1][0]):
+        buffer = plan.buffers[host]
+        if buffer.space is not Space.HOST:
+            continue
+        # There before the first launch: away from the start on. Still there after the last: away until the end.
+        sent = [i for i in at if _writes(program.launches[i], host)]
+        fetched = [i for i in at if not _writes(program.launches[i], host)]
+        start = 0 if host in program.entry else sent[0]
+        later = [i for i in fetched if i >= start]
+        found.append(
+            Offloaded(
+                buffer.value or "",
+                tuple(at),
+                sum(program.launches[i].work.time_us for i in at),
+                rounded(buffer.size_bytes),
+                (start, later[0] if later else len(program.launches)),
+            )
+        )
+    return tuple(found)
+
+
+def _writes(launch: Launch, buffer: int) -> bool:
+    return any(a.buffer == buffer and a.mode is not Mode.READ for a in launch.accesses)
+
+
+def _divided(plan: Plan, program: Program, again: set[int]) -> tuple[Divided, ...]:
+    groups: dict[str, list[Launch]] = {}
+    for i, launch in enumerate(program.launches):
+        if launch.operations and i not in again and not isinstance(launch.work, Copy):
+            groups.setdefault("+".join(launch.operations), []).append(launch)
+    found: list[Divided] = []
+    for name, launches in groups.items():
+        rows = tuple(_rows(plan, launch) for launch in launches)
+        if len(launches) > 1 and sum(rows) <= plan.graph.batch:
+            found.append(
+                Divided(
+                    name,
+                    rows,
+                    sum(launch.work.time_us for launch in launches),
+                    max(_workspace_bytes(plan, launch) for launch in launches),
+                )
+            )
+    return tuple(found)
+
+
+def _rows(plan: Plan, launch: Launch) -> int:
+    for access in launch.accesses:
+        value = plan.buffers[access.buffer].value
+        if value is not None and plan.graph.values[value].per_sample:
+            return access.rows.count
+    return plan.graph.batch
+
+
+def _workspace_bytes(plan: Plan, launch: Launch) -> int:
+    return sum(plan.buffers[a.buffer].size_bytes for a in launch.accesses if plan.buffers[a.buffer].value is None)

@@ -1,0 +1,156 @@
+"""What `mbc fit` prints. Times that are estimates, not measurements, are marked `~`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from mbc.errors import BudgetError
+from mbc.fit import BatchFit, BudgetCurve, Figures, Probe
+from mbc.report.columns import Column, render
+from mbc.report.tables import over, time_cell
+from mbc.units import show_size
+
+_BAR = 24
+
+_BATCHES = (
+    Column("batch", right=True),
+    Column("images/s", right=True),
+    Column("", optional=2),
+    Column("step", right=True),
+    Column("over its bound", right=True, optional=1),
+    Column("takes", right=True),
+    Column("host", right=True, optional=3),
+    Column("", shrinks=True, least=12),
+)
+_BUDGETS = (
+    Column("budget", right=True),
+    Column("step", right=True),
+    Column("", optional=2),
+    Column("over no limit", right=True),
+    Column("images/s", right=True, optional=1),
+    Column("takes", right=True),
+    Column("host", right=True, optional=3),
+    Column("", shrinks=True, least=12),
+)
+
+
+def batches_text(fit: BatchFit, width: int | None = None) -> str:
+    """Images/s over the batch, and the largest and the fastest batch."""
+    top = fit.fastest.images_per_s or 1.0
+    rows: list[tuple[str, ...]] = []
+    for probe in fit.probes:
+        f = probe.figures
+        if f is None:
+            rows.append((str(probe.at), *[""] * 6, reason(probe)))
+            continue
+        note = "largest" if f is fit.largest else ""
+        if f is fit.fastest:
+            note = "largest and fastest" if note else "fastest"
+        rows.append(
+            (
+                str(probe.at),
+                f"{_guess(f)}{f.images_per_s:,.0f}",
+                _bar(f.images_per_s / top),
+                time_cell(f.train_us, f.measured_share < 1),
+                over(f.train_us, f.fastest_us),
+                show_size(f.needed_bytes),
+                show_size(f.host_bytes) if f.host_bytes else "-",
+                note,
+            )
+        )
+    largest, fastest = fit.largest, fit.fastest
+    lines = [
+        render(_BATCHES, rows, width),
+        "",
+        f"largest batch in {show_size(largest.budget_bytes)}: {largest.batch}, "
+        f"{_guess(largest)}{largest.images_per_s:,.0f} images/s, takes {show_size(largest.needed_bytes)}",
+    ]
+    if fastest is not largest:
+        lines.append(f"fastest of these: {fastest.batch}, {_guess(fastest)}{fastest.images_per_s:,.0f} images/s")
+    return "\n".join(lines)
+
+
+def budgets_text(curve: BudgetCurve, width: int | None = None) -> str:
+    """The time of a step over the budget, the largest first."""
+    unlimited = curve.unlimited
+    slowest = max((p.figures.train_us for p in curve.probes if p.figures is not None), default=unlimited.train_us)
+    rows: list[tuple[str, ...]] = []
+    for probe in reversed(curve.probes):
+        f = probe.figures
+        if f is None:
+            rows.append((show_size(probe.at), *[""] * 6, reason(probe)))
+            continue
+        rows.append(
+            (
+                show_size(probe.at),
+                time_cell(f.train_us, f.measured_share < 1),
+                _bar(f.train_us / slowest),
+                over(f.train_us, unlimited.train_us),
+                f"{_guess(f)}{f.images_per_s:,.0f}",
+                show_size(f.needed_bytes),
+                show_size(f.host_bytes) if f.host_bytes else "-",
+                "",
+            )
+        )
+    return (
+        f"{render(_BUDGETS, rows, width)}\n\n"
+        f"without a limit: {time_cell(unlimited.train_us, unlimited.measured_share < 1)} in "
+        f"{show_size(unlimited.needed_bytes)}; no plan takes less than {show_size(unlimited.floor_bytes)}"
+    )
+
+
+def batches_document(fit: BatchFit) -> dict[str, Any]:
+    """The same for a script."""
+    return {
+        "largest": _document(fit.largest),
+        "fastest": _document(fit.fastest),
+        "probes": _probes(fit.probes, "batch"),
+    }
+
+
+def budgets_document(curve: BudgetCurve) -> dict[str, Any]:
+    """The same for a script."""
+    return {"unlimited": _document(curve.unlimited), "probes": _probes(curve.probes, "budget_bytes")}
+
+
+def reason(probe: Probe) -> str:
+    """Why there is no plan, in a few words."""
+    refusal = probe.refusal
+    assert refusal is not None
+    if not isinstance(refusal, BudgetError):
+        return f"{refusal.code}: {refusal.message}"
+    if refusal.needed_bytes > refusal.floor_bytes:
+        return f"{refusal.code}: the smallest plan found takes {show_size(refusal.needed_bytes)}"
+    return f"{refusal.code}: no plan takes less than {show_size(refusal.floor_bytes)}"
+
+
+def _probes(probes: Sequence[Probe], key: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for probe in probes:
+        if probe.figures is not None:
+            found.append({**_document(probe.figures), key: probe.at, "fits": True})
+        else:
+            assert probe.refusal is not None
+            found.append(
+                {key: probe.at, "fits": False, "code": probe.refusal.code, "message": probe.refusal.message}
+                | (
+                    {"needed_bytes": probe.refusal.needed_bytes, "floor_bytes": probe.refusal.floor_bytes}
+                    if isinstance(probe.refusal, BudgetError)
+                    else {}
+                )
+            )
+    return found
+
+
+def _document(f: Figures) -> dict[str, Any]:
+    return {**asdict(f), "images_per_s": f.images_per_s}
+
+
+def _guess(f: Figures) -> str:
+    return "~" if f.measured_share < 1 else ""
+
+
+def _bar(share: float) -> str:
+    return "█" * max(1, round(share * _BAR))

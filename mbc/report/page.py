@@ -1,0 +1,37 @@
+"""What `mbc show` prints of a plan."""
+
+from __future__ import annotations
+
+from mbc.plan.model import Plan
+from mbc.plan.summary import summarise
+from mbc.report.columns import DEFAULT_WIDTH
+from mbc.report.memory import curve_text
+from mbc.report.tables import heading, kinds_table, operations_table, peak_table, totals_text
+from mbc.report.techniques import LONGEST, techniques_text
+
+
+def plan_text(
+    plan: Plan,
+    *,
+    width: int = DEFAULT_WIDTH,
+    limit: int | None = None,
+    by_kind: bool = False,
+    infer: bool = False,
+) -> str:
+    """The whole page: what the plan is, its operations, the peak, memory over the step, what was done to need less,
+    totals and bounds.
+
+    `limit`: only the slowest so many operations, in their order in the program, and a line for the others. `by_kind`:
+    one row a kind of operation instead. `infer`: the inference program instead of the training step.
+    """
+    program = plan.infer if infer else plan.train
+    summaries = summarise(plan, program)
+    parts = [
+        heading(plan, infer),
+        kinds_table(summaries, width) if by_kind else operations_table(summaries, width, limit),
+        peak_table(plan, program, width),
+        curve_text(plan, program, width),
+        techniques_text(plan, program, width, limit or LONGEST),
+        totals_text(plan),
+    ]
+    return "\n\n".join(part for part in parts if part)

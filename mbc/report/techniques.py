@@ -1,0 +1,175 @@
+"""What a plan recomputes, offloads and divides, what that costs and saves, and where the GPU waits for copies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from mbc.device.spec import device_specs
+from mbc.optimize.contention import contention
+from mbc.optimize.simulate import Timeline, timeline
+from mbc.plan.memory import memory_curve
+from mbc.plan.model import Copy, Plan, Program, Stream
+from mbc.plan.techniques import Techniques, techniques
+from mbc.report.columns import Column, render
+from mbc.report.tables import launch_title, micro_batches, over, time_cell
+from mbc.units import show_size, show_time
+
+LONGEST = 8  # rows of a table, the largest first
+WORTH_SAYING = 1e-4  # of the step: shorter stalls are left out of the table
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """The compute stream waits `time_us` before `launch` for the end of `cause`."""
+
+    launch: int
+    cause: int
+    time_us: float
+
+
+def predicted_timeline(plan: Plan, program: Program) -> Timeline:
+    """When each launch runs, with what copies cost the kernels beside them where the GPU is a known one."""
+    device = next((spec for spec in device_specs().values() if spec.name == plan.target.gpu), None)
+    return timeline(program, contention=None if device is None else contention(program, plan.buffers, device))
+
+
+def stalls(program: Program, times: Timeline) -> tuple[Stall, ...]:
+    """Every stall of the compute stream, in order, each with the launch that ends last of those it waits for."""
+    causes: dict[int, int] = {}
+    for earlier, later in program.waits:
+        if later not in causes or times.ends_us[earlier] > times.ends_us[causes[later]]:
+            causes[later] = earlier
+    return tuple(
+        Stall(i, causes[i], times.stalls_us[i])
+        for i, launch in enumerate(program.launches)
+        if launch.stream is Stream.COMPUTE and i in causes and times.stalls_us[i] > 0
+    )
+
+
+def techniques_text(plan: Plan, program: Program, width: int | None, limit: int = LONGEST) -> str:
+    """Tables of what was done and of stalls; nothing for a plan that needs no technique."""
+    found = techniques(plan, program)
+    if not (found.recomputed or found.offloaded or found.divided):
+        return ""
+    waits = stalls(program, predicted_timeline(plan, program))
+    parts = [_overview(plan, program, found, waits)]
+    if found.recomputed:
+        parts.append(_recomputed_table(found, width, limit))
+    if found.offloaded:
+        parts.append(_offloaded_table(found, waits, width, limit))
+    if found.divided:
+        parts.append(_divided_table(found, width, limit))
+    return "\n\n".join(parts + ([_stalls_table(plan, program, waits, width, limit)] if waits else []))
+
+
+def techniques_document(plan: Plan, program: Program) -> dict[str, Any]:
+    """The same for a script, whole."""
+    found = techniques(plan, program)
+    return {
+        "recomputed": [asdict(r) for r in found.recomputed],
+        "offloaded": [asdict(o) for o in found.offloaded],
+        "divided": [asdict(d) for d in found.divided],
+        "stalls": [asdict(s) for s in stalls(program, predicted_timeline(plan, program))],
+    }
+
+
+def _overview(plan: Plan, program: Program, found: Techniques, waits: Sequence[Stall]) -> str:
+    recomputed_away, offloaded_away = found.away_bytes(memory_curve(plan, program).peak_launch)
+    recompute_us = sum(r.time_us for r in found.recomputed)
+    copies_us, stall_us = sum(o.time_us for o in found.offloaded), sum(s.time_us for s in waits)
+    # A share of the kernels' time, which is what the step would take without them.
+    kernels_us = sum(launch.work.time_us for launch in program.launches if launch.stream is Stream.COMPUTE)
+    share = over(kernels_us, kernels_us - recompute_us)
+    workspace_bytes = max((d.workspace_bytes for d in found.divided), default=0)
+    rows = [
+        ("recomputed", _count(len(found.recomputed), "operation"), f"{show_time(recompute_us)} of kernels, +{share}",
+         show_size(recomputed_away)),
+        ("offloaded", _count(len(found.offloaded), "stay"),
+         f"{show_time(copies_us)} of copies, {show_time(stall_us)} of it not hidden", show_size(offloaded_away)),
+        ("divided", _count(len(found.divided), "operation"), f"at most {show_size(workspace_bytes)} of workspace", "-"),
+    ]  # fmt: skip
+    used = [row for row in rows if not row[1].startswith("0 ")]
+    columns = (Column("to need less"), Column(""), Column("costs"), Column("away at the peak", right=True))
+    return render(columns, used)
+
+
+def _recomputed_table(found: Techniques, width: int | None, limit: int) -> str:
+    ordered = sorted(found.recomputed, key=lambda r: (-r.saved_bytes, r.launches))
+    rows = [
+        (r.operation, show_size(r.saved_bytes), f"{r.absent[0]}..{r.absent[1]}", show_time(r.time_us))
+        for r in ordered[:limit]
+    ]
+    columns = (
+        Column("recomputed", shrinks=True, least=18), Column("saves", right=True), Column("during", right=True),
+        Column("takes", right=True),
+    )  # fmt: skip
+    return render(columns, rows, width) + _others(len(ordered), limit)
+
+
+def _offloaded_table(found: Techniques, waits: Sequence[Stall], width: int | None, limit: int) -> str:
+    ordered = sorted(found.offloaded, key=lambda o: (-o.saved_bytes, o.launches))
+    rows: list[tuple[str, ...]] = []
+    for o in ordered[:limit]:
+        stall_us = sum(s.time_us for s in waits if s.cause in o.launches)
+        rows.append(
+            (
+                o.value,
+                show_size(o.saved_bytes),
+                f"{o.absent[0]}..{o.absent[1]}",
+                show_time(o.time_us),
+                show_time(stall_us) if stall_us else "-",
+            )
+        )
+    columns = (
+        Column("offloaded", shrinks=True, least=18), Column("saves", right=True), Column("during", right=True),
+        Column("copies", right=True), Column("stalls", right=True),
+    )  # fmt: skip
+    return render(columns, rows, width) + _others(len(ordered), limit)
+
+
+def _divided_table(found: Techniques, width: int | None, limit: int) -> str:
+    ordered = sorted(found.divided, key=lambda d: (-d.time_us, d.operation))
+    rows = [
+        (d.operation, micro_batches(d.micro_batches), show_size(d.workspace_bytes) if d.workspace_bytes else "-",
+         show_time(d.time_us))
+        for d in ordered[:limit]
+    ]  # fmt: skip
+    columns = (
+        Column("divided", shrinks=True, least=18), Column("micro-batches", right=True, shrinks=True),
+        Column("workspace", right=True), Column("takes", right=True),
+    )  # fmt: skip
+    return render(columns, rows, width) + _others(len(ordered), limit)
+
+
+def _stalls_table(plan: Plan, program: Program, waits: Sequence[Stall], width: int | None, limit: int) -> str:
+    total_us = sum(s.time_us for s in waits)
+    guess = plan.predictions.measured_share < 1
+    told = sorted((s for s in waits if s.time_us >= WORTH_SAYING * plan.predictions.train_us), key=lambda s: -s.time_us)
+    rows = [
+        (launch_title(program, s.launch), _cause(plan, program, s.cause), time_cell(s.time_us, guess))
+        for s in told[:limit]
+    ]
+    title = f"the GPU waits for copies: {time_cell(total_us, guess)} in {_count(len(waits), 'stall')}"
+    if not rows:
+        return title
+    columns = (Column("before", shrinks=True, least=18), Column("for", shrinks=True), Column("waits", right=True))
+    return f"{title}\n{render(columns, rows, width)}"
+
+
+def _cause(plan: Plan, program: Program, index: int) -> str:
+    launch = program.launches[index]
+    if not isinstance(launch.work, Copy):
+        return launch_title(program, index)
+    value = next((plan.buffers[a.buffer].value for a in launch.accesses), None)
+    way = "to the host" if launch.stream is Stream.TO_HOST else "from the host"
+    return f"launch {index} ({value} {way})"
+
+
+def _others(count: int, limit: int) -> str:
+    return f"\n… and {count - limit} smaller ones" if count > limit else ""
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

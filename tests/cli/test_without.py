@@ -1,0 +1,59 @@
+"""`--without`: techniques left out of a plan, from the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mbc.cli.arguments import options, parse
+
+ROOM = ("--gpu", "h200", "--set", "batch=256", "--set", "memory.device=100GB")
+
+
+def worked(mbc, *arguments):
+    """Micro-batches of every operation, and the most workspace."""
+    Path("wide.mbc").write_text(SOURCE)
+    operations = mbc("show", "wide.mbc", *ROOM, "--json", *arguments).json["train"]["operations"]
+    return {o["name"]: tuple(o["micro_batches"]) for o in operations}, max(o["workspace_bytes"] for o in operations)
+
+
+# AlexNet's second convolution: what it gains by workspace and by division is in the profile that mbc comes with.
+SOURCE = """\
+network wide(batch = 256, classes = 10) {
+  input image[batch, 3, 224, 224] : float
+  input target[batch] : class
+  x = image |> conv(64, 11, stride=4, pad=2, bias=true) |> relu |> maxpool(3, 2)
+  logits = x |> conv(192, 5, pad=2, bias=true) |> relu |> global_avgpool |> linear(classes)
+  output logits
+  loss (logits, target) |> softmax_cross_entropy
+}
+train { optimizer = sgd(momentum=0.9) }
+"""
+
+
+def test_without_split_nothing_is_divided(mbc):
+    divided, _ = worked(mbc, "--workspace-limit", "64MiB")
+    assert any(len(rows) > 1 for rows in divided.values())
+    whole, _ = worked(mbc, "--workspace-limit", "64MiB", "--without", "split")
+    assert all(len(rows) == 1 for rows in whole.values())
+
+
+def test_without_workspace_each_takes_the_least(mbc):
+    _, most = worked(mbc)
+    _, least = worked(mbc, "--without", "workspace")
+    assert least < most
+
+
+def test_techniques_are_named_together_or_one_by_one():
+    def of(*words):
+        return options(parse(["show", "net.mbc", *words])).without
+
+    assert of() == frozenset()
+    assert of("--without", "offload, split") == of("--without", "offload", "--without", "split") == {"offload", "split"}
+
+
+def test_an_unknown_technique(capsys):
+    with pytest.raises(SystemExit):
+        parse(["show", "net.mbc", "--without", "magic"])
+    assert "'magic' is none of offload, recompute, split, workspace" in capsys.readouterr().err

@@ -1,0 +1,67 @@
+"""Generated host code of plans that copy and recompute: what it calls, on which stream and after which waits, is what
+the plan says, launch by launch and captured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mbc.codegen.view import view
+from mbc.plan.model import Copy, Kernel, Launch, Plan, Program
+from tests.codegen.fakes import (
+    PROGRAMS,
+    Call,
+    as_planned,
+    compile_against_fake,
+    expected_log,
+    loaded,
+    run_against_fake,
+)
+from tests.codegen.plans import EchoProvider
+from tests.plan.offload import copies, offloaded_plan, recomputations
+
+PROVIDERS = {"mbc": EchoProvider()}
+
+
+def with_kernels(plan: Plan) -> Plan:
+    """The plan with kernels that have arguments, such as the fakes write down."""
+
+    def replaced(launch: Launch) -> Launch:
+        work = launch.work
+        return launch if isinstance(work, Copy) else replace(launch, work=Kernel("mbc", work.name, (), 1.0, False))
+
+    def program(old: Program) -> Program:
+        return replace(old, launches=tuple(map(replaced, old.launches)))
+
+    return replace(plan, train=program(plan.train), infer=program(plan.infer))
+
+
+@pytest.mark.parametrize("seed", [2, 5])
+def test_copies_run_on_streams_of_their_own_and_wait_as_planned(tmp_path: Path, seed: int) -> None:
+    plan = with_kernels(offloaded_plan(seed))
+    assert copies(plan.train) > 1 and recomputations(plan.train) and plan.train.waits
+    run = run_against_fake(plan, tmp_path, PROVIDERS)
+    for name in PROGRAMS:
+        assert as_planned(run.eager[name]) == expected_log(plan, name)
+        assert as_planned(run.captured[name]) == expected_log(plan, name)
+    # Which bytes, too: the log's integers of a copy are its size.
+    sizes = [
+        plan.buffers[a.buffer].size_bytes // plan.buffers[a.buffer].rows.count * a.rows.count
+        for launch in plan.train.launches
+        if isinstance(launch.work, Copy)
+        for a in launch.accesses[:1]
+    ]
+    found = [call.integers[0] for call in run.captured["train"] if isinstance(call, Call) and call.name == "copy"]
+    assert found == sizes
+
+
+def test_too_little_host_memory_is_refused_by_the_library_too(tmp_path: Path) -> None:
+    plan = with_kernels(offloaded_plan(2))
+    library = loaded(compile_against_fake(view(plan, PROVIDERS), tmp_path))
+    assert library.lib.mbc_host_bytes() == plan.predictions.host_bytes > 256
+    library.lib.mbc_host_bytes = lambda: 256
+    assert library.create() == 1
+    text = library.lib.mbc_last_error(None).decode()
+    assert text == f"the host memory has 256 bytes, the plan needs {plan.predictions.host_bytes}"

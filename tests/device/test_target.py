@@ -1,0 +1,39 @@
+"""How much of the host's memory a plan may take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mbc.device import target
+from mbc.device.spec import find_spec
+from mbc.device.target import LocalGpu, free_host_bytes, machine_memory_bytes
+
+
+def files(folder: Path, *texts: str) -> list[str]:
+    made = [folder / str(i) for i in range(len(texts))]
+    for path, text in zip(made, texts, strict=True):
+        path.write_text(text, encoding="ascii")
+    return [*map(str, made), str(folder / "missing")]
+
+
+def test_the_machine_or_what_its_control_group_may_have(tmp_path: Path) -> None:
+    machine = "MemTotal:       2048 kB\nMemFree:        1024 kB\n"
+    assert machine_memory_bytes(files(tmp_path, machine)) == 2048 << 10
+    assert machine_memory_bytes(files(tmp_path, machine, "max\n")) == 2048 << 10
+    assert machine_memory_bytes(files(tmp_path, machine, "1000000\n")) == 1000000
+    assert machine_memory_bytes(files(tmp_path, "nothing of the kind")) is None
+    assert machine_memory_bytes([]) is None
+
+
+def test_half_of_this_machine_bounds_plans_for_it_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = find_spec("l4")
+    here = LocalGpu(spec.name, "580.1", spec.architecture, spec.memory_bytes, spec.memory_bytes)
+    monkeypatch.setattr(target, "machine_memory_bytes", lambda: 1000)
+    monkeypatch.setattr(target, "local_gpus", lambda: (here,))
+    assert free_host_bytes(spec, "auto") == 500
+    assert free_host_bytes(spec, "l4") is None
+    assert free_host_bytes(find_spec("h200"), "auto") is None
+    monkeypatch.setattr(target, "local_gpus", lambda: ())
+    assert free_host_bytes(spec, "auto") is None

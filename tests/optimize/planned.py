@@ -1,0 +1,90 @@
+"""Tables, drafts and plans of small networks, for tests of what a search decides."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+
+from mbc.device.profile import calibrated
+from mbc.device.spec import find_spec
+from mbc.frontend.lower import lower
+from mbc.frontend.parse import parse
+from mbc.ir.training import differentiate
+from mbc.kernels import PROVIDERS
+from mbc.optimize.addresses import assign_addresses
+from mbc.optimize.candidates import CandidateTable, Rules
+from mbc.optimize.choose import choose
+from mbc.optimize.order import Draft, order
+from mbc.optimize.search import Limits, search
+from mbc.optimize.synchronise import synchronise
+from mbc.plan.model import Plan
+from mbc.source import Source
+
+NETWORKS = {
+    "residual": """
+network residual(batch = 6, classes = 5) {
+  input image[batch, 2, 6, 6] : float
+  input target[batch] : class
+  x = image |> conv(4, 3, pad=1) |> bn |> relu |> maxpool(2) |> dropout(0.2)
+  y = x |> conv(4, 3, pad=1, bias=true) |> bn |> relu |> conv(4, 3, pad=1) |> bn
+  logits = x + y |> relu |> flatten |> linear(classes)
+  output logits
+  loss (logits, target) |> softmax_cross_entropy
+}
+train { optimizer = sgd(momentum=0.9, weight_decay=1e-3) }
+""",
+    "dense": """
+network dense(batch = 4, classes = 3) {
+  input image[batch, 2, 8, 8] : float
+  input target[batch] : class
+  x = image |> conv(4, 3, pad=1) |> relu
+  y = (x, x |> conv(4, 3, pad=1) |> relu |> lrn) |> concat
+  z = (y, y |> conv(4, 1) |> gelu) |> concat
+  logits = z |> avgpool(2) |> dropout(0.5) |> global_avgpool |> linear(classes)
+  output logits
+  loss (logits, target) |> softmax_cross_entropy
+}
+train { optimizer = adamw() }
+""",
+}
+
+
+@functools.cache
+def table(network: str, precision: str = "fp32", micro_batch: int = 0) -> CandidateTable:
+    """A network of NETWORKS for an H200, with estimated times."""
+    lowered = lower(parse(Source(f"{network}.mbc", NETWORKS[network])), (("train.precision", precision),), None)
+    graph = differentiate(lowered.network, lowered.optimizer, lowered.precision)
+    rules = Rules(micro_batch=micro_batch)
+    return CandidateTable(graph, calibrated(find_spec("h200"), None), PROVIDERS, None, rules)
+
+
+@functools.cache
+def draft_of(network: str, precision: str = "fp32", micro_batch: int = 0) -> Draft:
+    """Everything kept, nothing in place."""
+    made = table(network, precision, micro_batch)
+    return order(made, choose(made, {}))
+
+
+@functools.cache
+def kept_plan(network: str, precision: str = "fp32", micro_batch: int = 0) -> Plan:
+    """What is planned where memory does not matter."""
+    return search(table(network, precision, micro_batch), Limits(), 1 << 40)
+
+
+def plan_of(plan: Plan, draft: Draft) -> Plan:
+    """The plan with the programs of a draft in place of its own."""
+    placed = assign_addresses(draft)
+    train, infer = (
+        replace(program, waits=synchronise(program, draft.buffers, placed.offsets))
+        for program in (draft.train, draft.infer)
+    )
+    sizes = {"arena_bytes": placed.arena_bytes, "host_bytes": placed.host_bytes}
+    return replace(
+        plan,
+        buffers=draft.buffers,
+        offsets=placed.offsets,
+        train=train,
+        infer=infer,
+        predictions=replace(plan.predictions, **sizes),
+        bounds=replace(plan.bounds, live_bytes=placed.live_bytes),
+    )

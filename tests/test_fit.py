@@ -1,0 +1,153 @@
+"""Probing for the largest batch and over the budget, with planning replaced by arithmetic."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from mbc.errors import BudgetError, MbcError
+from mbc.fit import BatchFit, Figures, budget_curve, largest_batch, own_batch, with_batch, with_budget
+from mbc.options import Options
+from mbc.report.fit import batches_text, budgets_text, reason
+from mbc.source import Source
+from tests.plan.chains import random_plan
+
+PLAN = random_plan(3)
+OVERHEAD_BYTES = PLAN.predictions.overhead_bytes
+ROW_BYTES, FIXED_BYTES = 1000, 5000
+
+
+class Planner:
+    """Plans that take FIXED_BYTES + ROW_BYTES a row, and overhead; the floor is a tenth of it."""
+
+    def __init__(self, budget_bytes, batch=1):
+        self.budget_bytes, self.batch, self.asked = budget_bytes, batch, []
+
+    def at_batch(self, batch):
+        self.asked.append(batch)
+        return self._plan(batch, self.budget_bytes)
+
+    def at_budget(self, budget_bytes):
+        self.asked.append(budget_bytes)
+        return self._plan(self.batch, budget_bytes)
+
+    def _plan(self, batch, budget_bytes):
+        arena = FIXED_BYTES + ROW_BYTES * batch
+        floor = arena // 10
+        if arena + OVERHEAD_BYTES > budget_bytes:
+            raise BudgetError(
+                "MBC204", "too much", "", needed_bytes=arena + OVERHEAD_BYTES, floor_bytes=floor + OVERHEAD_BYTES
+            )
+        return replace(
+            PLAN,
+            graph=replace(PLAN.graph, batch=batch),
+            budget_bytes=budget_bytes,
+            predictions=replace(PLAN.predictions, arena_bytes=arena, train_us=1e4 + 10.0 * batch + 0.001 * batch**2),
+            bounds=replace(PLAN.bounds, floor_bytes=floor),
+        )
+
+
+@pytest.mark.parametrize("start", [1, 7, 64, 5000])
+@pytest.mark.parametrize("most", [1, 2, 63, 64, 1000, 1023])
+def test_the_largest_batch_is_found_from_wherever_it_starts(start, most):
+    planner = Planner(OVERHEAD_BYTES + FIXED_BYTES + ROW_BYTES * most + ROW_BYTES // 2)
+    fit = largest_batch(planner.at_batch, start)
+    assert fit.largest.batch == most
+    assert len(planner.asked) == len(set(planner.asked)), "each is planned once"
+    assert [p.at for p in fit.probes] == sorted(planner.asked)
+    if start <= most:
+        refused = [p for p in fit.probes if p.figures is None]
+        assert refused and min(p.at for p in refused) == most + 1
+
+
+def test_multiples():
+    planner = Planner(OVERHEAD_BYTES + FIXED_BYTES + ROW_BYTES * 103)
+    fit = largest_batch(planner.at_batch, 20, 8)
+    assert fit.largest.batch == 96
+    assert all(batch % 8 == 0 for batch in planner.asked)
+
+
+def test_the_fastest_need_not_be_the_largest():
+    planner = Planner(OVERHEAD_BYTES + FIXED_BYTES + ROW_BYTES * 20000)
+    fit = largest_batch(planner.at_batch)
+    assert fit.largest.batch == 20000
+    assert fit.fastest.images_per_s == max(p.figures.images_per_s for p in fit.probes if p.figures)
+    assert fit.fastest.batch < 20000
+    text = batches_text(fit)
+    assert "largest batch in" in text and ": 20000, " in text and "fastest of these: " in text
+    assert "MBC204: the smallest plan found takes" in text
+
+
+def test_nothing_fits():
+    planner = Planner(OVERHEAD_BYTES + FIXED_BYTES)
+    with pytest.raises(MbcError) as caught:
+        largest_batch(planner.at_batch, 100, 4)
+    assert caught.value.code == "MBC194"
+    needed, floor = FIXED_BYTES + 4 * ROW_BYTES + OVERHEAD_BYTES, (FIXED_BYTES + 4 * ROW_BYTES) // 10 + OVERHEAD_BYTES
+    assert "not even a batch of 4" in caught.value.message
+    assert f"no plan takes less than {floor} B" in caught.value.remedy
+    assert f"the smallest that was found takes {needed} B" in caught.value.remedy
+
+
+def test_what_no_batch_mends_is_said_as_it_is():
+    def wrong(batch):
+        raise MbcError("MBC021", "no such setting")
+
+    with pytest.raises(MbcError) as caught:
+        largest_batch(wrong, 8)
+    assert caught.value.code == "MBC021"
+
+    def nothing_runs(batch):
+        raise MbcError("MBC200", "no kernel can run 'x'")
+
+    with pytest.raises(MbcError) as caught:
+        largest_batch(nothing_runs, 8)
+    assert caught.value.code == "MBC200"
+
+
+def test_budgets_from_the_floor_to_no_limit():
+    planner = Planner(0, batch=50)
+    curve = budget_curve(planner.at_budget, 5)
+    floor, most = curve.unlimited.floor_bytes, curve.unlimited.needed_bytes
+    assert curve.probes[0].at == floor and curve.probes[-1].at == most
+    assert [p.at for p in curve.probes] == [floor + (most - floor) * i // 4 for i in range(5)]
+    assert [p.figures is not None for p in curve.probes] == [False] * 4 + [True]
+    text = budgets_text(curve)
+    assert "without a limit: " in text and text.count("MBC204") == 4 and "0.00 %" in text
+
+
+def test_reasons():
+    planner = Planner(OVERHEAD_BYTES + FIXED_BYTES + ROW_BYTES * 2)
+    fit = largest_batch(planner.at_batch)
+    assert isinstance(fit, BatchFit) and isinstance(fit.largest, Figures)
+    refused = next(p for p in fit.probes if p.figures is None)
+    assert reason(refused).startswith("MBC204: the smallest plan found takes ")
+    bound = replace(refused, refusal=BudgetError("MBC203", "x", "", needed_bytes=7, floor_bytes=7))
+    assert reason(bound) == "MBC203: no plan takes less than 7 B"
+    assert reason(replace(refused, refusal=MbcError("MBC200", "no kernel"))) == "MBC200: no kernel"
+
+
+SOURCE = """\
+network n(batch = 12, wide = 3) {
+  input x[batch, wide] : float
+  input t[batch] : class
+  y = x |> linear(4)
+  output y
+  loss (y, t) |> softmax_cross_entropy
+}
+"""
+
+
+def test_the_batch_of_a_network():
+    assert own_batch(Source("n.mbc", SOURCE), Options()) == 12
+    assert own_batch(Source("n.mbc", SOURCE), Options(settings=(("batch", "5"),))) == 5
+    with pytest.raises(MbcError) as caught:
+        own_batch(Source("n.mbc", SOURCE.replace("batch", "rows")), Options())
+    assert caught.value.code == "MBC195" and "`n` has no parameter `batch`" in str(caught.value)
+    assert "n.mbc:1:9" in str(caught.value)
+
+
+def test_settings_replace_each_other():
+    asked = with_budget(with_batch(Options(settings=(("batch", "1"), ("wide", "7"))), 9), 10**9)
+    assert asked.settings == (("wide", "7"), ("batch", "9"), ("memory.device", "1000000000 B"))

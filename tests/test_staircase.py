@@ -1,0 +1,66 @@
+"""Techniques left out one after another, with planning replaced by arithmetic."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from mbc.errors import BudgetError, MbcError
+from mbc.report.staircase import staircase_document, staircase_text
+from mbc.staircase import staircase
+from tests.plan.chains import random_plan
+
+PLAN = random_plan(3)
+BUDGET_BYTES = 10_000_000_000
+
+
+def planner(asked, least=lambda without: 1_000_000_000 * (1 + 6 * len(without))):
+    """A plan takes the more the more techniques it does without."""
+
+    def plan_with(without, budget_bytes):
+        asked.append((without, budget_bytes))
+        room, needed = budget_bytes or BUDGET_BYTES, least(without)
+        if needed > room:
+            raise BudgetError("MBC204", "too much", "", needed_bytes=needed, floor_bytes=1)
+        arena = needed - PLAN.predictions.overhead_bytes
+        return replace(PLAN, budget_bytes=room, predictions=replace(PLAN.predictions, arena_bytes=arena))
+
+    return plan_with
+
+
+def test_one_fewer_each_time():
+    asked = []
+    stairs = staircase(planner(asked))
+    orders = [set(), {"offload"}, {"offload", "recompute"}, {"offload", "recompute", "split"}]
+    orders.append({*orders[-1], "workspace"})
+    assert [set(s.without) for s in stairs] == orders
+    assert [s.fits for s in stairs] == [True, True, False, False, False]
+    assert [s.figures.needed_bytes for s in stairs] == [10**9 * (1 + 6 * n) for n in range(5)]
+    assert [budget for _, budget in asked] == [None, None, None, 13 * 10**9, None, 19 * 10**9, None, 25 * 10**9]
+    text = staircase_text(stairs)
+    assert text.count("exceeds the budget") == 3 and "offload, recompute, split, workspace" in text
+    assert [s["fits"] for s in staircase_document(stairs)] == [True, True, False, False, False]
+
+
+def test_what_is_left_out_from_the_start():
+    stairs = staircase(planner([]), frozenset({"recompute", "workspace"}))
+    assert [set(s.without) for s in stairs] == [
+        {"recompute", "workspace"}, {"recompute", "workspace", "offload"},
+        {"recompute", "workspace", "offload", "split"},
+    ]  # fmt: skip
+
+
+def test_no_plan_at_all():
+    growing = iter(range(20, 1000))
+    stairs = staircase(planner([], lambda without: next(growing) * 10**9))
+    assert all(s.figures is None and not s.fits and s.refusal.code == "MBC204" for s in stairs)
+    assert staircase_text(stairs).count("no plan was found") == 5
+
+
+def test_other_errors_are_raised():
+    def wrong(without, budget_bytes):
+        raise MbcError("MBC200", "no kernel")
+
+    with pytest.raises(MbcError):
+        staircase(wrong)
