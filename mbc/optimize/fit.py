@@ -48,7 +48,7 @@ GOOD_ENOUGH = 1.02
 # takes so much of the room. A micro-batch is such a part of the room at most: several exist at once. What takes longer
 # to make than so many passes over it may be kept as a whole for the backward pass.
 DIVIDED_PARTS = (1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64)
-WORTH_DIVIDING = 0.1
+WORTH_DIVIDING = 0.2
 MICRO_BATCH_PARTS = (1 / 8, 1 / 16)
 AGAIN_PASSES = 6
 # How long states are in the arena for their update, in times of their copy, and what goes to the host first: so many
