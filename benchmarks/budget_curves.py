@@ -46,14 +46,14 @@ def networks() -> dict[str, Job]:
 
 def curve(card: Card, name: str, job: Job, shares: Sequence[float]) -> list[dict[str, Any]]:
     """One row a share; the plan without a limit comes first."""
-    free = planned(card, card.unlimited(job))
+    free, _ = planned(card, card.unlimited(job))
     if "failed" in free:
         return [{"name": name, **free}]
     rows: list[dict[str, Any]] = []
     for share in shares:
         cap_bytes = int(share * free["counted_gb"] * GB) + 1
         row: dict[str, Any] = {"name": name, "share": share, "cap_gb": cap_bytes / GB}
-        row |= planned(card, card.capped(job, cap_bytes))
+        row |= planned(card, card.capped(job, cap_bytes))[0]
         if "predicted_ms" in row:
             row["over_unlimited"] = row["predicted_ms"] / free["predicted_ms"] - 1
             if share == BOUND_SHARE:

@@ -1,37 +1,32 @@
-"""Plans and steps under a cap on a GPU's memory.
+"""Plans under a cap on a GPU's memory.
 
 A cap bounds the arena and what libraries and modules take beside it; the bare context, which every program has, is not
-counted. While a step runs, the rest of the card is occupied, so that nothing beyond the cap can be used.
+counted. While a step runs, the rest of the card is occupied (`stepping.occupy`), so that nothing beyond the cap can be
+used.
 """
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-from modules import Job, build, errors, median, module_gradients, open_module, random_inputs
+from modules import Job
 from record import RESULTS
-from stepping import occupy, time_packages
 
+from mbc.device.target import find_device
 from mbc.errors import BudgetError, MbcError
 from mbc.plan.model import Plan
 
 GB = 10**9
 MIB = 1 << 20
 UNLIMITED_BYTES = 1 << 60
-# Of one H200, as `memory.py` measured it; on a machine with a GPU its own is measured.
+# Of one H200, as `memory.py` measured it. What a cap leaves free is measured where steps run.
 BARE_CONTEXT_BYTES = 552_402_944
 PLAIN = frozenset({"offload", "recompute", "split"})
 PLAIN_WORKSPACE_BYTES = 512 * MIB
-GRADIENT_TIMEOUT_S = 600.0
-TIMES_TORCH = 2.0  # the rule for gradients: twice PyTorch's own error against float64
+BATCHES = 8  # a smaller batch is a multiple of so many rows
 
 
 @dataclass(frozen=True)
@@ -53,37 +48,46 @@ class Card:
         """Liveness and placement only."""
         return self.unlimited(job).with_options(without=PLAIN, workspace_limit_bytes=PLAIN_WORKSPACE_BYTES)
 
-    def whole(self, job: Job) -> Job:
-        """As much as the card has."""
-        return self._for(job)
-
     def counted_bytes(self, plan: Plan) -> int:
         """What a cap counts of a plan."""
         p = plan.predictions
         return p.arena_bytes + p.overhead_bytes - self.context_bytes
 
+    def holds(self, plan: Plan) -> bool:
+        """Whether the card has the memory that the plan takes."""
+        p = plan.predictions
+        return p.arena_bytes + p.overhead_bytes <= find_device(self.gpu).memory_bytes
+
+    def free_here(self, job: Job, free: Plan) -> Plan:
+        """The plan without a limit at the largest batch that the card holds, `free` being that at the job's own."""
+        while not self.holds(free):
+            states = sum(free.graph.values[state.value].type.size_bytes for state in free.graph.states)
+            room = find_device(self.gpu).memory_bytes - free.predictions.overhead_bytes - states
+            rows = free.graph.batch * room // max(1, free.predictions.arena_bytes - states)
+            batch = min(free.graph.batch - 1, rows) // BATCHES * BATCHES
+            if batch < 1:
+                raise RuntimeError("the card holds no plan of this network without a limit")
+            free = self.unlimited(job.with_settings(("batch", str(batch)))).plan()
+        return free
+
     def _for(self, job: Job) -> Job:
         return replace(job, gpu=self.gpu).with_options(profile=self.profile)
 
 
-def this_card(gpu: str, profile: str | None, measure: bool) -> Card:
-    """The card to plan for; its context measured where plans will run on it."""
-    if not measure:
-        return Card(gpu, profile)
-    from memory import libraries
-
-    return Card(gpu, profile, libraries()["context"])
-
-
-def planned(card: Card, job: Job) -> dict[str, Any]:
-    """Figures of a plan, or why there is none."""
+def planned(card: Card, job: Job) -> tuple[dict[str, Any], Plan | None]:
+    """A plan and its figures, or why there is none."""
     try:
         plan = job.plan()
     except MbcError as error:
         found: dict[str, Any] = {"failed": str(error).splitlines()[0]}
         if isinstance(error, BudgetError):
             found["needed_gb"] = (error.needed_bytes - card.context_bytes) / GB
-        return found
+        return found, None
+    return figures(card, plan), plan
+
+
+def figures(card: Card, plan: Plan) -> dict[str, Any]:
+    """What is told of a plan."""
     p = plan.predictions
     return {
         "batch": plan.graph.batch,
@@ -92,64 +96,28 @@ def planned(card: Card, job: Job) -> dict[str, Any]:
         "counted_gb": card.counted_bytes(plan) / GB,
         "arena_bytes": p.arena_bytes,
         "host_gb": p.host_bytes / GB,
-        "over_bound": p.train_us / plan.bounds.fastest_us - 1,
+        "over_bound": p.train_us / (plan.bounds.within_us or plan.bounds.fastest_us) - 1,
+        "over_fastest": p.train_us / plan.bounds.fastest_us - 1,
+        "measured_share": p.measured_share,
         "launches": len(plan.train.launches),
     }
 
 
-def run(jobs: dict[str, tuple[Job, int]], steps: int) -> dict[str, dict[str, Any]]:
-    """Build and time jobs by name, each under its cap (0: none). Packages are built one after another: each may be of
-    thousands of operations."""
-    found: dict[str, dict[str, Any]] = {}
-    with tempfile.TemporaryDirectory() as name:
-        for number, (what, (job, cap_bytes)) in enumerate(jobs.items()):
-            built = build(job, Path(name) / f"p{number}")
-            if built.failed or built.folder is None:
-                found[what] = {"failed": built.failed}
-                continue
-            timed = time_packages({what: built.folder}, steps, cap_bytes=cap_bytes)[what]
-            found[what] = timed | {"plan_s": built.plan_s, "build_s": built.build_s}
-    return found
+def stepped(row: Mapping[str, Any], step: Mapping[str, Any]) -> dict[str, Any]:
+    """What a measured step adds to the row of its plan."""
+    if "failed" in step:
+        return {"failed": step["failed"]}
+    return {
+        "step_ms": step["step_ms"],
+        "spread_ms": step["spread_ms"],
+        "images_s": row["batch"] * 1e3 / step["step_ms"],
+        "arena_equal": step["arena_predicted"] == step["arena_taken"],
+        "overhead_taken": step.get("overhead_taken"),
+        "predicted_over_measured": row["predicted_ms"] / step["step_ms"],
+    }
 
 
-def gradient_distances(capped: Job, whole: Job, cap_bytes: int) -> dict[str, Any]:
-    """Gradients of a first step under the cap, against those of the plan without one: relative L2 a parameter."""
-    with tempfile.TemporaryDirectory() as name:
-        found: list[dict[str, np.ndarray]] = []
-        for number, (job, cap) in enumerate(((capped, cap_bytes), (whole, 0))):
-            folder = Path(name) / f"g{number}"
-            built = build(job, folder)
-            if built.failed:
-                return {"gradients_failed": built.failed}
-            request = json.dumps([str(folder), cap, str(folder / "gradients.npz")])
-            done = subprocess.run(
-                [sys.executable, __file__, "--gradients", request],
-                capture_output=True, text=True, timeout=GRADIENT_TIMEOUT_S,
-            )  # fmt: skip
-            if done.returncode:
-                return {"gradients_failed": (done.stderr.strip().splitlines() or ["no message"])[-1]}
-            with np.load(folder / "gradients.npz") as stored:
-                found.append(dict(stored))
-        distances = errors(found[0], found[1])
-    made: dict[str, Any] = {"gradient_median": median(distances.values()), "gradient_worst": max(distances.values())}
-    allowed = _torch_median(capped)
-    if allowed is not None:
-        made["gradients_passed"] = bool(made["gradient_median"] <= TIMES_TORCH * allowed)
-    return made
-
-
-def write_gradients(folder: str, cap_bytes: int, path: str) -> None:
-    """In a process of its own: the gradients of one step of a package."""
-    where = Path(folder)
-    held = occupy(where, cap_bytes) if cap_bytes else None
-    with open_module(where, "cuda") as module:
-        graph = module.plan.graph
-        arrays: Sequence[Any] = held.arrays if held else random_inputs(graph)
-        _, gradients, _ = module_gradients(module, graph, graph.optimizer, tuple(arrays))
-        np.savez(path, **gradients)  # pyright: ignore[reportArgumentType]
-
-
-def _torch_median(job: Job) -> float | None:
+def torch_median(job: Job) -> float | None:
     """PyTorch's own median error against float64 for this network, as `gradients.py` measured it."""
     path = RESULTS / "gradients_cuda.json"
     if not path.exists():
@@ -163,9 +131,3 @@ def _torch_median(job: Job) -> float | None:
         if row.get("kind") == "network" and row.get("precision") == settings.get("train.precision", "fp32")
     }
     return next((rows[name] for name in names if name in rows), None)
-
-
-if __name__ == "__main__":
-    if sys.argv[1:2] != ["--gradients"]:
-        raise SystemExit("cap.py is a part of other benchmarks")
-    write_gradients(*json.loads(sys.argv[2]))

@@ -1,22 +1,23 @@
 """Step time under a cap on memory against the same step without one: the figures of vDNN, AccUDNN, Capuchin and MONeT.
 
 "Loss" is against mbc's own plan with unlimited memory at the same batch and precision; where that does not fit the
-card, its predicted time stands in for the measured one and the row says so. The cap is enforced by occupying the rest
-of the card; gradients of a first step are compared with those of the uncapped plan.
+card, against the images/s of the largest batch that does (`free_batch`). The cap is enforced by occupying the rest of
+the card; gradients of a first step are compared with those of the uncapped plan, where both have the same batch.
 
-    python benchmarks/capped.py [--only NAME ...] [--steps 20] [--profile FILE] [--plan-only] [--gpu h200]
+    python benchmarks/capped.py [--plan-only] [--only NAME ...] [--steps 20] [--for SECONDS] [--again]
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cap import GB, Card, gradient_distances, planned, run, this_card
+from ahead import Shelf, Task, add_arguments, drive
+from cap import GB, Card, planned, stepped, torch_median
 from modules import Job, example
-from record import attempt, need_gpu, show, start, write
+from record import start
 
 NEAR_TIME = 0.08  # predicted against measured
 MOST_OVER_BOUND, BOUND_SHARE = 0.03, 0.5  # of the plans that have at least this share of the unlimited peak
@@ -80,71 +81,62 @@ def settled(card: Card, case: Case) -> Case:
     return replace(case, job=job, cap_bytes=cap_bytes)
 
 
-def row_of(
-    case: Case, limited: dict[str, Any], free: dict[str, Any], timed: dict[str, dict[str, Any]]
-) -> dict[str, Any]:
-    """`limited` and `free` are plans under the cap and without one; `timed`, by "capped" and "free", their steps."""
-    row: dict[str, Any] = {"name": case.name, "cap_gb": case.cap_bytes / GB, "most_loss": case.most_loss, **limited}
-    row |= {"unlimited_gb": free.get("counted_gb"), "unlimited_predicted_ms": free.get("predicted_ms")}
-    if "predicted_ms" in limited and "predicted_ms" in free:
-        row["loss_predicted"] = limited["predicted_ms"] / free["predicted_ms"] - 1
-        row["loss"] = row["loss_predicted"]
-        if case.cap_bytes / GB >= BOUND_SHARE * free["counted_gb"]:
-            row["bound_kept"] = limited["over_bound"] <= MOST_OVER_BOUND
-    step = timed.get("capped", {})
-    if "failed" in step:
-        row["failed"] = step["failed"]
-    if "step_ms" in step:
-        row |= {"step_ms": step["step_ms"], "spread_ms": step["spread_ms"]}
-        row["images_s"] = row["batch"] * 1e3 / step["step_ms"]
-        row["arena_equal"] = step["arena_predicted"] == step["arena_taken"]
-        row["predicted_over_measured"] = limited["predicted_ms"] / step["step_ms"]
-        row["time_near"] = abs(row["predicted_over_measured"] - 1) <= NEAR_TIME
-        whole = timed.get("free", {}).get("step_ms")
-        row["free_ms"] = whole
-        row["free_measured"] = whole is not None
-        row["loss"] = step["step_ms"] / (whole or free["predicted_ms"]) - 1
-    if "loss" in row:
-        row["passed"] = row["loss"] <= case.most_loss
+def prepared(card: Card, case: Case, shelf: Shelf) -> dict[str, Any]:
+    """Plans under the cap and without one, and what they predict."""
+    case = settled(card, case)
+    limited, plan = planned(card, card.capped(case.job, case.cap_bytes))
+    row: dict[str, Any] = {"cap_gb": case.cap_bytes / GB, "most_loss": case.most_loss, **limited}
+    if plan is None:
+        return row
+    free = card.unlimited(case.job).plan()
+    here = card.free_here(case.job, free)
+    row |= {"unlimited_gb": card.counted_bytes(free) / GB, "unlimited_predicted_ms": free.predictions.train_us / 1e3}
+    row |= {"free_batch": here.graph.batch, "free_predicted_ms": here.predictions.train_us / 1e3}
+    row["plans"] = {"capped": case.cap_bytes, "free": 0}
+    row["compare"] = ["capped", "free"] if here.graph.batch == plan.graph.batch else []
+    shelf.keep(case.name, "capped", plan)
+    shelf.keep(case.name, "free", here)
+    return judged(row | {"loss": limited["predicted_ms"] / row["unlimited_predicted_ms"] - 1})
+
+
+def judged(row: dict[str, Any]) -> dict[str, Any]:
+    """With what is asked of it."""
+    row["passed"] = row["loss"] <= row["most_loss"]
+    if row["cap_gb"] >= BOUND_SHARE * row["unlimited_gb"]:
+        row["bound_kept"] = row["over_bound"] <= MOST_OVER_BOUND
     return row
 
 
-def result(card: Card, case: Case, steps: int, plan_only: bool) -> dict[str, Any]:
-    case = settled(card, case)
-    limited_job, free_job = card.capped(case.job, case.cap_bytes), card.unlimited(case.job)
-    limited, free = planned(card, limited_job), planned(card, free_job)
-    if plan_only or "failed" in limited:
-        return row_of(case, limited, free, {})
-    timed = run({"capped": (limited_job, case.cap_bytes), "free": (card.whole(case.job), 0)}, steps)
-    gradients = gradient_distances(limited_job, card.whole(case.job), case.cap_bytes)
-    return row_of(case, limited, free, timed) | gradients
+def measured(row: dict[str, Any], timed: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """The row with its steps under the cap and without one. Where the card does not hold the step without a cap, that
+    at the largest batch that it holds stands in, image for image."""
+    row["loss_predicted"] = row["loss"]
+    row |= stepped(row, timed["capped"])
+    if "failed" in row:
+        return row
+    row["time_near"] = abs(row["predicted_over_measured"] - 1) <= NEAR_TIME
+    whole = timed["free"].get("step_ms")
+    if whole is None:
+        return row | {"failed": f"without a cap: {timed['free'].get('failed')}"}
+    row |= {"free_ms": whole, "free_images_s": row["free_batch"] * 1e3 / whole}
+    return judged(row | {"loss": row["free_images_s"] / row["images_s"] - 1})
+
+
+def tasks(card: Card) -> Iterator[Task]:
+    for case in cases():
+        yield Task(case.name, lambda shelf, c=case: prepared(card, c, shelf), measured, torch_median(case.job))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help="cases whose name holds one of these")
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--profile", help="default: what mbc finds for the GPU")
-    parser.add_argument("--gpu", default="auto", help="what to plan for (default: the GPU of this machine)")
-    parser.add_argument("--plan-only", action="store_true", help="predictions only; needs no GPU")
+    add_arguments(parser)
     arguments = parser.parse_args()
-    if not arguments.plan_only:
-        need_gpu("--plan-only predicts without running")
-    card = this_card(arguments.gpu, arguments.profile, not arguments.plan_only)
-    wanted = [case for case in cases() if not arguments.only or any(word in case.name for word in arguments.only)]
-    rows: list[dict[str, Any]] = []
-    for case in wanted:
-        rows.append(attempt(lambda c=case: result(card, c, arguments.steps, arguments.plan_only), case.name))
-        show(rows[-1:], _COLUMNS)
-        write(_RESULT[arguments.plan_only], rows)
-    print()
-    show(rows, _COLUMNS)
+    drive("capped", tuple(tasks(Card(arguments.gpu, arguments.profile))), _COLUMNS, arguments)
 
 
-_RESULT = {False: "capped", True: "capped_planned"}
 _COLUMNS = [
-    "name", "batch", "cap_gb", "unlimited_gb", "counted_gb", "host_gb", "predicted_ms", "step_ms", "free_ms",
-    "loss", "most_loss", "over_bound", "predicted_over_measured", "arena_equal", "gradient_median", "passed",
+    "name", "batch", "cap_gb", "unlimited_gb", "counted_gb", "host_gb", "predicted_ms", "step_ms", "free_batch",
+    "free_ms", "loss", "most_loss", "over_bound", "predicted_over_measured", "arena_equal", "gradient_median", "passed",
 ]  # fmt: skip
 
 

@@ -3,18 +3,20 @@
 At batch 16 n3 is found by planning, by doubling and bisection; n3 = 596 (1,922 layers, theirs) comes first. At batch 1
 n3 = 788 is 2,498 layers deep. On a GPU what is found then runs, with the rest of the card occupied.
 
-    python benchmarks/deepest.py [--cap 12GB] [--finest 32] [--steps 20] [--profile FILE] [--plan-only] [--gpu h200]
+    python benchmarks/deepest.py [--plan-only] [--cap 12GB] [--finest 32] [--steps 20] [--for SECONDS] [--again]
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Mapping
 from typing import Any
 
-from cap import GB, Card, planned, run, this_card
+from ahead import Shelf, Task, add_arguments, drive
+from cap import GB, Card, planned, stepped
 from modules import Job, example
-from record import attempt, need_gpu, show, start, write
+from record import start
 
 from mbc.errors import BudgetError
 from mbc.units import parse_size
@@ -23,6 +25,7 @@ STAGES = (6, 32, 6)  # n1, n2, n4
 THEIRS, AT_BATCH_ONE = 596, 788
 ASKED_LAYERS = 3700
 MOST = 1 << 14
+DEEPEST = "deepest at batch 16"
 
 
 def network(n3: int, batch: int) -> Job:
@@ -36,17 +39,26 @@ def layers(n3: int) -> int:
     return 3 * (sum(STAGES) + n3) + 2
 
 
-def row_of(card: Card, n3: int, batch: int, cap_bytes: int) -> dict[str, Any]:
+def prepared(card: Card, name: str, n3: int, batch: int, cap_bytes: int, shelf: Shelf) -> dict[str, Any]:
     began = time.perf_counter()
-    made = planned(card, card.capped(network(n3, batch), cap_bytes))
-    return {
-        "name": f"({STAGES[0]},{STAGES[1]},{n3},{STAGES[2]}) batch {batch}",
-        "layers": layers(n3),
-        "n3": n3,
-        "batch": batch,
-        "plan_s": time.perf_counter() - began,
-        **made,
-    }
+    row, plan = planned(card, card.capped(network(n3, batch), cap_bytes))
+    row |= {"layers": layers(n3), "n3": n3, "cap_gb": cap_bytes / GB, "plan_s": time.perf_counter() - began}
+    if plan is not None:
+        shelf.keep(name, "step", plan)
+        row["plans"] = {"step": cap_bytes}
+        row["passed"] = name != DEEPEST or row["layers"] >= ASKED_LAYERS
+    return row
+
+
+def prepared_deepest(card: Card, cap_bytes: int, finest: int, shelf: Shelf) -> dict[str, Any]:
+    n3 = deepest(card, 16, cap_bytes, finest)
+    if not n3:
+        raise RuntimeError(f"not even {layers(THEIRS)} layers fit")
+    return prepared(card, DEEPEST, n3, 16, cap_bytes, shelf)
+
+
+def measured(row: dict[str, Any], timed: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    return row | stepped(row, timed["step"])
 
 
 def deepest(card: Card, batch: int, cap_bytes: int, finest: int) -> int:
@@ -76,39 +88,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cap", type=parse_size, default=12 * GB)
     parser.add_argument("--finest", type=int, default=32, help="bottlenecks that bisection ends at (default 32)")
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--profile", help="default: what mbc finds for the GPU")
-    parser.add_argument("--gpu", default="auto", help="what to plan for (default: the GPU of this machine)")
-    parser.add_argument("--published-only", action="store_true", help="only the two networks of the paper")
-    parser.add_argument("--plan-only", action="store_true", help="predictions only; needs no GPU")
+    add_arguments(parser)
     arguments = parser.parse_args()
-    if not arguments.plan_only:
-        need_gpu("--plan-only predicts without running")
-    card = this_card(arguments.gpu, arguments.profile, not arguments.plan_only)
-    cap_bytes = arguments.cap
-    wanted = [(THEIRS, 16), (AT_BATCH_ONE, 1)]
-    if not arguments.published_only:
-        wanted.append((deepest(card, 16, cap_bytes, arguments.finest), 16))
-    rows: list[dict[str, Any]] = []
-    for n3, batch in wanted:
-        if not n3:
-            continue
-        row = attempt(lambda n=n3, b=batch: row_of(card, n, b, cap_bytes), f"n3 = {n3}")
-        if not arguments.plan_only and "failed" not in row:
-            timed = run({"step": (card.capped(network(n3, batch), cap_bytes), cap_bytes)}, arguments.steps)["step"]
-            row |= {key: timed[key] for key in ("failed", "step_ms", "spread_ms", "build_s") if key in timed}
-            row["arena_equal"] = timed.get("arena_predicted") == timed.get("arena_taken")
-        rows.append(row)
-    for row in rows:
-        row["passed"] = "failed" not in row
-    if not arguments.published_only:
-        rows[-1]["passed"] = "failed" not in rows[-1] and rows[-1]["layers"] >= ASKED_LAYERS
-    write("deepest_planned" if arguments.plan_only else "deepest", rows, cap_gb=cap_bytes / GB)
-    show(
-        rows,
-        ["name", "layers", "counted_gb", "host_gb", "predicted_ms", "step_ms", "over_bound", "arena_equal", "plan_s",
-         "passed"],
-    )  # fmt: skip
+    card, cap_bytes = Card(arguments.gpu, arguments.profile), arguments.cap
+    tasks = [
+        Task(name, lambda shelf, m=name, n=n3, b=batch: prepared(card, m, n, b, cap_bytes, shelf), measured)
+        for n3, batch in ((AT_BATCH_ONE, 1), (THEIRS, 16))
+        for name in [f"({STAGES[0]},{STAGES[1]},{n3},{STAGES[2]}) batch {batch}"]
+    ]
+    tasks.append(Task(DEEPEST, lambda shelf: prepared_deepest(card, cap_bytes, arguments.finest, shelf), measured))
+    drive("deepest", tasks, _COLUMNS, arguments, cap_gb=cap_bytes / GB)
+
+
+_COLUMNS = [
+    "name", "layers", "counted_gb", "host_gb", "predicted_ms", "step_ms", "over_bound", "predicted_over_measured",
+    "arena_equal", "plan_s", "passed",
+]  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -4,20 +4,21 @@ fp32 with batch statistics of the full mini-batch. Plans find the batches: the l
 bisection, and the largest whose step takes at most 1/0.7 of what it takes with unlimited memory. On a GPU both then
 run, with the rest of the card occupied.
 
-    python benchmarks/largest_batch.py [--cap 12GB] [--only NAME ...] [--multiple 8] [--steps 20] [--profile FILE]
-                                       [--plan-only] [--gpu h200]
+    python benchmarks/largest_batch.py [--plan-only] [--cap 12GB] [--only NAME ...] [--multiple 8] [--steps 20]
+                                       [--for SECONDS] [--again]
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-from cap import GB, Card, run, this_card
+from ahead import Shelf, Task, add_arguments, drive
+from cap import GB, Card
 from modules import Job, example
-from record import attempt, need_gpu, show, start, write
+from record import start
 
 from mbc.fit import Probe, Search, largest_batch
 from mbc.plan.model import Plan
@@ -25,6 +26,7 @@ from mbc.units import parse_size
 
 LEAST_SPEED = 0.7  # of the same network's speed without a cap
 TIMES_SUPERNEURONS = 2.0
+SUPERNEURONS_CAP, CAPUCHIN_CAP = 12 * GB, 16 * GB
 
 
 @dataclass(frozen=True)
@@ -67,11 +69,13 @@ def fastest_enough(limited: Search, free: Callable[[int], float], multiple: int,
     return limited.probe(low * multiple) if low else None
 
 
-def result(card: Card, case: Case, cap_bytes: int, multiple: int) -> dict[str, Any]:
-    """Batches by planning."""
+def prepared(card: Card, case: Case, cap_bytes: int, multiple: int, shelf: Shelf) -> dict[str, Any]:
+    """Batches by planning; the plans of the two are kept."""
+    plans: dict[int, Plan] = {}
 
     def plan_at(batch: int) -> Plan:
-        return card.capped(case.job.with_settings(("batch", str(batch))), cap_bytes).plan()
+        plans[batch] = card.capped(case.job.with_settings(("batch", str(batch))), cap_bytes).plan()
+        return plans[batch]
 
     times: dict[int, float] = {}
 
@@ -90,70 +94,76 @@ def result(card: Card, case: Case, cap_bytes: int, multiple: int) -> dict[str, A
         "superneurons": case.superneurons,
         "capuchin": case.capuchin or None,
         "largest": largest.batch,
+        "largest_predicted_ms": largest.train_us / 1e3,
         "largest_images_s": largest.images_per_s,
         "largest_speed": free_us(largest.batch) / largest.train_us,
         "times_superneurons": largest.batch / case.superneurons,
+        "plans": {"largest": cap_bytes},
         "probes": [
             {"batch": p.at, "images_s": p.figures.images_per_s if p.figures else None} for p in limited.found.values()
         ],
     }
+    shelf.keep(case.name, "largest", plans[largest.batch])
+    if case.capuchin and cap_bytes == CAPUCHIN_CAP:
+        row["passed"] = largest.batch > case.capuchin
     if enough is not None and enough.figures is not None:
         f = enough.figures
-        row |= {"at_speed": f.batch, "at_speed_images_s": f.images_per_s}
+        row |= {"at_speed": f.batch, "at_speed_predicted_ms": f.train_us / 1e3, "at_speed_images_s": f.images_per_s}
         row["at_speed_speed"] = free_us(f.batch) / f.train_us
-        row["passed"] = f.batch >= TIMES_SUPERNEURONS * case.superneurons
+        row["plans"]["at_speed"] = cap_bytes
+        shelf.keep(case.name, "at_speed", plans[f.batch])
+        if cap_bytes == SUPERNEURONS_CAP:
+            row["passed"] = f.batch >= TIMES_SUPERNEURONS * case.superneurons
+            # What the speed is measured against: without a cap, at the largest batch that the card holds.
+            job = case.job.with_settings(("batch", str(f.batch)))
+            here = card.free_here(job, card.unlimited(job).plan())
+            row |= {"free_batch": here.graph.batch, "free_predicted_ms": here.predictions.train_us / 1e3}
+            row["plans"]["free"] = 0
+            shelf.keep(case.name, "free", here)
     return row
 
 
-def measured(card: Card, case: Case, row: dict[str, Any], cap_bytes: int, steps: int) -> dict[str, Any]:
-    """Steps of both batches under the cap."""
-    jobs = {
-        key: (card.capped(case.job.with_settings(("batch", str(row[key]))), cap_bytes), cap_bytes)
-        for key in ("largest", "at_speed")
-        if row.get(key)
-    }
-    found: dict[str, Any] = {}
-    for key, timed in run(jobs, steps).items():
-        if "failed" in timed:
-            found[f"{key}_failed"] = timed["failed"]
+def measured(row: dict[str, Any], timed: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """The row with its steps."""
+    for what, step in timed.items():
+        if "failed" in step:
+            row["failed"] = f"{what}: {step['failed']}"
             continue
-        found[f"{key}_ms"] = timed["step_ms"]
-        found[f"{key}_images_s_measured"] = row[key] * 1e3 / timed["step_ms"]
-        found[f"{key}_arena_equal"] = timed["arena_predicted"] == timed["arena_taken"]
-    return found
+        batch = row["free_batch" if what == "free" else what]
+        row[f"{what}_ms"] = step["step_ms"]
+        row[f"{what}_images_s"] = batch * 1e3 / step["step_ms"]
+        row[f"{what}_arena_equal"] = step["arena_predicted"] == step["arena_taken"]
+        row[f"{what}_predicted_over_measured"] = row[f"{what}_predicted_ms"] / step["step_ms"]
+    if "free_ms" in row:
+        for what in ("largest", "at_speed"):
+            if f"{what}_ms" in row:
+                row[f"{what}_speed"] = row[f"{what}_images_s"] / row["free_images_s"]
+        if "at_speed_ms" in row:
+            row["passed"] = row["passed"] and row["at_speed_speed"] >= LEAST_SPEED
+    return row
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cap", type=parse_size, default=12 * GB)
-    parser.add_argument("--only", nargs="*", default=[], metavar="NAME")
+    parser.add_argument("--cap", type=parse_size, default=SUPERNEURONS_CAP)
     parser.add_argument("--multiple", type=int, default=8, help="try multiples of so many rows (default 8)")
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--profile", help="default: what mbc finds for the GPU")
-    parser.add_argument("--gpu", default="auto", help="what to plan for (default: the GPU of this machine)")
-    parser.add_argument("--plan-only", action="store_true", help="predictions only; needs no GPU")
+    add_arguments(parser)
     arguments = parser.parse_args()
-    if not arguments.plan_only:
-        need_gpu("--plan-only predicts without running")
-    card = this_card(arguments.gpu, arguments.profile, not arguments.plan_only)
-    rows: list[dict[str, Any]] = []
-    for case in cases():
-        if arguments.only and case.name not in arguments.only:
-            continue
-        row = attempt(lambda c=case: result(card, c, arguments.cap, arguments.multiple), case.name)
-        if not arguments.plan_only and "failed" not in row:
-            row |= attempt(lambda c=case, r=row: measured(card, c, r, arguments.cap, arguments.steps), case.name)
-        rows.append(row)
-        show(rows[-1:], _COLUMNS)
-        planned = "_planned" if arguments.plan_only else ""
-        write(f"largest_batch_{arguments.cap // GB}gb{planned}", rows)
-    print()
-    show(rows, _COLUMNS)
+    card = Card(arguments.gpu, arguments.profile)
+    gb = arguments.cap // GB
+    tasks = [
+        Task(f"{case.name} {gb} GB", lambda shelf, c=named: prepared(card, c, arguments.cap, arguments.multiple, shelf),
+             measured)
+        for case in cases()
+        for named in [replace(case, name=f"{case.name} {gb} GB")]
+        if arguments.cap != CAPUCHIN_CAP or case.capuchin
+    ]  # fmt: skip
+    drive(f"largest_batch_{gb}gb", tasks, _COLUMNS, arguments)
 
 
 _COLUMNS = [
     "name", "largest", "largest_images_s", "largest_speed", "largest_ms", "at_speed", "at_speed_images_s",
-    "at_speed_speed", "at_speed_ms", "superneurons", "capuchin", "times_superneurons", "passed",
+    "at_speed_speed", "at_speed_ms", "free_batch", "superneurons", "capuchin", "times_superneurons", "passed",
 ]  # fmt: skip
 
 

@@ -1,4 +1,5 @@
-"""Draws the committed results of micro-batches, and writes them as tables into benchmarks/README.md. Measures nothing.
+"""Draws the committed results of micro-batches and of memory budgets, and writes them as tables into
+benchmarks/README.md. Measures nothing.
 
 What a results file lacks is left out. `--check` writes nothing and fails where a picture or the page is out of date.
 
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from chart import Line, chart
+from memory_pages import memory_pages
 from record import ROOT
 
 PRECISIONS = ("fp32", "tf32", "bf16")
@@ -28,7 +30,7 @@ def drawn(results: Path) -> tuple[dict[str, str], str]:
     """SVG texts by file name, and the part of the page with tables and pictures."""
     pictures: dict[str, str] = {}
     page: list[str] = []
-    for make in (_micro_batches, _deepbench, _predictions, _deterministic, _planning):
+    for make in (memory_pages, _micro_batches, _deepbench, _predictions, _deterministic, _planning):
         made, text = make(results)
         pictures |= made
         page += text

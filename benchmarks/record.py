@@ -11,6 +11,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,34 @@ def start(main: Callable[[], None]) -> None:
         main()
     except MbcError as error:
         raise SystemExit(str(error)) from error
+
+
+@dataclass
+class Results:
+    """Rows of `results/<name>.json` by their names, written after every one: a benchmark that was cut off goes on where
+    it stopped."""
+
+    name: str
+    more: dict[str, Any]
+    rows: dict[str, dict[str, Any]]
+
+    def done(self, row: str) -> bool:
+        """Whether there is such a row, and it did not fail."""
+        return row in self.rows and "failed" not in self.rows[row]
+
+    def put(self, row: dict[str, Any]) -> None:
+        self.rows[row["name"]] = row
+        write(self.name, list(self.rows.values()), **self.more)
+
+
+def results(name: str, again: bool = False, **more: Any) -> Results:
+    """What is there of `results/<name>.json`, in the folder of this run or in the checkout's; nothing if `again`."""
+    for folder in () if again else (RESULTS, ROOT / "benchmarks" / "results"):
+        path = folder / f"{name}.json"
+        if path.exists():
+            rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+            return Results(name, more, {row["name"]: row for row in rows})
+    return Results(name, more, {})
 
 
 def write(name: str, rows: Sequence[Mapping[str, Any]], **more: Any) -> Path:

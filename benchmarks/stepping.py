@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-WARM_STEPS = 5
+WARM_STEPS = 2  # a module has run every launch once when it is open
 SHORTEST_S = 0.25  # of warming up: clocks settle
 LEARNING_RATE = 1e-4
 

@@ -1,14 +1,11 @@
 """mbc beside torch.compile with an activation budget: a step of ResNet-50 in bf16, each at the same memory.
 
 torch.compile recomputes what its partitioner chooses to keep activations within a share of what they would take
-(torch._functorch.config.activation_memory_budget). For every share its step is timed and the peak of its allocator
-read; then mbc is planned with an arena of that size at most, and its step timed in the same run. Each runs in a process
-of its own, with its inputs on the GPU.
+(torch._functorch.config.activation_memory_budget). mbc is planned with an arena no larger than the peak of torch's
+allocator as it was found before (PEERS); then both are timed in the same run, each in a process of its own with its
+inputs on the GPU, and torch's peak is read again.
 
-    python benchmarks/torch_memory_budget.py [--batch 256] [--budgets 1,0.5,0.1] [--steps 30] [--profile FILE]
-                                             [--plan-only] [--gpu h200]
-
-With --plan-only no GPU is needed: torch's figures are those of PEERS.
+    python benchmarks/torch_memory_budget.py [--plan-only] [--budgets 0.5,1,0.1] [--steps 20] [--for SECONDS] [--again]
 """
 
 from __future__ import annotations
@@ -17,16 +14,19 @@ import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from typing import Any
 
-from cap import Card, planned, run, this_card
+from ahead import Shelf, Task, add_arguments, drive
+from cap import Card, planned, stepped
 from modules import Job, example
-from record import attempt, need_gpu, show, start, write
+from record import start
 from resnet50_vs_torch import timed
 
 from mbc.device.target import find_device
 
 GIB = 1 << 30
+BATCH = 256
 TIMEOUT_S = 900.0
 # ResNet-50, batch 256, bf16, by budget: ms and peak GiB, torch 2.11 on one H200.
 PEERS = {1.0: (38.2, 10.6), 0.5: (45.6, 6.01), 0.1: (49.0, 8.84)}
@@ -60,13 +60,16 @@ def run_torch(batch: int, budget: float, steps: int) -> dict[str, Any]:
     return {**found, "peak_bytes": torch.cuda.max_memory_allocated(), "torch": torch.__version__}
 
 
-def peer(batch: int, budget: float, steps: int, plan_only: bool) -> dict[str, Any]:
-    """torch's step in a process of its own, or as it was found before."""
-    if plan_only:
-        if budget not in PEERS:
-            raise RuntimeError(f"no figures of torch at a budget of {budget}; there are {list(PEERS)}")
-        time_ms, peak_gib = PEERS[budget]
-        return {"median_ms": time_ms, "peak_bytes": int(peak_gib * GIB)}
+def known(budget: float) -> dict[str, Any]:
+    """torch's step as it was found before."""
+    if budget not in PEERS:
+        raise RuntimeError(f"no figures of torch at a budget of {budget}; there are {list(PEERS)}")
+    time_ms, peak_gib = PEERS[budget]
+    return {"median_ms": time_ms, "peak_bytes": int(peak_gib * GIB)}
+
+
+def run_peer(batch: int, budget: float, steps: int) -> dict[str, Any]:
+    """torch's step in a process of its own."""
     command = [sys.executable, __file__, "--child", json.dumps([batch, budget, steps])]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
     if done.returncode:
@@ -80,51 +83,60 @@ def cap_of(card: Card, arena_bytes: int) -> int:
     return arena_bytes + max(0, find_device(card.gpu).overhead_bytes - card.context_bytes)
 
 
-def result(card: Card, job: Job, budget: float, arguments: argparse.Namespace) -> dict[str, Any]:
-    theirs = peer(arguments.batch, budget, arguments.steps, arguments.plan_only)
+def prepared(card: Card, job: Job, name: str, budget: float, shelf: Shelf) -> dict[str, Any]:
+    """mbc at the memory that torch was found to take."""
+    theirs = known(budget)
     cap_bytes = cap_of(card, theirs["peak_bytes"])
-    capped = card.capped(job, cap_bytes)
-    row: dict[str, Any] = {"torch_ms": theirs["median_ms"], "gib": theirs["peak_bytes"] / GIB}
-    row["torch"] = theirs.get("torch")
-    made = planned(card, capped)
-    row |= {key: made[key] for key in ("failed", "predicted_ms", "host_gb", "over_bound") if key in made}
-    ours = made.get("predicted_ms")
-    if not arguments.plan_only and "failed" not in made:
-        step = run({"step": (capped, cap_bytes)}, arguments.steps)["step"]
-        row |= {key: step[key] for key in ("failed", "step_ms", "spread_ms") if key in step}
-        ours = step.get("step_ms")
-    if ours is not None:
-        row["times_faster"] = theirs["median_ms"] / ours
-        row["passed"] = row["times_faster"] > 1
+    row, plan = planned(card, card.capped(job, cap_bytes))
+    row |= {"budget": budget, "torch_ms": theirs["median_ms"], "torch_gib": theirs["peak_bytes"] / GIB}
+    if plan is None:
+        return row
+    shelf.keep(name, "step", plan)
+    row |= {"arena_gib": plan.predictions.arena_bytes / GIB, "plans": {"step": cap_bytes}}
+    return judged(row, row["predicted_ms"])
+
+
+def judged(row: dict[str, Any], ours_ms: float) -> dict[str, Any]:
+    """Faster, and at no more memory."""
+    row["times_faster"] = row["torch_ms"] / ours_ms
+    row["passed"] = row["times_faster"] > 1 and row["arena_gib"] <= row["torch_gib"]
     return row
+
+
+def measured(row: dict[str, Any], timed: Mapping[str, dict[str, Any]], batch: int, steps: int) -> dict[str, Any]:
+    """Both in the same run."""
+    row |= stepped(row, timed["step"])
+    if "failed" in row:
+        return row
+    theirs = run_peer(batch, row["budget"], steps)
+    row |= {"torch_ms": theirs["median_ms"], "torch_gib": theirs["peak_bytes"] / GIB, "torch": theirs["torch"]}
+    return judged(row, row["step_ms"])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--budgets", default="1,0.5,0.1")
-    parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--profile", help="default: what mbc finds for the GPU")
-    parser.add_argument("--gpu", default="auto", help="what to plan for (default: the GPU of this machine)")
-    parser.add_argument("--plan-only", action="store_true", help="predictions beside known figures; needs no GPU")
+    parser.add_argument("--budgets", default="0.5,1,0.1")
+    add_arguments(parser)
     parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
         print(json.dumps(run_torch(*json.loads(arguments.child))))
         return
-    if not arguments.plan_only:
-        need_gpu("--plan-only predicts without running")
-    card = this_card(arguments.gpu, arguments.profile, not arguments.plan_only)
-    job = example("resnet", ("depth", "50"), ("batch", str(arguments.batch)), ("train.precision", "bf16"))
-    rows = [
-        attempt(lambda b=budget: result(card, job, b, arguments), f"activation budget {budget:g}")
+    card = Card(arguments.gpu, arguments.profile)
+    job = example("resnet", ("depth", "50"), ("batch", str(BATCH)), ("train.precision", "bf16"))
+    tasks = [
+        Task(name, lambda shelf, m=name, b=budget: prepared(card, job, m, b, shelf),
+             lambda row, timed: measured(row, timed, BATCH, arguments.steps))
         for budget in map(float, arguments.budgets.split(","))
-    ]
-    write("torch_memory_budget_planned" if arguments.plan_only else "torch_memory_budget", rows, batch=arguments.batch)
-    show(
-        rows,
-        ["name", "gib", "torch_ms", "predicted_ms", "step_ms", "host_gb", "over_bound", "times_faster", "passed"],
-    )
+        for name in [f"activation budget {budget:g}"]
+    ]  # fmt: skip
+    drive("torch_memory_budget", tasks, _COLUMNS, arguments, batch=BATCH)
+
+
+_COLUMNS = [
+    "name", "torch_gib", "arena_gib", "torch_ms", "predicted_ms", "step_ms", "host_gb", "over_bound", "times_faster",
+    "passed",
+]  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ fits, each operation then takes the workspace that is free at its moment, and th
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,13 +32,14 @@ UNLIMITED_BYTES = 1 << 62
 MOST_ROUNDS = 8
 # Limits of workspace that are tried, as parts of the room; the rest is for what is kept.
 WORKSPACE_PARTS = (1.0, 0.6, 0.42, 0.3, 1 / 5, 1 / 8, 1 / 16, 1 / 64, 0.0)
-# Parts of what is too much that may go to the host.
-OFFLOAD_PARTS = (1.0, 0.5, 0.0)
+# Parts of what is too much that go to the host at most, where all may.
+OFFLOAD_PARTS = (0.5, 0.0)
 # Launches times ways that are compared; a longer program is fitted in fewer ways.
 WAYS_WORK = 15_000
 # Of the room, what placing may leave unused between buffers before another try is worth less.
 MOST_SPARED = 0.15
-MOST_PLACED = 6  # ways that are placed
+LEAST_SPARED = 0.004
+MOST_PLACED = 3  # ways that are placed
 # States of less than this part of the room stay where they are used, if anything fits beside them; and so do all where
 # the step is no slower than this, over the fastest.
 WORTH_MOVING = 0.1
@@ -48,7 +48,7 @@ GOOD_ENOUGH = 1.02
 # takes so much of the room. A micro-batch is such a part of the room at most: several exist at once. What takes longer
 # to make than so many passes over it may be kept as a whole for the backward pass.
 DIVIDED_PARTS = (1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64)
-WORTH_DIVIDING = 0.1
+WORTH_DIVIDING = 0.2
 MICRO_BATCH_PARTS = (1 / 8, 1 / 16)
 AGAIN_PASSES = 6
 # How long states are in the arena for their update, in times of their copy, and what goes to the host first: so many
@@ -225,7 +225,7 @@ def _is_fastest(table: CandidateTable, most: Mapping[str, int], kept: Fitted) ->
 
 def _make_room(table: CandidateTable, most: Mapping[str, int], means: Means, room_bytes: int) -> Iterator[Fitted]:
     """Steps that make room, placed: the most promising way; where placing takes more than the room, again in less."""
-    ways = list(_ways(table, most, means, room_bytes))
+    ways = _ways(table, most, means, room_bytes)
     fitting = [way for way in ways if way.resided.live_bytes <= room_bytes]
     if not fitting:
         if ways:
@@ -233,28 +233,26 @@ def _make_room(table: CandidateTable, most: Mapping[str, int], means: Means, roo
             yield Fitted(smallest, assign_addresses(smallest, thorough=False))
         return
     # The fastest first; one that placing takes more than the room for is tried again in less.
-    waiting = [(way.time_us, number, 0, way) for number, way in enumerate(fitting)]
-    heapq.heapify(waiting)
-    for _ in range(MOST_PLACED):
-        if not waiting:
-            return
-        _, number, spared_bytes, way = heapq.heappop(waiting)
-        draft = _with_free_workspace(table, most, way, room_bytes - spared_bytes)
-        placed = assign_addresses(draft, room_bytes)
-        yield Fitted(draft, placed)
-        if placed.arena_bytes <= room_bytes:
-            return
-        spared_bytes += placed.arena_bytes - room_bytes
-        if spared_bytes < MOST_SPARED * room_bytes:
+    for way in sorted(fitting, key=lambda way: way.time_us)[:MOST_PLACED]:
+        spared_bytes = 0
+        while way.resided.live_bytes <= room_bytes - spared_bytes:
+            draft = _with_free_workspace(table, most, way, room_bytes - spared_bytes)
+            placed = assign_addresses(draft, room_bytes)
+            yield Fitted(draft, placed)
+            if placed.arena_bytes <= room_bytes:
+                return
+            spared_bytes += max(placed.arena_bytes - room_bytes, int(LEAST_SPARED * room_bytes))
+            if spared_bytes > MOST_SPARED * room_bytes:
+                break
             way = _way(table, way.choices, way.means, way.divided, room_bytes - spared_bytes)
-            if way.resided.live_bytes <= room_bytes - spared_bytes:
-                heapq.heappush(waiting, (way.time_us, number, spared_bytes, way))
 
 
-def _ways(table: CandidateTable, most: Mapping[str, int], means: Means, room_bytes: int) -> Iterator[_Way]:
-    """The step fitted under several limits of workspace and of what goes to the host."""
+def _ways(table: CandidateTable, most: Mapping[str, int], means: Means, room_bytes: int) -> list[_Way]:
+    """The step fitted under several limits of workspace; under those that are best for it, with less sent to the
+    host."""
     known: set[tuple[float, ...]] = set()
-    left, best_us = WAYS_WORK, math.inf
+    found: list[_Way] = []
+    left, best_us, worse = WAYS_WORK, math.inf, 0
     for part in WORKSPACE_PARTS:
         limit_bytes = int(part * room_bytes)
         limits = {name: min(limit, limit_bytes) for name, limit in most.items()}
@@ -267,21 +265,24 @@ def _ways(table: CandidateTable, most: Mapping[str, int], means: Means, room_byt
         if points in known or choices.train_us >= best_us:
             continue
         known.add(points)
-        for offload in OFFLOAD_PARTS:
-            if offload > means.offload or (not means.recompute and offload < means.offload):
-                continue
-            here = replace(means, offload=offload)
-            if not here.recompute and offload == 0:
-                continue
-            if left < 0 and math.isfinite(best_us):
-                return
-            way = _way(table, choices, here, divided, room_bytes)
-            yield way
-            left -= len(choices.operations)
-            if way.resided.live_bytes <= room_bytes:
-                best_us = min(best_us, way.time_us)
-            if not way.resided.decisions.offloads:
-                break  # nor will it with less of them
+        found.append(_way(table, choices, means, divided, room_bytes))
+        left -= len(choices.operations)
+        if found[-1].resided.live_bytes <= room_bytes:
+            worse = 0 if found[-1].time_us < best_us else worse + 1
+            best_us = min(best_us, found[-1].time_us)
+        if math.isfinite(best_us) and (left < 0 or worse > 1):
+            break
+    if not means.recompute:
+        return found
+    for way in sorted(found, key=lambda way: (way.resided.live_bytes > room_bytes, way.time_us))[:2]:
+        sent = way.resided.sent
+        for part in OFFLOAD_PARTS:
+            # More than the link can carry makes no difference.
+            if part < min(sent, means.offload) and left > 0:
+                here = replace(means, offload=part)
+                found.append(_way(table, way.choices, here, way.divided, room_bytes))
+                left -= len(way.choices.operations)
+    return found
 
 
 def _way(table: CandidateTable, choices: Choices, means: Means, divided: Collection[str], room_bytes: int) -> _Way:

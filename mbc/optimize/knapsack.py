@@ -3,8 +3,8 @@
 The operations run in the order in which they are written. Whatever is needed both before and after one of them, and is
 none of its operands, is kept there, made again later, or sent to the host before. Beside the operands only so much can
 be kept; the rest costs at least a fractional knapsack: bytes that the link can carry until then are free, others take
-the time of their operation or of their copy, whichever is less. The operation that costs most bounds the step. In the
-spirit of the cut-based bounds of "MONeT" (Shah et al., 2021) and "Checkmate" (Jain et al., 2020), without a solver.
+the time of their operation (and of what only serves it) or of their copy, whichever is less. The operation that costs
+most bounds the step. In the spirit of the cut-based bounds of "MONeT" (Shah et al., 2021) and "Checkmate" (Jain et al., 2020), without a solver.
 """
 
 from __future__ import annotations
@@ -80,6 +80,7 @@ class _Step:
                 self._roots[operation.outputs[0]] = self._root(operation.inputs[0])
         self.operations = [op for op in updates_early(graph.train) if not KINDS[op.kind].view]
         self.times_us = [min(front[-1].time_us for front in table.menus(op).values()) for op in self.operations]
+        self._known_us: dict[int, float] = {}
         self._made: dict[str, int] = dict.fromkeys(graph.inputs, -1)
         self._reads: dict[str, list[int]] = {}
         for i, operation in enumerate(self.operations):
@@ -119,9 +120,23 @@ class _Step:
         return taken + least_workspace_bytes(self._table.menus(operation))
 
     def _again_us(self, made: int) -> float:
-        if made < 0 or KINDS[self.operations[made].kind].updates:
+        """What running an operation again takes at least, with those before it that only serve it: to keep what they
+        make instead would take no less memory."""
+        known = self._known_us.get(made)
+        if known is not None:
+            return known
+        operation = self.operations[made] if made >= 0 else None
+        if operation is None or KINDS[operation.kind].updates:
             return math.inf
-        return self.times_us[made]
+        size_bytes = sum(map(self._size, operation.outputs))
+        found = self.times_us[made]
+        for name in dict.fromkeys(map(self._root, operation.inputs)):
+            source = self._made.get(name, -1)
+            serves = self._reads[name] == [made] and len(self.operations[source].outputs) == 1
+            if source >= 0 and serves and name not in self._states and self._size(name) >= size_bytes:
+                found += self._again_us(source)
+        self._known_us[made] = found
+        return found
 
     def _size(self, name: str) -> int:
         return aligned(self._table.graph.values[name].type.size_bytes)

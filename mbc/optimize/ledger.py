@@ -235,41 +235,49 @@ class Ledger:
     # Entries, each of which the journal can take back.
 
     def _enter_repeat(self, added: bool, buffer: int, position: int) -> None:
-        before = self._intervals(buffer)
         key = self.made[buffer], position
+        starts = self.starts.setdefault(buffer, [])
+        at = bisect_right(starts, position)
         if added:
             if key not in self._again:
                 self.again_us += self.runs[key[0]].time_us
             self._again.setdefault(key, set()).add(buffer)
-            insort(self.starts.setdefault(buffer, []), position)
+            self._take(buffer, at, -1)
+            starts.insert(at, position)
+            self._take(buffer, at, 1)
+            self._take(buffer, at + 1, 1)
         else:
+            self._take(buffer, at - 1, -1)
+            self._take(buffer, at, -1)
+            del starts[at - 1]
+            self._take(buffer, at - 1, 1)
             self._again[key].remove(buffer)
-            self.starts[buffer].remove(position)
             if not self._again[key]:
                 del self._again[key]
                 self.again_us -= self.runs[key[0]].time_us
-        self._change(buffer, before)
         self._journal.append((self._enter_repeat, added, buffer, position))
 
     def _enter_read(self, added: bool, buffer: int, position: int) -> None:
-        before = self._intervals(buffer) if buffer in self._is_movable else []
+        stay = bisect_right(self.starts.get(buffer, ()), position) if buffer in self._is_movable else -1
+        if stay >= 0:
+            self._take(buffer, stay, -1)
         if added:
             insort(self.reads[buffer], position)
         else:
             self.reads[buffer].remove(position)
-        if buffer in self._is_movable:
-            self._change(buffer, before)
+        if stay >= 0:
+            self._take(buffer, stay, 1)
         self._journal.append((self._enter_read, added, buffer, position))
 
     def _enter_offload(self, added: bool, buffer: int, places: tuple[int, int]) -> None:
-        before = self._intervals(buffer)
+        self._take_all(buffer, -1)
         if added:
             self.offloads[buffer] = places
             insort(self.starts.setdefault(buffer, []), places[1])
         else:
             del self.offloads[buffer]
             self.starts[buffer].remove(places[1])
-        self._change(buffer, before)
+        self._take_all(buffer, 1)
         self._journal.append((self._enter_offload, added, buffer, places))
 
     def _used(self, buffer: int, start: int) -> bool:
@@ -278,24 +286,18 @@ class Ledger:
         k, s = bisect_left(reads, start), bisect_right(starts, start)
         return k < len(reads) and (s == len(starts) or reads[k] < starts[s])
 
-    def _intervals(self, buffer: int) -> list[tuple[int, int]]:
-        """Runs [start, stop) at which the bytes are taken."""
-        reads = self.reads[buffer]
-        starts = [max(self.made[buffer], 0), *self.starts.get(buffer, ())]
-        found: list[tuple[int, int]] = []
-        for i, start in enumerate(starts):
-            k = bisect_left(reads, starts[i + 1]) if i + 1 < len(starts) else len(reads)
-            stop = max(start, reads[k - 1] if k else -1) + 1
-            if i and stop == start + 1 and buffer not in self.runs[start].reads:
-                continue  # a step on the way to something else, gone again before the run
-            if i == 0 and buffer in self.offloads:
-                stop = max(stop, self.offloads[buffer][0])
-            found.append((start, stop))
-        return found
+    def _take_all(self, buffer: int, sign: int) -> None:
+        for stay in range(len(self.starts.get(buffer, ())) + 1):
+            self._take(buffer, stay, sign)
 
-    def _change(self, buffer: int, before: list[tuple[int, int]]) -> None:
-        size_bytes = self.size_bytes[buffer]
-        for start, stop in before:
-            self.delta_bytes[start:stop] -= size_bytes
-        for start, stop in self._intervals(buffer):
-            self.delta_bytes[start:stop] += size_bytes
+    def _take(self, buffer: int, stay: int, sign: int) -> None:
+        """Count the bytes of one stay of a value, the first being 0, at the runs at which they are taken."""
+        reads, starts = self.reads[buffer], self.starts.get(buffer, ())
+        start = starts[stay - 1] if stay else max(self.made[buffer], 0)
+        k = bisect_left(reads, starts[stay]) if stay < len(starts) else len(reads)
+        stop = (reads[k - 1] if k and reads[k - 1] > start else start) + 1
+        if stay and stop == start + 1 and buffer not in self.runs[start].reads:
+            return  # a step on the way to something else, gone again before the run
+        if not stay and buffer in self.offloads:
+            stop = max(stop, self.offloads[buffer][0])
+        self.delta_bytes[start:stop] += sign * self.size_bytes[buffer]

@@ -59,11 +59,13 @@ class Means:
 
 @dataclass(frozen=True, slots=True)
 class Resided:
-    """`live_bytes`: most bytes alive at once in the training program. `draft` has its final aliases."""
+    """`live_bytes`: most bytes alive at once in the training program. `draft` has its final aliases. `sent`: the part
+    of what was too much that goes to the host."""
 
     draft: Draft
     decisions: Decisions
     live_bytes: int
+    sent: float = 0.0
 
 
 def reside(graph: TrainingGraph, draft: Draft, link: HostLink, means: Means, room_bytes: int) -> Resided:
@@ -82,6 +84,7 @@ class _Chooser:
         self._small_bytes = int(room_bytes * SMALL_PART)
         self._ledger = Ledger(draft, self._runs, self._small_bytes)
         self._persistent_bytes = persistent_bytes(draft)
+        self._sent = 0.0
         self._forced: set[int] = set()  # offloads that kernels wait for
         self._forbidden: set[tuple[int, int]] = set()  # values that are not to be made again before a run
         self._times_us = np.array([run.time_us for run in self._runs] + [0.0])
@@ -126,7 +129,7 @@ class _Chooser:
         live = np.array(live_bytes(program_blocks, len(draft.train.launches)), np.int64) + self._persistent_bytes
         over = np.full(len(self._runs) + 1, -self._room_bytes, np.int64)
         np.maximum.at(over, np.array(rewritten.position), live - self._room_bytes)
-        return Resided(draft, decisions, int(live.max())), over
+        return Resided(draft, decisions, int(live.max()), self._sent), over
 
     def _starts_us(self) -> NDArray[np.float64]:
         """When the launches at each run start, what is made again before it included."""
@@ -139,7 +142,7 @@ class _Chooser:
         """Offload while nothing has to wait for it, until the worst run fits or the link is full."""
         starts_us = self._starts_us()
         peak = int(np.argmax(over))
-        needed = int(over[peak] * self._means.offload)
+        needed = wanted = int(over[peak] * self._means.offload)
         shortest = SHORTEST_COPY_LATENCIES * self._link.latency_us
         ledger = self._ledger
         gaps = [gap for buffer in ledger.movable if (gap := ledger.gap(buffer, peak)) is not None]
@@ -168,6 +171,7 @@ class _Chooser:
             needed -= size_bytes
             host_bytes -= size_bytes
             chosen.append(gap)
+        self._sent = (wanted - needed) / max(1, int(over[peak]))
         for gap in chosen:
             ledger.offload(gap.buffer, gap.after + 1, gap.before)
         self._schedule()

@@ -1,5 +1,5 @@
-"""What a program does to need less memory, read from its launches alone: what it runs again, sends to the host and
-divides."""
+"""What a program does to need less memory, read from its launches alone: what it runs again, sends to the host, divides
+and hands on in micro-batches."""
 
 from __future__ import annotations
 
@@ -48,12 +48,23 @@ class Divided:
 
 
 @dataclass(frozen=True, slots=True)
+class HandedOn:
+    """One value that no buffer holds as a whole: operations hand it on micro-batch by micro-batch. `rows`: the most of
+    one buffer; `saved_bytes`: what all rows would take, less that."""
+
+    value: str
+    rows: int
+    saved_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Techniques:
     """All of one program, in the order of their first launches."""
 
     recomputed: tuple[Recomputed, ...]
     offloaded: tuple[Offloaded, ...]
     divided: tuple[Divided, ...]
+    handed_on: tuple[HandedOn, ...] = ()
 
     def away_bytes(self, launch: int) -> tuple[int, int]:
         """What is not in the arena at a launch: to be recomputed, and offloaded."""
@@ -64,7 +75,7 @@ class Techniques:
 
 
 def techniques(plan: Plan, program: Program) -> Techniques:
-    """What `program` recomputes, offloads and divides."""
+    """What `program` recomputes, offloads, divides and hands on in micro-batches."""
     touches = _touches(program)
     again = _made_again(plan, program)
     by_value: dict[str, list[int]] = {}
@@ -74,6 +85,7 @@ def techniques(plan: Plan, program: Program) -> Techniques:
         tuple(_recomputed(plan, program, name, at, touches, by_value) for name, at in again.items()),
         _offloaded(plan, program, touches),
         _divided(plan, program, {launch for launches in again.values() for launch in launches}),
+        _handed_on(plan, by_value),
     )
 
 
@@ -155,6 +167,20 @@ def _offloaded(plan: Plan, program: Program, touches: Mapping[int, list[int]]) -
                 (start, later[0] if later else len(program.launches)),
             )
         )
+    return tuple(found)
+
+
+def _handed_on(plan: Plan, by_value: Mapping[str, list[int]]) -> tuple[HandedOn, ...]:
+    found: list[HandedOn] = []
+    for name, buffers in by_value.items():
+        kept = [plan.buffers[b] for b in buffers if plan.buffers[b].space is Space.ARENA]
+        if not name or not kept or not plan.graph.values[name].per_sample:
+            continue
+        largest = max(kept, key=lambda buffer: buffer.rows.count)
+        rows = largest.rows.count
+        if rows < plan.graph.batch:
+            whole_bytes = largest.size_bytes * plan.graph.batch // rows
+            found.append(HandedOn(name, rows, rounded(whole_bytes) - rounded(largest.size_bytes)))
     return tuple(found)
 
 

@@ -1,4 +1,5 @@
-"""What a plan recomputes, offloads and divides, what that costs and saves, and where the GPU waits for copies."""
+"""What a plan recomputes, offloads, divides and hands on in micro-batches, what that costs and saves, and where the GPU
+waits for copies."""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ def stalls(program: Program, times: Timeline) -> tuple[Stall, ...]:
 def techniques_text(plan: Plan, program: Program, width: int | None, limit: int = LONGEST) -> str:
     """Tables of what was done and of stalls; nothing for a plan that needs no technique."""
     found = techniques(plan, program)
-    if not (found.recomputed or found.offloaded or found.divided):
+    if not (found.recomputed or found.offloaded or found.divided or found.handed_on):
         return ""
     waits = stalls(program, predicted_timeline(plan, program))
     parts = [_overview(plan, program, found, waits)]
@@ -61,6 +62,8 @@ def techniques_text(plan: Plan, program: Program, width: int | None, limit: int 
         parts.append(_offloaded_table(found, waits, width, limit))
     if found.divided:
         parts.append(_divided_table(found, width, limit))
+    if found.handed_on:
+        parts.append(_handed_on_table(found, width, limit))
     return "\n\n".join(parts + ([_stalls_table(plan, program, waits, width, limit)] if waits else []))
 
 
@@ -71,6 +74,7 @@ def techniques_document(plan: Plan, program: Program) -> dict[str, Any]:
         "recomputed": [asdict(r) for r in found.recomputed],
         "offloaded": [asdict(o) for o in found.offloaded],
         "divided": [asdict(d) for d in found.divided],
+        "handed_on": [asdict(h) for h in found.handed_on],
         "stalls": [asdict(s) for s in stalls(program, predicted_timeline(plan, program))],
     }
 
@@ -89,6 +93,8 @@ def _overview(plan: Plan, program: Program, found: Techniques, waits: Sequence[S
         ("offloaded", _count(len(found.offloaded), "stay"),
          f"{show_time(copies_us)} of copies, {show_time(stall_us)} of it not hidden", show_size(offloaded_away)),
         ("divided", _count(len(found.divided), "operation"), f"at most {show_size(workspace_bytes)} of workspace", "-"),
+        ("in micro-batches", _count(len(found.handed_on), "value"),
+         f"{show_size(sum(h.saved_bytes for h in found.handed_on))} that are never there at once", "-"),
     ]  # fmt: skip
     used = [row for row in rows if not row[1].startswith("0 ")]
     columns = (Column("to need less"), Column(""), Column("costs"), Column("away at the peak", right=True))
@@ -139,6 +145,16 @@ def _divided_table(found: Techniques, width: int | None, limit: int) -> str:
     columns = (
         Column("divided", shrinks=True, least=18), Column("micro-batches", right=True, shrinks=True),
         Column("workspace", right=True), Column("takes", right=True),
+    )  # fmt: skip
+    return render(columns, rows, width) + _others(len(ordered), limit)
+
+
+def _handed_on_table(found: Techniques, width: int | None, limit: int) -> str:
+    ordered = sorted(found.handed_on, key=lambda h: (-h.saved_bytes, h.value))
+    rows = [(h.value, str(h.rows), show_size(h.saved_bytes)) for h in ordered[:limit]]
+    columns = (
+        Column("handed on in micro-batches", shrinks=True, least=18), Column("rows", right=True),
+        Column("saves", right=True),
     )  # fmt: skip
     return render(columns, rows, width) + _others(len(ordered), limit)
 

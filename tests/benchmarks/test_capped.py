@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import re
 import sys
 from pathlib import Path
@@ -13,15 +15,18 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
+import ahead
 import budget_curves
 import cap
 import capped
 import deepest
 import largest_batch
+import record
 import stepping
 import torch_memory_budget
+from ahead import Shelf
 from cap import GB, Card
-from capped import Case, row_of, settled
+from capped import Case, settled
 from modules import Job, example
 
 from mbc.errors import BudgetError, MbcError
@@ -29,8 +34,6 @@ from mbc.fit import Figures, Search
 from mbc.plan.memory import memory_curve
 
 CARD = Card("h200", None)
-LIMITED = {"batch": 8, "predicted_ms": 11.0, "counted_gb": 5.9, "host_gb": 1.0, "over_bound": 0.02}
-FREE = {"batch": 8, "predicted_ms": 10.0, "counted_gb": 9.0, "host_gb": 0.0, "over_bound": 0.0}
 
 
 def small() -> Job:
@@ -43,33 +46,135 @@ def test_what_a_cap_counts_is_the_plan_without_the_bare_context() -> None:
     assert plan.budget_bytes == GB + CARD.context_bytes
     p = plan.predictions
     assert CARD.counted_bytes(plan) == p.arena_bytes + p.overhead_bytes - CARD.context_bytes <= GB
-    found = cap.planned(CARD, job)
+    found, same = cap.planned(CARD, job)
+    assert same is not None and same.offsets == plan.offsets
     assert found["counted_gb"] == CARD.counted_bytes(plan) / GB and found["arena_bytes"] == p.arena_bytes
-    assert "MBC203" in cap.planned(CARD, CARD.capped(small(), 1))["failed"]
-    assert cap.planned(CARD, CARD.capped(small(), 1))["needed_gb"] > 0
+    assert "MBC203" in cap.planned(CARD, CARD.capped(small(), 1))[0]["failed"]
+    assert cap.planned(CARD, CARD.capped(small(), 1))[0]["needed_gb"] > 0
     plain = CARD.plain(small()).options
     assert plain.without == {"offload", "recompute", "split"} and plain.workspace_limit_bytes == 512 << 20
 
 
+def row(**changes: Any) -> dict[str, Any]:
+    made = {"batch": 8, "predicted_ms": 11.0, "over_bound": 0.02, "cap_gb": 6.0, "unlimited_gb": 9.0, "loss": 0.1}
+    return made | {"most_loss": 0.12, "free_batch": 8} | changes
+
+
 def test_rows_of_predictions() -> None:
-    case = Case("x", small(), 0.12, 6 * GB)
-    row = row_of(case, LIMITED, FREE, {})
-    assert row["loss"] == pytest.approx(0.1) and row["passed"] and row["bound_kept"]
-    assert not row_of(Case("x", small(), 0.05, 6 * GB), LIMITED, FREE, {})["passed"]
-    assert "bound_kept" not in row_of(Case("x", small(), 0.1, 4 * GB), LIMITED, FREE, {})
-    assert "passed" not in row_of(case, {"failed": "MBC204"}, FREE, {})
+    assert capped.judged(row())["passed"] and capped.judged(row())["bound_kept"]
+    assert not capped.judged(row(most_loss=0.05))["passed"]
+    assert not capped.judged(row(over_bound=0.04))["bound_kept"]
+    assert "bound_kept" not in capped.judged(row(cap_gb=4.0))
 
 
 def test_rows_of_measurements() -> None:
-    case = Case("x", small(), 0.12, 6 * GB)
     step = {"step_ms": 12.0, "spread_ms": 0.1, "arena_predicted": 7, "arena_taken": 7}
-    row = row_of(case, LIMITED, FREE, {"capped": step, "free": {"step_ms": 11.5}})
-    assert row["loss"] == pytest.approx(12 / 11.5 - 1) and row["free_measured"] and row["arena_equal"]
-    assert row["predicted_over_measured"] == pytest.approx(11 / 12) and not row["time_near"]
-    # Without a cap it does not fit the card: its prediction stands in.
-    row = row_of(case, LIMITED, FREE, {"capped": step, "free": {"failed": "too large"}})
-    assert row["loss"] == pytest.approx(0.2) and not row["free_measured"] and not row["passed"]
-    assert row_of(case, LIMITED, FREE, {"capped": {"failed": "died"}})["failed"] == "died"
+    found = capped.measured(row(), {"capped": step, "free": {"step_ms": 11.5}})
+    assert found["loss"] == pytest.approx(12 / 11.5 - 1) and found["loss_predicted"] == 0.1 and found["arena_equal"]
+    assert found["predicted_over_measured"] == pytest.approx(11 / 12) and not found["time_near"]
+    # Without a cap the card holds four rows only: what counts is a row's time.
+    found = capped.measured(row(free_batch=4), {"capped": step, "free": {"step_ms": 5.0}})
+    assert found["loss"] == pytest.approx(12 / 8 / (5 / 4) - 1) and not found["passed"]
+    assert capped.measured(row(), {"capped": {"failed": "died"}, "free": {}})["failed"] == "died"
+    assert "too large" in capped.measured(row(), {"capped": step, "free": {"failed": "too large"}})["failed"]
+
+
+def test_plans_of_a_case_are_kept(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path)
+    made = {"name": "x y"} | capped.prepared(CARD, Case("x y", small(), 0.5, cap_share=1.0), shelf)
+    assert made["plans"] == {"capped": made["cap_gb"] * GB, "free": 0} and made["compare"] == ["capped", "free"]
+    assert made["passed"] and made["loss"] == pytest.approx(0.0, abs=0.02)
+    assert shelf.has(made) and sorted(p.name for p in tmp_path.iterdir()) == [
+        "x_y.capped.json.gz", "x_y.free.json.gz"]  # fmt: skip
+    assert "plans" not in capped.prepared(CARD, Case("z", small(), 0.5, 1), shelf)
+    assert not shelf.has({"name": "z", "plans": {"capped": 1}})
+
+
+def test_the_largest_batch_that_the_card_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = small().with_settings(("batch", "64"))
+    free = CARD.unlimited(job).plan()
+    assert CARD.free_here(job, free) is free
+    p = free.predictions
+    spec = SimpleNamespace(memory_bytes=p.overhead_bytes + p.arena_bytes * 3 // 4)
+    monkeypatch.setattr(cap, "find_device", lambda gpu: spec)
+    found = CARD.free_here(job, free)
+    assert CARD.holds(found) and found.graph.batch % 8 == 0 and 8 <= found.graph.batch < 64
+    spec.memory_bytes = p.overhead_bytes
+    with pytest.raises(RuntimeError, match="holds no plan"):
+        CARD.free_here(job, free)
+
+
+def driven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[list[str], dict[str, Any]]:
+    """What was prepared and timed, and the rows that are there afterwards."""
+    log: list[str] = []
+
+    def prepare(shelf: Shelf, name: str) -> dict[str, Any]:
+        log.append(f"plan {name}")
+        if name == "c":
+            raise RuntimeError("no plan")
+        shelf.path(name, "step").parent.mkdir(exist_ok=True)
+        shelf.path(name, "step").touch()
+        return {"plans": {"step": 5}, "predicted_ms": 2.0}
+
+    def time_packages(folders: dict[str, Path], steps: int, cap_bytes: int) -> dict[str, Any]:
+        log.append(f"time {steps} {cap_bytes}")
+        return {what: {"step_ms": 1.0} for what in folders}
+
+    monkeypatch.setattr(ahead, "need_gpu", lambda instead: None)
+    monkeypatch.setattr(ahead, "time_packages", time_packages)
+    monkeypatch.setattr(ahead, "_pool", lambda workers: Here())
+    monkeypatch.setattr(ahead, "build", lambda plan, folder: "no compiler" if plan.name.startswith("b") else "")
+    monkeypatch.setattr(record, "RESULTS", tmp_path)
+    parser = argparse.ArgumentParser()
+    ahead.add_arguments(parser)
+    arguments = parser.parse_args([*words, "--plans", str(tmp_path / "plans")])
+    tasks = [
+        ahead.Task(name, lambda shelf, n=name: prepare(shelf, n), lambda row, timed: {**row, **timed["step"]})
+        for name in ("a", "b", "c")
+    ]
+    ahead.drive("made_up", tasks, ["name"], arguments)
+    path = tmp_path / f"made_up{'_planned' if '--plan-only' in words else ''}.json"
+    return log, {row["name"]: row for row in json.loads(path.read_text())["rows"]} if path.exists() else {}
+
+
+class Here:
+    """A pool that works at once, in this process."""
+
+    def __enter__(self) -> Here:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def submit(self, work: Any, *given: Any) -> Any:
+        return SimpleNamespace(result=lambda: work(*given), cancel=lambda: None)
+
+
+def test_plans_first_and_steps_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, rows = driven(tmp_path, monkeypatch, "--plan-only")
+    assert (
+        log == ["plan a", "plan b", "plan c"] and rows["a"]["predicted_ms"] == 2.0 and "no plan" in rows["c"]["failed"]
+    )
+    log, rows = driven(tmp_path, monkeypatch, "--plan-only")
+    assert log == ["plan c"], "what is there is not planned again"
+    log, rows = driven(tmp_path, monkeypatch, "--steps", "7")
+    assert log == ["time 7 5"], "nor what could not be planned while a GPU waits"
+    assert rows["a"]["step_ms"] == 1.0 and rows["b"]["failed"] == "no compiler" and "c" not in rows
+    log, rows = driven(tmp_path, monkeypatch, "--only", "a")
+    assert log == [], "what is measured is not measured again"
+    log, rows = driven(tmp_path, monkeypatch, "--only", "a", "--again")
+    assert log == ["time 20 5"]
+    (tmp_path / "plans" / "a.step.json.gz").unlink()
+    log, rows = driven(tmp_path, monkeypatch, "--only", "a", "--again")
+    assert log == ["plan a", "time 20 5"]
+    log, rows = driven(tmp_path, monkeypatch, "--again", "--plan-only", "--only", "b")
+    assert log == ["plan b"]
+
+
+def test_no_row_is_begun_when_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    driven(tmp_path, monkeypatch, "--plan-only")
+    log, _ = driven(tmp_path, monkeypatch, "--for", "-1", "--only", "a", "b")
+    assert log == [] and "2 rows are left: run this again" in capsys.readouterr().out
 
 
 def test_caps_that_are_shares() -> None:
@@ -141,10 +246,16 @@ def test_the_cap_beside_torch_leaves_its_memory_for_the_arena() -> None:
     job = CARD.capped(small(), torch_memory_budget.cap_of(CARD, 100 << 20))
     plan = job.plan()
     assert plan.budget_bytes - plan.predictions.overhead_bytes == 100 << 20
-    row = torch_memory_budget.peer(256, 0.5, 20, plan_only=True)
-    assert row["median_ms"] == 45.6
+    assert torch_memory_budget.known(0.5)["median_ms"] == 45.6
     with pytest.raises(RuntimeError, match="no figures of torch"):
-        torch_memory_budget.peer(256, 0.7, 20, plan_only=True)
+        torch_memory_budget.known(0.7)
+
+
+def test_faster_than_torch_counts_at_no_more_memory_only() -> None:
+    made = {"torch_ms": 40.0, "arena_gib": 5.0, "torch_gib": 6.0}
+    assert torch_memory_budget.judged(dict(made), 39.0)["passed"]
+    assert not torch_memory_budget.judged(dict(made), 41.0)["passed"]
+    assert not torch_memory_budget.judged(made | {"torch_gib": 4.9}, 39.0)["passed"]
 
 
 def test_the_rest_of_the_card_is_occupied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +279,7 @@ def test_the_rest_of_the_card_is_occupied(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_failures_are_told() -> None:
     broken = small().with_settings(("no_such", "1"))
-    assert "MBC021" in cap.planned(CARD, broken)["failed"]
+    assert "MBC021" in cap.planned(CARD, broken)[0]["failed"]
     assert isinstance(BudgetError("MBC204", "x"), MbcError)
 
 

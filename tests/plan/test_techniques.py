@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,8 @@ from mbc.report.documents import plan_document
 from mbc.report.memory import curve_text
 from mbc.report.page import plan_text
 from mbc.report.techniques import stalls, techniques_text
+from tests.optimize.test_strips import plan as stripped_plan
+from tests.optimize.test_strips import stripped
 from tests.plan.chains import random_plan
 from tests.plan.offload import offloaded_plan
 
@@ -167,3 +170,21 @@ def test_the_scale_is_the_budget_where_that_is_near():
     far = curve_text(replace(plan, budget_bytes=100 * peak + overhead), plan.train, 80)
     assert "that the budget leaves" in near and "█" not in near.splitlines()[1]
     assert "at the peak; the budget leaves" in far and "█" in far.splitlines()[1]
+
+
+@pytest.mark.parametrize("large_bytes", [400, 1500])
+def test_what_strips_hand_on_is_never_there_as_a_whole(large_bytes):
+    plan = stripped_plan("residual", "fp32", stripped("residual", "fp32", 2, large_bytes)[1])
+    found = techniques(plan, plan.train)
+    assert found.handed_on and all(h.rows == 2 for h in found.handed_on)
+    for handed in found.handed_on:
+        held = {access.buffer for launch in plan.train.launches for access in launch.accesses}
+        buffers = [plan.buffers[b] for b in held if plan.buffers[b].value == handed.value]
+        size_bytes = plan.graph.values[handed.value].type.size_bytes
+        assert {b.rows.count for b in buffers} == {2} and plan.graph.batch == 6
+        assert abs(handed.saved_bytes - size_bytes * 4 // 6) <= 512
+    text = techniques_text(plan, plan.train, 120)
+    assert re.search(r"^in micro-batches +\d+ values +\S+ \S+ that are never there at once", text, re.MULTILINE)
+    assert re.search(rf"^{re.escape(found.handed_on[0].value)} +2 ", text, re.MULTILINE)
+    document = plan_document(plan)["train"]["techniques"]
+    assert len(document["handed_on"]) == len(found.handed_on)

@@ -1,0 +1,227 @@
+"""Rows of a benchmark in two stages: plans, which need no GPU, and their steps, which need nothing else.
+
+A plan takes a minute of a processor and a step a second of a GPU. So `--plan-only`, run anywhere, writes the
+predictions (`results/<name>_planned.json`) and leaves the plans in a folder; without it the plans that are there are
+built, side by side, and run, and only those that are missing are made. Both write every row when it is done and go on
+where they stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import multiprocessing
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from modules import errors, median
+from record import ROOT, Results, attempt, need_gpu, results, show
+from stepping import time_packages
+
+from mbc.plan.model import Plan
+
+PLANS = ROOT / "build" / "plans"
+GRADIENT_TIMEOUT_S = 300.0
+TIMES_TORCH = 2.0  # the rule for gradients: twice PyTorch's own error against float64
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """Plans by row and by what they are of it."""
+
+    folder: Path
+
+    def keep(self, row: str, what: str, plan: Plan) -> None:
+        from mbc.plan.file import dump_plan
+
+        path = self.path(row, what)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(".part")
+        part.write_bytes(gzip.compress(dump_plan(plan).encode(), 6, mtime=0))
+        part.replace(path)
+
+    def path(self, row: str, what: str) -> Path:
+        return self.folder / f"{re.sub('[^a-z0-9]+', '_', row.lower()).strip('_')}.{what}.json.gz"
+
+    def has(self, row: Mapping[str, Any]) -> bool:
+        """Whether all of the row's plans (`row["plans"]`: their caps by name) are there."""
+        return all(self.path(row["name"], what).exists() for what in row.get("plans", {}))
+
+
+@dataclass(frozen=True)
+class Task:
+    """One row. `prepare` plans, keeps what is to run and gives the row, with `plans`: the cap in bytes of each that was
+    kept, 0 for none; and `compare`: the two of them whose first gradients are to be equal, if any. `finish` adds what
+    was measured, by the names of the plans. `torch_gradient`: PyTorch's own median error, where it is known."""
+
+    name: str
+    prepare: Callable[[Shelf], dict[str, Any]]
+    finish: Callable[[dict[str, Any], Mapping[str, dict[str, Any]]], dict[str, Any]]
+    torch_gradient: float | None = None
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help="rows whose name holds one of these")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--profile", help="default: what mbc finds for the GPU")
+    parser.add_argument("--gpu", default="h200", help="what to plan for (default h200)")
+    parser.add_argument("--plans", type=Path, default=PLANS, help="folder of plans (default build/plans)")
+    parser.add_argument("--plan-only", action="store_true", help="plans and predictions only; needs no GPU")
+    parser.add_argument("--again", action="store_true", help="not only what is missing")
+    parser.add_argument("--no-gradients", action="store_true", help="steps only")
+    parser.add_argument(
+        "--for", dest="for_s", type=float, default=1e9, metavar="S", help="start no row after S seconds"
+    )
+    parser.add_argument("--workers", type=int, default=min(8, os.cpu_count() or 1), help="packages built side by side")
+
+
+def drive(name: str, tasks: Sequence[Task], columns: Sequence[str], arguments: argparse.Namespace, **more: Any) -> None:
+    """Prepare what is missing; unless `--plan-only`, build and run it."""
+    began = time.monotonic()
+    if not arguments.plan_only:
+        need_gpu("--plan-only predicts without running")
+    shelf = Shelf(arguments.plans)
+    wanted = [task for task in tasks if not arguments.only or any(word in task.name for word in arguments.only)]
+    planned = results(f"{name}_planned", arguments.again and arguments.plan_only, **more)
+    measured = results(name, arguments.again, **more)
+    for task in wanted:
+        row = planned.rows.get(task.name, {"failed": "not planned yet"})
+        ready = "failed" not in row and shelf.has(row)
+        # Where steps are to run, a plan that could not be made is not tried again: a GPU would wait for it.
+        hopeless = not arguments.plan_only and task.name in planned.rows and "failed" in row
+        if ready or hopeless or (not arguments.plan_only and measured.done(task.name)):
+            continue
+        planned.put(attempt(lambda t=task: t.prepare(shelf), task.name))
+        show([planned.rows[task.name]], columns)
+    if arguments.plan_only:
+        found = planned
+    else:
+        waiting = [task for task in wanted if planned.done(task.name) and not measured.done(task.name)]
+        _measure(waiting, planned, measured, shelf, columns, arguments, began)
+        found = measured
+    print()
+    show([found.rows[task.name] for task in wanted if task.name in found.rows], columns)
+
+
+def _measure(
+    waiting: Sequence[Task],
+    planned: Results,
+    measured: Results,
+    shelf: Shelf,
+    columns: Sequence[str],
+    arguments: argparse.Namespace,
+    began: float,
+) -> None:
+    with tempfile.TemporaryDirectory() as folder, _pool(arguments.workers) as pool:
+        built = {
+            (task.name, what): pool.submit(build, shelf.path(task.name, what), _place(Path(folder), number, what))
+            for number, task in enumerate(waiting)
+            for what in planned.rows[task.name]["plans"]
+        }
+        for number, task in enumerate(waiting):
+            if time.monotonic() - began > arguments.for_s:
+                print(f"{len(waiting) - number} rows are left: run this again")
+                for future in built.values():
+                    future.cancel()
+                return
+            caps = planned.rows[task.name]["plans"]
+            failed = {what: _why(built[task.name, what]) for what in caps}
+            places = {what: _place(Path(folder), number, what) for what in caps if not failed[what]}
+
+            def work(
+                task: Task = task, caps: dict[str, int] = caps, places: dict[str, Path] = places,
+                failed: dict[str, str] = failed,
+            ) -> dict[str, Any]:  # fmt: skip
+                timed = {what: {"failed": why} for what, why in failed.items() if why}
+                for what, place in places.items():
+                    timed |= time_packages({what: place}, arguments.steps, cap_bytes=caps[what])
+                row = task.finish(dict(planned.rows[task.name]), timed)
+                pair = row.get("compare")
+                if not pair or arguments.no_gradients or not all(what in places for what in pair):
+                    return row
+                one, other = pair
+                row |= gradient_distances(places[one], caps[one], places[other], caps[other])
+                if task.torch_gradient is not None and "gradient_median" in row:
+                    row["gradients_passed"] = bool(row["gradient_median"] <= TIMES_TORCH * task.torch_gradient)
+                return row
+
+            measured.put(attempt(work, task.name))
+            show([measured.rows[task.name]], columns)
+
+
+def _place(folder: Path, number: int, what: str) -> Path:
+    return folder / f"p{number}_{what}"
+
+
+def _pool(workers: int) -> ProcessPoolExecutor:
+    # New processes, not copies of this one: a CUDA context and threads of BLAS do not survive a fork.
+    return ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
+
+
+def build(plan: Path, folder: Path) -> str:
+    """Build the plan in a file into a package; what went wrong, if anything."""
+    from mbc.codegen.build import write_package
+    from mbc.codegen.toolchain import find_toolchain
+    from mbc.plan.file import load_plan
+
+    try:
+        text = gzip.decompress(plan.read_bytes()).decode()
+        package = write_package(load_plan(text, plan.name), folder, find_toolchain(), overwrite=True)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "" if package.library else "not built: " + ", ".join(m.name for m in package.missing)
+
+
+def _why(future: Future[str]) -> str:
+    try:
+        return future.result()
+    except Exception as error:  # the process died
+        return f"{type(error).__name__}: {error}"
+
+
+def gradient_distances(one: Path, one_cap_bytes: int, other: Path, other_cap_bytes: int) -> dict[str, Any]:
+    """Gradients of a first step of two packages of one network: relative L2 a parameter."""
+    found: list[dict[str, np.ndarray]] = []
+    for folder, cap_bytes in ((one, one_cap_bytes), (other, other_cap_bytes)):
+        request = json.dumps([str(folder), cap_bytes, str(folder / "gradients.npz")])
+        done = subprocess.run(
+            [sys.executable, __file__, "--gradients", request],
+            capture_output=True, text=True, timeout=GRADIENT_TIMEOUT_S,
+        )  # fmt: skip
+        if done.returncode:
+            return {"gradients_failed": (done.stderr.strip().splitlines() or ["no message"])[-1]}
+        with np.load(folder / "gradients.npz") as stored:
+            found.append(dict(stored))
+    distances = errors(found[0], found[1])
+    return {"gradient_median": median(distances.values()), "gradient_worst": max(distances.values())}
+
+
+def write_gradients(folder: str, cap_bytes: int, path: str) -> None:
+    """In a process of its own: the gradients of one step of a package."""
+    from modules import module_gradients, open_module, random_inputs
+    from stepping import occupy
+
+    where = Path(folder)
+    held = occupy(where, cap_bytes) if cap_bytes else None
+    with open_module(where, "cuda") as module:
+        graph = module.plan.graph
+        arrays: Sequence[Any] = held.arrays if held else random_inputs(graph)
+        _, gradients, _ = module_gradients(module, graph, graph.optimizer, tuple(arrays))
+        np.savez(path, **gradients)  # pyright: ignore[reportArgumentType]
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] != ["--gradients"]:
+        raise SystemExit("ahead.py is a part of other benchmarks")
+    write_gradients(*json.loads(sys.argv[2]))

@@ -1,0 +1,192 @@
+"""Tables and pictures of the results under a memory budget, for `pictures.py`. What was measured is taken before what
+was predicted only, and every table says which it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from chart import COLOURS, LEFT, STYLE, WIDTH
+
+Row = Mapping[str, Any]
+Columns = Mapping[str, Callable[[Row], str]]
+BAR, GAP, NAMES, UNDER = 26, 12, 210, 40
+YES = {True: "yes", False: "no", None: "-"}
+
+
+def memory_pages(results: Path) -> tuple[dict[str, str], list[str]]:
+    """SVG texts by file name, and the part of the page."""
+    pictures: dict[str, str] = {}
+    page: list[str] = []
+    staircase = _rows(results, "staircase_alexnet")
+    if staircase:
+        pictures["staircase_alexnet.svg"] = staircase_picture(staircase)
+        page += ["![SuperNeurons' staircase](results/staircase_alexnet.svg)", ""]
+        page += _table(STAIRCASE, staircase)
+    page += _titled("Losses under a cap", results, "capped", CAPPED)
+    page += _titled("The largest batch in 12 GB, fp32", results, "largest_batch_12gb", LARGEST)
+    page += _titled("The largest batch in 16 GB, fp32", results, "largest_batch_16gb", LARGEST)
+    page += _titled("The deepest ResNet in 12 GB, fp32", results, "deepest", DEEPEST)
+    page += _titled(
+        "Beside torch.compile with an activation budget, ResNet-50, batch 256, bf16", results,
+        "torch_memory_budget", TORCH,
+    )  # fmt: skip
+    for path in sorted(results.glob("budget_curves_*.json")):
+        precision = path.stem.removeprefix("budget_curves_")
+        page += [f"### Predicted step over the budget, {precision}", ""]
+        page += [f"![Predicted step over the budget, {precision}](results/{path.stem}.svg)", ""]
+        page += _table(CURVES, _rows(results, path.stem))
+    for path in sorted(results.glob("memory_*.svg")):
+        page += [f"![{path.stem.removeprefix('memory_').replace('_', ' ')}](results/{path.name})", ""]
+    return pictures, ["## Under a memory budget", "", *page] if page else []
+
+
+def staircase_picture(rows: Sequence[Row]) -> str:
+    """Bars of what is counted, and a mark where the paper's is."""
+    bars = [(row["name"], row["counted_mib"], row.get("published_mib")) for row in rows if "counted_mib" in row]
+    top = max(max(counted, published or 0.0) for _, counted, published in bars)
+    height = 60 + len(bars) * (BAR + GAP) + UNDER
+    left, width = LEFT + NAMES, WIDTH - LEFT - NAMES - 110
+    title = "AlexNet, batch 200: most bytes of layers and their gradients at once, MiB"
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img">',
+        f"<title>{escape(title)}</title>",
+        f"<style>{STYLE}</style>",
+        f'<text class="title" x="24" y="24">{escape(title)}</text>',
+    ]
+    for number, (name, counted, published) in enumerate(bars):
+        y = 48 + number * (BAR + GAP)
+        colour = COLOURS[0 if published else 2]
+        parts.append(f'<text x="{left - 10}" y="{y + BAR - 8}" text-anchor="end">{escape(name)}</text>')
+        parts.append(f'<rect x="{left}" y="{y}" width="{width * counted / top:.1f}" height="{BAR}" fill="{colour}"/>')
+        parts.append(f'<text x="{left + width * counted / top + 8:.1f}" y="{y + BAR - 8}">{counted:,.1f}</text>')
+        if published:
+            x = left + width * published / top
+            parts.append(f'<line class="axis" x1="{x:.1f}" y1="{y - 4}" x2="{x:.1f}" y2="{y + BAR + 4}"/>')
+    note = "line: as published; mbc's are counted the same way"
+    parts.append(f'<text x="{left}" y="{height - 16}">{note}</text>')
+    return "\n".join((*parts, "</svg>")) + "\n"
+
+
+def _titled(title: str, results: Path, name: str, columns: Columns) -> list[str]:
+    measured = _document(results, name)
+    found = measured or _document(results, f"{name}_planned")
+    if found is None:
+        return []
+    gpu = f"{found['gpu']}, driver {found['driver']}" if measured else "predicted by the plans, not run"
+    return [f"### {title}", "", f"{gpu}, {found['date'][:10]}: `{found['command']}`", "",
+            *_table(columns, found["rows"])]  # fmt: skip
+
+
+def _table(columns: Columns, rows: Sequence[Row]) -> list[str]:
+    """Columns that no row has a value for are left out; a row that failed says why."""
+    cells = {head: [_cell(make, row) for row in rows] for head, make in columns.items()}
+    kept = [head for head, texts in cells.items() if any(text != "-" for text in texts)]
+    lines = [kept, ["---"] * len(kept), *([cells[head][i] for head in kept] for i in range(len(rows)))]
+    failed = [f"{row['name']}: {row['failed']}" for row in rows if "failed" in row]
+    return [*("| " + " | ".join(line) + " |" for line in lines), "", *(line for why in failed for line in (why, ""))]
+
+
+def _cell(make: Callable[[Row], str], row: Row) -> str:
+    try:
+        return make(row)
+    except (KeyError, TypeError):
+        return "-"
+
+
+def _rows(results: Path, name: str) -> Sequence[Row]:
+    found = _document(results, name)
+    return () if found is None else found["rows"]
+
+
+def _document(results: Path, name: str) -> dict[str, Any] | None:
+    path = results / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def _name(row: Row) -> str:
+    return row["name"]
+
+
+def _passed(row: Row) -> str:
+    return YES[row.get("passed")]
+
+
+def _of(key: str, text: str = ",.1f") -> Callable[[Row], str]:
+    return lambda row: format(row[key], text)
+
+
+STAIRCASE: Columns = {
+    "AlexNet, batch 200": _name,
+    "counted, MiB": _of("counted_mib", ",.3f"),
+    "published": _of("published_mib", ",.3f"),
+    "off": _of("off", "+.2%"),
+    "with workspaces, MiB": _of("with_workspace_mib"),
+    "whole arena, MiB": _of("arena_mib"),
+    "host, MiB": _of("host_mib"),
+    "predicted step, ms": _of("predicted_ms", ",.2f"),
+    "over no limit": _of("over_unlimited", "+.1%"),
+    "as asked": _passed,
+}
+CAPPED: Columns = {
+    "case": _name,
+    "batch": _of("batch", "d"),
+    "cap, GB": _of("cap_gb", ".2f"),
+    "no limit, GB": _of("unlimited_gb"),
+    "host, GB": _of("host_gb"),
+    "predicted, ms": _of("predicted_ms"),
+    "measured, ms": _of("step_ms"),
+    "without a cap, ms": _of("free_ms"),
+    "at batch": lambda row: str(row["free_batch"]) if "free_ms" in row else "-",
+    "loss": _of("loss", "+.1%"),
+    "at most": _of("most_loss", ".1%"),
+    "over its bound": _of("over_bound", ".1%"),
+    "predicted over measured": _of("predicted_over_measured", ".3f"),
+    "gradients, median": _of("gradient_median", ".1e"),
+    "as asked": _passed,
+}
+LARGEST: Columns = {
+    "network": _name,
+    "largest": _of("largest", "d"),
+    "images/s": _of("largest_images_s", ",.0f"),
+    "of the speed without a cap": _of("largest_speed", ".0%"),
+    "at 70 % of the speed": _of("at_speed", "d"),
+    "its images/s": _of("at_speed_images_s", ",.0f"),
+    "SuperNeurons": _of("superneurons", "d"),
+    "Capuchin (16 GB)": _of("capuchin", "d"),
+    "as asked": _passed,
+}
+DEEPEST: Columns = {
+    "network": _name,
+    "layers": _of("layers", ",d"),
+    "counted, GB": _of("counted_gb", ".2f"),
+    "host, GB": _of("host_gb"),
+    "predicted, ms": _of("predicted_ms", ",.0f"),
+    "measured, ms": _of("step_ms", ",.0f"),
+    "over its bound": _of("over_bound", ".1%"),
+    "arena as planned": lambda row: YES[row["arena_equal"]],
+    "planned in, s": _of("plan_s", ".0f"),
+    "as asked": _passed,
+}
+TORCH: Columns = {
+    "": _name,
+    "torch, GiB": _of("torch_gib", ".2f"),
+    "mbc's arena, GiB": _of("arena_gib", ".2f"),
+    "torch, ms": _of("torch_ms"),
+    "mbc predicted, ms": _of("predicted_ms"),
+    "mbc measured, ms": _of("step_ms"),
+    "times faster": _of("times_faster", ".2f"),
+    "as asked": _passed,
+}
+CURVES: Columns = {
+    "network, batch": _name,
+    "of the unlimited plan's memory": _of("share", ".0%"),
+    "GB": _of("cap_gb", ".2f"),
+    "host, GB": _of("host_gb"),
+    "predicted, ms": _of("predicted_ms"),
+    "over no limit": _of("over_unlimited", "+.1%"),
+    "over its bound": _of("over_bound", ".1%"),
+}

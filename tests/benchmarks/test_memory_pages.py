@@ -1,0 +1,51 @@
+"""Tables and pictures of made-up results under a memory budget."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+from memory_pages import memory_pages
+
+CASE = {"name": "vdnn vgg16 256", "batch": 256, "cap_gb": 12.0, "predicted_ms": 318.0, "loss": 0.08, "most_loss": 0.05,
+        "over_bound": 0.01, "free_batch": 256, "passed": False}  # fmt: skip
+
+
+def wrote(folder: Path, name: str, rows: list[dict[str, Any]], gpu: str | None = None) -> None:
+    found = {"date": "2026-11-21T10:00:00", "command": f"python {name}.py", "gpu": gpu, "driver": "580.1", "rows": rows}
+    (folder / f"{name}.json").write_text(json.dumps(found))
+
+
+def test_nothing_there_is_no_page(tmp_path: Path) -> None:
+    assert memory_pages(tmp_path) == ({}, [])
+
+
+def test_predictions_stand_in_until_something_is_measured(tmp_path: Path) -> None:
+    wrote(tmp_path, "capped_planned", [CASE, {"name": "x", "failed": "MBC204: too much"}])
+    page = "\n".join(memory_pages(tmp_path)[1])
+    assert "predicted by the plans, not run, 2026-11-21: `python capped_planned.py`" in page
+    assert "| vdnn vgg16 256 | 256 | 12.00 | 318.0 | +8.0% | 5.0% | 1.0% | no |" in page
+    assert "measured, ms" not in page and "x: MBC204: too much" in page
+    wrote(tmp_path, "capped", [CASE | {"step_ms": 320.0, "free_ms": 300.0, "passed": True}], "NVIDIA H200")
+    page = "\n".join(memory_pages(tmp_path)[1])
+    assert "NVIDIA H200, driver 580.1" in page and "not run" not in page
+    assert "| 318.0 | 320.0 | 300.0 | 256 | +8.0% |" in page and page.rstrip().endswith("| yes |")
+
+
+def test_the_staircase(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"name": "paper: liveness", "counted_mib": 1490.0, "published_mib": 1489.355, "off": 0.0004, "passed": True},
+        {"name": "mbc: 500 MiB", "counted_mib": 300.0, "with_workspace_mib": 498.0, "predicted_ms": 31.5,
+         "over_unlimited": 0.1},
+    ]  # fmt: skip
+    wrote(tmp_path, "staircase_alexnet", rows)
+    pictures, page = memory_pages(tmp_path)
+    (picture,) = pictures.values()
+    ElementTree.fromstring(picture)
+    assert picture.count("<rect") == 2 and picture.count('class="axis"') == 1 and ">1,490.0<" in picture
+    assert any(line.startswith("| paper: liveness | 1,490.000 | 1,489.355 | +0.04% |") for line in page)
