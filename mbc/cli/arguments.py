@@ -224,12 +224,17 @@ def _show(commands: _Commands) -> None:
         commands, "show", "Show a plan: kernels, times, workspace, lifetimes, peak and bounds.",
         "  mbc show resnet50               a package\n"
         "  mbc show resnet50/plan.json     a plan\n"
-        "  mbc show net.mbc --gpu t4       a source, planned now",
+        "  mbc show net.mbc --gpu t4       a source, planned now\n"
+        "  mbc show resnet50 --roofline --limit 20   where the time goes beyond what the GPU needs",
     )  # fmt: skip
     made.add_argument("plan", help="a package, a plan (.json) or a source (.mbc)")
     made.add_argument("--limit", type=_count, metavar="ROWS", help="show the slowest ROWS operations only")
     made.add_argument("--by-kind", action="store_true", help="one row a kind of operation")
     made.add_argument("--infer", action="store_true", help="the inference program instead of the training step")
+    made.add_argument(
+        "--roofline", action="store_true",
+        help="each operation's time beside its limit (bytes over bandwidth, flops over peak), and the network's floor",
+    )  # fmt: skip
     _planning(made)
     _json(made)
 
