@@ -19,12 +19,15 @@ from numpy.typing import NDArray
 
 from mbc.errors import MbcError
 from mbc.ir.control import HOST_BYTES
-from mbc.ir.types import Layout, Precision
+from mbc.ir.types import Precision
+from mbc.plan.live import rounded
 from mbc.plan.model import ALIGNMENT_BYTES, Plan, Space
+from mbc.plan.prefetch import prefetch_bytes
 from mbc.runtime.arrays import DeviceArray
+from mbc.runtime.feeding import Feeder
 from mbc.runtime.formats import STORED, loaded, stored_bytes
 from mbc.runtime.library import LIBRARY_FILE, Library
-from mbc.runtime.machine import Figures, Memory, padded
+from mbc.runtime.machine import Figures, Memory
 from mbc.runtime.nvml import used_bytes
 from mbc.runtime.places import Place, Places
 
@@ -33,11 +36,11 @@ Array = NDArray[Any]
 GUARD_BYTES = 64 << 10  # of each canary; keeps the arena aligned
 _GUARD_PATTERN = 0xA5
 _STEPS_AHEAD = 16  # steps that may be queued before the first one's figures are fetched
-_DEVICE_INPUTS_AHEAD = 4  # device arrays kept alive while copies of them are queued
 
 
-def open_cuda(plan: Plan, places: Places, folder: Path | None, *, canaries: bool, eager: bool) -> Cuda:
-    """The package in `folder` on this machine's GPU.
+def open_cuda(plan: Plan, places: Places, folder: Path | None, *, canaries: bool, eager: bool, prefetch: bool) -> Cuda:
+    """The package in `folder` on this machine's GPU. `prefetch`: inputs of a step travel while the one before runs,
+    where the budget and the free memory have room for them.
 
     Raises MBC168 (the plan's precision is for the CPU), MBC157 (no library), MBC153 (no PyCUDA), MBC152 (no GPU),
     MBC154 (not the planned architecture), MBC155 (too little free memory), and what `Library` raises.
@@ -49,7 +52,7 @@ def open_cuda(plan: Plan, places: Places, folder: Path | None, *, canaries: bool
         raise MbcError(
             "MBC157", f"{where}: it was not built for a GPU", "`mbc doctor` says what a build needs; then compile again"
         )
-    return Cuda(plan, places, folder, canaries=canaries, eager=eager)
+    return Cuda(plan, places, folder, canaries=canaries, eager=eager, prefetch=prefetch)
 
 
 @dataclass
@@ -60,15 +63,6 @@ class _Slot:
     figures: tuple[Array, ...]
     event: Any
     pending: weakref.ref[Figures] | None = None
-
-
-@dataclass
-class _Staging:
-    """Two pinned copies of an input, so that one is filled while the other one is on its way."""
-
-    buffers: list[Array]
-    events: list[Any]
-    next: int = 0
 
 
 @dataclass
@@ -91,7 +85,9 @@ class Cuda:
 
     device = "cuda"
 
-    def __init__(self, plan: Plan, places: Places, folder: Path, *, canaries: bool, eager: bool) -> None:
+    def __init__(
+        self, plan: Plan, places: Places, folder: Path, *, canaries: bool, eager: bool, prefetch: bool
+    ) -> None:
         self._plan, self._places, self._eager = plan, places, eager
         self._driver: Any = _driver()
         gpus = [self._driver.Device(number) for number in range(self._driver.Device.count())]
@@ -104,7 +100,7 @@ class Cuda:
         self._closed.atexit = False
         atexit.register(self._closed)
         try:
-            self._build(folder, canaries)
+            self._build(folder, canaries, prefetch)
         except BaseException:
             self._closed()
             raise
@@ -117,19 +113,16 @@ class Cuda:
     def memory(self) -> Memory:
         predicted = self._plan.predictions
         return Memory(
-            predicted.arena_bytes, self._arena_bytes, predicted.overhead_bytes, self._overhead, predicted.host_bytes
+            predicted.arena_bytes,
+            self._arena_bytes,
+            predicted.overhead_bytes,
+            self._overhead,
+            predicted.host_bytes,
+            self._prefetch_bytes,
         )
 
     def feed(self, place: Place, array: Array | DeviceArray) -> None:
-        row_bytes = place.size_bytes // max(1, place.shape[0])
-        filled = array.shape[0] * row_bytes
-        if isinstance(array, DeviceArray):
-            self._feed_device(place, array)
-        else:
-            self._feed_host(place, array, filled)
-        if filled < place.size_bytes:
-            rest = place.size_bytes - filled
-            self._driver.memset_d8_async(self._address(place) + filled, 0, rest, self._compute)
+        self._feeder.feed(place, self._address(place), array)
 
     def write(self, place: Place, array: Array) -> None:
         self._compute.synchronize()
@@ -152,6 +145,7 @@ class Cuda:
             slot.event.synchronize()
         slot.control[:] = np.frombuffer(control, np.uint8)
         self._driver.memcpy_htod_async(self._address(self._places.control), slot.control, self._compute)
+        self._feeder.hand_over()
         self._library.run("train", self._eager)
         places = (self._places.loss, *self._places.metrics.values())
         for pinned, place in zip(slot.figures, places, strict=True):
@@ -200,13 +194,16 @@ class Cuda:
             self._compute.synchronize()
             self._closed()
 
-    def _build(self, folder: Path, canaries: bool) -> None:
+    def _build(self, folder: Path, canaries: bool, prefetch: bool) -> None:
         driver, predicted = self._driver, self._plan.predictions
         self._arena_bytes = predicted.arena_bytes
         self._check_free()
         guard = GUARD_BYTES if canaries else 0
+        self._prefetch_bytes = prefetch_bytes(self._plan) if prefetch else 0
+        if driver.mem_get_info()[0] < self._arena_bytes + self._prefetch_bytes:
+            self._prefetch_bytes = 0
         try:
-            allocation = driver.mem_alloc(max(1, self._arena_bytes + 2 * guard))
+            allocation = driver.mem_alloc(max(1, self._arena_bytes + 2 * guard + self._prefetch_bytes))
         except driver.MemoryError:
             self._too_little(driver.mem_get_info()[0])
         self._taken.memory.append(allocation)
@@ -219,8 +216,8 @@ class Cuda:
         self._compute = self._streams[0]
         self._host_memory = driver.pagelocked_empty(max(1, predicted.host_bytes), np.uint8)
         self._slots = deque(self._slot() for _ in range(_STEPS_AHEAD))
-        self._staging: dict[int, _Staging] = {}  # by buffer: inputs of the two programs may share an offset
-        self._held: deque[tuple[Any, object]] = deque()
+        landings = self._landings(self._arena + self._arena_bytes + guard) if self._prefetch_bytes else {}
+        self._feeder = Feeder(driver, self._compute, driver.Stream(), landings)
         self._overhead: int | None = None
         self._overhead_checked = False
         self._library = Library(self._plan, folder)
@@ -244,6 +241,14 @@ class Cuda:
             self._driver.memset_d8(self._arena, 0, self._arena_bytes)
             self._driver.Context.synchronize()
 
+    def _landings(self, address: int) -> dict[int, int]:
+        """Addresses by buffer, one after the other from `address` on."""
+        found: dict[int, int] = {}
+        for place in self._places.train_inputs.values():
+            found[place.buffer] = address
+            address += rounded(place.size_bytes)
+        return found
+
     def _slot(self) -> _Slot:
         places = (self._places.loss, *self._places.metrics.values())
         pinned = self._driver.pagelocked_empty
@@ -253,60 +258,14 @@ class Cuda:
     def _address(self, place: Place) -> int:
         return self._arena + place.offset_bytes
 
-    def _feed_host(self, place: Place, array: Array, filled: int) -> None:
-        staging = self._staging.get(place.buffer)
-        if staging is None:
-            buffers = [self._driver.pagelocked_empty(place.size_bytes, np.uint8) for _ in range(2)]
-            staging = self._staging[place.buffer] = _Staging(buffers, [None, None])
-        turn = staging.next
-        staging.next = 1 - turn
-        if staging.events[turn] is None:
-            staging.events[turn] = self._driver.Event()
-        else:
-            staging.events[turn].synchronize()
-        pinned = staging.buffers[turn]
-        if place.layout is Layout.CHANNELS_FIRST and array.dtype == STORED[place.dtype]:
-            shown = pinned[:filled].view(STORED[place.dtype]).reshape(array.shape)
-            np.copyto(shown, array)
-        else:
-            pinned[:] = stored_bytes(padded(array, place.shape), place.dtype, place.layout)
-        self._driver.memcpy_htod_async(self._address(place), pinned[:filled], self._compute)
-        staging.events[turn].record(self._compute)
-
-    def _feed_device(self, place: Place, array: DeviceArray) -> None:
-        while self._held and (len(self._held) >= _DEVICE_INPUTS_AHEAD or self._held[0][0].query()):
-            event, owner = self._held.popleft()
-            event.synchronize()
-            del owner  # only now may its memory be used for something else
-        if array.stream not in (None, 1):
-            # A stream of somebody else's, of which only the number is known.
-            self._driver.Context.synchronize()
-        wanted = STORED[place.dtype].itemsize
-        count = int(np.prod(array.shape))
-        if array.itemsize == wanted:
-            size_bytes = count * wanted
-            self._driver.memcpy_dtod_async(self._address(place), array.address, size_bytes, self._compute)
-        elif count:
-            # Integers of 64 bits: a copy of one column of 4 bytes takes their low halves.
-            copy = self._driver.Memcpy2D()
-            copy.set_src_device(array.address)
-            copy.src_pitch = array.itemsize
-            copy.set_dst_device(self._address(place))
-            copy.dst_pitch = copy.width_in_bytes = wanted
-            copy.height = count
-            copy(self._compute)
-        event = self._driver.Event()
-        event.record(self._compute)
-        self._held.append((event, array.owner))
-
     def _measured_overhead(self) -> int | None:
-        """Device memory taken since before the context was made, without arena and canaries."""
+        """Device memory taken since before the context was made, without what `_build` allocates."""
         address = self._context.get_device().pci_bus_id()
         used, before = used_bytes(address), self._used_before.get(address)
         if used is None or before is None:
             return None
         canaries = len(self._guards) * GUARD_BYTES
-        return max(0, used - before - self._arena_bytes - canaries)
+        return max(0, used - before - self._arena_bytes - self._prefetch_bytes - canaries)
 
     def _check_overhead(self) -> None:
         """After the first step everything is loaded: what the module takes must be within its budget."""
@@ -314,13 +273,16 @@ class Cuda:
         self._overhead_checked = True
         self._overhead = self._measured_overhead()
         budget, predicted = self._plan.budget_bytes, self._plan.predictions
-        if self._overhead is None or self._arena_bytes + self._overhead <= budget:
+        ours = self._arena_bytes + self._prefetch_bytes
+        if self._overhead is None or ours + self._overhead <= budget:
             return
+        ahead = f", {self._prefetch_bytes:,} for inputs of the next step" if self._prefetch_bytes else ""
+        or_without = ", or pass prefetch=False" if self._prefetch_bytes else ""
         raise MbcError(
             "MBC160",
-            f"the module takes {self._arena_bytes:,} bytes of arena and {self._overhead:,} of overhead, more than the"
-            f" budget of {budget:,}; the plan reserved {predicted.overhead_bytes:,} for the overhead",
-            "raise memory.device by the difference, or measure the overhead of this GPU and compile again",
+            f"the module takes {self._arena_bytes:,} bytes of arena{ahead} and {self._overhead:,} of overhead, more than"
+            f" the budget of {budget:,}; the plan reserved {predicted.overhead_bytes:,} for the overhead",
+            f"raise memory.device by the difference, or measure the overhead of this GPU and compile again{or_without}",
         )
 
     def _check_free(self) -> None:

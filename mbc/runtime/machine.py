@@ -23,18 +23,21 @@ Array = NDArray[Any]
 @dataclass(frozen=True, slots=True)
 class Memory:
     """Bytes a module was planned to take, and takes. `overhead` is device memory outside the arena: context, library
-    handles, loaded code, executable graphs; None where it does not apply or cannot be told."""
+    handles, loaded code, executable graphs; None where it does not apply or cannot be told. `prefetch`: device memory
+    beside the arena, where inputs of the next step arrive."""
 
     arena_planned: int
     arena_taken: int
     overhead_planned: int
     overhead_taken: int | None
     host_taken: int
+    prefetch_taken: int = 0
 
     def __str__(self) -> str:
         taken = "not measured" if self.overhead_taken is None else show_size(self.overhead_taken)
+        ahead = f" inputs of the next step {show_size(self.prefetch_taken)}," if self.prefetch_taken else ""
         return (
-            f"arena {show_size(self.arena_taken)} (planned {show_size(self.arena_planned)}),"
+            f"arena {show_size(self.arena_taken)} (planned {show_size(self.arena_planned)}),{ahead}"
             f" overhead {taken} (reserved {show_size(self.overhead_planned)})"
         )
 
@@ -71,7 +74,7 @@ class Machine(Protocol):
     def memory(self) -> Memory: ...
 
     def feed(self, place: Place, array: Array | DeviceArray) -> None:
-        """Fill the first rows of an input, the rest with zeros; in order with the programs, maybe not yet done."""
+        """Fill the first rows of an input of the program that runs next, the rest with zeros; maybe not yet done."""
         ...
 
     def write(self, place: Place, array: Array) -> None:

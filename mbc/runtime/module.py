@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mbc.errors import MbcError
 from mbc.ir.control import HOST_BYTES, INITIAL_LOSS_SCALE
-from mbc.ir.graph import Role
+from mbc.ir.graph import Role, TrainingGraph
 from mbc.ir.types import DType, Precision
 from mbc.ops import KINDS
 from mbc.ops.control import RECORD
@@ -46,8 +46,9 @@ class Module:
 
     `subject`: the folder of a package, a plan file, or a `Plan` (these two run on the CPU). `device`: `auto` takes the
     GPU where there is one and the package was built, else the CPU, and says so. On a GPU, `canaries` surrounds the
-    arena with a pattern that `check_canaries` looks at, and `eager` runs launch by launch, for memory checkers. On the
-    CPU, `shadow` watches the owner of every byte and `transfers` says when copies run.
+    arena with a pattern that `check_canaries` looks at, and `eager` runs launch by launch, for memory checkers;
+    `prefetch` lets inputs in host memory travel while the step before runs, where the budget has room for them once
+    more. On the CPU, `shadow` watches the owner of every byte and `transfers` says when copies run.
 
     Raises MBC140 and MBC152 to MBC168 where the plan, the package or the machine does not allow it.
     """
@@ -60,6 +61,7 @@ class Module:
         *,
         canaries: bool = False,
         eager: bool = False,
+        prefetch: bool = True,
         shadow: bool = True,
         transfers: Transfers | str = Transfers.IN_ORDER,
     ) -> None:
@@ -73,7 +75,9 @@ class Module:
         self._train_inputs = tuple(self._wanted(name) for name in graph.inputs)
         self._infer_inputs = tuple(self._wanted(name) for name in graph.infer_inputs)
         self._figures: Figures | None = None
-        self._machine = self._open(folder, device, canaries, eager, shadow, Transfers(transfers))
+        self._loss: Loss | None = None
+        self._judged = _judged(graph)
+        self._machine = self._open(folder, device, canaries, eager, prefetch, shadow, Transfers(transfers))
         for state in graph.states:
             if state.value in self._places.states:
                 kind = graph.values[state.value].type
@@ -97,7 +101,8 @@ class Module:
         control["step"], control["seed"], control["learning_rate"] = self._steps, self._seed, lr
         control["training"] = 1
         self._figures = self._machine.train(control.tobytes()[:HOST_BYTES])
-        return Loss(self._figures)
+        self._loss = Loss(self._figures, self._judged)
+        return self._loss
 
     def forward(self, *inputs: object, **named: object) -> Array | tuple[Array, ...]:
         """Outputs for 1 to `batch` rows, with running statistics and without dropout, as NumPy arrays.
@@ -128,13 +133,8 @@ class Module:
 
     @property
     def accuracy(self) -> float | None:
-        """`correct` as a share."""
-        correct = self.correct
-        if correct is None:
-            return None
-        graph = self._plan.graph
-        operation = next(o for o in graph.train if graph.metrics[0] in o.outputs)
-        return correct / graph.values[operation.inputs[1]].type.elements
+        """`correct` as a share; that of an earlier step is in the loss that it returned."""
+        return None if self._loss is None else self._loss.accuracy
 
     @property
     def plan(self) -> Plan:
@@ -209,7 +209,7 @@ class Module:
         if self._plan.graph.precision is not Precision.FP16:
             counters.pop("loss_scale", None)  # of a plan in fp16; others have no scale
         self._write_control(counters)
-        self._figures = None
+        self._figures = self._loss = None
 
     def check_canaries(self) -> None:
         """MBC161 when something was written beside the arena; needs `canaries=True` and a GPU."""
@@ -243,13 +243,20 @@ class Module:
         )
 
     def _open(
-        self, folder: Path | None, device: str, canaries: bool, eager: bool, shadow: bool, transfers: Transfers
+        self,
+        folder: Path | None,
+        device: str,
+        canaries: bool,
+        eager: bool,
+        prefetch: bool,
+        shadow: bool,
+        transfers: Transfers,
     ) -> Machine:
         if device != "cpu":
             from mbc.runtime.cuda import open_cuda
 
             try:
-                return open_cuda(self._plan, self._places, folder, canaries=canaries, eager=eager)
+                return open_cuda(self._plan, self._places, folder, canaries=canaries, eager=eager, prefetch=prefetch)
             except MbcError as error:
                 if device == "cuda" or error.code not in _NO_CUDA:
                     raise
@@ -292,6 +299,14 @@ class Module:
             record[name] = number
         self._machine.write(self._places.control, np.frombuffer(record.tobytes(), np.uint8))
         self._steps, self._seed = int(record["step"]), int(record["seed"])
+
+
+def _judged(graph: TrainingGraph) -> int | None:
+    """How many rows or positions the first metric counts."""
+    if not graph.metrics:
+        return None
+    operation = next(o for o in graph.train if graph.metrics[0] in o.outputs)
+    return graph.values[operation.inputs[1]].type.elements
 
 
 def _is_finite_number(given: object) -> bool:

@@ -50,7 +50,7 @@ def test_the_page_says_everything():
     text = plan_text(PLAN, width=160)
     for word in (
         "chain: training step, batch 3, fp32, sgd", "for H200 (sm_90", "l0.filter", "linear_backward_filter",
-        "2 + 1", "~", "6..26", "parameters", "gradients", "the peak is at launch", "arena + overhead",
+        "2 + 1", "~", "6..26", "parameters", "gradients", "the peak is at launch", "all of it", "inputs of the next step",
         "reserved, never measured", "live bytes (no placement beats it)", "plan / bound - 1", "floor", "▁",
     ):  # fmt: skip
         assert word in text, word

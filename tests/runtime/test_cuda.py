@@ -13,10 +13,12 @@ import pytest
 from mbc.errors import MbcError
 from mbc.plan.file import dump_plan
 from mbc.plan.model import Plan
+from mbc.plan.prefetch import prefetch_bytes
 from mbc.runtime import cuda
 from mbc.runtime.module import Module
 from mbc.runtime.places import find_places
-from tests.runtime.fake_pycuda import FakeLibrary, Gpu, device_bytes, modules
+from mbc.units import show_size
+from tests.runtime.fake_pycuda import FakeLibrary, Gpu, Stream, device_bytes, modules
 from tests.runtime.nets import batch, small_plan
 
 
@@ -66,6 +68,65 @@ def test_the_same_numbers_as_on_the_cpu(gpu: Gpu, tmp_path: Path, precision: str
     for rows in (6, 2):
         np.testing.assert_array_equal(here.forward(image[:rows]), there.forward(image[:rows]))
     there.check_canaries()
+
+
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("prefetch", [False, True])
+def test_inputs_travel_ahead_and_arrive_in_order(gpu: Gpu, tmp_path: Path, early: bool, prefetch: bool):
+    here = Module(small_plan(), seed=2, device="cpu")
+    there = Module(package(tmp_path, small_plan()), seed=2, prefetch=prefetch)
+    assert bool(there.memory.prefetch_taken) == prefetch
+    Stream.early = early
+    images: list[np.ndarray] = []
+    losses: list[tuple[Any, Any]] = []
+    for seed in range(20):
+        image, target = batch(seed)
+        if seed % 5 == 3:  # one input is on the GPU already
+            image = OnDevice(image)  # type: ignore[assignment]
+        losses.append((here.step(*batch(seed), lr=0.05), there.step(image, target, lr=0.05)))
+        if seed % 7 == 6:
+            images.append(there.forward(batch(100 + seed)[0][:3]))
+            np.testing.assert_array_equal(here.forward(batch(100 + seed)[0][:3]), images[-1])
+    for mine, theirs in losses:
+        assert float(mine) == float(theirs)
+
+
+def test_a_step_returns_while_the_one_before_it_waits(gpu: Gpu, tmp_path: Path):
+    net = Module(package(tmp_path, small_plan()))
+    float(net.step(*batch(0), lr=0.1))  # the first looks at the memory that is taken
+    compute, ahead = Stream.made[0], Stream.made[3]
+    Stream.early = True
+    began = compute.done
+    losses = [net.step(*batch(seed), lr=0.1) for seed in (1, 2)]
+    # Nobody waited for the GPU, and yet the inputs of the first step have arrived; those of the second wait for the
+    # first to take its own, not for it to end.
+    assert compute.done == began and 0 < ahead.done < len(ahead.queue)
+    # The control block is written first: on one copy engine it would stand behind the inputs of the next step.
+    step = FakeLibrary.made[0].arena[find_places(small_plan()).control.offset_bytes :][:8].view(np.uint64)
+    assert step[0] == 1
+    while step[0] == 1:
+        compute.synchronize(compute.done + 1)
+    assert ahead.done < len(ahead.queue)
+    programs = [i for i, call in enumerate(compute.queue) if getattr(call, "__qualname__", "").startswith("FakeLib")]
+    compute.synchronize(programs[-2])
+    assert ahead.done == len(ahead.queue)
+    assert [float(loss) for loss in losses]
+
+
+def test_room_for_the_inputs_of_the_next_step(gpu: Gpu, tmp_path: Path):
+    plan = small_plan()
+    ahead = prefetch_bytes(plan)
+    assert ahead == 6 * 2 * 6 * 6 * 4 + (-6 * 2 * 6 * 6 * 4 % 256) + 256
+    taken = plan.predictions.arena_bytes + plan.predictions.overhead_bytes
+    assert prefetch_bytes(replace(plan, budget_bytes=taken + ahead)) == ahead
+    assert prefetch_bytes(replace(plan, budget_bytes=taken + ahead - 1)) == 0
+    net = Module(package(tmp_path, plan), device="cuda", canaries=True)
+    assert net.memory.prefetch_taken == ahead and f"inputs of the next step {show_size(ahead)}" in str(net.memory)
+    assert gpu.allocations[0].raw.size == 256 + plan.predictions.arena_bytes + 2 * cuda.GUARD_BYTES + ahead
+    float(net.step(*batch(), lr=0.1))
+    net.check_canaries()
+    gpu.free = plan.predictions.arena_bytes + ahead - 1
+    assert Module(tmp_path, device="cuda").memory.prefetch_taken == 0
 
 
 def test_inputs_of_the_two_programs_may_share_an_offset(gpu: Gpu, tmp_path: Path):
@@ -186,6 +247,21 @@ def test_an_overhead_beyond_the_budget(gpu: Gpu, tmp_path: Path, monkeypatch: py
         net.step(*batch(), lr=0.1)
     assert caught.value.code == "MBC160"
     assert "256 of overhead" in caught.value.message and "reserved" in caught.value.message
+    assert "prefetch" not in caught.value.remedy
+
+
+def test_an_overhead_that_leaves_no_room_for_prefetching(gpu: Gpu, tmp_path: Path):
+    plan = small_plan()
+    # The overhead was thought to be less than it is.
+    plan = replace(
+        plan,
+        budget_bytes=plan.predictions.arena_bytes + prefetch_bytes(plan) + 255,
+        predictions=replace(plan.predictions, overhead_bytes=255),
+    )
+    with pytest.raises(MbcError) as caught:
+        Module(package(tmp_path, plan), device="cuda").step(*batch(), lr=0.1)
+    assert caught.value.code == "MBC160" and "prefetch=False" in caught.value.remedy
+    Module(tmp_path, device="cuda", prefetch=False).step(*batch(), lr=0.1)
 
 
 @pytest.mark.parametrize(("capability", "runs"), [((9, 0), True), ((9, 1), True), ((8, 0), False), ((10, 0), False)])
