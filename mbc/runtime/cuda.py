@@ -27,8 +27,9 @@ from mbc.runtime.arrays import DeviceArray
 from mbc.runtime.feeding import Feeder
 from mbc.runtime.formats import STORED, loaded, stored_bytes
 from mbc.runtime.library import LIBRARY_FILE, Library
-from mbc.runtime.machine import Figures, Memory
+from mbc.runtime.machine import Figures, Memory, own_output
 from mbc.runtime.nvml import used_bytes
+from mbc.runtime.output import DeviceOutput
 from mbc.runtime.places import Place, Places
 
 Array = NDArray[Any]
@@ -91,9 +92,11 @@ class Cuda:
         self._plan, self._places, self._eager = plan, places, eager
         self._driver: Any = _driver()
         gpus = [self._driver.Device(number) for number in range(self._driver.Device.count())]
-        self._used_before = {address: used_bytes(address) for address in (gpu.pci_bus_id() for gpu in gpus)}
+        addresses = [gpu.pci_bus_id() for gpu in gpus]
+        self._used_before = {address: used_bytes(address) for address in addresses}
         self._context = _context(self._driver)
         _check_architecture(plan, self._context.get_device())
+        self._number = addresses.index(self._context.get_device().pci_bus_id())
         self._taken = _Taken()
         self._closed = weakref.finalize(self, _Taken.free, self._taken)
         # Run while PyCUDA's context is still there: exit handlers run last in, first out.
@@ -122,6 +125,8 @@ class Cuda:
         )
 
     def feed(self, place: Place, array: Array | DeviceArray) -> None:
+        if isinstance(array, DeviceArray) and 0 <= array.address - self._arena < self._arena_bytes:
+            raise own_output(place.value)
         self._feeder.feed(place, self._address(place), array)
 
     def write(self, place: Place, array: Array) -> None:
@@ -135,7 +140,13 @@ class Cuda:
         self._driver.memcpy_dtoh(data, self._address(place))
         return loaded(data, place.shape, place.dtype, place.layout)
 
+    def output(self, place: Place, rows: int) -> Array | DeviceOutput:
+        shown = DeviceOutput(place, rows, self._address(place), self._compute, self._number, lambda: self.read(place))
+        self._shown.append(shown)
+        return shown
+
     def train(self, control: bytes) -> Figures:
+        self._expire()
         slot = self._slots[0]
         self._slots.rotate(-1)
         earlier = slot.pending() if slot.pending is not None else None
@@ -163,6 +174,7 @@ class Cuda:
         return figures
 
     def infer(self) -> None:
+        self._expire()
         self._library.run("infer", self._eager)
 
     def check_canaries(self) -> None:
@@ -218,6 +230,7 @@ class Cuda:
         self._slots = deque(self._slot() for _ in range(_STEPS_AHEAD))
         landings = self._landings(self._arena + self._arena_bytes + guard) if self._prefetch_bytes else {}
         self._feeder = Feeder(driver, self._compute, driver.Stream(), landings)
+        self._shown: list[DeviceOutput] = []
         self._overhead: int | None = None
         self._overhead_checked = False
         self._library = Library(self._plan, folder)
@@ -235,6 +248,11 @@ class Cuda:
             self._library.capture()
             self._zero()
         self._overhead = self._measured_overhead()
+
+    def _expire(self) -> None:
+        """Before a program writes over the outputs that were left in the arena."""
+        while self._shown:
+            self._shown.pop().expire()
 
     def _zero(self) -> None:
         if self._arena_bytes:
@@ -280,9 +298,9 @@ class Cuda:
         or_without = ", or pass prefetch=False" if self._prefetch_bytes else ""
         raise MbcError(
             "MBC160",
-            f"the module takes {self._arena_bytes:,} bytes of arena{ahead} and {self._overhead:,} of overhead, more than"
-            f" the budget of {budget:,}; the plan reserved {predicted.overhead_bytes:,} for the overhead",
-            f"raise memory.device by the difference, or measure the overhead of this GPU and compile again{or_without}",
+            f"the module takes {self._arena_bytes:,} bytes of arena{ahead} and {self._overhead:,} of overhead,"
+            f" more than the budget of {budget:,}; the plan reserved {predicted.overhead_bytes:,} for the overhead",
+            "raise memory.device by the difference, or measure the overhead of this GPU and compile again" + or_without,
         )
 
     def _check_free(self) -> None:

@@ -13,6 +13,7 @@ from mbc.errors import MbcError
 from mbc.plan.model import Plan
 from mbc.runtime.arrays import DeviceArray
 from mbc.runtime.cpu import Interpreter
+from mbc.runtime.output import DeviceOutput
 from mbc.runtime.places import Place, Places
 from mbc.runtime.transfers import Transfers
 from mbc.units import show_size
@@ -85,6 +86,10 @@ class Machine(Protocol):
         """The canonical array at a place, after everything that was started."""
         ...
 
+    def output(self, place: Place, rows: int) -> Array | DeviceOutput:
+        """The first rows of an output of `infer` without a copy where that can be; holds until a program runs."""
+        ...
+
     def train(self, control: bytes) -> Figures:
         """Put `control` at the start of the control block and run the training program."""
         ...
@@ -117,6 +122,8 @@ class Host:
     def feed(self, place: Place, array: Array | DeviceArray) -> None:
         if isinstance(array, DeviceArray):
             raise TypeError("the interpreter reads arrays in host memory only")
+        if np.may_share_memory(array, self._interpreter.arena):
+            raise own_output(place.value)
         if array.shape != place.shape:
             array = padded(array, place.shape)
         self._interpreter.write(place, array)
@@ -126,6 +133,9 @@ class Host:
 
     def read(self, place: Place) -> Array:
         return self._interpreter.read(place)
+
+    def output(self, place: Place, rows: int) -> Array | DeviceOutput:
+        return self._interpreter.show(place)[:rows]
 
     def train(self, control: bytes) -> Figures:
         start = self._places.control.offset_bytes
@@ -139,6 +149,15 @@ class Host:
 
     def close(self) -> None:
         """Nothing was taken but memory."""
+
+
+def own_output(name: str) -> MbcError:
+    """Inputs are written before they are all read, and over outputs."""
+    return MbcError(
+        "MBC150",
+        f"input '{name}' is an output of the same module, left where this call writes over it",
+        "pass a copy (of what forward(..., copy=False) gave: output.numpy(), array.copy() or tensor.clone())",
+    )
 
 
 def padded(array: Array, shape: tuple[int, ...]) -> Array:

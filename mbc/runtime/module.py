@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,10 +24,12 @@ from mbc.runtime.formats import canonical_dtype
 from mbc.runtime.initial import initial
 from mbc.runtime.loss import Loss
 from mbc.runtime.machine import Figures, Host, Machine, Memory, state_place
+from mbc.runtime.output import DeviceOutput
 from mbc.runtime.places import Place, find_places
 from mbc.runtime.transfers import Transfers
 
 Array = NDArray[Any]
+Output = Array | DeviceOutput
 
 DEVICES = ("auto", "cuda", "cpu")
 
@@ -104,18 +106,28 @@ class Module:
         self._loss = Loss(self._figures, self._judged)
         return self._loss
 
-    def forward(self, *inputs: object, **named: object) -> Array | tuple[Array, ...]:
+    @overload
+    def forward(self, *inputs: object, copy: Literal[True] = True, **named: object) -> Array | tuple[Array, ...]: ...
+
+    @overload
+    def forward(self, *inputs: object, copy: bool, **named: object) -> Output | tuple[Output, ...]: ...
+
+    def forward(self, *inputs: object, copy: bool = True, **named: object) -> Output | tuple[Output, ...]:
         """Outputs for 1 to `batch` rows, with running statistics and without dropout, as NumPy arrays.
 
         Takes only the inputs that outputs depend on. Several outputs come as a tuple, in the order of the source.
+        `copy=False` leaves them where the program wrote them, in the working precision, until the next `step` or
+        `forward`: on a GPU as a `DeviceOutput` (DLPack, `__cuda_array_interface__`), for which this call does not
+        wait; on the CPU as a NumPy array of the arena that cannot be written to (half precision still copies).
         """
         graph = self._plan.graph
         rows = self._feed(self._infer_inputs, self._places.infer_inputs, inputs, named, exact=False)
         self._machine.infer()
-        outputs: list[Array] = []
+        outputs: list[Output] = []
         for name, value in zip(graph.outputs, graph.infer_outputs, strict=True):
-            array = self._machine.read(self._places.infer_outputs[name])
-            outputs.append(array[:rows] if graph.values[value].per_sample else array)
+            place = self._places.infer_outputs[name]
+            count = rows if graph.values[value].per_sample else place.shape[0]
+            outputs.append(self._machine.read(place)[:count] if copy else self._machine.output(place, count))
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     @property

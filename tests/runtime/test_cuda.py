@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,15 +13,18 @@ import numpy as np
 import pytest
 
 from mbc.errors import MbcError
+from mbc.ir.types import Layout
 from mbc.plan.file import dump_plan
 from mbc.plan.model import Plan
 from mbc.plan.prefetch import prefetch_bytes
 from mbc.runtime import cuda
+from mbc.runtime.dlpack import tensor_of
 from mbc.runtime.module import Module
+from mbc.runtime.output import DeviceOutput
 from mbc.runtime.places import find_places
 from mbc.units import show_size
 from tests.runtime.fake_pycuda import FakeLibrary, Gpu, Stream, device_bytes, modules
-from tests.runtime.nets import batch, small_plan
+from tests.runtime.nets import batch, copier_plan, small_plan
 
 
 @pytest.fixture
@@ -296,3 +301,87 @@ def test_no_pycuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delitem(sys.modules, "pycuda.driver", raising=False)
     error = failure(package(tmp_path, small_plan()))
     assert error.code == "MBC153" and "mbc-compiler[cuda]" in error.remedy
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_outputs_stay_on_the_gpu(gpu: Gpu, tmp_path: Path, precision: str):
+    plan = small_plan(precision)
+    net = Module(package(tmp_path, plan), seed=2, device="cuda")
+    image = batch(3)[0][:4]
+    expected = net.forward(image)
+    done = Stream.made[0].done
+    shown = net.forward(image, copy=False)
+    assert isinstance(shown, DeviceOutput)
+    assert Stream.made[0].done == done, "nothing waits"
+    place = find_places(plan).infer_outputs["head.bias_add"]
+    assert shown.shape == (4, 5) and shown.dtype == place.dtype and "on GPU 0" in repr(shown)
+    np.testing.assert_array_equal(shown.numpy(), expected)
+    np.testing.assert_array_equal(np.asarray(shown), expected)
+    with pytest.raises(ValueError, match="NumPy has to copy"):
+        np.asarray(shown, copy=False)
+    address = int(gpu.allocations[0]) + place.offset_bytes
+    if precision == "bf16":
+        assert not hasattr(shown, "__cuda_array_interface__")
+    else:
+        interface = shown.__cuda_array_interface__
+        assert interface["data"] == (address, False) and interface["shape"] == (4, 5)
+        assert interface["strides"] == (5 * place.dtype.size_bytes, place.dtype.size_bytes)
+        assert interface["typestr"] == {"fp32": "<f4", "fp16": "<f2"}[precision]
+        assert interface["stream"] == net._machine.stream
+    assert shown.__dlpack_device__() == (2, 0)
+    tensor = tensor_of(capsule := shown.__dlpack__(stream=1))
+    assert (tensor.data, tensor.ndim, tensor.bits, tensor.code) == (
+        address, 2, 8 * place.dtype.size_bytes, 4 if precision == "bf16" else 2
+    )  # fmt: skip
+    assert [tensor.shape[i] for i in range(2)] == [4, 5] and [tensor.strides[i] for i in range(2)] == [5, 1]
+    del capsule
+
+
+@pytest.mark.parametrize("call", [lambda net: net.step(*batch(), lr=0.1), lambda net: net.forward(batch()[0])])
+def test_an_output_is_gone_after_the_next_call(gpu: Gpu, tmp_path: Path, call: Any):
+    net = Module(package(tmp_path, small_plan()), device="cuda")
+    shown = net.forward(batch()[0], copy=False)
+    call(net)
+    for use in (lambda: shown.numpy(), lambda: shown.__dlpack__(), lambda: shown.__cuda_array_interface__):
+        with pytest.raises(MbcError) as caught:
+            use()
+        assert caught.value.code == "MBC179" and "infer.head.bias_add" in caught.value.message
+
+
+def test_an_output_feeds_another_module(gpu: Gpu, tmp_path: Path):
+    # As anybody would read it: through DLPack, on a stream that has to wait for the program.
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    first, then = Module(package(tmp_path / "a", small_plan())), Module(package(tmp_path / "b", copier_plan()))
+    expected = then.forward(first.forward(batch()[0]))
+    np.testing.assert_array_equal(then.forward(first.forward(batch()[0], copy=False)), expected)
+
+
+def test_an_output_does_not_feed_its_own_module(gpu: Gpu, tmp_path: Path):
+    net = Module(package(tmp_path, copier_plan()), device="cuda")
+    shown = net.forward(np.ones((6, 5), np.float32), copy=False)
+    with pytest.raises(MbcError) as caught:
+        net.forward(shown)
+    assert caught.value.code == "MBC150" and "is an output of the same module" in caught.value.message
+
+
+def test_whoever_holds_the_capsule_keeps_the_output(gpu: Gpu, tmp_path: Path):
+    net = Module(package(tmp_path, small_plan()))
+    shown = net.forward(batch()[0], copy=False)
+    assert isinstance(shown, DeviceOutput)
+    held, capsule = weakref.ref(shown), shown.__dlpack__()
+    net.forward(batch()[0])
+    del shown
+    gc.collect()
+    assert held() is not None
+    del capsule  # nobody has taken it over, so that it gives back itself
+    gc.collect()
+    assert held() is None
+
+
+def test_outputs_with_channels_last_keep_their_order(gpu: Gpu, tmp_path: Path):
+    plan = small_plan()
+    place = replace(find_places(plan).infer_outputs["head.bias_add"], shape=(6, 5, 2, 3), layout=Layout.CHANNELS_LAST)
+    shown = DeviceOutput(place, 2, 4096, Stream(), 0, lambda: np.zeros((6, 5, 2, 3), np.float32))
+    assert shown.__cuda_array_interface__["strides"] == (4 * 30, 4, 4 * 15, 4 * 5)
+    assert shown.shape == (2, 5, 2, 3)
