@@ -23,6 +23,7 @@ class Measure(StrEnum):
     ALWAYS = "always"  # everything again
 
 
+PEERS = ("torch", "torch.compile", "jax")  # of mbc.bench, here so that help is instant
 PROVIDER_NAMES = ("cudnn", "cudnn_legacy", "cublaslt", "mbc")  # of mbc.kernels, here so that help is instant
 
 
