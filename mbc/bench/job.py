@@ -51,6 +51,7 @@ class Job:
     network: str | None
     package: str
     device: str  # cuda | cpu
+    made_s: float = 0.0  # what planning and building the package took
     seed: int = 0
     learning_rate: float = 1e-3
     losses: int = 4

@@ -38,7 +38,7 @@ def run(job: Job, contender: Contender) -> Result:
     losses: list[float] = []
     first_step_s = 0.0
     for batch, mask in zip(placed, masks, strict=True):
-        losses.append(float(trainer.step(batch, mask, forward)))
+        losses.append(float(trainer.step(batch, mask or None, forward)))
         first_step_s = first_step_s or time.perf_counter() - began
     if drawn and contender.mode:
         began_compiled = time.perf_counter()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,12 +37,15 @@ def run(arguments: argparse.Namespace) -> int:
     planned = plan_source(arguments.source, asked)
     on_gpu = _on_gpu(arguments.device, planned)
     with tempfile.TemporaryDirectory(prefix="mbc-bench-") as folder:
+        began_s = time.monotonic()
+        package = _package(planned, Path(folder), on_gpu)
         job = Job(
             Source(arguments.source, read_text(Path(arguments.source))),
             asked.settings,
             asked.network,
-            str(_package(planned, Path(folder), on_gpu)),
+            str(package),
             "cuda" if on_gpu else "cpu",
+            planned.seconds + time.monotonic() - began_s,
             arguments.seed,
             blocks=arguments.blocks,
             block_s=arguments.block,
