@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
+import platform
 import tempfile
 import time
 from pathlib import Path
@@ -52,11 +54,23 @@ def run(arguments: argparse.Namespace) -> int:
         )
         found = _race(job, arguments, planned)
     floor = _floor(planned) if on_gpu else None
-    text = json.dumps(bench_document(planned.plan, found, floor, planned.seconds), indent=2)
+    document = {**_machine(on_gpu), **bench_document(planned.plan, found, floor, planned.seconds)}
+    text = json.dumps(document, indent=2)
     if output is not None:
         _write(output, text + "\n")
     print(text if arguments.json else bench_text(planned.plan, found, floor, output_width()))
     return 0 if found.fair else 1
+
+
+def _machine(on_gpu: bool) -> dict[str, str]:
+    """Where and when it was timed."""
+    here = local_gpus()[0] if on_gpu else None
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "device": here.name if here is not None else f"CPU ({platform.machine()})",
+        "driver": here.driver if here is not None else "",
+        "python": platform.python_version(),
+    }
 
 
 def _race(job: Job, arguments: argparse.Namespace, planned: Planned) -> Race:

@@ -53,7 +53,7 @@ def bench_document(plan: Plan, found: Race, floor: Floor | None, plan_seconds: f
         "network": plan.graph.name,
         "batch": plan.graph.batch,
         "precision": str(plan.graph.precision),
-        "gpu": plan.target.gpu,
+        "planned_for": plan.target.gpu,
         "profile": plan.target.profile,
         "predicted_ms": plan.predictions.train_us / 1e3,
         "measured_share": plan.predictions.measured_share,
