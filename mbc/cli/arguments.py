@@ -11,7 +11,7 @@ from typing import Protocol
 
 from mbc import __version__
 from mbc.ir.types import Precision
-from mbc.options import PROVIDER_NAMES, TECHNIQUES, Measure, Options, Policy
+from mbc.options import PEERS, PROVIDER_NAMES, TECHNIQUES, Measure, Options, Policy
 from mbc.units import parse_duration, parse_size
 
 _DESCRIPTION = """\
@@ -37,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="mbc", description=_DESCRIPTION, formatter_class=_Raw)
     top.add_argument("--version", action="version", version=f"mbc {__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for add in (_compile, _show, _fit, _verify, _check, _diff, _train, _profile, _gpus, _doctor):
+    for add in (_compile, _show, _fit, _verify, _check, _diff, _train, _bench, _profile, _gpus, _doctor):
         add(commands)
     return top
 
@@ -245,12 +245,17 @@ def _show(commands: _Commands) -> None:
         "  mbc show resnet50               a package\n"
         "  mbc show resnet50/plan.json     a plan\n"
         "  mbc show net.mbc --gpu t4       a source, planned now\n"
-        "  mbc show net.mbc --staircase    what offloading, recomputing, dividing and workspace contribute",
+        "  mbc show net.mbc --staircase    what offloading, recomputing, dividing and workspace contribute\n"
+        "  mbc show resnet50 --roofline --limit 20   where the time goes beyond what the GPU needs",
     )  # fmt: skip
     made.add_argument("plan", help="a package, a plan (.json) or a source (.mbc)")
     made.add_argument("--limit", type=_count, metavar="ROWS", help="show the slowest ROWS operations only")
     made.add_argument("--by-kind", action="store_true", help="one row a kind of operation")
     made.add_argument("--infer", action="store_true", help="the inference program instead of the training step")
+    made.add_argument(
+        "--roofline", action="store_true",
+        help="each operation's time beside its limit (bytes over bandwidth, flops over peak), and the network's floor",
+    )  # fmt: skip
     made.add_argument(
         "--staircase", action="store_true", help="memory and time of a source with techniques left out one by one"
     )
@@ -377,6 +382,37 @@ def _train(commands: _Commands) -> None:
     _json(made)
 
 
+def _bench(commands: _Commands) -> None:
+    made = _command(
+        commands, "bench", "Time a training step of mbc and of others in one run, on the same data and mathematics.",
+        "  mbc bench resnet.mbc --set depth=50 --set batch=256 --set train.precision=bf16\n"
+        "  mbc bench net.mbc --against torch,jax -o net.bench.json\n\n"
+        "Each contender runs in a process of its own, one after the other; mbc runs first and last. All start from\n"
+        "the same weights, and the losses of their first steps are compared: exit code 1 where they differ. Of each\n"
+        "peer every setting that may be its best is tried (channels_last, cudnn.benchmark, fused optimizers, CUDA\n"
+        "graphs, the modes of torch.compile), and the fastest counts. A peer that is not installed is said so.",
+    )  # fmt: skip
+    made.add_argument("source", metavar="NET", help="the network (.mbc)")
+    made.add_argument("--against", type=_peers, default=PEERS, metavar="P,P", help=f"peers (default {','.join(PEERS)})")
+    made.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default auto: a GPU where there is one)"
+    )
+    made.add_argument("--seed", type=_seed, default=0, help="of weights, inputs and dropout (default 0)")
+    made.add_argument(
+        "--blocks", type=_blocks, default=20, metavar="N", help="blocks of steps; their median counts (default 20)"
+    )
+    made.add_argument(
+        "--block", type=_duration, default=0.2, metavar="TIME", help="least duration of a block (default 0.2s)"
+    )
+    made.add_argument(
+        "--most", type=_duration, default=1800.0, metavar="TIME", help="give up on a contender then (default 30min)"
+    )
+    made.add_argument("-o", "--output", metavar="FILE", help="write everything as JSON here, too")
+    _planning(made)
+    _measuring(made)
+    _json(made)
+
+
 _PROFILE_VERBS = ("run", "list", "diff", "merge", "ship")
 
 
@@ -462,6 +498,21 @@ def _profile_run(verbs: _Commands) -> None:
 
 def _profile_verb(verbs: _Commands, name: str, short: str, examples: str) -> argparse.ArgumentParser:
     return verbs.add_parser(name, help=short, description=short, epilog=f"examples:\n{examples}", formatter_class=_Raw)
+
+
+def _peers(text: str) -> tuple[str, ...]:
+    asked = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+    wrong = [part for part in asked if part not in PEERS]
+    if wrong:
+        raise argparse.ArgumentTypeError(f"'{wrong[0]}' is none of {', '.join(PEERS)}")
+    return asked
+
+
+def _blocks(text: str) -> int:
+    count = _count(text)
+    if count < 2:
+        raise argparse.ArgumentTypeError("a median and its spread take at least 2 blocks")
+    return count
 
 
 def _precisions(text: str) -> tuple[str, ...]:

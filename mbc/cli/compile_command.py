@@ -11,6 +11,7 @@ from mbc.cli.arguments import measuring_options
 from mbc.cli.places import Planned, build_package, output_folder, plan_file, plan_source
 from mbc.errors import MbcError
 from mbc.ir.types import Precision
+from mbc.plan.prefetch import prefetch_bytes
 from mbc.report.tables import profile_of
 from mbc.units import show_range, show_size, show_time
 
@@ -66,7 +67,8 @@ def summary(plan: Plan) -> list[str]:
     price = f", {p.train_us / b.nondeterministic_us - 1:+.1%} for deterministic = true" if b.nondeterministic_us else ""
     placed = f"{p.arena_bytes / b.live_bytes - 1:+.1%} over" if b.live_bytes > 0 else "nothing over"
     overhead = "measured" if p.overhead_measured else "reserved: never measured on this GPU"
-    needed = p.arena_bytes + p.overhead_bytes
+    ahead_bytes = prefetch_bytes(plan)
+    needed = p.arena_bytes + p.overhead_bytes + ahead_bytes
     if graph.precision is Precision.FP64:
         # Times and the GPU's memory mean nothing here: no GPU runs the plan.
         return [
@@ -83,6 +85,9 @@ def summary(plan: Plan) -> list[str]:
         f"  arena      {show_size(p.arena_bytes)} ({placed} the most alive at once, {show_size(b.live_bytes)}; "
         f"no plan needs less than {show_size(b.floor_bytes)}, at {b.floor_operation})",
         f"  overhead   {show_size(p.overhead_bytes)} ({overhead})",
+        f"  prefetch   {show_size(ahead_bytes)}, where inputs of the next step arrive while this one runs"
+        if ahead_bytes
+        else "  prefetch   none: the budget has no room for the inputs of the next step",
         f"  budget     {show_size(plan.budget_bytes)}, of which {show_size(needed)} is taken "
         f"({needed / plan.budget_bytes:.1%})",
     ]
@@ -114,6 +119,7 @@ def _figures(planned: Planned, built: Package, build_seconds: float) -> dict[str
         "arena_bytes": p.arena_bytes,
         "overhead_bytes": p.overhead_bytes,
         "overhead_measured": p.overhead_measured,
+        "prefetch_bytes": prefetch_bytes(plan),
         "host_bytes": p.host_bytes,
         "budget_bytes": plan.budget_bytes,
         "host_limit_bytes": plan.host_limit_bytes,

@@ -24,6 +24,8 @@ def run(arguments: argparse.Namespace) -> int:
         return _staircase(arguments)
     check_plannable(arguments.plan, options(arguments))
     plan = find_plan(arguments.plan, options(arguments))
+    if arguments.roofline:
+        return _roofline(arguments, plan)
     if arguments.json:
         from mbc.report.documents import plan_document
 
@@ -59,4 +61,27 @@ def _staircase(arguments: argparse.Namespace) -> int:
     print(
         json.dumps(staircase_document(stairs), indent=2) if arguments.json else staircase_text(stairs, output_width())
     )
+    return 0
+
+
+def _roofline(arguments: argparse.Namespace, plan: Plan) -> int:
+    from mbc.device.profile_places import find_profile
+    from mbc.optimize.floor import graph_floor
+    from mbc.plan.roofline import device_of
+    from mbc.report.roofline import roofline_document, roofline_text
+
+    floor = None
+    device = device_of(plan)
+    if not arguments.infer:
+        with notes(), busy("finding the floor"):
+            floor = graph_floor(plan.graph, device, find_profile(device, arguments.profile, arguments.stale_profile))
+    if arguments.json:
+        print(json.dumps(roofline_document(plan, floor, infer=arguments.infer), indent=2))
+        return 0
+    print(
+        roofline_text(
+            plan, floor,
+            width=output_width(), limit=arguments.limit, by_kind=arguments.by_kind, infer=arguments.infer,
+        )
+    )  # fmt: skip
     return 0

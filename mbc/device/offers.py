@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from mbc.device.cudnn import CONVOLUTION_KINDS, FAST_ALGORITHMS, Configuration, ConvolutionGraph, refusal
 from mbc.device.cudnn_legacy import legacy_candidates
 from mbc.device.cudnn_library import CudnnRefusal
 from mbc.device.gpu import Gpu
-from mbc.device.spec import DeviceSpec, device_specs
+from mbc.device.spec import DeviceSpec, spec_like
 from mbc.ir.types import Layout, layout_matters
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import LAYOUT_CODES, Candidate, Request
@@ -153,9 +153,4 @@ def engine_offer(request: Request, layout: Layout, configuration: Configuration,
 
 def device_spec(gpu: Gpu) -> DeviceSpec:
     """What is known of this GPU; of one not in the list, what is known of one of its architecture."""
-    known = device_specs()
-    for spec in known.values():
-        if spec.name == gpu.name:
-            return spec
-    alike = next((s for s in known.values() if s.architecture == gpu.architecture), next(iter(known.values())))
-    return replace(alike, name=gpu.name, architecture=gpu.architecture, measured=False)
+    return spec_like(gpu.name, gpu.architecture)

@@ -68,3 +68,14 @@ def find_spec(name: str) -> DeviceSpec:
     if key in specs:
         return specs[key]
     raise MbcError("MBC070", f"unknown GPU '{name}'", f"choose one of {', '.join(specs)}")
+
+
+def spec_like(name: str, architecture: str) -> DeviceSpec:
+    """What is known of the GPU that the driver calls `name`; of one not in the list, what is known of the first of its
+    architecture, else of the first of all, and then never measured."""
+    known = device_specs().values()
+    for spec in known:
+        if spec.name == name:
+            return spec
+    alike = next((s for s in known if s.architecture == architecture), next(iter(known)))
+    return replace(alike, name=name, architecture=architecture, measured=False)

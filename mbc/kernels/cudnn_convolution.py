@@ -29,7 +29,7 @@ from mbc.device.spec import DeviceSpec
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import DTYPE_CODES, LAYOUT_CODES, Arguments, Candidate, Request
 from mbc.kernels.calibration import WITHOUT_WORKSPACE, Effort, busy, estimate_us, group, peak_tflops
-from mbc.ops.convolution import Convolution
+from mbc.ops.convolution import Convolution, read_share
 
 PASSES = {"convolution": 0, "convolution_backward_data": 1, "convolution_backward_filter": 2}
 
@@ -110,10 +110,9 @@ class Shapes:
         return self.image.elements // self.image.shape[1], self.image.shape[1], filters // a.groups * positions
 
     def touched_bytes(self, number: int) -> int:
-        """Of the image: a stride above the kernel's size leaves pixels out, but a data gradient writes zeros there."""
-        a = self.attributes
-        share = math.prod(min(1.0, k / s) for k, s in zip(a.kernel, a.stride, strict=True))
-        return self.image.size_bytes if number == 1 else round(self.image.size_bytes * share)
+        """Of the image: what is read of it, but a data gradient writes zeros where nothing comes from."""
+        size_bytes = self.image.size_bytes
+        return size_bytes if number == 1 else round(size_bytes * read_share(self.attributes))
 
 
 def shapes_of(request: Request) -> Shapes | None:

@@ -93,7 +93,12 @@ def _gradient(of_output: bool) -> Callable[[Gradients, Operation, tuple[str | No
 
 
 def _activation(
-    name: str, attributes: type[Attributes], forward: Rule, backward: BackwardRule, of_output: bool
+    name: str,
+    attributes: type[Attributes],
+    forward: Rule,
+    backward: BackwardRule,
+    of_output: bool,
+    signs: tuple[int, ...] = (),
 ) -> tuple[OpKind, OpKind]:
     return (
         OpKind(
@@ -105,7 +110,15 @@ def _activation(
             divisible=True,
             in_place=((0, 0),),
         ),
-        OpKind(f"{name}_backward", attributes, _same, _backward(backward), divisible=True, in_place=((0, 1),)),
+        OpKind(
+            f"{name}_backward",
+            attributes,
+            _same,
+            _backward(backward),
+            divisible=True,
+            in_place=((0, 1),),
+            signs=signs,
+        ),
     )
 
 
@@ -140,6 +153,7 @@ OPS = (
         lambda a, x: np.maximum(x, 0),
         lambda a, y, dy: np.where(y > 0, dy, 0).astype(dy.dtype),
         of_output=True,
+        signs=(0,),
     ),
     *_activation(
         "leaky_relu",
@@ -147,6 +161,7 @@ OPS = (
         lambda a, x: np.where(x > 0, x, x * x.dtype.type(a.slope)),
         lambda a, y, dy: np.where(y > 0, dy, dy * dy.dtype.type(a.slope)),
         of_output=True,
+        signs=(0,),
     ),
     *_activation("sigmoid", NoAttributes, lambda a, x: _sigmoid(x), lambda a, y, dy: dy * y * (1 - y), of_output=True),
     *_activation("tanh", NoAttributes, lambda a, x: np.tanh(x), lambda a, y, dy: dy * (1 - y * y), of_output=True),

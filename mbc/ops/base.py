@@ -108,6 +108,10 @@ class OpKind:
     reduces    no output is per sample, even where an input is: sums over rows, statistics, losses
     loss       the first output is a scalar that can be minimised; the other outputs are metrics
     classifies input 0 holds logits (classes on axis 1), input 1 the class numbers
+    flops      multiplications and additions of a matrix product, from the types of the inputs and of the outputs
+               (None: what bounds the operation is memory)
+    reads      what share of each input is read at all, from the attributes (None: all of it)
+    signs      inputs of which only the sign is read: a bit an element would do
     """
 
     name: str
@@ -124,6 +128,9 @@ class OpKind:
     reduces: bool = False
     loss: bool = False
     classifies: bool = False
+    flops: Callable[[Any, tuple[TensorType, ...], tuple[TensorType, ...]], int] | None = None
+    reads: Callable[[Any], tuple[float, ...]] | None = None
+    signs: tuple[int, ...] = ()
     view: bool = False  # the output is the input's bytes under another shape (canonical layout); no kernel runs
 
 

@@ -7,6 +7,7 @@ image side. A transposed convolution is `convolution_backward_data` used forward
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -120,6 +121,16 @@ def _transposed_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...
     return dx, dw
 
 
+def read_share(a: Convolution) -> float:
+    """Of the image: a stride above the kernel's size leaves pixels out."""
+    return math.prod(min(1.0, k / s) for k, s in zip(a.kernel, a.stride, strict=True))
+
+
+def _flops(filter_: TensorType, result: TensorType) -> int:
+    """Of any of the three passes."""
+    return 2 * result.elements * math.prod(filter_.shape[1:])
+
+
 OPS = (
     OpKind(
         "convolution",
@@ -129,6 +140,8 @@ OPS = (
         _forward_gradient,
         divisible=True,
         working_inputs=(1,),
+        flops=lambda a, inputs, outputs: _flops(inputs[1], outputs[0]),
+        reads=lambda a: (read_share(a), 1.0),
     ),
     OpKind(
         "convolution_backward_data",
@@ -138,6 +151,7 @@ OPS = (
         _transposed_gradient,
         divisible=True,
         working_inputs=(1,),
+        flops=lambda a, inputs, outputs: _flops(inputs[1], inputs[0]),
     ),
     OpKind(
         "convolution_backward_filter",
@@ -147,6 +161,8 @@ OPS = (
         divisible=True,
         accumulates=True,
         reduces=True,
+        flops=lambda a, inputs, outputs: _flops(outputs[0], inputs[1]),
+        reads=lambda a: (read_share(a), 1.0),
     ),
 )
 

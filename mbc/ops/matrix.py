@@ -103,9 +103,35 @@ def _cast_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> 
 
 
 OPS = (
-    OpKind("linear", Linear, _linear_shape, _linear, _gradient, divisible=True, working_inputs=(1,)),
-    OpKind("linear_backward_data", Linear, _data_shape, _data, divisible=True, working_inputs=(1,)),
-    OpKind("linear_backward_filter", Linear, _filter_shape, _filter, divisible=True, accumulates=True, reduces=True),
+    OpKind(
+        "linear",
+        Linear,
+        _linear_shape,
+        _linear,
+        _gradient,
+        divisible=True,
+        working_inputs=(1,),
+        flops=lambda a, inputs, outputs: 2 * inputs[0].shape[0] * inputs[1].elements,
+    ),
+    OpKind(
+        "linear_backward_data",
+        Linear,
+        _data_shape,
+        _data,
+        divisible=True,
+        working_inputs=(1,),
+        flops=lambda a, inputs, outputs: 2 * inputs[0].shape[0] * inputs[1].elements,
+    ),
+    OpKind(
+        "linear_backward_filter",
+        Linear,
+        _filter_shape,
+        _filter,
+        divisible=True,
+        accumulates=True,
+        reduces=True,
+        flops=lambda a, inputs, outputs: 2 * inputs[0].shape[0] * outputs[0].elements,
+    ),
     OpKind("cast", Cast, _cast_shape, _cast, _cast_gradient, divisible=True),
 )
 

@@ -36,6 +36,15 @@ class OperationSummary:
 def summarise(plan: Plan, program: Program) -> tuple[OperationSummary, ...]:
     """One summary an operation, in the order of their first launches."""
     kinds = {op.name: op.kind for op in (*plan.graph.train, *plan.graph.infer)}
+    lives = lifetimes(program)
+    return tuple(
+        _summary(plan, name, "+".join(kinds[op] for op in program.launches[group[0]].operations), program, group, lives)
+        for name, group in grouped(plan, program).items()
+    )
+
+
+def grouped(plan: Plan, program: Program) -> Mapping[str, list[int]]:
+    """The launches of each summary, by its name."""
     groups: dict[str, list[int]] = {}
     conversions: dict[str, int] = {}
     for i, launch in enumerate(program.launches):
@@ -46,11 +55,7 @@ def summarise(plan: Plan, program: Program) -> tuple[OperationSummary, ...]:
             if conversions[name] > 1:
                 name = f"{name} #{conversions[name]}"
         groups.setdefault(name, []).append(i)
-    lives = lifetimes(program)
-    return tuple(
-        _summary(plan, name, "+".join(kinds[op] for op in program.launches[group[0]].operations), program, group, lives)
-        for name, group in groups.items()
-    )
+    return groups
 
 
 def _conversion(plan: Plan, launch: Launch) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 from mbc.plan.diff import PlanDiff
 from mbc.plan.memory import memory_curve
 from mbc.plan.model import Plan, Program
+from mbc.plan.prefetch import prefetch_bytes
 from mbc.plan.summary import summarise
 from mbc.report.memory import curve_rows
 from mbc.report.techniques import techniques_document
@@ -24,6 +25,7 @@ def plan_document(plan: Plan, *, memory: bool = False) -> dict[str, Any]:
         "budget_bytes": plan.budget_bytes,
         "host_limit_bytes": plan.host_limit_bytes,
         "predictions": asdict(plan.predictions),
+        "prefetch_bytes": prefetch_bytes(plan),
         "bounds": asdict(plan.bounds),
         "above_bounds": {
             "train_us_over_fastest": _over(plan.predictions.train_us, plan.bounds.fastest_us),

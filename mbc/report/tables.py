@@ -8,6 +8,7 @@ from itertools import groupby
 from mbc.plan.live import rounded
 from mbc.plan.memory import memory_curve, taken_at
 from mbc.plan.model import Plan, Program, Target
+from mbc.plan.prefetch import prefetch_bytes
 from mbc.plan.summary import OperationSummary
 from mbc.report.columns import Column, render
 from mbc.units import show_range, show_size, show_time
@@ -150,7 +151,8 @@ def totals_text(plan: Plan) -> str:
     guess = predictions.measured_share < 1
     share = f"{100 * predictions.measured_share:.0f} % of it from measured times"
     overhead = "measured" if predictions.overhead_measured else "reserved, never measured on this GPU"
-    total = predictions.arena_bytes + predictions.overhead_bytes
+    ahead_bytes = prefetch_bytes(plan)
+    total = predictions.arena_bytes + predictions.overhead_bytes + ahead_bytes
     per_second = plan.graph.batch * 1e6 / predictions.train_us if predictions.train_us else 0.0
     states = {b for b in plan.train.entry if plan.graph.values[plan.buffers[b].value or ""].role.persistent}
     state_bytes = sum(rounded(plan.buffers[b].size_bytes) for b in states)
@@ -168,7 +170,8 @@ def totals_text(plan: Plan) -> str:
         ("arena", show_size(predictions.arena_bytes), f"{predictions.arena_bytes:,} bytes, exact"),
         ("  of it states", show_size(state_bytes), "parameters, statistics, optimizer state, control block"),
         ("overhead", show_size(predictions.overhead_bytes), overhead),
-        ("arena + overhead", show_size(total), f"of a budget of {show_size(plan.budget_bytes)}"),
+        ("prefetch", show_size(ahead_bytes), "inputs of the next step, copied while this one runs"),
+        ("all of it", show_size(total), f"of a budget of {show_size(plan.budget_bytes)}"),
     ]
     if predictions.host_bytes:
         limit = plan.host_limit_bytes

@@ -5,7 +5,6 @@ Everything is checked before a byte moves; messages name the input, what was exp
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -15,12 +14,12 @@ from numpy.typing import NDArray
 
 from mbc.errors import MbcError
 from mbc.ir.types import DType, TensorType
+from mbc.runtime.dlpack import KINDS, tensor_of
 from mbc.runtime.formats import canonical_dtype
 
 Array = NDArray[Any]
 
 _DLPACK_CPU, _DLPACK_CUDA, _DLPACK_PINNED, _DLPACK_MANAGED = 1, 2, 3, 13
-_DLPACK_KINDS = {0: "i", 1: "u", 2: "f", 4: "bf", 6: "b"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,35 +192,16 @@ def _from_interface(given: Any) -> DeviceArray:
     return DeviceArray(int(fields["data"][0] or 0), shape, f"{dtype.kind}{dtype.itemsize}", given, fields.get("stream"))
 
 
-class _DlTensor(ctypes.Structure):
-    """DLTensor of dlpack.h; it stands first in DLManagedTensor."""
-
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    )
-
-
 def _from_dlpack(given: Any, stream: int) -> DeviceArray:
     """Asks the producer to order its work before `stream`. The capsule, kept as owner, frees the memory in the end."""
     capsule = given.__dlpack__(stream=stream)
-    pointer = ctypes.pythonapi.PyCapsule_GetPointer
-    pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-    tensor = _DlTensor.from_address(pointer(capsule, b"dltensor"))
+    tensor = tensor_of(capsule)
     shape = tuple(tensor.shape[axis] for axis in range(tensor.ndim))
     if tensor.strides:
         strides = tuple(tensor.strides[axis] for axis in range(tensor.ndim))
         if not _contiguous(shape, strides, 1):
             raise _not_contiguous(strides)
-    dtype = f"{_DLPACK_KINDS.get(tensor.code, '?')}{tensor.bits // 8}"
+    dtype = f"{KINDS.get(tensor.code, '?')}{tensor.bits // 8}"
     return DeviceArray((tensor.data or 0) + tensor.byte_offset, shape, dtype, capsule, None)
 
 

@@ -87,6 +87,12 @@ class Interpreter:
         """The canonical array at a place, as a copy."""
         return np.array(load(self._view(place), place.dtype), order="C", copy=True)
 
+    def show(self, place: Place) -> Array:
+        """The canonical array at a place as it lies in the arena, for reading; a copy where NumPy has not its type."""
+        shown = load(self._view(place), place.dtype).view()
+        shown.flags.writeable = False
+        return shown
+
     def run(self, name: str) -> None:
         """Execute the program `train` or `infer`."""
         steps = self._prepared(name)

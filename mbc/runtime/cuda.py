@@ -20,12 +20,16 @@ from numpy.typing import NDArray
 
 from mbc.errors import MbcError
 from mbc.ir.control import HOST_BYTES
-from mbc.ir.types import Layout, Precision
+from mbc.ir.types import Precision
+from mbc.plan.live import rounded
 from mbc.plan.model import ALIGNMENT_BYTES, Plan, Space
+from mbc.plan.prefetch import prefetch_bytes
 from mbc.runtime.arrays import DeviceArray
+from mbc.runtime.feeding import Feeder
 from mbc.runtime.formats import STORED, loaded, stored_bytes
 from mbc.runtime.library import LIBRARY_FILE, Library
-from mbc.runtime.machine import Figures, Memory, padded
+from mbc.runtime.machine import Figures, Memory, own_output
+from mbc.runtime.output import DeviceOutput
 from mbc.runtime.pinned import address_of, pin
 from mbc.runtime.places import Place, Places
 from mbc.runtime.usage import taken_since, usage_of
@@ -37,11 +41,11 @@ _GUARD_PATTERN = 0xA5
 _STEPS_AHEAD = 16  # steps that may be queued before the first one's figures are fetched
 # How CUDA, cuDNN and cuBLAS say that there is no memory left.
 _OUT_OF_MEMORY = re.compile(r"out of memory|ALLOC", re.IGNORECASE)
-_DEVICE_INPUTS_AHEAD = 4  # device arrays kept alive while copies of them are queued
 
 
-def open_cuda(plan: Plan, places: Places, folder: Path | None, *, canaries: bool, eager: bool) -> Cuda:
-    """The package in `folder` on this machine's GPU.
+def open_cuda(plan: Plan, places: Places, folder: Path | None, *, canaries: bool, eager: bool, prefetch: bool) -> Cuda:
+    """The package in `folder` on this machine's GPU. `prefetch`: inputs of a step travel while the one before runs,
+    where the budget and the free memory have room for them.
 
     Raises MBC168 (the plan's precision is for the CPU), MBC157 (no library), MBC153 (no PyCUDA), MBC152 (no GPU),
     MBC154 (not the planned architecture), MBC155 (too little free memory), and what `Library` raises.
@@ -53,7 +57,7 @@ def open_cuda(plan: Plan, places: Places, folder: Path | None, *, canaries: bool
         raise MbcError(
             "MBC157", f"{where}: it was not built for a GPU", "`mbc doctor` says what a build needs; then compile again"
         )
-    return Cuda(plan, places, folder, canaries=canaries, eager=eager)
+    return Cuda(plan, places, folder, canaries=canaries, eager=eager, prefetch=prefetch)
 
 
 @dataclass
@@ -64,15 +68,6 @@ class _Slot:
     figures: tuple[Array, ...]
     event: Any
     pending: weakref.ref[Figures] | None = None
-
-
-@dataclass
-class _Staging:
-    """Two pinned copies of an input, so that one is filled while the other one is on its way."""
-
-    buffers: list[Array]
-    events: list[Any]
-    next: int = 0
 
 
 @dataclass
@@ -97,20 +92,24 @@ class Cuda:
 
     device = "cuda"
 
-    def __init__(self, plan: Plan, places: Places, folder: Path, *, canaries: bool, eager: bool) -> None:
+    def __init__(
+        self, plan: Plan, places: Places, folder: Path, *, canaries: bool, eager: bool, prefetch: bool
+    ) -> None:
         self._plan, self._places, self._eager = plan, places, eager
         self._driver: Any = _driver()
         gpus = [self._driver.Device(number) for number in range(self._driver.Device.count())]
-        self._used_before = {address: usage_of(address) for address in (gpu.pci_bus_id() for gpu in gpus)}
+        addresses = [gpu.pci_bus_id() for gpu in gpus]
+        self._used_before = {address: usage_of(address) for address in addresses}
         self._context = _context(self._driver)
         _check_architecture(plan, self._context.get_device())
+        self._number = addresses.index(self._context.get_device().pci_bus_id())
         self._taken = _Taken()
         self._closed = weakref.finalize(self, _Taken.free, self._taken)
         # Run while PyCUDA's context is still there: exit handlers run last in, first out.
         self._closed.atexit = False
         atexit.register(self._closed)
         try:
-            self._build(folder, canaries)
+            self._build(folder, canaries, prefetch)
         except BaseException:
             self._closed()
             raise
@@ -123,22 +122,15 @@ class Cuda:
     def memory(self) -> Memory:
         predicted = self._plan.predictions
         host = self._taken.host
-        staging = sum(pinned.nbytes for staging in self._staging.values() for pinned in staging.buffers)
         return Memory(
             predicted.arena_bytes, self._arena_bytes, predicted.overhead_bytes, self._overhead,
-            predicted.host_bytes, 0 if host is None else host.nbytes, staging,
+            predicted.host_bytes, 0 if host is None else host.nbytes, self._feeder.staging_bytes, self._prefetch_bytes,
         )  # fmt: skip
 
     def feed(self, place: Place, array: Array | DeviceArray) -> None:
-        row_bytes = place.size_bytes // max(1, place.shape[0])
-        filled = array.shape[0] * row_bytes
-        if isinstance(array, DeviceArray):
-            self._feed_device(place, array)
-        else:
-            self._feed_host(place, array, filled)
-        if filled < place.size_bytes:
-            rest = place.size_bytes - filled
-            self._driver.memset_d8_async(self._address(place) + filled, 0, rest, self._compute)
+        if isinstance(array, DeviceArray) and 0 <= array.address - self._arena < self._arena_bytes:
+            raise own_output(place.value)
+        self._feeder.feed(place, self._address(place), array)
 
     def write(self, place: Place, array: Array) -> None:
         self._compute.synchronize()
@@ -157,7 +149,13 @@ class Cuda:
             self._driver.memcpy_dtoh(data, self._address(place))
         return loaded(data, place.shape, place.dtype, place.layout)
 
+    def output(self, place: Place, rows: int) -> Array | DeviceOutput:
+        shown = DeviceOutput(place, rows, self._address(place), self._compute, self._number, lambda: self.read(place))
+        self._shown.append(shown)
+        return shown
+
     def train(self, control: bytes) -> Figures:
+        self._expire()
         slot = self._slots[0]
         self._slots.rotate(-1)
         earlier = slot.pending() if slot.pending is not None else None
@@ -167,6 +165,7 @@ class Cuda:
             slot.event.synchronize()
         slot.control[:] = np.frombuffer(control, np.uint8)
         self._driver.memcpy_htod_async(self._address(self._places.control), slot.control, self._compute)
+        self._feeder.hand_over()
         self._library.run("train", self._eager)
         places = (self._places.loss, *self._places.metrics.values())
         for pinned, place in zip(slot.figures, places, strict=True):
@@ -184,6 +183,7 @@ class Cuda:
         return figures
 
     def infer(self) -> None:
+        self._expire()
         self._library.run("infer", self._eager)
 
     def check_canaries(self) -> None:
@@ -215,13 +215,16 @@ class Cuda:
             self._compute.synchronize()
             self._closed()
 
-    def _build(self, folder: Path, canaries: bool) -> None:
+    def _build(self, folder: Path, canaries: bool, prefetch: bool) -> None:
         driver, predicted = self._driver, self._plan.predictions
         self._arena_bytes = predicted.arena_bytes
         self._check_free()
         guard = GUARD_BYTES if canaries else 0
+        self._prefetch_bytes = prefetch_bytes(self._plan) if prefetch else 0
+        if driver.mem_get_info()[0] < self._arena_bytes + self._prefetch_bytes:
+            self._prefetch_bytes = 0
         try:
-            allocation = driver.mem_alloc(max(1, self._arena_bytes + 2 * guard))
+            allocation = driver.mem_alloc(max(1, self._arena_bytes + 2 * guard + self._prefetch_bytes))
         except driver.MemoryError:
             self._too_little(driver.mem_get_info()[0])
         self._taken.memory.append(allocation)
@@ -234,8 +237,9 @@ class Cuda:
         self._compute = self._streams[0]
         self._taken.host = pin(driver, predicted.host_bytes)
         self._slots = deque(self._slot() for _ in range(_STEPS_AHEAD))
-        self._staging: dict[int, _Staging] = {}  # by buffer: inputs of the two programs may share an offset
-        self._held: deque[tuple[Any, object]] = deque()
+        landings = self._landings(self._arena + self._arena_bytes + guard) if self._prefetch_bytes else {}
+        self._feeder = Feeder(driver, self._compute, driver.Stream(), landings)
+        self._shown: list[DeviceOutput] = []
         self._overhead: int | None = None
         self._overhead_checked = False
         self._library = Library(self._plan, folder)
@@ -262,10 +266,23 @@ class Cuda:
             self._library.capture()
             self._zero()
 
+    def _expire(self) -> None:
+        """Before a program writes over the outputs that were left in the arena."""
+        while self._shown:
+            self._shown.pop().expire()
+
     def _zero(self) -> None:
         if self._arena_bytes:
             self._driver.memset_d8(self._arena, 0, self._arena_bytes)
             self._driver.Context.synchronize()
+
+    def _landings(self, address: int) -> dict[int, int]:
+        """Addresses by buffer, one after the other from `address` on."""
+        found: dict[int, int] = {}
+        for place in self._places.train_inputs.values():
+            found[place.buffer] = address
+            address += rounded(place.size_bytes)
+        return found
 
     def _slot(self) -> _Slot:
         places = (self._places.loss, *self._places.metrics.values())
@@ -281,59 +298,13 @@ class Cuda:
     def _address(self, place: Place) -> int:
         return self._arena + place.offset_bytes
 
-    def _feed_host(self, place: Place, array: Array, filled: int) -> None:
-        staging = self._staging.get(place.buffer)
-        if staging is None:
-            buffers = [self._driver.pagelocked_empty(place.size_bytes, np.uint8) for _ in range(2)]
-            staging = self._staging[place.buffer] = _Staging(buffers, [None, None])
-        turn = staging.next
-        staging.next = 1 - turn
-        if staging.events[turn] is None:
-            staging.events[turn] = self._driver.Event()
-        else:
-            staging.events[turn].synchronize()
-        pinned = staging.buffers[turn]
-        if place.layout is Layout.CHANNELS_FIRST and array.dtype == STORED[place.dtype]:
-            shown = pinned[:filled].view(STORED[place.dtype]).reshape(array.shape)
-            np.copyto(shown, array)
-        else:
-            pinned[:] = stored_bytes(padded(array, place.shape), place.dtype, place.layout)
-        self._driver.memcpy_htod_async(self._address(place), pinned[:filled], self._compute)
-        staging.events[turn].record(self._compute)
-
-    def _feed_device(self, place: Place, array: DeviceArray) -> None:
-        while self._held and (len(self._held) >= _DEVICE_INPUTS_AHEAD or self._held[0][0].query()):
-            event, owner = self._held.popleft()
-            event.synchronize()
-            del owner  # only now may its memory be used for something else
-        if array.stream not in (None, 1):
-            # A stream of somebody else's, of which only the number is known.
-            self._driver.Context.synchronize()
-        wanted = STORED[place.dtype].itemsize
-        count = int(np.prod(array.shape))
-        if array.itemsize == wanted:
-            size_bytes = count * wanted
-            self._driver.memcpy_dtod_async(self._address(place), array.address, size_bytes, self._compute)
-        elif count:
-            # Integers of 64 bits: a copy of one column of 4 bytes takes their low halves.
-            copy = self._driver.Memcpy2D()
-            copy.set_src_device(array.address)
-            copy.src_pitch = array.itemsize
-            copy.set_dst_device(self._address(place))
-            copy.dst_pitch = copy.width_in_bytes = wanted
-            copy.height = count
-            copy(self._compute)
-        event = self._driver.Event()
-        event.record(self._compute)
-        self._held.append((event, array.owner))
-
     def _measured_overhead(self) -> int | None:
-        """Device memory taken since before the context was made, without arena and canaries."""
+        """Device memory taken since before the context was made, without what `_build` allocates."""
         address = self._context.get_device().pci_bus_id()
         before = self._used_before.get(address)
         taken = None if before is None else taken_since(before, usage_of(address))
         canaries = len(self._guards) * GUARD_BYTES
-        return None if taken is None else max(0, taken - self._arena_bytes - canaries)
+        return None if taken is None else max(0, taken - self._arena_bytes - self._prefetch_bytes - canaries)
 
     def _check_overhead(self) -> None:
         """After the first step everything is loaded: what the module takes must be within its budget."""
@@ -341,14 +312,17 @@ class Cuda:
         self._overhead_checked = True
         self._overhead = self._measured_overhead()
         budget, predicted = self._plan.budget_bytes, self._plan.predictions
-        if self._overhead is None or self._arena_bytes + self._overhead <= budget:
+        ours = self._arena_bytes + self._prefetch_bytes
+        if self._overhead is None or ours + self._overhead <= budget:
             return
+        ahead = f", {self._prefetch_bytes:,} for inputs of the next step" if self._prefetch_bytes else ""
+        or_without = ", or pass prefetch=False" if self._prefetch_bytes else ""
         raise MbcError(
             "MBC160",
-            f"the module takes {self._arena_bytes:,} bytes of arena and {self._overhead:,} of overhead, more than the"
-            f" budget of {budget:,}; the plan reserved {predicted.overhead_bytes:,} for the overhead",
-            "raise memory.device by the difference, or measure the overhead of this GPU and compile again; "
-            "where another program took of the GPU's memory meanwhile, open the module again",
+            f"the module takes {self._arena_bytes:,} bytes of arena{ahead} and {self._overhead:,} of overhead,"
+            f" more than the budget of {budget:,}; the plan reserved {predicted.overhead_bytes:,} for the overhead",
+            f"raise memory.device by the difference{or_without}, or measure the overhead of this GPU and compile "
+            "again; where another program took of the GPU's memory meanwhile, open the module again",
         )
 
     def _check_free(self) -> None:

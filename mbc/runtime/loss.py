@@ -11,16 +11,25 @@ from mbc.runtime.machine import Figures
 
 
 class Loss:
-    """Behaves as a float. Looking at it waits for its step; not looking leaves the device running ahead."""
+    """Behaves as a float. Looking at it waits for its step; not looking leaves the device running ahead.
 
-    __slots__ = ("_figures",)
+    `judged`: how many rows (positions, in segmentation) of the step are classified; None where nothing is.
+    """
 
-    def __init__(self, figures: Figures) -> None:
-        self._figures = figures
+    __slots__ = ("_figures", "_judged")
+
+    def __init__(self, figures: Figures, judged: int | None = None) -> None:
+        self._figures, self._judged = figures, judged
 
     def item(self) -> float:
         """The value as a plain float."""
         return self._figures.values[0]
+
+    @property
+    def accuracy(self) -> float | None:
+        """Share of the step's rows that were classified correctly; None where nothing is classified. With several
+        losses, that of the first that classifies."""
+        return None if self._judged is None else self._figures.values[1] / self._judged
 
     def __float__(self) -> float:
         return self.item()

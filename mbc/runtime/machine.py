@@ -13,6 +13,7 @@ from mbc.errors import MbcError
 from mbc.plan.model import Plan
 from mbc.runtime.arrays import DeviceArray
 from mbc.runtime.cpu import Interpreter
+from mbc.runtime.output import DeviceOutput
 from mbc.runtime.places import Place, Places
 from mbc.runtime.transfers import Transfers
 from mbc.units import show_size
@@ -24,7 +25,8 @@ Array = NDArray[Any]
 class Memory:
     """Bytes a module was planned to take, and takes. `overhead` is device memory outside the arena: context, library
     handles, loaded code, executable graphs; None where it does not apply or cannot be told. `host` is the memory that
-    the plan's copies go to, pinned where there is a GPU; `staging` what is pinned beside it, to feed inputs."""
+    the plan's copies go to, pinned where there is a GPU; `staging` what is pinned beside it, to feed inputs;
+    `prefetch` device memory beside the arena, where inputs of the next step arrive."""
 
     arena_planned: int
     arena_taken: int
@@ -33,11 +35,13 @@ class Memory:
     host_planned: int
     host_taken: int
     staging_taken: int = 0
+    prefetch_taken: int = 0
 
     def __str__(self) -> str:
         taken = "not measured" if self.overhead_taken is None else show_size(self.overhead_taken)
+        ahead = f" inputs of the next step {show_size(self.prefetch_taken)}," if self.prefetch_taken else ""
         text = (
-            f"arena {show_size(self.arena_taken)} (planned {show_size(self.arena_planned)}),"
+            f"arena {show_size(self.arena_taken)} (planned {show_size(self.arena_planned)}),{ahead}"
             f" overhead {taken} (reserved {show_size(self.overhead_planned)})"
         )
         if self.host_planned:
@@ -79,7 +83,7 @@ class Machine(Protocol):
     def memory(self) -> Memory: ...
 
     def feed(self, place: Place, array: Array | DeviceArray) -> None:
-        """Fill the first rows of an input, the rest with zeros; in order with the programs, maybe not yet done."""
+        """Fill the first rows of an input of the program that runs next, the rest with zeros; maybe not yet done."""
         ...
 
     def write(self, place: Place, array: Array) -> None:
@@ -88,6 +92,10 @@ class Machine(Protocol):
 
     def read(self, place: Place) -> Array:
         """The canonical array at a place, after everything that was started."""
+        ...
+
+    def output(self, place: Place, rows: int) -> Array | DeviceOutput:
+        """The first rows of an output of `infer` without a copy where that can be; holds until a program runs."""
         ...
 
     def train(self, control: bytes) -> Figures:
@@ -123,6 +131,8 @@ class Host:
     def feed(self, place: Place, array: Array | DeviceArray) -> None:
         if isinstance(array, DeviceArray):
             raise TypeError("the interpreter reads arrays in host memory only")
+        if np.may_share_memory(array, self._interpreter.arena):
+            raise own_output(place.value)
         if array.shape != place.shape:
             array = padded(array, place.shape)
         self._interpreter.write(place, array)
@@ -132,6 +142,9 @@ class Host:
 
     def read(self, place: Place) -> Array:
         return self._interpreter.read(place)
+
+    def output(self, place: Place, rows: int) -> Array | DeviceOutput:
+        return self._interpreter.show(place)[:rows]
 
     def train(self, control: bytes) -> Figures:
         start = self._places.control.offset_bytes
@@ -145,6 +158,15 @@ class Host:
 
     def close(self) -> None:
         """Nothing was taken but memory."""
+
+
+def own_output(name: str) -> MbcError:
+    """Inputs are written before they are all read, and over outputs."""
+    return MbcError(
+        "MBC150",
+        f"input '{name}' is an output of the same module, left where this call writes over it",
+        "pass a copy (of what forward(..., copy=False) gave: output.numpy(), array.copy() or tensor.clone())",
+    )
 
 
 def padded(array: Array, shape: tuple[int, ...]) -> Array:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mbc.errors import MbcError
 from mbc.ir.control import HOST_BYTES, INITIAL_LOSS_SCALE
-from mbc.ir.graph import Role
+from mbc.ir.graph import Role, TrainingGraph
 from mbc.ir.types import DType, Precision
 from mbc.ops import KINDS
 from mbc.ops.control import RECORD
@@ -24,10 +24,12 @@ from mbc.runtime.formats import canonical_dtype
 from mbc.runtime.initial import initial
 from mbc.runtime.loss import Loss
 from mbc.runtime.machine import Figures, Host, Machine, Memory, state_place
+from mbc.runtime.output import DeviceOutput
 from mbc.runtime.places import Place, find_places
 from mbc.runtime.transfers import Transfers
 
 Array = NDArray[Any]
+Output = Array | DeviceOutput
 
 DEVICES = ("auto", "cuda", "cpu")
 
@@ -46,8 +48,9 @@ class Module:
 
     `subject`: the folder of a package, a plan file, or a `Plan` (these two run on the CPU). `device`: `auto` takes the
     GPU where there is one and the package was built, else the CPU, and says so. On a GPU, `canaries` surrounds the
-    arena with a pattern that `check_canaries` looks at, and `eager` runs launch by launch, for memory checkers. On the
-    CPU, `shadow` watches the owner of every byte and `transfers` says when copies run.
+    arena with a pattern that `check_canaries` looks at, and `eager` runs launch by launch, for memory checkers;
+    `prefetch` lets inputs in host memory travel while the step before runs, where the budget has room for them once
+    more. On the CPU, `shadow` watches the owner of every byte and `transfers` says when copies run.
 
     Raises MBC140 and MBC152 to MBC168 where the plan, the package or the machine does not allow it.
     """
@@ -60,6 +63,7 @@ class Module:
         *,
         canaries: bool = False,
         eager: bool = False,
+        prefetch: bool = True,
         shadow: bool = True,
         transfers: Transfers | str = Transfers.IN_ORDER,
     ) -> None:
@@ -73,7 +77,9 @@ class Module:
         self._train_inputs = tuple(self._wanted(name) for name in graph.inputs)
         self._infer_inputs = tuple(self._wanted(name) for name in graph.infer_inputs)
         self._figures: Figures | None = None
-        self._machine = self._open(folder, device, canaries, eager, shadow, Transfers(transfers))
+        self._loss: Loss | None = None
+        self._judged = _judged(graph)
+        self._machine = self._open(folder, device, canaries, eager, prefetch, shadow, Transfers(transfers))
         for state in graph.states:
             if state.value in self._places.states:
                 kind = graph.values[state.value].type
@@ -97,20 +103,31 @@ class Module:
         control["step"], control["seed"], control["learning_rate"] = self._steps, self._seed, lr
         control["training"] = 1
         self._figures = self._machine.train(control.tobytes()[:HOST_BYTES])
-        return Loss(self._figures)
+        self._loss = Loss(self._figures, self._judged)
+        return self._loss
 
-    def forward(self, *inputs: object, **named: object) -> Array | tuple[Array, ...]:
+    @overload
+    def forward(self, *inputs: object, copy: Literal[True] = True, **named: object) -> Array | tuple[Array, ...]: ...
+
+    @overload
+    def forward(self, *inputs: object, copy: bool, **named: object) -> Output | tuple[Output, ...]: ...
+
+    def forward(self, *inputs: object, copy: bool = True, **named: object) -> Output | tuple[Output, ...]:
         """Outputs for 1 to `batch` rows, with running statistics and without dropout, as NumPy arrays.
 
         Takes only the inputs that outputs depend on. Several outputs come as a tuple, in the order of the source.
+        `copy=False` leaves them where the program wrote them, in the working precision, until the next `step` or
+        `forward`: on a GPU as a `DeviceOutput` (DLPack, `__cuda_array_interface__`), for which this call does not
+        wait; on the CPU as a NumPy array of the arena that cannot be written to (half precision still copies).
         """
         graph = self._plan.graph
         rows = self._feed(self._infer_inputs, self._places.infer_inputs, inputs, named, exact=False)
         self._machine.infer()
-        outputs: list[Array] = []
+        outputs: list[Output] = []
         for name, value in zip(graph.outputs, graph.infer_outputs, strict=True):
-            array = self._machine.read(self._places.infer_outputs[name])
-            outputs.append(array[:rows] if graph.values[value].per_sample else array)
+            place = self._places.infer_outputs[name]
+            count = rows if graph.values[value].per_sample else place.shape[0]
+            outputs.append(self._machine.read(place)[:count] if copy else self._machine.output(place, count))
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     @property
@@ -128,13 +145,8 @@ class Module:
 
     @property
     def accuracy(self) -> float | None:
-        """`correct` as a share."""
-        correct = self.correct
-        if correct is None:
-            return None
-        graph = self._plan.graph
-        operation = next(o for o in graph.train if graph.metrics[0] in o.outputs)
-        return correct / graph.values[operation.inputs[1]].type.elements
+        """`correct` as a share; that of an earlier step is in the loss that it returned."""
+        return None if self._loss is None else self._loss.accuracy
 
     @property
     def plan(self) -> Plan:
@@ -209,7 +221,7 @@ class Module:
         if self._plan.graph.precision is not Precision.FP16:
             counters.pop("loss_scale", None)  # of a plan in fp16; others have no scale
         self._write_control(counters)
-        self._figures = None
+        self._figures = self._loss = None
 
     def check_canaries(self) -> None:
         """MBC161 when something was written beside the arena; needs `canaries=True` and a GPU."""
@@ -243,13 +255,20 @@ class Module:
         )
 
     def _open(
-        self, folder: Path | None, device: str, canaries: bool, eager: bool, shadow: bool, transfers: Transfers
+        self,
+        folder: Path | None,
+        device: str,
+        canaries: bool,
+        eager: bool,
+        prefetch: bool,
+        shadow: bool,
+        transfers: Transfers,
     ) -> Machine:
         if device != "cpu":
             from mbc.runtime.cuda import open_cuda
 
             try:
-                return open_cuda(self._plan, self._places, folder, canaries=canaries, eager=eager)
+                return open_cuda(self._plan, self._places, folder, canaries=canaries, eager=eager, prefetch=prefetch)
             except MbcError as error:
                 if device == "cuda" or error.code not in _NO_CUDA:
                     raise
@@ -292,6 +311,14 @@ class Module:
             record[name] = number
         self._machine.write(self._places.control, np.frombuffer(record.tobytes(), np.uint8))
         self._steps, self._seed = int(record["step"]), int(record["seed"])
+
+
+def _judged(graph: TrainingGraph) -> int | None:
+    """How many rows or positions the first metric counts."""
+    if not graph.metrics:
+        return None
+    operation = next(o for o in graph.train if graph.metrics[0] in o.outputs)
+    return graph.values[operation.inputs[1]].type.elements
 
 
 def _is_finite_number(given: object) -> bool:

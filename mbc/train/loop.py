@@ -22,17 +22,23 @@ from mbc.train.schedule import Schedule
 Array = NDArray[Any]
 
 
-class Trainable(Saves, Protocol):
-    """What the loop needs of `mbc.runtime.module.Module`."""
+class Reported(Protocol):
+    """The loss of a step. Looking at it, or at the accuracy, may wait for the step."""
 
-    def step(self, *inputs: Array, lr: float) -> Any: ...
-
-    def forward(self, *inputs: Array) -> Any: ...
+    def __float__(self) -> float: ...
 
     @property
     def accuracy(self) -> float | None:
-        """Share of the last step's rows classified correctly, None where the network does not classify."""
+        """Share of the step's rows classified correctly, None where the network does not classify."""
         ...
+
+
+class Trainable(Saves, Protocol):
+    """What the loop needs of `mbc.runtime.module.Module`."""
+
+    def step(self, *inputs: Array, lr: float) -> Reported: ...
+
+    def forward(self, *inputs: Array) -> Any: ...
 
     @property
     def states(self) -> Mapping[str, Any]:
@@ -215,15 +221,13 @@ def _one_epoch(net: Trainable, job: Job, epoch: int, on_step: Callable[[Running]
     sums = _Sums()
     rate = 0.0
     bad_states: tuple[str, ...] = ()
+    issued = 0
+    unseen: Reported | None = None
     began = time.monotonic()
-    batches = (converted(rows, inputs) for rows in job.data.shuffled(batch, job.seed, epoch))
-    arrays = next(batches, None)
-    while arrays is not None and len(arrays[0]) == batch:
-        # The middle of the step: neither a warm-up's first step nor a cosine's last has the rate 0.
-        rate = job.schedule.at(epoch + ((sums.steps + 0.5) / steps_in_epoch if steps_in_epoch else 0.5))
-        loss = net.step(*arrays, lr=rate)
-        arrays = next(batches, None)  # made while the GPU is busy: looking at the loss waits for the step
-        sums.add(float(loss), net.accuracy)
+
+    def look(loss: Reported) -> None:
+        nonlocal bad_states
+        sums.add(float(loss), loss.accuracy)
         if sums.first_bad_step == sums.steps:
             # A loss that is not finite changes nothing, so that what is wrong now was so before this step.
             bad_states = tuple(name for name in net.states if not np.isfinite(net.state(name)).all())
@@ -233,6 +237,21 @@ def _one_epoch(net: Trainable, job: Job, epoch: int, on_step: Callable[[Running]
                 epoch + 1, epochs, sums.steps, steps_in_epoch, sums.loss, sums.accuracy, sums.steps * batch, seconds
             )
         )
+
+    batches = (converted(rows, inputs) for rows in job.data.shuffled(batch, job.seed, epoch))
+    arrays = next(batches, None)
+    while arrays is not None and len(arrays[0]) == batch:
+        # The middle of the step: neither a warm-up's first step nor a cosine's last has the rate 0.
+        rate = job.schedule.at(epoch + ((issued + 0.5) / steps_in_epoch if steps_in_epoch else 0.5))
+        loss = net.step(*arrays, lr=rate)
+        issued += 1
+        arrays = next(batches, None)
+        # Looking at a loss waits for its step: at that of the one before, so that the GPU always has work.
+        if unseen is not None:
+            look(unseen)
+        unseen = loss
+    if unseen is not None:
+        look(unseen)
     seconds = time.monotonic() - began
     dropped = 0 if arrays is None else len(arrays[0])
     if sums.steps == 0:

@@ -37,6 +37,17 @@ def test_show_less(mbc, package):
     assert infer.startswith("tiny: inference")
 
 
+def test_show_the_roofline(mbc, package):
+    shown = mbc("show", "tiny.mbc", "--gpu", "h200", "--roofline", "--limit", "3")
+    assert shown.code == 0, shown.err
+    assert "speed of light" in shown.out and "floor of the network" in shown.out
+    assert "floor of the network" not in mbc("show", "tiny.mbc", "--gpu", "h200", "--roofline", "--infer").out
+    document = mbc("show", "tiny.mbc", "--gpu", "h200", "--roofline", "--json").json
+    assert document["floor"]["products"] == 5 and document["operations"][0]["name"] == "conv0"
+    refused = mbc("show", package, "--roofline")
+    assert refused.code == 1 and "MBC196" in refused.err and "fp64" in refused.err
+
+
 def test_show_as_json(mbc, package):
     shown = mbc("show", package, "--json").json
     assert shown["network"] == "tiny" and shown["batch"] == 8

@@ -157,6 +157,39 @@ def test_tensors_of_pytorch(pair: Callable[..., tuple[Module, Module]]):
         gpu.step(tensors[0].half(), tensors[1], lr=0.01)
 
 
+def test_inputs_travel_ahead(pair: Callable[..., tuple[Module, Module]]):
+    (ahead, _), (in_order, _) = pair(canaries=True), pair(prefetch=False)
+    assert ahead.memory.prefetch_taken > 0 == in_order.memory.prefetch_taken
+    # Nobody looks at a loss before all steps are queued, and every step has other inputs.
+    losses = [(ahead.step(*batch(seed), lr=0.01), in_order.step(*batch(seed), lr=0.01)) for seed in range(12)]
+    for there, here in losses:
+        assert float(there) == pytest.approx(float(here), rel=1e-3)
+    ahead.check_canaries()
+
+
+@pytest.mark.parametrize("precision", list(TOLERANCES))
+def test_outputs_left_on_the_gpu(pair: Callable[..., tuple[Module, Module]], precision: str):
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    if not torch.cuda.is_available():
+        pytest.skip("this PyTorch finds no GPU")
+    gpu, _ = pair(precision)
+    image = batch(1)[0][:5]
+    expected = gpu.forward(image)
+    for stream in (torch.cuda.current_stream(), torch.cuda.Stream()):
+        with torch.cuda.stream(stream):
+            shown = gpu.forward(image, copy=False)
+            tensor = torch.from_dlpack(shown)
+            copied = tensor.float().cpu().numpy()
+        assert tensor.is_cuda and tensor.shape == (5, 10)
+        assert tensor.dtype == {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
+        np.testing.assert_array_equal(copied, expected)
+        if precision != "bf16":
+            assert torch.as_tensor(shown, device="cuda").data_ptr() == tensor.data_ptr()
+    gpu.forward(image)
+    with pytest.raises(MbcError, match="wrote over it"):
+        torch.from_dlpack(shown)
+
+
 def test_checkpoints_cross_devices(pair: Callable[..., tuple[Module, Module]], tmp_path: Path):
     gpu, cpu = pair()
     gpu.step(*batch(), lr=0.1)

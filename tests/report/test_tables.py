@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -51,7 +52,8 @@ def test_the_page_says_everything():
     text = plan_text(PLAN, width=160)
     for word in (
         "chain: training step, batch 3, fp32, sgd", "for H200 (sm_90", "l0.filter", "linear_backward_filter",
-        "2 + 1", "~", "6..26", "parameters", "gradients", "the peak is at launch", "arena + overhead",
+        "2 + 1", "~", "6..26", "parameters", "gradients", "the peak is at launch", "all of it",
+        "inputs of the next step",
         "reserved, never measured", "live bytes (no placement beats it)", "plan / bound - 1", "floor", "▁",
     ):  # fmt: skip
         assert word in text, word
@@ -112,7 +114,7 @@ def test_measured_plan_has_no_mark():
     plan = replace(PLAN, predictions=replace(known, measured_share=1.0, overhead_measured=True))
     text = plan_text(plan)
     assert "~" not in text[text.index("in all") :] and " to " not in text[text.index("in all") :]
-    assert "100 % of it from measured times" in text and "overhead          381.5 MiB  measured" in text
+    assert "100 % of it from measured times" in text and re.search("overhead +381.5 MiB  measured", text)
 
 
 def test_sparkline():

@@ -1,6 +1,8 @@
 """PyCUDA's driver without a GPU: device memory is host memory, and work that is queued runs only when it is waited for.
 
 So code that forgets to wait, or overwrites pinned memory that a queued copy still reads, computes something else.
+With `Stream.early` the streams other than the first do the opposite: they run as soon as what they wait for is done, so
+that code which lets another stream go on too soon computes something else, too.
 """
 
 from __future__ import annotations
@@ -32,17 +34,58 @@ def device_bytes(address: int, size_bytes: int) -> np.ndarray:
 
 class Stream:
     made: list[Stream] = []  # noqa: RUF012
+    early = False
 
     def __init__(self) -> None:
         Stream.made.append(self)
         self.handle = 1000 + len(Stream.made)
-        self.queue: list[Callable[[], None]] = []
+        self.queue: list[Callable[[], None] | _Wait] = []
         self.done = 0
+        self.running = False
+
+    def append(self, call: Callable[[], None] | _Wait) -> None:
+        self.queue.append(call)
+        run_early()
+
+    def wait_for_event(self, event: Event) -> None:
+        if event.stream is not None:
+            self.append(_Wait(event.stream, event.place))
 
     def synchronize(self, until: int | None = None) -> None:
         while self.done < (len(self.queue) if until is None else until):
-            self.queue[self.done]()
-            self.done += 1
+            self.run_next()
+            run_early()
+
+    def run_next(self) -> None:
+        call = self.queue[self.done]
+        self.running = True
+        if isinstance(call, _Wait):
+            call.stream.synchronize(call.place)
+        else:
+            call()
+        self.running = False
+        self.done += 1
+
+    @property
+    def may_go_on(self) -> bool:
+        if self.running or self.done == len(self.queue):
+            return False
+        call = self.queue[self.done]
+        return not isinstance(call, _Wait) or call.stream.done >= call.place
+
+
+@dataclass
+class _Wait:
+    """For so many entries of another stream."""
+
+    stream: Stream
+    place: int
+
+
+def run_early() -> None:
+    for stream in Stream.made[1:] if Stream.early else ():
+        while stream.may_go_on:
+            stream.run_next()
 
 
 class Event:
@@ -94,7 +137,7 @@ class Copy2D:
                 source = device_bytes(self.src + row * self.src_pitch, self.width_in_bytes)
                 device_bytes(self.dst + row * self.dst_pitch, self.width_in_bytes)[:] = source
 
-        stream.queue.append(copy)
+        stream.append(copy)
 
 
 @dataclass
@@ -111,7 +154,7 @@ class Gpu:
 
 def modules(gpu: Gpu) -> dict[str, types.ModuleType]:
     """`pycuda.driver` and `pycuda.autoprimaryctx`, for sys.modules."""
-    Stream.made = []
+    Stream.made, Stream.early = [], False
     driver: Any = types.ModuleType("pycuda.driver")
     context: Any = types.ModuleType("pycuda.autoprimaryctx")
 
@@ -175,7 +218,7 @@ def modules(gpu: Gpu) -> dict[str, types.ModuleType]:
         return run
 
     def queued(call: Callable[..., None]) -> Callable[..., None]:
-        return lambda *arguments: arguments[-1].queue.append(lambda: call(*arguments[:-1]))
+        return lambda *arguments: arguments[-1].append(lambda: call(*arguments[:-1]))
 
     driver.Error, driver.MemoryError = Error, OutOfMemory
     driver.init = lambda: None
@@ -223,7 +266,7 @@ class FakeLibrary:
             self.interpreter.run(program)
             self.arena[:] = self.interpreter.arena
 
-        self.compute.queue.append(run)
+        self.compute.append(run)
 
     def destroy(self) -> None:
         self.calls.append("destroy")

@@ -32,6 +32,21 @@ def small_plan(precision: str = "fp32", micro_batch: int = 0, optimizer: str = "
     return compile_plan(Source("small.mbc", source), options)
 
 
+COPIER = """network copier(batch = 6) {
+  input x[batch, 5] : float
+  input t[batch, 5] : float
+  y = x |> linear(5)
+  output y
+  loss (y, t) |> mse
+}"""
+
+
+@functools.cache
+def copier_plan() -> Plan:
+    """Whose output has the shape of its input."""
+    return compile_plan(Source("copier.mbc", COPIER), Options(gpu="h200"))
+
+
 def batch(seed: int = 0, rows: int = 6) -> tuple[np.ndarray, np.ndarray]:
     random = np.random.default_rng(seed)
     target = random.integers(0, 5, rows)

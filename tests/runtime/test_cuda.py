@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,13 +14,18 @@ import numpy as np
 import pytest
 
 from mbc.errors import MbcError
+from mbc.ir.types import Layout
 from mbc.plan.file import dump_plan
 from mbc.plan.model import Plan, Space
+from mbc.plan.prefetch import prefetch_bytes
 from mbc.runtime import cuda, pinned, usage
+from mbc.runtime.dlpack import tensor_of
 from mbc.runtime.module import Module
+from mbc.runtime.output import DeviceOutput
 from mbc.runtime.places import find_places
-from tests.runtime.fake_pycuda import FakeLibrary, Gpu, device_bytes, modules
-from tests.runtime.nets import batch, small_plan
+from mbc.units import show_size
+from tests.runtime.fake_pycuda import FakeLibrary, Gpu, Stream, device_bytes, modules
+from tests.runtime.nets import batch, copier_plan, small_plan
 
 
 @pytest.fixture
@@ -67,6 +74,65 @@ def test_the_same_numbers_as_on_the_cpu(gpu: Gpu, tmp_path: Path, precision: str
     for rows in (6, 2):
         np.testing.assert_array_equal(here.forward(image[:rows]), there.forward(image[:rows]))
     there.check_canaries()
+
+
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("prefetch", [False, True])
+def test_inputs_travel_ahead_and_arrive_in_order(gpu: Gpu, tmp_path: Path, early: bool, prefetch: bool):
+    here = Module(small_plan(), seed=2, device="cpu")
+    there = Module(package(tmp_path, small_plan()), seed=2, prefetch=prefetch)
+    assert bool(there.memory.prefetch_taken) == prefetch
+    Stream.early = early
+    images: list[np.ndarray] = []
+    losses: list[tuple[Any, Any]] = []
+    for seed in range(20):
+        image, target = batch(seed)
+        if seed % 5 == 3:  # one input is on the GPU already
+            image = OnDevice(image)  # type: ignore[assignment]
+        losses.append((here.step(*batch(seed), lr=0.05), there.step(image, target, lr=0.05)))
+        if seed % 7 == 6:
+            images.append(there.forward(batch(100 + seed)[0][:3]))
+            np.testing.assert_array_equal(here.forward(batch(100 + seed)[0][:3]), images[-1])
+    for mine, theirs in losses:
+        assert float(mine) == float(theirs)
+
+
+def test_a_step_returns_while_the_one_before_it_waits(gpu: Gpu, tmp_path: Path):
+    net = Module(package(tmp_path, small_plan()))
+    float(net.step(*batch(0), lr=0.1))  # the first looks at the memory that is taken
+    compute, ahead = Stream.made[0], Stream.made[3]
+    Stream.early = True
+    began = compute.done
+    losses = [net.step(*batch(seed), lr=0.1) for seed in (1, 2)]
+    # Nobody waited for the GPU, and yet the inputs of the first step have arrived; those of the second wait for the
+    # first to take its own, not for it to end.
+    assert compute.done == began and 0 < ahead.done < len(ahead.queue)
+    # The control block is written first: on one copy engine it would stand behind the inputs of the next step.
+    step = FakeLibrary.made[0].arena[find_places(small_plan()).control.offset_bytes :][:8].view(np.uint64)
+    assert step[0] == 1
+    while step[0] == 1:
+        compute.synchronize(compute.done + 1)
+    assert ahead.done < len(ahead.queue)
+    programs = [i for i, call in enumerate(compute.queue) if getattr(call, "__qualname__", "").startswith("FakeLib")]
+    compute.synchronize(programs[-2])
+    assert ahead.done == len(ahead.queue)
+    assert [float(loss) for loss in losses]
+
+
+def test_room_for_the_inputs_of_the_next_step(gpu: Gpu, tmp_path: Path):
+    plan = small_plan()
+    ahead = prefetch_bytes(plan)
+    assert ahead == 6 * 2 * 6 * 6 * 4 + (-6 * 2 * 6 * 6 * 4 % 256) + 256
+    taken = plan.predictions.arena_bytes + plan.predictions.overhead_bytes
+    assert prefetch_bytes(replace(plan, budget_bytes=taken + ahead)) == ahead
+    assert prefetch_bytes(replace(plan, budget_bytes=taken + ahead - 1)) == 0
+    net = Module(package(tmp_path, plan), device="cuda", canaries=True)
+    assert net.memory.prefetch_taken == ahead and f"inputs of the next step {show_size(ahead)}" in str(net.memory)
+    assert gpu.allocations[0].raw.size == 256 + plan.predictions.arena_bytes + 2 * cuda.GUARD_BYTES + ahead
+    float(net.step(*batch(), lr=0.1))
+    net.check_canaries()
+    gpu.free = plan.predictions.arena_bytes + ahead - 1
+    assert Module(tmp_path, device="cuda").memory.prefetch_taken == 0
 
 
 def test_inputs_of_the_two_programs_may_share_an_offset(gpu: Gpu, tmp_path: Path):
@@ -241,6 +307,21 @@ def test_an_overhead_beyond_the_budget(gpu: Gpu, tmp_path: Path, monkeypatch: py
         net.step(*batch(), lr=0.1)
     assert caught.value.code == "MBC160"
     assert "256 of overhead" in caught.value.message and "reserved" in caught.value.message
+    assert "prefetch" not in caught.value.remedy
+
+
+def test_an_overhead_that_leaves_no_room_for_prefetching(gpu: Gpu, tmp_path: Path):
+    plan = small_plan()
+    # The overhead was thought to be less than it is.
+    plan = replace(
+        plan,
+        budget_bytes=plan.predictions.arena_bytes + prefetch_bytes(plan) + 255,
+        predictions=replace(plan.predictions, overhead_bytes=255),
+    )
+    with pytest.raises(MbcError) as caught:
+        Module(package(tmp_path, plan), device="cuda").step(*batch(), lr=0.1)
+    assert caught.value.code == "MBC160" and "prefetch=False" in caught.value.remedy
+    Module(tmp_path, device="cuda", prefetch=False).step(*batch(), lr=0.1)
 
 
 def test_what_others_take_of_the_gpu_is_not_the_module_s(gpu: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -318,3 +399,87 @@ def test_no_pycuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delitem(sys.modules, "pycuda.driver", raising=False)
     error = failure(package(tmp_path, small_plan()))
     assert error.code == "MBC153" and "mbc-compiler[cuda]" in error.remedy
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_outputs_stay_on_the_gpu(gpu: Gpu, tmp_path: Path, precision: str):
+    plan = small_plan(precision)
+    net = Module(package(tmp_path, plan), seed=2, device="cuda")
+    image = batch(3)[0][:4]
+    expected = net.forward(image)
+    done = Stream.made[0].done
+    shown = net.forward(image, copy=False)
+    assert isinstance(shown, DeviceOutput)
+    assert Stream.made[0].done == done, "nothing waits"
+    place = find_places(plan).infer_outputs["head.bias_add"]
+    assert shown.shape == (4, 5) and shown.dtype == place.dtype and "on GPU 0" in repr(shown)
+    np.testing.assert_array_equal(shown.numpy(), expected)
+    np.testing.assert_array_equal(np.asarray(shown), expected)
+    with pytest.raises(ValueError, match="NumPy has to copy"):
+        np.asarray(shown, copy=False)
+    address = int(gpu.allocations[0]) + place.offset_bytes
+    if precision == "bf16":
+        assert not hasattr(shown, "__cuda_array_interface__")
+    else:
+        interface = shown.__cuda_array_interface__
+        assert interface["data"] == (address, False) and interface["shape"] == (4, 5)
+        assert interface["strides"] == (5 * place.dtype.size_bytes, place.dtype.size_bytes)
+        assert interface["typestr"] == {"fp32": "<f4", "fp16": "<f2"}[precision]
+        assert interface["stream"] == net._machine.stream
+    assert shown.__dlpack_device__() == (2, 0)
+    tensor = tensor_of(capsule := shown.__dlpack__(stream=1))
+    assert (tensor.data, tensor.ndim, tensor.bits, tensor.code) == (
+        address, 2, 8 * place.dtype.size_bytes, 4 if precision == "bf16" else 2
+    )  # fmt: skip
+    assert [tensor.shape[i] for i in range(2)] == [4, 5] and [tensor.strides[i] for i in range(2)] == [5, 1]
+    del capsule
+
+
+@pytest.mark.parametrize("call", [lambda net: net.step(*batch(), lr=0.1), lambda net: net.forward(batch()[0])])
+def test_an_output_is_gone_after_the_next_call(gpu: Gpu, tmp_path: Path, call: Any):
+    net = Module(package(tmp_path, small_plan()), device="cuda")
+    shown = net.forward(batch()[0], copy=False)
+    call(net)
+    for use in (lambda: shown.numpy(), lambda: shown.__dlpack__(), lambda: shown.__cuda_array_interface__):
+        with pytest.raises(MbcError) as caught:
+            use()
+        assert caught.value.code == "MBC179" and "infer.head.bias_add" in caught.value.message
+
+
+def test_an_output_feeds_another_module(gpu: Gpu, tmp_path: Path):
+    # As anybody would read it: through DLPack, on a stream that has to wait for the program.
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    first, then = Module(package(tmp_path / "a", small_plan())), Module(package(tmp_path / "b", copier_plan()))
+    expected = then.forward(first.forward(batch()[0]))
+    np.testing.assert_array_equal(then.forward(first.forward(batch()[0], copy=False)), expected)
+
+
+def test_an_output_does_not_feed_its_own_module(gpu: Gpu, tmp_path: Path):
+    net = Module(package(tmp_path, copier_plan()), device="cuda")
+    shown = net.forward(np.ones((6, 5), np.float32), copy=False)
+    with pytest.raises(MbcError) as caught:
+        net.forward(shown)
+    assert caught.value.code == "MBC150" and "is an output of the same module" in caught.value.message
+
+
+def test_whoever_holds_the_capsule_keeps_the_output(gpu: Gpu, tmp_path: Path):
+    net = Module(package(tmp_path, small_plan()))
+    shown = net.forward(batch()[0], copy=False)
+    assert isinstance(shown, DeviceOutput)
+    held, capsule = weakref.ref(shown), shown.__dlpack__()
+    net.forward(batch()[0])
+    del shown
+    gc.collect()
+    assert held() is not None
+    del capsule  # nobody has taken it over, so that it gives back itself
+    gc.collect()
+    assert held() is None
+
+
+def test_outputs_with_channels_last_keep_their_order(gpu: Gpu, tmp_path: Path):
+    plan = small_plan()
+    place = replace(find_places(plan).infer_outputs["head.bias_add"], shape=(6, 5, 2, 3), layout=Layout.CHANNELS_LAST)
+    shown = DeviceOutput(place, 2, 4096, Stream(), 0, lambda: np.zeros((6, 5, 2, 3), np.float32))
+    assert shown.__cuda_array_interface__["strides"] == (4 * 30, 4, 4 * 15, 4 * 5)
+    assert shown.shape == (2, 5, 2, 3)

@@ -13,7 +13,7 @@ import pytest
 from mbc.errors import MbcError
 from mbc.plan.file import dump_plan
 from mbc.runtime.module import Module
-from tests.runtime.nets import batch, small_plan
+from tests.runtime.nets import batch, copier_plan, small_plan
 
 
 @pytest.fixture
@@ -257,3 +257,23 @@ def test_cuda_needs_a_built_package(tmp_path: Path):
     (tmp_path / "plan.json").write_text(dump_plan(small_plan()))
     error = code_of(Module, tmp_path, device="cuda")
     assert error.code == "MBC157" and "has no libmodule.so: it was not built for a GPU" in error.message
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp64"])
+def test_outputs_without_a_copy(precision: str):
+    net = Module(small_plan(precision), device="cpu")
+    image = batch()[0][:3]
+    expected = net.forward(image)
+    shown = net.forward(image, copy=False)
+    assert isinstance(shown, np.ndarray) and not shown.flags.writeable
+    np.testing.assert_array_equal(shown, expected)
+    arena = net._machine._interpreter.arena  # type: ignore[attr-defined]
+    assert np.shares_memory(shown, arena) == (precision != "bf16")
+
+
+def test_an_output_without_a_copy_does_not_feed_its_own_module():
+    net = Module(copier_plan(), device="cpu")
+    shown = net.forward(np.ones((6, 5), np.float32), copy=False)
+    with pytest.raises(MbcError, match="is an output of the same module"):
+        net.forward(shown)
+    net.forward(np.array(shown))

@@ -16,28 +16,45 @@ from mbc.runtime.checkpoint import Checkpoint, write_checkpoint
 BATCH, FEATURES, CLASSES = 8, 5, 3
 
 
+class StepLoss(float):
+    """A loss with the accuracy of its step. `looked`: how many steps had been taken each time that somebody looked."""
+
+    accuracy: float | None = None
+    looked: list[int]
+    steps: list[float]
+
+    def __float__(self) -> float:
+        self.looked.append(len(self.steps))
+        return float.__float__(self)
+
+
 class Regression:
     """What the loop needs of a module. float64, so that equal inputs give equal bits everywhere."""
 
     def __init__(self) -> None:
         self.weights = np.zeros((FEATURES, CLASSES))
         self.rates: list[float] = []
-        self.accuracy: float | None = None
+        self.looked: list[int] = []
         self.poison = False
         self.poison_at = 0
 
-    def step(self, x: Any, y: Any, *, lr: float) -> float:
+    def step(self, x: Any, y: Any, *, lr: float) -> StepLoss:
         assert x.shape == (BATCH, FEATURES) and y.shape == (BATCH,)
         self.rates.append(lr)
         if self.poison or len(self.rates) == self.poison_at or not np.isfinite(self.weights).all():
-            return float("nan")
+            return self._loss(float("nan"), None)
         logits = self.forward(x)
         p = np.exp(logits - logits.max(1, keepdims=True))
         p /= p.sum(1, keepdims=True)
-        self.accuracy = float(np.mean(np.argmax(logits, 1) == y))
+        accuracy = float(np.mean(np.argmax(logits, 1) == y))
         loss = float(-np.log(p[np.arange(BATCH), y]).mean())
         p[np.arange(BATCH), y] -= 1
         self.weights -= lr * x.astype(np.float64).T @ p / BATCH
+        return self._loss(loss, accuracy)
+
+    def _loss(self, value: float, accuracy: float | None) -> StepLoss:
+        loss = StepLoss(value)
+        loss.accuracy, loss.looked, loss.steps = accuracy, self.looked, self.rates
         return loss
 
     @property

@@ -90,6 +90,11 @@ def test_unknown_length_changes_the_rate_by_the_epoch(regression, graph, rows):
     assert regression.rates[0] > regression.rates[-1] > 0
 
 
+def test_a_loss_is_looked_at_when_the_next_step_is_on_its_way(regression, graph, rows):
+    train(regression, Job(graph, ArrayData(rows), Schedule(0.1, 1)))
+    assert regression.looked == [2, 3, 4, 5, 6, 7, 7]
+
+
 def test_too_few_rows(regression, graph, rows):
     x, y = rows
     with pytest.raises(MbcError) as caught:

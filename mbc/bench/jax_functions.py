@@ -1,0 +1,140 @@
+"""The operations of a network in JAX. Imported only where JAX is installed.
+
+Shapes are those of mbc, channels second: in which order they lie in memory XLA decides itself.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+jax: Any = importlib.import_module("jax")
+jnp: Any = importlib.import_module("jax.numpy")
+lax: Any = jax.lax
+
+Tensor = Any  # JAX is not there when types are checked
+
+
+def _convolution(a: Any, x: Tensor, w: Tensor) -> Tensor:
+    return lax.conv_general_dilated(
+        x, w, a.stride, _pairs(a.pad), rhs_dilation=a.dilation, feature_group_count=a.groups,
+        dimension_numbers=("NCHW", "OIHW", "NCHW"),
+    )  # fmt: skip
+
+
+def _transposed(a: Any, x: Tensor, w: Tensor) -> Tensor:
+    """What a convolution does to the gradient of its image."""
+    image = jax.ShapeDtypeStruct((x.shape[0], w.shape[1] * a.groups, *a.size), x.dtype)
+
+    def forward(y: Tensor) -> Tensor:
+        return _convolution(a, y, w)
+
+    return jax.linear_transpose(forward, image)(x)[0]
+
+
+def _pairs(pad: Sequence[int]) -> tuple[tuple[int, int], tuple[int, int]]:
+    return (pad[0], pad[1]), (pad[2], pad[3])
+
+
+def _window(a: Any, x: Tensor, start: float, add: Any) -> Tensor:
+    """Every window of the output whole: what reaches beyond the padding counts as `start`."""
+    below, right = (
+        max(pad, (count - 1) * stride + kernel - before - size)
+        for pad, before, count, stride, kernel, size in zip(
+            (a.pad[1], a.pad[3]), (a.pad[0], a.pad[2]), a.output_size, a.stride, a.kernel, x.shape[2:], strict=True
+        )
+    )
+    pads = ((0, 0), (0, 0), (a.pad[0], below), (a.pad[2], right))
+    p, q = a.output_size
+    return lax.reduce_window(x, x.dtype.type(start), add, (1, 1, *a.kernel), (1, 1, *a.stride), pads)[:, :, :p, :q]
+
+
+def _avg_pool(a: Any, x: Tensor) -> Tensor:
+    wide = x if x.dtype == jnp.float64 else x.astype(jnp.float32)
+    inside = jnp.ones((1, 1, *x.shape[2:]), wide.dtype)
+    count = _window(a, inside, 0.0, lax.add)
+    if a.count_pad:
+        # Padding counts, but not what ceil mode adds beyond it.
+        padded = jnp.pad(inside, ((0, 0), (0, 0), *_pairs(a.pad)), constant_values=1)
+        count = _window(_Unpadded(a), padded, 0.0, lax.add)
+    return (_window(a, wide, 0.0, lax.add) / count).astype(x.dtype)
+
+
+class _Unpadded:
+    """A window whose padding is in the array already."""
+
+    def __init__(self, a: Any) -> None:
+        self.kernel, self.stride, self.pad, self.output_size = a.kernel, a.stride, (0, 0, 0, 0), a.output_size
+
+
+def _lrn(a: Any, x: Tensor) -> Tensor:
+    wide = x if x.dtype == jnp.float64 else x.astype(jnp.float32)
+    squares = jnp.pad(wide * wide, ((0, 0), (a.size // 2, (a.size - 1) // 2), (0, 0), (0, 0)))
+    sums = lax.reduce_window(squares, squares.dtype.type(0), lax.add, (1, a.size, 1, 1), (1, 1, 1, 1), "VALID")
+    return (wide / (a.k + a.alpha / a.size * sums) ** a.beta).astype(x.dtype)
+
+
+def _cross_entropy(a: Any, logits: Tensor, target: Tensor) -> Tensor:
+    wide = logits if logits.dtype == jnp.float64 else logits.astype(jnp.float32)
+    logs = jax.nn.log_softmax(wide, 1)
+    chosen = jnp.take_along_axis(logs, jnp.expand_dims(target, 1), 1)
+    return -((1 - a.smoothing) * chosen.mean() + a.smoothing * logs.mean())
+
+
+def _mse(a: Any, x: Tensor, y: Tensor) -> Tensor:
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    return jnp.mean((x.astype(wide) - y.astype(wide)) ** 2)
+
+
+def batch_norm(
+    a: Any, x: Tensor, affine: Sequence[Tensor], mean: Tensor, variance: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of a training step: the result, and the running statistics after it."""
+    axes = (0, *range(2, x.ndim))
+    shape = (1, -1, *([1] * (x.ndim - 2)))
+    wide = x if x.dtype == jnp.float64 else x.astype(jnp.float32)
+    here, spread = wide.mean(axes), wide.var(axes)
+    factor = lax.rsqrt(spread + a.eps)
+    weight, bias = affine or (1.0, 0.0)
+    scale, offset = factor * weight, bias - here * factor * weight
+    y = (wide * scale.reshape(shape) + offset.reshape(shape)).astype(x.dtype)
+    count = x.size // x.shape[1]
+    unbiased = spread * (count / max(1, count - 1))
+    keep = 1 - a.momentum
+    return y, keep * mean + a.momentum * here, keep * variance + a.momentum * unbiased
+
+
+def _concat(a: Any, *parts: Tensor) -> Tensor:
+    return jnp.concatenate(parts, 1)
+
+
+_OF_ONE: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "relu": lambda a, x: jax.nn.relu(x),
+    "leaky_relu": lambda a, x: jnp.where(x > 0, x, x * a.slope),
+    "sigmoid": lambda a, x: jax.nn.sigmoid(x),
+    "tanh": lambda a, x: jnp.tanh(x),
+    "silu": lambda a, x: jax.nn.silu(x),
+    "gelu": lambda a, x: jax.nn.gelu(x, approximate=False),
+    "scale": lambda a, x: a.factor * x + a.offset,
+    "max_pool": lambda a, x: _window(a, x, float("-inf"), lax.max),
+    "avg_pool": _avg_pool,
+    "lrn": _lrn,
+    "upsample": lambda a, x: jnp.repeat(jnp.repeat(x, a.factor[0], 2), a.factor[1], 3),
+    "flatten": lambda a, x: x.reshape(x.shape[0], -1),
+    "cast": lambda a, x: x,
+}
+_OF_TWO: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
+    "convolution": _convolution,
+    "convolution_backward_data": _transposed,
+    "bias_add": lambda a, x, b: x + b.reshape(1, -1, *([1] * (x.ndim - 2))).astype(x.dtype),
+    "linear": lambda a, x, w: x.reshape(x.shape[0], -1) @ w.T,
+    "add": lambda a, x, y: x + y,
+    "mul": lambda a, x, y: x * y,
+    "softmax_cross_entropy": _cross_entropy,
+    "mse": _mse,
+}
+# By kind; each takes the attributes and then the operands. Batch norm and dropout have a state: they are not here.
+FUNCTIONS: Mapping[str, Callable[..., Tensor]] = MappingProxyType({**_OF_ONE, **_OF_TWO, "concat": _concat})
+PRODUCTS = frozenset(("convolution", "convolution_backward_data", "linear"))  # whose operands are cast

@@ -1,0 +1,118 @@
+"""What a contender is told, and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mbc.equivalence.step import random_inputs
+from mbc.frontend.lower import Lowered, lower
+from mbc.frontend.parse import parse
+from mbc.ir.graph import TrainingGraph
+from mbc.ir.training import differentiate
+from mbc.ir.types import Precision
+from mbc.source import Source
+
+MBC = "mbc"
+# With which fp16 starts everywhere: low enough that no first step overflows in one and not in another, since their
+# kernels round and sum in different orders.
+LOSS_SCALE = 256.0
+PACKAGES = {"torch": "torch", "torch.compile": "torch", "jax": "jax"}  # what a peer needs, as Python imports it
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """One peer with one of its settings. `mode`: of torch.compile; `graph`: the whole step is captured into a CUDA
+    graph; `environment`: variables that its process gets."""
+
+    peer: str
+    variant: str = ""
+    channels_last: bool = False
+    mode: str = ""
+    graph: bool = False
+    environment: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def name(self) -> str:
+        return f"{self.peer} ({self.variant})" if self.variant else self.peer
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A network and how it is to be run. `package`: mbc's, a folder or, for the CPU, a plan file.
+
+    The first `losses` steps are made on as many mini-batches and their losses told; then come `blocks` blocks of
+    steps, each as long as `block_s` at least, on the first of them.
+    """
+
+    source: Source
+    settings: tuple[tuple[str, str], ...]
+    network: str | None
+    package: str
+    device: str  # cuda | cpu
+    made_s: float = 0.0  # what planning and building the package took
+    seed: int = 0
+    learning_rate: float = 1e-3
+    losses: int = 4
+    blocks: int = 20
+    block_s: float = 0.2
+
+    def lowered(self) -> Lowered:
+        return lower(parse(self.source), self.settings, self.network)
+
+    def graph(self) -> TrainingGraph:
+        lowered = self.lowered()
+        return differentiate(lowered.network, lowered.optimizer, lowered.precision)
+
+    def inputs(self, number: int) -> Mapping[str, Any]:
+        """The mini-batch of a number, as NumPy arrays by name."""
+        return random_inputs(self.graph(), self.seed, number)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a contender took. `problem`: why it did not run, everything else is then empty.
+
+    `step_ms` is the median over blocks of a block's time over its steps, `spread_ms` the distance of the quartiles;
+    `first_step_s` is from where building begins to the end of the first step. `peak_bytes`: device memory for tensors
+    (of mbc the arena and what it prefetches into, of PyTorch its allocator's peak), `device_bytes`: all that the GPU
+    has in use while the contender is alone on it; 0 where neither is known. `unchecked`: what of the timed step the
+    compared losses did not go through.
+    """
+
+    losses: tuple[float, ...] = ()
+    step_ms: float = 0.0
+    spread_ms: float = 0.0
+    steps: int = 0
+    first_step_s: float = 0.0
+    peak_bytes: int = 0
+    device_bytes: int = 0
+    versions: str = ""
+    unchecked: str = ""
+    problem: str = ""
+
+
+def contenders(peer: str, precision: Precision, on_gpu: bool) -> tuple[Contender, ...]:
+    """The settings of a peer that may be its best. With tensor cores channels lie last, or in tf32 may; strict fp32 may
+    be faster on cuDNN's legacy API, which PyTorch is told by its environment."""
+    if peer == "jax":
+        return (Contender(peer, "jit"),)
+    lasts = {Precision.BF16: (True,), Precision.FP16: (True,), Precision.TF32: (True, False)}.get(precision, (False,))
+    if not on_gpu:
+        lasts = (False,)
+    found: list[Contender] = []
+    for last in lasts:
+        layout = "channels_last" if last else "channels first"
+        if peer == "torch.compile":
+            modes = ("default", "reduce-overhead", "max-autotune") if on_gpu else ("default",)
+            found += [Contender(peer, f"{mode}, {layout}", last, mode) for mode in modes]
+            continue
+        found.append(Contender(peer, f"eager, {layout}", last))
+        if on_gpu:
+            found.append(Contender(peer, f"CUDA graph, {layout}", last, graph=True))
+    if peer == "torch" and on_gpu and precision is Precision.FP32:
+        legacy = (("TORCH_CUDNN_V8_API_DISABLED", "1"),)
+        found.append(Contender(peer, "eager, cuDNN's legacy API", environment=legacy))
+        found.append(Contender(peer, "CUDA graph, cuDNN's legacy API", graph=True, environment=legacy))
+    return tuple(found)

@@ -1,0 +1,58 @@
+"""A package of mbc as a contender."""
+
+from __future__ import annotations
+
+import importlib
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import mbc
+from mbc.bench.job import LOSS_SCALE, Contender, Job, Result
+from mbc.bench.timing import time_steps
+from mbc.ir.types import Precision
+from mbc.runtime.checkpoint import write_checkpoint
+from mbc.runtime.module import Module
+
+
+def run(job: Job, _: Contender) -> Result:
+    graph = job.graph()
+    batches = [job.inputs(number) for number in range(job.losses)]
+    began = time.perf_counter()
+    with Module(Path(job.package), seed=job.seed, device=job.device, shadow=False) as net:
+        if graph.precision is Precision.FP16:
+            _start_scale(net)
+        losses = [float(net.step(**batches[0], lr=job.learning_rate))]
+        first_step_s = job.made_s + time.perf_counter() - began
+        losses += [float(net.step(**batch, lr=job.learning_rate)) for batch in batches[1:]]
+        arrays: list[Any] = [batches[0][name] for name in graph.inputs]
+        if job.device == "cuda":
+            to_gpu = importlib.import_module("pycuda.gpuarray").to_gpu
+            arrays = [to_gpu(array) for array in arrays]
+        last: list[Any] = [0.0]
+
+        def step() -> None:
+            last[0] = net.step(*arrays, lr=job.learning_rate)
+
+        timing = time_steps(step, lambda: float(last[0]), job.blocks, job.block_s)
+        memory = net.memory
+        return Result(
+            tuple(losses),
+            timing.step_ms,
+            timing.spread_ms,
+            timing.steps,
+            first_step_s,
+            memory.arena_taken + memory.prefetch_taken,
+            memory.arena_taken + memory.prefetch_taken + (memory.overhead_taken or 0),
+            f"mbc {mbc.__version__}",
+        )
+
+
+def _start_scale(net: Module) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "scale.safetensors"
+        write_checkpoint(file, [("control.loss_scale", np.array([LOSS_SCALE], np.float32))], {})
+        net.load(file, strict=False)

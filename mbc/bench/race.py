@@ -1,0 +1,123 @@
+"""Runs the contenders, each in a process of its own and alone on the GPU, and holds them against mbc.
+
+mbc runs first and last, so that a drift of the machine between its two turns shows.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from mbc.bench.job import MBC, Contender, Job, Result, contenders
+from mbc.errors import MbcError
+from mbc.ir.types import Precision
+
+# How far the losses of the first steps may be apart, relatively: other kernels round otherwise, and training makes the
+# difference grow. A wrong gradient, update or statistic is seen in the second loss already.
+TOLERANCES = {
+    Precision.FP64: 1e-6,
+    Precision.FP32: 1e-3,
+    Precision.TF32: 1e-2,
+    Precision.BF16: 3e-2,
+    Precision.FP16: 1e-2,
+}
+_LOG_LINES = 6  # of a contender that died
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A contender and its result. `apart`: the largest relative distance of a loss from mbc's; None where it has none.
+    `same`: whether that is within the tolerance."""
+
+    contender: Contender
+    result: Result
+    apart: float | None = None
+    same: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Race:
+    """`ours` is mbc's two turns as one: the mean of their times. `drift`: of the second turn from the first,
+    relatively."""
+
+    ours: Result
+    drift: float
+    tolerance: float
+    entries: tuple[Entry, ...]
+
+    def best(self, peer: str) -> Entry | None:
+        """The fastest of a peer's settings that computed the same; None where none did."""
+        ran = [e for e in self.entries if e.contender.peer == peer and not e.result.problem and e.same]
+        return min(ran, key=lambda entry: entry.result.step_ms, default=None)
+
+    @property
+    def fair(self) -> bool:
+        """Whether everybody that ran computed the same."""
+        return all(entry.same for entry in self.entries)
+
+
+def race(
+    job: Job,
+    peers: Sequence[str],
+    precision: Precision,
+    timeout_s: float,
+    say: Callable[[str], None] = lambda _: None,
+) -> Race:
+    """Every setting of every peer, one after the other. Raises MBC220 where mbc itself fails."""
+    ours = _own(job, timeout_s, say)
+    entries: list[Entry] = []
+    for peer in peers:
+        for contender in contenders(peer, precision, job.device == "cuda"):
+            say(contender.name)
+            found = run_apart(job, contender, timeout_s)
+            entries.append(compared(contender, found, ours, TOLERANCES[precision]))
+            if "not installed" in found.problem:
+                break
+    again = _own(job, timeout_s, say) if entries else ours
+    both = replace(ours, step_ms=(ours.step_ms + again.step_ms) / 2, steps=ours.steps + again.steps)
+    return Race(both, again.step_ms / ours.step_ms - 1, TOLERANCES[precision], tuple(entries))
+
+
+def compared(contender: Contender, found: Result, ours: Result, tolerance: float) -> Entry:
+    """Losses that are not finite on both sides count as equal; on one side they are infinitely far apart."""
+    if found.problem:
+        return Entry(contender, found)
+    apart = max(map(_distance, found.losses, ours.losses), default=0.0)
+    return Entry(contender, found, apart, apart <= tolerance and len(found.losses) == len(ours.losses))
+
+
+def _distance(a: float, b: float) -> float:
+    if a == b or (a != a and b != b):
+        return 0.0
+    distance = abs(a - b) / max(abs(b), 1e-6)
+    return distance if distance == distance else float("inf")
+
+
+def run_apart(job: Job, contender: Contender, timeout_s: float) -> Result:
+    """In a process of its own. A process that dies or takes too long is the problem of the result."""
+    command = [sys.executable, "-m", "mbc.bench.contender"]
+    # With -m Python looks in the working directory first, where a package may be called as a module is.
+    environment = {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    environment |= dict(contender.environment)
+    try:
+        done = subprocess.run(
+            command, input=pickle.dumps((job, contender)), capture_output=True, env=environment, timeout=timeout_s
+        )
+    except subprocess.TimeoutExpired:
+        return Result(problem=f"took longer than {timeout_s:.0f} s")
+    if done.returncode == 0:
+        return pickle.loads(done.stdout)
+    log = done.stderr.decode(errors="replace").strip().splitlines()
+    return Result(problem=f"died with {done.returncode}: " + " | ".join(log[-_LOG_LINES:]))
+
+
+def _own(job: Job, timeout_s: float, say: Callable[[str], None]) -> Result:
+    say(MBC)
+    found = run_apart(job, Contender(MBC), timeout_s)
+    if found.problem:
+        raise MbcError("MBC220", f"mbc's own step cannot be timed: {found.problem}", "see mbc doctor")
+    return found

@@ -1,0 +1,118 @@
+"""The operations of a network as PyTorch's own functions. Imported only where PyTorch is installed."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+torch: Any = importlib.import_module("torch")
+F: Any = importlib.import_module("torch.nn.functional")
+
+Tensor = Any  # PyTorch is not there when types are checked
+
+
+def _padded(x: Tensor, pad: Sequence[int], value: float = 0.0) -> Tensor:
+    top, bottom, left, right = pad
+    return F.pad(x, (left, right, top, bottom), value=value) if any(pad) else x
+
+
+def _symmetric(pad: Sequence[int]) -> bool:
+    return pad[0] == pad[1] and pad[2] == pad[3]
+
+
+def _convolution(a: Any, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+    if _symmetric(a.pad):
+        return F.conv2d(x, w, bias, a.stride, (a.pad[0], a.pad[2]), a.dilation, a.groups)
+    return F.conv2d(_padded(x, a.pad), w, bias, a.stride, 0, a.dilation, a.groups)
+
+
+def _transposed(a: Any, x: Tensor, w: Tensor) -> Tensor:
+    """The whole image side, padding included, of which the padding is then cut off."""
+    whole = F.conv_transpose2d(x, w, None, a.stride, 0, 0, a.groups, a.dilation)
+    top, bottom, left, right = a.pad
+    height, width = a.size[0] + top + bottom, a.size[1] + left + right
+    # Rows and columns that no window reached are zero.
+    whole = F.pad(whole, (0, max(0, width - whole.shape[3]), 0, max(0, height - whole.shape[2])))
+    return whole[:, :, top : top + a.size[0], left : left + a.size[1]]
+
+
+def _max_pool(a: Any, x: Tensor) -> Tensor:
+    p, q = a.output_size
+    if not a.ceil and _symmetric(a.pad) and 2 * a.pad[0] <= a.kernel[0] and 2 * a.pad[2] <= a.kernel[1]:
+        return F.max_pool2d(x, a.kernel, a.stride, (a.pad[0], a.pad[2]))
+    x = _padded(x, _reach(a, x, p, q), float("-inf"))
+    return F.max_pool2d(x, a.kernel, a.stride)[:, :, :p, :q]
+
+
+def _reach(a: Any, x: Tensor, p: int, q: int) -> tuple[int, int, int, int]:
+    """Padding that lets every window of the output be whole."""
+    below = max(a.pad[1], (p - 1) * a.stride[0] + a.kernel[0] - a.pad[0] - x.shape[2])
+    right = max(a.pad[3], (q - 1) * a.stride[1] + a.kernel[1] - a.pad[2] - x.shape[3])
+    return a.pad[0], below, a.pad[2], right
+
+
+def _avg_pool(a: Any, x: Tensor) -> Tensor:
+    p, q = a.output_size
+    if not a.ceil and _symmetric(a.pad) and a.count_pad and 2 * a.pad[0] <= a.kernel[0] and 2 * a.pad[2] <= a.kernel[1]:
+        return F.avg_pool2d(x, a.kernel, a.stride, (a.pad[0], a.pad[2]))
+    reach = _reach(a, x, p, q)
+    total = F.avg_pool2d(_padded(x, reach), a.kernel, a.stride, divisor_override=1)[:, :, :p, :q]
+    inside = torch.ones_like(x[:1, :1])
+    if a.count_pad:
+        # Padding counts, but not what ceil mode adds beyond it.
+        inside = _padded(inside, a.pad, 1.0)
+        beyond = tuple(r - g for r, g in zip(reach, a.pad, strict=True))
+        inside = _padded(inside, beyond)
+    else:
+        inside = _padded(inside, reach)
+    count = F.avg_pool2d(inside, a.kernel, a.stride, divisor_override=1)[:, :, :p, :q]
+    return total / count
+
+
+def _cross_entropy(a: Any, logits: Tensor, target: Tensor) -> Tensor:
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    return F.cross_entropy(wide, target, label_smoothing=a.smoothing)
+
+
+def _upsample(a: Any, x: Tensor) -> Tensor:
+    return x.repeat_interleave(a.factor[0], 2).repeat_interleave(a.factor[1], 3)
+
+
+def _linear(a: Any, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+    return F.linear(x.flatten(1), w, bias)
+
+
+def _concat(a: Any, *parts: Tensor) -> Tensor:
+    return torch.cat(parts, 1)
+
+
+_OF_ONE: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "relu": lambda a, x: F.relu(x),
+    "leaky_relu": lambda a, x: F.leaky_relu(x, a.slope),
+    "sigmoid": lambda a, x: torch.sigmoid(x),
+    "tanh": lambda a, x: torch.tanh(x),
+    "silu": lambda a, x: F.silu(x),
+    "gelu": lambda a, x: F.gelu(x),
+    "scale": lambda a, x: a.factor * x + a.offset,
+    "max_pool": _max_pool,
+    "avg_pool": _avg_pool,
+    "lrn": lambda a, x: F.local_response_norm(x, a.size, a.alpha, a.beta, a.k),
+    "upsample": _upsample,
+    "flatten": lambda a, x: x.flatten(1),
+    "cast": lambda a, x: x,
+}
+_OF_TWO: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
+    "convolution_backward_data": _transposed,
+    "bias_add": lambda a, x, b: x + b.reshape(1, -1, *([1] * (x.ndim - 2))),
+    "add": lambda a, x, y: x + y,
+    "mul": lambda a, x, y: x * y,
+    "softmax_cross_entropy": _cross_entropy,
+    "mse": lambda a, x, y: F.mse_loss(x, y),
+}
+# By kind; each takes the attributes and then the operands. Batch norm and dropout have a state: they are not here.
+FUNCTIONS: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
+    {**_OF_ONE, **_OF_TWO, "convolution": _convolution, "linear": _linear, "concat": _concat}
+)
+TAKES_BIAS = frozenset(("convolution", "linear"))  # as a last operand

@@ -1,0 +1,96 @@
+"""Any network of mbc as a PyTorch module. Imported only where PyTorch is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbc.bench.recipe import Call, recipe
+from mbc.bench.torch_functions import FUNCTIONS, TAKES_BIAS, F, Tensor, torch
+from mbc.ir.graph import Network, Optimizer, Role
+
+Array = NDArray[Any]
+Base: Any = torch.nn.Module
+
+
+class TorchNetwork(Base):
+    """`states` by name: parameters and statistics, canonical arrays. `dtype` is what they are kept in."""
+
+    def __init__(
+        self, network: Network, states: Mapping[str, Array], dtype: Any, device: str, channels_last: bool
+    ) -> None:
+        Base.__init__(self)
+        self._calls = recipe(network, TAKES_BIAS)
+        self._inputs, self._outputs, self._losses = network.inputs, network.outputs, network.losses
+        self._dtype, self._device, self._channels_last = dtype, device, channels_last
+        self._attribute: dict[str, str] = {}  # PyTorch's names have no dots
+        for state in network.states:
+            name = self._attribute[state.value] = state.value.replace(".", "__")
+            tensor = self._placed(np.asarray(states[state.value]))
+            if network.values[state.value].role is Role.PARAMETER:
+                self.register_parameter(name, torch.nn.Parameter(tensor))
+            else:
+                self.register_buffer(name, tensor)
+
+    def forward(self, inputs: Sequence[Tensor], masks: Mapping[str, Tensor] | None = None) -> tuple[Tensor, Tensor]:
+        """Loss and outputs. `masks`: what dropout keeps, by operation (None: PyTorch draws). In training mode the
+        running statistics move."""
+        values: dict[str, Tensor] = {state: getattr(self, name) for state, name in self._attribute.items()}
+        values.update(zip(self._inputs, inputs, strict=True))
+        for call in self._calls:
+            values[call.result] = self._run(call, [values[name] for name in call.operands], masks)
+            for name in call.dead:
+                del values[name]
+        loss = sum(weight * values[name].reshape(()) for name, weight in self._losses)
+        return loss, tuple(values[name] for name in self._outputs)
+
+    def place(self, inputs: Sequence[Array]) -> tuple[Tensor, ...]:
+        """Inputs as tensors; whole numbers become class indices."""
+        return tuple(
+            torch.tensor(array.astype(np.int64), device=self._device)
+            if np.issubdtype(array.dtype, np.integer)
+            else self._placed(array)
+            for array in inputs
+        )
+
+    def optimizer(self, rule: Optimizer, learning_rate: float, **settings: Any) -> Any:
+        """PyTorch's own optimizer with the network's settings."""
+        if rule.kind == "sgd":
+            return torch.optim.SGD(
+                self.parameters(), learning_rate, rule.momentum,
+                weight_decay=rule.weight_decay, nesterov=rule.nesterov, **settings,
+            )  # fmt: skip
+        betas = (rule.beta1, rule.beta2)
+        return torch.optim.AdamW(self.parameters(), learning_rate, betas, rule.eps, rule.weight_decay, **settings)
+
+    def states(self) -> dict[str, Array]:
+        """Parameters and statistics as they are now, float64."""
+        found = {state: getattr(self, name).detach() for state, name in self._attribute.items()}
+        return {state: tensor.double().cpu().numpy() for state, tensor in found.items()}
+
+    def gradients(self) -> dict[str, Array]:
+        """Of the parameters that have one, float64."""
+        found = {state: getattr(self, name).grad for state, name in self._attribute.items()}
+        return {state: grad.double().cpu().numpy() for state, grad in found.items() if grad is not None}
+
+    def _placed(self, array: Array) -> Tensor:
+        tensor = torch.tensor(array, dtype=self._dtype, device=self._device)
+        if self._channels_last and tensor.ndim == 4:
+            return tensor.contiguous(memory_format=torch.channels_last)
+        return tensor
+
+    def _run(self, call: Call, operands: list[Tensor], masks: Mapping[str, Tensor] | None) -> Tensor:
+        a: Any = call.operation.attributes
+        if call.operation.kind == "batch_norm":
+            x, *affine, mean, variance = operands
+            weight, bias = affine or (None, None)
+            return F.batch_norm(x, mean, variance, weight, bias, self.training, a.momentum, a.eps)
+        if call.operation.kind != "dropout":
+            return FUNCTIONS[call.operation.kind](a, *operands)
+        (x,) = operands
+        if masks is None or not self.training or a.probability == 0:
+            return F.dropout(x, a.probability, self.training)
+        return x * masks[call.operation.name] / (1 - a.probability)

@@ -1,0 +1,120 @@
+"""`mbc bench`"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import platform
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mbc.cli.arguments import measuring_options
+from mbc.cli.places import Planned, build_package, plan_file, plan_source, read_text
+from mbc.cli.terminal import busy, notes, output_width
+from mbc.device.target import local_gpus
+from mbc.errors import MbcError
+from mbc.ir.types import Precision
+from mbc.source import Source
+
+if TYPE_CHECKING:
+    from mbc.bench.job import Job
+    from mbc.bench.race import Race
+    from mbc.optimize.floor import Floor
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Plan, build, race, compare; 1 where somebody computed something else."""
+    from mbc.bench.job import Job
+    from mbc.report.bench import bench_document, bench_text
+
+    if plan_file(arguments.source) is not None:
+        raise MbcError("MBC188", f"'{arguments.source}' is planned already", "give its source (.mbc)")
+    output = None if arguments.output is None else Path(arguments.output)
+    if output is not None:
+        _write(output, "")
+    asked = measuring_options(arguments)
+    planned = plan_source(arguments.source, asked)
+    on_gpu = _on_gpu(arguments.device, planned)
+    with tempfile.TemporaryDirectory(prefix="mbc-bench-") as folder:
+        began_s = time.monotonic()
+        package = _package(planned, Path(folder), on_gpu)
+        job = Job(
+            Source(arguments.source, read_text(Path(arguments.source))),
+            asked.settings,
+            asked.network,
+            str(package),
+            "cuda" if on_gpu else "cpu",
+            planned.seconds + time.monotonic() - began_s,
+            arguments.seed,
+            blocks=arguments.blocks,
+            block_s=arguments.block,
+        )
+        found = _race(job, arguments, planned)
+    floor = _floor(planned) if on_gpu else None
+    document = {**_machine(on_gpu), **bench_document(planned.plan, found, floor, planned.seconds)}
+    text = json.dumps(document, indent=2)
+    if output is not None:
+        _write(output, text + "\n")
+    print(text if arguments.json else bench_text(planned.plan, found, floor, output_width()))
+    return 0 if found.fair else 1
+
+
+def _machine(on_gpu: bool) -> dict[str, str]:
+    """Where and when it was timed."""
+    here = local_gpus()[0] if on_gpu else None
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "device": here.name if here is not None else f"CPU ({platform.machine()})",
+        "driver": here.driver if here is not None else "",
+        "python": platform.python_version(),
+    }
+
+
+def _race(job: Job, arguments: argparse.Namespace, planned: Planned) -> Race:
+    from mbc.bench.race import race
+
+    with busy("timing") as say:
+        return race(job, arguments.against, planned.plan.graph.precision, arguments.most, say)
+
+
+def _on_gpu(device: str, planned: Planned) -> bool:
+    here = bool(local_gpus()) and planned.plan.graph.precision is not Precision.FP64
+    if device == "cuda" and not here:
+        raise MbcError("MBC221", "there is no GPU here to time on", "use --device cpu; mbc doctor says more")
+    return here and device != "cpu"
+
+
+def _package(planned: Planned, folder: Path, on_gpu: bool) -> Path:
+    """What mbc runs: a built package, or for the CPU the plan."""
+    if not on_gpu:
+        from mbc.plan.file import dump_plan
+
+        file = folder / "plan.json"
+        file.write_text(dump_plan(planned.plan), encoding="utf-8")
+        return file
+    package = build_package(planned.plan, folder / "package", overwrite=False)
+    if package.library is None:
+        missing = package.missing[0] if package.missing else "a part of the toolkit"
+        raise MbcError("MBC221", f"the step cannot be built for the GPU, for want of {missing}", "or use --device cpu")
+    return package.folder
+
+
+def _floor(planned: Planned) -> Floor:
+    from mbc.device.profile_places import find_profile
+    from mbc.optimize.floor import graph_floor
+    from mbc.plan.roofline import device_of
+
+    device = device_of(planned.plan)
+    with notes(), busy("finding the floor"):
+        return graph_floor(planned.plan.graph, device, find_profile(device))
+
+
+def _write(path: Path, text: str) -> None:
+    """MBC222, also before anything is timed."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise MbcError("MBC222", f"cannot write '{path}': {error.strerror or error}", "choose another -o") from error

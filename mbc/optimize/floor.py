@@ -1,0 +1,57 @@
+"""What a step would take at best on a GPU whose kernels were measured: the yardstick of benchmarks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mbc.device.profile import Profile, calibrated
+from mbc.device.spec import DeviceSpec
+from mbc.ir.graph import TrainingGraph
+from mbc.kernels import PROVIDERS
+from mbc.ops import KINDS
+from mbc.optimize.candidates import CandidateTable
+from mbc.optimize.sweeps import fewest_bytes
+
+BANDWIDTH_SHARE = 0.9  # of the copy bandwidth: what a good kernel reaches
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """The fastest known kernel of every convolution and matrix product, undivided and in whatever layout, and the
+    fewest bytes of everything else at `BANDWIDTH_SHARE` of the copy bandwidth. `estimated_us`: of `products_us` what no
+    profile knows."""
+
+    products_us: float
+    products: int
+    estimated_us: float
+    estimated: int
+    other_bytes: int
+    other_us: float
+
+    @property
+    def total_us(self) -> float:
+        return self.products_us + self.other_us
+
+
+def step_floor(table: CandidateTable) -> Floor:
+    """Of the training step of the table's graph. A fused kernel that does part of the rest beside a product may be
+    below it. Raises MBC200 and MBC202 where no kernel can run a product."""
+    products_us = estimated_us = 0.0
+    products = estimated = 0
+    for operation in table.graph.train:
+        if KINDS[operation.kind].flops is None:
+            continue
+        best = min(table.candidates(operation, table.whole), key=lambda candidate: candidate.time_us)
+        products += 1
+        products_us += best.time_us
+        if not best.measured:
+            estimated += 1
+            estimated_us += best.time_us
+    other_bytes = fewest_bytes(table.graph)
+    other_us = other_bytes / (BANDWIDTH_SHARE * table.device.copy_gb_s * 1e3)
+    return Floor(products_us, products, estimated_us, estimated, other_bytes, other_us)
+
+
+def graph_floor(graph: TrainingGraph, device: DeviceSpec, profile: Profile | None) -> Floor:
+    """`step_floor` with every kernel that a profile knows."""
+    return step_floor(CandidateTable(graph, calibrated(device, profile), PROVIDERS, profile))

@@ -1,0 +1,130 @@
+"""What `mbc bench` prints."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from mbc.bench.job import MBC
+from mbc.bench.race import Entry, Race
+from mbc.optimize.floor import Floor
+from mbc.plan.model import Plan
+from mbc.report.columns import Column, render
+from mbc.units import show_size
+
+_COLUMNS = (
+    Column("contender", shrinks=True, least=20),
+    Column("step", right=True),
+    Column("spread", right=True, optional=2),
+    Column("samples/s", right=True),
+    Column("over mbc", right=True),
+    Column("memory", right=True),
+    Column("first step", right=True, optional=1),
+    Column("losses apart", right=True),
+    Column("", shrinks=True, least=12),
+)
+
+
+def bench_text(plan: Plan, found: Race, floor: Floor | None, width: int) -> str:
+    """Everybody, then each peer's best against mbc, then mbc against its prediction and the network's floor."""
+    graph, ours = plan.graph, found.ours
+    rows = [_row(MBC, ours, graph.batch, ours.step_ms, "", f"two turns, {found.drift:+.1%} apart")]
+    for entry in found.entries:
+        if entry.result.problem:
+            rows.append((entry.contender.name, *("-",) * 7, entry.result.problem))
+        else:
+            apart = f"{entry.apart:.1e}" if entry.apart is not None else "-"
+            rows.append(
+                _row(entry.contender.name, entry.result, graph.batch, ours.step_ms, apart, _remark(entry, found))
+            )
+    lines = [
+        f"{graph.name}: a training step, batch {graph.batch}, {graph.precision}",
+        "",
+        render(_COLUMNS, rows, width),
+    ]
+    lines += ["", *_verdicts(plan, found, floor)]
+    return "\n".join(lines)
+
+
+def bench_document(plan: Plan, found: Race, floor: Floor | None, plan_seconds: float) -> dict[str, Any]:
+    """The same for a script."""
+    ours = found.ours
+    return {
+        "network": plan.graph.name,
+        "batch": plan.graph.batch,
+        "precision": str(plan.graph.precision),
+        "planned_for": plan.target.gpu,
+        "profile": plan.target.profile,
+        "predicted_ms": plan.predictions.train_us / 1e3,
+        "measured_share": plan.predictions.measured_share,
+        "plan_s": plan_seconds,
+        "floor": None if floor is None else {**asdict(floor), "total_us": floor.total_us},
+        "over_floor": None if floor is None else ours.step_ms * 1e3 / floor.total_us,
+        "mbc": asdict(ours),
+        "drift": found.drift,
+        "tolerance": found.tolerance,
+        "same_mathematics": found.fair,
+        "best": {
+            peer: None if best is None else {"variant": best.contender.variant, "ratio": _ratio(best, found)}
+            for peer, best in _bests(found).items()
+        },
+        "contenders": [
+            {**asdict(entry.contender), **asdict(entry.result), "apart": entry.apart, "same": entry.same}
+            for entry in found.entries
+        ],
+    }
+
+
+def _row(name: str, result: Any, batch: int, ours_ms: float, apart: str, remark: str) -> tuple[str, ...]:
+    return (
+        name,
+        _show_ms(result.step_ms),
+        _show_ms(result.spread_ms),
+        f"{batch * 1e3 / result.step_ms:,.0f}",
+        f"{result.step_ms / ours_ms:.2f}x",
+        show_size(result.peak_bytes) if result.peak_bytes else "-",
+        f"{result.first_step_s:.1f} s",
+        apart,
+        remark,
+    )
+
+
+def _remark(entry: Entry, found: Race) -> str:
+    if not entry.same:
+        return f"NOT THE SAME: losses {_show(entry.result.losses)}, mbc's {_show(found.ours.losses)}"
+    return entry.result.unchecked
+
+
+def _show(losses: tuple[float, ...]) -> str:
+    return ", ".join(f"{loss:.5g}" for loss in losses)
+
+
+def _bests(found: Race) -> dict[str, Entry | None]:
+    return {peer: found.best(peer) for peer in dict.fromkeys(entry.contender.peer for entry in found.entries)}
+
+
+def _ratio(best: Entry, found: Race) -> float:
+    return best.result.step_ms / found.ours.step_ms
+
+
+def _verdicts(plan: Plan, found: Race, floor: Floor | None) -> list[str]:
+    lines: list[str] = []
+    for peer, best in _bests(found).items():
+        if best is None:
+            lines.append(f"against {peer}: nothing to compare with")
+        else:
+            ratio, variant = _ratio(best, found), best.contender.variant
+            lines.append(f"against {peer}: {ratio:.2f}x as fast as its best setting ({variant})")
+    predicted_ms = plan.predictions.train_us / 1e3
+    if floor is not None:
+        over = found.ours.step_ms * 1e3 / floor.total_us
+        lines.append(f"mbc: {over:.2f}x the network's floor of {_show_ms(floor.total_us / 1e3)}")
+        lines.append(f"mbc: {found.ours.step_ms / predicted_ms:.2f}x the predicted {_show_ms(predicted_ms)}")
+    lines.append(
+        f"a step: the median of {found.ours.steps} steps of mbc in blocks; losses may be {found.tolerance:g} apart"
+    )
+    return lines
+
+
+def _show_ms(time_ms: float) -> str:
+    return f"{time_ms:.3g} ms" if time_ms < 100 else f"{time_ms:,.0f} ms"

@@ -1,0 +1,226 @@
+"""What `mbc show --roofline` prints: every operation beside its own limit, and the step beside the network's floor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from mbc.optimize.floor import BANDWIDTH_SHARE, Floor
+from mbc.plan.model import Plan, Program
+from mbc.plan.roofline import Bound, Ceilings, Limit, ceilings_of, limits
+from mbc.report.columns import Column, render
+from mbc.report.tables import heading, time_cell
+from mbc.units import show_size, show_time
+
+_OPERATIONS = (
+    Column("operation", shrinks=True, least=18),
+    Column("kind", shrinks=True, least=12, optional=2),
+    Column("kernel", shrinks=True, least=16, optional=1),
+    Column("bytes", right=True),
+    Column("flops", right=True),
+    Column("limit", right=True),
+    Column("bound by"),
+    Column("time", right=True),
+    Column("time / limit", right=True),
+    Column("lost", right=True),
+)
+_KINDS = (
+    Column("kind", shrinks=True, least=12),
+    Column("operations", right=True),
+    Column("bytes", right=True),
+    Column("flops", right=True),
+    Column("limit", right=True),
+    Column("bound by"),
+    Column("time", right=True),
+    Column("time / limit", right=True),
+    Column("lost", right=True),
+    Column("share of loss", right=True),
+)
+
+
+def roofline_text(
+    plan: Plan, floor: Floor | None, *, width: int, limit: int | None = None, by_kind: bool = False, infer: bool = False
+) -> str:
+    """The whole page: ceilings, operations (unless `by_kind`), kinds, totals. `limit`: only so many operations, those
+    that lose most, in their order. `floor`: of the training step. Raises MBC196 for a plan in fp64."""
+    program = plan.infer if infer else plan.train
+    ceilings = ceilings_of(plan)
+    found = limits(plan, program, ceilings)
+    parts = [f"{heading(plan, infer)}\n{_ceilings_text(plan, ceilings)}"]
+    if not by_kind:
+        parts.append(_operations_table(found, width, limit))
+    parts += [_kinds_table(found, width), _totals_text(program, found, ceilings, floor)]
+    return "\n\n".join(parts)
+
+
+def roofline_document(plan: Plan, floor: Floor | None, *, infer: bool = False) -> dict[str, Any]:
+    """The same for a script: sizes in bytes, times in µs."""
+    program = plan.infer if infer else plan.train
+    ceilings = ceilings_of(plan)
+    found = limits(plan, program, ceilings)
+    return {
+        "network": plan.graph.name,
+        "batch": plan.graph.batch,
+        "precision": str(plan.graph.precision),
+        "program": "infer" if infer else "train",
+        "target": asdict(plan.target),
+        "ceilings": asdict(ceilings),
+        "time_us": sum(one.summary.time_us for one in found),
+        "limit_us": sum(one.limit_us for one in found),
+        "launches": len(program.launches),
+        "floor": None if floor is None else {**asdict(floor), "total_us": floor.total_us},
+        "kinds": [_group_row(kind, group) for kind, group in _by_kind(found)],
+        "operations": [{"name": one.summary.name, **_row(one)} for one in found],
+    }
+
+
+def _row(one: Limit) -> dict[str, Any]:
+    return {
+        "kind": one.summary.kind,
+        "kernels": list(one.summary.kernels),
+        "bytes": one.moved_bytes,
+        "flops": one.flops,
+        "memory_us": one.memory_us,
+        "arithmetic_us": one.arithmetic_us,
+        "limit_us": one.limit_us,
+        "bound": str(one.bound),
+        "time_us": one.summary.time_us,
+        "estimated": one.summary.estimated,
+    }
+
+
+def _group_row(kind: str, group: Sequence[Limit]) -> dict[str, Any]:
+    return {
+        "kind": kind,
+        "operations": len(group),
+        "bytes": sum(one.moved_bytes for one in group),
+        "flops": sum(one.flops for one in group),
+        "limit_us": sum(one.limit_us for one in group),
+        "time_us": sum(one.summary.time_us for one in group),
+        "estimated": any(one.summary.estimated for one in group),
+    }
+
+
+def _by_kind(found: Sequence[Limit]) -> list[tuple[str, list[Limit]]]:
+    """What loses most first."""
+    groups: dict[str, list[Limit]] = {}
+    for one in found:
+        groups.setdefault(one.summary.kind, []).append(one)
+    return sorted(groups.items(), key=lambda item: (-sum(one.lost_us for one in item[1]), item[0]))
+
+
+def _ceilings_text(plan: Plan, ceilings: Ceilings) -> str:
+    known = "measured" if ceilings.measured else "of the datasheet"
+    return (
+        f"ceilings ({known}): {ceilings.bytes_per_us / 1e3:,.0f} GB/s of copying, "
+        f"{ceilings.flops_per_us / 1e6:,.0f} TFLOP/s of {plan.graph.precision} products"
+    )
+
+
+def _operations_table(found: Sequence[Limit], width: int, limit: int | None) -> str:
+    shown = list(found)
+    if limit is not None and limit < len(shown):
+        worst = sorted(shown, key=lambda one: (-one.lost_us, one.summary.first_launch))[:limit]
+        shown = sorted(worst, key=lambda one: one.summary.first_launch)
+    rows = [(one.summary.name, one.summary.kind, " | ".join(one.summary.kernels), *_figures([one])) for one in shown]
+    lines = [render(_OPERATIONS, rows, width)]
+    if len(shown) < len(found):
+        lost_us = sum(one.lost_us for one in found) - sum(one.lost_us for one in shown)
+        lines.append(f"… and {len(found) - len(shown)} operations that lose less, {_lost(lost_us)} together")
+    return "\n".join(lines)
+
+
+def _kinds_table(found: Sequence[Limit], width: int) -> str:
+    lost_us = sum(max(0.0, one.lost_us) for one in found) or 1.0
+    rows = [
+        (
+            kind,
+            str(len(group)),
+            *_figures(group),
+            f"{100 * sum(max(0.0, one.lost_us) for one in group) / lost_us:.1f} %",
+        )
+        for kind, group in _by_kind(found)
+    ]
+    rows.append(("all", str(len(found)), *_figures(found), ""))
+    return render(_KINDS, rows, width)
+
+
+def _figures(group: Sequence[Limit]) -> tuple[str, ...]:
+    """Bytes, flops, limit, what binds, time, ratio, loss: summed."""
+    flops = sum(one.flops for one in group)
+    limit_us = sum(one.limit_us for one in group)
+    time_us = sum(one.summary.time_us for one in group)
+    return (
+        show_size(sum(one.moved_bytes for one in group)),
+        _show_flops(flops) if flops else "-",
+        show_time(limit_us),
+        _bound(group),
+        time_cell(time_us, any(one.summary.estimated for one in group)),
+        _ratio(time_us, limit_us),
+        _lost(time_us - limit_us),
+    )
+
+
+def _bound(group: Sequence[Limit]) -> str:
+    bounds = {one.bound for one in group}
+    if len(bounds) == 1:
+        return str(bounds.pop())
+    by_arithmetic = sum(one.limit_us for one in group if one.bound is Bound.ARITHMETIC)
+    return f"both ({100 * by_arithmetic / sum(one.limit_us for one in group):.0f} % arithmetic)"
+
+
+def _totals_text(program: Program, found: Sequence[Limit], ceilings: Ceilings, floor: Floor | None) -> str:
+    time_us = sum(one.summary.time_us for one in found)
+    limit_us = sum(one.limit_us for one in found)
+    guess = any(one.summary.estimated for one in found)
+    launches = len(program.launches)
+    rows = [
+        ("all launches, one after the other", time_cell(time_us, guess), ""),
+        (
+            "speed of light of these operations",
+            show_time(limit_us),
+            f"{_ratio(time_us, limit_us)} of it taken: each operation's limit, nothing fused further",
+        ),
+        ("  of the difference: gaps", show_time(launches * ceilings.launch_us), f"{launches} launches"),
+    ]
+    if floor is not None:
+        products = f"fastest known kernel of each of {floor.products} convolutions and products"
+        if floor.estimated:
+            products += f", {floor.estimated} of them estimated"
+        rows += [
+            (
+                "floor of the network",
+                time_cell(floor.total_us, floor.estimated > 0),
+                f"{_ratio(time_us, floor.total_us)} of it taken",
+            ),
+            ("  convolutions and products", time_cell(floor.products_us, floor.estimated > 0), products),
+            (
+                "  everything else",
+                show_time(floor.other_us),
+                f"{show_size(floor.other_bytes)}, the fewest bytes, at {100 * BANDWIDTH_SHARE:.0f} % of copying",
+            ),
+        ]
+    lines = [render((Column("in all"), Column("", right=True), Column("")), rows)]
+    if any(one.lost_us < 0 for one in found if one.bound is Bound.ARITHMETIC):
+        lines.append("FFT and Winograd multiply less than the definition of a convolution, which the limit counts")
+    return "\n".join(lines)
+
+
+def _ratio(time_us: float, limit_us: float) -> str:
+    if limit_us <= 0:
+        return "-"
+    # Tiny operations take a launch, whatever their limit.
+    return f"{time_us / limit_us:.2f}x" if time_us < 100 * limit_us else ">99x"
+
+
+def _lost(time_us: float) -> str:
+    return f"-{show_time(-time_us)}" if time_us < 0 else show_time(time_us)
+
+
+def _show_flops(flops: float) -> str:
+    for unit, scale in (("T", 1e12), ("G", 1e9), ("M", 1e6)):
+        if flops >= scale:
+            value = flops / scale
+            return f"{value:.{2 if value < 10 else 1}f} {unit}"
+    return f"{flops / 1e3:.1f} k"

@@ -1,0 +1,86 @@
+"""DLPack: how one library hands an array in device memory to another, without a copy (dlpack.h, version 0.8)."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from mbc.ir.types import DType
+
+NAME = b"dltensor"  # of a capsule that nobody has taken over yet
+KINDS = {0: "i", 1: "u", 2: "f", 4: "bf", 6: "b"}  # DLDataTypeCode as NumPy type characters
+
+_CODES = {DType.FP64: 2, DType.FP32: 2, DType.FP16: 2, DType.BF16: 4, DType.INT32: 0, DType.UINT8: 1}
+
+
+class DlTensor(ctypes.Structure):
+    """DLTensor; it stands first in DLManagedTensor."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+class _Managed(ctypes.Structure):
+    """DLManagedTensor. `context` is the Python object that keeps it, and what it describes, alive."""
+
+    _fields_ = (("tensor", DlTensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
+
+
+def tensor_of(taken: object) -> DlTensor:
+    """What a capsule describes; it must be kept as long as the tensor is used."""
+    pointer: Any = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    return DlTensor.from_address(pointer(taken, NAME))
+
+
+def capsule(
+    owner: object,
+    address: int,
+    device: tuple[int, int],
+    dtype: DType,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+) -> object:
+    """A capsule over memory that `owner` keeps alive. `device`: type and number; `strides` in elements."""
+    sizes = ctypes.c_int64 * len(shape)
+    managed = _Managed()
+    managed.tensor = DlTensor(
+        address, *device, len(shape), _CODES[dtype], 8 * dtype.size_bytes, 1, sizes(*shape), sizes(*strides), 0
+    )
+    kept = (owner, managed)
+    managed.context = id(kept)
+    managed.deleter = ctypes.cast(_delete, ctypes.c_void_p)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+    new: Any = ctypes.pythonapi.PyCapsule_New
+    new.restype, new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+    return new(ctypes.addressof(managed), NAME, ctypes.cast(_discard, ctypes.c_void_p))
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+def _delete(managed: int) -> None:
+    """The consumer does not need the tensor any more."""
+    release: Any = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(("Py_DecRef", ctypes.pythonapi))
+    release(_Managed.from_address(managed).context)
+
+
+@ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
+def _discard(unused: int) -> None:
+    """The capsule itself is freed; where nobody took it over its name is still the first one."""
+    valid: Any = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(
+        ("PyCapsule_IsValid", ctypes.pythonapi)
+    )
+    pointer: Any = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(
+        ("PyCapsule_GetPointer", ctypes.pythonapi)
+    )
+    if valid(unused, NAME):
+        _delete(pointer(unused, NAME))

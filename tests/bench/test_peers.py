@@ -1,0 +1,49 @@
+"""A step by PyTorch and by JAX computes what mbc's does, on the CPU; skipped where they are not installed."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+from mbc.bench import contender as process
+from mbc.bench.job import MBC, Contender
+from mbc.bench.race import TOLERANCES, compared
+from mbc.ir.types import Precision
+from tests.bench.jobs import job
+
+# What rounding alone makes of four steps of these networks, at a hundred times the rate that is used for timing.
+ROUNDING = {"fp64": 1e-6, "fp32": 2e-5, "bf16": 2e-2, "fp16": 3e-3}
+
+
+@pytest.mark.parametrize("peer", ["torch", "jax"])
+@pytest.mark.parametrize("name", ["small", "mixed", "dense"])
+@pytest.mark.parametrize("precision", list(ROUNDING))
+def test_the_same_mathematics(tmp_path: Path, peer: str, name: str, precision: str):
+    pytest.importorskip(peer)
+    made = job(tmp_path, name, precision)
+    ours, theirs = (process.run(made, Contender(who, "eager")) for who in (MBC, peer))
+    assert theirs.problem == "" and theirs.steps == 2 and theirs.step_ms > 0
+    found = compared(Contender(peer), theirs, ours, ROUNDING[precision])
+    assert found.same, (ours.losses, theirs.losses)
+    assert ROUNDING[precision] <= TOLERANCES[Precision(precision)]
+    assert len({round(loss, 4) for loss in ours.losses}) == made.losses, "steps change something"
+
+
+def test_a_wrong_update_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("torch")
+    network = importlib.import_module("mbc.bench.torch_network").TorchNetwork
+    right = network.optimizer
+    monkeypatch.setattr(network, "optimizer", lambda self, rule, rate, **more: right(self, rule, 1.5 * rate, **more))
+    made = job(tmp_path)
+    ours, theirs = (process.run(made, Contender(who, "eager")) for who in (MBC, "torch"))
+    assert theirs.losses[0] == pytest.approx(ours.losses[0], rel=1e-5)
+    assert not compared(Contender("torch"), theirs, ours, TOLERANCES[Precision.FP32]).same
+
+
+def test_channels_last_changes_nothing(tmp_path: Path):
+    pytest.importorskip("torch")
+    made = job(tmp_path, "mixed")
+    first, last = (process.run(made, Contender("torch", "", channels_last=last)) for last in (False, True))
+    assert first.losses == pytest.approx(last.losses, rel=1e-5)

@@ -1,0 +1,81 @@
+"""mbc bench."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mbc.bench import race as racing
+from mbc.bench.job import MBC, Result
+
+QUICK = ("--device", "cpu", "--blocks", "2", "--block", "0s")
+OURS = Result(losses=(1.0, 0.9, 0.8, 0.7), step_ms=2.0, spread_ms=0.1, steps=2, first_step_s=0.5, peak_bytes=1 << 20)
+
+
+@pytest.fixture
+def results(monkeypatch):
+    """What each contender answers, by its peer; nothing is run."""
+    answers = {
+        MBC: OURS,
+        "torch": Result(**{**as_fields(OURS), "step_ms": 5.0}),
+        "jax": Result(problem="jax is not installed"),
+    }
+    monkeypatch.setattr(racing, "run_apart", lambda job, contender, timeout_s: answers[contender.peer])
+    return answers
+
+
+def as_fields(result: Result):
+    return {name: getattr(result, name) for name in Result.__slots__}
+
+
+def test_a_table_and_a_file(mbc, results):
+    done = mbc("bench", "tiny.mbc", "--against", "torch,jax", *QUICK, "-o", "out.json")
+    assert done.code == 0, done.err
+    assert "against torch: 2.50x as fast as its best setting (eager, channels first)" in done.out
+    assert "against jax: nothing to compare with" in done.out and "jax is not installed" in done.out
+    written = json.loads(Path("out.json").read_text())
+    assert written["best"]["torch"] == {"variant": "eager, channels first", "ratio": 2.5}
+    assert written["best"]["jax"] is None and written["same_mathematics"] is True
+    assert written["mbc"]["losses"] == [1.0, 0.9, 0.8, 0.7]
+    again = mbc("bench", "tiny.mbc", "--against", "torch,jax", *QUICK, "--json").json
+    changing = {"plan_s", "date"}
+    assert {k: v for k, v in again.items() if k not in changing} == {
+        k: v for k, v in written.items() if k not in changing
+    }
+
+
+def test_another_mathematics_fails(mbc, results):
+    results["torch"] = Result(**{**as_fields(OURS), "losses": (1.0, 0.8, 0.7, 0.6)})
+    done = mbc("bench", "tiny.mbc", "--against", "torch", *QUICK)
+    assert done.code == 1
+    assert "NOT THE SAME" in done.out and "against torch: nothing to compare with" in done.out
+
+
+def test_for_real(mbc):
+    done = mbc("bench", "tiny.mbc", "--against", "torch", *QUICK, "--json")
+    assert done.code == 0, done.err
+    (entry,) = done.json["contenders"]
+    assert entry["same"] and done.json["mbc"]["steps"] == 4
+    assert "torch is not installed" in entry["problem"] or entry["apart"] < 1e-5
+
+
+def test_refusals(mbc, results):
+    assert mbc("compile", "tiny.mbc", "--set", "train.precision=fp64").code == 0
+    for arguments, code in (
+        (("tiny", "--device", "cpu"), "MBC188"),
+        (("tiny.mbc", "--device", "cuda"), "MBC221"),
+        (("tiny.mbc", *QUICK, "-o", "no/where.json"), "MBC222"),
+    ):
+        done = mbc("bench", *arguments)
+        assert done.code == 1 and f"error {code}" in done.err, done.err
+    for wrong in (("--against", "tensorflow"), ("--blocks", "1")):
+        with pytest.raises(SystemExit):
+            mbc("bench", "tiny.mbc", *wrong)
+
+
+def test_our_own_failure(mbc, results):
+    results[MBC] = Result(problem="died with 1: out of memory")
+    done = mbc("bench", "tiny.mbc", "--against", "torch", *QUICK)
+    assert done.code == 1 and "error MBC220" in done.err and "out of memory" in done.err

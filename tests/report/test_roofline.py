@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from mbc.optimize.floor import Floor
+from mbc.plan.roofline import ceilings_of, limits
+from mbc.report.roofline import roofline_document, roofline_text
+from tests.runtime.nets import small_plan
+
+FLOOR = Floor(1500.0, 3, 500.0, 1, 4 << 20, 1000.0)
+
+
+def test_the_page():
+    text = roofline_text(small_plan(), FLOOR, width=160)
+    for word in (
+        "ceilings (measured): 4,300 GB/s of copying, 60 TFLOP/s of fp32 products", "time / limit", "lost",
+        "first.backward_filter", "memory", "speed of light", "floor of the network", "2.50 ms", "4.00 MiB",
+        "3 convolutions and products, 1 of them estimated", "share of loss", "gaps",
+    ):  # fmt: skip
+        assert word in text, word
+
+
+def test_less_of_it():
+    whole = roofline_text(small_plan(), FLOOR, width=160)
+    few = roofline_text(small_plan(), FLOOR, width=160, limit=2)
+    kinds = roofline_text(small_plan(), None, width=160, by_kind=True)
+    infer = roofline_text(small_plan(), None, width=160, infer=True)
+    assert len(kinds.splitlines()) < len(few.splitlines()) < len(whole.splitlines())
+    assert "operations that lose less" in few and "first.backward_filter" not in kinds
+    assert "floor of the network" not in kinds and infer.startswith("small: inference")
+    assert max(map(len, roofline_text(small_plan(), FLOOR, width=100).splitlines()[5:20])) <= 100
+
+
+def test_for_a_script():
+    plan = small_plan()
+    document = json.loads(json.dumps(roofline_document(plan, FLOOR)))
+    found = limits(plan, plan.train, ceilings_of(plan))
+    assert document["floor"]["total_us"] == 2500.0
+    least = sum(max(row["memory_us"], row["arithmetic_us"]) for row in document["operations"])
+    assert document["limit_us"] == pytest.approx(least)
+    assert document["time_us"] == pytest.approx(sum(kind["time_us"] for kind in document["kinds"]))
+    assert [row["name"] for row in document["operations"]] == [one.summary.name for one in found]
+    assert {row["bound"] for row in document["operations"]} <= {"memory", "arithmetic"}
+    assert roofline_document(plan, None, infer=True)["floor"] is None
