@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from mbc.device.profile import Profile
 from mbc.device.spec import DeviceSpec
@@ -54,6 +55,8 @@ class CandidateTable:
     _divided: dict[Request, Mapping[tuple[Layout, ...], Menu]] = field(
         default_factory=dict[Request, Mapping[tuple[Layout, ...], Menu]]
     )
+    # What `mbc.optimize.choose` found, by what it was asked.
+    chosen: dict[tuple[Any, ...], Any] = field(default_factory=dict[tuple[Any, ...], Any], repr=False, compare=False)
     _conversions: dict[tuple[TensorType, Layout], float] = field(default_factory=dict[tuple[TensorType, Layout], float])
 
     def without_determinism(self) -> CandidateTable:

@@ -19,6 +19,8 @@ from mbc.optimize.layouts import Labelling, Options, label
 from mbc.optimize.menus import Menu, Point, Slice
 from mbc.units import show_size
 
+_NO_LIMIT = 1 << 62
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -52,6 +54,18 @@ def choose(table: CandidateTable, limits: Mapping[str, int], rows: Mapping[str, 
     """
     graph = table.graph
     divided = rows or {}
+    asked = tuple(
+        (min(limits.get(operation.name, _NO_LIMIT), _NO_LIMIT), divided.get(operation.name))
+        for operation in (*graph.train, *graph.infer)
+    )
+    known = table.chosen.get(asked)
+    if known is None:
+        known = table.chosen[asked] = _choose(table, limits, divided)
+    return known
+
+
+def _choose(table: CandidateTable, limits: Mapping[str, int], divided: Mapping[str, int]) -> Choices:
+    graph = table.graph
 
     def menus(operation: Operation) -> Mapping[tuple[Layout, ...], Menu]:
         name = operation.name

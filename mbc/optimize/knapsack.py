@@ -4,7 +4,8 @@ The operations run in the order in which they are written. Whatever is needed bo
 none of its operands, is kept there, made again later, or sent to the host before. Beside the operands only so much can
 be kept; the rest costs at least a fractional knapsack: bytes that the link can carry until then are free, others take
 the time of their operation (and of what only serves it) or of their copy, whichever is less. The operation that costs
-most bounds the step. In the spirit of the cut-based bounds of "MONeT" (Shah et al., 2021) and "Checkmate" (Jain et al., 2020), without a solver.
+most bounds the step. In the spirit of the cut-based bounds of "MONeT" (Shah et al., 2021) and "Checkmate" (Jain et al.,
+2020), without a solver.
 """
 
 from __future__ import annotations
