@@ -37,6 +37,7 @@ class Regression:
         self.looked: list[int] = []
         self.poison = False
         self.poison_at = 0
+        self.spoil_at = 0
 
     def step(self, x: Any, y: Any, *, lr: float) -> StepLoss:
         assert x.shape == (BATCH, FEATURES) and y.shape == (BATCH,)
@@ -50,6 +51,8 @@ class Regression:
         loss = float(-np.log(p[np.arange(BATCH), y]).mean())
         p[np.arange(BATCH), y] -= 1
         self.weights -= lr * x.astype(np.float64).T @ p / BATCH
+        if len(self.rates) == self.spoil_at:
+            self.weights[0, 0] = np.inf
         return self._loss(loss, accuracy)
 
     def _loss(self, value: float, accuracy: float | None) -> StepLoss:
