@@ -49,6 +49,8 @@ GOOD_ENOUGH = 1.02
 # to make than so many passes over it may be kept as a whole for the backward pass.
 DIVIDED_PARTS = (1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64)
 WORTH_DIVIDING = 0.2
+# Operations times divisions into strips that are compared, of the same values.
+DIVISIONS_WORK = 1000
 MICRO_BATCH_PARTS = (1 / 8, 1 / 16)
 AGAIN_PASSES = 6
 # How long states are in the arena for their update, in times of their copy, and what goes to the host first: so many
@@ -131,7 +133,7 @@ def _divisions(
             rows = 1 << max(0, int(graph.batch * micro_part * room_bytes / largest_bytes).bit_length() - 1)
             if rows < graph.batch:
                 tried += [Division(large_bytes, rows, price) for price in (math.inf, AGAIN_PASSES * pass_us)]
-        yield tried
+        yield tried[: max(1, DIVISIONS_WORK // len(graph.train))]
 
 
 def _with_states_away(
