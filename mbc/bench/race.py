@@ -68,7 +68,10 @@ def race(
     say: Callable[[str], None] = lambda _: None,
 ) -> Race:
     """Every setting of every peer, one after the other. Raises MBC220 where mbc itself fails."""
-    ours = _own(job, timeout_s, say)
+    say(MBC)
+    ours = run_apart(job, Contender(MBC), timeout_s)
+    if ours.problem:
+        raise MbcError("MBC220", f"mbc's own step cannot be timed: {ours.problem}", "see mbc doctor")
     entries: list[Entry] = []
     for peer in peers:
         for contender in contenders(peer, precision, job.device == "cuda"):
@@ -77,7 +80,10 @@ def race(
             entries.append(compared(contender, found, ours, TOLERANCES[precision]))
             if "not installed" in found.problem:
                 break
-    again = _own(job, timeout_s, say) if entries else ours
+    say(f"{MBC} again")
+    again = run_apart(job, Contender(MBC), timeout_s)
+    if again.problem:  # what the others took is worth keeping all the same
+        again = ours
     both = replace(ours, step_ms=(ours.step_ms + again.step_ms) / 2, steps=ours.steps + again.steps)
     return Race(both, again.step_ms / ours.step_ms - 1, TOLERANCES[precision], tuple(entries))
 
@@ -113,11 +119,3 @@ def run_apart(job: Job, contender: Contender, timeout_s: float) -> Result:
         return pickle.loads(done.stdout)
     log = done.stderr.decode(errors="replace").strip().splitlines()
     return Result(problem=f"died with {done.returncode}: " + " | ".join(log[-_LOG_LINES:]))
-
-
-def _own(job: Job, timeout_s: float, say: Callable[[str], None]) -> Result:
-    say(MBC)
-    found = run_apart(job, Contender(MBC), timeout_s)
-    if found.problem:
-        raise MbcError("MBC220", f"mbc's own step cannot be timed: {found.problem}", "see mbc doctor")
-    return found

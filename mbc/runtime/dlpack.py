@@ -54,10 +54,9 @@ def capsule(
     """A capsule over memory that `owner` keeps alive. `device`: type and number; `strides` in elements."""
     sizes = ctypes.c_int64 * len(shape)
     managed = _Managed()
-    managed.tensor = DlTensor(
-        address, *device, len(shape), _CODES[dtype], 8 * dtype.size_bytes, 1, sizes(*shape), sizes(*strides), 0
-    )
-    kept = (owner, managed)
+    extents, steps = sizes(*shape), sizes(*strides)
+    managed.tensor = DlTensor(address, *device, len(shape), _CODES[dtype], 8 * dtype.size_bytes, 1, extents, steps, 0)
+    kept = (owner, managed, extents, steps)
     managed.context = id(kept)
     managed.deleter = ctypes.cast(_delete, ctypes.c_void_p)
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))

@@ -91,6 +91,14 @@ def test_a_peer_that_is_not_installed_is_asked_once(monkeypatch: pytest.MonkeyPa
     assert len(race(replace(job(tmp_path), device="cuda"), ("torch.compile",), Precision.TF32, 60).entries) == 1
 
 
+def test_a_second_turn_that_fails_loses_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    answers = iter((OURS, replace(OURS, step_ms=20.0), Result(problem="took longer than 60 s")))
+    monkeypatch.setattr(racing, "run_apart", lambda *_: next(answers))
+    found = race(job(tmp_path), ("jax",), Precision.FP32, 60)
+    assert found.ours.step_ms == OURS.step_ms and found.drift == 0.0
+    assert found.best("jax") is not None
+
+
 def test_mbc_must_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(racing, "run_apart", lambda *_: Result(problem="died with 1: no such device"))
     with pytest.raises(MbcError) as caught:
