@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mbc.device.signature import asked_kind
 from mbc.errors import MbcError
 from mbc.ir.types import DType, Layout, TensorType
 from mbc.kernels.base import Request
-from mbc.ops import KINDS
 from mbc.ops.base import ShapeError
 from mbc.ops.control import CONTROL_TYPE, control_record
 from mbc.ops.pooling import MaxPool
@@ -39,7 +39,7 @@ def values(request: Request, index: int, count: int, seed: int = 0) -> Array:
         return rng.integers(0, _classes(request), count, dtype=np.int32)
     if tensor.dtype is DType.UINT8:
         return rng.integers(0, _positions(request), count).astype(np.uint8)
-    if len(tensor.shape) == 1 or _updates(request.kind):
+    if len(tensor.shape) == 1 or _updates(request):
         drawn = rng.uniform(0.5, 2.0, count).astype(np.float32)
     else:
         drawn = rng.standard_normal(count, np.float32)
@@ -49,7 +49,7 @@ def values(request: Request, index: int, count: int, seed: int = 0) -> Array:
 
 def few(request: Request) -> Request:
     """The same operation on few rows (of a state: few elements), which the host can compute in no time."""
-    kind = KINDS.get(request.kind)
+    kind = asked_kind(request)
     if kind is None:  # a change of layout or type: its operands have one shape
         rows = _few_rows(request)
         return replace(
@@ -57,7 +57,7 @@ def few(request: Request) -> Request:
             inputs=tuple(t.with_rows(rows) for t in request.inputs),
             outputs=tuple(t.with_rows(rows) for t in request.outputs),
         )
-    if _updates(request.kind):
+    if _updates(request):
         inputs = tuple(t if t == CONTROL_TYPE else _short(t) for t in request.inputs)
     else:
         inputs = tuple(t.with_rows(_few_rows(request)) if has_rows(request, t) else t for t in request.inputs)
@@ -85,8 +85,8 @@ def _short(tensor: TensorType) -> TensorType:
     return tensor if tensor.elements <= FEW_STATES else TensorType((FEW_STATES,), tensor.dtype)
 
 
-def _updates(kind: str) -> bool:
-    known = KINDS.get(kind)
+def _updates(request: Request) -> bool:
+    known = asked_kind(request)
     return known is not None and bool(known.updates)
 
 

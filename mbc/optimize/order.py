@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from mbc.ir.graph import Operation
 from mbc.ir.types import DType, Layout
-from mbc.ops import KINDS
+from mbc.ops.fused import kind_of, names_of
 from mbc.optimize.candidates import CandidateTable
 from mbc.optimize.choose import Choices
 from mbc.optimize.menus import adding_us
@@ -41,11 +41,11 @@ def order(table: CandidateTable, choices: Choices) -> Draft:
     persistent = tuple(states.values())
     finals = dict(graph.updates)
     train = _Writer(table, choices, buffers, dict(states))
-    train.run(graph.train, graph.inputs)
+    train.run(choices.train, graph.inputs)
     results = (*graph.outputs, graph.loss, *graph.metrics)
     train_program = train.finish(persistent, tuple(finals.get(name, name) for name in states) + results)
     infer = _Writer(table, choices, buffers, dict(states))
-    infer.run(graph.infer, graph.infer_inputs)
+    infer.run(choices.infer, graph.infer_inputs)
     infer_program = infer.finish(persistent, (*states, *graph.infer_outputs))
     return Draft(tuple(buffers), persistent, train_program, infer_program)
 
@@ -59,6 +59,7 @@ class _Writer:
     buffers: list[Buffer]
     states: dict[str, int]
     launches: list[Launch] = field(default_factory=list[Launch])
+    ran: list[Operation | None] = field(default_factory=list[Operation | None])  # by each launch, if any
     # (value, layout) -> buffer; the first layout of a value is the one its producer wrote.
     where: dict[tuple[str, Layout], int] = field(default_factory=dict[tuple[str, Layout], int])
     home: dict[str, Layout] = field(default_factory=dict[str, Layout])
@@ -71,7 +72,7 @@ class _Writer:
         for name in inputs:
             self.entry.append(self._new(name, Layout.CHANNELS_FIRST))
         for operation in operations:
-            if KINDS[operation.kind].view:
+            if kind_of(operation).view:
                 self.viewed[operation.outputs[0]] = operation.inputs[0]
                 self.home[operation.outputs[0]] = Layout.CHANNELS_FIRST
             else:
@@ -114,11 +115,12 @@ class _Writer:
                 (Access(source, rows, Mode.READ), Access(target, rows, Mode.WRITE)),
             )
         )
+        self.ran.append(None)
         return target
 
     def _launch(self, operation: Operation) -> None:
         choice = self.choices.operations[operation.name]
-        kind = KINDS[operation.kind]
+        kind = kind_of(operation)
         count = len(operation.inputs)
         inputs = [self._at(name, layout) for name, layout in zip(operation.inputs, choice.layouts, strict=False)]
         must_share = dict(kind.updates)
@@ -137,7 +139,8 @@ class _Writer:
             adds = start > 0 and kind.accumulates
             time_us = adding_us(candidate) if adds else candidate.time_us
             kernel = Kernel(candidate.provider, candidate.name, candidate.settings, time_us, candidate.measured)
-            self.launches.append(Launch(kernel, (operation.name,), Stream.COMPUTE, tuple(accesses)))
+            self.launches.append(Launch(kernel, names_of(operation), Stream.COMPUTE, tuple(accesses)))
+            self.ran.append(operation)
             start = part.stop
 
     def _access(self, buffer: int, part: Rows, mode: Mode, adds: bool = False) -> Access:
@@ -152,21 +155,21 @@ class _Writer:
         for i, launch in enumerate(self.launches):
             for access in launch.accesses:
                 last[access.buffer] = i
-        operations = {op.name: op for op in (*self.table.graph.train, *self.table.graph.infer)}
-        last_of_operation = {name: i for i, launch in enumerate(self.launches) for name in launch.operations}
-        for launch in self.launches:
-            if not launch.operations:
+        last_of_operation = {operation.name: i for i, operation in enumerate(self.ran) if operation is not None}
+        taken: set[int] = set()
+        for launch, operation in zip(self.launches, self.ran, strict=True):
+            if operation is None:
                 continue
-            operation = operations[launch.operations[0]]
             count = len(operation.inputs)
-            for output, source in KINDS[operation.kind].in_place:
+            for output, source in kind_of(operation).in_place:
                 if source >= count or output >= len(operation.outputs):
                     continue
                 new = launch.accesses[count + output].buffer
                 old = launch.accesses[source].buffer
                 read_once = [a.buffer for a in launch.accesses].count(old) == 1
                 dies_here = last[old] == last_of_operation[operation.name]
-                if read_once and dies_here and old not in pinned and self._same_bytes(old, new):
+                if read_once and dies_here and old not in pinned | taken and self._same_bytes(old, new):
+                    taken.add(old)
                     self.buffers[new] = replace(self.buffers[new], alias=old)
 
     def _same_bytes(self, old: int, new: int) -> bool:

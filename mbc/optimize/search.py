@@ -10,9 +10,11 @@ import mbc
 from mbc.errors import MbcError
 from mbc.ir.graph import Operation
 from mbc.ir.types import Precision
+from mbc.ops.fused import SEPARATOR
 from mbc.optimize.bounds import floor_bytes
 from mbc.optimize.candidates import CandidateTable
 from mbc.optimize.choose import check_limit, choose
+from mbc.optimize.fuse import Programs, fuse, plain
 from mbc.optimize.lifetimes import aligned, blocks, live_bytes, owners, peak_bytes
 from mbc.optimize.order import Draft, order
 from mbc.optimize.place import place
@@ -58,8 +60,17 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
     if floor + overhead_bytes > budget_bytes:
         raise _cannot_fit(table, floor, floor_operation, overhead_bytes, budget_bytes)
     unlimited = choose(table, {})
-    most = _most(table, limits)
-    draft, placed = _fit(table, most, budget_bytes - overhead_bytes)
+    room_bytes = budget_bytes - overhead_bytes
+    fused = fuse(table, limits.operation_bytes)
+    draft, placed = _fit(table, fused, _most(table, limits, fused), room_bytes)
+    if placed.arena_bytes > room_bytes:
+        # A launch of several operations needs more at once than each of them alone.
+        single = plain(table.graph)
+        draft, placed = min(
+            (draft, placed),
+            _fit(table, single, _most(table, limits, single), room_bytes),
+            key=lambda found: found[1].arena_bytes,
+        )
     if placed.arena_bytes + overhead_bytes > budget_bytes:
         needed = placed.arena_bytes + overhead_bytes
         raise MbcError(
@@ -88,28 +99,28 @@ def _cannot_fit(
     )
 
 
-def _most(table: CandidateTable, limits: Limits) -> Mapping[str, int]:
+def _most(table: CandidateTable, limits: Limits, programs: Programs) -> Mapping[str, int]:
     """The most workspace of each operation by name, whatever the budget leaves free."""
     most_bytes = UNLIMITED_BYTES
     if limits.operation_bytes is not None:
         most_bytes = limits.operation_bytes
         check_limit(table, most_bytes)
     graph = table.graph
-    most = {operation.name: most_bytes for operation in (*graph.train, *graph.infer)}
+    most = {operation.name: most_bytes for operation in (*programs.train, *programs.infer)}
     if limits.total_bytes is not None:
-        parts = dict(share(table, graph.train, graph.inputs, limits.total_bytes))
-        parts |= share(table, graph.infer, graph.infer_inputs, limits.total_bytes)
+        parts = dict(share(table, programs.train, graph.inputs, limits.total_bytes))
+        parts |= share(table, programs.infer, graph.infer_inputs, limits.total_bytes)
         most |= {name: min(part, most[name]) for name, part in parts.items()}
     return most
 
 
-def _fit(table: CandidateTable, most: Mapping[str, int], room_bytes: int) -> tuple[Draft, _Placed]:
+def _fit(table: CandidateTable, programs: Programs, most: Mapping[str, int], room_bytes: int) -> tuple[Draft, _Placed]:
     """The fastest choice under `most` that fits the room; where none does, the smallest that was found."""
     limits = most
     spared_bytes = 0  # of the room: what placing leaves unused between buffers
     smallest: tuple[Draft, _Placed] | None = None
     for _ in range(MOST_ROUNDS):
-        draft = order(table, choose(table, limits))
+        draft = order(table, choose(table, limits, programs))
         placed = _place(draft)
         if placed.arena_bytes <= room_bytes:
             return draft, placed
@@ -136,7 +147,8 @@ def _free(draft: Draft, room_bytes: int) -> Mapping[str, int]:
         kept = [b for b in blocks(program, draft.buffers, persistent) if draft.buffers[b.buffers[0]].value is not None]
         live = live_bytes(kept, len(program.launches))
         for launch, taken_bytes in zip(program.launches, live, strict=True):
-            for name in launch.operations:
+            if launch.operations:
+                name = SEPARATOR.join(launch.operations)
                 found[name] = min(found.get(name, UNLIMITED_BYTES), room_bytes - taken_bytes)
     return found
 

@@ -132,7 +132,8 @@ class Execution:
             self._read(index, launch.stream, access, span, place)
         for position, (operand, access) in enumerate(writes):
             self._check_operand(operand, access, place)
-            allowed = self._check_alias(demand, position, access, reads, place)
+            # What stays inside a fused kernel counts among the demand's outputs, but is not written.
+            allowed = self._check_alias(demand, demand.outputs.index(operand), access, reads, place)
             self._check_apart(position, allowed, [a for _, a in reads], [a for _, a in writes], spans, place)
             if access.mode is Mode.ACCUMULATE:
                 self._accumulate(index, launch.stream, access, rows, place)

@@ -3,6 +3,7 @@
 // The variance is Welford's, merged by Chan, Golub and LeVeque's formula ("Algorithms for computing the sample
 // variance", 1983), of the distances from the channel's first element: no difference of large sums is ever taken and no
 // large mean is rounded, so that a mean far from zero costs no digits.
+#include "mbc_batch_norm.cuh"
 #include "mbc_channels.cuh"
 #include "mbc_control.h"
 
@@ -96,77 +97,6 @@ struct Statistics {
   __device__ void finish(int64_t c, const State<double>& state) const {
     mean[c] = static_cast<float>(state.sum / state.count);
     variance[c] = static_cast<float>(state.squares / state.count);
-  }
-};
-
-struct Sums {
-  const float *mean, *variance;
-  float *dgamma, *dbeta;
-  float eps;
-  int64_t accumulate;
-
-  template <typename Real>
-  struct State {
-    Real products, sum;  // of dy * (x - mean) and of dy
-  };
-  using Channel = float;
-
-  __device__ float load(int64_t c) const { return mean[c]; }
-  template <int K>
-  __device__ void push(State<float>& state, float mean, const float (&x)[K], const float (&dy)[K]) const {
-    float products = 0.0f, sum = 0.0f;
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
-      products = fmaf(dy[k], x[k] - mean, products);
-      sum += dy[k];
-    }
-    state.products += products;
-    state.sum += sum;
-  }
-  template <typename Real>
-  __device__ void merge(State<Real>& into, const State<Real>& from) const {
-    into.products += from.products;
-    into.sum += from.sum;
-  }
-  __device__ State<double> widen(const State<float>& state) const { return {state.products, state.sum}; }
-  __device__ void finish(int64_t c, const State<double>& state) const {
-    const double product = state.products / sqrt(static_cast<double>(variance[c]) + eps);
-    dgamma[c] = static_cast<float>((accumulate ? static_cast<double>(dgamma[c]) : 0.0) + product);
-    dbeta[c] = static_cast<float>((accumulate ? static_cast<double>(dbeta[c]) : 0.0) + state.sum);
-  }
-};
-
-__device__ inline float inverse_deviation(float variance, float eps) { return 1.0f / sqrtf(variance + eps); }
-
-struct Normalize {
-  const float *mean, *variance, *gamma, *beta;  // gamma and beta null: 1 and 0
-  float eps;
-
-  struct Channel {
-    float mean, scale, shift;
-  };
-  __device__ Channel load(int64_t c) const {
-    const float scale = inverse_deviation(variance[c], eps);
-    return {mean[c], gamma ? gamma[c] * scale : scale, beta ? beta[c] : 0.0f};
-  }
-  __device__ float operator()(const Channel& channel, float x, float) const {
-    return fmaf(x - channel.mean, channel.scale, channel.shift);
-  }
-};
-
-struct NormalizeBackward {
-  const float *mean, *variance, *dgamma, *dbeta, *gamma;  // gamma null: 1
-  float eps, count;
-
-  struct Channel {
-    float mean, scale, slope, shift;
-  };
-  __device__ Channel load(int64_t c) const {
-    const float inverse = inverse_deviation(variance[c], eps);
-    return {mean[c], gamma ? gamma[c] * inverse : inverse, dgamma[c] * inverse / count, dbeta[c] / count};
-  }
-  __device__ float operator()(const Channel& channel, float x, float dy) const {
-    return channel.scale * (dy - channel.shift - (x - channel.mean) * channel.slope);
   }
 };
 

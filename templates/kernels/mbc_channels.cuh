@@ -86,6 +86,37 @@ void map_channels(cudaStream_t stream, int64_t layout, int64_t rows, int64_t cha
 // R has `template <typename Real> struct State` (zero when value-initialised), `using Channel`, `Channel load(c)`,
 // `push<K>(State<float>&, const Channel&, const float (&a)[K], const float (&b)[K])` (K elements of one channel),
 // `merge(State<Real>&, const State<Real>&)`, `widen(State<float>)` and `finish(c, State<double>)`.
+//
+// S is where the elements come from. It has `template <int N> struct Fetched`, `fetch<N>(at)` that reads N elements of
+// every operand, `finish<N>(fetched, at)` that may write what comes of them, `first(fetched, j)` and
+// `second(fetched, j)`, which R gets, and `whole()`, whether its operands are aligned for vectors.
+template <typename T, bool TWO>
+struct InMemory {
+  Operands<T> x;
+
+  template <int N>
+  struct Fetched {
+    Vec<T, N> a, b;
+  };
+  bool whole() const { return aligned(x.a, 16) && aligned(x.b, 16); }
+  template <int N>
+  __device__ Fetched<N> fetch(int64_t at) const {
+    Fetched<N> f;
+    f.a = load<N>(x.a + at);
+    if constexpr (TWO) f.b = load<N>(x.b + at);
+    return f;
+  }
+  template <int N>
+  __device__ void finish(const Fetched<N>&, int64_t) const {}
+  template <int N>
+  __device__ float first(const Fetched<N>& f, int j) const { return to_float(f.a.v[j]); }
+  template <int N>
+  __device__ float second(const Fetched<N>& f, int j) const {
+    if constexpr (TWO) return to_float(f.b.v[j]);
+    return 0.0f;
+  }
+};
+
 template <typename R>
 __device__ void merge_block(typename R::template State<float>* shared, const R& r, unsigned along, unsigned down) {
   const unsigned x = threadIdx.x, y = threadIdx.y;
@@ -95,8 +126,8 @@ __device__ void merge_block(typename R::template State<float>* shared, const R& 
   }
 }
 
-template <typename T, int N, bool TWO, typename R>
-__global__ void reduce_channels_first(Operands<T> x, int64_t rows, int64_t channels, int64_t inner,
+template <int N, typename S, typename R>
+__global__ void reduce_channels_first(S source, int64_t rows, int64_t channels, int64_t inner,
                                       typename R::template State<float>* partial, R r) {
   using State = typename R::template State<float>;
   __shared__ State shared[THREADS];
@@ -109,14 +140,13 @@ __global__ void reduce_channels_first(Operands<T> x, int64_t rows, int64_t chann
   const int64_t step_row = THREADS / per_row, step_s = THREADS % per_row;
   for (int64_t i = begin + threadIdx.y; i < end; i += THREADS) {
     const int64_t at = (row * channels + c) * inner + s * N;
-    const Vec<T, N> va = load<N>(x.a + at);
-    float a[N], b[N] = {};
+    const auto fetched = source.template fetch<N>(at);
+    source.template finish<N>(fetched, at);
+    float a[N], b[N];
 #pragma unroll
-    for (int j = 0; j < N; ++j) a[j] = to_float(va.v[j]);
-    if constexpr (TWO) {
-      const Vec<T, N> vb = load<N>(x.b + at);
-#pragma unroll
-      for (int j = 0; j < N; ++j) b[j] = to_float(vb.v[j]);
+    for (int j = 0; j < N; ++j) {
+      a[j] = source.template first<N>(fetched, j);
+      b[j] = source.template second<N>(fetched, j);
     }
     r.template push<N>(state, channel, a, b);
     row += step_row;
@@ -136,8 +166,8 @@ __global__ void reduce_channels_first(Operands<T> x, int64_t rows, int64_t chann
   }
 }
 
-template <typename T, int N, bool TWO, typename R>
-__global__ void reduce_channels_last(Operands<T> x, int64_t rows, int64_t channels,
+template <int N, typename S, typename R>
+__global__ void reduce_channels_last(S source, int64_t rows, int64_t channels,
                                      typename R::template State<float>* partial, R r) {
   using State = typename R::template State<float>;
   constexpr int K = 4;  // rows read at once
@@ -153,30 +183,29 @@ __global__ void reduce_channels_last(Operands<T> x, int64_t rows, int64_t channe
     const int64_t step = blockDim.y;
     int64_t row = begin + threadIdx.y;
     for (; row + (K - 1) * step < end; row += K * step) {
-      Vec<T, N> va[K], vb[K];
+      typename S::template Fetched<N> fetched[K];
 #pragma unroll
-      for (int k = 0; k < K; ++k) va[k] = load<N>(x.a + (row + k * step) * channels + c);
-      if constexpr (TWO)
+      for (int k = 0; k < K; ++k) fetched[k] = source.template fetch<N>((row + k * step) * channels + c);
 #pragma unroll
-        for (int k = 0; k < K; ++k) vb[k] = load<N>(x.b + (row + k * step) * channels + c);
+      for (int k = 0; k < K; ++k) source.template finish<N>(fetched[k], (row + k * step) * channels + c);
 #pragma unroll
       for (int j = 0; j < N; ++j) {
-        float a[K], b[K] = {};
+        float a[K], b[K];
 #pragma unroll
         for (int k = 0; k < K; ++k) {
-          a[k] = to_float(va[k].v[j]);
-          if constexpr (TWO) b[k] = to_float(vb[k].v[j]);
+          a[k] = source.template first<N>(fetched[k], j);
+          b[k] = source.template second<N>(fetched[k], j);
         }
         r.template push<K>(state[j], channel[j], a, b);
       }
     }
     for (; row < end; row += step) {
-      const Vec<T, N> va = load<N>(x.a + row * channels + c);
-      Vec<T, N> vb = {};
-      if constexpr (TWO) vb = load<N>(x.b + row * channels + c);
+      const auto fetched = source.template fetch<N>(row * channels + c);
+      source.template finish<N>(fetched, row * channels + c);
 #pragma unroll
       for (int j = 0; j < N; ++j) {
-        const float a[1] = {to_float(va.v[j])}, b[1] = {to_float(vb.v[j])};
+        const float a[1] = {source.template first<N>(fetched, j)};
+        const float b[1] = {source.template second<N>(fetched, j)};
         r.template push<1>(state[j], channel[j], a, b);
       }
     }
@@ -211,37 +240,43 @@ __global__ void merge_parts(const typename R::template State<float>* partial, in
   }
 }
 
-template <typename T, int N, bool TWO, typename R>
+template <int N, typename S, typename R>
 void run_reduce_channels(cudaStream_t stream, int64_t layout, int64_t rows, int64_t channels, int64_t inner,
-                         int64_t parts, Operands<T> x, void* workspace, R r) {
+                         int64_t parts, S source, void* workspace, R r) {
   using State = typename R::template State<float>;
   State* partial = static_cast<State*>(workspace);
   if (layout == MBC_CHANNELS_FIRST) {
     const dim3 grid(static_cast<unsigned>(channels), static_cast<unsigned>(parts));
-    MBC_LAUNCH((reduce_channels_first<T, N, TWO, R>), grid, dim3(1, THREADS), stream, x, rows, channels, inner,
+    MBC_LAUNCH((reduce_channels_first<N, S, R>), grid, dim3(1, THREADS), stream, source, rows, channels, inner,
                partial, r);
   } else {
     const Tiling tiling(channels / N);
     const dim3 grid(tiling.columns, static_cast<unsigned>(parts));
-    MBC_LAUNCH((reduce_channels_last<T, N, TWO, R>), grid, dim3(tiling.along, tiling.down()), stream, x,
+    MBC_LAUNCH((reduce_channels_last<N, S, R>), grid, dim3(tiling.along, tiling.down()), stream, source,
                rows * inner, channels, partial, r);
+  }
+}
+
+// T: the elements that vectors are made of.
+template <typename T, typename S, typename R>
+void reduce_channels_of(cudaStream_t stream, int64_t layout, int64_t rows, int64_t channels, int64_t inner,
+                        int64_t parts, S source, void* workspace, R r) {
+  constexpr int N = WIDTH<T>;
+  if ((layout == MBC_CHANNELS_FIRST ? inner : channels) % N == 0 && source.whole())
+    run_reduce_channels<N>(stream, layout, rows, channels, inner, parts, source, workspace, r);
+  else
+    run_reduce_channels<1>(stream, layout, rows, channels, inner, parts, source, workspace, r);
+  if (parts > 1) {
+    using State = typename R::template State<float>;
+    MBC_LAUNCH((merge_parts<R>), static_cast<unsigned>(divide_up(channels, 32)), dim3(32, 8), stream,
+               static_cast<const State*>(workspace), parts, channels, r);
   }
 }
 
 template <bool TWO, typename T, typename R>
 void reduce_channels(cudaStream_t stream, int64_t layout, int64_t rows, int64_t channels, int64_t inner, int64_t parts,
                      Operands<T> x, void* workspace, R r) {
-  constexpr int N = WIDTH<T>;
-  const bool whole = (layout == MBC_CHANNELS_FIRST ? inner : channels) % N == 0;
-  if (whole && aligned(x.a, 16) && aligned(x.b, 16))
-    run_reduce_channels<T, N, TWO>(stream, layout, rows, channels, inner, parts, x, workspace, r);
-  else
-    run_reduce_channels<T, 1, TWO>(stream, layout, rows, channels, inner, parts, x, workspace, r);
-  if (parts > 1) {
-    using State = typename R::template State<float>;
-    MBC_LAUNCH((merge_parts<R>), static_cast<unsigned>(divide_up(channels, 32)), dim3(32, 8), stream,
-               static_cast<const State*>(workspace), parts, channels, r);
-  }
+  reduce_channels_of<T>(stream, layout, rows, channels, inner, parts, InMemory<T, TWO>{x}, workspace, r);
 }
 
 }  // namespace mbc

@@ -15,11 +15,11 @@ from mbc.ir.control import CONTROL_BYTES
 from mbc.ir.graph import Attributes
 from mbc.ir.types import DType, Precision, TensorType
 from mbc.kernels.base import Request
-from mbc.ops import KINDS
 from mbc.ops.activation import LeakyRelu, Scale
 from mbc.ops.base import Array, NoAttributes
 from mbc.ops.control import control_record
 from mbc.ops.convolution import Convolution
+from mbc.ops.fused import launch_kind
 from mbc.ops.loss import CrossEntropy, CrossEntropyBackward, MseBackward, WeightedSum
 from mbc.ops.matrix import Cast, Linear
 from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, UpdateRunning
@@ -59,7 +59,7 @@ class Case:
         inputs = tuple(operand.type(precision) for operand in self.operands)
         if self.kind == "convert":
             return Request(self.kind, self.attributes, inputs, (inputs[0],), precision)
-        outputs = KINDS[self.kind].shape(self.attributes, inputs)
+        outputs = launch_kind(self.kind, self.attributes).shape(self.attributes, inputs)
         return Request(self.kind, self.attributes, inputs, outputs, precision)
 
 

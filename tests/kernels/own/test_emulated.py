@@ -13,6 +13,7 @@ from mbc.ir.types import Precision
 from mbc.kernels.base import DTYPE_CODES
 from mbc.resources import folder
 from tests.kernels.own.cases import CASES, Case
+from tests.kernels.own.groups import GROUPS
 from tests.kernels.own.launching import HostMemory, Library, check
 
 EMULATOR = Path(__file__).parent / "emulator"
@@ -42,6 +43,6 @@ def _build(where: Path, working: int) -> Library:
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", (*CASES, *GROUPS), ids=lambda case: case.name)
 def test_kernel(case: Case, precision: Precision, library: Library):
     check(library, case, precision)
