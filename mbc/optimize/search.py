@@ -59,9 +59,9 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
     floor, floor_operation = floor_bytes(table)
     if floor + overhead_bytes > budget_bytes:
         raise _cannot_fit(table, floor, floor_operation, overhead_bytes, budget_bytes)
-    unlimited = choose(table, {})
     room_bytes = budget_bytes - overhead_bytes
     fused = fuse(table, limits.operation_bytes)
+    unlimited = choose(table, {}, fused if limits.operation_bytes is None else None)
     draft, placed = _fit(table, fused, _most(table, limits, fused), room_bytes)
     if placed.arena_bytes > room_bytes:
         # A launch of several operations needs more at once than each of them alone.

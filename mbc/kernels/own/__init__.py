@@ -11,11 +11,11 @@ from mbc.errors import MbcError
 from mbc.ir.types import DType, Precision
 from mbc.kernels.base import Arguments, Candidate, Request
 from mbc.kernels.calibration import Effort, estimate_us, group
-from mbc.kernels.own import channels, depthwise, elementwise, fused, images, losses, moves, products, updates
+from mbc.kernels.own import channels, depthwise, elementwise, fused, images, losses, many, moves, products, updates
 from mbc.kernels.own.base import Layouts, OwnKernel, Slice, layout_of
 from mbc.kernels.own.moves import ConvertArguments, conversion
 
-_FAMILIES = (elementwise, channels, images, moves, losses, updates, products, depthwise, fused)
+_FAMILIES = (elementwise, channels, images, moves, losses, updates, products, depthwise, fused, many)
 
 # By the names that candidates give them. A kind may have several.
 KERNELS: Mapping[str, OwnKernel] = MappingProxyType(

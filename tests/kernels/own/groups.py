@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from mbc.ir.graph import Attributes, Operation
+from mbc.ops import KINDS
 from mbc.ops.base import NoAttributes
 from mbc.ops.fused import join
-from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward
+from mbc.ops.matrix import Cast
+from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, UpdateRunning
+from mbc.ops.update import AdamW, Sgd
 from mbc.optimize.patterns import PATTERNS, Part, Pattern, Statement
-from tests.kernels.own.cases import LONG, SHAPES, Case, Operand, Shape, m, positive, w
+from tests.kernels.own.cases import LONG, SHAPES, Case, Operand, Shape, control, m, positive, w
 
 EPS = 1e-3
 SAME = frozenset({"x", "x2", "y", "z", "z2", "s", "r", "d", "dy", "dx", "a", "b"})  # of the shape of the image
@@ -52,4 +55,43 @@ def _cases() -> Iterable[Case]:
                     yield Case(name, joined.kind, joined.attributes, operands)
 
 
-GROUPS = tuple(_cases())
+def _together(kind: str, attributes: Sequence[Attributes], operands: Sequence[Sequence[Operand]]) -> Case:
+    """Operations of one kind; what is the same `Operand` object is one value."""
+    names: dict[int, str] = {}
+    by_name: dict[str, Operand] = {}
+    operations: list[Operation] = []
+    for number, (a, own) in enumerate(zip(attributes, operands, strict=True)):
+        for operand in own:
+            by_name.setdefault(names.setdefault(id(operand), f"v{len(names)}"), operand)
+        outputs = len({old for _, old in KINDS[kind].updates if old < len(own)}) or 1
+        inputs = tuple(names[id(operand)] for operand in own)
+        made = tuple(f"out{number}.{o}" for o in range(outputs))
+        operations.append(Operation(f"op{number}", kind, inputs, made, a))
+    joined = join(operations, [name for operation in operations for name in operation.outputs])
+    name = f"{joined.kind}-{len(operations)}-{len(joined.inputs)}-{attributes[0]}"
+    return Case(name, joined.kind, joined.attributes, tuple(by_name[v] for v in joined.inputs))
+
+
+# More than one launch takes, sizes around those of vectors, chunks and blocks.
+SIZES = (1, 2, 3, 5, 4096, 4097, 8192, 12289, 255, 64, *range(1, 61))
+
+
+def _many() -> Iterable[Case]:
+    for proceed in (1, 0):
+        block = control(proceed=proceed)
+        for momentum, nesterov in ((0.9, False), (0.9, True), (0.0, False)):
+            a = Sgd(momentum, nesterov, 0.01 + proceed)
+            states = 1 if momentum else 0
+            operands = [(m(n), m(n), block, *(m(n) for _ in range(states))) for n in SIZES]
+            yield _together("sgd_update", [a] * len(SIZES), operands)
+        adamw = AdamW(weight_decay=0.1 + proceed)
+        operands = [(m(n), m(n), block, m(n), m(n, make=positive)) for n in SIZES]
+        yield _together("adamw_update", [adamw] * len(SIZES), operands)
+        running = [UpdateRunning(0.1 + proceed / 10, 2 + n) for n in SIZES]
+        vectors = [(m(n), m(n, make=positive), m(n), m(n, make=positive), block) for n in SIZES]
+        yield _together("update_running", running, vectors)
+    yield _together("cast", [Cast("bf16")] * len(SIZES), [(m(n),) for n in SIZES])
+    yield _together("cast", [Cast("fp32")] * len(SIZES), [(w(n),) for n in SIZES])
+
+
+GROUPS = (*_cases(), *_many())

@@ -22,6 +22,7 @@ from mbc.ops.base import NoAttributes
 from mbc.ops.convolution import Convolution
 from mbc.resources import folder
 from tests.kernels.own.cases import CASES, Case
+from tests.kernels.own.groups import GROUPS
 
 SOURCES = folder("templates") / "kernels"
 H200 = find_spec("h200")
@@ -73,7 +74,7 @@ def test_every_operation_that_runs_has_a_kernel():
 
 
 def test_the_cases_use_every_kernel():
-    assert {candidate.name for case in CASES for candidate in _candidates(case)} == set(KERNELS)
+    assert {candidate.name for case in (*CASES, *GROUPS) for candidate in _candidates(case)} == set(KERNELS)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
