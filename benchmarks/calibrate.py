@@ -19,6 +19,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ from mbc.kernels.calibration import (
     Effort,
     Shares,
     Spread,
-    unfitted,
+    shares_of,
 )
 from mbc.kernels.cublaslt import CUBLASLT
 from mbc.kernels.cudnn_convolution import CUDNN_CONVOLUTION
@@ -49,12 +50,13 @@ from mbc.kernels.own import OWN
 
 ESTIMATING = (CUDNN_CONVOLUTION, CUBLASLT, OWN)
 LEAST_SAMPLES = 4  # of a class on the fitting side
-# A class is fitted where most of its candidates were found. What was found of the others is the exception: a request
-# for which no engine without workspace was among the best eight has only slow ones.
+# A class without workspace is fitted where most of its candidates were found. What was found of the others is the
+# exception: a request for which no engine without workspace was worth measuring has only slow ones.
 LEAST_FOUND = 0.75
-ARITHMETIC = np.geomspace(0.002, 4, 120)
-MEMORY = np.geomspace(0.01, 4, 120)
-FINER = np.geomspace(0.93, 1 / 0.93, 61)
+ARITHMETIC = np.geomspace(0.002, 4, 48)
+MEMORY = np.geomspace(0.01, 4, 48)
+STARTS = np.geomspace(1, 32, 16)
+FINER = np.geomspace(0.82, 1 / 0.82, 21)
 
 
 @dataclass(frozen=True)
@@ -83,10 +85,14 @@ def samples(profile: Profile, device: DeviceSpec) -> Iterator[Sample]:
         layer = signature(with_rows(request, 0))
         tested = hashlib.sha256(layer.encode()).digest()[0] % 2 == 1
         for provider in ESTIMATING:
-            if not any(m.provider == provider.name for m in measurements):
+            mine = [m for m in measurements if m.provider == provider.name]
+            if not mine:
                 continue
-            for candidate, effort in provider.estimated(request, device):
-                yield Sample(layer, key, provider.name, effort, fastest_us(candidate, measurements), tested)
+            found = (
+                Sample(layer, key, provider.name, effort, fastest_us(candidate, mine), tested)
+                for candidate, effort in provider.estimated(request, device)
+            )
+            yield from dict.fromkeys(found)  # what differs in its settings only is one estimate
 
 
 def fastest_us(candidate: Candidate, measurements: Iterable[Measurement]) -> float | None:
@@ -105,20 +111,20 @@ def fastest_us(candidate: Candidate, measurements: Iterable[Measurement]) -> flo
 def fit(found: Sequence[Sample]) -> Shares:
     """The shares with the least mean distance between the logarithms of measured and estimated times."""
     measured = np.log([s.measured_us or 0.0 for s in found])
-    fixed, arithmetic, memory = (
-        np.array([getattr(s.effort, name) for s in found]) for name in ("fixed_us", "arithmetic_us", "memory_us")
+    launch, arithmetic, memory = (
+        np.array([getattr(s.effort, name) for s in found]) for name in ("launch_us", "arithmetic_us", "memory_us")
     )
-    best = (np.inf, 1.0, 1.0)
-    grids = (ARITHMETIC, MEMORY)
+    best = (np.inf, 1.0, 1.0, 1.0)
+    grids = (ARITHMETIC, MEMORY, STARTS)
     for _ in range(2):  # over the whole range, then between the neighbours of the best
         # Where nothing is computed the share of the peak says nothing.
-        for share in grids[0] if arithmetic.any() else (1.0,):
-            estimated = np.log((fixed + arithmetic / share)[None, :] + memory[None, :] / grids[1][:, None])
+        for share, starts in product(grids[0] if arithmetic.any() else (1.0,), grids[2]):
+            estimated = np.log((launch * starts + arithmetic / share)[None, :] + memory[None, :] / grids[1][:, None])
             distances = np.abs(measured[None, :] - estimated).mean(axis=1)
             place = int(distances.argmin())
-            best = min(best, (float(distances[place]), float(share), float(grids[1][place])))
-        grids = (best[1] * FINER, best[2] * FINER)
-    return Shares(round(best[1], 4), round(best[2], 4))
+            best = min(best, (float(distances[place]), float(share), float(grids[1][place]), float(starts)))
+        grids = (best[1] * FINER, best[2] * FINER, np.maximum(1.0, best[3] * FINER))
+    return Shares(*(round(figure, 4) for figure in best[1:]))
 
 
 def fitted(found: Sequence[Sample]) -> dict[str, Shares]:
@@ -126,31 +132,41 @@ def fitted(found: Sequence[Sample]) -> dict[str, Shares]:
     for sample in found:
         if not sample.tested:
             classes[sample.effort.key].append(sample)
+            if sample.provider == OWN.name:  # for layouts, and for kernels, that the profile has too little of
+                classes[sample.effort.group].append(sample)
+                classes[OWN.name].append(sample)
     shares: dict[str, Shares] = {}
     for key, group in sorted(classes.items()):
         known = [s for s in group if s.measured_us is not None]
-        if len(known) >= LEAST_SAMPLES and len(known) >= LEAST_FOUND * len(group):
+        enough = len(known) >= LEAST_SAMPLES
+        if enough and (not group[0].bare or len(known) >= LEAST_FOUND * len(group)):
             shares[key] = fit(known)
     return shares
 
 
 def ratios(found: Iterable[Sample], shares: Mapping[str, Shares]) -> dict[str, list[float]]:
-    """Measured over estimated by group: of each request the best, of the half that was not fitted."""
-    requests: dict[tuple[str, str, bool], list[Sample]] = defaultdict(list)
+    """Measured over estimated by group: of each request the best, of the half that was not fitted. Overall a request
+    counts once, as the provider does it that planning would take."""
+    requests: dict[tuple[str, bool], dict[str, list[Sample]]] = defaultdict(lambda: defaultdict(list))
     for sample in found:
         if sample.tested:
-            requests[sample.request, sample.provider, sample.bare].append(sample)
+            requests[sample.request, sample.bare][sample.provider].append(sample)
     by_group: dict[str, list[float]] = defaultdict(list)
-    for (_, _, bare), group in requests.items():
-        times_us = [s.measured_us for s in group if s.measured_us is not None]
-        if not times_us:
-            continue
-        estimates = {s.effort.time_us(shares.get(s.effort.key) or unfitted(s.effort)): s for s in group}
-        best_us = min(estimates)
-        ratio = min(times_us) / best_us
-        by_group[estimates[best_us].group].append(ratio)
-        by_group[f"{ALL} {WITHOUT_WORKSPACE}" if bare else ALL].append(ratio)
+    for (_, bare), providers in requests.items():
+        compared: list[tuple[float, float]] = []
+        for group in providers.values():
+            times_us = [s.measured_us for s in group if s.measured_us is not None]
+            if times_us:
+                estimate_us, best = min(((s.effort.time_us(shares_of(shares, s.effort)), s) for s in group), key=_first)
+                by_group[best.group].append(min(times_us) / estimate_us)
+                compared.append((estimate_us, min(times_us) / estimate_us))
+        if compared:
+            by_group[f"{ALL} {WITHOUT_WORKSPACE}" if bare else ALL].append(min(compared)[1])
     return by_group
+
+
+def _first(pair: tuple[float, Sample]) -> float:
+    return pair[0]
 
 
 def interpolated(profile: Profile) -> list[float]:

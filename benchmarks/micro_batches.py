@@ -2,7 +2,7 @@
 
 For each network, precision and limit an operation three plans are made from one profile: `legacy`, undivided and with
 cuDNN's legacy algorithms only (micro-cuDNN's setting before it divides); `undivided`, with all candidates and layouts;
-`divided`, likewise, in powers of two. Plans with the same launches are built and run once. PyTorch with
+`divided`, likewise, in slices of any sizes. Plans with the same launches are built and run once. PyTorch with
 cudnn.benchmark runs beside them, on both of its cuDNN paths, as it is and with CUDNN_CONV_WSCAP_DBG, the cap on the
 workspace of a convolution that it and cuDNN read, in MiB.
 
@@ -65,7 +65,7 @@ LEGACY, UNDIVIDED, DIVIDED = PLANS = ("legacy", "undivided", "divided")
 OPTIONS: dict[str, dict[str, Any]] = {
     LEGACY: {"policy": Policy.UNDIVIDED, "providers": ("cudnn_legacy", "cublaslt", "mbc")},
     UNDIVIDED: {"policy": Policy.UNDIVIDED},
-    DIVIDED: {"policy": Policy.POWER_OF_TWO},
+    DIVIDED: {"policy": Policy.ALL},
 }
 
 # Network, precision, limit in MiB, before: the speed-up asked of the divided plan.
@@ -227,7 +227,7 @@ def measure_missing(wanted: Sequence[Variant], profile: Path, seconds: float) ->
     from mbc.device.measure import measure
 
     jobs = {(v.case, v.precision): v.case.job(v.precision) for v in wanted}
-    found = [need for job in jobs.values() for need in job.needs(Policy.POWER_OF_TWO)]
+    found = [need for job in jobs.values() for need in job.needs(Policy.ALL)]
     with Gpu() as gpu:
         done = measure(gpu, found, profile, seconds)
     print(f"{done.measured} requests measured, {done.known} known, {done.left} left. {done.warning}", flush=True)

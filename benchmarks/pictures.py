@@ -89,7 +89,9 @@ def _micro_batches(results: Path) -> tuple[dict[str, str], list[str]]:
             for row in rows
         ),
     )  # fmt: skip
-    return pictures, [*page, *_torch(found.get("torch", [])), *_bounds(rows)]
+    # PyTorch takes its time: its part may have been a run of its own, with mbc's steps at the same limit beside it.
+    beside = found if found.get("torch") else _read(results, "micro_batches_torch") or found
+    return pictures, [*page, *_torch(beside), *_bounds(rows)]
 
 
 def _points(rows: Rows, network: str, precision: str, key: str) -> tuple[tuple[float, float], ...]:
@@ -97,20 +99,23 @@ def _points(rows: Rows, network: str, precision: str, key: str) -> tuple[tuple[f
     return tuple(sorted((float(r["limit_mib"]), float(r[key])) for r in these))
 
 
-def _torch(rows: Rows) -> list[str]:
-    timed = [row for row in rows if row.get("through_ms")]
+def _torch(found: Mapping[str, Any]) -> list[str]:
+    timed = [row for row in found.get("torch", []) if row.get("through_ms")]
     if not timed:
         return []
-    head = ["PyTorch, cudnn.benchmark", "precision", "cuDNN's graph API, ms", "legacy API, ms", "graph, capped, ms",
-            "legacy, capped, ms"]  # fmt: skip
     by_key = {(r["network"], r["precision"], r["path"], bool(r["cap_mib"])): r["through_ms"] for r in timed}
     cap = next((row["cap_mib"] for row in timed if row["cap_mib"]), 0)
+    divided = {(r["network"], r["precision"]): r["divided_ms"] for r in found["rows"] if r["limit_mib"] == cap}
+    head = ["PyTorch, cudnn.benchmark", "precision", "cuDNN's graph API, ms", "legacy API, ms", "graph, capped, ms",
+            "legacy, capped, ms", f"mbc divided, {cap} MiB, ms"]  # fmt: skip
     lines = (
         [network, precision, *(_number(by_key.get((network, precision, path, capped)))
-                               for capped in (False, True) for path in ("graph", "legacy"))]
+                               for capped in (False, True) for path in ("graph", "legacy")),
+         _number(divided.get((network, precision)))]
         for network, precision in dict.fromkeys(key[:2] for key in by_key)
     )  # fmt: skip
-    return [*table(head, lines), f"Capped: `CUDNN_CONV_WSCAP_DBG={cap}`, in MiB.", ""]
+    note = f"Capped: `CUDNN_CONV_WSCAP_DBG={cap}`, in MiB. {_where(found)}"
+    return [*table(head, lines), note, ""]
 
 
 def _bounds(rows: Rows) -> list[str]:
@@ -216,16 +221,16 @@ def _layers(files: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def _predictions(results: Path) -> tuple[dict[str, str], list[str]]:
-    found = _read(results, "predictions")
-    if found is None:
+    files = [found for p in PRECISIONS if (found := _read(results, f"predictions_{p}")) is not None]
+    if not files:
         return {}, []
     rows = (
         [r["name"], _number(r["predicted_ms"], 3), _number(r["step_ms"], 3), _number(r["predicted_over_measured"], 3),
          "yes" if r["arena_equal"] else "no"]
-        for r in found["rows"] if r.get("predicted_over_measured")
+        for found in files for r in found["rows"] if r.get("predicted_over_measured")
     )  # fmt: skip
     head = ["network", "predicted, ms", "measured, ms", "predicted over measured", "arena as planned"]
-    return {}, ["## Predicted and measured", "", _where(found), "", *table(head, rows)]
+    return {}, ["## Predicted and measured", "", *map(_where, files), "", *table(head, rows)]
 
 
 def _deterministic(results: Path) -> tuple[dict[str, str], list[str]]:

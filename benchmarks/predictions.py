@@ -74,14 +74,16 @@ def main() -> None:
             steps = [made.step for made in planned.values()]
             (timed,) = run_steps(steps, folder, arguments.workers, arguments.steps)
     rows = [row_of(name, made, timed.get(made.step, {})) for name, made in planned.items()]
-    ratios = sorted(r["predicted_over_measured"] for r in rows if "predicted_over_measured" in r)
-    path = write("predictions", rows, passed=sum(bool(r.get("passed")) for r in rows), of=len(ratios))
     show(
         rows,
         ["name", "predicted_ms", "step_ms", "spread_ms", "predicted_over_measured", "allowed", "measured_share",
          "divided_operations", "arena_equal", "passed"],
     )  # fmt: skip
-    print(path.name)
+    for precision in arguments.precisions.split(","):
+        these = [r for r in rows if r["name"].endswith(f" {precision}")]
+        ran = sum("predicted_over_measured" in r for r in these)
+        passed = sum(bool(r.get("passed")) for r in these)
+        print(write(f"predictions_{precision}", these, passed=passed, of=ran).name)
 
 
 if __name__ == "__main__":

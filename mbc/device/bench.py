@@ -3,6 +3,7 @@ keeps there, a place for one of its sizes."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -23,20 +24,23 @@ class GpuFailed(Exception):
 @dataclass(frozen=True)
 class Attempt:
     """A candidate that was run once. `error` is negative where there was nothing to compare with. `hopeless`: it took
-    longer than was asked for, and was not run in a graph."""
+    longer than was asked for, and was not run in a graph. `skipped`: few rows told that it would take far too long, so
+    that it was not run at all (`once_us` is what they make of it)."""
 
     offer: Offer
     once_us: float
     error: float
     refused: str = ""
     hopeless: bool = False
+    skipped: bool = False
 
 
 class Place(Protocol):
     """One request's operands and workspace."""
 
-    def attempt(self, offer: Offer, hopeless_us: float) -> Attempt:
-        """Run it once and check what it computes; in a graph too, unless it takes longer than `hopeless_us`.
+    def attempt(self, offer: Offer, hopeless_us: float, skip_us: float = math.inf) -> Attempt:
+        """Run it once and check what it computes; in a graph too, unless it takes longer than `hopeless_us`. Where few
+        rows say that it takes longer than `skip_us` it is not run.
 
         Raises GpuFailed, and `DoesNotFit` where its workspace finds no room.
         """

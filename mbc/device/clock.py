@@ -11,9 +11,10 @@ from mbc.device.gpu import Gpu, Graph
 
 LONG_US = 1000.0  # a call of which one a graph is enough
 SHORTEST_GRAPH_US = 200.0  # below that the launch of a graph would show in the times
-LONGEST_GRAPH_US = 3000.0
+LONGEST_GRAPH_US = 1000.0  # where operands from memory instead of the cache make no difference to speak of
+LONG_GRAPH_US = 800.0
 MOST_CALLS = 64  # in one graph
-LEAST_REPLAYS, LEAST_LONG_REPLAYS, MOST_REPLAYS = 5, 3, 100
+LEAST_REPLAYS, LEAST_LONG_REPLAYS, MOST_REPLAYS = 5, 3, 100  # long: of graphs that take LONG_GRAPH_US
 GAP_CALLS = (64, 512)  # nodes of the two graphs whose difference tells the time of one
 
 Work = Callable[[], None]
@@ -54,7 +55,7 @@ class Clock:
         graph = Graph(self._gpu, body)
         try:
             graph_us = once_us * count
-            least = LEAST_LONG_REPLAYS if once_us >= LONG_US else LEAST_REPLAYS
+            least = LEAST_LONG_REPLAYS if graph_us >= LONG_GRAPH_US else LEAST_REPLAYS
             replays = max(least, min(MOST_REPLAYS, round(budget_us / max(graph_us, 1.0))))
             if once_us < LONG_US:
                 graph.launch()

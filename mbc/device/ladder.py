@@ -11,6 +11,7 @@ from mbc.ir.types import Layout
 
 HOPELESS = 3.0  # times the best that needs no more workspace
 HOPELESS_SIZES = 2  # at so many sizes, and it is not tried at smaller ones
+HOPELESS_AT_ONCE = 10.0  # times, and one size is enough
 
 Layouts = tuple[Layout, ...]
 
@@ -26,12 +27,17 @@ class Ladder:
 
     _steps: list[tuple[int, tuple[Measurement, ...]]] = field(default_factory=list[tuple[int, tuple[Measurement, ...]]])
     _closed: set[Layouts] = field(default_factory=set[Layouts])
+    _far: set[tuple[object, ...]] = field(default_factory=set[tuple[object, ...]])
 
     def add(self, rows: int, measured: tuple[Measurement, ...]) -> None:
         usable = tuple(m for m in measured if not m.refused)
         for layouts in {m.layouts for m in usable}:
             if self._nothing_gains(rows, [m for m in usable if m.layouts == layouts]):
                 self._closed.add(layouts)
+        for m in (m for m in usable if m.dominated):
+            best_us = min(other.time_us for other in usable if other.workspace_bytes <= m.workspace_bytes)
+            if m.time_us > HOPELESS_AT_ONCE * best_us:
+                self._far.add(key_of(m))
         self._steps.append((rows, measured))
 
     def _nothing_gains(self, rows: int, here: Sequence[Measurement]) -> bool:
@@ -57,6 +63,11 @@ class Ladder:
         last = {m.layouts for m in self._steps[-1][1] if not m.refused}
         return bool(self._closed) and last <= self._closed
 
+    @property
+    def tried(self) -> frozenset[tuple[object, ...]]:
+        """What ran at some size."""
+        return frozenset(key_of(m) for _, step in self._steps for m in step)
+
     def worth(self, offered: Offered) -> tuple[Offered, list[str]]:
         """What is worth trying at the next size, and in words what is not."""
         hopeless = self._hopeless()
@@ -81,13 +92,12 @@ class Ladder:
         )
         notes: list[str] = []
         if slow:
-            notes.append(f"{slow} candidates that were dominated at the two sizes before")
+            notes.append(f"{slow} candidates that were dominated at larger sizes")
         if closed:
             notes.append(f"{closed} candidates in layouts that gain nothing from sizes below the one before")
         return kept, notes
 
     def _hopeless(self) -> frozenset[tuple[object, ...]]:
-        if len(self._steps) < HOPELESS_SIZES:
-            return frozenset()
-        (_, larger), (_, last) = self._steps[-HOPELESS_SIZES:]
-        return frozenset(key_of(m) for m in last if m.dominated) & {key_of(m) for m in larger if m.dominated}
+        dominated = [{key_of(m) for m in step if m.dominated} for _, step in self._steps[-HOPELESS_SIZES:]]
+        at_all = dominated[0] & dominated[1] if len(dominated) == HOPELESS_SIZES else set[tuple[object, ...]]()
+        return frozenset(at_all | self._far)

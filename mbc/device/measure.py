@@ -3,10 +3,12 @@
 What is not measured, and why that loses nothing or little:
   a candidate that takes over three times as long as another one with no more workspace is run once only ("dominated"),
   and one that is behind another in every respect is timed by few replays;
-  one that is dominated at two sizes is not tried at smaller ones, unless it needs less workspace than all others there;
+  one that is dominated at the two sizes before, or was by ten times at any larger one, is not tried at smaller ones,
+  unless it needs less workspace than all others there;
   sizes end, a layout at a time, where a larger size has a candidate with no more workspace and no more time per row
   than anything at this one: no division gains by still smaller slices. That assumes that neither time per row nor the
   least workspace gets better again further down;
+  one that is sure to take over ten times as long by what few rows take is not run on all of them;
   mbc's own convolutions and linear layers, where their estimate does not come near what a library's kernel takes.
 Each request's extent says which of these it met.
 """
@@ -207,7 +209,7 @@ class _Run:
         offered = self.bench.offers(request, self.limit_bytes)
         failing = {key_of(m) for m in before if m.refused == GPU_FAILED}
         wanted, notes = ladder.worth(_in_turn(_new(offered, measured_bytes, failing)))
-        session = Session(before)
+        session = Session(before, ladder.tried)
         failure = ""
         try:
             if wanted.offers or wanted.spare:

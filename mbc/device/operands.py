@@ -7,6 +7,7 @@ and states are positive, which makes them valid as a mean, a scale and a varianc
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from mbc.ops.pooling import MaxPool
 from mbc.runtime.formats import loaded, stored_bytes
 
 FEW_ELEMENTS = 1 << 17  # of one row, about what is compared on the host
-FEW_STATES = 4099  # elements of a state that is compared: odd, so that no vector divides it
+FEW_STATES = 4099  # elements of a state that is compared, about
 BLOCK_ELEMENTS = (1 << 20) + 61  # random ones, repeated over a large tensor
 MOST_FEW_ROWS = 3
 
@@ -39,12 +40,16 @@ def values(request: Request, index: int, count: int, seed: int = 0) -> Array:
         return rng.integers(0, _classes(request), count, dtype=np.int32)
     if tensor.dtype is DType.UINT8:
         return rng.integers(0, _positions(request), count).astype(np.uint8)
-    if len(tensor.shape) == 1 or _updates(request):
-        drawn = rng.uniform(0.5, 2.0, count).astype(np.float32)
-    else:
-        drawn = rng.standard_normal(count, np.float32)
+    drawn = _drawn(len(tensor.shape) == 1 or _updates(request), count, seed, index)
     data = stored_bytes(drawn, tensor.dtype, Layout.CHANNELS_FIRST)
     return loaded(data, drawn.shape, tensor.dtype, Layout.CHANNELS_FIRST)
+
+
+@lru_cache(maxsize=32)
+def _drawn(positive: bool, count: int, seed: int, index: int) -> Array:
+    """Drawing takes longer than anything else that a small operation is measured with."""
+    rng = np.random.default_rng((seed, index))
+    return rng.uniform(0.5, 2.0, count).astype(np.float32) if positive else rng.standard_normal(count, np.float32)
 
 
 def few(request: Request) -> Request:
@@ -82,7 +87,8 @@ def _few_rows(request: Request) -> int:
 
 
 def _short(tensor: TensorType) -> TensorType:
-    return tensor if tensor.elements <= FEW_STATES else TensorType((FEW_STATES,), tensor.dtype)
+    """A part of a state along its first axis: it may lie in the same layouts."""
+    return tensor.with_rows(max(1, min(tensor.shape[0], FEW_STATES * tensor.shape[0] // tensor.elements)))
 
 
 def _updates(request: Request) -> bool:

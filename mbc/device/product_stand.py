@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from mbc.device.buffers import Pointers
 from mbc.device.clock import Clock
 from mbc.device.compare import Comparer, as_fp32, mean_square
+from mbc.device.cudnn import CONVOLUTION_KINDS
 from mbc.device.gpu import Gpu
 from mbc.device.kernel_library import Call, KernelLibrary
 from mbc.device.offers import Offer, device_spec
 from mbc.device.stand import Checker, Stand
-from mbc.device.trial import TOLERANCES, Trial
+from mbc.device.trial import TOLERANCES, Trial, with_rows
 from mbc.ir.types import DType, Layout, TensorType
 from mbc.kernels.base import Candidate, Request
 from mbc.ops.base import Array
@@ -54,6 +55,9 @@ class ProductStand(Stand):
         address = self.gpu.take(tensor.size_bytes)
         self.gpu.upload(address, stored_bytes(operand, tensor.dtype, Layout.CHANNELS_FIRST))
         return self._comparer.relaid(address, tensor, layout)
+
+    def part(self, request: Request, rows: int) -> Request | None:
+        return with_rows(request, rows) if request.kind in CONVOLUTION_KINDS else None
 
     def checker(self, request: Request, offered: Sequence[Offer]) -> Checker:
         layouts = dict.fromkeys(o.candidate.layouts[-1] for o in offered)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
 from mbc.device.bench import Attempt, Place
 from mbc.device.gpu import DoesNotFit
-from mbc.device.ladder import HOPELESS, key_of
+from mbc.device.ladder import HOPELESS, HOPELESS_AT_ONCE, key_of
 from mbc.device.offers import Offer, Offered
 from mbc.device.profile import Measurement
 from mbc.errors import MbcError
@@ -18,6 +18,8 @@ GPU_FAILED = "the GPU failed when it ran"
 TIMED_US = 1500.0  # of replays of one candidate
 RETIMED_US = 4000.0  # of the best two, at the end
 NOISE_US = 20.0  # single runs in a graph that are shorter than this tell little
+LEAST_SKIPPED_US = 2000.0  # what takes less may just as well run
+SLACK_BYTES = 64 << 10  # of workspace, in which what is skipped may be the leaner one
 EAGER_NOISE_US = 50.0  # and outside one
 BEHIND = 1.25  # times something better in every respect: replayed as little as a median needs
 BEST = 2
@@ -28,7 +30,10 @@ UNSTEADY_MEDIAN, UNSTEADY_SPREAD = 0.05, 0.10  # shares by which a time may move
 class Session:
     """One request: every offer is run once, those that are not dominated are timed, the best of them again."""
 
-    def __init__(self, before: Iterable[Measurement]) -> None:
+    def __init__(self, before: Iterable[Measurement], tried: Collection[object] = ()) -> None:
+        """`before`: what an earlier run measured of it. `tried`: keys of what ran at larger sizes."""
+        self._tried = tried
+        self._skipped = 0
         self._before = tuple(before)
         self._attempts: list[Attempt] = []
         self._measured: dict[int, Measurement] = {}  # by place among the attempts
@@ -59,6 +64,10 @@ class Session:
             self.notes.append(f"{count} of mbc's own kernels, estimated at over {HOPELESS:g} times the best")
         for offer in near:
             self._attempt(place, offer)
+        if self._skipped:
+            self.notes.append(
+                f"{self._skipped} candidates that took over {HOPELESS_AT_ONCE:g} times the best for few rows"
+            )
         ran = [(a.once_us, number) for number, a in enumerate(self._attempts) if not a.refused]
         for _, number in sorted(ran):
             self._time(place, number)
@@ -66,13 +75,17 @@ class Session:
 
     def _attempt(self, place: Place, offer: Offer) -> None:
         self._trying = offer
+        hopeless_us = max(EAGER_NOISE_US, self._bar_us(offer.candidate.workspace_bytes))
         try:
-            attempt = place.attempt(offer, max(EAGER_NOISE_US, self._bar_us(offer.candidate.workspace_bytes)))
+            attempt = place.attempt(offer, hopeless_us, math.inf if offer.key in self._tried else self._skip_us(offer))
         except DoesNotFit as error:
             self._trying = None
             self.notes.append(f"{offer.candidate.provider} {offer.candidate.name}: {error}")
             return
         self._trying = None
+        if attempt.skipped:
+            self._skipped += 1
+            return
         self._attempts.append(attempt)
         if attempt.refused:
             self._measured[len(self._attempts) - 1] = _measurement(attempt)
@@ -81,15 +94,23 @@ class Session:
         """Everything that ran, now or in an earlier run."""
         for attempt in self._attempts:
             if not attempt.refused:
-                yield _Ran(attempt.once_us, attempt.offer.candidate.workspace_bytes)
+                c = attempt.offer.candidate
+                yield _Ran(attempt.once_us, c.workspace_bytes, c.deterministic)
         for m in self._before:
             if not m.refused:
-                yield _Ran(m.time_us, m.workspace_bytes)
+                yield _Ran(m.time_us, m.workspace_bytes, m.deterministic)
 
     def _bar_us(self, workspace_bytes: int) -> float:
         """What takes longer is dominated: by something that needs no more workspace."""
         runs = (run.time_us for run in self._runs() if run.workspace_bytes <= workspace_bytes)
         return max(NOISE_US, HOPELESS * min(runs, default=math.inf))
+
+    def _skip_us(self, offer: Offer) -> float:
+        """What is sure to take longer is not run: its like takes a tenth, with hardly more workspace."""
+        c = offer.candidate
+        most_bytes = c.workspace_bytes + SLACK_BYTES
+        alike = (r for r in self._runs() if r.workspace_bytes <= most_bytes and r.deterministic >= c.deterministic)
+        return max(LEAST_SKIPPED_US, HOPELESS_AT_ONCE * min((r.time_us for r in alike), default=math.inf))
 
     def _time(self, place: Place, number: int) -> None:
         attempt = self._attempts[number]
@@ -157,6 +178,7 @@ class Session:
 class _Ran(NamedTuple):
     time_us: float
     workspace_bytes: int
+    deterministic: bool
 
 
 def _steady(before_us: float, now: Measurement) -> bool:

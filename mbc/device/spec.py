@@ -12,7 +12,8 @@ from mbc.resources import data_text
 @dataclass(frozen=True, slots=True)
 class DeviceSpec:
     """One GPU. Rates are ceilings: of the datasheet and dense, or measured where `measured`. `fp32_tflops` and the like
-    are of matrix products in that precision (fp32: without tensor cores).
+    are of matrix products in that precision (fp32: without tensor cores). `launch_us` is the time from one node of a
+    CUDA graph to the next; where it was not measured it is by judgement, longer on older GPUs.
 
     `overhead_bytes` is the device memory outside the arena after a first step, the bare context included; 0 when it
     was never measured.

@@ -5,6 +5,8 @@ Every candidate runs on garbage in its output and its workspace, and must not wr
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
@@ -22,7 +24,7 @@ from mbc.kernels.base import Candidate, Request
 
 GUARD_BYTES = 256
 GUARD = 0x5A
-LOADING_US = 100e3  # that loading a kernel may add to its first run
+PROBED_PARTS = 32  # of the rows, one of which tells what is far too slow
 POISON = 0xFF  # every element of it is no number
 WORKSPACE_SHARE = 0.8  # of the memory that is left; comparing needs some too
 
@@ -58,6 +60,10 @@ class Stand:
     def checker(self, request: Request, offered: Sequence[Offer]) -> Checker:
         raise NotImplementedError
 
+    def part(self, request: Request, rows: int) -> Request | None:
+        """The same operation on its first rows, where it can be divided so."""
+        return None
+
     @contextmanager
     def at(self, request: Request, offered: Sequence[Offer]) -> Generator[Place, None, None]:
         try:
@@ -86,9 +92,12 @@ class _Place:
         self._room_bytes = min(wanted, int(self._gpu.left_bytes * WORKSPACE_SHARE))
         self._workspace = self._gpu.take(self._room_bytes + GUARD_BYTES)
 
-    def attempt(self, offer: Offer, hopeless_us: float) -> Attempt:
+    def attempt(self, offer: Offer, hopeless_us: float, skip_us: float = math.inf) -> Attempt:
         with self._failing():
             try:
+                least_us = self._probe_us(offer.candidate) if math.isfinite(skip_us) else 0.0
+                if least_us > skip_us:
+                    return Attempt(offer, least_us, -1.0, skipped=True)
                 return self._attempt(offer, hopeless_us)
             except MbcError as error:
                 return Attempt(offer, 0.0, -1.0, str(error).splitlines()[0])
@@ -102,17 +111,41 @@ class _Place:
         self._gpu.fill(guard, GUARD, GUARD_BYTES)
         self._poison(at)
         call = self._prepare(candidate, at)
-        once_us = self._gpu.times_us(call.enqueue, 1)[0]  # outside a capture, which does not allow kernels to be loaded
+        least_us = self._first_us(call)
         wrong, error = self._checker.wrong(candidate, at)
         if not wrong and (self._gpu.download(guard, GUARD_BYTES) != GUARD).any():
             wrong = "it writes beyond its workspace"
         if wrong:
             return Attempt(offer, 0.0, error, wrong)
-        if hopeless_us < once_us < hopeless_us + LOADING_US:
-            once_us = self._gpu.times_us(call.enqueue, 1)[0]
-        if once_us > hopeless_us:
-            return Attempt(offer, once_us, error, hopeless=True)
+        if least_us > hopeless_us:
+            return Attempt(offer, least_us, error, hopeless=True)
         return Attempt(offer, self._clock.once_us(call.enqueue), error)
+
+    def _probe_us(self, candidate: Candidate) -> float:
+        """What it would take by what it takes for few rows; 0 where that cannot be told."""
+        rows = self._request.inputs[0].shape[0]
+        part = self._stand.part(self._request, max(1, rows // PROBED_PARTS))
+        if part is None or candidate.workspace_bytes > self._room_bytes:
+            return 0.0
+        try:
+            pointers = self._at(candidate)[0].addresses
+            call = self._stand.library.prepare(candidate, part, pointers, self._workspace)
+            return self._first_us(call) * rows / part.inputs[0].shape[0]
+        except MbcError:
+            return 0.0  # the same engine may not take so few
+
+    def _first_us(self, call: Call) -> float:
+        """Run it for the first time, outside a capture, which does not allow kernels to be loaded. That takes time on
+        the host while the GPU waits: what is left of the time between two events is the least that the call took."""
+        host_us = 0.0
+
+        def work() -> None:
+            nonlocal host_us
+            started = time.perf_counter()
+            call.enqueue()
+            host_us = (time.perf_counter() - started) * 1e6
+
+        return self._gpu.times_us(work, 1)[0] - host_us
 
     @contextmanager
     def _failing(self) -> Generator[None, None, None]:

@@ -1,11 +1,12 @@
 """Times that nobody measured: a roofline whose shares were fitted to a GPU that was.
 
-    time = fixed + arithmetic / (share of the peak) + memory / (share of the bandwidth)
+    time = launch x (starts) + arithmetic / (share of the peak) + memory / (share of the bandwidth)
 
-`fixed` is the launches of the call. `arithmetic` is its operations over the peak of its precision, on as many
-multiprocessors as its tiles keep busy; `memory` is its bytes, each counted once, over the copy bandwidth. The two are
-added, since kernels overlap them only in part: a share above 1 says how well they do. Which operations have shares in
-common is their `group` (provider, kind, precision) and `variant` (how the operands lie, whether there is workspace).
+`launch` is the gap between the nodes of a graph; how many of them a call takes, fitted too, has in it that kernels fill
+and drain. `arithmetic` is its operations over the peak of its precision, on as many multiprocessors as its tiles keep
+busy; `memory` is its bytes, each counted once, over the copy bandwidth. The two are added, since kernels overlap them
+only in part: a share above 1 says how well they do. Which operations have shares in common is their `group` (provider,
+kind, precision) and `variant` (how the operands lie, whether there is workspace).
 
 `benchmarks/calibrate.py` fits the shares to half of the layers of a profile and compares with the other half how far
 off they are; estimates.json holds both. On another GPU than that of the profile the same shares are taken of its own
@@ -27,8 +28,9 @@ from mbc.resources import data_text
 
 ESTIMATES_FILE = "estimates.json"
 OTHER_GPU = 1.5  # by judgement, not by measurement: one GPU was measured
-_TILE = 128  # rows and columns of the product that one multiprocessor computes at a time
-_LEAST_BUSY = 0.05  # small products still spread over the machine by smaller tiles
+_TILE = 64  # rows and columns of the product that one multiprocessor computes at a time
+_DEPTH = 1024  # terms of a sum under which it is not split
+_LEAST_BUSY = 0.02  # small products still spread over the machine by smaller tiles
 
 WITHOUT_WORKSPACE = "bare"  # the variant of candidates that take none
 ALL = "all"  # the spread over every group of candidates that have the workspace they want
@@ -37,10 +39,11 @@ INTERPOLATED = "interpolated"  # between two measured sizes of a profile
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Of the arithmetic peak and of the copy bandwidth."""
+    """Of the arithmetic peak and of the copy bandwidth; and how many gaps between launches a launch takes."""
 
     arithmetic: float
     memory: float
+    starts: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,7 @@ class Effort:
 
     group: str
     variant: str
-    fixed_us: float
+    launch_us: float
     arithmetic_us: float
     memory_us: float
 
@@ -58,7 +61,7 @@ class Effort:
         return f"{self.group} {self.variant}".rstrip()
 
     def time_us(self, shares: Shares) -> float:
-        return self.fixed_us + self.arithmetic_us / shares.arithmetic + self.memory_us / shares.memory
+        return self.launch_us * shares.starts + self.arithmetic_us / shares.arithmetic + self.memory_us / shares.memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +109,8 @@ class Calibration:
     shares: Mapping[str, Shares]
     spreads: Mapping[str, Spread]
 
-    def shares_of(self, effort: Effort) -> Shares:
-        return self.shares.get(effort.key) or unfitted(effort)
-
     def estimate_us(self, effort: Effort) -> float:
-        return effort.time_us(self.shares_of(effort))
+        return effort.time_us(shares_of(self.shares, effort))
 
     def spread(self, group: str, bare: bool) -> Spread:
         """How far estimates of a group are off on the GPU of the profile."""
@@ -123,10 +123,18 @@ class Calibration:
         return min(1.0, spread.low / wider), max(1.0, spread.high * wider)
 
 
+def shares_of(shares: Mapping[str, Shares], effort: Effort) -> Shares:
+    """Those fitted to the work, else for mbc's own kernels those fitted to the kernel or to all of them, else by
+    judgement."""
+    provider = effort.group.split()[0]
+    found = (shares.get(key) for key in (effort.key, effort.group, provider))
+    return next((share for share in found if share is not None), None) or unfitted(effort)
+
+
 def unfitted(effort: Effort) -> Shares:
     """By judgement, for work that no profile has."""
     if effort.group.startswith("mbc "):
-        return Shares(1.0, 0.85)
+        return Shares(1.0, 0.85, 2.0)
     if not effort.variant.startswith(WITHOUT_WORKSPACE):
         # Channels that fill no load are copied into more of them, and the copies are mostly zeros.
         return Shares(0.1, 0.2) if effort.variant in ("unaligned", "grouped") else Shares(0.5, 0.5)
@@ -174,10 +182,10 @@ def peak_tflops(device: DeviceSpec, precision: Precision) -> float:
     }[precision]
 
 
-def busy(height: int, width: int, device: DeviceSpec, parts: int = 1) -> float:
-    """Share of the multiprocessors that a product of this size keeps busy, its sum split into `parts`: its tiles run in
-    waves, and the last wave is not full."""
-    tiles = math.ceil(height / _TILE) * math.ceil(width / _TILE) * parts
+def busy(height: int, width: int, depth: int, device: DeviceSpec) -> float:
+    """Share of the multiprocessors that a product of this size keeps busy, its sum of `depth` terms split (0: not): its
+    tiles run in waves, and the last wave is not full."""
+    tiles = math.ceil(height / _TILE) * math.ceil(width / _TILE) * max(1, math.ceil(depth / _DEPTH))
     waves = math.ceil(tiles / device.multiprocessors)
     return max(_LEAST_BUSY, tiles / (waves * device.multiprocessors))
 

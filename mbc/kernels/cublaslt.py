@@ -2,9 +2,9 @@
 matrices, the rows of an image being its pixels.
 
 Its heuristics list algorithms when the module is made, within the plan's workspace and the best first by their own
-estimate; `algorithm` is a place in that list. The first is always there. The others are for measuring: the same version
-of cuBLASLt on the same GPU gives the same list. A filter gradient of bf16 or fp16 operands is summed and written in
-fp32.
+estimate; `algorithm` is a place in that list, and `sums` says for which workspace it was made. The first is always
+there. The others are for measuring: the same version of cuBLASLt on the same GPU gives the same list. A filter gradient
+of bf16 or fp16 operands is summed and written in fp32.
 """
 
 from __future__ import annotations
@@ -79,24 +79,27 @@ def _layout(request: Request) -> Layout:
     return Layout.CHANNELS_LAST if isinstance(request.attributes, Convolution) else Layout.CHANNELS_FIRST
 
 
-def _workspaces(request: Request, sizes: _Sizes) -> tuple[int, ...]:
-    """None, and room for the fp32 partial sums of a split product; bytes, ascending."""
+def _workspaces(request: Request, sizes: _Sizes) -> dict[int, int]:
+    """None, and room for the fp32 partial sums of a split product: bytes, and how many sums they were meant for."""
     of_image = request.kind == "convolution_backward_filter"
     result_bytes = math.prod(sizes.result(PASSES[request.kind])) * 4
-    wanted = (sums * result_bytes for sums in (0, _SUMS, _IMAGE_SUMS if of_image else _SUMS))
-    return tuple(sorted({min(-(-size // 256) * 256, _MOST_WORKSPACE_BYTES) for size in wanted}))
+    found: dict[int, int] = {}
+    for sums in (0, _SUMS, _IMAGE_SUMS if of_image else _SUMS):
+        found.setdefault(min(-(-sums * result_bytes // 256) * 256, _MOST_WORKSPACE_BYTES), sums)
+    return found
 
 
 def _effort(request: Request, sizes: _Sizes, number: int, device: DeviceSpec, workspace_bytes: int) -> Effort:
     split = workspace_bytes > 0
     # What a larger workspace brings is not estimated: of equal times the least workspace wins.
-    width = busy(*sizes.result(number), device, _SUMS if split else 1)
+    terms = (sizes.inputs, sizes.outputs, sizes.rows)[number]
+    share = busy(*sizes.result(number), terms if split else 0, device)
     moved_bytes = sum(t.size_bytes for t in (*request.inputs, *request.outputs))
     return Effort(
         group("cublaslt", request.kind, request.precision),
         "" if split else WITHOUT_WORKSPACE,
         device.launch_us,
-        sizes.operations / (peak_tflops(device, request.precision) * 1e6 * width),
+        sizes.operations / (peak_tflops(device, request.precision) * 1e6 * share),
         moved_bytes / (device.copy_gb_s * 1e3),
     )
 
@@ -120,12 +123,13 @@ class CublasLt:
         if request.precision is Precision.BF16 and not device.has_bf16:
             return
         number = PASSES[request.kind]
-        for algorithm, workspace_bytes in itertools.product(range(ALGORITHMS), _workspaces(request, sizes)):
+        rooms = _workspaces(request, sizes).items()
+        for algorithm, (workspace_bytes, sums) in itertools.product(range(ALGORITHMS), rooms):
             effort = _effort(request, sizes, number, device, workspace_bytes)
             candidate = Candidate(
                 provider=self.name,
                 name=request.kind,
-                settings=(("algorithm", algorithm),),
+                settings=(("algorithm", algorithm), ("sums", sums)),
                 layouts=(_layout(request),) * 3,
                 workspace_bytes=workspace_bytes,
                 time_us=estimate_us(effort),

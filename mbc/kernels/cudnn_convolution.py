@@ -97,6 +97,18 @@ class Shapes:
         a = self.attributes
         return a.kernel == a.stride == (1, 1) and not any(a.pad) and a.groups == 1
 
+    def product(self, number: int) -> tuple[int, int, int]:
+        """Height, width and terms of the sum of the product that a pass is."""
+        filters, *terms = self.filter.shape
+        if number == 0:
+            return self.result.elements // filters, filters, math.prod(terms)
+        if number == 2:
+            return filters, math.prod(terms), self.result.elements // filters
+        a = self.attributes
+        # With a stride each pixel of the image takes part in some positions of the filter only.
+        positions = max(1, math.prod(a.kernel) // math.prod(a.stride))
+        return self.image.elements // self.image.shape[1], self.image.shape[1], filters // a.groups * positions
+
     def touched_bytes(self, number: int) -> int:
         """Of the image: a stride above the kernel's size leaves pixels out, but a data gradient writes zeros there."""
         a = self.attributes
@@ -203,16 +215,13 @@ def _effort(shapes: Shapes, kind: str, layout: Layout, precision: Precision, dev
     # Direct kernels, which are left where operands cannot be copied, use no tensor cores.
     direct = bare and variant not in ("straight", "strided")
     peak = device.fp32_tflops if direct else peak_tflops(device, precision)
-    width = 1.0  # filter gradients split their sum and so fill the machine
-    if number != 2:
-        side = shapes.result if number == 0 else shapes.image
-        width = busy(side.shape[0] * math.prod(side.shape[2:]), side.shape[1], device)
+    share = busy(*shapes.product(number), device)
     moved_bytes = shapes.filter.size_bytes + shapes.result.size_bytes + shapes.touched_bytes(number)
     return Effort(
         group("cudnn", kind, precision),
         f"{WITHOUT_WORKSPACE} {variant}" if bare else variant,
         device.launch_us,
-        shapes.operations / (peak * 1e6 * width),
+        shapes.operations / (peak * 1e6 * share),
         moved_bytes / (device.copy_gb_s * 1e3),
     )
 

@@ -3,7 +3,7 @@ divide it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from mbc.device.profile import Profile
@@ -67,10 +67,10 @@ class CandidateTable:
         return request_of(self.graph, operation, rows)
 
     def candidates(self, operation: Operation, rows: Rows) -> tuple[Candidate, ...]:
-        """Every admitted candidate: the measured ones, else those interpolated between measured sizes, else estimates.
+        """Every admitted candidate: those of the profile, measured or between measured sizes, else estimates.
 
-        Estimates never stand beside measurements: an optimistic one must not beat a fact. MBC200 and MBC202 where there
-        is none.
+        An optimistic estimate must not beat a fact: beside a profile's candidates only those are estimated that need
+        less workspace than all of them, and none as faster. MBC200 and MBC202 where there is none.
         """
         request = self.request(operation, rows)
         known = self._offered(request)
@@ -85,10 +85,18 @@ class CandidateTable:
     def _offered(self, request: Request) -> tuple[Candidate, ...]:
         known = self._known.get(request)
         if known is None:
-            measured = self._admitted(self.profile.candidates(request)) if self.profile else ()
-            found = measured or self._admitted(self._estimated(request))
-            known = self._known[request] = tuple(_with_plain_layouts(c, request) for c in found)
+            known = self._known[request] = tuple(_with_plain_layouts(c, request) for c in self._find(request))
         return known
+
+    def _find(self, request: Request) -> tuple[Candidate, ...]:
+        measured = self._admitted(self.profile.candidates(request)) if self.profile else ()
+        admitted = self._admitted(self._estimated(request))
+        if not measured:
+            return admitted
+        least_bytes = min(c.workspace_bytes for c in measured)
+        slowest_us = max(c.time_us for c in measured)
+        leaner = (replace(c, time_us=max(c.time_us, slowest_us)) for c in admitted if c.workspace_bytes < least_bytes)
+        return (*measured, *leaner)
 
     def _estimated(self, request: Request) -> tuple[Candidate, ...]:
         named = [p for p in self.providers if not self.rules.providers or p.name in self.rules.providers]
@@ -124,14 +132,17 @@ class CandidateTable:
         """Rows that a kernel call of the operation may work on, largest first: all of them, and what the policy and
         alignment leave of smaller ones."""
         batch = self.graph.batch
-        if not self._divisible(operation):
-            return (batch,)
         sizes = {
             Policy.UNDIVIDED: (),
             Policy.POWER_OF_TWO: tuple(1 << k for k in range(batch.bit_length())),
             Policy.ALL: tuple(range(1, batch)),
         }[self.rules.policy]
-        return (batch, *(n for n in reversed(sizes) if n < batch and self._aligned(operation, n)))
+        return self.possible(operation, sizes)
+
+    def possible(self, operation: Operation, sizes: Iterable[int]) -> tuple[int, ...]:
+        """The whole batch and those of `sizes` that the operation may be divided into, largest first."""
+        smaller = (n for n in sizes if n < self.graph.batch and self._divisible(operation))
+        return (self.graph.batch, *sorted((n for n in smaller if self._aligned(operation, n)), reverse=True))
 
     def _divisible(self, operation: Operation) -> bool:
         """Of the operations that could be divided only convolutions gain by it."""

@@ -156,7 +156,8 @@ def _saved_us(table: CandidateTable, group: Group, by_name: dict[str, Operation]
     if not all(fused):
         return -1.0
     singles = [table.candidates(operation, table.whole) for operation in one_by_one]
-    if all(c.measured for found in singles for c in found) != all(c.measured for found in fused for c in found):
+    measured = {any(c.measured for c in found) for found in (*singles, *fused)}
+    if len(measured) > 1:
         return -1.0
     return sum(min(c.time_us for c in found) for found in singles) - sum(
         min(c.time_us for c in found) for found in fused

@@ -26,12 +26,18 @@ _CONVERSION_WEIGHT = 0.05  # most are never chosen
 def needs(graph: TrainingGraph, device: DeviceSpec, policy: Policy) -> tuple[Need, ...]:
     """Every distinct request, those that weigh most in a step first.
 
-    With policy `all` the powers of two are measured, and what lies between is interpolated until it is chosen.
+    With policy `all` the powers of two and what lies halfway between them are measured; other sizes are interpolated
+    until they are chosen.
     """
     if graph.precision is Precision.FP64:
         return ()
-    measured = Policy.POWER_OF_TWO if policy is Policy.ALL else policy
-    table = CandidateTable(graph, device, PROVIDERS, None, Rules(measured))
+    table = CandidateTable(graph, device, PROVIDERS, None, Rules(Policy.UNDIVIDED))
+    powers = [1 << k for k in range(graph.batch.bit_length())]
+    sizes = {
+        Policy.UNDIVIDED: [],
+        Policy.POWER_OF_TWO: powers,
+        Policy.ALL: [*powers, *(3 * power for power in powers)],
+    }[policy]
     weights: dict[Request, float] = {}
     first: dict[Request, Operation] = {}
     programs = ((graph.train, 1.0), (graph.infer, _INFERENCE_WEIGHT))
@@ -44,8 +50,8 @@ def needs(graph: TrainingGraph, device: DeviceSpec, policy: Policy) -> tuple[Nee
         time_us = min(c.time_us for c in table.candidates(operation, table.whole))
         weights[request] = weights.get(request, 0.0) + weight * time_us
     found = [
-        Need(tuple(table.request(first[request], Rows(0, rows)) for rows in table.slice_rows(first[request])), weight)
-        for request, weight in weights.items()
+        Need(tuple(table.request(operation, Rows(0, rows)) for rows in table.possible(operation, sizes)), weight)
+        for operation, weight in ((first[request], weight) for request, weight in weights.items())
     ]
     found += _conversions(graph, table)
     return tuple(sorted(found, key=lambda need: -need.weight_us))

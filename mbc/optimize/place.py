@@ -18,7 +18,7 @@ from mbc.optimize.lifetimes import Block, peak_bytes
 from mbc.plan.model import ALIGNMENT_BYTES
 
 # A placement this close to its bound is not worth more search.
-GOOD_ENOUGH = 1.001
+GOOD_ENOUGH = 1.005
 # Annealing: most rounds, rounds times blocks squared, and by how much of the bound a round may be worse at the start.
 ANNEAL_ROUNDS = 8000
 ANNEAL_WORK = 60_000_000

@@ -83,7 +83,7 @@ def test_variants_are_all_plans_of_all_limits() -> None:
     assert len(found) == len({v.name for v in found}) == 3 * (2 * 2 * 3 + 2)
     assert {v.limit_mib for v in found if v.case.name == "vgg16"} == {512, UNLIMITED_MIB}
     divided = next(v for v in found if v.plan == DIVIDED and v.limit_mib == 8).job("h200", "p.sqlite")
-    assert divided.options.policy is Policy.POWER_OF_TWO and divided.options.workspace_limit_bytes == 8 * MIB
+    assert divided.options.policy is Policy.ALL and divided.options.workspace_limit_bytes == 8 * MIB
     assert divided.options.profile == "p.sqlite" and divided.gpu == "h200"
     assert PLANS == (LEGACY, UNDIVIDED, DIVIDED)
 

@@ -101,8 +101,11 @@ class Table:
     def _kernel(self, offer: Offer) -> Kernel:
         return next(k for k in (*self.kernels, *self.spare) if k.offer(1).key == offer.key)
 
-    def attempt(self, offer: Offer, hopeless_us: float) -> Attempt:
+    def attempt(self, offer: Offer, hopeless_us: float, skip_us: float = math.inf) -> Attempt:
         kernel = self._kernel(offer)
+        if kernel.time(self.rows) > skip_us:
+            self.log.append(f"probe {kernel.name} {self.rows}")
+            return Attempt(offer, kernel.time(self.rows), -1.0, skipped=True)
         self.log.append(f"{kernel.name} {self.rows}")
         self.seconds += 1.0
         if self.stop_at == self.log[-1]:
@@ -124,7 +127,7 @@ class Table:
         return Times(kernel.time(self.rows) * factor, kernel.spread * kernel.time(self.rows))
 
     def tried(self) -> list[str]:
-        return [line for line in self.log if not line.startswith(("time", "warm"))]
+        return [line for line in self.log if not line.startswith(("time", "warm", "probe"))]
 
 
 def need(sizes: Sequence[int], weight_us: float = 1.0, channels: int = 8) -> Need:
@@ -188,6 +191,27 @@ def test_what_another_beats_by_far_is_run_once(path: Path) -> None:
     table = Table([FAST, alone])
     run(table, path, need([8], channels=16))
     assert "time alone 8 1500" in table.log
+
+
+def test_what_is_sure_to_be_slow_is_not_run(path: Path) -> None:
+    asked = need([256, 128])
+    worst = Kernel("worst", lambda rows: 500.0 * rows)
+    loose = replace(LEAN, name="loose", time=lambda rows: 1.0 * rows, deterministic=False)
+    table = Table([LEAN, worst, SLOW])
+    summary = run(table, path, asked)
+    assert "probe worst 256" in table.log and "worst 256" not in table.tried() and "slow 256" in table.tried()
+    assert summary.refused == 0 and len(found(path, asked)) == 2
+    left_out = read_profile(path).extents[signature(asked.undivided)].left_out
+    assert "1 candidates that took over 10 times the best for few rows" in left_out
+    # For those who must be deterministic it may be the only one.
+    table = Table([loose, worst])
+    run(table, path, need([256], channels=16))
+    assert "worst 256" in table.tried()
+    # What is known from a larger size is not probed.
+    far = Kernel("far", lambda rows: 60.0 * rows if rows > 128 else 600.0 * rows, lambda rows: 0)
+    table = Table([LEAN, far])
+    run(table, path, need([256, 128], channels=32))
+    assert "far 128" in table.tried()
 
 
 def test_what_is_behind_in_every_respect_is_replayed_little(path: Path) -> None:
@@ -267,12 +291,20 @@ def test_layouts_end_apart(path: Path) -> None:
 
 def test_the_hopeless_are_not_tried_at_small_sizes(path: Path) -> None:
     # Slow at 16 and 8 beside one with no more workspace; `thin` too, but it needs less than all others.
-    heavy = Kernel("heavy", lambda rows: 100.0 * rows, lambda rows: 2 * rows * MIB)
+    heavy = Kernel("heavy", lambda rows: 50.0 * rows, lambda rows: 2 * rows * MIB)
     table = Table([FAST, heavy])
     asked = need([16, 8, 4])
     run(table, path, asked)
     assert "heavy 8" in table.tried() and "heavy 4" not in table.tried()
-    assert "1 candidates that were dominated" in read_profile(path).extents[signature(asked.requests[2])].left_out
+    assert (
+        "1 candidates that were dominated at larger sizes"
+        in read_profile(path).extents[signature(asked.requests[2])].left_out
+    )
+    quick = replace(FAST, name="quick", time=lambda rows: 1.0 * rows)
+    awful = replace(heavy, name="awful", time=lambda rows: 20.0 * rows)
+    table = Table([quick, awful])
+    run(table, path, need([16, 8, 4], channels=32))
+    assert "awful 16" in table.tried() and "awful 8" not in table.tried()
     thin = Kernel("thin", lambda rows: 100.0 * rows, lambda rows: 0 if rows < 8 else rows * MIB)
     table = Table([FAST, thin])
     run(table, path, need([16, 8, 4], channels=16))

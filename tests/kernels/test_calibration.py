@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -23,10 +24,11 @@ from mbc.kernels.calibration import (
     calibration,
     group,
     peak_tflops,
+    shares_of,
     unfitted,
 )
 from mbc.kernels.cublaslt import CUBLASLT
-from mbc.kernels.cudnn_convolution import CUDNN_CONVOLUTION
+from mbc.kernels.cudnn_convolution import CUDNN_CONVOLUTION, PASSES, shapes_of
 from mbc.kernels.own import OWN
 from mbc.ops.base import NoAttributes
 from mbc.ops.convolution import Convolution
@@ -67,16 +69,17 @@ def test_time_is_a_sum() -> None:
     effort = Effort("g", "v", 2.0, 10.0, 4.0)
     assert effort.time_us(Shares(1.0, 1.0)) == 16.0
     assert effort.time_us(Shares(0.5, 2.0)) == 24.0
+    assert effort.time_us(Shares(1.0, 1.0, 3.0)) == 20.0
     assert effort.key == "g v" and Effort("g", "", 0, 0, 0).key == "g"
 
 
 def test_a_machine_is_busy_in_whole_waves() -> None:
     four = replace(H200, multiprocessors=4)
-    assert busy(256, 256, four) == 1.0
-    assert busy(128, 128, four) == 0.25
-    assert busy(128 * 5, 128, four) == 5 / 8
-    assert busy(1, 1, H200) == 0.05
-    assert busy(128, 128, four, parts=16) == 1.0
+    assert busy(128, 128, 0, four) == 1.0
+    assert busy(64, 64, 0, four) == busy(64, 64, 64, four) == 0.25
+    assert busy(64 * 5, 64, 0, four) == 5 / 8
+    assert busy(1, 1, 0, H200) == 0.02
+    assert busy(128, 128, 1 << 20, four) == 1.0  # the sum is split
 
 
 def test_a_spread_is_of_ratios() -> None:
@@ -118,7 +121,12 @@ def test_estimates_on_the_gpu_they_were_fitted_to_are_of_use() -> None:
 def test_work_that_no_profile_has_is_told_so() -> None:
     empty = Calibration("X", "", 0, "", "", 0, {}, {})
     effort = Effort(group("cudnn", "convolution", Precision.BF16), "straight", 1.0, 10.0, 10.0)
-    assert empty.shares_of(effort) == unfitted(effort)
+    assert shares_of(empty.shares, effort) == unfitted(effort)
+    own = Effort(group("mbc", "relu", Precision.BF16), "", 1.0, 0.0, 10.0)
+    pooled, fitted = Shares(1.0, 0.7), Shares(1.0, 0.9)
+    assert shares_of({"mbc": pooled}, own) == pooled
+    assert shares_of({"mbc": pooled, "mbc relu": fitted}, own) == fitted
+    assert shares_of({"mbc": pooled}, effort) == unfitted(effort)
     assert empty.spread("cudnn convolution half", bare=False) is UNCOMPARED
     direct = replace(effort, variant="bare converted")
     assert empty.estimate_us(direct) > empty.estimate_us(effort)
@@ -163,14 +171,24 @@ def test_a_stride_leaves_pixels_unread() -> None:
     assert read.memory_us < written.memory_us
 
 
+@pytest.mark.parametrize("kind", ["convolution", "convolution_backward_data", "convolution_backward_filter"])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_the_product_of_a_pass_has_its_operations(kind: str, stride: int) -> None:
+    shapes = shapes_of(convolution(kind=kind, stride=stride, kernel=4 if stride == 2 else 3))
+    assert shapes is not None
+    assert 2 * math.prod(shapes.product(PASSES[kind])) == pytest.approx(
+        shapes.operations, rel=0.01 if stride == 1 else 0.2
+    )
+
+
 def requests() -> list[Request]:
-    x, w = TensorType((64, 256), DType.BF16), TensorType((100, 256), DType.BF16)
+    x, w = TensorType((1024, 4096), DType.BF16), TensorType((1000, 4096), DType.BF16)
     y = TensorType((64, 64, 56, 56), DType.BF16)
     return [
         convolution(),
         convolution(kind="convolution_backward_data"),
         convolution(kind="convolution_backward_filter"),
-        Request("linear", Linear((256,)), (x, w), (TensorType((64, 100), DType.BF16),), Precision.BF16),
+        Request("linear", Linear((4096,)), (x, w), (TensorType((1024, 1000), DType.BF16),), Precision.BF16),
         Request("relu", NoAttributes(), (y,), (y,), Precision.BF16),
     ]
 
@@ -181,7 +199,7 @@ def test_candidates_are_what_was_estimated(request_: Request) -> None:
         pairs = list(provider.estimated(request_, H200))
         assert [c for c, _ in pairs] == list(provider.candidates(request_, H200))
         for candidate, effort in pairs:
-            assert candidate.time_us == calibration().estimate_us(effort) > effort.fixed_us
+            assert candidate.time_us == calibration().estimate_us(effort) > effort.launch_us
             assert effort.group.startswith(f"{provider.name} ") and not candidate.measured
 
 

@@ -49,7 +49,8 @@ class Own:
                 workspace_bytes = kernel.workspace(request, layout_of(request, layouts))
                 launches = kernel.launches if kernel.launches == 1 or workspace_bytes else 1
                 named = group(self.name, kernel.name, request.precision)
-                effort = Effort(named, "", launches * device.launch_us, 0.0, kernel.time_us(request, device))
+                lying = "-".join(dict.fromkeys(layouts))
+                effort = Effort(named, lying, launches * device.launch_us, 0.0, kernel.time_us(request, device))
                 candidate = Candidate(
                     provider=self.name,
                     name=kernel.name,
