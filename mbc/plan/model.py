@@ -163,8 +163,8 @@ class Bounds:
     `floor_bytes`: inputs + output + smallest workspace of the most demanding operation, plus the states: no program
     does better. `live_bytes`: the most bytes alive at once in this plan: no placement does better.
     `fastest_us`: the fastest choice of kernels, divisions and layouts together, whatever workspace it takes: no plan
-    made of the same candidates is faster. `nondeterministic_us`: the same with kernels that give other bits in each
-    run; 0 where these are admitted anyway.
+    made of the same candidates and fused groups is faster. `nondeterministic_us`: the same with kernels that give other
+    bits in each run; 0 where these are admitted anyway.
     """
 
     floor_bytes: int

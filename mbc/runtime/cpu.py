@@ -18,7 +18,7 @@ from mbc.ir.graph import Operation
 from mbc.ir.types import DType, TensorType
 from mbc.ops.base import Call
 from mbc.ops.fused import kind_of
-from mbc.plan.group import operation_of
+from mbc.plan.group import operation_of, title
 from mbc.plan.model import ALIGNMENT_BYTES, Access, Copy, Kernel, Launch, Mode, Plan, Space
 from mbc.runtime.formats import canonical_view, load, store
 from mbc.runtime.places import Place, persistent_buffers, view_roots
@@ -119,7 +119,7 @@ class Interpreter:
     def _step(self, program: str, index: int, launch: Launch) -> Step:
         work = launch.work
         what = "copy" if isinstance(work, Copy) else f"{work.provider}.{work.name}"
-        where = f"launch {index} of {program} ({', '.join(launch.operations) or what})"
+        where = f"launch {index} of {program} ({title(launch.operations) or what})"
         regions = tuple(access_region(self._plan, access) for access in launch.accesses)
         pairs = tuple(zip(launch.accesses, regions, strict=True))
         if isinstance(work, Copy):
