@@ -7,7 +7,8 @@ the same for candidates without workspace. Needs no GPU.
 
     python benchmarks/calibrate.py [--profile FILE] [--write]
 
-`--write` puts the result where mbc finds it (mbc/device/data/estimates.json).
+Give it a profile as it was measured: the one that ships has only what planning can use. `--write` puts the result where
+mbc finds it (mbc/device/data/estimates.json).
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from mbc.kernels.cudnn_convolution import CUDNN_CONVOLUTION
 from mbc.kernels.own import OWN
 
 ESTIMATING = (CUDNN_CONVOLUTION, CUBLASLT, OWN)
-LEAST_SAMPLES = 4  # of a class on the fitting side
+LEAST_LAYERS = 3  # of a class on the fitting side
 # A class without workspace is fitted where most of its candidates were found. What was found of the others is the
 # exception: a request for which no engine without workspace was worth measuring has only slow ones.
 LEAST_FOUND = 0.75
@@ -80,32 +81,26 @@ class Sample:
 
 
 def samples(profile: Profile, device: DeviceSpec) -> Iterator[Sample]:
+    """Of what was measured: profiling leaves out layouts of sizes that gain nothing, and kernels far slower."""
     for key, measurements in profile.measurements.items():
         request = read_signature(key)
         layer = signature(with_rows(request, 0))
         tested = hashlib.sha256(layer.encode()).digest()[0] % 2 == 1
-        for provider in ESTIMATING:
-            mine = [m for m in measurements if m.provider == provider.name]
-            if not mine:
-                continue
-            found = (
-                Sample(layer, key, provider.name, effort, fastest_us(candidate, mine), tested)
-                for candidate, effort in provider.estimated(request, device)
-            )
-            yield from dict.fromkeys(found)  # what differs in its settings only is one estimate
+        alike: dict[tuple[Any, ...], list[Measurement]] = defaultdict(list)
+        for m in measurements:
+            if not m.refused:
+                alike[m.provider, m.name, m.layouts].append(m)
+        found = (
+            Sample(layer, key, provider.name, effort, fastest_us(candidate.workspace_bytes, mine), tested)
+            for provider in ESTIMATING
+            for candidate, effort in provider.estimated(request, device)
+            if (mine := alike.get((candidate.provider, candidate.name, candidate.layouts)))
+        )
+        yield from dict.fromkeys(found)  # what differs in its settings only is one estimate
 
 
-def fastest_us(candidate: Candidate, measurements: Iterable[Measurement]) -> float | None:
-    return min(
-        (
-            m.time_us
-            for m in measurements
-            if (m.provider, m.name, m.layouts) == (candidate.provider, candidate.name, candidate.layouts)
-            and m.workspace_bytes <= candidate.workspace_bytes
-            and not m.refused
-        ),
-        default=None,
-    )
+def fastest_us(workspace_bytes: int, measurements: Iterable[Measurement]) -> float | None:
+    return min((m.time_us for m in measurements if m.workspace_bytes <= workspace_bytes), default=None)
 
 
 def fit(found: Sequence[Sample]) -> Shares:
@@ -138,7 +133,7 @@ def fitted(found: Sequence[Sample]) -> dict[str, Shares]:
     shares: dict[str, Shares] = {}
     for key, group in sorted(classes.items()):
         known = [s for s in group if s.measured_us is not None]
-        enough = len(known) >= LEAST_SAMPLES
+        enough = len({s.layer for s in known}) >= LEAST_LAYERS
         if enough and (not group[0].bare or len(known) >= LEAST_FOUND * len(group)):
             shares[key] = fit(known)
     return shares
@@ -155,11 +150,12 @@ def ratios(found: Iterable[Sample], shares: Mapping[str, Shares]) -> dict[str, l
     for (_, bare), providers in requests.items():
         compared: list[tuple[float, float]] = []
         for group in providers.values():
-            times_us = [s.measured_us for s in group if s.measured_us is not None]
-            if times_us:
-                estimate_us, best = min(((s.effort.time_us(shares_of(shares, s.effort)), s) for s in group), key=_first)
-                by_group[best.group].append(min(times_us) / estimate_us)
-                compared.append((estimate_us, min(times_us) / estimate_us))
+            known = [s for s in group if s.measured_us is not None]
+            if known:
+                estimate_us, best = min(((s.effort.time_us(shares_of(shares, s.effort)), s) for s in known), key=_first)
+                ratio = min(s.measured_us or 0.0 for s in known) / estimate_us
+                by_group[best.group].append(ratio)
+                compared.append((estimate_us, ratio))
         if compared:
             by_group[f"{ALL} {WITHOUT_WORKSPACE}" if bare else ALL].append(min(compared)[1])
     return by_group

@@ -11,6 +11,7 @@ from mbc.cli.arguments import measuring_options
 from mbc.cli.places import build_package, output_folder, plan_file, plan_source
 from mbc.errors import MbcError
 from mbc.ir.types import Precision
+from mbc.report.tables import profile_of
 from mbc.units import show_range, show_size, show_time
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ def summary(plan: Plan) -> list[str]:
         f"  step       {step[0]}{show_time(p.train_us)} ({step[1]}{known}; {len(plan.train.launches)} launches; "
         f"{over} the fastest choice of known kernels{price})",
         f"  inference  {inference[0]}{show_time(p.infer_us)} ({inference[1]}{len(plan.infer.launches)} launches)",
+        f"  profile    {profile_of(plan.target)}",
         f"  arena      {show_size(p.arena_bytes)} ({placed} the most alive at once, {show_size(b.live_bytes)}; "
         f"no plan needs less than {show_size(b.floor_bytes)}, at {b.floor_operation})",
         f"  overhead   {show_size(p.overhead_bytes)} ({overhead})",
@@ -97,6 +99,7 @@ def _figures(plan: Plan, built: Package, plan_seconds: float, build_seconds: flo
         "precision": str(plan.graph.precision),
         "gpu": plan.target.gpu,
         "architecture": plan.target.architecture,
+        "profile": plan.target.profile,
         "train_us": p.train_us,
         "train_low_us": p.train_low_us,
         "train_high_us": p.train_high_us,

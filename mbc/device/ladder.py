@@ -57,11 +57,11 @@ class Ladder:
 
     @property
     def closed(self) -> bool:
-        """Whether smaller sizes can be part of no better division, in any layout that the last size had."""
-        if not self._steps:
-            return False
-        last = {m.layouts for m in self._steps[-1][1] if not m.refused}
-        return bool(self._closed) and last <= self._closed
+        """Whether smaller sizes can be part of no better division, in any layout that the last size had. A size at
+        which nothing could be measured says nothing."""
+        usable = ({m.layouts for m in step if not m.refused} for _, step in reversed(self._steps))
+        last = next((layouts for layouts in usable if layouts), None)
+        return last is not None and last <= self._closed
 
     @property
     def tried(self) -> frozenset[tuple[object, ...]]:

@@ -26,20 +26,21 @@ from pathlib import Path
 from mbc.device.bench import GpuFailed, Stand, Workbench
 from mbc.device.gpu import DoesNotFit, Gpu
 from mbc.device.ladder import Ladder, key_of
-from mbc.device.need import Need
+from mbc.device.need import MOST_WORKSPACE_BYTES, Need
 from mbc.device.offers import Offer, Offered
 from mbc.device.profile import Extent, Profile
 from mbc.device.profile_file import ProfileWriter, read_profile
 from mbc.device.session import GPU_FAILED, Session
-from mbc.device.signature import signature
+from mbc.device.signature import rows_of, signature
 from mbc.device.workbench import Bench, identity
 from mbc.errors import MbcError
 from mbc.ir.types import Precision
 from mbc.kernels.base import Request
 
-__all__ = ["DEFAULT_LIMIT_BYTES", "Summary", "identity", "measure", "measure_on"]
+__all__ = ["Summary", "identity", "measure", "measure_on"]
 
-DEFAULT_LIMIT_BYTES = 8 << 30  # of workspace: far beyond what brings anything
+# Errors of the operation, which would be met again: cuDNN, a library or what it is compared with does not take it.
+_LASTING = frozenset({"MBC079", "MBC086", "MBC087"})
 
 Progress = Callable[[int, int, Request, float | None], None]
 
@@ -81,7 +82,7 @@ def measure(
     needs: Sequence[Need],
     path: Path,
     measure_for_s: float = math.inf,
-    workspace_limit_bytes: int = DEFAULT_LIMIT_BYTES,
+    workspace_limit_bytes: int = MOST_WORKSPACE_BYTES,
     progress: Progress = _silent,
     again: bool = False,
 ) -> Summary:
@@ -90,8 +91,8 @@ def measure(
 
     Every request is written when it is done: a later run goes on where this one stopped, whatever stopped it. What was
     measured under a lower limit of workspace is completed. `again`: measure all anew. Ctrl-C ends the run like the end
-    of its time and is told in the summary. An operation that fails is told there and does not stop the others; MBC088
-    where the GPU itself fails.
+    of its time and is told in the summary. An operation that fails is told there and does not stop the others;
+    where it would fail again its extent says why, and later runs pass it over. MBC088 where the GPU itself fails.
     """
     with Bench(gpu) as bench:
         return measure_on(bench, needs, path, measure_for_s, workspace_limit_bytes, progress, again)
@@ -102,7 +103,7 @@ def measure_on(
     needs: Sequence[Need],
     path: Path,
     measure_for_s: float = math.inf,
-    workspace_limit_bytes: int = DEFAULT_LIMIT_BYTES,
+    workspace_limit_bytes: int = MOST_WORKSPACE_BYTES,
     progress: Progress = _silent,
     again: bool = False,
     clock: Callable[[], float] = time.monotonic,
@@ -170,7 +171,7 @@ class _Run:
         with ExitStack() as stack:
             for place, (request, key) in enumerate(sizes):
                 if self._known(key):
-                    ladder.add(_rows(request), self.held.measurements.get(key, ()))
+                    ladder.add(rows_of(request), self.held.measurements.get(key, ()))
                     continue
                 if key in seen:
                     continue  # measured in this run, as a size of another operation
@@ -187,10 +188,17 @@ class _Run:
                 except (MbcError, DoesNotFit) as error:
                     if isinstance(error, MbcError) and error.code == "MBC088":
                         raise
-                    self._failed(key, str(error))
+                    self._failed(request, error)
 
-    def _failed(self, key: str, why: str) -> None:
-        self.summary = replace(self.summary, failures=(*self.summary.failures, f"{key}: {why}"))
+    def _failed(self, request: Request, error: MbcError | DoesNotFit) -> None:
+        """Tell that nothing can be measured, and write it down where trying again would bring nothing else: each
+        compilation would do so."""
+        key = signature(request)
+        if isinstance(error, DoesNotFit) or error.code in _LASTING:
+            reason = str(error).splitlines()[0].replace(";", ",")
+            known = self.held.measurements.get(key, ())
+            self.writer.record(request, known, Extent(self.limit_bytes, f"could not be measured: {reason}"))
+        self.summary = replace(self.summary, failures=(*self.summary.failures, f"{key}: {error}"))
 
     def _tell(self, request: Request) -> None:
         now = self.clock()
@@ -218,10 +226,10 @@ class _Run:
         except GpuFailed as error:
             failure = str(error)
         found = session.found()
-        ladder.add(_rows(request), found)
+        ladder.add(rows_of(request), found)
         left_out = [*offered.left_out, *notes, *session.notes]
         if ladder.closed and not last:
-            left_out.append(f"sizes under {_rows(request)}: nothing here is faster per row than a larger size")
+            left_out.append(f"sizes under {rows_of(request)}: nothing here is faster per row than a larger size")
         # Where the GPU failed, the rest of this request is for the next run.
         reached_bytes = measured_bytes if failure else self.limit_bytes
         self.writer.record(request, found, Extent(reached_bytes, "; ".join(left_out)))
@@ -240,10 +248,6 @@ class _Run:
                 f"the GPU failed while {request.kind} was measured: {failure}",
                 "run the same command again: what is measured is kept, and the kernel at fault is passed over",
             )
-
-
-def _rows(request: Request) -> int:
-    return request.inputs[0].shape[0]
 
 
 def _new(offered: Offered, workspace_bytes: int, failing: Collection[object]) -> Offered:

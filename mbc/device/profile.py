@@ -132,6 +132,13 @@ class Profile:
         return self.identity.cudnn
 
     @property
+    def origin(self) -> str:
+        """`NVIDIA H200, driver 580.159.04, cuDNN 9.19.0, 2026-11-21`: where and since when it was measured."""
+        on = self.identity
+        origin = f"{on.gpu}, driver {on.driver}, cuDNN {version_text(on.cudnn)}, {on.date}"
+        return f"{origin} (another machine's: as estimates)" if self.stale else origin
+
+    @property
     def overhead_bytes(self) -> int:
         """The most that a step was seen to take outside the arena; 0 when none was measured."""
         return max((o.size_bytes for o in self.overheads if o.what == "step"), default=0)

@@ -117,7 +117,7 @@ class Trial:
 
     def expected(self, rows: int) -> NDArray[np.float64]:
         """The whole filter gradient of so many rows; else the result of one period, which the others repeat.
-        MBC077 where not even float64 has an engine for this convolution."""
+        MBC087 where not even float64 has an engine for this convolution."""
         if not self.adds_up:
             return self._part(self.period)
         whole, rest = divmod(rows, self.period)
@@ -201,7 +201,7 @@ class Trials:
                 plan.execute(plan.bind(pointers, workspace))
                 self._gpu.synchronize()
                 return
-        raise MbcError("MBC077", "cuDNN has no float64 engine for this convolution to compare with")
+        raise MbcError("MBC087", "cuDNN has no float64 engine for this convolution to compare with")
 
 
 def _scale(request: Request) -> float:

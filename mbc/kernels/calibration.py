@@ -137,14 +137,14 @@ def unfitted(effort: Effort) -> Shares:
         return Shares(1.0, 0.85, 2.0)
     if not effort.variant.startswith(WITHOUT_WORKSPACE):
         # Channels that fill no load are copied into more of them, and the copies are mostly zeros.
-        return Shares(0.1, 0.2) if effort.variant in ("unaligned", "grouped") else Shares(0.5, 0.5)
+        return Shares(0.1, 0.2, 6.0) if effort.variant in ("unaligned", "grouped") else Shares(0.5, 0.5, 6.0)
     # Without workspace there may be no engine but a direct one. Measured on an H200, ResNet-50's stem at batch 256 in
     # bf16 took 342 ms for its filter gradient, where engines with workspace take 0.5.
     if effort.group.startswith("cublaslt "):
-        return Shares(0.4, 0.5)
+        return Shares(0.4, 0.5, 6.0)
     if "backward_filter" in effort.group:
-        return Shares(0.003, 0.1)
-    return Shares(0.01, 0.1) if "backward_data" in effort.group else Shares(0.1, 0.1)
+        return Shares(0.003, 0.1, 6.0)
+    return Shares(0.01 if "backward_data" in effort.group else 0.1, 0.1, 6.0)
 
 
 @cache

@@ -186,7 +186,14 @@ def _plan(
     return Plan(
         mbc.__version__,
         table.graph,
-        Target(device.name, device.architecture, device.multiprocessors, device.memory_bytes, cudnn),
+        Target(
+            device.name,
+            device.architecture,
+            device.multiprocessors,
+            device.memory_bytes,
+            cudnn,
+            table.profile.origin if table.profile else "",
+        ),
         budget_bytes,
         draft.buffers,
         placed.offsets,

@@ -104,6 +104,7 @@ def _figures(plan: Plan) -> tuple[tuple[str, Figure], ...]:
         ("multiprocessors", target.multiprocessors),
         ("memory_bytes", target.memory_bytes),
         ("cudnn", target.cudnn),
+        ("profile", target.profile),
         ("budget_bytes", plan.budget_bytes),
         ("train_us", predictions.train_us),
         ("train_low_us", predictions.train_low_us),

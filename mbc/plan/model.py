@@ -126,13 +126,15 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What the plan is for. `cudnn` is its version number (91900), 0 when the plan names no cuDNN engine."""
+    """What the plan is for. `cudnn` is its version number (91900), 0 when the plan names no cuDNN engine. `profile`
+    says on what the known times were measured (GPU, driver, cuDNN, date), empty where there was no profile."""
 
     gpu: str
     architecture: str  # sm_90
     multiprocessors: int
     memory_bytes: int
     cudnn: int
+    profile: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from itertools import groupby
 from mbc.plan.group import title
 from mbc.plan.live import rounded
 from mbc.plan.memory import memory_curve
-from mbc.plan.model import Plan, Program
+from mbc.plan.model import Plan, Program, Target
 from mbc.plan.summary import OperationSummary, summarise
 from mbc.report.columns import Column, render
 from mbc.report.memory import curve_text
@@ -58,15 +58,21 @@ def plan_text(
 
 
 def heading(plan: Plan, infer: bool = False) -> str:
-    """What the plan is for, in two lines."""
+    """What the plan is for, and which profile it was made with, in three lines."""
     graph, target = plan.graph, plan.target
     what = "inference" if infer else "training step"
     cudnn = f", cuDNN {cudnn_version(target.cudnn)}" if target.cudnn else ""
     return (
         f"{graph.name}: {what}, batch {graph.batch}, {graph.precision}, {graph.optimizer.kind}\n"
         f"for {target.gpu} ({target.architecture}, {target.multiprocessors} multiprocessors, "
-        f"{show_size(target.memory_bytes)}){cudnn}, budget {show_size(plan.budget_bytes)}"
+        f"{show_size(target.memory_bytes)}){cudnn}, budget {show_size(plan.budget_bytes)}\n"
+        f"profile: {profile_of(target)}"
     )
+
+
+def profile_of(target: Target) -> str:
+    """`NVIDIA H200, driver 580.159.04, cuDNN 9.19.0, 2026-11-21`"""
+    return target.profile or "none of this GPU, times are estimated"
 
 
 def cudnn_version(number: int) -> str:

@@ -67,6 +67,10 @@ class Run:
     replayed: tuple[str, ...]
 
 
+# Its own fakes come first, also in a process where another test has loaded the real libraries.
+SHARED = ("-shared", "-Wl,-Bsymbolic")
+
+
 def run_against_fake(plan: Plan, folder: Path, providers: Mapping[str, Provider] | None = None) -> Run:
     """Generate, compile, create, run and capture; fails the test on any error."""
     library = compile_against_fake(view(plan, providers), folder)
@@ -99,7 +103,7 @@ def compile_against_fake(rows: View, folder: Path) -> Path:
     objects = _static_objects()
     chosen = [objects[name] for name in (*host_files(rows), *(path.name for path in sorted(FAKE.glob("*.cpp"))))]
     library = folder / "libfake.so"
-    _compile([str(folder / "program.cpp"), str(folder / "launchers.cpp"), *map(str, chosen)], library, "-shared")
+    _compile([str(folder / "program.cpp"), str(folder / "launchers.cpp"), *map(str, chosen)], library, *SHARED)
     return library
 
 
@@ -111,7 +115,7 @@ def compile_kernels_against_fake(symbols: tuple[str, ...], folder: Path) -> Path
     _write_launchers(symbols, folder)
     objects = [str(path) for name, path in _static_objects().items() if name != "module.cpp"]
     library = folder / "libkernels.so"
-    _compile([str(folder / "kernel_library.cpp"), str(folder / "launchers.cpp"), *objects], library, "-shared")
+    _compile([str(folder / "kernel_library.cpp"), str(folder / "launchers.cpp"), *objects], library, *SHARED)
     return library
 
 
@@ -128,7 +132,7 @@ def compile_fakes(folder: Path) -> Path:
     if shutil.which("g++") is None:
         pytest.skip("needs g++ to compile the fakes")
     library = folder / "libfake.so"
-    _compile([str(path) for path in sorted(FAKE.glob("*.cpp"))], library, "-shared")
+    _compile([str(path) for path in sorted(FAKE.glob("*.cpp"))], library, *SHARED)
     return library
 
 

@@ -67,6 +67,7 @@ class Table:
     stop_at: str = ""
     opened: int = 0
     too_large: bool = False
+    error: MbcError | None = None
 
     def identity(self) -> Identity:
         return Identity("NVIDIA H200", "sm_90", 132, "580.1", 91900, "2026-11-21")
@@ -88,6 +89,8 @@ class Table:
 
     @contextmanager
     def open(self, need: Need) -> Generator[Table, None, None]:
+        if self.error is not None:
+            raise self.error
         if self.too_large:
             raise DoesNotFit("1 byte is needed, 0 are left")
         self.opened += 1
@@ -386,10 +389,31 @@ def test_a_failing_gpu_is_told_and_its_kernel_passed_over(path: Path) -> None:
     assert len(found(path, need([8]))) == 3 and run(table, path, need([8])).known == 1
 
 
-def test_what_does_not_fit_is_a_failure_and_asked_again(path: Path) -> None:
-    summary = run(Table([LEAN], too_large=True), path, need([8]))
+def test_what_does_not_fit_is_told_and_not_tried_again_unless_all_is(path: Path) -> None:
+    asked = need([8, 4])
+    summary = run(Table([LEAN], too_large=True), path, asked)
     assert (summary.measured, summary.left) == (0, 0) and "1 byte is needed" in summary.failures[0]
-    assert run(Table([LEAN]), path, need([8])).measured == 1
+    extents = read_profile(path).extents
+    assert [extents[signature(r)].left_out for r in asked.requests] == [
+        "could not be measured: 1 byte is needed, 0 are left"
+    ] * 2
+    again = run(Table([LEAN]), path, asked)
+    assert (again.known, again.measured, again.failures) == (2, 0, ())
+    assert measure_on(Table([LEAN]), [asked], path, workspace_limit_bytes=LIMIT, again=True).measured == 2
+
+
+@pytest.mark.parametrize(("code", "asked_again"), [("MBC087", False), ("MBC150", True)])
+def test_only_what_would_fail_again_is_written_down(path: Path, code: str, asked_again: bool) -> None:
+    error = MbcError(code, "it has; no reference", "none")
+    summary = run(Table([LEAN], error=error), path, need([8]))
+    assert len(summary.failures) == 1 and summary.left == 0
+    assert run(Table([LEAN]), path, need([8])).measured == asked_again
+
+
+def test_a_size_that_could_not_be_measured_closes_no_layout() -> None:
+    ladder = Ladder()
+    ladder.add(8, ())
+    assert not ladder.closed
 
 
 def test_the_best_are_timed_until_they_settle(path: Path) -> None:

@@ -24,6 +24,7 @@ from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import Request
 from mbc.ops.convolution import Convolution
 from mbc.options import Options
+from mbc.plan.file import dump_plan, load_plan
 from mbc.source import Source
 
 GPU = find_spec("h200")
@@ -201,3 +202,5 @@ def test_a_plan_reserves_the_overhead_of_its_profile(path: Path) -> None:
     )
     plan = compile_plan(Source("n.mbc", text), Options(gpu="h200", profile=str(path)))
     assert plan.predictions.overhead_bytes == 300 and plan.predictions.overhead_measured
+    assert plan.target.profile == "NVIDIA H200, driver 580.1, cuDNN 9.19.0, 2026-11-21"
+    assert load_plan(dump_plan(plan)).target == plan.target

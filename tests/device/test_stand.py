@@ -339,7 +339,7 @@ BY_KIND = {case.kind: case for case in reversed(SMALL)}
 
 
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16])
-@pytest.mark.parametrize("case", BY_KIND.values(), ids=str)
+@pytest.mark.parametrize("case", BY_KIND.values(), ids=lambda case: case.kind)
 def test_every_other_kind_has_operands_that_it_accepts(gpu: Memory, case: Case, precision: Precision) -> None:
     request = case.request(precision)
     bench = bench_of(gpu, Kernels(gpu))

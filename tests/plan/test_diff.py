@@ -18,12 +18,13 @@ def test_a_plan_and_itself():
 def test_totals():
     faster = replace(
         PLAN,
-        target=replace(PLAN.target, gpu="T4"),
+        target=replace(PLAN.target, gpu="T4", profile="a profile of a T4"),
         predictions=replace(PLAN.predictions, train_us=1.5, overhead_bytes=7),
     )
     changes = {c.name: (c.before, c.after) for c in diff_plans(PLAN, faster).totals}
     assert changes == {
         "gpu": ("H200", "T4"),
+        "profile": ("", "a profile of a T4"),
         "train_us": (PLAN.predictions.train_us, 1.5),
         "overhead_bytes": (400_000_000, 7),
     }

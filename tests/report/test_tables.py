@@ -55,6 +55,9 @@ def test_the_page_says_everything():
     ):  # fmt: skip
         assert word in text, word
     assert f"{PLAN.predictions.arena_bytes:,} bytes, exact" in text
+    assert "\nprofile: none of this GPU, times are estimated\n" in text
+    target = replace(PLAN.target, profile="NVIDIA H200, driver 580.1, cuDNN 9.19.0, 2026-11-21")
+    assert f"\nprofile: {target.profile}\n" in plan_text(replace(PLAN, target=target), width=160)
     p = PLAN.predictions
     assert f"{show_range(p.train_low_us, p.train_high_us)}; " in text
     assert show_range(p.infer_low_us, p.infer_high_us) in text
