@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import time
 from collections.abc import Generator, Iterable
 from contextlib import closing, contextmanager
 from dataclasses import astuple, fields
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -119,14 +121,25 @@ def _identity(connection: sqlite3.Connection, path: Path) -> Identity:
     return Identity(**values)
 
 
+# A profile has thousands of rows and few different settings and layouts.
+@lru_cache(maxsize=1024)
+def _settings(text: str) -> tuple[tuple[str, int], ...]:
+    return tuple((str(key), int(value)) for key, value in json.loads(text))
+
+
+@lru_cache(maxsize=1024)
+def _layouts(text: str) -> tuple[Layout, ...]:
+    return tuple(Layout(layout) for layout in text.split(","))
+
+
 def _measurement(row: tuple[Any, ...]) -> Measurement:
     provider, name, settings, layouts, workspace, time_us, spread_us, fixed, adds, notes, error, refused, *more = row
     adding_us, once = more
     return Measurement(
         provider,
         name,
-        tuple((str(key), int(value)) for key, value in json.loads(settings)),
-        tuple(Layout(layout) for layout in layouts.split(",")),
+        _settings(settings),
+        _layouts(layouts),
         workspace,
         time_us,
         spread_us,
@@ -164,7 +177,30 @@ def _now() -> str:
 
 
 def read_profile(path: Path) -> Profile:
-    """The whole profile. MBC072 unreadable, MBC073 damaged or no profile, MBC074 in use, MBC075 another schema."""
+    """The whole profile, read once while the file stays as it is. MBC072 unreadable, MBC073 damaged or no profile,
+    MBC074 in use, MBC075 another schema."""
+    state = _state(path)
+    return _read(path) if state is None else _read_once(path, state)
+
+
+def _state(path: Path) -> tuple[int | bytes, ...] | None:
+    """What changes whenever the file does, or None while that cannot be told: others are writing to a log beside it."""
+    try:
+        with path.open("rb") as file:
+            header, status = file.read(100), os.fstat(file.fileno())  # the header counts changes: stamps may be coarse
+    except OSError:
+        return None
+    if path.with_name(path.name + "-wal").exists():
+        return None
+    return header, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+@lru_cache(maxsize=4)
+def _read_once(path: Path, state: tuple[int | bytes, ...]) -> Profile:
+    return _read(path)
+
+
+def _read(path: Path) -> Profile:
     uri = f"{path.absolute().as_uri()}?mode=ro"
     with _explained(path), closing(sqlite3.connect(uri, uri=True, timeout=WAIT_S)) as connection:
         date = "date" if _check(connection, path) > OLDEST_VERSION else "''"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import random
 from bisect import insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from mbc.optimize.lifetimes import Block, peak_bytes
 from mbc.plan.model import ALIGNMENT_BYTES
 
 # A placement this close to its bound is not worth more search.
-GOOD_ENOUGH = 1.005
+GOOD_ENOUGH = 1.001
 # Annealing: most rounds, rounds times blocks squared, and by how much of the bound a round may be worse at the start.
 ANNEAL_ROUNDS = 8000
 ANNEAL_WORK = 60_000_000
@@ -26,6 +26,8 @@ ANNEAL_START = 0.002
 # What greedy leaves above this is worth asking CP-SAT, for as many blocks as it answers for within seconds.
 WORTH_PROVING = 1.005
 CP_SAT_BLOCKS = 60
+# A block smaller than this part of the bound fills gaps that others leave, and is not annealed.
+SMALL_BLOCKS = 2000
 # Blocks times orders that greedy may look at; bigger programs try fewer orders.
 GREEDY_WORK = 120_000
 
@@ -37,32 +39,58 @@ _ORDERS: tuple[Callable[[Block], tuple[int, ...]], ...] = (
 )
 
 
-def place(blocks: Sequence[Block]) -> tuple[list[int], int]:
-    """Offsets of the blocks and the height they reach, at least `peak_bytes(blocks)`."""
+def place(blocks: Sequence[Block], enough_bytes: int = 0, thorough: bool = True) -> tuple[list[int], int]:
+    """Offsets of the blocks and the height they reach, at least `peak_bytes(blocks)`.
+
+    `enough_bytes`: a height that needs no improvement. Not `thorough`: a first look.
+    """
     if not blocks:
         return [], 0
     bound, _ = peak_bytes(blocks)
+    good = max(int(bound * GOOD_ENOUGH), enough_bytes)
     rounds = max(1, GREEDY_WORK // len(blocks))
     best_order = list(range(len(blocks)))
     best, height = _greedy(blocks, best_order)
-    for key in _ORDERS[: max(1, rounds)]:
-        if height <= bound * GOOD_ENOUGH:
+    for key in _ORDERS[: max(1, rounds) if thorough else 1]:
+        if height <= good:
             break
         order = sorted(range(len(blocks)), key=lambda i, key=key: key(blocks[i]))
         offsets, reached = _greedy(blocks, order)
         if reached < height:
             best, height, best_order = offsets, reached, order
-    best, height = _anneal(blocks, best, height, best_order, bound)
-    if height > bound * WORTH_PROVING and len(blocks) <= CP_SAT_BLOCKS:
-        found = _exact(blocks, bound, height)
+    if not thorough or height <= good:
+        return best, height
+    return _improved(blocks, best, height, best_order, bound, good)
+
+
+def _improved(
+    blocks: Sequence[Block], offsets: list[int], height: int, order: list[int], bound: int, good: int
+) -> tuple[list[int], int]:
+    """Anneal the order of the large blocks, then prove the largest ones; smaller ones then fill what these leave."""
+
+    def filled(chosen: list[int], places: list[int]) -> tuple[list[int], int]:
+        known = dict(zip(chosen, places, strict=True))
+        rest = sorted(set(range(len(blocks))) - set(chosen), key=lambda i: (-blocks[i].size_bytes, blocks[i].start))
+        return _greedy(blocks, (*sorted(chosen, key=lambda i: known[i]), *rest), known)
+
+    large = [i for i in order if blocks[i].size_bytes * SMALL_BLOCKS >= bound]
+    if large:
+        chosen = [blocks[i] for i in large]
+        start, reached = _lowest_first(chosen, range(len(chosen)))
+        places, _ = _anneal(chosen, start, reached, list(range(len(chosen))), bound, good)
+        offsets, height = min((offsets, height), filled(large, places), key=lambda found: found[1])
+    if height > max(bound * WORTH_PROVING, good):
+        by_size = sorted(range(len(blocks)), key=lambda i: (-blocks[i].size_bytes, i))[:CP_SAT_BLOCKS]
+        found = _exact([blocks[i] for i in by_size], bound, height)
         if found is not None:
-            best = found
-            height = max(o + b.size_bytes for o, b in zip(found, blocks, strict=True))
-    return best, height
+            offsets, height = min((offsets, height), filled(by_size, found), key=lambda found: found[1])
+    return offsets, height
 
 
-def _greedy(blocks: Sequence[Block], order: Sequence[int]) -> tuple[list[int], int]:
-    """Place in the given order, each block into the smallest gap that holds it, else on top."""
+def _greedy(
+    blocks: Sequence[Block], order: Sequence[int], known: Mapping[int, int] | None = None
+) -> tuple[list[int], int]:
+    """Place in the given order, each block into the smallest gap that holds it, else on top; `known` have offsets."""
     offsets = [0] * len(blocks)
     # What is placed so far, ordered by offset: columns low, high, start, stop.
     placed = np.zeros((4, len(blocks)), np.int64)
@@ -75,6 +103,8 @@ def _greedy(blocks: Sequence[Block], order: Sequence[int]) -> tuple[list[int], i
         gaps = np.concatenate((low[at_once], [np.iinfo(np.int64).max])) - gap_starts
         fitting = np.flatnonzero(gaps >= block.size_bytes)
         offset = int(gap_starts[fitting[np.argmin(gaps[fitting])]])
+        if known is not None and i in known:
+            offset = known[i]
         offsets[i] = offset
         reached = max(reached, offset + block.size_bytes)
         at = int(np.searchsorted(low, offset))
@@ -84,7 +114,7 @@ def _greedy(blocks: Sequence[Block], order: Sequence[int]) -> tuple[list[int], i
 
 
 def _anneal(
-    blocks: Sequence[Block], offsets: list[int], height: int, order: list[int], bound: int
+    blocks: Sequence[Block], offsets: list[int], height: int, order: list[int], bound: int, good: int
 ) -> tuple[list[int], int]:
     """Move single blocks within the order and place again, at first also where that is a little worse.
 
@@ -94,7 +124,7 @@ def _anneal(
     rounds = min(ANNEAL_ROUNDS, ANNEAL_WORK // len(blocks) ** 2)
     best, best_height = offsets, height
     for done in range(rounds):
-        if best_height <= bound * GOOD_ENOUGH:
+        if best_height <= good:
             break
         moved = list(order)
         moved.insert(draw.randrange(len(order)), moved.pop(draw.randrange(len(order))))

@@ -74,7 +74,7 @@ SHARED = ("-shared", "-Wl,-Bsymbolic")
 def run_against_fake(plan: Plan, folder: Path, providers: Mapping[str, Provider] | None = None) -> Run:
     """Generate, compile, create, run and capture; fails the test on any error."""
     library = compile_against_fake(view(plan, providers), folder)
-    with loaded(library) as (lib, module):
+    with loaded(library, has_everything=True) as (lib, module):
         eager: dict[str, Log] = {}
         for number, name in enumerate(PROGRAMS):
             lib.fake_reset(ctypes.c_void_p(ARENA), ctypes.c_void_p(HOST))
@@ -159,9 +159,10 @@ def _static_objects() -> dict[str, Path]:
 
 
 class loaded:
-    """The library and a module made by it; both are gone afterwards."""
+    """The library and a module made by it; both are gone afterwards. With `has_everything` the faked libraries have
+    each algorithm that a measured plan asks for."""
 
-    def __init__(self, library: Path) -> None:
+    def __init__(self, library: Path, has_everything: bool = False) -> None:
         self.lib = ctypes.CDLL(str(library))
         for name in ("fake_log", "mbc_last_error"):
             getattr(self.lib, name).restype = ctypes.c_char_p
@@ -170,6 +171,8 @@ class loaded:
         self.lib.mbc_host_bytes.restype = ctypes.c_uint64
         self.lib.mbc_cudnn_version.restype = ctypes.c_size_t
         self.module = ctypes.c_void_p()
+        if has_everything:
+            self.lib.fake_have_everything()
 
     def create(self, arena: int = ARENA, arena_bytes: int | None = None) -> int:
         streams = (ctypes.c_void_p * 3)(1, 2, 3)

@@ -190,6 +190,17 @@ def test_times_of_two_machines_are_never_mixed(path: Path, change: dict[str, obj
     assert caught.value.code == "MBC076"
 
 
+def test_a_profile_is_read_anew_only_when_it_changed(path: Path) -> None:
+    before = read_profile(path)
+    assert read_profile(path) is before
+    with ProfileWriter(path, IDENTITY) as writer:
+        writer.record(request(rows=16), [measurement(1, 40.0)])
+        assert read_profile(path).candidates(request(rows=16))  # while it is still being written
+    after = read_profile(path)
+    assert after.candidates(request(rows=16)) and not before.candidates(request(rows=16))
+    assert read_profile(path) is after
+
+
 def test_a_profile_calibrates_the_overhead(path: Path) -> None:
     assert calibrated(GPU, None) == GPU
     assert calibrated(GPU, read_profile(path)).overhead_bytes == 300
@@ -203,4 +214,4 @@ def test_a_plan_reserves_the_overhead_of_its_profile(path: Path) -> None:
     plan = compile_plan(Source("n.mbc", text), Options(gpu="h200", profile=str(path)))
     assert plan.predictions.overhead_bytes == 300 and plan.predictions.overhead_measured
     assert plan.target.profile == "NVIDIA H200, driver 580.1, cuDNN 9.19.0, 2026-11-21"
-    assert load_plan(dump_plan(plan)).target == plan.target
+    assert load_plan(dump_plan(plan), "plan.json").target == plan.target

@@ -23,6 +23,7 @@ struct State {
   bool capturing = false;
   bool joined[3] = {};
   int fail_at = -1;  // the launch that fails
+  bool has_everything = false;
 };
 
 State& state() {
@@ -52,7 +53,10 @@ __attribute__((visibility("default"))) const char* fake_log() {
   return state().text.c_str();
 }
 __attribute__((visibility("default"))) void fake_fail_at(int launch) { state().fail_at = launch; }
+__attribute__((visibility("default"))) void fake_have_everything() { state().has_everything = true; }
 }
+
+bool fake_has_everything() { return state().has_everything; }
 
 int64_t fake_offset(const void* pointer) {
   const State& the = state();

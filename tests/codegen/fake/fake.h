@@ -12,6 +12,9 @@ int fake_stream(cudaStream_t stream);
 // Begins the line of a launch and counts it; finish with fake_end.
 std::ostringstream& fake_launch(const char* name, cudaStream_t stream);
 void fake_end();
+// Whether the libraries have every algorithm that is asked for, and need no workspace: plans made from measured
+// profiles name what the real libraries have.
+bool fake_has_everything();
 // A further call of the launch before.
 std::ostringstream& fake_detail(const char* name);
 
