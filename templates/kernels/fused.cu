@@ -74,12 +74,17 @@ struct NormalizeReluBackward {
   Normalize forward;
   NormalizeBackward backward;
   struct Channel {
-    Normalize::Channel forward;
-    NormalizeBackward::Channel backward;
+    float mean, scale, shift;  // forward; backward has the same mean and scale
+    float slope, lift;
   };
-  __device__ Channel load(int64_t c) const { return {forward.load(c), backward.load(c)}; }
-  __device__ float operator()(const Channel& channel, float x, float dy) const {
-    return backward(channel.backward, x, forward(channel.forward, x, 0.0f) > VANISHES<T> ? dy : 0.0f);
+  __device__ Channel load(int64_t c) const {
+    const Normalize::Channel f = forward.load(c);
+    const NormalizeBackward::Channel b = backward.load(c);
+    return {f.mean, f.scale, f.shift, b.slope, b.shift};
+  }
+  __device__ float operator()(const Channel& c, float x, float dy) const {
+    const float y = forward({c.mean, c.scale, c.shift}, x, 0.0f);
+    return backward({c.mean, c.scale, c.slope, c.lift}, x, y > VANISHES<T> ? dy : 0.0f);
   }
 };
 
@@ -92,11 +97,11 @@ struct ReluSums : Sums {
   ReluSums(const Sums& sums, const Normalize& normalize) : Sums(sums), forward(normalize) {}
   __device__ Channel load(int64_t c) const { return forward.load(c); }
   template <int K>
-  __device__ void push(State<float>& state, const Channel& channel, const float (&x)[K], const float (&dy)[K]) const {
+  __device__ void push(State& state, const Channel& channel, const float (&x)[K], const float (&dy)[K], bool) const {
     float d[K];
 #pragma unroll
     for (int k = 0; k < K; ++k) d[k] = forward(channel, x[k], 0.0f) > VANISHES<T> ? dy[k] : 0.0f;
-    Sums::push<K>(state, channel.mean, x, d);
+    Sums::push<K>(state, channel.mean, x, d, false);
   }
 };
 
@@ -104,6 +109,7 @@ struct ReluSums : Sums {
 // the sums are over beside the gradient, where TWO.
 template <typename T, bool ADD, bool TWO>
 struct Behind {
+  static constexpr int OPERANDS = 2 + ADD + TWO;
   const T *y, *dy, *more, *x;
   T* d;
 

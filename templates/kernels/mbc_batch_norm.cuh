@@ -11,15 +11,18 @@ struct Sums {
   float eps;
   int64_t accumulate;
 
-  template <typename Real>
   struct State {
-    Real products, sum;  // of dy * (x - mean) and of dy
+    float products, sum;  // of dy * (x - mean) and of dy
   };
+  struct Total {
+    double products, sum;
+  };
+  using Running = State;
   using Channel = float;
 
-  __device__ float load(int64_t c) const { return mean[c]; }
+  __device__ Channel load(int64_t c) const { return mean[c]; }
   template <int K>
-  __device__ void push(State<float>& state, float mean, const float (&x)[K], const float (&dy)[K]) const {
+  __device__ void push(State& state, float mean, const float (&x)[K], const float (&dy)[K], bool) const {
     float products = 0.0f, sum = 0.0f;
 #pragma unroll
     for (int k = 0; k < K; ++k) {
@@ -29,16 +32,20 @@ struct Sums {
     state.products += products;
     state.sum += sum;
   }
-  template <typename Real>
-  __device__ void merge(State<Real>& into, const State<Real>& from) const {
+  __device__ State settle(int64_t, const State& state, int64_t) const { return state; }
+  __device__ void merge(State& into, const State& from) const {
     into.products += from.products;
     into.sum += from.sum;
   }
-  __device__ State<double> widen(const State<float>& state) const { return {state.products, state.sum}; }
-  __device__ void finish(int64_t c, const State<double>& state) const {
-    const double product = state.products / sqrt(static_cast<double>(variance[c]) + eps);
+  __device__ Total total(const State& state) const { return {state.products, state.sum}; }
+  __device__ void add(Total& into, const Total& from) const {
+    into.products += from.products;
+    into.sum += from.sum;
+  }
+  __device__ void finish(int64_t c, const Total& total) const {
+    const double product = total.products / sqrt(static_cast<double>(variance[c]) + eps);
     dgamma[c] = static_cast<float>((accumulate ? static_cast<double>(dgamma[c]) : 0.0) + product);
-    dbeta[c] = static_cast<float>((accumulate ? static_cast<double>(dbeta[c]) : 0.0) + state.sum);
+    dbeta[c] = static_cast<float>((accumulate ? static_cast<double>(dbeta[c]) : 0.0) + total.sum);
   }
 };
 

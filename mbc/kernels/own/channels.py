@@ -19,12 +19,14 @@ from mbc.kernels.own.base import (
 )
 from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, UpdateRunning
 
-BLOCKS = 1024  # about eight for each multiprocessor of a large GPU; a constant, so that sums are the same on all
-LEAST_ROWS = 16  # that a thread should sum before its sum is handed on
-MOST_PARTS = 1024
+BLOCKS = (
+    1584  # twelve for each of 132 multiprocessors, which hold three or four; constant: sums are the same on all GPUs
+)
+LEAST_ROWS = 8  # that a thread should sum before its sum is handed on
+MOST_PARTS = BLOCKS
 WARP = 32
 
-SUM_BYTES, SUMS_BYTES, STATISTICS_BYTES = 4, 8, 16  # of the states in channels.cu and batch_norm.cu
+SUM_BYTES, SUMS_BYTES, STATISTICS_BYTES = 4, 8, 12  # of the states in channels.cu and batch_norm.cu
 
 
 @dataclass(frozen=True, slots=True)

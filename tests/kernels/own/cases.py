@@ -92,6 +92,18 @@ def far(rng: np.random.Generator, shape: Shape) -> Array:
     return 1000 + rng.standard_normal(shape)
 
 
+def off(rng: np.random.Generator, shape: Shape) -> Array:
+    """A mean of the size of the deviation, which is what the error of a mean is relative to."""
+    return 0.5 + rng.standard_normal(shape)
+
+
+def outlier(rng: np.random.Generator, shape: Shape) -> Array:
+    """The first element of each channel, which distances are counted from, is far from all others."""
+    values = off(rng, shape)
+    values.reshape(*shape[:2], -1)[0, :, 0] = 100
+    return values
+
+
 def numbers(below: int) -> Make:
     return lambda rng, shape: rng.integers(0, below, shape, dtype=np.int32)
 
@@ -149,7 +161,8 @@ def _channels(cases: Cases) -> None:
         if shape not in LONG:
             cases.add("bias_add", NONE, w(*shape), m(c))
         cases.add("channel_sum", NONE, w(*shape))
-        cases.add("batch_statistics", NONE, w(*shape))
+        cases.add("batch_statistics", NONE, w(*shape, make=off))
+        cases.add("batch_statistics", NONE, w(*shape, make=outlier), note="outlier")
         cases.add("batch_statistics", NONE, w(*shape, make=far), note="far")
         vectors = (m(c), m(c, make=positive))
         cases.add("batch_normalize", BatchNormalize(1e-5), w(*shape), *vectors, note="plain")
