@@ -115,6 +115,7 @@ class OwnKernel:
     workspace   exact bytes for a request in a layout; its accesses end with a workspace where this is not 0
     time_us     estimated time of the kernels, launch not included
     launches    how many kernels run one after another
+    tensor_cores whether it needs tensor cores that compute in bf16
     """
 
     kind: str
@@ -130,6 +131,7 @@ class OwnKernel:
     accumulates: bool = False
     launcher: str = ""
     takes: Callable[[Request], bool] = always
+    tensor_cores: bool = False
 
     @property
     def name(self) -> str:
