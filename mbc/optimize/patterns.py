@@ -90,6 +90,23 @@ PATTERNS: tuple[Pattern, ...] = (
         launches=(Part((0, 1, 2, 3), ("dgamma", "dbeta")), Part((0, 1, 2, 4), ("dx",))),
         replaces=(2, 3, 4),
     ),
+    # The same before a pool, which alone needs what relu made: it is pooled on the way and exists nowhere.
+    Pattern.of(
+        f"z = {_NORMALIZE}",
+        "y = relu(z)",
+        "p, index = max_pool(y)",
+        "dy = max_pool_backward(index, dp)",
+        "d = relu_backward(y, dy)",
+        _SUMS,
+        _BACKWARD,
+        launches=(
+            Part((0, 1, 2), ("p", "index")),
+            Part((0, 1, 4, 5), ("dgamma", "dbeta")),
+            Part((0, 1, 4, 6), ("dx",)),
+        ),
+        replaces=(0, 1, 2, 4, 5, 6),
+    ),
+    Pattern.of(f"z = {_NORMALIZE}", "y = relu(z)", "p = max_pool(y)"),
     # Where relu comes after a residual sum its gradient goes to both branches: it is written on the way to the sums.
     Pattern.of("d = relu_backward(y, dy)", _SUMS, launches=(Part((0, 1), ("d", "dgamma", "dbeta")),)),
     Pattern.of(

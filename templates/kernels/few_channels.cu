@@ -1,4 +1,5 @@
-// Convolutions of images with few channels (the first layer of a network) on tensor cores, channels last.
+// Convolutions of images with few channels (the first layer of a network) on tensor cores, channels last: the forward and
+// the filter pass. Nobody asks for the gradient of an image.
 //
 // Libraries pad three channels to eight, so that most of what they load and multiply is zeros. Here a row of a window,
 // kernel_width * channels elements, is one run of memory: the terms of a sum are those runs one after another, each
@@ -23,12 +24,15 @@ struct FewChannelsArguments {
   int64_t pad_top;
   int64_t pad_left;
   int64_t band;  // output rows of a block, even
+  int64_t parts;  // of the filter pass: blocks that share out the image
+  int64_t accumulate;
 };
 
 namespace mbc {
 
 // As in mbc/kernels/own/few_channels.py.
-constexpr int FEW_WARPS = 4, FEW_THREADS = 32 * FEW_WARPS, FEW_COLUMNS = 64, FEW_ELEMENTS = 10240, FEW_STEPS = 13;
+constexpr int FEW_WARPS = 4, FEW_THREADS = 32 * FEW_WARPS, FEW_COLUMNS = 64, FEW_ELEMENTS = 10240, FEW_STEPS = 13,
+              FEW_MOST_THREADS = (FEW_STEPS + 1) / 2 * 32;
 
 struct FewChannels {
   int32_t channels, height, width, filters, out_height, out_width, kernel_height, kernel_width, stride_height,
@@ -40,7 +44,7 @@ struct FewChannels {
   int32_t chunks, bands;  // of the output: of FEW_COLUMNS columns and of `band` rows
   int64_t tiles;
 
-  FewChannels(const FewChannelsArguments& a, bool whole)
+  FewChannels(const FewChannelsArguments& a, bool forward, bool whole)
       : channels(static_cast<int32_t>(a.channels)), height(static_cast<int32_t>(a.height)),
         width(static_cast<int32_t>(a.width)), filters(static_cast<int32_t>(a.filters)),
         out_height(static_cast<int32_t>(a.out_height)), out_width(static_cast<int32_t>(a.out_width)),
@@ -54,7 +58,7 @@ struct FewChannels {
     band_rows = (band - 1) * stride_height + kernel_height;
     pitch = (span(FEW_COLUMNS) + 3) / 2 * 2;
     copy = band_rows * pitch;
-    twice = stride_width * channels % 2 != 0;
+    twice = forward && stride_width * channels % 2 != 0;
     chunks = static_cast<int32_t>(divide_up(out_width, FEW_COLUMNS));
     bands = static_cast<int32_t>(divide_up(out_height, band));
     tiles = a.rows * bands * chunks;
@@ -78,6 +82,35 @@ __device__ inline uint32_t weight_word(const T* filter, const FewChannels& f, in
   uint32_t word;
   memcpy(&word, &pair, 4);
   return word;
+}
+
+// The image rows under output rows from y0 and `span` elements under columns from x0 on; zeros in the padding.
+template <typename T>
+__device__ inline void fetch_band(const T* x, T* image, const FewChannels& f, int64_t n, int32_t y0, int32_t x0,
+                                  int32_t span) {
+      for (int32_t row = threadIdx.x / 32; row < f.band_rows; row += blockDim.x / 32) {
+        const int32_t from = (x0 * f.stride_width - f.pad_left) * f.channels;
+        const int32_t image_y = y0 * f.stride_height - f.pad_top + row;
+        const bool inside = image_y >= 0 && image_y < f.height;
+        const T* line = x + (n * f.height + image_y) * f.width * f.channels + from;
+        // In registers first, so that many reads are on their way at once.
+        constexpr int K = 8;
+        for (int32_t e = threadIdx.x % 32; e < f.pitch; e += 32 * K) {
+          T read[K];
+  #pragma unroll
+          for (int k = 0; k < K; ++k) {
+            const int32_t at = e + 32 * k;
+            read[k] = inside && at < span && from + at >= 0 && from + at < f.width * f.channels ? line[at]
+                                                                                                  : from_float<T>(0.0f);
+          }
+  #pragma unroll
+          for (int k = 0; k < K; ++k) {
+            const int32_t at = e + 32 * k;
+            if (at < f.pitch) image[row * f.pitch + at] = read[k];
+            if (f.twice && at + 1 < f.pitch) image[f.copy + row * f.pitch + at + 1] = read[k];
+          }
+        }
+      }
 }
 
 // Filters in tiles of 8, which are permuted so that what a thread computes of a pixel are neighbours in memory: column n
@@ -111,29 +144,7 @@ __global__ void __launch_bounds__(FEW_THREADS, 4)
     const int32_t x0 = chunk * FEW_COLUMNS, y0 = band * f.band, columns = min(FEW_COLUMNS, f.out_width - x0);
     const int32_t across = (columns + 15) / 16, span = f.span(across * 16);
     __syncthreads();  // the band before this one is done with
-    for (int32_t row = warp; row < f.band_rows; row += FEW_WARPS) {
-      const int32_t from = (x0 * f.stride_width - f.pad_left) * f.channels;
-      const int32_t image_y = y0 * f.stride_height - f.pad_top + row;
-      const bool inside = image_y >= 0 && image_y < f.height;
-      const T* line = x + (n * f.height + image_y) * f.width * f.channels + from;
-      // In registers first, so that many reads are on their way at once.
-      constexpr int K = 8;
-      for (int32_t e = lane; e < f.pitch; e += 32 * K) {
-        T read[K];
-#pragma unroll
-        for (int k = 0; k < K; ++k) {
-          const int32_t at = e + 32 * k;
-          read[k] = inside && at < span && from + at >= 0 && from + at < f.width * f.channels ? line[at]
-                                                                                                : from_float<T>(0.0f);
-        }
-#pragma unroll
-        for (int k = 0; k < K; ++k) {
-          const int32_t at = e + 32 * k;
-          if (at < f.pitch) image[row * f.pitch + at] = read[k];
-          if (f.twice && at + 1 < f.pitch) image[f.copy + row * f.pitch + at + 1] = read[k];
-        }
-      }
-    }
+    fetch_band(x, image, f, n, y0, x0, span);
     __syncthreads();
 
     for (int32_t piece = warp; piece < f.band / 2 * across; piece += FEW_WARPS) {
@@ -191,6 +202,125 @@ __global__ void __launch_bounds__(FEW_THREADS, 4)
   }
 }
 
+template <typename T>
+__device__ inline uint32_t word_of(const T& low, const T& high) {
+  const Vec<T, 2> pair{{low, high}};
+  uint32_t word;
+  memcpy(&word, &pair, 4);
+  return word;
+}
+
+// The gradient of the filters: terms by filters, summed over pixels. A warp makes two tiles of 16 terms for all filters
+// of the block. Gradients come straight from memory, those of the next pixels while these are worked on; filter column
+// n of tile j is n * TILES + j, so that what a thread reads of a pixel are neighbours.
+template <typename T, int TILES>
+__global__ void __launch_bounds__(FEW_MOST_THREADS, 2)
+    few_channels_filter(const T* __restrict__ x, const T* __restrict__ dy, float* __restrict__ partial, FewChannels f) {
+  alignas(16) __shared__ T image[FEW_ELEMENTS];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const int32_t first = blockIdx.y * TILES * 8;
+  const T* terms[2][2];  // of the pixel at the beginning of the band; tile; row g or g + 8
+#pragma unroll
+  for (int m = 0; m < 2; ++m)
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int32_t term = (2 * warp + m) * 16 + g + 8 * h, r = term / f.even_run;
+      terms[m][h] = image + (r < f.kernel_height ? r * f.pitch + term - r * f.even_run : 0);
+    }
+  const int32_t apart = f.stride_width * f.channels;
+  float sums[2][TILES][4] = {};
+
+  for (int64_t tile = blockIdx.x; tile < f.tiles; tile += gridDim.x) {
+    const int32_t chunk = static_cast<int32_t>(tile % f.chunks), band = static_cast<int32_t>(tile / f.chunks % f.bands);
+    const int64_t n = tile / f.chunks / f.bands;
+    const int32_t x0 = chunk * FEW_COLUMNS, y0 = band * f.band, columns = min(FEW_COLUMNS, f.out_width - x0);
+    const int32_t across = (columns + 15) / 16, pieces = min(f.band, f.out_height - y0) * across;
+    const T* corner = dy + ((n * f.out_height + y0) * f.out_width + x0) * f.filters + first + g * TILES;
+    // Of pixels 2t, 2t + 1, 2t + 8 and 2t + 9 of sixteen.
+    const auto fetch = [&](Vec<T, TILES>(&read)[4], int32_t piece) {
+      const int32_t row = piece / across, column = (piece - row * across) * 16 + 2 * t;
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        const int32_t at = column + k % 2 + k / 2 * 8;
+        const T* from = corner + (static_cast<int64_t>(row) * f.out_width + at) * f.filters;
+        if (at < columns && f.wide) {
+          read[k] = load<TILES>(from);
+        } else {
+#pragma unroll
+          for (int j = 0; j < TILES; ++j) read[k].v[j] = at < columns ? from[j] : from_float<T>(0.0f);
+        }
+      }
+    };
+    Vec<T, TILES> next[4];
+    fetch(next, 0);
+    __syncthreads();  // the band before this one is done with
+    fetch_band(x, image, f, n, y0, x0, f.span(across * 16));
+    __syncthreads();
+    for (int32_t piece = 0; piece < pieces; ++piece) {
+      uint32_t b[TILES][2];
+#pragma unroll
+      for (int j = 0; j < TILES; ++j) {
+        b[j][0] = word_of(next[0].v[j], next[1].v[j]);
+        b[j][1] = word_of(next[2].v[j], next[3].v[j]);
+      }
+      if (piece + 1 < pieces) fetch(next, piece + 1);
+      const int32_t row = piece / across, column = (piece - row * across) * 16 + 2 * t;
+      const int32_t at = row * f.stride_height * f.pitch + column * apart;
+#pragma unroll
+      for (int m = 0; m < 2; ++m) {
+        uint32_t a[4];
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const T* from = terms[m][h] + at;
+          a[h] = word_of(from[0], from[apart]);
+          a[2 + h] = word_of(from[8 * apart], from[9 * apart]);
+        }
+#pragma unroll
+        for (int j = 0; j < TILES; ++j) multiply_add<T>(sums[m][j], a, b[j][0], b[j][1]);
+      }
+    }
+  }
+
+#pragma unroll
+  for (int m = 0; m < 2; ++m)
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int32_t term = (2 * warp + m) * 16 + g + 8 * h;
+      if (term >= f.steps * 16) continue;
+      float* to = partial + (static_cast<int64_t>(blockIdx.x) * f.steps * 16 + term) * f.filters + first + 2 * t * TILES;
+#pragma unroll
+      for (int e = 0; e < 2; ++e)
+#pragma unroll
+        for (int j = 0; j < TILES; ++j) to[e * TILES + j] = sums[m][j][2 * h + e];
+    }
+}
+
+// The parts in order.
+__global__ void few_channels_filter_sum(const float* partial, float* dw, FewChannels f, int64_t parts, bool accumulate) {
+  const int64_t size = static_cast<int64_t>(f.steps) * 16 * f.filters, i = thread_index();
+  if (i >= size) return;
+  const int32_t term = static_cast<int32_t>(i / f.filters), filter = static_cast<int32_t>(i - term * f.filters);
+  const int32_t r = term / f.even_run, at = term - r * f.even_run;
+  if (r >= f.kernel_height || at >= f.run) return;
+  float* to = dw + (static_cast<int64_t>(filter) * f.kernel_height + r) * f.run + at;
+  double sum = accumulate ? *to : 0.0;
+#pragma unroll 8
+  for (int64_t part = 0; part < parts; ++part) sum += partial[part * size + i];
+  *to = static_cast<float>(sum);
+}
+
+template <typename T, int TILES>
+void run_few_channels_filter(const MbcCall& call, const FewChannels& f, int64_t parts, bool accumulate) {
+  float* partial = out<float>(call, 3);
+  const dim3 grid(static_cast<unsigned>(parts), static_cast<unsigned>(f.filters / TILES / 8));
+  MBC_LAUNCH((few_channels_filter<T, TILES>), grid, (f.steps + 1) / 2 * 32, call.stream, in<T>(call, 0), in<T>(call, 1),
+             partial, f);
+  constexpr int SUM_THREADS = 64;  // few outputs, many terms: as many multiprocessors as can be had
+  const unsigned blocks = static_cast<unsigned>(divide_up(int64_t{16} * f.steps * f.filters, SUM_THREADS));
+  MBC_LAUNCH(few_channels_filter_sum, blocks, SUM_THREADS, call.stream, partial, out<float>(call, 2), f, parts,
+             accumulate);
+}
+
 template <typename T, int TILES>
 void run_few_channels(const MbcCall& call, const FewChannels& f) {
   const int64_t most = multiprocessors() * 4;
@@ -208,11 +338,27 @@ extern "C" const char* mbc_convolution_few_channels(const MbcCall& call) {
   return "tensor cores take no fp32";
 #else
   if (a.type != MBC_WORKING) return "tensor cores take no fp32";
-  const FewChannels f(a, aligned(out<MbcWorking>(call, 2), 16));
+  const FewChannels f(a, true, aligned(out<MbcWorking>(call, 2), 16));
   if (f.filters % 64 == 0)
     run_few_channels<MbcWorking, 8>(call, f);
   else
     run_few_channels<MbcWorking, 4>(call, f);
+  return launched();
+#endif
+}
+
+extern "C" const char* mbc_convolution_few_channels_filter(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<FewChannelsArguments>(call);
+#if MBC_WORKING == 0
+  return "tensor cores take no fp32";
+#else
+  if (a.type != MBC_WORKING) return "tensor cores take no fp32";
+  const FewChannels f(a, false, aligned(in<MbcWorking>(call, 1), 16));
+  if (f.filters % 64 == 0)
+    run_few_channels_filter<MbcWorking, 8>(call, f, a.parts, a.accumulate != 0);
+  else
+    run_few_channels_filter<MbcWorking, 4>(call, f, a.parts, a.accumulate != 0);
   return launched();
 #endif
 }

@@ -29,18 +29,6 @@ struct FusedSumArguments {
 
 namespace mbc {
 
-// A NaN comes through, as it does through relu by itself.
-__device__ inline float relu(float x) { return x < 0.0f ? 0.0f : x; }
-
-struct NormalizeRelu {
-  Normalize normalize;
-  using Channel = Normalize::Channel;
-  __device__ Channel load(int64_t c) const { return normalize.load(c); }
-  __device__ float operator()(const Channel& channel, float x, float) const {
-    return relu(normalize(channel, x, 0.0f));
-  }
-};
-
 struct NormalizeAddRelu {
   Normalize normalize;
   using Channel = Normalize::Channel;
@@ -153,14 +141,6 @@ struct Behind {
     return TWO ? gradient<N>(f, j) : 0.0f;
   }
 };
-
-inline float eps(const MbcCall& call, int index) { return static_cast<float>(call.reals[index]); }
-
-// Mean and variance stand at `first`, scale and shift, if any, behind them.
-inline Normalize normalize(const MbcCall& call, int first, bool affine, float eps) {
-  return {in<float>(call, first), in<float>(call, first + 1), affine ? in<float>(call, first + 2) : nullptr,
-          affine ? in<float>(call, first + 3) : nullptr, eps};
-}
 
 template <bool TWO, typename T, typename F>
 void map_fused(const MbcCall& call, const FusedMapArguments& a, const T* x, const T* z, T* y, F f) {

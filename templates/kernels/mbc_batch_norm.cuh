@@ -73,6 +73,18 @@ struct Normalize {
   }
 };
 
+// A NaN comes through, as it does through relu by itself.
+__device__ inline float relu(float x) { return x < 0.0f ? 0.0f : x; }
+
+struct NormalizeRelu {
+  Normalize normalize;
+  using Channel = Normalize::Channel;
+  __device__ Channel load(int64_t c) const { return normalize.load(c); }
+  __device__ float operator()(const Channel& channel, float x, float) const {
+    return relu(normalize(channel, x, 0.0f));
+  }
+};
+
 struct NormalizeBackward {
   const float *mean, *variance, *dgamma, *dbeta, *gamma;  // gamma null: 1
   float eps, count;
@@ -88,5 +100,13 @@ struct NormalizeBackward {
     return channel.scale * (dy - channel.shift - (x - channel.mean) * channel.slope);
   }
 };
+
+inline float eps(const MbcCall& call, int index) { return static_cast<float>(call.reals[index]); }
+
+// Mean and variance stand at `first`, scale and shift, if any, behind them.
+inline Normalize normalize(const MbcCall& call, int first, bool affine, float eps) {
+  return {in<float>(call, first), in<float>(call, first + 1), affine ? in<float>(call, first + 2) : nullptr,
+          affine ? in<float>(call, first + 3) : nullptr, eps};
+}
 
 }  // namespace mbc

@@ -1,5 +1,6 @@
 // Maximum and average pooling. The gradients gather: every input pixel looks at the windows that hold it, so that no
 // two threads write one element and the order of the sums is fixed.
+#include "mbc_batch_norm.cuh"
 #include "mbc_images.cuh"
 
 struct PoolArguments {
@@ -89,12 +90,20 @@ struct Window {
   }
 };
 
-template <typename T>
+struct AsItIs {
+  struct Channel {};
+  __device__ Channel load(int64_t) const { return {}; }
+  __device__ float operator()(const Channel&, float x, float) const { return x; }
+};
+
+// Of what F makes of each element.
+template <typename T, typename F>
 struct MaxPool {
   const T* x;
   T* y;
   uint8_t* index;  // null: not wanted
   Window window;
+  F f;
 
   template <int N>
   __device__ void make(const Pixel& p, int64_t at) const {
@@ -102,6 +111,9 @@ struct MaxPool {
     const int32_t above = p.y * window.stride_height - window.pad_top;
     const int32_t before = p.x * window.stride_width - window.pad_left;
     const int32_t top = window.top(p.y), left = window.left(p.x), right = window.right(p.x);
+    typename F::Channel channel[N];
+#pragma unroll
+    for (int j = 0; j < N; ++j) channel[j] = f.load(p.c + j);
     float best[N];
     uint8_t where[N];
 #pragma unroll
@@ -122,7 +134,7 @@ struct MaxPool {
           if (s + k >= right) break;
 #pragma unroll
           for (int j = 0; j < N; ++j) {
-            const float value = to_float(v[k].v[j]);
+            const float value = f(channel[j], to_float(v[k].v[j]), 0.0f);
             // The first of equals wins; a NaN wins over everything before it.
             if (value > best[j] || isnan(value)) best[j] = value, where[j] = static_cast<uint8_t>(position + k);
           }
@@ -257,20 +269,33 @@ __global__ void mean_pixels(const T* x, T* y, int64_t channels, int64_t inner) {
   }
 }
 
+// `output`: which pointer is the pooled image; the index follows it.
+template <typename F>
+const char* max_pool(const MbcCall& call, int output, F f) {
+  const auto& a = arguments<PoolArguments>(call);
+  uint8_t* index = a.option ? out<uint8_t>(call, output + 1) : nullptr;
+  MBC_FOR_TYPE(a.type, T, {
+    const T* x = in<T>(call, 0);
+    T* y = out<T>(call, output);
+    const bool wide = aligned(x, 16) && aligned(y, 16) && aligned(index, WIDTH<T>);
+    for_each_pixel<WIDTH<T>>(call.stream, a.layout, a.rows, Image(a.layout, a.channels, a.out_height, a.out_width), wide,
+                             MaxPool<T, F>{x, y, index, Window(a), f});
+  });
+  return launched();
+}
+
 }  // namespace mbc
 
 extern "C" const char* mbc_max_pool(const MbcCall& call) {
   using namespace mbc;
-  const auto& a = arguments<PoolArguments>(call);
-  uint8_t* index = a.option ? out<uint8_t>(call, 2) : nullptr;
-  MBC_FOR_TYPE(a.type, T, {
-    const T* x = in<T>(call, 0);
-    T* y = out<T>(call, 1);
-    const bool wide = aligned(x, 16) && aligned(y, 16) && aligned(index, WIDTH<T>);
-    for_each_pixel<WIDTH<T>>(call.stream, a.layout, a.rows, Image(a.layout, a.channels, a.out_height, a.out_width), wide,
-                             MaxPool<T>{x, y, index, Window(a)});
-  });
-  return launched();
+  return max_pool(call, 1, AsItIs{});
+}
+
+// What the pool is of exists nowhere.
+extern "C" const char* mbc_batch_normalize_relu_max_pool(const MbcCall& call) {
+  using namespace mbc;
+  const bool affine = call.integers[sizeof(PoolArguments) / sizeof(int64_t)] != 0;
+  return max_pool(call, affine ? 5 : 3, NormalizeRelu{normalize(call, 1, affine, eps(call, 0))});
 }
 
 extern "C" const char* mbc_max_pool_backward(const MbcCall& call) {

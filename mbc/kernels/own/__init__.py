@@ -11,7 +11,19 @@ from mbc.errors import MbcError
 from mbc.ir.types import DType, Precision
 from mbc.kernels.base import Arguments, Candidate, Request
 from mbc.kernels.calibration import Effort, estimate_us, group
-from mbc.kernels.own import channels, depthwise, elementwise, few_channels, fused, images, losses, many, moves, products, updates
+from mbc.kernels.own import (
+    channels,
+    depthwise,
+    elementwise,
+    few_channels,
+    fused,
+    images,
+    losses,
+    many,
+    moves,
+    products,
+    updates,
+)
 from mbc.kernels.own.base import Layouts, OwnKernel, Slice, layout_of
 from mbc.kernels.own.moves import ConvertArguments, conversion
 
@@ -54,7 +66,7 @@ class Own:
                 candidate = Candidate(
                     provider=self.name,
                     name=kernel.name,
-                    settings=(),
+                    settings=kernel.settings,
                     layouts=layouts,
                     workspace_bytes=workspace_bytes,
                     time_us=estimate_us(effort),

@@ -116,6 +116,7 @@ class OwnKernel:
     time_us     estimated time of the kernels, launch not included
     launches    how many kernels run one after another
     tensor_cores whether it needs tensor cores that compute in bf16
+    edition     one more when the kernel was rewritten: what was measured of another edition does not count
     """
 
     kind: str
@@ -132,8 +133,14 @@ class OwnKernel:
     launcher: str = ""
     takes: Callable[[Request], bool] = always
     tensor_cores: bool = False
+    edition: int = 1
 
     @property
     def name(self) -> str:
         """What candidates and plans call it."""
         return self.launcher or self.kind
+
+    @property
+    def settings(self) -> tuple[tuple[str, int], ...]:
+        """What tells its candidates from those of its earlier editions."""
+        return (("edition", self.edition),) if self.edition > 1 else ()

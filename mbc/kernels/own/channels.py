@@ -182,7 +182,7 @@ def _statistics_workspace(request: Request, layout: Layout) -> int:
 
 
 KERNELS = (
-    OwnKernel("bias_add", "channels.cu", BiasAddArguments, _bias_add),
+    OwnKernel("bias_add", "channels.cu", BiasAddArguments, _bias_add, edition=2),
     OwnKernel(
         "channel_sum",
         "channels.cu",
@@ -191,6 +191,7 @@ KERNELS = (
         workspace=_sum_workspace,
         launches=2,
         accumulates=True,
+        edition=2,
     ),
     OwnKernel(
         "batch_statistics",
@@ -199,8 +200,9 @@ KERNELS = (
         _statistics,
         workspace=_statistics_workspace,
         launches=2,
+        edition=2,
     ),
-    OwnKernel("batch_normalize", "batch_norm.cu", BatchNormalizeArguments, _normalize, _eps),
+    OwnKernel("batch_normalize", "batch_norm.cu", BatchNormalizeArguments, _normalize, _eps, edition=2),
     OwnKernel(
         "batch_normalize_sums",
         "batch_norm.cu",
@@ -210,8 +212,9 @@ KERNELS = (
         workspace=_sums_workspace,
         launches=2,
         accumulates=True,
+        edition=2,
     ),
-    OwnKernel("batch_normalize_backward", "batch_norm.cu", BatchNormalizeBackwardArguments, _backward, _eps),
+    OwnKernel("batch_normalize_backward", "batch_norm.cu", BatchNormalizeBackwardArguments, _backward, _eps, edition=2),
     OwnKernel(
         "update_running",
         "batch_norm.cu",

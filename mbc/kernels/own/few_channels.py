@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mbc.device.spec import DeviceSpec
 from mbc.ir.types import DType, Layout
 from mbc.kernels.base import Request
-from mbc.kernels.own.base import Layouts, OwnKernel, Slice, Struct, moved_us, type_code
+from mbc.kernels.own.base import Layouts, OwnKernel, Slice, Struct, moved_us, ordered, type_code
 from mbc.kernels.own.sides import Sides, attributes
 
 # As in the source.
@@ -19,6 +18,7 @@ ELEMENTS = 10240  # of the image in shared memory
 STEPS = 13  # of 16 terms of a sum, whose weights fit shared memory
 FILTERS = 32  # that a warp makes at least
 BANDS = (8, 4, 2)  # output rows of a block
+MOST_PARTS = 396  # of the filter pass
 TENSOR_SHARE = 0.3  # of the peak, by judgement: mma.sync instead of wgmma, fragments gathered word by word
 
 
@@ -39,6 +39,8 @@ class FewChannelsArguments(Struct):
     pad_top: int
     pad_left: int
     band: int
+    parts: int
+    accumulate: int
 
 
 def _run(request: Request) -> int:
@@ -64,7 +66,7 @@ def band(request: Request) -> int:
 def _takes(request: Request) -> bool:
     a, sides = attributes(request), Sides.of(request)
     return (
-        {t.dtype for t in (*request.inputs, *request.outputs)} in ({DType.BF16}, {DType.FP16})
+        {sides.image.dtype, sides.features.dtype} in ({DType.BF16}, {DType.FP16})
         and len(sides.image.shape) == 4
         and sides.image.shape[1] <= MOST_CHANNELS
         and sides.features.shape[1] % FILTERS == 0
@@ -75,8 +77,20 @@ def _takes(request: Request) -> bool:
     )
 
 
+def _parts(request: Request) -> int:
+    """Blocks among which the filter pass shares out the image: as many as it has tiles, up to two or three for each
+    multiprocessor of a large GPU; a constant, so that sums are the same on all."""
+    _, _, height, width = Sides.of(request).features.shape
+    return min(MOST_PARTS, Sides.of(request).image.shape[0] * -(-height // band(request)) * -(-width // COLUMNS))
+
+
+def _partial_bytes(request: Request, layout: Layout) -> int:
+    return _parts(request) * _steps(request) * 16 * Sides.of(request).features.shape[1] * 4
+
+
 def _channels_last(request: Request) -> Iterable[Layouts]:
-    yield (Layout.CHANNELS_LAST,) * 3
+    operands = (*request.inputs, *request.outputs)
+    yield tuple(Layout.CHANNELS_LAST if ordered(t) else Layout.CHANNELS_FIRST for t in operands)
 
 
 def _arguments(at: Slice) -> FewChannelsArguments:
@@ -99,6 +113,8 @@ def _arguments(at: Slice) -> FewChannelsArguments:
         pad_top=a.pad[0],
         pad_left=a.pad[2],
         band=band(request),
+        parts=_parts(request),
+        accumulate=int(at.accumulate),
     )
 
 
@@ -116,6 +132,20 @@ KERNELS = (
         layouts=_channels_last,
         time_us=_time_us,
         launcher="convolution_few_channels",
+        takes=_takes,
+        tensor_cores=True,
+    ),
+    OwnKernel(
+        "convolution_backward_filter",
+        "few_channels.cu",
+        FewChannelsArguments,
+        _arguments,
+        layouts=_channels_last,
+        workspace=_partial_bytes,
+        time_us=_time_us,
+        launches=2,
+        accumulates=True,
+        launcher="convolution_few_channels_filter",
         takes=_takes,
         tensor_cores=True,
     ),

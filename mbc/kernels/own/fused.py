@@ -12,8 +12,10 @@ from mbc.ir.types import Layout
 from mbc.kernels.base import Request
 from mbc.kernels.own.base import Channels, OwnKernel, Slice, Struct, layout_code, no_reals, type_code
 from mbc.kernels.own.channels import SUM_BYTES, SUMS_BYTES, parts
+from mbc.kernels.own.images import PoolArguments, pool_arguments
 from mbc.ops.fused import Fused
 from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward
+from mbc.ops.pooling import MaxPool
 
 FILE = "fused.cu"
 
@@ -68,6 +70,10 @@ def _normalize_relu(operands: int) -> Wiring:
     return ((_run(0, operands), (operands,)), (operands + 1,))
 
 
+def _normalize_relu_pool(operands: int, given: int) -> Wiring:
+    return ((_run(0, operands), (operands,), (operands + 1,)), _run(operands + 2, given))
+
+
 def _normalize_add_relu(operands: int, swapped: bool) -> Wiring:
     r, z = operands, operands + 1
     return ((_run(0, operands), (r, z) if swapped else (z, r), (z + 1,)), (z + 2,))
@@ -112,6 +118,12 @@ def _map(at: Slice) -> FusedMapArguments:
     last = _members(at.request).members[-1].attributes
     count = last.count if isinstance(last, BatchNormalizeBackward) else 0
     return FusedMapArguments(*_start(at), affine, affine2, count)
+
+
+def _pool(at: Slice) -> PoolArguments:
+    last = _members(at.request).members[-1].attributes
+    assert isinstance(last, MaxPool)
+    return pool_arguments(at, last)
 
 
 def _sum(at: Slice) -> FusedSumArguments:
@@ -178,6 +190,16 @@ KERNELS = (
         "batch_normalize_twice_add_relu",
         *(_normalize_twice(n, n2, swapped) for n in _AFFINE for n2 in _AFFINE for swapped in (False, True)),
         reals=_eps,
+    ),
+    OwnKernel(
+        "batch_normalize+relu+max_pool",
+        "pool.cu",
+        PoolArguments,
+        _pool,
+        _eps,
+        more=lambda at: _affines(at.request),
+        launcher="batch_normalize_relu_max_pool",
+        takes=_taking(*(_normalize_relu_pool(n, given) for n in _AFFINE for given in (1, 2))),
     ),
     _mapped("bias_add+relu", "bias_add_relu", (((0, 1), (2,)), (3,)), reals=no_reals),
     _mapped(

@@ -10,6 +10,7 @@ from mbc.ops.base import NoAttributes
 from mbc.ops.fused import join
 from mbc.ops.matrix import Cast
 from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, UpdateRunning
+from mbc.ops.pooling import MaxPool
 from mbc.ops.update import AdamW, Sgd
 from mbc.optimize.patterns import PATTERNS, Part, Pattern, Statement
 from tests.kernels.own.cases import LONG, SHAPES, Case, Operand, Shape, control, m, positive, w
@@ -26,6 +27,9 @@ def _attributes(statement: Statement, shape: Shape) -> Attributes:
         for size in (shape[0], *shape[2:]):
             count *= size
         return BatchNormalizeBackward(EPS, count)
+    if statement.kind == "max_pool":
+        size = (shape[2], shape[3])
+        return MaxPool(size, (3, 3), (2, 2), (1, 1, 1, 1), index=len(statement.outputs) == 2)
     return NoAttributes()
 
 
@@ -44,14 +48,17 @@ def _operand(name: str, shape: Shape) -> Operand:
 
 def _cases() -> Iterable[Case]:
     for pattern in PATTERNS:
+        shapes = [*SHAPES, *LONG]
+        if any(statement.kind == "max_pool" for statement in pattern.statements):
+            shapes = [shape for shape in shapes if len(shape) == 4]
         optional = any(statement.optional for statement in pattern.statements)
         for part in pattern.launches:
             for affine in (True, False) if optional else (True,):
-                for shape in (*SHAPES, *LONG):
+                for shape in shapes:
                     joined = group(pattern, part, shape, affine)
                     operands = tuple(_operand(name, shape) for name in joined.inputs)
                     note = "" if affine else "-plain"
-                    name = f"{joined.kind}{note}-{'x'.join(map(str, shape))}"
+                    name = f"{joined.kind}{note}-{len(part.gives)}-{'x'.join(map(str, shape))}"
                     yield Case(name, joined.kind, joined.attributes, operands)
 
 

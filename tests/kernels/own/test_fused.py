@@ -25,7 +25,7 @@ SHAPE = (3, 16, 5, 6)
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
-    files = ("batch_norm.cu", "elementwise.cu", "fused.cu", "many.cu")
+    files = ("batch_norm.cu", "elementwise.cu", "fused.cu", "many.cu", "pool.cu")
     return build(Path(tmp_path_factory.mktemp("fused")), DTYPE_CODES["fp16"], files)
 
 
