@@ -3,7 +3,6 @@ divide it."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -13,7 +12,6 @@ from mbc.errors import MbcError
 from mbc.ir.graph import Operation, TrainingGraph
 from mbc.ir.types import Layout, TensorType, layout_matters
 from mbc.kernels.base import Candidate, Provider, Request
-from mbc.kernels.own import OWN
 from mbc.ops.base import NoAttributes
 from mbc.ops.convolution import Convolution
 from mbc.ops.fused import kind_of
@@ -91,9 +89,8 @@ class CandidateTable:
         return known
 
     def _find(self, request: Request) -> tuple[Candidate, ...]:
-        estimated = self._estimated(request)
-        measured = self._admitted(_current(self.profile.candidates(request), estimated)) if self.profile else ()
-        admitted = self._admitted(estimated)
+        measured = self._admitted(self.profile.candidates(request)) if self.profile else ()
+        admitted = self._admitted(self._estimated(request))
         if not measured:
             return admitted
         least_bytes = min(c.workspace_bytes for c in measured)
@@ -222,17 +219,6 @@ class CandidateTable:
     def is_conversion_measured(self, type_: TensorType) -> bool:
         """Whether `conversion_us` is from the profile."""
         return self.profile is not None and bool(self.profile.candidates(conversion_request(type_, self.graph)))
-
-
-def _current(measured: tuple[Candidate, ...], offered: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
-    """Without mbc's own kernels of other editions than this version has: their times, and what workspace they needed,
-    say nothing of today's. `offered`: by the providers, for the same request."""
-    needed = {(c.name, c.settings, c.layouts): c.workspace_bytes for c in offered if c.provider == OWN.name}
-    return tuple(
-        c
-        for c in measured
-        if c.provider != OWN.name or c.workspace_bytes >= needed.get((c.name, c.settings, c.layouts), math.inf)
-    )
 
 
 def request_of(graph: TrainingGraph, operation: Operation, rows: Rows) -> Request:
