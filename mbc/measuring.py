@@ -17,6 +17,7 @@ from mbc.device.profile import Profile
 from mbc.device.profile_places import find_profile, own_path
 from mbc.device.signature import described, rows_of, signature
 from mbc.device.spec import DeviceSpec
+from mbc.errors import MbcError
 from mbc.ir.graph import TrainingGraph
 from mbc.kernels.base import Request
 from mbc.options import Measure, Options
@@ -33,12 +34,20 @@ def measure_missing(graph: TrainingGraph, device: DeviceSpec, options: Options, 
     """Measure what plans of `graph` would like to know and no profile of `device` says; nothing where this machine
     cannot, or `options` do not want it. `say` is told what is going on.
 
-    A warning (RuntimeWarning) says what was not measured after all: it is estimated. Raises what measuring raises.
+    A warning (RuntimeWarning) says what was not measured after all: it is estimated. Raises MBC089 where measuring is
+    wanted in any case and cannot be, and what measuring raises.
     """
-    if can_measure(device, options):
+    obstacle = _obstacle(device, options)
+    if obstacle is None:
         from mbc.optimize.needs import needs
 
         _measure(needs(graph, device, options.policy), device, options, say)
+    elif options.measure is Measure.ALWAYS:
+        raise MbcError(
+            "MBC089",
+            f"cannot measure for {device.name}: {obstacle}",
+            "leave out --measure always, or compile on a machine that has the GPU; `mbc doctor` says what is missing",
+        )
 
 
 def measure_requests(requests: Iterable[Request], device: DeviceSpec, options: Options, say: Say = _silent) -> bool:
@@ -53,13 +62,19 @@ def measure_requests(requests: Iterable[Request], device: DeviceSpec, options: O
 def can_measure(device: DeviceSpec, options: Options) -> bool:
     """Whether measuring is wanted, and `device` and what measuring needs are here. A profile that was named is used as
     it is."""
-    return (
-        options.measure is not Measure.NEVER
-        and options.profile is None
-        and bool(gpus_named(device.name))
-        and importlib.util.find_spec("pycuda") is not None
-        and find_toolchain().nvcc is not None
-    )
+    return _obstacle(device, options) is None
+
+
+def _obstacle(device: DeviceSpec, options: Options) -> str | None:
+    if options.measure is Measure.NEVER:
+        return "it is switched off"
+    if options.profile is not None:
+        return "a profile that was named is used as it is"
+    if not gpus_named(device.name):
+        return "this machine has no such GPU"
+    if importlib.util.find_spec("pycuda") is None:
+        return "PyCUDA is not installed"
+    return "nvcc was not found" if find_toolchain().nvcc is None else None
 
 
 def missing(needs: Sequence[Need], profile: Profile | None, workspace_limit_bytes: int) -> tuple[Need, ...]:

@@ -22,6 +22,7 @@ from mbc.device.profile_file import ProfileWriter, read_profile
 from mbc.device.profile_places import file_name, user_path
 from mbc.device.signature import signature
 from mbc.device.spec import find_spec
+from mbc.errors import MbcError
 from mbc.measuring import measure_missing, measure_requests, missing, progress_text, shortcomings
 from mbc.options import Measure, Options, Policy
 from mbc.source import Source
@@ -130,6 +131,17 @@ def test_always_measures_everything_again(fleet: Fleet):
 def test_what_is_not_measured(fleet: Fleet, options: Options):
     compile_plan(NETWORK, options)
     assert not fleet.tasks and not user_path(GPU.name).exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [({"gpu": "t4"}, "this machine has no such GPU"), ({"profile": "mine.sqlite"}, "a profile that was named")],
+)
+def test_what_cannot_be_measured_but_should_is_said(fleet: Fleet, options: dict[str, str], reason: str):
+    with pytest.raises(MbcError, match=reason) as caught:
+        compile_plan(NETWORK, replace(ASKED, measure=Measure.ALWAYS, **options))  # type: ignore[arg-type]
+    assert caught.value.code == "MBC089"
+    assert not fleet.tasks
 
 
 def test_a_named_profile_is_used_as_it_is(fleet: Fleet, tmp_path: Path):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from mbc.cli import main
-from mbc.cli.arguments import parser
+from mbc.cli.arguments import parse
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "examples").rglob("README.md")), ROOT / "docs" / "errors.md"]
@@ -40,7 +40,7 @@ def _commands() -> list[str]:
 @pytest.mark.parametrize("command", _commands())
 def test_commands_parse(command):
     if "COMMAND" not in command:
-        parser().parse_args(shlex.split(command)[1:])
+        parse(shlex.split(command)[1:])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())

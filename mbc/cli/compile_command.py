@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from mbc.cli.arguments import measuring_options
-from mbc.cli.places import build_package, output_folder, plan_file, plan_source
+from mbc.cli.places import Planned, build_package, output_folder, plan_file, plan_source
 from mbc.errors import MbcError
 from mbc.ir.types import Precision
 from mbc.report.tables import profile_of
@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     built = build_package(plan, folder, arguments.force)
     build_seconds = time.monotonic() - began_s
     if arguments.json:
-        print(json.dumps(_figures(plan, built, planned.seconds, build_seconds), indent=2))
+        print(json.dumps(_figures(planned, built, build_seconds), indent=2))
         return 0
     for line in summary(plan):
         print(line)
@@ -91,7 +91,8 @@ def summary(plan: Plan) -> list[str]:
     return lines
 
 
-def _figures(plan: Plan, built: Package, plan_seconds: float, build_seconds: float) -> dict[str, Any]:
+def _figures(planned: Planned, built: Package, build_seconds: float) -> dict[str, Any]:
+    plan = planned.plan
     p, b = plan.predictions, plan.bounds
     return {
         "network": plan.graph.name,
@@ -124,6 +125,7 @@ def _figures(plan: Plan, built: Package, plan_seconds: float, build_seconds: flo
         "missing": [
             {"name": missing.name, "purpose": missing.purpose, "remedy": missing.remedy} for missing in built.missing
         ],
-        "plan_seconds": round(plan_seconds, 3),
+        "measure_seconds": round(planned.measure_seconds, 3),
+        "plan_seconds": round(planned.seconds, 3),
         "build_seconds": round(build_seconds, 3),
     }

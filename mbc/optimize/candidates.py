@@ -3,7 +3,7 @@ divide it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from mbc.device.profile import Profile
@@ -15,7 +15,7 @@ from mbc.kernels.base import Candidate, Provider, Request
 from mbc.ops.base import NoAttributes
 from mbc.ops.convolution import Convolution
 from mbc.ops.fused import kind_of
-from mbc.optimize.menus import Menu, fixed, menu
+from mbc.optimize.menus import Menu, fixed, menu, worthwhile
 from mbc.options import Policy
 from mbc.plan.model import Rows
 
@@ -180,7 +180,7 @@ class CandidateTable:
             for candidate in found:
                 offers.setdefault(candidate.layouts, {}).setdefault(rows, []).append(candidate)
         menus = {
-            layouts: fixed(found, division, sums) if division else menu(found, self.graph.batch, sums)
+            layouts: fixed(found, division, sums) if division else self._menu(found, sums)
             for layouts, found in offers.items()
         }
         menus = {layouts: front for layouts, front in menus.items() if front}
@@ -190,6 +190,13 @@ class CandidateTable:
         whole = self.candidates(operation, self.whole)
         alike = {c.layouts: [o for o in whole if o.layouts == c.layouts] for c in whole}
         return {layouts: menu({self.graph.batch: found}, self.graph.batch, sums) for layouts, found in alike.items()}
+
+    def _menu(self, offers: Mapping[int, Sequence[Candidate]], sums: bool) -> Menu:
+        batch = self.graph.batch
+        front = menu(offers, batch, sums)
+        if len(offers) == 1:
+            return front
+        return worthwhile(front, menu({batch: offers.get(batch, ())}, batch, sums))
 
     def _forced(self, operation: Operation) -> tuple[int, ...]:
         rows = self.rules.micro_batch

@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 
 from mbc.kernels.base import Candidate
 
+# A division that gains less than this over the whole operation may as well lose: measurements differ by as much.
+WORTH_DIVIDING = 1.01
 _SAME = 1 + 1e-9  # two sums of the same times, added up in another order
 
 
@@ -82,6 +84,21 @@ def fixed(offers: Mapping[int, Sequence[Candidate]], division: Sequence[int], su
             time_us += cost(best)
         if math.isfinite(time_us) and (not found or time_us < found[-1].time_us):
             found.append(Point(max(s.candidate.workspace_bytes for s in slices), time_us, tuple(slices)))
+    return tuple(found)
+
+
+def worthwhile(front: Menu, whole: Menu) -> Menu:
+    """The front without divisions that gain next to nothing over one call with no more workspace, of `whole`."""
+
+    def gains(point: Point) -> bool:
+        alone_us = min((w.time_us for w in whole if w.workspace_bytes <= point.workspace_bytes), default=math.inf)
+        return point.time_us * WORTH_DIVIDING < alone_us
+
+    found: list[Point] = []
+    divided = [point for point in front if len(point.slices) > 1 and gains(point)]
+    for point in sorted((*whole, *divided), key=lambda p: (p.workspace_bytes, p.time_us)):
+        if not found or point.time_us < found[-1].time_us:
+            found.append(point)
     return tuple(found)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from mbc.plan.diff import Change, Figure, OperationChange, PlanDiff
 from mbc.plan.summary import OperationSummary
 from mbc.report.columns import Column, render
-from mbc.report.tables import DEFAULT_WIDTH, layouts, micro_batches, time_cell
+from mbc.report.tables import DEFAULT_WIDTH, NO_PROFILE, cudnn_version, layouts, micro_batches, time_cell
 from mbc.units import show_size, show_time
 
 
@@ -29,10 +29,17 @@ def diff_text(
     if diff.same:
         return f"{before} and {after} run the same: no figure and no operation differs"
     parts: list[str] = []
-    if diff.totals:
-        rows = [(_title(c.name), _show(c.name, c.before), _show(c.name, c.after), _relative(c)) for c in diff.totals]
+    totals = [c for c in diff.totals if c.name != "profile"]
+    if totals:
+        rows = [(_title(c.name), _show(c.name, c.before), _show(c.name, c.after), _relative(c)) for c in totals]
         columns = (Column("in all"), Column(before, right=True, shrinks=True), Column(after, right=True, shrinks=True))
         parts.append(render((*columns, Column("change", right=True)), rows, width))
+    # Too long for a column.
+    for change in diff.totals:
+        if change.name == "profile":
+            parts.append(
+                f"profile of {before}: {change.before or NO_PROFILE}\nprofile of {after}: {change.after or NO_PROFILE}"
+            )
     listed = [c for c in diff.operations if with_times or not c.only_time]
     if listed:
         parts.append(_operations(listed, before, after, width, limit))
@@ -110,6 +117,8 @@ def _title(name: str) -> str:
 def _show(name: str, figure: Figure) -> str:
     if isinstance(figure, str):
         return figure
+    if name == "cudnn":
+        return cudnn_version(int(figure)) if figure else "none"
     if name.endswith("_bytes"):
         return show_size(figure)
     if name.endswith("_us"):

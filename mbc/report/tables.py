@@ -15,6 +15,7 @@ from mbc.report.memory import curve_text
 from mbc.units import show_range, show_size, show_time
 
 DEFAULT_WIDTH = 120
+NO_PROFILE = "none of this GPU, times are estimated"
 
 _OPERATIONS = (
     Column("operation", shrinks=True, least=18),
@@ -72,7 +73,7 @@ def heading(plan: Plan, infer: bool = False) -> str:
 
 def profile_of(target: Target) -> str:
     """`NVIDIA H200, driver 580.159.04, cuDNN 9.19.0, 2026-11-21`"""
-    return target.profile or "none of this GPU, times are estimated"
+    return target.profile or NO_PROFILE
 
 
 def cudnn_version(number: int) -> str:

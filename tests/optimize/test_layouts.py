@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from random import Random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -35,9 +36,34 @@ network small(batch = 2) {
   loss (logits, target) |> softmax_cross_entropy
 }
 """
-LOWERED = lower(parse(Source("small.mbc", SOURCE)), (), None)
-GRAPH = differentiate(LOWERED.network, LOWERED.optimizer, LOWERED.precision)
+# Two readers of one value, concatenation, pooling, a layer used twice, a second output, views: too wide to try all.
+WIDE = """
+network wide(batch = 2) {
+  input image[batch, 2, 8, 8] : float
+  input target[batch] : class
+  twice = conv(4, 3, pad=1)
+  x = image |> conv(4, 3, pad=1) |> bn |> relu
+  a = x |> twice |> maxpool(2)
+  b = x |> conv(4, 1) |> twice |> avgpool(2)
+  y = (a, b, a) |> concat |> conv(4, 1) |> relu
+  features = y |> global_avgpool
+  logits = features |> flatten |> linear(2)
+  side = y |> flatten |> linear(2)
+  output logits, features
+  loss (logits, target) |> softmax_cross_entropy
+  loss (side, target) |> softmax_cross_entropy
+}
+"""
 LEAST = 1.0
+
+
+def trained(text: str) -> TrainingGraph:
+    lowered = lower(parse(Source("test.mbc", text)), (), None)
+    return differentiate(lowered.network, lowered.optimizer, lowered.precision)
+
+
+GRAPH = trained(SOURCE)
+WIDE_GRAPH = trained(WIDE)
 
 
 @dataclass(frozen=True)
@@ -75,6 +101,15 @@ KINDS_DRAWN = (
     "relu",
     "relu_backward",
     "add",
+)
+WIDE_KINDS = (
+    "batch_normalize",
+    "concat",
+    "channel_slice",
+    "max_pool",
+    "max_pool_backward",
+    "avg_pool",
+    "avg_pool_backward",
 )
 
 
@@ -144,3 +179,46 @@ def test_no_labelling_is_faster(times_us: Mapping[tuple[str, Layout], float], ch
     assert abs(choices.train_us - by_brute_force(table, GRAPH)) < 1e-3
     # And the launches of the plan take just that: one conversion a value and layout.
     assert abs(simulate(order(table, choices).train) - choices.train_us) < 1e-3
+
+
+TIMES = st.dictionaries(
+    st.tuples(st.sampled_from((*KINDS_DRAWN, *WIDE_KINDS)), st.sampled_from(list(Layout))),
+    st.integers(1, 30).map(float),
+)
+
+
+@settings(max_examples=10, deadline=None)
+@given(TIMES, st.integers(0, 12).map(float), st.randoms(use_true_random=False))
+def test_nothing_near_or_at_random_is_faster_in_a_wide_network(
+    times_us: Mapping[tuple[str, Layout], float], change_us: float, random: Random
+):
+    table = Table(WIDE_GRAPH, find_spec("h200"), (Drawn(times_us),), change_us=change_us)
+    choices = choose(table, {})
+    options = {o.name: best_within(table.menus(o), None) for o in WIDE_GRAPH.train if not KINDS[o.kind].view}
+    chosen = {
+        name: Layout.CHANNELS_LAST
+        if Layout.CHANNELS_LAST in choices.operations[name].layouts
+        else Layout.CHANNELS_FIRST
+        for name, found in options.items()
+        if len(found) > 1
+    }
+    home = {s.value: choices.states[s.value] for s in WIDE_GRAPH.states}
+
+    def total(flipped: Iterable[str]) -> float:
+        flipped = set(flipped)
+        operations, states = (
+            {name: _other(layout) if name in flipped else layout for name, layout in labels.items()}
+            for labels in (chosen, home)
+        )
+        return total_us(table, WIDE_GRAPH, options, operations, states)
+
+    assert abs(total(()) - choices.train_us) < 1e-3
+    assert abs(simulate(order(table, choices).train) - choices.train_us) < 1e-3
+    names = [*chosen, *(s for s in home if layout_matters(WIDE_GRAPH.values[s].type.shape))]
+    near = [(a,) for a in names] + random.sample(list(itertools.combinations(names, 2)), 100)
+    far = [random.sample(names, random.randint(3, len(names))) for _ in range(50)]
+    assert all(total(flipped) > choices.train_us - 1e-3 for flipped in near + far)
+
+
+def _other(layout: Layout) -> Layout:
+    return Layout.CHANNELS_LAST if layout is Layout.CHANNELS_FIRST else Layout.CHANNELS_FIRST

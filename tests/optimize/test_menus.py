@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mbc.ir.types import Layout
 from mbc.kernels.base import Candidate
-from mbc.optimize.menus import Point, adding_us, fixed, menu
+from mbc.optimize.menus import WORTH_DIVIDING, Point, adding_us, fixed, menu, worthwhile
 
 
 def candidate(time_us: float, workspace_bytes: int, accumulates: bool = True, accumulate_us: float = 0.0) -> Candidate:
@@ -106,3 +106,28 @@ def test_many_rows_and_candidates():
         check(point, 512, sums=True)
     for one, other in itertools.pairwise(front):
         assert one.workspace_bytes < other.workspace_bytes and one.time_us > other.time_us
+
+
+# Times that differ by less than it takes, and by more.
+NEAR = st.builds(
+    candidate, st.sampled_from([1.0, 2.0, 3.0, 198.0, 200.0, 201.0, 203.0]), st.integers(0, 5), st.booleans()
+)
+
+
+@given(st.data(), st.integers(1, 7), st.booleans())
+def test_what_is_left_of_a_front_gains_enough_and_loses_little(data: st.DataObject, rows: int, sums: bool):
+    sizes = data.draw(st.lists(st.integers(1, rows), min_size=1, max_size=4, unique=True), "sizes")
+    offers = {size: data.draw(st.lists(NEAR, min_size=1, max_size=3)) for size in sizes}
+    front, whole = menu(offers, rows, sums), menu({rows: offers.get(rows, ())}, rows, sums)
+    left = worthwhile(front, whole)
+    assert list(left) == sorted(left, key=lambda p: p.workspace_bytes)
+    assert all(a.time_us > b.time_us and a.workspace_bytes < b.workspace_bytes for a, b in itertools.pairwise(left))
+
+    def fastest(points, limit_bytes):
+        return min((p.time_us for p in points if p.workspace_bytes <= limit_bytes), default=math.inf)
+
+    for point in front:
+        assert fastest(left, point.workspace_bytes) <= point.time_us * WORTH_DIVIDING
+    for point in left:
+        alone_us = fastest(whole, point.workspace_bytes)
+        assert len(point.slices) == 1 or point.time_us * WORTH_DIVIDING < alone_us
