@@ -13,6 +13,7 @@ from mbc.ir.graph import Operation, TrainingGraph
 from mbc.ir.types import Precision, TensorType
 from mbc.kernels.base import Arguments, Provider, Request
 from mbc.ops.base import NoAttributes
+from mbc.plan.group import operation_of, title
 from mbc.plan.model import Access, Buffer, Copy, Kernel, Launch, Mode, Plan, Program, Space, Stream
 
 STREAMS = (Stream.COMPUTE, Stream.TO_HOST, Stream.TO_DEVICE)  # as the streams of mbc_create (mbc_module.h)
@@ -179,7 +180,7 @@ class _Flattener:
             workspace_bytes = buffers[operands[-1].buffer].size_bytes
             operands = operands[:-1]
         request = (
-            self._operation_request(operations[launch.operations[0]], operands)
+            self._operation_request(operation_of(launch, operations, buffers), operands)
             if launch.operations
             else self._conversion_request(kernel, operands)
         )
@@ -240,7 +241,7 @@ class _Flattener:
         else:
             settings = " ".join(f"{name}={value}" for name, value in launch.work.settings)
             what = f"{launch.work.provider} {launch.work.name}{' ' + settings if settings else ''}"
-        named = "+".join(launch.operations)
+        named = title(launch.operations)
         if not named:
             named = self.plan.buffers[launch.accesses[0].buffer].value or "workspace"
         widest = max((a.rows for a in launch.accesses), key=lambda rows: rows.count)

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mbc.device.signature import asked_kind
 from mbc.errors import MbcError
 from mbc.ir.types import DType, Layout, TensorType
 from mbc.kernels.base import Request
-from mbc.ops import KINDS
 from mbc.ops.base import ShapeError
 from mbc.ops.control import CONTROL_TYPE, control_record
 from mbc.ops.pooling import MaxPool
@@ -40,7 +40,7 @@ def values(request: Request, index: int, count: int, seed: int = 0) -> Array:
         return rng.integers(0, _classes(request), count, dtype=np.int32)
     if tensor.dtype is DType.UINT8:
         return rng.integers(0, _positions(request), count).astype(np.uint8)
-    drawn = _drawn(len(tensor.shape) == 1 or _updates(request.kind), count, seed, index)
+    drawn = _drawn(len(tensor.shape) == 1 or _updates(request), count, seed, index)
     data = stored_bytes(drawn, tensor.dtype, Layout.CHANNELS_FIRST)
     return loaded(data, drawn.shape, tensor.dtype, Layout.CHANNELS_FIRST)
 
@@ -54,7 +54,7 @@ def _drawn(positive: bool, count: int, seed: int, index: int) -> Array:
 
 def few(request: Request) -> Request:
     """The same operation on few rows (of a state: few elements), which the host can compute in no time."""
-    kind = KINDS.get(request.kind)
+    kind = asked_kind(request)
     if kind is None:  # a change of layout or type: its operands have one shape
         rows = _few_rows(request)
         return replace(
@@ -62,7 +62,7 @@ def few(request: Request) -> Request:
             inputs=tuple(t.with_rows(rows) for t in request.inputs),
             outputs=tuple(t.with_rows(rows) for t in request.outputs),
         )
-    if _updates(request.kind):
+    if _updates(request):
         inputs = tuple(t if t == CONTROL_TYPE else _short(t) for t in request.inputs)
     else:
         inputs = tuple(t.with_rows(_few_rows(request)) if has_rows(request, t) else t for t in request.inputs)
@@ -91,8 +91,8 @@ def _short(tensor: TensorType) -> TensorType:
     return tensor.with_rows(max(1, min(tensor.shape[0], FEW_STATES * tensor.shape[0] // tensor.elements)))
 
 
-def _updates(kind: str) -> bool:
-    known = KINDS.get(kind)
+def _updates(request: Request) -> bool:
+    known = asked_kind(request)
     return known is not None and bool(known.updates)
 
 

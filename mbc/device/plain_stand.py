@@ -13,11 +13,11 @@ from mbc.device.gpu import Gpu
 from mbc.device.kernel_library import Call, KernelLibrary
 from mbc.device.offers import Offer, device_spec
 from mbc.device.operands import BLOCK_ELEMENTS, few, values
+from mbc.device.signature import asked_kind
 from mbc.device.stand import POISON, Checker, Stand
 from mbc.ir.types import DType, Layout
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate, Request
-from mbc.ops import KINDS
 from mbc.ops.base import Array
 from mbc.ops.base import Call as Evaluation
 from mbc.runtime.formats import loaded, stored_bytes
@@ -116,7 +116,7 @@ class PlainStand(Stand):
 
 def meaning(request: Request, inputs: Sequence[Array]) -> list[Array]:
     """What the operation makes of canonical inputs, in float64."""
-    kind = KINDS.get(request.kind)
+    kind = asked_kind(request)
     exact = [v.astype(np.float64) if v.dtype.kind == "f" else v.copy() for v in inputs]
     if kind is None:  # a change of layout or type
         return exact

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from mbc.device.editions import current
 from mbc.device.profile import Extent, Identity, Measurement, Overhead, Profile
 from mbc.device.signature import rows_of, signature
 from mbc.errors import MbcError
@@ -177,8 +178,8 @@ def _now() -> str:
 
 
 def read_profile(path: Path) -> Profile:
-    """The whole profile, read once while the file stays as it is. MBC072 unreadable, MBC073 damaged or no profile,
-    MBC074 in use, MBC075 another schema."""
+    """The whole profile, read once while the file stays as it is, without the times of kernels that were rewritten
+    since. MBC072 unreadable, MBC073 damaged or no profile, MBC074 in use, MBC075 another schema."""
     state = _state(path)
     return _read(path) if state is None else _read_once(path, state)
 
@@ -221,7 +222,7 @@ def _read(path: Path) -> Profile:
                 "MBC073", f"'{path}' is not a profile of mbc, or is damaged: {error}", "delete it and measure again"
             ) from error
     found = {key: tuple(rows) for key, rows in measurements.items()}
-    return Profile(identity, found, overheads, str(path), extents, constants)
+    return current(Profile(identity, found, overheads, str(path), extents, constants))
 
 
 class ProfileWriter:

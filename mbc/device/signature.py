@@ -11,7 +11,8 @@ from mbc.ir.graph import Attributes
 from mbc.ir.types import DType, Precision, TensorType
 from mbc.kernels.base import Request
 from mbc.ops import KINDS
-from mbc.ops.base import NoAttributes
+from mbc.ops.base import NoAttributes, OpKind
+from mbc.ops.fused import Fused, launch_kind, read_fused
 
 
 def signature(request: Request) -> str:
@@ -33,18 +34,31 @@ def read_signature(text: str) -> Request:
     """The request whose signature `text` is. ValueError for a text that is none, or of a kind that is not known."""
     try:
         fields: Mapping[str, Any] = json.loads(text)
-        kind = KINDS.get(fields["kind"])
-        # A conversion is a launch of no operation.
-        attributes: type[Attributes] = NoAttributes if kind is None else kind.attributes
         return Request(
             fields["kind"],
-            attributes(**{name: _setting(value) for name, value in fields["attributes"].items()}),
+            _attributes(fields["kind"], fields["attributes"]),
             tuple(map(_type, fields["inputs"])),
             tuple(map(_type, fields["outputs"])),
             Precision(fields["precision"]),
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"'{text}' describes no operation: {error}") from error
+
+
+def _attributes(kind: str, fields: Mapping[str, Any]) -> Attributes:
+    if "members" in fields:
+        return read_fused(fields)
+    known = KINDS.get(kind)
+    # A conversion is a launch of no operation.
+    attributes: type[Attributes] = NoAttributes if known is None else known.attributes
+    return attributes(**{name: _setting(value) for name, value in fields.items()})
+
+
+def asked_kind(request: Request) -> OpKind | None:
+    """What a request is to run: an operation, or a fused group; None for a change of layout or type."""
+    if isinstance(request.attributes, Fused):
+        return launch_kind(request.kind, request.attributes)
+    return KINDS.get(request.kind)
 
 
 def _setting(value: object) -> object:
@@ -68,7 +82,7 @@ def with_rows(request: Request, rows: int) -> Request:
     The request itself where its kind cannot be divided. A weight keeps its first dimension, and so do vectors: they
     belong to channels.
     """
-    kind = KINDS.get(request.kind)
+    kind = asked_kind(request)
     if kind is None or not kind.divisible or kind.view:
         return request
     here = rows_of(request)

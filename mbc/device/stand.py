@@ -17,10 +17,10 @@ from mbc.device.clock import Clock, Times
 from mbc.device.gpu import DoesNotFit, Gpu
 from mbc.device.kernel_library import Call, KernelLibrary
 from mbc.device.offers import Offer
+from mbc.device.signature import asked_kind
 from mbc.errors import MbcError
 from mbc.ir.types import Layout
 from mbc.kernels.base import Candidate, Request
-from mbc.ops import KINDS
 
 GUARD_BYTES = 256
 GUARD = 0x5A
@@ -49,7 +49,7 @@ class Stand:
         self.clock = clock
         self.largest = request
         self.library = library
-        kind = KINDS.get(request.kind)
+        kind = asked_kind(request)
         pairs = kind.updates if kind is not None else ()
         self.shared = {o: i for o, i in pairs if o < len(request.outputs) and i < len(request.inputs)}
         self.buffers = Buffers(gpu, request, self.fill, tuple(self.shared.items()), period)

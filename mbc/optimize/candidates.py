@@ -13,9 +13,9 @@ from mbc.errors import MbcError
 from mbc.ir.graph import Operation, TrainingGraph
 from mbc.ir.types import Layout, TensorType, layout_matters
 from mbc.kernels.base import Candidate, Provider, Request
-from mbc.ops import KINDS
 from mbc.ops.base import NoAttributes
 from mbc.ops.convolution import Convolution
+from mbc.ops.fused import kind_of
 from mbc.optimize.menus import Menu, fixed, menu, worthwhile
 from mbc.options import Policy
 from mbc.plan.model import Rows
@@ -79,35 +79,47 @@ class CandidateTable:
         less workspace than all of them, and none as faster. MBC200 and MBC202 where there is none.
         """
         request = self.request(operation, rows)
-        known = self._known.get(request)
-        if known is None:
-            known = self._known[request] = self._find(operation, request)
+        known = self._offered(request)
+        if not known:
+            raise self._missing(operation, request)
         return known
 
-    def _find(self, operation: Operation, request: Request) -> tuple[Candidate, ...]:
+    def offered(self, operation: Operation) -> tuple[Candidate, ...]:
+        """`candidates` for the whole mini-batch, none where there is none: fused groups need not have any."""
+        return self._offered(self.request(operation, self.whole))
+
+    def _offered(self, request: Request) -> tuple[Candidate, ...]:
+        known = self._known.get(request)
+        if known is None:
+            known = self._known[request] = tuple(_with_plain_layouts(c, request) for c in self._find(request))
+        return known
+
+    def _find(self, request: Request) -> tuple[Candidate, ...]:
         measured = self._admitted(self.profile.candidates(request)) if self.profile else ()
+        admitted = self._admitted(self._estimated(request))
+        if not measured:
+            return admitted
+        least_bytes = min(c.workspace_bytes for c in measured)
+        slowest_us = max(c.time_us for c in measured)
+        leaner = (replace(c, time_us=max(c.time_us, slowest_us)) for c in admitted if c.workspace_bytes < least_bytes)
+        return (*measured, *leaner)
+
+    def _estimated(self, request: Request) -> tuple[Candidate, ...]:
         named = [p for p in self.providers if not self.rules.providers or p.name in self.rules.providers]
-        estimated = tuple(c for p in named for c in p.candidates(request, self.device))
-        admitted = self._admitted(estimated)
-        if measured:
-            least_bytes = min(c.workspace_bytes for c in measured)
-            slowest_us = max(c.time_us for c in measured)
-            leaner = (
-                replace(c, time_us=max(c.time_us, slowest_us)) for c in admitted if c.workspace_bytes < least_bytes
-            )
-            admitted = (*measured, *leaner)
-        if admitted:
-            return tuple(_with_plain_layouts(c, request) for c in admitted)
+        return tuple(c for p in named for c in p.candidates(request, self.device))
+
+    def _missing(self, operation: Operation, request: Request) -> MbcError:
+        estimated = self._estimated(request)
         inputs = ", ".join(map(str, request.inputs))
         if estimated:
-            raise MbcError(
+            return MbcError(
                 "MBC202",
                 f"'{operation.name}' ({operation.kind} of {inputs}) has no deterministic kernel",
                 "set deterministic = false",
                 operation.span,
             )
         only = f" among {', '.join(self.rules.providers)}" if self.rules.providers else ""
-        raise MbcError(
+        return MbcError(
             "MBC200",
             f"no kernel{only} can run '{operation.name}' ({operation.kind} of {inputs}) in {self.graph.precision}",
             "choose another precision, or write the operation with other settings",
@@ -140,7 +152,7 @@ class CandidateTable:
 
     def _divisible(self, operation: Operation) -> bool:
         """Of the operations that could be divided only convolutions gain by it."""
-        return KINDS[operation.kind].divisible and isinstance(operation.attributes, Convolution)
+        return kind_of(operation).divisible and isinstance(operation.attributes, Convolution)
 
     def _aligned(self, operation: Operation, rows: int) -> bool:
         values = (self.graph.values[name] for name in (*operation.inputs, *operation.outputs))
@@ -166,18 +178,18 @@ class CandidateTable:
 
     def _make_menus_in(self, operation: Operation, rows: int) -> Mapping[tuple[Layout, ...], Menu]:
         division = self._parts(rows)
-        if not KINDS[operation.kind].divisible or not self._aligned(operation, rows):
+        if not kind_of(operation).divisible or not self._aligned(operation, rows):
             return {}
         offers: dict[tuple[Layout, ...], dict[int, list[Candidate]]] = {}
         for count in dict.fromkeys(division):
             for candidate in self.candidates(operation, Rows(0, count)):
                 offers.setdefault(candidate.layouts, {}).setdefault(count, []).append(candidate)
-        sums = KINDS[operation.kind].accumulates
+        sums = kind_of(operation).accumulates
         menus = {layouts: fixed(found, division, sums) for layouts, found in offers.items()}
         return {layouts: front for layouts, front in menus.items() if front}
 
     def _make_menus(self, operation: Operation) -> Mapping[tuple[Layout, ...], Menu]:
-        sums = KINDS[operation.kind].accumulates
+        sums = kind_of(operation).accumulates
         division = self._forced(operation)
         sizes = division or self.slice_rows(operation)
         offers: dict[tuple[Layout, ...], dict[int, list[Candidate]]] = {}

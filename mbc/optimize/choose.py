@@ -13,58 +13,60 @@ from dataclasses import dataclass
 from mbc.errors import MbcError
 from mbc.ir.graph import Operation
 from mbc.ir.types import Layout
-from mbc.ops import KINDS
+from mbc.ops.fused import kind_of
 from mbc.optimize.candidates import CandidateTable, least_workspace_bytes
+from mbc.optimize.fuse import Programs, plain
+from mbc.optimize.gather import Choice, gather
 from mbc.optimize.layouts import Labelling, Options, label
-from mbc.optimize.menus import Menu, Point, Slice
+from mbc.optimize.menus import Menu, Point
 from mbc.units import show_size
 
 _NO_LIMIT = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """How one operation runs: the layouts of its operands, and its slices in order."""
-
-    layouts: tuple[Layout, ...]
-    point: Point
-
-    @property
-    def slices(self) -> tuple[Slice, ...]:
-        return self.point.slices
-
-
-@dataclass(frozen=True, slots=True)
 class Choices:
-    """`operations` by name, of both programs; `states`: layout of each state; `train_us` and `infer_us` with
-    conversions."""
+    """`train` and `infer`: what runs, a fused group as one operation. `operations` by name, of both programs; `states`:
+    layout of each state; `train_us` and `infer_us` with conversions."""
 
+    train: tuple[Operation, ...]
+    infer: tuple[Operation, ...]
     operations: Mapping[str, Choice]
     states: Mapping[str, Layout]
     train_us: float
     infer_us: float
 
 
-def choose(table: CandidateTable, limits: Mapping[str, int], rows: Mapping[str, int] | None = None) -> Choices:
+def choose(
+    table: CandidateTable,
+    limits: Mapping[str, int],
+    rows: Mapping[str, int] | None = None,
+    programs: Programs | None = None,
+) -> Choices:
     """The fastest training step, and the fastest inference with the states as the step leaves them.
 
     `limits`: workspace of operations by name, in bytes; one that is not named may take what it likes, and one that has
     nothing within its limit takes what needs least. `rows`: of the micro-batches of operations that are divided so and
-    not otherwise. Raises MBC200 or MBC202 where one has no candidate at all.
+    not otherwise. `programs`: what runs as a group, where groups are wanted; small operations are then gathered, too.
+    Raises MBC200 or MBC202 where an operation has no candidate at all.
     """
     graph = table.graph
     divided = rows or {}
+    if programs is not None:
+        return _gathered(table, _choose(table, programs, limits, divided))
     asked = tuple(
         (min(limits.get(operation.name, _NO_LIMIT), _NO_LIMIT), divided.get(operation.name))
         for operation in (*graph.train, *graph.infer)
     )
     known = table.chosen.get(asked)
     if known is None:
-        known = table.chosen[asked] = _choose(table, limits, divided)
+        known = table.chosen[asked] = _choose(table, plain(graph), limits, divided)
     return known
 
 
-def _choose(table: CandidateTable, limits: Mapping[str, int], divided: Mapping[str, int]) -> Choices:
+def _choose(
+    table: CandidateTable, programs: Programs, limits: Mapping[str, int], divided: Mapping[str, int]
+) -> Choices:
     graph = table.graph
 
     def menus(operation: Operation) -> Mapping[tuple[Layout, ...], Menu]:
@@ -73,14 +75,29 @@ def _choose(table: CandidateTable, limits: Mapping[str, int], divided: Mapping[s
 
     options = {
         operation.name: best_within(menus(operation), limits.get(operation.name))
-        for operation in (*graph.train, *graph.infer)
-        if not KINDS[operation.kind].view
+        for operation in (*programs.train, *programs.infer)
+        if not kind_of(operation).view
     }
-    train = label(table, graph.train, graph.inputs, options)
+    train = label(table, programs.train, graph.inputs, options)
     # States that no operand's layout depends on lie as their shape reads.
     states = {state.value: train.states.get(state.value, Layout.CHANNELS_FIRST) for state in graph.states}
-    infer = label(table, graph.infer, graph.infer_inputs, options, states)
-    return Choices(_chosen(options, train) | _chosen(options, infer), states, train.total_us, infer.total_us)
+    infer = label(table, programs.infer, graph.infer_inputs, options, states)
+    operations = _chosen(options, train) | _chosen(options, infer)
+    return Choices(programs.train, programs.infer, operations, states, train.total_us, infer.total_us)
+
+
+def _gathered(table: CandidateTable, found: Choices) -> Choices:
+    """With small operations of one kind in one launch."""
+    step, inference = (gather(table, program, found.operations) for program in (found.train, found.infer))
+    operations = {**found.operations, **step.choices, **inference.choices}
+    return Choices(
+        step.program,
+        inference.program,
+        operations,
+        found.states,
+        found.train_us - step.saved_us,
+        found.infer_us - inference.saved_us,
+    )
 
 
 def best_within(menus: Mapping[tuple[Layout, ...], Menu], limit_bytes: int | None) -> Options:
@@ -99,7 +116,7 @@ def best_within(menus: Mapping[tuple[Layout, ...], Menu], limit_bytes: int | Non
 def check_limit(table: CandidateTable, limit_bytes: int) -> None:
     """MBC201 where an operation has nothing within a limit that the user set: what would do, and what excludes it."""
     for operation in (*table.graph.train, *table.graph.infer):
-        if KINDS[operation.kind].view:
+        if kind_of(operation).view:
             continue
         least = least_workspace_bytes(table.menus(operation))
         if least > limit_bytes:

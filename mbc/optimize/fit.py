@@ -11,11 +11,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mbc.ops import KINDS
+from mbc.ops.fused import SEPARATOR
 from mbc.optimize.addresses import Placed, assign_addresses
 from mbc.optimize.bounds import floor_bytes
 from mbc.optimize.candidates import CandidateTable
 from mbc.optimize.choose import Choices, choose
 from mbc.optimize.contention import contention
+from mbc.optimize.fuse import Programs
 from mbc.optimize.homes import at_host, most_together_bytes, movable_states, persistent_bytes, states_of
 from mbc.optimize.lifetimes import aligned, blocks, live_bytes
 from mbc.optimize.menus import Slice
@@ -94,18 +96,18 @@ def fit(table: CandidateTable, most: Mapping[str, int], means: Means, room_bytes
         for division in divisions:
             here = replace(means, division=division)
             found.append(_fit(table, most, here, room_bytes))
-            if _best(table, found, room_bytes) is found[-1]:
+            if faster(table, found, room_bytes) is found[-1]:
                 best = here
         fits = any(f.placed.arena_bytes <= room_bytes for f in found[before:])
-        if fits and all(_best(table, found, room_bytes) is not f for f in found[before:]):
+        if fits and all(faster(table, found, room_bytes) is not f for f in found[before:]):
             break  # more values in parts take longer
     if not found:
         found.append(_fit(table, most, means, room_bytes))
-    for here in _with_states_away(table, most, best, room_bytes, _best(table, found, room_bytes)):
+    for here in _with_states_away(table, most, best, room_bytes, faster(table, found, room_bytes)):
         found.append(_fit(table, most, here, room_bytes))
         if found[-1].placed.arena_bytes <= room_bytes:
             break
-    return _best(table, found, room_bytes)
+    return faster(table, found, room_bytes)
 
 
 def _divisions(
@@ -160,13 +162,14 @@ def _with_states_away(
 def _is_good(table: CandidateTable, most: Mapping[str, int], found: Fitted, room_bytes: int) -> bool:
     fastest_us = choose(table, most).train_us
     fits = found.placed.arena_bytes <= room_bytes
-    return fits and _time_us(table, found.draft, found.placed) <= GOOD_ENOUGH * fastest_us
+    return fits and step_us(table, found) <= GOOD_ENOUGH * fastest_us
 
 
-def _best(table: CandidateTable, found: Sequence[Fitted], room_bytes: int) -> Fitted:
+def faster(table: CandidateTable, found: Sequence[Fitted], room_bytes: int) -> Fitted:
+    """The fastest that is within the room; where none is, the smallest."""
     fitting = [f for f in found if f.placed.arena_bytes <= room_bytes]
     if fitting:
-        return min(fitting, key=lambda f: _time_us(table, f.draft, f.placed))
+        return min(fitting, key=lambda f: step_us(table, f))
     return min(found, key=lambda f: f.placed.arena_bytes)
 
 
@@ -182,23 +185,26 @@ def _ordered(table: CandidateTable, choices: Choices, means: Means) -> Draft:
 
 def _fit(table: CandidateTable, most: Mapping[str, int], means: Means, room_bytes: int) -> Fitted:
     if means.division is not None:
-        return _best(table, list(_make_room(table, most, means, room_bytes)), room_bytes)
-    kept = _keep_all(table, most, means, room_bytes)
+        return faster(table, list(_make_room(table, most, means, room_bytes)), room_bytes)
+    kept = keep_all(table, most, means, room_bytes)
     if kept.placed.arena_bytes <= room_bytes and _is_fastest(table, most, kept):
         return kept
     found = [kept]
     if means.recompute or means.offload > 0:
         found += _make_room(table, most, means, room_bytes)
-    return _best(table, found, room_bytes)
+    return faster(table, found, room_bytes)
 
 
-def _keep_all(table: CandidateTable, most: Mapping[str, int], means: Means, room_bytes: int) -> Fitted:
-    """Everything kept, with less workspace where it does not fit."""
+def keep_all(
+    table: CandidateTable, most: Mapping[str, int], means: Means, room_bytes: int, programs: Programs | None = None
+) -> Fitted:
+    """Everything kept, with less workspace where it does not fit. `programs`: what runs as a group."""
     limits = most
     spared_bytes = 0  # of the room: what placing leaves unused between buffers
     smallest: Fitted | None = None
     for _ in range(MOST_ROUNDS):
-        draft = take_over(table.graph, _ordered(table, choose(table, limits), means))
+        choices = choose(table, limits, programs=programs)
+        draft = take_over(table.graph, _ordered(table, choices, means), (*choices.train, *choices.infer))
         free = _free(draft, room_bytes - spared_bytes)
         hopeless = min(free.values()) < 0
         if hopeless and smallest is not None:
@@ -222,7 +228,7 @@ def _keep_all(table: CandidateTable, most: Mapping[str, int], means: Means, room
 
 def _is_fastest(table: CandidateTable, most: Mapping[str, int], kept: Fitted) -> bool:
     """Whether more room would not help."""
-    return _time_us(table, kept.draft, kept.placed) <= choose(table, most).train_us * (1 + 1e-9)
+    return step_us(table, kept) <= choose(table, most).train_us * (1 + 1e-9)
 
 
 def _make_room(table: CandidateTable, most: Mapping[str, int], means: Means, room_bytes: int) -> Iterator[Fitted]:
@@ -297,6 +303,11 @@ def _way(table: CandidateTable, choices: Choices, means: Means, divided: Collect
     return _Way(_time_us(table, resided.draft, placed), resided, choices, means, divided)
 
 
+def step_us(table: CandidateTable, found: Fitted) -> float:
+    """Predicted time of the training step, waits for copies included."""
+    return _time_us(table, found.draft, found.placed)
+
+
 def _time_us(table: CandidateTable, draft: Draft, placed: Placed) -> float:
     train = replace(draft.train, waits=synchronise(draft.train, draft.buffers, placed.offsets))
     return simulate(train, contention=contention(train, draft.buffers, table.device))
@@ -328,6 +339,7 @@ def _free(draft: Draft, room_bytes: int) -> Mapping[str, int]:
         kept = [b for b in blocks(program, draft.buffers, persistent) if draft.buffers[b.buffers[0]].value is not None]
         live = live_bytes(kept, len(program.launches))
         for launch, taken_bytes in zip(program.launches, live, strict=True):
-            for name in launch.operations:
+            if launch.operations:
+                name = SEPARATOR.join(launch.operations)
                 found[name] = min(found.get(name, UNLIMITED_BYTES), room_bytes - taken_bytes)
     return found

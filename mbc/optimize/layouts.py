@@ -17,7 +17,7 @@ import numpy as np
 
 from mbc.ir.graph import Operation
 from mbc.ir.types import Layout, layout_matters
-from mbc.ops import KINDS
+from mbc.ops.fused import kind_of
 from mbc.optimize.candidates import CandidateTable
 from mbc.optimize.menus import Point
 
@@ -148,7 +148,7 @@ class _Labeller:
         return known
 
     def _operation(self, operation: Operation) -> None:
-        kind = KINDS[operation.kind]
+        kind = kind_of(operation)
         if kind.view:
             # A view is its operand's bytes in canonical order.
             self._read(operation.inputs[0], _FIRST_END)

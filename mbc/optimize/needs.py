@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from mbc.device.need import Need
 from mbc.device.spec import DeviceSpec
@@ -10,9 +10,12 @@ from mbc.ir.graph import Operation, TrainingGraph
 from mbc.ir.types import Precision, layout_matters
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Request
-from mbc.ops import KINDS
+from mbc.ops.fused import Fused, join, kind_of
 from mbc.optimize.candidates import CandidateTable, Rules, conversion_request, request_of
+from mbc.optimize.fuse import groups, kept
+from mbc.optimize.gather import bundles
 from mbc.options import Policy
+from mbc.plan.group import operation_of
 from mbc.plan.model import Kernel, Plan, Rows
 
 # Inference is planned once and weighs less than a step that runs a million times, but is to be measured all the same.
@@ -37,18 +40,30 @@ def needs(graph: TrainingGraph, device: DeviceSpec, policy: Policy) -> tuple[Nee
     }[policy]
     weights: dict[Request, float] = {}
     first: dict[Request, Operation] = {}
-    for program, weight in ((graph.train, 1.0), (graph.infer, _INFERENCE_WEIGHT)):
-        for operation in (o for o in program if not KINDS[o.kind].view):
-            request = table.request(operation, table.whole)
-            first.setdefault(request, operation)
-            time_us = min(c.time_us for c in table.candidates(operation, table.whole))
-            weights[request] = weights.get(request, 0.0) + weight * time_us
+    programs = ((graph.train, 1.0), (graph.infer, _INFERENCE_WEIGHT))
+    for operation, weight in ((o, weight) for program, weight in programs for o in _launches(program, table)):
+        offered = table.offered(operation)
+        if not offered and isinstance(operation.attributes, Fused):
+            continue  # a group that no kernel covers
+        request = table.request(operation, table.whole)
+        first.setdefault(request, operation)
+        time_us = min(c.time_us for c in table.candidates(operation, table.whole))
+        weights[request] = weights.get(request, 0.0) + weight * time_us
     found = [
         Need(tuple(table.request(operation, Rows(0, rows)) for rows in table.possible(operation, sizes)), weight)
         for operation, weight in ((first[request], weight) for request, weight in weights.items())
     ]
     found += _conversions(graph, table)
     return tuple(sorted(found, key=lambda need: -need.weight_us))
+
+
+def _launches(program: Sequence[Operation], table: CandidateTable) -> Iterable[Operation]:
+    """Every operation, and every group that might run as one."""
+    yield from (o for o in program if not kind_of(o).view)
+    for group in groups(program, kept(table.graph, program)):
+        yield from group.launches
+    for bundle in bundles(program, table):
+        yield join(bundle, [name for operation in bundle for name in operation.outputs])
 
 
 def _conversions(graph: TrainingGraph, table: CandidateTable) -> Iterable[Need]:
@@ -64,7 +79,7 @@ def unmeasured(plan: Plan) -> tuple[Request, ...]:
     found: dict[Request, None] = {}
     for launch in plan.train.launches:
         if isinstance(launch.work, Kernel) and not launch.work.measured and launch.operations:
-            operation = operations[launch.operations[0]]
+            operation = operation_of(launch, operations, plan.buffers)
             rows = max((access.rows for access in launch.accesses), key=lambda part: part.count)
             found[request_of(plan.graph, operation, rows)] = None
     return tuple(found)

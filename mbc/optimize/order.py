@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from mbc.ir.graph import Operation
 from mbc.ir.types import DType, Layout
-from mbc.ops import KINDS
+from mbc.ops.fused import kind_of, names_of
 from mbc.optimize.candidates import CandidateTable
 from mbc.optimize.choose import Choices
 from mbc.optimize.menus import Slice, adding_us
@@ -42,11 +42,11 @@ def order(table: CandidateTable, choices: Choices) -> Draft:
     persistent = tuple(states.values())
     finals = dict(graph.updates)
     train = _Writer(table, choices, buffers, dict(states))
-    train.run(updates_early(graph.train), graph.inputs)
+    train.run(updates_early(choices.train), graph.inputs)
     results = (*graph.outputs, graph.loss, *graph.metrics)
     train_program = train.finish(persistent, tuple(finals.get(name, name) for name in states) + results)
     infer = _Writer(table, choices, buffers, dict(states))
-    infer.run(graph.infer, graph.infer_inputs)
+    infer.run(choices.infer, graph.infer_inputs)
     infer_program = infer.finish(persistent, (*states, *graph.infer_outputs))
     workspaces_last = sorted(range(len(buffers)), key=lambda i: buffers[i].value is None)
     return renumbered(Draft(tuple(buffers), persistent, train_program, infer_program), workspaces_last)
@@ -58,13 +58,13 @@ def updates_early(operations: Sequence[Operation]) -> tuple[Operation, ...]:
     made: dict[str, int] = {}
     read: dict[str, int] = {}
     for i, operation in enumerate(operations):
-        if not KINDS[operation.kind].updates:
+        if not kind_of(operation).updates:
             read |= dict.fromkeys(operation.inputs, i)
     ready: list[int] = []
     for i, operation in enumerate(operations):
         at = i
-        if KINDS[operation.kind].updates:
-            updated = {operation.inputs[k] for _, k in KINDS[operation.kind].updates if k < len(operation.inputs)}
+        if kind_of(operation).updates:
+            updated = {operation.inputs[k] for _, k in kind_of(operation).updates if k < len(operation.inputs)}
             at = max([made.get(name, -1) for name in operation.inputs] + [read.get(name, -1) for name in updated])
         made |= dict.fromkeys(operation.outputs, at)
         ready.append(at)
@@ -111,7 +111,7 @@ class _Writer:
         for name in inputs:
             self.entry.append(self._new(name, Layout.CHANNELS_FIRST))
         for operation in operations:
-            if KINDS[operation.kind].view:
+            if kind_of(operation).view:
                 self.viewed[operation.outputs[0]] = operation.inputs[0]
                 self.home[operation.outputs[0]] = Layout.CHANNELS_FIRST
             else:
@@ -156,7 +156,7 @@ class _Writer:
 
     def _launch(self, operation: Operation) -> None:
         choice = self.choices.operations[operation.name]
-        kind = KINDS[operation.kind]
+        kind = kind_of(operation)
         count = len(operation.inputs)
         inputs = [self._at(name, layout) for name, layout in zip(operation.inputs, choice.layouts, strict=False)]
         must_share = dict(kind.updates)
@@ -193,9 +193,9 @@ def launches_of(
         if candidate.workspace_bytes:
             buffers.append(Buffer(None, WHOLE, Layout.CHANNELS_FIRST, DType.UINT8, candidate.workspace_bytes))
             accesses.append(Access(len(buffers) - 1, WHOLE, Mode.WRITE))
-        adds = start > 0 and KINDS[operation.kind].accumulates
+        adds = start > 0 and kind_of(operation).accumulates
         time_us = adding_us(candidate) if adds else candidate.time_us
         kernel = Kernel(candidate.provider, candidate.name, candidate.settings, time_us, candidate.measured)
-        found.append(Launch(kernel, (operation.name,), Stream.COMPUTE, tuple(accesses)))
+        found.append(Launch(kernel, names_of(operation), Stream.COMPUTE, tuple(accesses)))
         start = part.stop
     return found

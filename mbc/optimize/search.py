@@ -14,7 +14,8 @@ from mbc.optimize.bounds import floor_bytes
 from mbc.optimize.candidates import CandidateTable
 from mbc.optimize.choose import check_limit, choose
 from mbc.optimize.contention import contention
-from mbc.optimize.fit import UNLIMITED_BYTES, fit
+from mbc.optimize.fit import UNLIMITED_BYTES, Fitted, faster, fit, keep_all, step_us
+from mbc.optimize.fuse import Programs, fuse, plain
 from mbc.optimize.knapsack import within_us
 from mbc.optimize.order import Draft
 from mbc.optimize.ranges import time_range_us
@@ -59,9 +60,8 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
     floor, floor_operation = floor_bytes(table, host_bytes, means.split)
     if floor + overhead_bytes > budget_bytes:
         raise cannot_fit(table, floor, floor_operation, overhead_bytes, budget_bytes, host_bytes, means.split)
-    unlimited = choose(table, {})
-    most = _most(table, limits)
-    fitted = fit(table, most, means, budget_bytes - overhead_bytes)
+    unlimited = choose(table, {}, programs=fuse(table))
+    fitted = _fitted(table, limits, means, budget_bytes - overhead_bytes)
     draft, placed = fitted.draft, fitted.placed
     if not any(isinstance(launch.work, Copy) for launch in draft.train.launches):
         # No stream waits for another, so that addresses cost no time: the arena is no larger than it has to be.
@@ -78,9 +78,27 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
         )
     check_host(placed, limits.host_bytes, table.graph.name)
     any_us = choose(table.without_determinism(), {}).train_us if table.rules.deterministic else 0.0
-    least_us = within_us(table, means, budget_bytes - overhead_bytes, unlimited.train_us)
+    # The bound within a budget is of operations by themselves, which groups may beat.
+    groups = unlimited.train != table.graph.train
+    least_us = 0.0 if groups else within_us(table, means, budget_bytes - overhead_bytes, unlimited.train_us)
     bounds = Bounds(floor, floor_operation.name, placed.live_bytes, unlimited.train_us, any_us, least_us)
     return _plan(table, draft, placed, bounds, budget_bytes, overhead_bytes, limits.host_bytes)
+
+
+def _fitted(table: CandidateTable, limits: Limits, means: Means, room_bytes: int) -> Fitted:
+    """The fastest step that was found within the room. One with groups of operations keeps everything: what is made
+    again, sent to the host or executed in strips runs operation by operation."""
+    groups = fuse(table, limits.operation_bytes)
+    most = _most(table, limits, groups)
+    together = choose(table, most, programs=groups)
+    alone = _most(table, limits, plain(table.graph))
+    if (together.train, together.infer) == (table.graph.train, table.graph.infer):
+        return fit(table, alone, means, room_bytes)
+    found = keep_all(table, most, means, room_bytes, groups)
+    fits = found.placed.arena_bytes <= room_bytes
+    if fits and step_us(table, found) <= choose(table, alone).train_us:
+        return found
+    return faster(table, (found, fit(table, alone, means, room_bytes)), room_bytes)
 
 
 def _means(table: CandidateTable, limits: Limits) -> Means:
@@ -92,7 +110,7 @@ def _means(table: CandidateTable, limits: Limits) -> Means:
     return Means(recompute, 0.0 if "offload" in limits.without else 1.0, host_bytes, split)
 
 
-def _most(table: CandidateTable, limits: Limits) -> Mapping[str, int]:
+def _most(table: CandidateTable, limits: Limits, programs: Programs) -> Mapping[str, int]:
     """The most workspace of each operation by name, whatever the budget leaves free."""
     most_bytes = UNLIMITED_BYTES
     if limits.operation_bytes is not None:
@@ -101,10 +119,10 @@ def _most(table: CandidateTable, limits: Limits) -> Mapping[str, int]:
     if "workspace" in limits.without:
         most_bytes = 0  # each operation then takes what needs least
     graph = table.graph
-    most = {operation.name: most_bytes for operation in (*graph.train, *graph.infer)}
+    most = {operation.name: most_bytes for operation in (*programs.train, *programs.infer)}
     if limits.total_bytes is not None:
-        parts = dict(share(table, graph.train, graph.inputs, limits.total_bytes))
-        parts |= share(table, graph.infer, graph.infer_inputs, limits.total_bytes)
+        parts = dict(share(table, programs.train, graph.inputs, limits.total_bytes))
+        parts |= share(table, programs.infer, graph.infer_inputs, limits.total_bytes)
         most |= {name: min(part, most[name]) for name, part in parts.items()}
     return most
 

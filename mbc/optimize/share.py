@@ -16,7 +16,7 @@ from ortools.sat.python import cp_model
 from mbc.errors import MbcError
 from mbc.ir.graph import Operation
 from mbc.ir.types import Layout
-from mbc.ops import KINDS
+from mbc.ops.fused import kind_of
 from mbc.optimize.candidates import CandidateTable, least_workspace_bytes
 from mbc.optimize.layouts import label
 from mbc.optimize.lifetimes import aligned
@@ -36,7 +36,7 @@ def share(
     table: CandidateTable, program: tuple[Operation, ...], inputs: tuple[str, ...], total_bytes: int
 ) -> Mapping[str, int]:
     """Workspace of each operation by name. MBC201 where not even the smallest ones fit together."""
-    menus = {o.name: table.menus(o) for o in program if not KINDS[o.kind].view}
+    menus = {o.name: table.menus(o) for o in program if not kind_of(o).view}
     least_bytes = sum(aligned(least_workspace_bytes(found)) for found in menus.values())
     if least_bytes > total_bytes:
         raise MbcError(

@@ -95,6 +95,7 @@ class Demands:
         outputs: list[Operand] = []
         in_place: set[tuple[int, int]] = set()
         updates: set[tuple[int, int]] = set()
+        through: dict[str, set[int]] = {}  # what stays inside a group -> inputs that it might have been written over
         inside = {output for op in group for output in op.outputs}
         for op in group:
             kind = KINDS[op.kind]
@@ -107,9 +108,11 @@ class Demands:
             first_output = len(outputs)
             outputs += [self._operand(name, kind.accumulates) for name in op.outputs]
             # Optional operands (the momentum of sgd) may be missing.
-            in_place |= {
-                (first_output + o, position[i]) for o, i in kind.in_place if i in position and o < len(op.outputs)
-            }
+            for o, i in kind.in_place:
+                if i < len(op.inputs) and o < len(op.outputs):
+                    over = {position[i]} if i in position else through.get(op.inputs[i], set())
+                    through.setdefault(op.outputs[o], set()).update(over)
+                    in_place |= {(first_output + o, source) for source in over}
             updates |= {
                 (first_output + o, position[i]) for o, i in kind.updates if i in position and o < len(op.outputs)
             }

@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from mbc.errors import MbcError
 from mbc.plan.demand import Demand, Demands, Operand, is_canonical
+from mbc.plan.group import title
 from mbc.plan.model import Access, Buffer, Copy, Kernel, Launch, Mode, Plan, Program, Rows, Space, Stream
 from mbc.plan.occupancy import NOBODY, Occupancy, RowSet, Segment
 
@@ -105,7 +106,7 @@ class Execution:
     # One launch
 
     def _execute(self, index: int, launch: Launch) -> None:
-        place = f"launch {index} of {self.title}" + (f" ({', '.join(launch.operations)})" if launch.operations else "")
+        place = f"launch {index} of {self.title}" + (f" ({title(launch.operations)})" if launch.operations else "")
         for access in launch.accesses:
             rows = self.plan.buffers[access.buffer].rows
             if not rows.start <= access.rows.start < access.rows.stop <= rows.stop:
@@ -132,7 +133,8 @@ class Execution:
             self._read(index, launch.stream, access, span, place)
         for position, (operand, access) in enumerate(writes):
             self._check_operand(operand, access, place)
-            allowed = self._check_alias(demand, position, access, reads, place)
+            # What stays inside a fused kernel counts among the demand's outputs, but is not written.
+            allowed = self._check_alias(demand, demand.outputs.index(operand), access, reads, place)
             self._check_apart(position, allowed, [a for _, a in reads], [a for _, a in writes], spans, place)
             if access.mode is Mode.ACCUMULATE:
                 self._accumulate(index, launch.stream, access, rows, place)

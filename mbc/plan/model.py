@@ -165,9 +165,9 @@ class Bounds:
     `floor_bytes`: inputs + output + smallest workspace of the most demanding operation, plus the states: no program
     does better. `live_bytes`: the most bytes alive at once in this plan: no placement does better.
     `fastest_us`: the fastest choice of kernels, divisions and layouts together, whatever workspace it takes: no plan
-    made of the same candidates is faster. `nondeterministic_us`: the same with kernels that give other bits in each
-    run; 0 where these are admitted anyway. `within_us`: with the operations in this order no plan within the budget is
-    faster; 0 where this was not computed.
+    made of the same candidates and fused groups is faster. `nondeterministic_us`: the same with kernels that give other
+    bits in each run; 0 where these are admitted anyway. `within_us`: with the operations in this order no plan within
+    the budget is faster; 0 where this was not computed.
     """
 
     floor_bytes: int

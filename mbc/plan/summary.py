@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from mbc.ops.fused import joined_kind
+from mbc.plan.group import title
 from mbc.plan.live import lifetimes
 from mbc.plan.model import Buffer, Copy, Launch, Mode, Plan, Program, Space
 
@@ -13,7 +15,7 @@ from mbc.plan.model import Buffer, Copy, Launch, Mode, Plan, Program, Space
 class OperationSummary:
     """All launches of one operation, one fused group, or one conversion or copy of a value.
 
-    `name`: of the operation; the names joined by `+` when fused; for a conversion `value -> layout` (with the number
+    `name`: of the operation, or the title of a fused group; for a conversion `value -> layout` (with the number
     of the occurrence from the second on). `kernels`: each distinct one, with its settings. `micro_batches`: rows of
     each launch, in order. `layouts`: of inputs and outputs, as in the accesses. `workspace_bytes`: the most that one
     launch takes. `output_bytes`: what it writes, workspace excluded. `lifetime`: [first write, last read + 1) of what
@@ -38,7 +40,9 @@ def summarise(plan: Plan, program: Program) -> tuple[OperationSummary, ...]:
     kinds = {op.name: op.kind for op in (*plan.graph.train, *plan.graph.infer)}
     lives = lifetimes(program)
     return tuple(
-        _summary(plan, name, "+".join(kinds[op] for op in program.launches[group[0]].operations), program, group, lives)
+        _summary(
+            plan, name, joined_kind([kinds[op] for op in program.launches[group[0]].operations]), program, group, lives
+        )
         for name, group in grouped(plan, program).items()
     )
 
@@ -48,7 +52,7 @@ def grouped(plan: Plan, program: Program) -> Mapping[str, list[int]]:
     groups: dict[str, list[int]] = {}
     conversions: dict[str, int] = {}
     for i, launch in enumerate(program.launches):
-        name = "+".join(launch.operations)
+        name = title(launch.operations)
         if not launch.operations:
             name = _conversion(plan, launch)
             conversions[name] = conversions.get(name, 0) + 1

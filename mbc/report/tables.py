@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
+from mbc.plan.group import title
 from mbc.plan.live import rounded
 from mbc.plan.memory import memory_curve, taken_at
 from mbc.plan.model import Plan, Program, Target
@@ -142,7 +143,7 @@ def launch_title(program: Program, index: int) -> str:
     if index >= len(program.launches):
         return f"launch {index}"
     operations = program.launches[index].operations
-    return f"launch {index} ({'+'.join(operations) or 'conversion'})"
+    return f"launch {index} ({title(operations) or 'conversion'})"
 
 
 def totals_text(plan: Plan) -> str:

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from mbc.errors import MbcError
 from mbc.ir.graph import Operation
 from mbc.ir.types import DType, TensorType
-from mbc.ops import KINDS
 from mbc.ops.base import Call
+from mbc.ops.fused import kind_of
+from mbc.plan.group import operation_of, title
 from mbc.plan.model import ALIGNMENT_BYTES, Access, Copy, Kernel, Launch, Mode, Plan, Space
 from mbc.runtime.formats import canonical_view, load, store
 from mbc.runtime.places import Place, persistent_buffers, view_roots
@@ -129,7 +130,7 @@ class Interpreter:
     def _step(self, program: str, index: int, launch: Launch) -> Step:
         work = launch.work
         what = "copy" if isinstance(work, Copy) else f"{work.provider}.{work.name}"
-        where = f"launch {index} of {program} ({', '.join(launch.operations) or what})"
+        where = f"launch {index} of {program} ({title(launch.operations) or what})"
         regions = tuple(access_region(self._plan, access) for access in launch.accesses)
         pairs = tuple(zip(launch.accesses, regions, strict=True))
         if isinstance(work, Copy):
@@ -149,10 +150,10 @@ class Interpreter:
     def _kernel(
         self, where: str, launch: Launch, work: Kernel, regions: tuple[Region, ...]
     ) -> tuple[Callable[[], None], frozenset[tuple[int, int]]]:
-        if len(launch.operations) != 1 or launch.operations[0] not in self._operations:
-            raise _nonsense(where, f"{work.provider}.{work.name} must run one operation of the graph")
-        operation = self._operations[launch.operations[0]]
-        kind = KINDS[operation.kind]
+        if not launch.operations or any(name not in self._operations for name in launch.operations):
+            raise _nonsense(where, f"{work.provider}.{work.name} must run operations of the graph")
+        operation = operation_of(launch, self._operations, self._plan.buffers)
+        kind = kind_of(operation)
         evaluate = kind.evaluate
         if evaluate is None:
             raise _nonsense(where, f"operations of kind '{kind.name}' are not executed")

@@ -1,8 +1,9 @@
 // Batch normalisation with the statistics of the whole mini-batch, in fp32.
 //
-// The variance is Welford's, merged by Chan, Golub and LeVeque's formula ("Algorithms for computing the sample
-// variance", 1983), of the distances from the channel's first element: no difference of large sums is ever taken and no
-// large mean is rounded, so that a mean far from zero costs no digits.
+// A variance is of distances from an element near by (a thread's first one), so that a mean far from zero costs no
+// digits; threads are merged by Chan, Golub and LeVeque's formula ("Algorithms for computing the sample variance", 1983),
+// so that no single far-off element does; parts are added in fp64.
+#include "mbc_batch_norm.cuh"
 #include "mbc_channels.cuh"
 #include "mbc_control.h"
 
@@ -57,116 +58,59 @@ struct Statistics {
   int64_t channel_stride;
   float *mean, *variance;
 
-  template <typename Real>
-  struct State {
-    // Of the distances from the first element: their mean, and the sum of squared distances from that. `sum` is that
-    // of the elements themselves, so that a mean near zero is exact, too.
-    Real count, mean, squares, sum;
+  // A thread sums distances from the first element that it meets, and their squares.
+  struct Running {
+    float near, sum, squares;
   };
-  using Channel = float;  // the first element
+  // Of `count` elements: their mean's distance from the channel's first element, and the sum of squared distances from
+  // their mean.
+  struct State {
+    float count, mean, squares;
+  };
+  // Of distances from the channel's first element.
+  struct Total {
+    double count, sum, squares;
+  };
+  struct Channel {};
 
-  __device__ float load(int64_t c) const { return to_float(x[c * channel_stride]); }
+  __device__ float first(int64_t c) const { return to_float(x[c * channel_stride]); }
+  __device__ Channel load(int64_t) const { return {}; }
   template <int K>
-  __device__ void push(State<float>& state, float first, const float (&a)[K], const float (&)[K]) const {
-    // The mean and squares of these K alone, then one merge: a division an element would cost too much.
-    float sum = 0.0f, distances = 0.0f, squares = 0.0f;
+  __device__ void push(Running& running, const Channel&, const float (&a)[K], const float (&)[K], bool first) const {
+    if (first) running.near = a[0];
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-      sum += a[k];
-      distances += a[k] - first;
+      const float distance = a[k] - running.near;
+      running.sum += distance;
+      running.squares = fmaf(distance, distance, running.squares);
     }
-    const float mean = distances * (1.0f / K);
-#pragma unroll
-    for (int k = 0; k < K; ++k) squares += (a[k] - first - mean) * (a[k] - first - mean);
-    merge(state, State<float>{static_cast<float>(K), mean, squares, sum});
   }
-  template <typename Real>
-  __device__ void merge(State<Real>& into, const State<Real>& from) const {
-    const Real count = into.count + from.count;
-    if (count == Real(0)) return;
-    const Real share = from.count / count, distance = from.mean - into.mean;
+  __device__ State settle(int64_t c, const Running& running, int64_t count) const {
+    if (count == 0) return {};
+    const float n = static_cast<float>(count), mean = running.sum / n;
+    return {n, running.near - first(c) + mean, running.squares - running.sum * mean};
+  }
+  __device__ void merge(State& into, const State& from) const {
+    const float count = into.count + from.count;
+    if (count == 0.0f) return;
+    const float share = from.count / count, distance = from.mean - into.mean;
     into.mean += distance * share;
     into.squares += from.squares + distance * distance * into.count * share;
     into.count = count;
+  }
+  __device__ Total total(const State& state) const {
+    const double count = state.count, mean = state.mean;
+    return {count, count * mean, state.squares + count * mean * mean};
+  }
+  __device__ void add(Total& into, const Total& from) const {
+    into.count += from.count;
     into.sum += from.sum;
+    into.squares += from.squares;
   }
-  __device__ State<double> widen(const State<float>& state) const {
-    return {state.count, state.mean, state.squares, state.sum};
-  }
-  __device__ void finish(int64_t c, const State<double>& state) const {
-    mean[c] = static_cast<float>(state.sum / state.count);
-    variance[c] = static_cast<float>(state.squares / state.count);
-  }
-};
-
-struct Sums {
-  const float *mean, *variance;
-  float *dgamma, *dbeta;
-  float eps;
-  int64_t accumulate;
-
-  template <typename Real>
-  struct State {
-    Real products, sum;  // of dy * (x - mean) and of dy
-  };
-  using Channel = float;
-
-  __device__ float load(int64_t c) const { return mean[c]; }
-  template <int K>
-  __device__ void push(State<float>& state, float mean, const float (&x)[K], const float (&dy)[K]) const {
-    float products = 0.0f, sum = 0.0f;
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
-      products = fmaf(dy[k], x[k] - mean, products);
-      sum += dy[k];
-    }
-    state.products += products;
-    state.sum += sum;
-  }
-  template <typename Real>
-  __device__ void merge(State<Real>& into, const State<Real>& from) const {
-    into.products += from.products;
-    into.sum += from.sum;
-  }
-  __device__ State<double> widen(const State<float>& state) const { return {state.products, state.sum}; }
-  __device__ void finish(int64_t c, const State<double>& state) const {
-    const double product = state.products / sqrt(static_cast<double>(variance[c]) + eps);
-    dgamma[c] = static_cast<float>((accumulate ? static_cast<double>(dgamma[c]) : 0.0) + product);
-    dbeta[c] = static_cast<float>((accumulate ? static_cast<double>(dbeta[c]) : 0.0) + state.sum);
-  }
-};
-
-__device__ inline float inverse_deviation(float variance, float eps) { return 1.0f / sqrtf(variance + eps); }
-
-struct Normalize {
-  const float *mean, *variance, *gamma, *beta;  // gamma and beta null: 1 and 0
-  float eps;
-
-  struct Channel {
-    float mean, scale, shift;
-  };
-  __device__ Channel load(int64_t c) const {
-    const float scale = inverse_deviation(variance[c], eps);
-    return {mean[c], gamma ? gamma[c] * scale : scale, beta ? beta[c] : 0.0f};
-  }
-  __device__ float operator()(const Channel& channel, float x, float) const {
-    return fmaf(x - channel.mean, channel.scale, channel.shift);
-  }
-};
-
-struct NormalizeBackward {
-  const float *mean, *variance, *dgamma, *dbeta, *gamma;  // gamma null: 1
-  float eps, count;
-
-  struct Channel {
-    float mean, scale, slope, shift;
-  };
-  __device__ Channel load(int64_t c) const {
-    const float inverse = inverse_deviation(variance[c], eps);
-    return {mean[c], gamma ? gamma[c] * inverse : inverse, dgamma[c] * inverse / count, dbeta[c] / count};
-  }
-  __device__ float operator()(const Channel& channel, float x, float dy) const {
-    return channel.scale * (dy - channel.shift - (x - channel.mean) * channel.slope);
+  __device__ void finish(int64_t c, const Total& total) const {
+    const double distance = total.sum / total.count, square = total.squares / total.count - distance * distance;
+    mean[c] = static_cast<float>(first(c) + distance);
+    variance[c] = static_cast<float>(square > 0.0 ? square : 0.0);
   }
 };
 

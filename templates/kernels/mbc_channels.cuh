@@ -9,11 +9,26 @@
 
 namespace mbc {
 
+// Blocks that a multiprocessor is to hold at once, by the words that a thread keeps: with its loop beside them they must
+// fit its share of the registers. All grids are whole waves of both.
+constexpr int resident(size_t words) { return words <= 48 ? 4 : 3; }
+constexpr int WAVES_BLOCKS = 12;  // for each multiprocessor: three waves of four, or four of three
+
 // Up to two operands; the second is null for functions of one.
 template <typename T>
 struct Operands {
   const T *a, *b;
 };
+
+// Runs `work(at, stride, count, first)` for `rows` rows, the first at element `at`, the next a stride further: K of them
+// at once (then `count` is a constant), the rest together.
+template <int K, typename Work>
+__device__ inline void down_rows(int64_t at, int64_t stride, int64_t rows, Work work) {
+  int left = static_cast<int>(rows);
+  bool first = true;
+  for (; left >= K; left -= K, at += K * stride, first = false) work(at, stride, K, first);
+  if (left > 0) work(at, stride, left, first);
+}
 
 // F has `using Channel`, `Channel load(int64_t c) const` and `float operator()(const Channel&, float a, float b) const`.
 template <typename T, int N, bool TWO, typename F>
@@ -31,23 +46,38 @@ __global__ void map_channels_first(Operands<T> x, T* y, int64_t vectors, Steps s
   }
 }
 
+template <typename F, int N>
+constexpr int MAP_BLOCKS = resident(N * sizeof(typename F::Channel) / 4 + 16);
+
 template <typename T, int N, bool TWO, typename F>
-__global__ void map_channels_last(Operands<T> x, T* y, int64_t rows, int64_t channels, F f) {
+__global__ void __launch_bounds__(THREADS, (MAP_BLOCKS<F, N>))
+    map_channels_last(Operands<T> x, T* y, int64_t rows, int64_t channels, F f) {
+  constexpr int K = TWO ? 2 : 4;  // rows read at once: 64 bytes on their way for every thread
   const int64_t c = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * N;
   if (c >= channels) return;
   typename F::Channel channel[N];
 #pragma unroll
   for (int j = 0; j < N; ++j) channel[j] = f.load(c + j);
-  for (int64_t row = static_cast<int64_t>(blockIdx.y) * blockDim.y + threadIdx.y; row < rows;
-       row += static_cast<int64_t>(gridDim.y) * blockDim.y) {
-    const int64_t at = row * channels + c;
-    Vec<T, N> a = load<N>(x.a + at), b;
-    if constexpr (TWO) b = load<N>(x.b + at);
+  const int64_t start = static_cast<int64_t>(blockIdx.y) * blockDim.y + threadIdx.y;
+  const int64_t step = static_cast<int64_t>(gridDim.y) * blockDim.y;
+  down_rows<K>(start * channels + c, step * channels, start < rows ? (rows - start - 1) / step + 1 : 0,
+               [&](int64_t at, int64_t stride, int count, bool) {
+    Vec<T, N> a[K], b[K];
 #pragma unroll
-    for (int j = 0; j < N; ++j)
-      a.v[j] = from_float<T>(f(channel[j], to_float(a.v[j]), TWO ? to_float(b.v[j]) : 0.0f));
-    store(y + at, a);
-  }
+    for (int k = 0; k < K; ++k)
+      if (k < count) {
+        a[k] = load<N>(x.a + at + k * stride);
+        if constexpr (TWO) b[k] = load<N>(x.b + at + k * stride);
+      }
+#pragma unroll
+    for (int k = 0; k < K; ++k)
+      if (k < count) {
+#pragma unroll
+        for (int j = 0; j < N; ++j)
+          a[k].v[j] = from_float<T>(f(channel[j], to_float(a[k].v[j]), TWO ? to_float(b[k].v[j]) : 0.0f));
+        store(y + at + k * stride, a[k]);
+      }
+  });
 }
 
 template <typename T, int N, bool TWO, typename F>
@@ -61,7 +91,7 @@ void run_map_channels(cudaStream_t stream, int64_t layout, int64_t rows, int64_t
   } else {
     const Tiling tiling(channels / N);
     const int64_t wanted = divide_up(rows * inner, tiling.down() * 4);
-    const int64_t most = divide_up(multiprocessors() * 16, tiling.columns);
+    const int64_t most = divide_up(multiprocessors() * WAVES_BLOCKS, tiling.columns);
     const dim3 grid(tiling.columns, static_cast<unsigned>(wanted < most ? wanted : most));
     MBC_LAUNCH((map_channels_last<T, N, TWO, F>), grid, dim3(tiling.along, tiling.down()), stream, x, y, rows * inner,
                channels, f);
@@ -80,45 +110,108 @@ void map_channels(cudaStream_t stream, int64_t layout, int64_t rows, int64_t cha
 }
 
 // Reductions over everything but the channel, in two stages: `parts` blocks a channel (or a tile of channels) leave a
-// state each in the workspace [parts, channels], a second kernel merges them in order, in fp64. With one part the
-// first stage finishes by itself and needs no workspace. `parts` comes with the plan: it must not depend on the GPU.
+// state each in the workspace [parts, channels], a second kernel adds them in order, in fp64. With one part the first
+// stage finishes by itself and needs no workspace. `parts` comes with the plan: it must not depend on the GPU.
 //
-// R has `template <typename Real> struct State` (zero when value-initialised), `using Channel`, `Channel load(c)`,
-// `push<K>(State<float>&, const Channel&, const float (&a)[K], const float (&b)[K])` (K elements of one channel),
-// `merge(State<Real>&, const State<Real>&)`, `widen(State<float>)` and `finish(c, State<double>)`.
-template <typename R>
-__device__ void merge_block(typename R::template State<float>* shared, const R& r, unsigned along, unsigned down) {
-  const unsigned x = threadIdx.x, y = threadIdx.y;
-  for (unsigned half = down / 2; half > 0; half /= 2) {
-    __syncthreads();
-    if (y < half) r.merge(shared[y * along + x], shared[(y + half) * along + x]);
+// R has
+//   Channel load(c)                        what a channel has, loaded once a thread
+//   push<K>(Running&, channel, a, b, first)  K elements of one channel for one thread; `first`: its first ones
+//   State settle(c, Running, count)        what a thread has after `count` elements, in fp32
+//   merge(State&, State)                   of two threads
+//   Total total(State), add(Total&, Total) of a part, and of two, in fp64
+//   finish(c, Total)                       writes the result
+//
+// S is where the elements come from. It has `template <int N> struct Fetched`, `fetch<N>(at)` that reads N elements of
+// every operand, `finish<N>(fetched, at)` that may write what comes of them, `first(fetched, j)` and
+// `second(fetched, j)`, which R gets, `whole()`, whether its operands are aligned for vectors, and `OPERANDS`.
+template <typename T, bool TWO>
+struct InMemory {
+  static constexpr int OPERANDS = TWO ? 2 : 1;
+  Operands<T> x;
+
+  template <int N>
+  struct Fetched {
+    Vec<T, N> a, b;
+  };
+  bool whole() const { return aligned(x.a, 16) && aligned(x.b, 16); }
+  template <int N>
+  __device__ Fetched<N> fetch(int64_t at) const {
+    Fetched<N> f;
+    f.a = load<N>(x.a + at);
+    if constexpr (TWO) f.b = load<N>(x.b + at);
+    return f;
   }
+  template <int N>
+  __device__ void finish(const Fetched<N>&, int64_t) const {}
+  template <int N>
+  __device__ float first(const Fetched<N>& f, int j) const { return to_float(f.a.v[j]); }
+  template <int N>
+  __device__ float second(const Fetched<N>& f, int j) const {
+    if constexpr (TWO) return to_float(f.b.v[j]);
+    return 0.0f;
+  }
+};
+
+// The states of all threads of a block, those of thread (x, y) at [j][y][x] for its N channels, into those of y = 0.
+template <int N, typename State, typename R>
+__device__ void merge_threads(State* shared, const R& r) {
+  constexpr unsigned AT_ONCE = 8;
+  for (unsigned height = blockDim.y; height > 1;) {
+    const unsigned left = (height + AT_ONCE - 1) / AT_ONCE;
+    __syncthreads();
+    for (unsigned i = threadIdx.y; i < N * left; i += blockDim.y) {
+      State* column = shared + i % N * THREADS + threadIdx.x;
+      State into = column[i / N * blockDim.x];
+      for (unsigned y = i / N + left; y < height; y += left) r.merge(into, column[y * blockDim.x]);
+      column[i / N * blockDim.x] = into;
+    }
+    height = left;
+  }
+  __syncthreads();
 }
 
-template <typename T, int N, bool TWO, typename R>
-__global__ void reduce_channels_first(Operands<T> x, int64_t rows, int64_t channels, int64_t inner,
-                                      typename R::template State<float>* partial, R r) {
-  using State = typename R::template State<float>;
-  __shared__ State shared[THREADS];
-  const int64_t c = blockIdx.x, parts = gridDim.y, per_row = inner / N, total = rows * per_row;
-  const int64_t begin = total / parts * blockIdx.y + min(static_cast<int64_t>(blockIdx.y), total % parts);
-  const int64_t end = begin + total / parts + (blockIdx.y < total % parts ? 1 : 0);
+template <typename State, typename R>
+__device__ void hand_on(State* partial, const State& state, int64_t channels, int64_t c, const R& r) {
+  if (gridDim.y == 1)
+    r.finish(c, r.total(state));
+  else
+    partial[blockIdx.y * channels + c] = state;
+}
+
+// The rows (or vectors) of this part.
+struct Share {
+  int64_t begin, end;
+  __device__ explicit Share(int64_t total) {
+    const int64_t parts = gridDim.y, part = blockIdx.y, each = total / parts, more = total % parts;
+    begin = each * part + min(part, more);
+    end = begin + each + (part < more ? 1 : 0);
+  }
+  // Of those `step` apart from `first` on.
+  __device__ int64_t count(int64_t first, int64_t step) const { return first < end ? (end - first - 1) / step + 1 : 0; }
+};
+
+template <int N, typename S, typename R>
+__global__ void reduce_channels_first(S source, int64_t rows, int64_t channels, int64_t inner,
+                                      typename R::State* partial, R r) {
+  __shared__ typename R::State shared[THREADS];
+  const int64_t c = blockIdx.x, per_row = inner / N;
+  const Share share(rows * per_row);
+  const int64_t start = share.begin + threadIdx.y;
   const auto channel = r.load(c);
-  State state{};
-  int64_t row = (begin + threadIdx.y) / per_row, s = (begin + threadIdx.y) % per_row;
+  typename R::Running running{};
+  int64_t row = start / per_row, s = start % per_row;
   const int64_t step_row = THREADS / per_row, step_s = THREADS % per_row;
-  for (int64_t i = begin + threadIdx.y; i < end; i += THREADS) {
+  for (int64_t i = start; i < share.end; i += THREADS) {
     const int64_t at = (row * channels + c) * inner + s * N;
-    const Vec<T, N> va = load<N>(x.a + at);
-    float a[N], b[N] = {};
+    const auto fetched = source.template fetch<N>(at);
+    source.template finish<N>(fetched, at);
+    float a[N], b[N];
 #pragma unroll
-    for (int j = 0; j < N; ++j) a[j] = to_float(va.v[j]);
-    if constexpr (TWO) {
-      const Vec<T, N> vb = load<N>(x.b + at);
-#pragma unroll
-      for (int j = 0; j < N; ++j) b[j] = to_float(vb.v[j]);
+    for (int j = 0; j < N; ++j) {
+      a[j] = source.template first<N>(fetched, j);
+      b[j] = source.template second<N>(fetched, j);
     }
-    r.template push<N>(state, channel, a, b);
+    r.template push<N>(running, channel, a, b, i == start);
     row += step_row;
     s += step_s;
     if (s >= per_row) {
@@ -126,122 +219,113 @@ __global__ void reduce_channels_first(Operands<T> x, int64_t rows, int64_t chann
       ++row;
     }
   }
-  shared[threadIdx.y] = state;
-  merge_block(shared, r, 1, THREADS);
-  if (threadIdx.y == 0) {
-    if (parts == 1)
-      r.finish(c, r.widen(shared[0]));
-    else
-      partial[blockIdx.y * channels + c] = shared[0];
-  }
+  shared[threadIdx.y] = r.settle(c, running, share.count(start, THREADS) * N);
+  merge_threads<1>(shared, r);
+  if (threadIdx.y == 0) hand_on(partial, shared[0], channels, c, r);
 }
 
-template <typename T, int N, bool TWO, typename R>
-__global__ void reduce_channels_last(Operands<T> x, int64_t rows, int64_t channels,
-                                     typename R::template State<float>* partial, R r) {
-  using State = typename R::template State<float>;
-  constexpr int K = 4;  // rows read at once
-  __shared__ State shared[THREADS];
-  const int64_t parts = gridDim.y, c = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * N;
-  const int64_t begin = rows / parts * blockIdx.y + min(static_cast<int64_t>(blockIdx.y), rows % parts);
-  const int64_t end = begin + rows / parts + (blockIdx.y < rows % parts ? 1 : 0);
-  State state[N] = {};
-  typename R::Channel channel[N];
+// What a thread sums in is needed twice, as it was and as it becomes.
+template <typename S, typename R, int N>
+constexpr int REDUCE_BLOCKS =
+    resident(N * (2 * sizeof(typename R::Running) + sizeof(typename R::Channel)) / 4 + (S::OPERANDS > 2 ? 32 : 16));
+
+template <int N, typename S, typename R>
+__global__ void __launch_bounds__(THREADS, (REDUCE_BLOCKS<S, R, N>))
+    reduce_channels_last(S source, int64_t rows, int64_t channels, typename R::State* partial, R r) {
+  constexpr int K = S::OPERANDS > 1 ? 2 : 4;  // rows read at once
+  __shared__ typename R::State shared[N * THREADS];
+  const int64_t c = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * N;
+  const unsigned thread = threadIdx.y * blockDim.x + threadIdx.x;
+  const Share share(rows);
+  const int64_t start = share.begin + threadIdx.y, step = blockDim.y;
   if (c < channels) {
+    typename R::Running running[N] = {};
+    typename R::Channel channel[N];
 #pragma unroll
     for (int j = 0; j < N; ++j) channel[j] = r.load(c + j);
-    const int64_t step = blockDim.y;
-    int64_t row = begin + threadIdx.y;
-    for (; row + (K - 1) * step < end; row += K * step) {
-      Vec<T, N> va[K], vb[K];
+    const int64_t count = share.count(start, step);
+    down_rows<K>(start * channels + c, step * channels, count, [&](int64_t at, int64_t stride, int some, bool first) {
+      typename S::template Fetched<N> fetched[K];
 #pragma unroll
-      for (int k = 0; k < K; ++k) va[k] = load<N>(x.a + (row + k * step) * channels + c);
-      if constexpr (TWO)
+      for (int k = 0; k < K; ++k)
+        if (k < some) fetched[k] = source.template fetch<N>(at + k * stride);
 #pragma unroll
-        for (int k = 0; k < K; ++k) vb[k] = load<N>(x.b + (row + k * step) * channels + c);
+      for (int k = 0; k < K; ++k)
+        if (k < some) source.template finish<N>(fetched[k], at + k * stride);
 #pragma unroll
-      for (int j = 0; j < N; ++j) {
-        float a[K], b[K] = {};
+      for (int k = 0; k < K; ++k)
+        if (k < some) {
 #pragma unroll
-        for (int k = 0; k < K; ++k) {
-          a[k] = to_float(va[k].v[j]);
-          if constexpr (TWO) b[k] = to_float(vb[k].v[j]);
+          for (int j = 0; j < N; ++j) {
+            const float a[1] = {source.template first<N>(fetched[k], j)};
+            const float b[1] = {source.template second<N>(fetched[k], j)};
+            r.template push<1>(running[j], channel[j], a, b, k == 0 && first);
+          }
         }
-        r.template push<K>(state[j], channel[j], a, b);
-      }
-    }
-    for (; row < end; row += step) {
-      const Vec<T, N> va = load<N>(x.a + row * channels + c);
-      Vec<T, N> vb = {};
-      if constexpr (TWO) vb = load<N>(x.b + row * channels + c);
+    });
 #pragma unroll
-      for (int j = 0; j < N; ++j) {
-        const float a[1] = {to_float(va.v[j])}, b[1] = {to_float(vb.v[j])};
-        r.template push<1>(state[j], channel[j], a, b);
-      }
-    }
+    for (int j = 0; j < N; ++j) shared[j * THREADS + thread] = r.settle(c + j, running[j], count);
   }
-#pragma unroll
-  for (int j = 0; j < N; ++j) {
-    __syncthreads();
-    shared[threadIdx.y * blockDim.x + threadIdx.x] = state[j];
-    merge_block(shared, r, blockDim.x, blockDim.y);
-    if (threadIdx.y == 0 && c < channels) {
-      if (parts == 1)
-        r.finish(c + j, r.widen(shared[threadIdx.x]));
-      else
-        partial[blockIdx.y * channels + c + j] = shared[threadIdx.x];
-    }
-  }
+  merge_threads<N>(shared, r);
+  for (unsigned j = threadIdx.y; j < N; j += blockDim.y)
+    if (c < channels) hand_on(partial, shared[j * THREADS + threadIdx.x], channels, c + j, r);
 }
 
+// Few channels a block, so that there are many blocks: what has to be read is little, but each read takes its time.
 template <typename R>
-__global__ void merge_parts(const typename R::template State<float>* partial, int64_t parts, int64_t channels, R r) {
-  using State = typename R::template State<double>;
-  __shared__ State shared[8][32];
-  const int64_t c = static_cast<int64_t>(blockIdx.x) * 32 + threadIdx.x;
-  State state{};
-  if (c < channels)
-    for (int64_t part = threadIdx.y; part < parts; part += 8) r.merge(state, r.widen(partial[part * channels + c]));
-  shared[threadIdx.y][threadIdx.x] = state;
-  __syncthreads();
-  if (threadIdx.y == 0 && c < channels) {
-    for (int i = 1; i < 8; ++i) r.merge(state, shared[i][threadIdx.x]);
-    r.finish(c, state);
+__global__ void merge_parts(const typename R::State* partial, int64_t parts, int64_t channels, R r) {
+  using Total = typename R::Total;
+  constexpr int ALONG = 4, DOWN = THREADS / ALONG;
+  __shared__ Total shared[DOWN][ALONG];
+  const int64_t c = static_cast<int64_t>(blockIdx.x) * ALONG + threadIdx.x;
+  Total total{};
+  if (c < channels) {
+#pragma unroll 4
+    for (int64_t part = threadIdx.y; part < parts; part += DOWN) r.add(total, r.total(partial[part * channels + c]));
   }
+  shared[threadIdx.y][threadIdx.x] = total;
+  for (int half = DOWN / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (threadIdx.y < half) r.add(shared[threadIdx.y][threadIdx.x], shared[threadIdx.y + half][threadIdx.x]);
+  }
+  if (threadIdx.y == 0 && c < channels) r.finish(c, shared[0][threadIdx.x]);
 }
 
-template <typename T, int N, bool TWO, typename R>
+template <int N, typename S, typename R>
 void run_reduce_channels(cudaStream_t stream, int64_t layout, int64_t rows, int64_t channels, int64_t inner,
-                         int64_t parts, Operands<T> x, void* workspace, R r) {
-  using State = typename R::template State<float>;
-  State* partial = static_cast<State*>(workspace);
+                         int64_t parts, S source, void* workspace, R r) {
+  auto* partial = static_cast<typename R::State*>(workspace);
   if (layout == MBC_CHANNELS_FIRST) {
     const dim3 grid(static_cast<unsigned>(channels), static_cast<unsigned>(parts));
-    MBC_LAUNCH((reduce_channels_first<T, N, TWO, R>), grid, dim3(1, THREADS), stream, x, rows, channels, inner,
+    MBC_LAUNCH((reduce_channels_first<N, S, R>), grid, dim3(1, THREADS), stream, source, rows, channels, inner,
                partial, r);
   } else {
     const Tiling tiling(channels / N);
     const dim3 grid(tiling.columns, static_cast<unsigned>(parts));
-    MBC_LAUNCH((reduce_channels_last<T, N, TWO, R>), grid, dim3(tiling.along, tiling.down()), stream, x,
+    MBC_LAUNCH((reduce_channels_last<N, S, R>), grid, dim3(tiling.along, tiling.down()), stream, source,
                rows * inner, channels, partial, r);
+  }
+}
+
+// T: the elements that vectors are made of.
+template <typename T, typename S, typename R>
+void reduce_channels_of(cudaStream_t stream, int64_t layout, int64_t rows, int64_t channels, int64_t inner,
+                        int64_t parts, S source, void* workspace, R r) {
+  constexpr int N = WIDTH<T>;
+  if ((layout == MBC_CHANNELS_FIRST ? inner : channels) % N == 0 && source.whole())
+    run_reduce_channels<N>(stream, layout, rows, channels, inner, parts, source, workspace, r);
+  else
+    run_reduce_channels<1>(stream, layout, rows, channels, inner, parts, source, workspace, r);
+  if (parts > 1) {
+    MBC_LAUNCH((merge_parts<R>), static_cast<unsigned>(divide_up(channels, 4)), dim3(4, THREADS / 4), stream,
+               static_cast<const typename R::State*>(workspace), parts, channels, r);
   }
 }
 
 template <bool TWO, typename T, typename R>
 void reduce_channels(cudaStream_t stream, int64_t layout, int64_t rows, int64_t channels, int64_t inner, int64_t parts,
                      Operands<T> x, void* workspace, R r) {
-  constexpr int N = WIDTH<T>;
-  const bool whole = (layout == MBC_CHANNELS_FIRST ? inner : channels) % N == 0;
-  if (whole && aligned(x.a, 16) && aligned(x.b, 16))
-    run_reduce_channels<T, N, TWO>(stream, layout, rows, channels, inner, parts, x, workspace, r);
-  else
-    run_reduce_channels<T, 1, TWO>(stream, layout, rows, channels, inner, parts, x, workspace, r);
-  if (parts > 1) {
-    using State = typename R::template State<float>;
-    MBC_LAUNCH((merge_parts<R>), static_cast<unsigned>(divide_up(channels, 32)), dim3(32, 8), stream,
-               static_cast<const State*>(workspace), parts, channels, r);
-  }
+  reduce_channels_of<T>(stream, layout, rows, channels, inner, parts, InMemory<T, TWO>{x}, workspace, r);
 }
 
 }  // namespace mbc

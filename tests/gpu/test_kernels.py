@@ -18,6 +18,7 @@ from mbc.codegen.build import build_kernel_library
 from mbc.codegen.toolchain import find_toolchain
 from mbc.ir.types import Precision
 from tests.kernels.own.cases import CASES, Case
+from tests.kernels.own.groups import GROUPS
 from tests.kernels.own.launching import TOLERANCES, Library, check
 
 PRECISIONS = (Precision.FP32, Precision.BF16, Precision.FP16)
@@ -100,7 +101,7 @@ def worst(request: pytest.FixtureRequest) -> Iterator[dict[tuple[str, Precision]
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", (*CASES, *GROUPS), ids=lambda case: case.name)
 def test_kernel(case: Case, precision: Precision, libraries: Libraries, worst: dict[tuple[str, Precision], float]):
     share = check(libraries(precision), case, precision)
     worst[case.kind, precision] = max(worst[case.kind, precision], share)

@@ -18,6 +18,7 @@ from mbc.ir.training import differentiate
 from mbc.ir.types import Layout, TensorType, layout_matters
 from mbc.kernels.base import Arguments, Candidate, Request
 from mbc.ops import KINDS
+from mbc.ops.fused import Fused
 from mbc.optimize.candidates import CandidateTable
 from mbc.optimize.choose import best_within, choose
 from mbc.optimize.order import order
@@ -74,6 +75,8 @@ class Drawn:
 
     def candidates(self, request: Request, device: DeviceSpec) -> Iterable[Candidate]:
         types = (*request.inputs, *request.outputs)
+        if isinstance(request.attributes, Fused):
+            return  # labelled one by one
         for layout in Layout:
             layouts = tuple(layout if layout_matters(t.shape) else Layout.CHANNELS_FIRST for t in types)
             time_us = self.times_us.get((request.kind, layout), LEAST)

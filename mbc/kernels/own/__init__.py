@@ -11,11 +11,23 @@ from mbc.errors import MbcError
 from mbc.ir.types import DType, Precision
 from mbc.kernels.base import Arguments, Candidate, Request
 from mbc.kernels.calibration import Effort, estimate_us, group
-from mbc.kernels.own import channels, depthwise, elementwise, images, losses, moves, products, updates
+from mbc.kernels.own import (
+    channels,
+    depthwise,
+    elementwise,
+    few_channels,
+    fused,
+    images,
+    losses,
+    many,
+    moves,
+    products,
+    updates,
+)
 from mbc.kernels.own.base import Layouts, OwnKernel, Slice, layout_of
 from mbc.kernels.own.moves import ConvertArguments, conversion
 
-_FAMILIES = (elementwise, channels, images, moves, losses, updates, products, depthwise)
+_FAMILIES = (elementwise, channels, images, moves, losses, updates, products, depthwise, few_channels, fused, many)
 
 # By the names that candidates give them. A kind may have several.
 KERNELS: Mapping[str, OwnKernel] = MappingProxyType(
@@ -43,7 +55,7 @@ class Own:
         if request.precision is Precision.FP64 or any(t.dtype is DType.FP64 for t in operands):
             return
         for kernel in _BY_KIND.get(request.kind, ()):
-            if not kernel.takes(request):
+            if not kernel.takes(request) or (kernel.tensor_cores and not device.has_bf16):
                 continue
             for layouts in kernel.layouts(request):
                 workspace_bytes = kernel.workspace(request, layout_of(request, layouts))
@@ -54,7 +66,7 @@ class Own:
                 candidate = Candidate(
                     provider=self.name,
                     name=kernel.name,
-                    settings=(),
+                    settings=kernel.settings,
                     layouts=layouts,
                     workspace_bytes=workspace_bytes,
                     time_us=estimate_us(effort),

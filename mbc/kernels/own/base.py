@@ -115,6 +115,8 @@ class OwnKernel:
     workspace   exact bytes for a request in a layout; its accesses end with a workspace where this is not 0
     time_us     estimated time of the kernels, launch not included
     launches    how many kernels run one after another
+    tensor_cores whether it needs tensor cores that compute in bf16
+    edition     one more when the kernel was rewritten: what was measured of another edition does not count
     """
 
     kind: str
@@ -130,8 +132,15 @@ class OwnKernel:
     accumulates: bool = False
     launcher: str = ""
     takes: Callable[[Request], bool] = always
+    tensor_cores: bool = False
+    edition: int = 1
 
     @property
     def name(self) -> str:
         """What candidates and plans call it."""
         return self.launcher or self.kind
+
+    @property
+    def settings(self) -> tuple[tuple[str, int], ...]:
+        """What tells its candidates from those of its earlier editions."""
+        return (("edition", self.edition),) if self.edition > 1 else ()

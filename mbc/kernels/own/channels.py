@@ -19,12 +19,14 @@ from mbc.kernels.own.base import (
 )
 from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, UpdateRunning
 
-BLOCKS = 1024  # about eight for each multiprocessor of a large GPU; a constant, so that sums are the same on all
-LEAST_ROWS = 16  # that a thread should sum before its sum is handed on
-MOST_PARTS = 1024
+BLOCKS = (
+    1584  # twelve for each of 132 multiprocessors, which hold three or four; constant: sums are the same on all GPUs
+)
+LEAST_ROWS = 8  # that a thread should sum before its sum is handed on
+MOST_PARTS = BLOCKS
 WARP = 32
 
-SUM_BYTES, SUMS_BYTES, STATISTICS_BYTES = 4, 8, 16  # of the states in channels.cu and batch_norm.cu
+SUM_BYTES, SUMS_BYTES, STATISTICS_BYTES = 4, 8, 12  # of the states in channels.cu and batch_norm.cu
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +182,7 @@ def _statistics_workspace(request: Request, layout: Layout) -> int:
 
 
 KERNELS = (
-    OwnKernel("bias_add", "channels.cu", BiasAddArguments, _bias_add),
+    OwnKernel("bias_add", "channels.cu", BiasAddArguments, _bias_add, edition=2),
     OwnKernel(
         "channel_sum",
         "channels.cu",
@@ -189,6 +191,7 @@ KERNELS = (
         workspace=_sum_workspace,
         launches=2,
         accumulates=True,
+        edition=2,
     ),
     OwnKernel(
         "batch_statistics",
@@ -197,8 +200,9 @@ KERNELS = (
         _statistics,
         workspace=_statistics_workspace,
         launches=2,
+        edition=2,
     ),
-    OwnKernel("batch_normalize", "batch_norm.cu", BatchNormalizeArguments, _normalize, _eps),
+    OwnKernel("batch_normalize", "batch_norm.cu", BatchNormalizeArguments, _normalize, _eps, edition=2),
     OwnKernel(
         "batch_normalize_sums",
         "batch_norm.cu",
@@ -208,8 +212,9 @@ KERNELS = (
         workspace=_sums_workspace,
         launches=2,
         accumulates=True,
+        edition=2,
     ),
-    OwnKernel("batch_normalize_backward", "batch_norm.cu", BatchNormalizeBackwardArguments, _backward, _eps),
+    OwnKernel("batch_normalize_backward", "batch_norm.cu", BatchNormalizeBackwardArguments, _backward, _eps, edition=2),
     OwnKernel(
         "update_running",
         "batch_norm.cu",

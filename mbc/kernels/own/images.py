@@ -54,8 +54,13 @@ class UpsampleArguments(Struct):
 
 
 def _pool(at: Slice) -> PoolArguments:
-    request, a = at.request, at.request.attributes
-    assert isinstance(a, Pool)
+    assert isinstance(at.request.attributes, Pool)
+    return pool_arguments(at, at.request.attributes)
+
+
+def pool_arguments(at: Slice, a: Pool) -> PoolArguments:
+    """Of a request that pools, alone or at the end of a group."""
+    request = at.request
     y = request.outputs[0]  # of the backward pass the gradient of the image: rows, channels and type are the same
     option = a.count_pad if isinstance(a, AveragePool) else isinstance(a, MaxPool) and len(request.outputs) == 2
     (height, width), (out_height, out_width) = a.size, a.output_size
@@ -102,8 +107,8 @@ def _upsample(at: Slice) -> UpsampleArguments:
 
 
 KERNELS = (
-    OwnKernel("max_pool", "pool.cu", PoolArguments, _pool),
-    OwnKernel("max_pool_backward", "pool.cu", PoolArguments, _pool),
+    OwnKernel("max_pool", "pool.cu", PoolArguments, _pool, edition=2),
+    OwnKernel("max_pool_backward", "pool.cu", PoolArguments, _pool, edition=2),
     OwnKernel("avg_pool", "pool.cu", PoolArguments, _pool),
     OwnKernel("avg_pool_backward", "pool.cu", PoolArguments, _pool),
     OwnKernel("lrn", "lrn.cu", LrnArguments, _lrn, _lrn_reals),

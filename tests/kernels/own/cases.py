@@ -15,11 +15,11 @@ from mbc.ir.control import CONTROL_BYTES
 from mbc.ir.graph import Attributes
 from mbc.ir.types import DType, Precision, TensorType
 from mbc.kernels.base import Request
-from mbc.ops import KINDS
 from mbc.ops.activation import LeakyRelu, Scale
 from mbc.ops.base import Array, NoAttributes
 from mbc.ops.control import control_record
 from mbc.ops.convolution import Convolution
+from mbc.ops.fused import launch_kind
 from mbc.ops.loss import CrossEntropy, CrossEntropyBackward, MseBackward, WeightedSum
 from mbc.ops.matrix import Cast, Linear
 from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, UpdateRunning
@@ -59,7 +59,7 @@ class Case:
         inputs = tuple(operand.type(precision) for operand in self.operands)
         if self.kind == "convert":
             return Request(self.kind, self.attributes, inputs, (inputs[0],), precision)
-        outputs = KINDS[self.kind].shape(self.attributes, inputs)
+        outputs = launch_kind(self.kind, self.attributes).shape(self.attributes, inputs)
         return Request(self.kind, self.attributes, inputs, outputs, precision)
 
 
@@ -90,6 +90,18 @@ def positive(rng: np.random.Generator, shape: Shape) -> Array:
 def far(rng: np.random.Generator, shape: Shape) -> Array:
     """A mean far from zero: where squares minus a squared mean would leave nothing."""
     return 1000 + rng.standard_normal(shape)
+
+
+def off(rng: np.random.Generator, shape: Shape) -> Array:
+    """A mean of the size of the deviation, which is what the error of a mean is relative to."""
+    return 0.5 + rng.standard_normal(shape)
+
+
+def outlier(rng: np.random.Generator, shape: Shape) -> Array:
+    """The first element of each channel, which distances are counted from, is far from all others."""
+    values = off(rng, shape)
+    values.reshape(*shape[:2], -1)[0, :, 0] = 100
+    return values
 
 
 def numbers(below: int) -> Make:
@@ -149,7 +161,8 @@ def _channels(cases: Cases) -> None:
         if shape not in LONG:
             cases.add("bias_add", NONE, w(*shape), m(c))
         cases.add("channel_sum", NONE, w(*shape))
-        cases.add("batch_statistics", NONE, w(*shape))
+        cases.add("batch_statistics", NONE, w(*shape, make=off))
+        cases.add("batch_statistics", NONE, w(*shape, make=outlier), note="outlier")
         cases.add("batch_statistics", NONE, w(*shape, make=far), note="far")
         vectors = (m(c), m(c, make=positive))
         cases.add("batch_normalize", BatchNormalize(1e-5), w(*shape), *vectors, note="plain")
@@ -312,6 +325,11 @@ CONVOLUTIONS = (
     (3, 128, (14, 13), 128, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 128),
     (2, 4, (92, 90), 4, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 4),
     (2, 8, (6, 7), 8, (3, 3), (1, 1), (2, 2, 2, 2), (2, 2), 8),
+    # Few channels: several blocks across; pixels at odd elements; one channel; filters for several grids.
+    (2, 3, (21, 140), 64, (7, 7), (2, 2), (3, 3, 3, 3), (1, 1), 1),
+    (2, 3, (9, 11), 32, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
+    (1, 1, (12, 70), 32, (5, 5), (1, 1), (0, 0, 0, 0), (1, 1), 1),
+    (2, 4, (10, 9), 96, (3, 3), (2, 2), (0, 1, 1, 0), (1, 1), 1),
 )
 
 

@@ -13,12 +13,13 @@ from typing import Protocol
 import numpy as np
 
 from mbc.device.kernel_library import MbcCall
+from mbc.device.signature import asked_kind
 from mbc.device.spec import find_spec
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import Arguments, Candidate, Request
 from mbc.kernels.own import OWN
-from mbc.ops import KINDS
 from mbc.ops.base import Array, Call
+from mbc.ops.fused import launch_kind
 from tests.kernels.own.cases import Case
 
 POISON, GUARD, GUARD_BYTES = 0xFF, 0xA5, 256
@@ -152,7 +153,7 @@ class Trial:
         if case.kind == "convert":
             return list(self.inputs)
         batch = request.inputs[0].shape[0] + case.first_row
-        evaluate = KINDS[case.kind].evaluate
+        evaluate = launch_kind(case.kind, case.attributes).evaluate
         assert evaluate is not None
         with np.errstate(all="ignore"):
             call = Call(request.outputs, case.first_row, batch, self.precision)
@@ -162,7 +163,7 @@ class Trial:
         return list(OWN.candidates(self.request, find_spec("h200")))
 
     def variants(self, candidate: Candidate) -> list[Variant]:
-        kind = KINDS.get(self.case.kind)
+        kind = asked_kind(self.request)
         variants = [Variant("plain"), Variant("shifted", shift=True)]
         if kind is not None and kind.in_place:
             variants.append(Variant("in_place", in_place=True))
@@ -184,7 +185,7 @@ class Trial:
 
     def _run(self, candidate: Candidate, variant: Variant) -> list[bytes]:
         request, memory = self.request, self.library.memory
-        kind = KINDS.get(self.case.kind)
+        kind = asked_kind(self.request)
         shared = dict(kind.updates) if kind else {}
         if variant.in_place and kind:
             shared |= dict(kind.in_place)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from mbc.ir.types import Precision
 from mbc.kernels.base import DTYPE_CODES
 from mbc.resources import folder
 from tests.kernels.own.cases import CASES, Case
+from tests.kernels.own.groups import GROUPS
 from tests.kernels.own.launching import HostMemory, Library, check
 
 EMULATOR = Path(__file__).parent / "emulator"
@@ -23,15 +25,16 @@ pytestmark = pytest.mark.skipif(GXX is None, reason="no g++ on this machine")
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
-    return _build(tmp_path_factory.mktemp("kernels"), DTYPE_CODES["bf16"])
+    return build(tmp_path_factory.mktemp("kernels"), DTYPE_CODES["bf16"])
 
 
-def _build(where: Path, working: int) -> Library:
+def build(where: Path, working: int, names: Sequence[str] = ()) -> Library:
+    """The sources of these names, or all, in one library."""
     assert GXX is not None
     templates = folder("templates")
     source = where / "kernels.cpp"
-    files = sorted((templates / "kernels").glob("*.cu"))
-    source.write_text("".join(f'#include "{file.name}"\n' for file in files))
+    names = names or sorted(file.name for file in (templates / "kernels").glob("*.cu"))
+    source.write_text("".join(f'#include "{name}"\n' for name in names))
     include = [EMULATOR, templates / "include", templates / "kernels"]
     command = [GXX, "-std=c++17", "-O1", "-fPIC", "-shared", "-Wno-unknown-pragmas"]
     command += [f"-DMBC_WORKING={working}", *(f"-I{path}" for path in include)]
@@ -42,6 +45,6 @@ def _build(where: Path, working: int) -> Library:
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", (*CASES, *GROUPS), ids=lambda case: case.name)
 def test_kernel(case: Case, precision: Precision, library: Library):
     check(library, case, precision)

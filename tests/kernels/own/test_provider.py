@@ -22,6 +22,7 @@ from mbc.ops.base import NoAttributes
 from mbc.ops.convolution import Convolution
 from mbc.resources import folder
 from tests.kernels.own.cases import CASES, Case
+from tests.kernels.own.groups import GROUPS
 
 SOURCES = folder("templates") / "kernels"
 H200 = find_spec("h200")
@@ -73,7 +74,7 @@ def test_every_operation_that_runs_has_a_kernel():
 
 
 def test_the_cases_use_every_kernel():
-    assert {candidate.name for case in CASES for candidate in _candidates(case)} == set(KERNELS)
+    assert {candidate.name for case in (*CASES, *GROUPS) for candidate in _candidates(case)} == set(KERNELS)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -168,9 +169,9 @@ def test_a_long_sum_takes_a_workspace_and_a_short_one_does_not():
 
     assert workspace_bytes(2, 8, 4, 4) == [0, 0]
     first, last = workspace_bytes(64, 64, 56, 56)
-    state_bytes = 64 * 16  # of one part
+    state_bytes = 64 * 12  # of one part
     assert first % state_bytes == last % state_bytes == 0 and 2 * state_bytes <= min(first, last)
-    assert max(first, last) <= 1 << 20
+    assert max(first, last) <= 2 << 20
 
 
 def test_fp64_is_not_for_the_gpu():
@@ -190,7 +191,7 @@ def test_mbc081_too_little_workspace():
     x, vector = TensorType((64, 64, 56, 56), DType.FP32), TensorType((64,), DType.FP32)
     request = Request("channel_sum", NoAttributes(), (x,), (vector,), Precision.FP32)
     with pytest.raises(
-        MbcError, match=r"error MBC081: kernel 'channel_sum' needs 3072 bytes of workspace, .* gives it 8"
+        MbcError, match=r"error MBC081: kernel 'channel_sum' needs 6144 bytes of workspace, .* gives it 8"
     ):
         OWN.arguments(request, "channel_sum", (), (FIRST, FIRST), 0, False, 8)
 

@@ -21,6 +21,7 @@ using std::isnan;
 using std::max;
 using std::min;
 
+#define MBC_EMULATED
 #define __global__
 #define __device__
 #define __host__
@@ -63,6 +64,7 @@ struct Fiber {
   dim3 index;
   unsigned exchanges;
   uint64_t words[2];  // what it gave in the last two exchanges of its warp
+  uint32_t shown[2][6];
 };
 
 struct NeedsFibers {};
@@ -205,3 +207,20 @@ T __shfl_xor_sync(unsigned, T value, int mask) {
   std::memcpy(&other, &fibers[self ^ static_cast<unsigned>(mask)].words[slot], sizeof(T));
   return other;
 }
+
+namespace emulator {
+
+// Six words of every thread of the warp, which all of them show at once.
+class WarpWords {
+ public:
+  explicit WarpWords(const uint32_t (&mine)[6]) : first(current / WARP * WARP), slot(fibers[current].exchanges++ % 2) {
+    std::memcpy(fibers[current].shown[slot], mine, sizeof(mine));
+    wait(State::AT_WARP_BARRIER);
+  }
+  const uint32_t* of(unsigned lane) const { return fibers[first + lane].shown[slot]; }
+
+ private:
+  unsigned first, slot;
+};
+
+}  // namespace emulator

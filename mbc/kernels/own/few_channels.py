@@ -1,0 +1,152 @@
+"""Convolutions of images with few channels, the first layers of networks, on tensor cores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from mbc.device.spec import DeviceSpec
+from mbc.ir.types import DType, Layout
+from mbc.kernels.base import Request
+from mbc.kernels.own.base import Layouts, OwnKernel, Slice, Struct, moved_us, ordered, type_code
+from mbc.kernels.own.sides import Sides, attributes
+
+# As in the source.
+MOST_CHANNELS = 7  # from eight on libraries have nothing to pad
+COLUMNS = 64  # of the output, that a block makes at once
+ELEMENTS = 10240  # of the image in shared memory
+STEPS = 13  # of 16 terms of a sum, whose weights fit shared memory
+FILTERS = 32  # that a warp makes at least
+BANDS = (8, 4, 2)  # output rows of a block
+MOST_PARTS = 396  # of the filter pass
+TENSOR_SHARE = 0.3  # of the peak, by judgement: mma.sync instead of wgmma, fragments gathered word by word
+
+
+@dataclass(frozen=True, slots=True)
+class FewChannelsArguments(Struct):
+    type: int
+    rows: int
+    channels: int
+    height: int
+    width: int
+    filters: int
+    out_height: int
+    out_width: int
+    kernel_height: int
+    kernel_width: int
+    stride_height: int
+    stride_width: int
+    pad_top: int
+    pad_left: int
+    band: int
+    parts: int
+    accumulate: int
+
+
+def _run(request: Request) -> int:
+    """Elements of one row of a window, padded to an even number."""
+    run = attributes(request).kernel[1] * Sides.of(request).image.shape[1]
+    return run + run % 2
+
+
+def _steps(request: Request) -> int:
+    """Of 16 terms in the sum of one output element."""
+    return -(-attributes(request).kernel[0] * _run(request) // 16)
+
+
+def band(request: Request) -> int:
+    """Output rows that a block makes: as many as the image rows under them fit shared memory; 0 where none do."""
+    a, channels = attributes(request), Sides.of(request).image.shape[1]
+    pitch = (((COLUMNS - 1) * a.stride[1] + a.kernel[1]) * channels + 3) // 2 * 2
+    copies = 1 + a.stride[1] * channels % 2
+    fitting = (rows for rows in BANDS if ((rows - 1) * a.stride[0] + a.kernel[0]) * pitch * copies <= ELEMENTS)
+    return next(fitting, 0)
+
+
+def _takes(request: Request) -> bool:
+    a, sides = attributes(request), Sides.of(request)
+    return (
+        {sides.image.dtype, sides.features.dtype} in ({DType.BF16}, {DType.FP16})
+        and len(sides.image.shape) == 4
+        and sides.image.shape[1] <= MOST_CHANNELS
+        and sides.features.shape[1] % FILTERS == 0
+        and a.groups == 1
+        and a.dilation == (1, 1)
+        and _steps(request) <= STEPS
+        and band(request) > 0
+    )
+
+
+def _parts(request: Request) -> int:
+    """Blocks among which the filter pass shares out the image: as many as it has tiles, up to two or three for each
+    multiprocessor of a large GPU; a constant, so that sums are the same on all."""
+    _, _, height, width = Sides.of(request).features.shape
+    return min(MOST_PARTS, Sides.of(request).image.shape[0] * -(-height // band(request)) * -(-width // COLUMNS))
+
+
+def _partial_bytes(request: Request, layout: Layout) -> int:
+    return _parts(request) * _steps(request) * 16 * Sides.of(request).features.shape[1] * 4
+
+
+def _channels_last(request: Request) -> Iterable[Layouts]:
+    operands = (*request.inputs, *request.outputs)
+    yield tuple(Layout.CHANNELS_LAST if ordered(t) else Layout.CHANNELS_FIRST for t in operands)
+
+
+def _arguments(at: Slice) -> FewChannelsArguments:
+    request, a, sides = at.request, attributes(at.request), Sides.of(at.request)
+    rows, channels, height, width = sides.image.shape
+    _, filters, out_height, out_width = sides.features.shape
+    return FewChannelsArguments(
+        type=type_code(request.inputs[0]),
+        rows=rows,
+        channels=channels,
+        height=height,
+        width=width,
+        filters=filters,
+        out_height=out_height,
+        out_width=out_width,
+        kernel_height=a.kernel[0],
+        kernel_width=a.kernel[1],
+        stride_height=a.stride[0],
+        stride_width=a.stride[1],
+        pad_top=a.pad[0],
+        pad_left=a.pad[2],
+        band=band(request),
+        parts=_parts(request),
+        accumulate=int(at.accumulate),
+    )
+
+
+def _time_us(request: Request, device: DeviceSpec) -> float:
+    operations = 2 * Sides.of(request).features.elements * _steps(request) * 16
+    return max(operations / (device.bf16_tflops * 1e6 * TENSOR_SHARE), moved_us(request, device))
+
+
+KERNELS = (
+    OwnKernel(
+        "convolution",
+        "few_channels.cu",
+        FewChannelsArguments,
+        _arguments,
+        layouts=_channels_last,
+        time_us=_time_us,
+        launcher="convolution_few_channels",
+        takes=_takes,
+        tensor_cores=True,
+    ),
+    OwnKernel(
+        "convolution_backward_filter",
+        "few_channels.cu",
+        FewChannelsArguments,
+        _arguments,
+        layouts=_channels_last,
+        workspace=_partial_bytes,
+        time_us=_time_us,
+        launches=2,
+        accumulates=True,
+        launcher="convolution_few_channels_filter",
+        takes=_takes,
+        tensor_cores=True,
+    ),
+)

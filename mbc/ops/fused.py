@@ -1,0 +1,163 @@
+"""Several operations as one: what a launch that covers a group of them reads, writes and means.
+
+A group is written as an `Operation` of its own, whose attributes hold its members and how the outputs of one feed
+another. Whatever takes an operation apart from its graph (requests, profiles, the interpreter) then takes a group as
+well. Graphs hold no groups: what is fused is a choice of the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby
+from typing import Any, cast
+
+import numpy as np
+
+from mbc.ir.graph import Attributes, Operation
+from mbc.ir.types import DType, TensorType
+from mbc.ops import KINDS
+from mbc.ops.base import Array, Call, OpKind
+
+SEPARATOR = "+"  # in no name of an operation or kind
+SEVERAL = "*"  # after a kind that comes several times in a row
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One operation of a group. `inputs` and `outputs` are numbers of values: the group's inputs come first, then the
+    outputs of each member in order."""
+
+    kind: str
+    attributes: Attributes
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fused(Attributes):
+    """`members` in an order that can be executed; `given`: values that leave the group, in order."""
+
+    members: tuple[Member, ...]
+    given: tuple[int, ...]
+
+
+def join(operations: Sequence[Operation], outputs: Sequence[str]) -> Operation:
+    """A group as one operation: it reads what comes from outside, each value once, and writes `outputs` only."""
+    made = {name for operation in operations for name in operation.outputs}
+    outside = dict.fromkeys(name for o in operations for name in o.inputs if name not in made)
+    inside = [name for operation in operations for name in operation.outputs]
+    numbers = {name: number for number, name in enumerate((*outside, *inside))}
+    members = tuple(
+        Member(o.kind, o.attributes, tuple(numbers[v] for v in o.inputs), tuple(numbers[v] for v in o.outputs))
+        for o in operations
+    )
+    leaving = [name for name in inside if name in set(outputs)]
+    return Operation(
+        SEPARATOR.join(operation.name for operation in operations),
+        joined_kind([operation.kind for operation in operations]),
+        tuple(outside),
+        tuple(leaving),
+        Fused(members, tuple(numbers[name] for name in leaving)),
+        operations[0].span,
+    )
+
+
+def joined_kind(kinds: Sequence[str]) -> str:
+    """What a group is called by: the kinds of its members, equal ones in a row once."""
+    runs = ((kind, len(list(run))) for kind, run in groupby(kinds))
+    return SEPARATOR.join(kind + SEVERAL if count > 1 else kind for kind, count in runs)
+
+
+def names_of(operation: Operation) -> tuple[str, ...]:
+    """The operations of the graph that this one stands for: itself, or the members of a group."""
+    return tuple(operation.name.split(SEPARATOR)) if isinstance(operation.attributes, Fused) else (operation.name,)
+
+
+def kind_of(operation: Operation) -> OpKind:
+    """Of an operation or a group."""
+    return launch_kind(operation.kind, operation.attributes)
+
+
+def launch_kind(kind: str, attributes: Attributes) -> OpKind:
+    """What `kind` is, be it of one operation or of a group. Raises KeyError for one that is neither."""
+    return _composed(kind, attributes) if isinstance(attributes, Fused) else KINDS[kind]
+
+
+def read_fused(fields: Mapping[str, Any]) -> Fused:
+    """The attributes whose `dataclasses.asdict` is `fields`. KeyError or TypeError where there are none such."""
+
+    def member(about: Mapping[str, Any]) -> Member:
+        settings: Mapping[str, Any] = about["attributes"]
+        attributes = KINDS[about["kind"]].attributes(**{name: _frozen(value) for name, value in settings.items()})
+        return Member(about["kind"], attributes, tuple(about["inputs"]), tuple(about["outputs"]))
+
+    return Fused(tuple(map(member, fields["members"])), tuple(fields["given"]))
+
+
+def _frozen(value: object) -> object:
+    """JSON has lists where attributes have tuples."""
+    return tuple(map(_frozen, cast("list[object]", value))) if isinstance(value, list | tuple) else value
+
+
+@lru_cache(maxsize=4096)
+def _composed(kind: str, attributes: Fused) -> OpKind:
+    members = [KINDS[member.kind] for member in attributes.members]
+    in_place, updates = _sharing(attributes)
+    return OpKind(
+        kind,
+        Fused,
+        _shape,
+        _evaluate,
+        divisible=all(member.divisible for member in members),
+        accumulates=any(member.accumulates for member in members),
+        in_place=in_place,
+        updates=updates,
+        reduces=all(member.reduces for member in members),
+    )
+
+
+def _sharing(a: Fused) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]:
+    """(output, input) pairs of the group that may share bytes, and those that must.
+
+    What may lie on a value that stays inside may lie on whatever that value may lie on.
+    """
+    may: dict[int, set[int]] = {}  # value -> inputs of the group
+    must: dict[int, int] = {}
+    for member in a.members:
+        kind = KINDS[member.kind]
+        for output, source in (*kind.in_place, *kind.updates):
+            if output < len(member.outputs) and source < len(member.inputs):
+                value, old = member.outputs[output], member.inputs[source]
+                inner = old in may or any(old in other.outputs for other in a.members)
+                may.setdefault(value, set()).update(may.get(old, set()) if inner else {old})
+                if (output, source) in kind.updates:
+                    must[value] = old
+    in_place = [(i, old) for i, value in enumerate(a.given) if value not in must for old in sorted(may.get(value, ()))]
+    updates = [(i, must[value]) for i, value in enumerate(a.given) if value in must]
+    return tuple(in_place), tuple(updates)
+
+
+def _shape(a: Fused, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    known = list(inputs)
+    for member in a.members:
+        known += KINDS[member.kind].shape(member.attributes, tuple(known[n] for n in member.inputs))
+    return tuple(known[n] for n in a.given)
+
+
+def _evaluate(a: Fused, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    """One member after another. What stays inside is not rounded to the type that it would be stored in."""
+    known = list(inputs)
+    for member in a.members:
+        kind = KINDS[member.kind]
+        assert kind.evaluate is not None
+        taken = [known[n] for n in member.inputs]
+        types = kind.shape(member.attributes, tuple(map(_type_of, taken)))
+        known += kind.evaluate(member.attributes, taken, Call(types, call.first_row, call.batch, call.precision))
+    return tuple(known[n] for n in a.given)
+
+
+def _type_of(array: Array) -> TensorType:
+    known = {np.dtype(np.float64): DType.FP64, np.dtype(np.int32): DType.INT32, np.dtype(np.uint8): DType.UINT8}
+    return TensorType(array.shape, known.get(array.dtype, DType.FP32))

@@ -1,0 +1,179 @@
+"""Which groups of operations run as one launch: those whose launches take less time than their operations one by one.
+
+A group stands in the program as an operation of its own (`mbc.ops.fused`), with candidates, layouts and workspace like
+any other. Groups that overlap exclude one another, and those that save most are taken first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from mbc.ir.graph import Operation, TrainingGraph
+from mbc.ops import KINDS
+from mbc.ops.fused import join
+from mbc.optimize.candidates import CandidateTable
+from mbc.optimize.patterns import PATTERNS, Binding, Pattern, find
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A pattern at one place of a program. `launches` and where each stands (it takes the place of an operation with
+    this number); `replaces`: operations by name; `unmade`: values that then exist nowhere."""
+
+    launches: tuple[Operation, ...]
+    places: tuple[int, ...]
+    replaces: frozenset[str]
+    unmade: frozenset[str]
+
+    @property
+    def reads(self) -> frozenset[str]:
+        return frozenset(name for launch in self.launches for name in launch.inputs)
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """What the two programs run, views included."""
+
+    train: tuple[Operation, ...]
+    infer: tuple[Operation, ...]
+
+
+def plain(graph: TrainingGraph) -> Programs:
+    """Every operation by itself."""
+    return Programs(graph.train, graph.infer)
+
+
+def fuse(table: CandidateTable, limit_bytes: int | None = None) -> Programs:
+    """Both programs with the groups that save time and need no more than `limit_bytes` of workspace."""
+    graph = table.graph
+    return Programs(
+        _fused(table, graph.train, kept(graph, graph.train), limit_bytes),
+        _fused(table, graph.infer, kept(graph, graph.infer), limit_bytes),
+    )
+
+
+def all_groups(graph: TrainingGraph) -> tuple[Group, ...]:
+    """Every place where a pattern fits, in both programs."""
+    train = groups(graph.train, kept(graph, graph.train))
+    return (*train, *groups(graph.infer, kept(graph, graph.infer)))
+
+
+def kept(graph: TrainingGraph, program: Sequence[Operation]) -> frozenset[str]:
+    """Values that are read after the end of a program of the graph."""
+    if program is graph.infer:
+        return frozenset(graph.infer_outputs)
+    return frozenset((*graph.outputs, graph.loss, *graph.metrics, *(after for _, after in graph.updates)))
+
+
+def groups(program: Sequence[Operation], results: Collection[str]) -> tuple[Group, ...]:
+    """Every place of one program where a pattern fits."""
+    makers = {output: operation for operation in program for output in operation.outputs}
+    places = {operation.name: place for place, operation in enumerate(program)}
+    readers: dict[str, list[str]] = {}
+    for operation in program:
+        for name in operation.inputs:
+            readers.setdefault(name, []).append(operation.name)
+    at = _Places(program, places, readers, frozenset(results))
+    found: list[Group] = []
+    last_kinds: dict[str, list[Pattern]] = {}
+    for pattern in PATTERNS:
+        last_kinds.setdefault(pattern.statements[-1].kind, []).append(pattern)
+    for operation in program:
+        for pattern in last_kinds.get(operation.kind, ()):
+            binding = find(pattern, operation, makers)
+            group = None if binding is None else at.group(pattern, binding)
+            if group is not None:
+                found.append(group)
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class _Places:
+    program: Sequence[Operation]
+    places: dict[str, int]
+    readers: dict[str, list[str]]
+    results: frozenset[str]
+
+    def group(self, pattern: Pattern, binding: Binding) -> Group | None:
+        """The group, if nobody misses what it does not write, and its launches come in time for all who read."""
+        replaced = frozenset(binding.operations[number].name for number in pattern.replaces)
+        given = {binding.values[name] for part in pattern.launches for name in part.gives}
+        made = {value for number in pattern.replaces for value in binding.operations[number].outputs}
+        unmade = made - given
+        if any(value in self.results or not replaced.issuperset(self.readers.get(value, ())) for value in unmade):
+            return None
+        launches: list[Operation] = []
+        stands: list[int] = []
+        for part in pattern.launches:
+            launch = join(
+                [binding.operations[number] for number in part.runs], [binding.values[name] for name in part.gives]
+            )
+            place = max(self.places[binding.operations[n].name] for n in part.runs if n in pattern.replaces)
+            if not self._in_time(launch, place, replaced):
+                return None
+            launches.append(launch)
+            stands.append(place)
+        first = min(self.places[name] for name in replaced)
+        # A state must not change between where an operation stood and where it now runs.
+        if any(KINDS[operation.kind].updates for operation in self.program[first : max(stands)]):
+            return None
+        return Group(tuple(launches), tuple(stands), replaced, frozenset(unmade))
+
+    def _in_time(self, launch: Operation, place: int, replaced: frozenset[str]) -> bool:
+        readers = (name for value in launch.outputs for name in self.readers.get(value, ()))
+        return all(self.places[name] > place for name in readers if name not in replaced)
+
+
+def _fused(
+    table: CandidateTable, program: tuple[Operation, ...], results: frozenset[str], limit_bytes: int | None
+) -> tuple[Operation, ...]:
+    by_name = {operation.name: operation for operation in program}
+    saving: list[tuple[float, int, Group]] = []
+    for number, group in enumerate(groups(program, results)):
+        saved_us = _saved_us(table, group, by_name, limit_bytes)
+        if saved_us > 0:
+            saving.append((-saved_us, number, group))
+    taken: list[Group] = []
+    for _, _, group in sorted(saving, key=lambda entry: entry[:2]):
+        if all(_apart(group, other) for other in taken):
+            taken.append(group)
+    return _rewritten(program, taken)
+
+
+def _apart(a: Group, b: Group) -> bool:
+    return a.replaces.isdisjoint(b.replaces) and a.reads.isdisjoint(b.unmade) and b.reads.isdisjoint(a.unmade)
+
+
+def _saved_us(table: CandidateTable, group: Group, by_name: dict[str, Operation], limit_bytes: int | None) -> float:
+    """What the operations take one by one, each in its best layout, less what the group takes; below zero where it
+    cannot be run, or only one of the two was measured."""
+    one_by_one = [by_name[name] for name in group.replaces]
+    fused = [
+        [c for c in table.offered(launch) if limit_bytes is None or c.workspace_bytes <= limit_bytes]
+        for launch in group.launches
+    ]
+    if not all(fused):
+        return -1.0
+    singles = [table.candidates(operation, table.whole) for operation in one_by_one]
+    measured = {any(c.measured for c in found) for found in (*singles, *fused)}
+    if len(measured) > 1:
+        return -1.0
+    return sum(min(c.time_us for c in found) for found in singles) - sum(
+        min(c.time_us for c in found) for found in fused
+    )
+
+
+def _rewritten(program: tuple[Operation, ...], taken: Iterable[Group]) -> tuple[Operation, ...]:
+    replaced: set[str] = set()
+    launches: dict[int, list[Operation]] = {}
+    for group in taken:
+        replaced |= group.replaces
+        for place, launch in zip(group.places, group.launches, strict=True):
+            launches.setdefault(place, []).append(launch)
+    found: list[Operation] = []
+    for place, operation in enumerate(program):
+        found += launches.get(place, ())
+        if operation.name not in replaced:
+            found.append(operation)
+    return tuple(found)

@@ -1,0 +1,175 @@
+"""Groups of operations that one launch may cover, as small programs to be found in a graph.
+
+A pattern is a few statements over names of its own. Its launches, in order, say which statements they run and which
+values they write. A statement that no launch `replaces` stays where it is in the step as well: a launch that runs it
+again computes what others have stored from what is there anyway, so that it has less to read. A name with a question
+mark may be missing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mbc.ir.graph import Operation
+
+_STATEMENT = re.compile(r"([\w ,]+)=\s*(\w+)\(([\w ,?]*)\)")
+_COMMUTATIVE = frozenset({"add", "mul"})
+
+_NORMALIZE = "batch_normalize(x, mean, variance, gamma?, beta?)"
+_SUMS = "dgamma, dbeta = batch_normalize_sums(x, d, mean, variance)"
+_BACKWARD = "dx = batch_normalize_backward(x, d, mean, variance, dgamma, dbeta, gamma?)"
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    kind: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    optional: frozenset[str]
+
+    @staticmethod
+    def parse(text: str) -> Statement:
+        found = _STATEMENT.fullmatch(text)
+        assert found is not None, text
+        outputs, kind, inputs = found.groups()
+        names = [name.strip() for name in inputs.split(",")]
+        return Statement(
+            kind,
+            tuple(name.rstrip("?") for name in names),
+            tuple(name.strip() for name in outputs.split(",")),
+            frozenset(name.rstrip("?") for name in names if name.endswith("?")),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One launch: `runs` are numbers of statements, `gives` the names that it writes."""
+
+    runs: tuple[int, ...]
+    gives: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """`replaces`: numbers of the statements that need no launch of their own any more. The last statement is where
+    finding the pattern starts: all others have to be reached from it, from readers to makers."""
+
+    statements: tuple[Statement, ...]
+    launches: tuple[Part, ...]
+    replaces: tuple[int, ...]
+
+    @staticmethod
+    def of(*texts: str, launches: tuple[Part, ...] = (), replaces: tuple[int, ...] = ()) -> Pattern:
+        """One launch of everything that writes what the last statement makes, unless something else is said."""
+        statements = tuple(map(Statement.parse, texts))
+        everything = tuple(range(len(texts)))
+        return Pattern(statements, launches or (Part(everything, statements[-1].outputs),), replaces or everything)
+
+
+PATTERNS: tuple[Pattern, ...] = (
+    # Forward, one pass over everything: two or three operands are read, one is written.
+    Pattern.of(f"z = {_NORMALIZE}", "y = relu(z)"),
+    Pattern.of(f"z = {_NORMALIZE}", "s = add(z, r)", "y = relu(s)"),
+    Pattern.of(
+        f"z = {_NORMALIZE}",
+        "z2 = batch_normalize(x2, mean2, variance2, gamma2?, beta2?)",
+        "s = add(z, z2)",
+        "y = relu(s)",
+    ),
+    Pattern.of("z = bias_add(x, bias)", "y = relu(z)"),
+    # Backward through relu and batch norm. What relu let through is computed again from x, which both launches read
+    # anyway, so that neither y nor the gradient between the two is read or written.
+    Pattern.of(
+        f"z = {_NORMALIZE}",
+        "y = relu(z)",
+        "d = relu_backward(y, dy)",
+        _SUMS,
+        _BACKWARD,
+        launches=(Part((0, 1, 2, 3), ("dgamma", "dbeta")), Part((0, 1, 2, 4), ("dx",))),
+        replaces=(2, 3, 4),
+    ),
+    # The same before a pool, which alone needs what relu made: it is pooled on the way and exists nowhere.
+    Pattern.of(
+        f"z = {_NORMALIZE}",
+        "y = relu(z)",
+        "p, index = max_pool(y)",
+        "dy = max_pool_backward(index, dp)",
+        "d = relu_backward(y, dy)",
+        _SUMS,
+        _BACKWARD,
+        launches=(
+            Part((0, 1, 2), ("p", "index")),
+            Part((0, 1, 4, 5), ("dgamma", "dbeta")),
+            Part((0, 1, 4, 6), ("dx",)),
+        ),
+        replaces=(0, 1, 2, 4, 5, 6),
+    ),
+    Pattern.of(f"z = {_NORMALIZE}", "y = relu(z)", "p = max_pool(y)"),
+    # Where relu comes after a residual sum its gradient goes to both branches: it is written on the way to the sums.
+    Pattern.of("d = relu_backward(y, dy)", _SUMS, launches=(Part((0, 1), ("d", "dgamma", "dbeta")),)),
+    Pattern.of(
+        "dy = add(a, b)",
+        "d = relu_backward(y, dy)",
+        _SUMS,
+        launches=(Part((0, 1, 2), ("d", "dgamma", "dbeta")),),
+    ),
+    Pattern.of("d = relu_backward(y, dy)", "db = channel_sum(d)", launches=(Part((0, 1), ("d", "db")),)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """A pattern found in a graph: the operation of each statement and the value of each name."""
+
+    operations: Mapping[int, Operation]
+    values: Mapping[str, str]
+
+
+def find(pattern: Pattern, last: Operation, makers: Mapping[str, Operation]) -> Binding | None:
+    """The pattern with `last` as its last statement. `makers`: operations by their outputs."""
+    return _bind(pattern, len(pattern.statements) - 1, last, makers, Binding({}, {}))
+
+
+def _bind(
+    pattern: Pattern, number: int, operation: Operation, makers: Mapping[str, Operation], so_far: Binding
+) -> Binding | None:
+    statement = pattern.statements[number]
+    required = len(statement.inputs) - len(statement.optional)
+    fits = (
+        operation.kind == statement.kind
+        and len(operation.inputs) in (required, len(statement.inputs))
+        and len(operation.outputs) == len(statement.outputs)
+        and operation not in so_far.operations.values()
+    )
+    if not fits:
+        return None
+    orders = [operation.inputs]
+    if statement.kind in _COMMUTATIVE:
+        orders.append(operation.inputs[::-1])
+    for inputs in orders:
+        names = (*statement.inputs[: len(inputs)], *statement.outputs)
+        values = _agree(so_far.values, names, (*inputs, *operation.outputs))
+        if values is None:
+            continue
+        found: Binding | None = Binding({**so_far.operations, number: operation}, values)
+        for before, other in enumerate(pattern.statements[:number]):
+            if found is None or before in found.operations:
+                continue
+            made = next((found.values[name] for name in other.outputs if name in found.values), None)
+            if made is not None:
+                maker = makers.get(made)
+                found = None if maker is None else _bind(pattern, before, maker, makers, found)
+        if found is not None:
+            return found
+    return None
+
+
+def _agree(known: Mapping[str, str], names: tuple[str, ...], values: tuple[str, ...]) -> Mapping[str, str] | None:
+    """`known` with these names, unless one of them stands for another value already."""
+    found = dict(known)
+    for name, value in zip(names, values, strict=True):
+        if found.setdefault(name, value) != value:
+            return None
+    return found

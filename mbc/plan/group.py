@@ -1,0 +1,27 @@
+"""What a launch runs, as one operation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from mbc.ir.graph import Operation
+from mbc.ops.fused import SEPARATOR, join
+from mbc.plan.model import Buffer, Launch, Mode
+
+MOST_NAMED = 6  # members of a group that a message names
+
+
+def title(operations: Sequence[str]) -> str:
+    """What a group is called: its members, of many the first and how many more."""
+    if len(operations) <= MOST_NAMED:
+        return SEPARATOR.join(operations)
+    return f"{operations[0]} and {len(operations) - 1} more"
+
+
+def operation_of(launch: Launch, operations: Mapping[str, Operation], buffers: Sequence[Buffer]) -> Operation:
+    """The operation of a launch, or its group: what the launch writes is what leaves it. `operations` by name."""
+    members = [operations[name] for name in launch.operations]
+    if len(members) == 1:
+        return members[0]
+    written = (buffers[access.buffer].value for access in launch.accesses if access.mode is not Mode.READ)
+    return join(members, [name for name in written if name is not None])

@@ -1,0 +1,251 @@
+// Batch normalisation, biases and relu with their neighbours, in one pass over memory.
+//
+// What relu let through is told by the activation that was stored, or computed again from what is read anyway. Both ways
+// agree to the bit, since the forward and the backward pass compute it by the same function.
+#include "mbc_batch_norm.cuh"
+#include "mbc_channel_sum.cuh"
+
+struct FusedMapArguments {
+  int64_t type;
+  int64_t layout;
+  int64_t rows;
+  int64_t channels;
+  int64_t inner;
+  int64_t affine;
+  int64_t affine2;
+  int64_t count;
+};
+
+struct FusedSumArguments {
+  int64_t type;
+  int64_t layout;
+  int64_t rows;
+  int64_t channels;
+  int64_t inner;
+  int64_t affine;
+  int64_t parts;
+  int64_t accumulate;
+};
+
+namespace mbc {
+
+struct NormalizeAddRelu {
+  Normalize normalize;
+  using Channel = Normalize::Channel;
+  __device__ Channel load(int64_t c) const { return normalize.load(c); }
+  __device__ float operator()(const Channel& channel, float x, float r) const {
+    return relu(normalize(channel, x, 0.0f) + r);
+  }
+};
+
+struct NormalizeTwiceAddRelu {
+  Normalize one, two;
+  struct Channel {
+    Normalize::Channel one, two;
+  };
+  __device__ Channel load(int64_t c) const { return {one.load(c), two.load(c)}; }
+  __device__ float operator()(const Channel& channel, float x, float z) const {
+    return relu(one(channel.one, x, 0.0f) + two(channel.two, z, 0.0f));
+  }
+};
+
+struct BiasRelu {
+  const float* bias;
+  using Channel = float;
+  __device__ float load(int64_t c) const { return bias[c]; }
+  __device__ float operator()(float b, float x, float) const { return relu(x + b); }
+};
+
+// dx from x and the gradient behind relu.
+template <typename T>
+struct NormalizeReluBackward {
+  Normalize forward;
+  NormalizeBackward backward;
+  struct Channel {
+    float mean, scale, shift;  // forward; backward has the same mean and scale
+    float slope, lift;
+  };
+  __device__ Channel load(int64_t c) const {
+    const Normalize::Channel f = forward.load(c);
+    const NormalizeBackward::Channel b = backward.load(c);
+    return {f.mean, f.scale, f.shift, b.slope, b.shift};
+  }
+  __device__ float operator()(const Channel& c, float x, float dy) const {
+    const float y = forward({c.mean, c.scale, c.shift}, x, 0.0f);
+    return backward({c.mean, c.scale, c.slope, c.lift}, x, y > VANISHES<T> ? dy : 0.0f);
+  }
+};
+
+// Sums over what relu lets through, of x and the gradient behind relu.
+template <typename T>
+struct ReluSums : Sums {
+  Normalize forward;
+  using Channel = Normalize::Channel;
+
+  ReluSums(const Sums& sums, const Normalize& normalize) : Sums(sums), forward(normalize) {}
+  __device__ Channel load(int64_t c) const { return forward.load(c); }
+  template <int K>
+  __device__ void push(State& state, const Channel& channel, const float (&x)[K], const float (&dy)[K], bool) const {
+    float d[K];
+#pragma unroll
+    for (int k = 0; k < K; ++k) d[k] = forward(channel, x[k], 0.0f) > VANISHES<T> ? dy[k] : 0.0f;
+    Sums::push<K>(state, channel.mean, x, d, false);
+  }
+};
+
+// The gradient through relu, by the stored activation y, written on the way. `more`: added to dy, where ADD. `x` is what
+// the sums are over beside the gradient, where TWO.
+template <typename T, bool ADD, bool TWO>
+struct Behind {
+  static constexpr int OPERANDS = 2 + ADD + TWO;
+  const T *y, *dy, *more, *x;
+  T* d;
+
+  template <int N>
+  struct Fetched {
+    Vec<T, N> y, d, more, x;
+  };
+  bool whole() const {
+    return aligned(y, 16) && aligned(dy, 16) && aligned(more, 16) && aligned(x, 16) && aligned(d, 16);
+  }
+  template <int N>
+  __device__ Fetched<N> fetch(int64_t at) const {
+    Fetched<N> f;
+    f.y = load<N>(y + at);
+    f.d = load<N>(dy + at);
+    if constexpr (ADD) f.more = load<N>(more + at);
+    if constexpr (TWO) f.x = load<N>(x + at);
+    return f;
+  }
+  // In fp32: sums are over what is written before it is rounded.
+  template <int N>
+  __device__ float gradient(const Fetched<N>& f, int j) const {
+    float value = to_float(f.d.v[j]);
+    if constexpr (ADD) value += to_float(f.more.v[j]);
+    return to_float(f.y.v[j]) > 0.0f ? value : 0.0f;
+  }
+  template <int N>
+  __device__ void finish(const Fetched<N>& f, int64_t at) const {
+    Vec<T, N> written;
+#pragma unroll
+    for (int j = 0; j < N; ++j) written.v[j] = from_float<T>(gradient<N>(f, j));
+    store(d + at, written);
+  }
+  template <int N>
+  __device__ float first(const Fetched<N>& f, int j) const {
+    if constexpr (TWO) return to_float(f.x.v[j]);
+    return gradient<N>(f, j);
+  }
+  template <int N>
+  __device__ float second(const Fetched<N>& f, int j) const {
+    return TWO ? gradient<N>(f, j) : 0.0f;
+  }
+};
+
+template <bool TWO, typename T, typename F>
+void map_fused(const MbcCall& call, const FusedMapArguments& a, const T* x, const T* z, T* y, F f) {
+  map_channels<TWO>(call.stream, a.layout, a.rows, a.channels, a.inner, Operands<T>{x, z}, y, f);
+}
+
+template <bool ADD>
+const char* relu_backward_sums(const MbcCall& call) {
+  const auto& a = arguments<FusedSumArguments>(call);
+  constexpr int Y = ADD ? 2 : 0, X = ADD ? 3 : 2, MEAN = X + 1, D = MEAN + 2;
+  void* workspace = a.parts > 1 ? call.pointers[D + 3] : nullptr;
+  const Sums sums{in<float>(call, MEAN), in<float>(call, MEAN + 1), out<float>(call, D + 1), out<float>(call, D + 2),
+                  eps(call, 0), a.accumulate};
+  MBC_FOR_TYPE(a.type, T, {
+    const Behind<T, ADD, true> source{in<T>(call, Y), in<T>(call, ADD ? 0 : 1), ADD ? in<T>(call, 1) : nullptr,
+                                      in<T>(call, X), out<T>(call, D)};
+    reduce_channels_of<T>(call.stream, a.layout, a.rows, a.channels, a.inner, a.parts, source, workspace, sums);
+  });
+  return launched();
+}
+
+}  // namespace mbc
+
+extern "C" const char* mbc_batch_normalize_relu(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<FusedMapArguments>(call);
+  const NormalizeRelu f{normalize(call, 1, a.affine, eps(call, 0))};
+  MBC_FOR_TYPE(a.type, T, {
+    const T* none = nullptr;
+    map_fused<false>(call, a, in<T>(call, 0), none, out<T>(call, a.affine ? 5 : 3), f);
+  });
+  return launched();
+}
+
+extern "C" const char* mbc_batch_normalize_add_relu(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<FusedMapArguments>(call);
+  const NormalizeAddRelu f{normalize(call, 1, a.affine, eps(call, 0))};
+  const int r = a.affine ? 5 : 3;
+  MBC_FOR_TYPE(a.type, T, { map_fused<true>(call, a, in<T>(call, 0), in<T>(call, r), out<T>(call, r + 1), f); });
+  return launched();
+}
+
+extern "C" const char* mbc_batch_normalize_twice_add_relu(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<FusedMapArguments>(call);
+  const int second = a.affine ? 5 : 3, y = second + (a.affine2 ? 5 : 3);
+  const NormalizeTwiceAddRelu f{normalize(call, 1, a.affine, eps(call, 0)),
+                                normalize(call, second + 1, a.affine2, eps(call, 1))};
+  MBC_FOR_TYPE(a.type, T, { map_fused<true>(call, a, in<T>(call, 0), in<T>(call, second), out<T>(call, y), f); });
+  return launched();
+}
+
+extern "C" const char* mbc_bias_add_relu(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<FusedMapArguments>(call);
+  const BiasRelu f{in<float>(call, 1)};
+  MBC_FOR_TYPE(a.type, T, {
+    const T* none = nullptr;
+    map_fused<false>(call, a, in<T>(call, 0), none, out<T>(call, 2), f);
+  });
+  return launched();
+}
+
+extern "C" const char* mbc_batch_normalize_relu_backward(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<FusedMapArguments>(call);
+  const int dy = a.affine ? 5 : 3;
+  const Normalize forward = normalize(call, 1, a.affine, eps(call, 0));
+  const NormalizeBackward backward{forward.mean, forward.variance, in<float>(call, dy + 1), in<float>(call, dy + 2),
+                                   forward.gamma, eps(call, 1), static_cast<float>(a.count)};
+  MBC_FOR_TYPE(a.type, T, {
+    const NormalizeReluBackward<T> f{forward, backward};
+    map_fused<true>(call, a, in<T>(call, 0), in<T>(call, dy), out<T>(call, dy + 3), f);
+  });
+  return launched();
+}
+
+extern "C" const char* mbc_batch_normalize_relu_sums(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<FusedSumArguments>(call);
+  const int dy = a.affine ? 5 : 3;
+  void* workspace = a.parts > 1 ? call.pointers[dy + 3] : nullptr;
+  const Normalize forward = normalize(call, 1, a.affine, eps(call, 0));
+  const Sums sums{forward.mean, forward.variance, out<float>(call, dy + 1), out<float>(call, dy + 2), eps(call, 1),
+                  a.accumulate};
+  MBC_FOR_TYPE(a.type, T, {
+    reduce_channels<true>(call.stream, a.layout, a.rows, a.channels, a.inner, a.parts,
+                          Operands<T>{in<T>(call, 0), in<T>(call, dy)}, workspace, ReluSums<T>(sums, forward));
+  });
+  return launched();
+}
+
+extern "C" const char* mbc_relu_backward_sums(const MbcCall& call) { return mbc::relu_backward_sums<false>(call); }
+extern "C" const char* mbc_add_relu_backward_sums(const MbcCall& call) { return mbc::relu_backward_sums<true>(call); }
+
+extern "C" const char* mbc_relu_backward_channel_sum(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<FusedSumArguments>(call);
+  void* workspace = a.parts > 1 ? call.pointers[4] : nullptr;
+  const ChannelSum sum{out<float>(call, 3), a.accumulate};
+  MBC_FOR_TYPE(a.type, T, {
+    const T* none = nullptr;
+    const Behind<T, false, false> source{in<T>(call, 0), in<T>(call, 1), none, none, out<T>(call, 2)};
+    reduce_channels_of<T>(call.stream, a.layout, a.rows, a.channels, a.inner, a.parts, source, workspace, sum);
+  });
+  return launched();
+}

@@ -1,0 +1,53 @@
+"""Times of kernels that were rewritten since do not count, and are measured again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from mbc.device.editions import current
+from mbc.device.profile import Extent, Measurement
+from mbc.device.profile_file import ProfileWriter, read_profile
+from mbc.device.signature import signature
+from mbc.ir.types import DType, Precision, TensorType
+from mbc.kernels.base import Request
+from mbc.kernels.own import KERNELS
+from mbc.ops.base import NoAttributes
+from tests.device.profiles import FIRST, IDENTITY, profile
+
+X, VECTOR = TensorType((8, 4, 8, 8), DType.FP32), TensorType((4,), DType.FP32)
+REQUEST = Request("batch_statistics", NoAttributes(), (X,), (VECTOR, VECTOR), Precision.FP32)
+KEY = signature(REQUEST)
+TODAY = Measurement(
+    "mbc", "batch_statistics", KERNELS["batch_statistics"].settings, (FIRST,) * 3, 0, 3.0, 0.1, True, False, (), 0.0
+)
+BEFORE = replace(TODAY, settings=(), time_us=50.0)
+EXTENT = {REQUEST: Extent(1 << 30)}
+
+
+def test_the_kernel_was_rewritten():
+    assert TODAY.settings == (("edition", 2),)
+
+
+def test_an_earlier_edition_is_left_out_and_its_request_is_to_be_measured():
+    found = current(profile({REQUEST: [BEFORE]}, EXTENT))
+    assert KEY not in found.measurements and KEY not in found.extents
+    assert found.candidates(REQUEST) == ()
+
+
+def test_once_measured_again_the_request_is_known():
+    found = current(profile({REQUEST: [BEFORE, TODAY]}, EXTENT))
+    assert found.measurements[KEY] == (TODAY,) and KEY in found.extents
+    assert [c.time_us for c in found.candidates(REQUEST)] == [3.0]
+
+
+def test_a_profile_of_today_is_left_as_it_is():
+    of_today = profile({REQUEST: [TODAY]}, EXTENT)
+    assert current(of_today) is of_today
+
+
+def test_files_are_read_so(tmp_path: Path):
+    path = tmp_path / "p.sqlite"
+    with ProfileWriter(path, IDENTITY) as writer:
+        writer.record(REQUEST, (BEFORE,), Extent(1 << 30))
+    assert read_profile(path).candidates(REQUEST) == ()

@@ -1,0 +1,30 @@
+// mma.m16n8k16 in software: every thread shows its fragments to its warp and computes its own four results.
+#pragma once
+
+namespace mbc {
+
+template <typename T>
+float element(uint32_t word, int half) {
+  const uint16_t bits = static_cast<uint16_t>(word >> (16 * half));
+  T value;
+  std::memcpy(&value, &bits, 2);
+  return to_float(value);
+}
+
+// Element (row, k) of A is held by thread (row % 8, k % 8 / 2), in word row / 8 + 2 * (k / 8).
+template <typename T>
+void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  const uint32_t mine[6] = {a[0], a[1], a[2], a[3], b0, b1};
+  const emulator::WarpWords all(mine);
+  const unsigned lane = emulator::current % emulator::WARP;
+  for (int i = 0; i < 4; ++i) {
+    const unsigned row = lane / 4 + 8 * (i / 2), column = lane % 4 * 2 + i % 2;
+    for (unsigned k = 0; k < 16; ++k) {
+      const uint32_t left = all.of(row % 8 * 4 + k % 8 / 2)[row / 8 + 2 * (k / 8)];
+      const uint32_t right = all.of(column * 4 + k % 8 / 2)[4 + k / 8];
+      d[i] += element<T>(left, k % 2) * element<T>(right, k % 2);
+    }
+  }
+}
+
+}  // namespace mbc

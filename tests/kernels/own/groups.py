@@ -1,0 +1,104 @@
+"""Every launch of every pattern as a case: what is fused, against its operations one after another in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from mbc.ir.graph import Attributes, Operation
+from mbc.ops import KINDS
+from mbc.ops.base import NoAttributes
+from mbc.ops.fused import join
+from mbc.ops.matrix import Cast
+from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, UpdateRunning
+from mbc.ops.pooling import MaxPool
+from mbc.ops.update import AdamW, Sgd
+from mbc.optimize.patterns import PATTERNS, Part, Pattern, Statement
+from tests.kernels.own.cases import LONG, SHAPES, Case, Operand, Shape, control, m, positive, w
+
+EPS = 1e-3
+SAME = frozenset({"x", "x2", "y", "z", "z2", "s", "r", "d", "dy", "dx", "a", "b"})  # of the shape of the image
+
+
+def _attributes(statement: Statement, shape: Shape) -> Attributes:
+    if statement.kind in ("batch_normalize", "batch_normalize_sums"):
+        return BatchNormalize(EPS)
+    if statement.kind == "batch_normalize_backward":
+        count = 1
+        for size in (shape[0], *shape[2:]):
+            count *= size
+        return BatchNormalizeBackward(EPS, count)
+    if statement.kind == "max_pool":
+        size = (shape[2], shape[3])
+        return MaxPool(size, (3, 3), (2, 2), (1, 1, 1, 1), index=len(statement.outputs) == 2)
+    return NoAttributes()
+
+
+def _operation(number: int, statement: Statement, shape: Shape, affine: bool) -> Operation:
+    inputs = tuple(name for name in statement.inputs if affine or name not in statement.optional)
+    return Operation(f"op{number}", statement.kind, inputs, statement.outputs, _attributes(statement, shape))
+
+
+def group(pattern: Pattern, part: Part, shape: Shape, affine: bool) -> Operation:
+    return join([_operation(n, pattern.statements[n], shape, affine) for n in part.runs], part.gives)
+
+
+def _operand(name: str, shape: Shape) -> Operand:
+    return w(*shape) if name in SAME else m(shape[1], make=positive)
+
+
+def _cases() -> Iterable[Case]:
+    for pattern in PATTERNS:
+        shapes = [*SHAPES, *LONG]
+        if any(statement.kind == "max_pool" for statement in pattern.statements):
+            shapes = [shape for shape in shapes if len(shape) == 4]
+        optional = any(statement.optional for statement in pattern.statements)
+        for part in pattern.launches:
+            for affine in (True, False) if optional else (True,):
+                for shape in shapes:
+                    joined = group(pattern, part, shape, affine)
+                    operands = tuple(_operand(name, shape) for name in joined.inputs)
+                    note = "" if affine else "-plain"
+                    name = f"{joined.kind}{note}-{len(part.gives)}-{'x'.join(map(str, shape))}"
+                    yield Case(name, joined.kind, joined.attributes, operands)
+
+
+def _together(kind: str, attributes: Sequence[Attributes], operands: Sequence[Sequence[Operand]]) -> Case:
+    """Operations of one kind; what is the same `Operand` object is one value."""
+    names: dict[int, str] = {}
+    by_name: dict[str, Operand] = {}
+    operations: list[Operation] = []
+    for number, (a, own) in enumerate(zip(attributes, operands, strict=True)):
+        for operand in own:
+            by_name.setdefault(names.setdefault(id(operand), f"v{len(names)}"), operand)
+        outputs = len({old for _, old in KINDS[kind].updates if old < len(own)}) or 1
+        inputs = tuple(names[id(operand)] for operand in own)
+        made = tuple(f"out{number}.{o}" for o in range(outputs))
+        operations.append(Operation(f"op{number}", kind, inputs, made, a))
+    joined = join(operations, [name for operation in operations for name in operation.outputs])
+    name = f"{joined.kind}-{len(operations)}-{len(joined.inputs)}-{attributes[0]}"
+    return Case(name, joined.kind, joined.attributes, tuple(by_name[v] for v in joined.inputs))
+
+
+# More than one launch takes, sizes around those of vectors, chunks and blocks.
+SIZES = (1, 2, 3, 5, 4096, 4097, 8192, 12289, 255, 64, *range(1, 61))
+
+
+def _many() -> Iterable[Case]:
+    for proceed in (1, 0):
+        block = control(proceed=proceed)
+        for momentum, nesterov in ((0.9, False), (0.9, True), (0.0, False)):
+            a = Sgd(momentum, nesterov, 0.01 + proceed)
+            states = 1 if momentum else 0
+            operands = [(m(n), m(n), block, *(m(n) for _ in range(states))) for n in SIZES]
+            yield _together("sgd_update", [a] * len(SIZES), operands)
+        adamw = AdamW(weight_decay=0.1 + proceed)
+        operands = [(m(n), m(n), block, m(n), m(n, make=positive)) for n in SIZES]
+        yield _together("adamw_update", [adamw] * len(SIZES), operands)
+        running = [UpdateRunning(0.1 + proceed / 10, 2 + n) for n in SIZES]
+        vectors = [(m(n), m(n, make=positive), m(n), m(n, make=positive), block) for n in SIZES]
+        yield _together("update_running", running, vectors)
+    yield _together("cast", [Cast("bf16")] * len(SIZES), [(m(n),) for n in SIZES])
+    yield _together("cast", [Cast("fp32")] * len(SIZES), [(w(n),) for n in SIZES])
+
+
+GROUPS = (*_cases(), *_many())

@@ -1,0 +1,81 @@
+"""Fused kernels in fp16, and that what relu let through is told by all of them in the same way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mbc.device.spec import find_spec
+from mbc.ir.types import DType, Layout, Precision, TensorType
+from mbc.kernels.base import DTYPE_CODES, Request
+from mbc.kernels.own import OWN
+from mbc.ops.base import Array
+from mbc.ops.fused import launch_kind
+from mbc.optimize.patterns import PATTERNS
+from tests.kernels.own.cases import Case
+from tests.kernels.own.groups import GROUPS, group
+from tests.kernels.own.launching import Library, check, to_bytes
+from tests.kernels.own.test_emulated import GXX, build
+
+pytestmark = pytest.mark.skipif(GXX is None, reason="no g++ on this machine")
+SHAPE = (3, 16, 5, 6)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
+    files = ("batch_norm.cu", "elementwise.cu", "fused.cu", "many.cu", "pool.cu")
+    return build(Path(tmp_path_factory.mktemp("fused")), DTYPE_CODES["fp16"], files)
+
+
+@pytest.mark.parametrize("case", [c for c in GROUPS if "bf16" not in c.name], ids=lambda case: case.name)
+def test_in_half_precision(case: Case, library: Library):
+    check(library, case, Precision.FP16)
+
+
+def _run(library: Library, request: Request, operands: list[bytes]) -> list[bytes]:
+    candidate = next(c for c in OWN.candidates(request, find_spec("h200")) if Layout.CHANNELS_LAST in c.layouts)
+    memory = library.memory
+    pointers = [memory.allocate(len(data)) for data in operands]
+    for pointer, data in zip(pointers, operands, strict=True):
+        memory.write(pointer, data)
+    outputs = [memory.allocate(t.size_bytes) for t in request.outputs]
+    workspace = [memory.allocate(candidate.workspace_bytes)] if candidate.workspace_bytes else []
+    arguments = OWN.arguments(request, candidate.name, (), candidate.layouts, 0, False, candidate.workspace_bytes)
+    library.launch(candidate.name, [*pointers, *outputs, *workspace], arguments)
+    results = [memory.read(at, t.size_bytes) for at, t in zip(outputs, request.outputs, strict=True)]
+    memory.free_all()
+    return results
+
+
+def _request(kind: str, attributes: object, types: list[TensorType]) -> Request:
+    outputs = launch_kind(kind, attributes).shape(attributes, tuple(types))  # type: ignore[arg-type]
+    return Request(kind, attributes, tuple(types), outputs, Precision.FP16)  # type: ignore[arg-type]
+
+
+def test_what_vanishes_when_stored_lets_nothing_through(library: Library):
+    """Activations around the smallest number of fp16: where the stored one is zero, its gradient is, too."""
+    rng = np.random.default_rng(1)
+    image, vector = TensorType(SHAPE, DType.FP16), TensorType(SHAPE[1:2], DType.FP32)
+
+    def stored(values: Array, type_: TensorType) -> bytes:
+        return to_bytes(values, type_.dtype, Layout.CHANNELS_LAST if type_ is image else Layout.CHANNELS_FIRST)
+
+    x, dy = stored(rng.standard_normal(SHAPE), image), stored(rng.standard_normal(SHAPE), image)
+    mean, variance = stored(np.zeros(16), vector), stored(np.full(16, 1e15), vector)  # deviation: one part in 3e7
+    gamma, beta = stored(np.ones(16), vector), stored(np.zeros(16), vector)
+    forward = group(PATTERNS[0], PATTERNS[0].launches[0], SHAPE, affine=True)
+    backward = next(p for p in PATTERNS if len(p.launches) == 2)
+    again = group(backward, backward.launches[0], SHAPE, affine=True)
+    apart = next(p for p in PATTERNS if p.statements[0].kind == "relu_backward" and len(p.launches[0].gives) == 3)
+    singly = group(apart, apart.launches[0], SHAPE, affine=True)
+    normalized = _request(forward.kind, forward.attributes, [image, *[vector] * 4])
+    (y,) = _run(library, normalized, [x, mean, variance, gamma, beta])
+    positive = np.frombuffer(y, np.float16) > 0
+    assert 0.05 < positive.mean() < 0.45, "some of what is positive vanishes, and some does not"
+    sums = _request(again.kind, again.attributes, [image, *[vector] * 4, image])
+    masked = _request(singly.kind, singly.attributes, [image, image, image, vector, vector])
+    found = _run(library, sums, [x, mean, variance, gamma, beta, dy])
+    _, *wanted = _run(library, masked, [y, dy, x, mean, variance])
+    assert found == wanted
