@@ -18,8 +18,7 @@ CHECK = ("check", "tiny.mbc", "--gpu", "h200", "--device", "cpu", "--micro-batch
 
 def test_a_divided_network_passes(mbc):
     done = mbc(*CHECK)
-    # A slow machine says that it is at work.
-    assert done.code == 0 and not done.err.replace("planning tiny.mbc ...\n", "")
+    assert done.code == 0 and done.err == ""
     assert done.out.startswith("tiny: batch 8, fp32, divided against undivided, on the CPU\n")
     assert re.search(r"^4 x 2 +3 +convolution, convolution_backward_filter$", done.out, re.MULTILINE)
     assert re.search(r"^conv0.weight +gradient +\S+e-\d+ .* ok$", done.out, re.MULTILINE)
