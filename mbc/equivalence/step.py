@@ -64,7 +64,7 @@ def run_step(
         if weight_noise:
             _perturb(net, weight_noise, seed)
         start = {name: net.state(name) for name in net.states}
-        outputs = net.forward(copy=True, **{name: inputs[name] for name in graph.infer_inputs})
+        outputs = net.forward(*(inputs[name] for name in graph.infer_inputs))
         arrays = outputs if isinstance(outputs, tuple) else (outputs,)
         tensors = {(Part.OUTPUT, name): array for name, array in zip(graph.outputs, arrays, strict=True)}
         attempt = 0

@@ -18,7 +18,8 @@ CPU = ("--device", "cpu", "--set", "train.precision=fp64")
 def test_train_a_source(mbc, data):
     done = mbc("train", "tiny.mbc", "--data", data, "--test", data, "--epochs", "15", "--lr", "0.2", *CPU)
     assert done.code == 0, done.err
-    assert done.err.startswith("note: the last 5 rows of each epoch do not fill a mini-batch of 8 and are dropped\n")
+    # On a busy machine planning takes long enough to be said before.
+    assert "note: the last 5 rows of each epoch do not fill a mini-batch of 8 and are dropped\n" in done.err
     assert done.err.count("dropped") == 1
     assert "epoch 15/15  loss 0." in done.err and "images/s" in done.err
     accuracy = float(done.out.split("test accuracy: ")[1].split("%")[0])
