@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ from mbc.optimize.homes import persistent_bytes
 from mbc.optimize.ledger import Gap, Ledger
 from mbc.optimize.lifetimes import blocks, live_bytes
 from mbc.optimize.order import Draft
-from mbc.optimize.residence import Decisions, rewrite
+from mbc.optimize.residence import Decisions, in_launch_order, rewrite
 from mbc.optimize.runs import Run, runs_of
 from mbc.optimize.strips import Division
 from mbc.optimize.takeover import take_over
@@ -70,7 +70,8 @@ class Resided:
 
 def reside(graph: TrainingGraph, draft: Draft, link: HostLink, means: Means, room_bytes: int) -> Resided:
     """The draft as it fits the room, or as little over it as was found. `draft` must not alias but by updates."""
-    return _Chooser(graph, draft, link, means, room_bytes).run()
+    found = _Chooser(graph, draft, link, means, room_bytes).run()
+    return replace(found, draft=in_launch_order(found.draft))
 
 
 class _Chooser:
