@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from mbc.device.spec import DeviceSpec
 from mbc.ir.types import Layout
 from mbc.kernels.base import Arguments, Candidate, Request
+from mbc.ops.fused import SEPARATOR, SEVERAL
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Interpreter:
         time_us = sum(t.size_bytes for t in operands) / (device.copy_gb_s * 1e3) + device.launch_us
         yield Candidate(
             self.name,
-            request.kind,
+            request.kind.replace(SEPARATOR, "_").replace(SEVERAL, "s"),
             (),
             (Layout.CHANNELS_FIRST,) * len(operands),
             0,

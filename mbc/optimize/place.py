@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from mbc.optimize.lifetimes import Block, peak_bytes
+from mbc.optimize.lifetimes import Block, live_bytes, peak_bytes
 from mbc.plan.model import ALIGNMENT_BYTES
 
 # A placement this close to its bound is not worth more search.
@@ -26,6 +26,7 @@ ANNEAL_START = 0.002
 # What greedy leaves above this is worth asking CP-SAT, for as many blocks as it answers for within seconds.
 WORTH_PROVING = 1.005
 CP_SAT_BLOCKS = 60
+TIGHT_PART = 0.6  # of the bound: blocks that are never alive beside so much are left out of the proof
 # A block smaller than this part of the bound fills gaps that others leave, and is not annealed.
 SMALL_BLOCKS = 2000
 # Blocks times orders that greedy may look at; bigger programs try fewer orders.
@@ -80,11 +81,18 @@ def _improved(
         places, _ = _anneal(chosen, start, reached, list(range(len(chosen))), bound, good)
         offsets, height = min((offsets, height), filled(large, places), key=lambda found: found[1])
     if height > max(bound * WORTH_PROVING, good):
-        by_size = sorted(range(len(blocks)), key=lambda i: (-blocks[i].size_bytes, i))[:CP_SAT_BLOCKS]
+        tight = _alive_when_full(blocks, int(TIGHT_PART * bound))
+        by_size = sorted(tight, key=lambda i: (-blocks[i].size_bytes, i))[:CP_SAT_BLOCKS]
         found = _exact([blocks[i] for i in by_size], bound, height)
         if found is not None:
             offsets, height = min((offsets, height), filled(by_size, found), key=lambda found: found[1])
     return offsets, height
+
+
+def _alive_when_full(blocks: Sequence[Block], full_bytes: int) -> list[int]:
+    """Blocks that are alive at a moment when so much is; a large one alone with few others finds room anyway."""
+    live = np.array(live_bytes(blocks, max(block.stop for block in blocks)))
+    return [i for i, block in enumerate(blocks) if live[block.start : block.stop].max() >= full_bytes]
 
 
 def _greedy(

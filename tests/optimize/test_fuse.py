@@ -17,7 +17,7 @@ from mbc.frontend.parse import parse
 from mbc.ir.graph import TrainingGraph
 from mbc.ir.training import differentiate
 from mbc.kernels import PROVIDERS
-from mbc.kernels.base import Candidate, Provider, Request
+from mbc.kernels.base import Candidate, Request
 from mbc.kernels.interpreter import INTERPRETER
 from mbc.kernels.own import OWN
 from mbc.ops.fused import Fused, kind_of, names_of
@@ -31,6 +31,7 @@ from mbc.plan.model import Kernel, Mode, Plan, Program
 from mbc.plan.verify import verify_plan
 from mbc.runtime.module import Module
 from mbc.source import Source
+from tests.optimize.planned import Without
 
 H200 = find_spec("h200")
 SOURCE = """
@@ -56,20 +57,6 @@ def graph(precision: str = "fp32", optimizer: str = "sgd(momentum=0.9)", affine:
     text = SOURCE.replace("PRECISION", precision).replace("OPTIMIZER", optimizer).replace("AFFINE", affine)
     lowered = lower(parse(Source("small.mbc", text)), (), None)
     return differentiate(lowered.network, lowered.optimizer, lowered.precision)
-
-
-@dataclass(frozen=True)
-class Without:
-    """A provider that has no kernels for groups."""
-
-    inner: Provider
-
-    @property
-    def name(self) -> str:
-        return self.inner.name
-
-    def candidates(self, request: Request, device: DeviceSpec) -> Iterable[Candidate]:
-        return () if isinstance(request.attributes, Fused) else self.inner.candidates(request, device)
 
 
 def table(steps: TrainingGraph, fused: bool = True) -> CandidateTable:

@@ -14,7 +14,6 @@ from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.ir.graph import Role
 from mbc.ir.training import differentiate
-from mbc.kernels import PROVIDERS
 from mbc.optimize.candidates import CandidateTable, Rules
 from mbc.optimize.homes import at_host, movable_states
 from mbc.optimize.order import Draft
@@ -26,7 +25,7 @@ from mbc.plan.verify import verify_plan
 from mbc.runtime.module import Module
 from mbc.runtime.transfers import Transfers
 from mbc.source import Source
-from tests.optimize.planned import draft_of, kept_plan, plan_of, table
+from tests.optimize.planned import ONE_BY_ONE, draft_of, kept_plan, plan_of, table
 from tests.plan.mutate import KINDS_OF_MUTATIONS, mutate
 
 Case = tuple[str, str, int]
@@ -156,7 +155,7 @@ train { optimizer = adamw() }
 def wide() -> CandidateTable:
     lowered = lower(parse(Source("wide.mbc", WIDE)), (), None)
     graph = differentiate(lowered.network, lowered.optimizer, lowered.precision)
-    return CandidateTable(graph, find_spec("h200"), PROVIDERS, None, Rules())
+    return CandidateTable(graph, find_spec("h200"), ONE_BY_ONE, None, Rules())
 
 
 @pytest.mark.parametrize("part", [0.9, 0.75, 0.65])

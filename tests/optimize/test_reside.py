@@ -16,7 +16,6 @@ from mbc.errors import MbcError
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.ir.training import differentiate
-from mbc.kernels import PROVIDERS
 from mbc.optimize.candidates import CandidateTable, Rules
 from mbc.optimize.choose import choose
 from mbc.optimize.homes import persistent_bytes
@@ -32,7 +31,7 @@ from mbc.plan.model import Copy
 from mbc.plan.verify import verify_plan
 from mbc.runtime.transfers import Transfers
 from mbc.source import Source
-from tests.optimize.planned import draft_of, kept_plan, table
+from tests.optimize.planned import ONE_BY_ONE, draft_of, kept_plan, table
 from tests.optimize.test_residence import trained
 
 RECOMPUTE = Means(recompute=True, offload=0.0, host_bytes=0)
@@ -99,7 +98,7 @@ train {{ optimizer = sgd() }}
 """
     lowered = lower(parse(Source("chain.mbc", text)), (), None)
     graph = differentiate(lowered.network, lowered.optimizer, lowered.precision)
-    return CandidateTable(graph, calibrated(find_spec("h200"), None), PROVIDERS, None, Rules())
+    return CandidateTable(graph, calibrated(find_spec("h200"), None), ONE_BY_ONE, None, Rules())
 
 
 def cost(made: CandidateTable, draft: Draft, runs: tuple[Run, ...], decisions: Decisions) -> tuple[int, float]:
