@@ -96,21 +96,21 @@ class _Chooser:
         if best[0].live_bytes > self._room_bytes and self._means.offload > 0:
             self._send_away(best[1])
             best = self._measured()
+        smallest = best[0]  # one round may take more than that before
         for _ in range(MOST_ROUNDS):
             resided, over = best
-            if resided.live_bytes <= self._room_bytes:
+            if resided.live_bytes <= self._room_bytes or self._again_too_long():
                 break
             if not (self._relieve(over) or self._forbid_at(int(np.argmax(over)))):
                 break
-            if self._again_too_long():
-                break
             self._schedule()
             best = self._measured()
+            smallest = min(smallest, best[0], key=lambda found: found.live_bytes)
         if best[0].live_bytes <= self._room_bytes:
-            best = self._keep_again(best)
+            smallest = self._keep_again(best)[0]
         if self._means.recompute and not self._ledger.offloads:
-            return self._proved(best[0], kept_over)
-        return best[0]
+            return self._proved(smallest, kept_over)
+        return smallest
 
     def _again_too_long(self) -> bool:
         return self._ledger.again_us > MOST_AGAIN * float(self._times_us.sum())
