@@ -32,8 +32,11 @@ SMALL_PART = 1 / 20_000
 # Copies shorter than so many latencies are not worth their place in the queue.
 SHORTEST_COPY_LATENCIES = 3
 MOST_ROUNDS = 40
+WORSE_ROUNDS = 10  # one after another that are no smaller than what was found
 # Making things again for longer than so many whole steps leads nowhere.
 MOST_AGAIN = 1.0
+# Of what is made again, some proves not to be needed: where so many times as long as another step allows is too little.
+WORTH_AGAIN = 1.5
 # Trials of keeping a value after all, each of which looks at the whole program.
 KEEP_WORK = 60_000_000
 # All sets of so few gaps are looked at, and of those that are faster so many are measured.
@@ -68,14 +71,20 @@ class Resided:
     sent: float = 0.0
 
 
-def reside(graph: TrainingGraph, draft: Draft, link: HostLink, means: Means, room_bytes: int) -> Resided:
-    """The draft as it fits the room, or as little over it as was found. `draft` must not alias but by updates."""
-    found = _Chooser(graph, draft, link, means, room_bytes).run()
+def reside(
+    graph: TrainingGraph, draft: Draft, link: HostLink, means: Means, room_bytes: int, known_us: float = math.inf
+) -> Resided:
+    """The draft as it fits the room, or as little over it as was found. `draft` must not alias but by updates.
+
+    `known_us`: a step that fits; one that would take much longer is given up."""
+    found = _Chooser(graph, draft, link, means, room_bytes, known_us).run()
     return replace(found, draft=in_launch_order(found.draft))
 
 
 class _Chooser:
-    def __init__(self, graph: TrainingGraph, draft: Draft, link: HostLink, means: Means, room_bytes: int) -> None:
+    def __init__(
+        self, graph: TrainingGraph, draft: Draft, link: HostLink, means: Means, room_bytes: int, known_us: float
+    ) -> None:
         self._graph = graph
         self._draft = draft
         self._link = link
@@ -89,6 +98,8 @@ class _Chooser:
         self._forced: set[int] = set()  # offloads that kernels wait for
         self._forbidden: set[tuple[int, int]] = set()  # values that are not to be made again before a run
         self._times_us = np.array([run.time_us for run in self._runs] + [0.0])
+        step_us = float(self._times_us.sum())
+        self._most_again_us = min(MOST_AGAIN * step_us, WORTH_AGAIN * (known_us - step_us))
 
     def run(self) -> Resided:
         best = self._measured()
@@ -97,14 +108,16 @@ class _Chooser:
             self._send_away(best[1])
             best = self._measured()
         smallest = best[0]  # one round may take more than that before
+        worse = 0
         for _ in range(MOST_ROUNDS):
             resided, over = best
-            if resided.live_bytes <= self._room_bytes or self._again_too_long():
+            if resided.live_bytes <= self._room_bytes or self._again_too_long() or worse >= WORSE_ROUNDS:
                 break
             if not (self._relieve(over) or self._forbid_at(int(np.argmax(over)))):
                 break
             self._schedule()
             best = self._measured()
+            worse = 0 if best[0].live_bytes < smallest.live_bytes else worse + 1
             smallest = min(smallest, best[0], key=lambda found: found.live_bytes)
         if best[0].live_bytes <= self._room_bytes:
             smallest = self._keep_again(best)[0]
@@ -113,7 +126,7 @@ class _Chooser:
         return smallest
 
     def _again_too_long(self) -> bool:
-        return self._ledger.again_us > MOST_AGAIN * float(self._times_us.sum())
+        return self._ledger.again_us > self._most_again_us
 
     # What is taken
 
