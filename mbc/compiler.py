@@ -9,6 +9,7 @@ from pathlib import Path
 from pprint import pformat
 from typing import TypeVar
 
+from mbc.collection import uncollected
 from mbc.device.profile import calibrated
 from mbc.device.profile_places import find_profile
 from mbc.device.target import find_device, free_bytes, free_host_bytes
@@ -34,6 +35,7 @@ from mbc.source import Source
 T = TypeVar("T")
 
 
+@uncollected()
 def compile_plan(source: Source, options: Options, stages: Stages | None = None) -> Plan:
     """Plan the training step and the inference pass of one network. Raises MbcError for anything a user can mend."""
     stages = stages or Stages(options.dump_stages)

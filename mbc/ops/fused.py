@@ -53,7 +53,8 @@ def join(operations: Sequence[Operation], outputs: Sequence[str]) -> Operation:
         Member(o.kind, o.attributes, tuple(numbers[v] for v in o.inputs), tuple(numbers[v] for v in o.outputs))
         for o in operations
     )
-    leaving = [name for name in inside if name in set(outputs)]
+    wanted = frozenset(outputs)
+    leaving = [name for name in inside if name in wanted]
     return Operation(
         SEPARATOR.join(operation.name for operation in operations),
         joined_kind([operation.kind for operation in operations]),
@@ -125,13 +126,13 @@ def _sharing(a: Fused) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, in
     """
     may: dict[int, set[int]] = {}  # value -> inputs of the group
     must: dict[int, int] = {}
+    made = {value for member in a.members for value in member.outputs}
     for member in a.members:
         kind = KINDS[member.kind]
         for output, source in (*kind.in_place, *kind.updates):
             if output < len(member.outputs) and source < len(member.inputs):
                 value, old = member.outputs[output], member.inputs[source]
-                inner = old in may or any(old in other.outputs for other in a.members)
-                may.setdefault(value, set()).update(may.get(old, set()) if inner else {old})
+                may.setdefault(value, set()).update(may.get(old, set()) if old in made else {old})
                 if (output, source) in kind.updates:
                     must[value] = old
     in_place = [(i, old) for i, value in enumerate(a.given) if value not in must for old in sorted(may.get(value, ()))]

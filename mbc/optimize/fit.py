@@ -36,6 +36,8 @@ MOST_ROUNDS = 8
 WORKSPACE_PARTS = (1.0, 0.6, 0.42, 0.3, 1 / 5, 1 / 8, 1 / 16, 1 / 64, 0.0)
 # Parts of what is too much that go to the host at most, where all may.
 OFFLOAD_PARTS = (0.5, 0.0)
+# Where something fits, a way that takes so many times the room is as far as others like it.
+HOPELESS = 1.2
 # Launches times ways that are compared; a longer program is fitted in fewer ways.
 WAYS_WORK = 15_000
 # Of the room, what placing may leave unused between buffers before another try is worth less.
@@ -87,25 +89,33 @@ def fit(table: CandidateTable, most: Mapping[str, int], means: Means, room_bytes
     much of the room, and something else does not fit beside them or takes long to.
     """
     found: list[Fitted] = []
+
+    def tried(here: Means) -> Fitted | None:
+        fitted = _fit(table, most, here, room_bytes, _least_us(table, found, room_bytes))
+        if fitted is not None:
+            found.append(fitted)
+        return fitted
+
     whole_bytes, _ = floor_bytes(table, means.host_bytes if means.offload > 0 else 0)
     if whole_bytes <= room_bytes or not means.split:
-        found.append(_fit(table, most, means, room_bytes))
+        tried(means)
     best = means
     for divisions in _divisions(table, most, means, room_bytes, found):
-        before = len(found)
+        better = slower = False
         for division in divisions:
             here = replace(means, division=division)
-            found.append(_fit(table, most, here, room_bytes))
-            if faster(table, found, room_bytes) is found[-1]:
-                best = here
-        fits = any(f.placed.arena_bytes <= room_bytes for f in found[before:])
-        if fits and all(faster(table, found, room_bytes) is not f for f in found[before:]):
+            fitted = tried(here)
+            if fitted is not None and faster(table, found, room_bytes) is fitted:
+                best, better = here, True
+            elif fitted is None or fitted.placed.arena_bytes <= room_bytes:
+                slower = True
+        if slower and not better:
             break  # more values in parts take longer
     if not found:
-        found.append(_fit(table, most, means, room_bytes))
+        tried(means)
     for here in _with_states_away(table, most, best, room_bytes, faster(table, found, room_bytes)):
-        found.append(_fit(table, most, here, room_bytes))
-        if found[-1].placed.arena_bytes <= room_bytes:
+        fitted = tried(here)
+        if fitted is not None and fitted.placed.arena_bytes <= room_bytes:
             break
     return faster(table, found, room_bytes)
 
@@ -173,6 +183,11 @@ def faster(table: CandidateTable, found: Sequence[Fitted], room_bytes: int) -> F
     return min(found, key=lambda f: f.placed.arena_bytes)
 
 
+def _least_us(table: CandidateTable, found: Sequence[Fitted], room_bytes: int) -> float:
+    """Time of the fastest that is within the room; infinite where none is."""
+    return min((step_us(table, f) for f in found if f.placed.arena_bytes <= room_bytes), default=math.inf)
+
+
 def _ordered(table: CandidateTable, choices: Choices, means: Means) -> Draft:
     draft = order(table, choices)
     if means.division is not None:
@@ -183,15 +198,19 @@ def _ordered(table: CandidateTable, choices: Choices, means: Means) -> Draft:
     return at_host(table.graph, draft, states, table.device.host_link, means.lead)
 
 
-def _fit(table: CandidateTable, most: Mapping[str, int], means: Means, room_bytes: int) -> Fitted:
+def _fit(
+    table: CandidateTable, most: Mapping[str, int], means: Means, room_bytes: int, known_us: float
+) -> Fitted | None:
+    """None where nothing was found that is within the room and could take less than `known_us`, which another does."""
     if means.division is not None:
-        return faster(table, list(_make_room(table, most, means, room_bytes)), room_bytes)
+        found = list(_make_room(table, most, means, room_bytes, known_us))
+        return faster(table, found, room_bytes) if found else None
     kept = keep_all(table, most, means, room_bytes)
     if kept.placed.arena_bytes <= room_bytes and _is_fastest(table, most, kept):
         return kept
     found = [kept]
     if means.recompute or means.offload > 0:
-        found += _make_room(table, most, means, room_bytes)
+        found += _make_room(table, most, means, room_bytes, known_us)
     return faster(table, found, room_bytes)
 
 
@@ -231,12 +250,14 @@ def _is_fastest(table: CandidateTable, most: Mapping[str, int], kept: Fitted) ->
     return step_us(table, kept) <= choose(table, most).train_us * (1 + 1e-9)
 
 
-def _make_room(table: CandidateTable, most: Mapping[str, int], means: Means, room_bytes: int) -> Iterator[Fitted]:
+def _make_room(
+    table: CandidateTable, most: Mapping[str, int], means: Means, room_bytes: int, known_us: float
+) -> Iterator[Fitted]:
     """Steps that make room, placed: the most promising way; where placing takes more than the room, again in less."""
-    ways = _ways(table, most, means, room_bytes)
+    ways = _ways(table, most, means, room_bytes, known_us)
     fitting = [way for way in ways if way.resided.live_bytes <= room_bytes]
     if not fitting:
-        if ways:
+        if ways and math.isinf(known_us):
             smallest = min(ways, key=lambda way: way.resided.live_bytes).resided.draft
             yield Fitted(smallest, assign_addresses(smallest, thorough=False))
         return
@@ -255,12 +276,12 @@ def _make_room(table: CandidateTable, most: Mapping[str, int], means: Means, roo
             way = _way(table, way.choices, way.means, way.divided, room_bytes - spared_bytes)
 
 
-def _ways(table: CandidateTable, most: Mapping[str, int], means: Means, room_bytes: int) -> list[_Way]:
+def _ways(table: CandidateTable, most: Mapping[str, int], means: Means, room_bytes: int, known_us: float) -> list[_Way]:
     """The step fitted under several limits of workspace; under those that are best for it, with less sent to the
     host."""
     known: set[tuple[float, ...]] = set()
     found: list[_Way] = []
-    left, best_us, worse = WAYS_WORK, math.inf, 0
+    left, best_us, worse = WAYS_WORK, known_us, 0
     for part in WORKSPACE_PARTS:
         limit_bytes = int(part * room_bytes)
         limits = {name: min(limit, limit_bytes) for name, limit in most.items()}
@@ -273,13 +294,16 @@ def _ways(table: CandidateTable, most: Mapping[str, int], means: Means, room_byt
         if points in known or choices.train_us >= best_us:
             continue
         known.add(points)
-        found.append(_way(table, choices, means, divided, room_bytes))
+        found.append(_way(table, choices, means, divided, room_bytes, best_us))
         left -= len(choices.operations)
-        if found[-1].resided.live_bytes <= room_bytes:
-            worse = 0 if found[-1].time_us < best_us else worse + 1
-            best_us = min(best_us, found[-1].time_us)
+        better = found[-1].resided.live_bytes <= room_bytes and found[-1].time_us < best_us
+        if better:
+            best_us = found[-1].time_us
+        worse = 0 if better else worse + 1
         if math.isfinite(best_us) and (left < 0 or worse > 1):
             break
+        if math.isfinite(known_us) and found[-1].resided.live_bytes > HOPELESS * room_bytes:
+            return found
     if not means.recompute:
         return found
     for way in sorted(found, key=lambda way: (way.resided.live_bytes > room_bytes, way.time_us))[:2]:
@@ -288,17 +312,24 @@ def _ways(table: CandidateTable, most: Mapping[str, int], means: Means, room_byt
             # More than the link can carry makes no difference.
             if part < min(sent, means.offload) and left > 0:
                 here = replace(means, offload=part)
-                found.append(_way(table, way.choices, here, way.divided, room_bytes))
+                found.append(_way(table, way.choices, here, way.divided, room_bytes, best_us))
                 left -= len(way.choices.operations)
     return found
 
 
-def _way(table: CandidateTable, choices: Choices, means: Means, divided: Collection[str], room_bytes: int) -> _Way:
+def _way(
+    table: CandidateTable,
+    choices: Choices,
+    means: Means,
+    divided: Collection[str],
+    room_bytes: int,
+    known_us: float = math.inf,
+) -> _Way:
     draft = _ordered(table, choices, means)
     at_home = (draft.buffers[b] for b in draft.persistent)
     taken_bytes = sum(aligned(buffer.size_bytes) for buffer in at_home if buffer.space is Space.HOST)
     left = replace(means, host_bytes=means.host_bytes - taken_bytes)
-    resided = reside(table.graph, draft, table.device.host_link, left, room_bytes)
+    resided = reside(table.graph, draft, table.device.host_link, left, room_bytes, known_us)
     placed = assign_addresses(resided.draft, thorough=False)
     return _Way(_time_us(table, resided.draft, placed), resided, choices, means, divided)
 

@@ -135,14 +135,17 @@ def _fused(
         if saved_us > 0:
             saving.append((-saved_us, number, group))
     taken: list[Group] = []
+    replaced: set[str] = set()
+    read: set[str] = set()
+    unmade: set[str] = set()
     for _, _, group in sorted(saving, key=lambda entry: entry[:2]):
-        if all(_apart(group, other) for other in taken):
+        reads = group.reads
+        if replaced.isdisjoint(group.replaces) and unmade.isdisjoint(reads) and read.isdisjoint(group.unmade):
             taken.append(group)
+            replaced |= group.replaces
+            read |= reads
+            unmade |= group.unmade
     return _rewritten(program, taken)
-
-
-def _apart(a: Group, b: Group) -> bool:
-    return a.replaces.isdisjoint(b.replaces) and a.reads.isdisjoint(b.unmade) and b.reads.isdisjoint(a.unmade)
 
 
 def _saved_us(table: CandidateTable, group: Group, by_name: dict[str, Operation], limit_bytes: int | None) -> float:

@@ -23,6 +23,11 @@ from mbc.optimize.residence import Decisions, Offload, Recompute
 from mbc.optimize.runs import Run
 from mbc.plan.model import Space
 
+# Values that are made again for one, times runs: each may be moved with each. In a deep network some values between
+# stay where they are, from which the others are made again.
+CHAIN_WORK = 1_500_000
+SHORTEST_CHAIN = 60
+
 
 @dataclass(frozen=True, slots=True)
 class Gap:
@@ -46,6 +51,7 @@ class Ledger:
         self._again: dict[tuple[int, int], set[int]] = {}  # (run, position) -> outputs that are wanted of it
         self.again_us = 0.0  # of all repetitions
         self._journal: list[tuple[Any, bool, int, Any]] = []
+        self._most_chain = max(SHORTEST_CHAIN, CHAIN_WORK // max(1, len(runs)))
         self._valid_until: dict[int, int] = {}  # of states: the run that writes their next version over them
         for i, run in enumerate(runs):
             for buffer in run.reads:
@@ -106,6 +112,8 @@ class Ledger:
             if wanted in found:
                 continue
             found[wanted] = None
+            if len(found) > self._most_chain:
+                return math.inf, []
             if not self.can_repeat(wanted) or self.made[wanted] >= position:
                 return math.inf, []
             run = self.made[wanted]

@@ -24,9 +24,11 @@ class Block:
 
 def owners(buffers: Sequence[Buffer]) -> list[int]:
     """For each buffer the one whose bytes it ends up in, itself where it takes over none."""
-    found: list[int] = []
+    found = list(range(len(buffers)))
     for i, buffer in enumerate(buffers):
-        found.append(i if buffer.alias is None else found[buffer.alias])
+        while buffer.alias is not None:
+            found[i] = buffer.alias
+            buffer = buffers[buffer.alias]
     return found
 
 
@@ -39,28 +41,26 @@ def blocks(
 ) -> tuple[Block, ...]:
     """The blocks of one space that a program needs beside the persistent ones, ordered by start."""
     owner = owners(buffers)
+    end = len(program.launches)
+    first = dict.fromkeys(program.entry, 0)
+    last = dict.fromkeys(program.entry, 0)
+    for i, launch in enumerate(program.launches):
+        for access in launch.accesses:
+            first.setdefault(access.buffer, i)
+            last[access.buffer] = i
+    for buffer in program.exit:
+        first.setdefault(buffer, max(end - 1, 0))
+        last[buffer] = max(end - 1, 0)
     start: dict[int, int] = {}
     stop: dict[int, int] = {}
     members: dict[int, list[int]] = {}
-
-    def touch(buffer: int, first: int, after: int) -> None:
+    for buffer, launch in first.items():
         root = owner[buffer]
         if root in persistent or buffers[root].space is not space:
-            return
-        start[root] = min(start.get(root, first), first)
-        stop[root] = max(stop.get(root, after), after)
-        known = members.setdefault(root, [])
-        if buffer not in known:
-            known.append(buffer)
-
-    for buffer in program.entry:
-        touch(buffer, 0, 1)
-    for i, launch in enumerate(program.launches):
-        for access in launch.accesses:
-            touch(access.buffer, i, i + 1)
-    end = len(program.launches)
-    for buffer in program.exit:
-        touch(buffer, max(end - 1, 0), end)
+            continue
+        start[root] = min(start.get(root, launch), launch)
+        stop[root] = max(stop.get(root, 0), last[buffer] + 1)
+        members.setdefault(root, []).append(buffer)
     found: list[Block] = []
     for root in sorted(start, key=lambda root: (start[root], root)):
         others = (b for b in members[root] if b != root)

@@ -78,7 +78,8 @@ def renumbered(draft: Draft, numbers: Sequence[int]) -> Draft:
     def renamed(launch: Launch) -> Launch:
         if all(new[a.buffer] == a.buffer for a in launch.accesses):
             return launch
-        return replace(launch, accesses=tuple(Access(new[a.buffer], a.rows, a.mode) for a in launch.accesses))
+        accesses = tuple([Access(new[a.buffer], a.rows, a.mode) for a in launch.accesses])
+        return Launch(launch.work, launch.operations, launch.stream, accesses)
 
     def of(program: Program) -> Program:
         entry, exit_ = (tuple(new[b] for b in found) for found in (program.entry, program.exit))

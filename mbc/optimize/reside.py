@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ from mbc.optimize.homes import persistent_bytes
 from mbc.optimize.ledger import Gap, Ledger
 from mbc.optimize.lifetimes import blocks, live_bytes
 from mbc.optimize.order import Draft
-from mbc.optimize.residence import Decisions, rewrite
+from mbc.optimize.residence import Decisions, in_launch_order, rewrite
 from mbc.optimize.runs import Run, runs_of
 from mbc.optimize.strips import Division
 from mbc.optimize.takeover import take_over
@@ -32,8 +32,11 @@ SMALL_PART = 1 / 20_000
 # Copies shorter than so many latencies are not worth their place in the queue.
 SHORTEST_COPY_LATENCIES = 3
 MOST_ROUNDS = 40
+WORSE_ROUNDS = 10  # one after another that are no smaller than what was found
 # Making things again for longer than so many whole steps leads nowhere.
 MOST_AGAIN = 1.0
+# Of what is made again, some proves not to be needed: where so many times as long as another step allows is too little.
+WORTH_AGAIN = 1.5
 # Trials of keeping a value after all, each of which looks at the whole program.
 KEEP_WORK = 60_000_000
 # All sets of so few gaps are looked at, and of those that are faster so many are measured.
@@ -68,13 +71,20 @@ class Resided:
     sent: float = 0.0
 
 
-def reside(graph: TrainingGraph, draft: Draft, link: HostLink, means: Means, room_bytes: int) -> Resided:
-    """The draft as it fits the room, or as little over it as was found. `draft` must not alias but by updates."""
-    return _Chooser(graph, draft, link, means, room_bytes).run()
+def reside(
+    graph: TrainingGraph, draft: Draft, link: HostLink, means: Means, room_bytes: int, known_us: float = math.inf
+) -> Resided:
+    """The draft as it fits the room, or as little over it as was found. `draft` must not alias but by updates.
+
+    `known_us`: a step that fits; one that would take much longer is given up."""
+    found = _Chooser(graph, draft, link, means, room_bytes, known_us).run()
+    return replace(found, draft=in_launch_order(found.draft))
 
 
 class _Chooser:
-    def __init__(self, graph: TrainingGraph, draft: Draft, link: HostLink, means: Means, room_bytes: int) -> None:
+    def __init__(
+        self, graph: TrainingGraph, draft: Draft, link: HostLink, means: Means, room_bytes: int, known_us: float
+    ) -> None:
         self._graph = graph
         self._draft = draft
         self._link = link
@@ -88,6 +98,8 @@ class _Chooser:
         self._forced: set[int] = set()  # offloads that kernels wait for
         self._forbidden: set[tuple[int, int]] = set()  # values that are not to be made again before a run
         self._times_us = np.array([run.time_us for run in self._runs] + [0.0])
+        step_us = float(self._times_us.sum())
+        self._most_again_us = min(MOST_AGAIN * step_us, WORTH_AGAIN * (known_us - step_us))
 
     def run(self) -> Resided:
         best = self._measured()
@@ -95,24 +107,26 @@ class _Chooser:
         if best[0].live_bytes > self._room_bytes and self._means.offload > 0:
             self._send_away(best[1])
             best = self._measured()
+        smallest = best[0]  # one round may take more than that before
+        worse = 0
         for _ in range(MOST_ROUNDS):
             resided, over = best
-            if resided.live_bytes <= self._room_bytes:
+            if resided.live_bytes <= self._room_bytes or self._again_too_long() or worse >= WORSE_ROUNDS:
                 break
             if not (self._relieve(over) or self._forbid_at(int(np.argmax(over)))):
                 break
-            if self._again_too_long():
-                break
             self._schedule()
             best = self._measured()
+            worse = 0 if best[0].live_bytes < smallest.live_bytes else worse + 1
+            smallest = min(smallest, best[0], key=lambda found: found.live_bytes)
         if best[0].live_bytes <= self._room_bytes:
-            best = self._keep_again(best)
+            smallest = self._keep_again(best)[0]
         if self._means.recompute and not self._ledger.offloads:
-            return self._proved(best[0], kept_over)
-        return best[0]
+            return self._proved(smallest, kept_over)
+        return smallest
 
     def _again_too_long(self) -> bool:
-        return self._ledger.again_us > MOST_AGAIN * float(self._times_us.sum())
+        return self._ledger.again_us > self._most_again_us
 
     # What is taken
 

@@ -47,7 +47,8 @@ class Decisions:
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """`position[i]`: the run at which launch i of the training program stands, itself or by a decision."""
+    """`position[i]`: the run at which launch i of the training program stands, itself or by a decision. New buffers
+    have the highest numbers (see `in_launch_order`)."""
 
     draft: Draft
     position: tuple[int, ...]
@@ -77,6 +78,15 @@ def rewrite(draft: Draft, runs: Sequence[Run], decisions: Decisions, link: HostL
             writer.run(runs[clone], position, outputs)
         writer.run(run, position, None)
     return writer.finish()
+
+
+def in_launch_order(draft: Draft) -> Draft:
+    """The same draft with the numbers of buffers as its launches first touch them: in a plan a buffer may take over the
+    bytes of one with a lower number only."""
+    numbers = dict.fromkeys((*draft.persistent, *draft.train.entry))
+    numbers |= dict.fromkeys(access.buffer for launch in draft.train.launches for access in launch.accesses)
+    numbers |= dict.fromkeys(range(len(draft.buffers)))
+    return renumbered(draft, tuple(numbers))
 
 
 class _Writer:
@@ -119,14 +129,11 @@ class _Writer:
             exit=tuple(self._now.get(buffer, buffer) for buffer in self._draft.train.exit),
         )
         draft = replace(self._draft, buffers=tuple(self._buffers), train=program)
-        # A buffer may take over the bytes of one with a lower number only: numbers follow the launches.
-        numbers = dict.fromkeys((*draft.persistent, *program.entry))
-        numbers |= dict.fromkeys(access.buffer for launch in self._launches for access in launch.accesses)
-        numbers |= dict.fromkeys(range(len(self._buffers)))
-        return Rewritten(renumbered(draft, tuple(numbers)), tuple(self._position))
+        return Rewritten(draft, tuple(self._position))
 
     def _renamed(self, launch: Launch, moved: dict[int, int], again: bool) -> Launch:
         accesses: list[Access] = []
+        changed = False
         for access in launch.accesses:
             buffer = access.buffer
             if access.mode is Mode.READ:
@@ -136,9 +143,11 @@ class _Writer:
                 if buffer not in moved:
                     moved[buffer] = self._new(self._draft.buffers[buffer])
                 buffer = moved[buffer]
-            accesses.append(access if buffer == access.buffer else replace(access, buffer=buffer))
-        changed = any(new is not old for new, old in zip(accesses, launch.accesses, strict=True))
-        return replace(launch, accesses=tuple(accesses)) if changed else launch
+            if buffer != access.buffer:
+                changed = True
+                access = Access(buffer, access.rows, access.mode)
+            accesses.append(access)
+        return Launch(launch.work, launch.operations, launch.stream, tuple(accesses)) if changed else launch
 
     def _copy(self, source: int, target: int, stream: Stream, position: int) -> None:
         rows = self._buffers[source].rows

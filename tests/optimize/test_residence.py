@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mbc.optimize.residence import Decisions, Offload, Recompute, rewrite
+from mbc.optimize.residence import Decisions, Offload, Recompute, in_launch_order, rewrite
 from mbc.optimize.runs import Run, runs_of
 from mbc.optimize.takeover import take_over
 from mbc.plan.model import Plan, Stream
@@ -68,7 +68,7 @@ def decided(case: Case, chosen: Decisions) -> Plan:
     made = table(*case)
     rewritten = rewrite(draft_of(*case), runs(case), chosen, made.device.host_link)
     assert len(rewritten.position) == len(rewritten.draft.train.launches)
-    return plan_of(kept_plan(*case), take_over(made.graph, rewritten.draft))
+    return plan_of(kept_plan(*case), in_launch_order(take_over(made.graph, rewritten.draft)))
 
 
 def trained(plan: Plan, transfers: Transfers) -> dict[str, bytes]:
