@@ -30,7 +30,7 @@ from record import ROOT, show, write
 from mbc.device.interpolate import between
 from mbc.device.profile import Measurement, Profile, calibrated
 from mbc.device.profile_file import read_profile
-from mbc.device.profile_places import SHIPPED
+from mbc.device.profile_places import shipped_path
 from mbc.device.signature import read_signature, rows_of, signature, with_rows
 from mbc.device.spec import DeviceSpec, device_specs
 from mbc.kernels.base import Candidate
@@ -242,7 +242,7 @@ def _rounded(value: Shares | Spread) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--profile", type=Path, default=SHIPPED / "h200.sqlite")
+    parser.add_argument("--profile", type=Path, default=shipped_path("NVIDIA H200"))
     parser.add_argument("--write", action="store_true", help="into the package's data")
     arguments = parser.parse_args()
     profile = read_profile(arguments.profile)

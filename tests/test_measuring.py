@@ -19,7 +19,7 @@ from mbc.device.need import MOST_WORKSPACE_BYTES, Need
 from mbc.device.profile import Extent
 from mbc.device.profile_edit import write_profile
 from mbc.device.profile_file import ProfileWriter, read_profile
-from mbc.device.profile_places import file_name, user_path
+from mbc.device.profile_places import user_path
 from mbc.device.signature import signature
 from mbc.device.spec import find_spec
 from mbc.errors import MbcError
@@ -165,7 +165,9 @@ def test_nothing_happens_where_a_part_is_missing(fleet: Fleet, monkeypatch: pyte
 
 def test_the_shipped_profile_counts(fleet: Fleet):
     compile_plan(NETWORK, ASKED)
-    user_path(GPU.name).replace(profile_places.SHIPPED / file_name(GPU.name))
+    own = user_path(GPU.name)
+    write_profile(read_profile(own), profile_places.shipped_path(GPU.name))
+    own.unlink()
     compile_plan(NETWORK, ASKED)
     assert len(fleet.tasks) == 1
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from mbc.device.profile import Extent, Measurement, Profile
-from mbc.device.profile_file import WHOLE_EXTENT, ProfileWriter
+from mbc.device.profile_file import COMPRESSED, WHOLE_EXTENT, ProfileWriter
 from mbc.device.signature import read_signature, rows_of
 from mbc.errors import MbcError
 
@@ -77,7 +78,8 @@ def _wider(best_first: list[Extent]) -> Extent:
 
 
 def write_profile(profile: Profile, path: Path) -> None:
-    """Write a whole profile, replacing what is at `path` in one stroke. MBC072 where that cannot be."""
+    """Write a whole profile, replacing what is at `path` in one stroke; packed where its name ends in `COMPRESSED`, in
+    equal bytes for equal profiles. MBC072 where that cannot be."""
     part = path.with_name(f".{path.name}.part")
     try:
         part.unlink(missing_ok=True)
@@ -90,6 +92,8 @@ def write_profile(profile: Profile, path: Path) -> None:
                 writer.record_overhead(overhead)
             for name, value in sorted(profile.constants.items()):
                 writer.record_constant(name, value)
+        if path.suffix == COMPRESSED:
+            part.write_bytes(gzip.compress(part.read_bytes(), mtime=0))
         part.replace(path)
     except OSError as error:
         raise MbcError(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import sqlite3
 import time
+import zlib
 from collections.abc import Generator, Iterable
 from contextlib import closing, contextmanager
 from dataclasses import astuple, fields
@@ -26,6 +28,7 @@ APPLICATION_ID = 0x6D626370  # "mbcp", in the header of the file
 SCHEMA_VERSION = 3
 OLDEST_VERSION = 2  # that is still read; it lacks the dates of requests
 WHOLE_EXTENT = Extent(1 << 62)  # everything was looked for
+COMPRESSED = ".gz"  # end of the name of a file that is packed: it can be read, but not added to
 WAIT_S = 5.0  # for another process that holds the file
 WRITER_WAIT_S = 60.0  # several GPUs may measure into one file
 
@@ -202,8 +205,7 @@ def _read_once(path: Path, state: tuple[int | bytes, ...]) -> Profile:
 
 
 def _read(path: Path) -> Profile:
-    uri = f"{path.absolute().as_uri()}?mode=ro"
-    with _explained(path), closing(sqlite3.connect(uri, uri=True, timeout=WAIT_S)) as connection:
+    with _explained(path), closing(_opened(path)) as connection:
         date = "date" if _check(connection, path) > OLDEST_VERSION else "''"
         identity = _identity(connection, path)
         measurements: dict[str, list[Measurement]] = {}
@@ -223,6 +225,20 @@ def _read(path: Path) -> Profile:
             ) from error
     found = {key: tuple(rows) for key, rows in measurements.items()}
     return current(Profile(identity, found, overheads, str(path), extents, constants))
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    if path.suffix != COMPRESSED:
+        return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=WAIT_S)
+    try:
+        data = gzip.decompress(path.read_bytes())
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise MbcError(
+            "MBC073", f"'{path}' is not a profile of mbc, or is damaged: {error}", "delete it and measure again"
+        ) from error
+    connection = sqlite3.connect(":memory:")
+    connection.deserialize(data)  # whatever it is: what is no database is told when it is read
+    return connection
 
 
 class ProfileWriter:

@@ -10,7 +10,7 @@ from pathlib import Path
 from mbc.device.cudnn_library import Library
 from mbc.device.profile import Profile, version_text
 from mbc.device.profile_edit import merged
-from mbc.device.profile_file import read_profile
+from mbc.device.profile_file import COMPRESSED, read_profile
 from mbc.device.spec import DeviceSpec
 from mbc.device.target import LocalGpu, local_gpus
 from mbc.errors import MbcError
@@ -28,6 +28,11 @@ def user_path(gpu: str) -> Path:
     """Where a user's own measurements of a GPU are kept: under XDG_DATA_HOME, else ~/.local/share."""
     root = os.environ.get("XDG_DATA_HOME")
     return (Path(root) if root else Path.home() / ".local" / "share") / "mbc" / "profiles" / file_name(gpu)
+
+
+def shipped_path(gpu: str) -> Path:
+    """Where the measurements of a GPU are that come with mbc, if there are any."""
+    return SHIPPED / f"{file_name(gpu)}{COMPRESSED}"
 
 
 def own_path(gpu: str) -> Path:
@@ -71,7 +76,7 @@ def find_profile(device: DeviceSpec, path: str | None = None, accept_stale: bool
             )
         return replace(profile, stale=True)
     fresh: list[Profile] = []
-    for known in (user_path(device.name), SHIPPED / file_name(device.name)):
+    for known in (user_path(device.name), shipped_path(device.name)):
         if known.is_file():
             profile = read_profile(known)
             reason = staleness(profile, device, here)
@@ -116,4 +121,4 @@ def _noted(profile: Profile, here: LocalGpu | None) -> Profile:
 def known_profiles() -> tuple[Path, ...]:
     """The files of all the user's own profiles and of those that came with mbc."""
     own = user_path("any").parent
-    return (*sorted(own.glob("*.sqlite")), *sorted(SHIPPED.glob("*.sqlite")))
+    return (*sorted(own.glob("*.sqlite")), *sorted(SHIPPED.glob(f"*.sqlite{COMPRESSED}")))

@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
-from mbc.ops import KINDS
-from mbc.ops.fused import SEPARATOR
+from mbc.device.spec import DeviceSpec
+from mbc.ops.fused import SEPARATOR, kind_of
 from mbc.optimize.addresses import Placed, assign_addresses
 from mbc.optimize.bounds import floor_bytes
 from mbc.optimize.candidates import CandidateTable
@@ -48,6 +49,7 @@ MOST_PLACED = 3  # ways that are placed
 # the step is no slower than this, over the fastest.
 WORTH_MOVING = 0.1
 GOOD_ENOUGH = 1.02
+NO_SLOWER = 1e-3  # over the fastest: what a prediction cannot tell apart
 # Values above these parts of the room are handed on in micro-batches; where something fits without, only if the largest
 # takes so much of the room. A micro-batch is such a part of the room at most: several exist at once. What takes longer
 # to make than so many passes over it may be kept as a whole for the backward pass.
@@ -63,18 +65,26 @@ LONG_LEAD = 2.0
 LACKING_TIMES = ((1.0, 0.5), (1.5, 0.0))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Fitted:
     """A draft with addresses. It is over the room where nothing was found that is not."""
 
     draft: Draft
     placed: Placed
+    device: DeviceSpec
+
+    @cached_property
+    def step_us(self) -> float:
+        """Predicted time of the training step, waits for copies included."""
+        return _time_us(self.device, self.draft, self.placed)
 
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """`divided`: operations in strips, which keep their division."""
+    """`ordered`: the draft as it was before anything was decided. `divided`: operations in strips, which keep their
+    division."""
 
+    ordered: Draft
     time_us: float
     resided: Resided
     choices: Choices
@@ -82,20 +92,26 @@ class _Way:
     divided: Collection[str]
 
 
-def fit(table: CandidateTable, most: Mapping[str, int], means: Means, room_bytes: int) -> Fitted:
+def fit(
+    table: CandidateTable, most: Mapping[str, int], means: Means, room_bytes: int, programs: Programs | None = None
+) -> Fitted:
     """The fastest step that was found within the room; where none was, the smallest.
 
     `most`: workspace of operations by name, whatever is free. The states of the optimizer go to the host where they are
-    much of the room, and something else does not fit beside them or takes long to.
+    much of the room, and something else does not fit beside them or takes long to. `programs`: what runs as a group;
+    its values are kept, made again or sent to the host as a whole, and states stay.
     """
     found: list[Fitted] = []
 
     def tried(here: Means) -> Fitted | None:
-        fitted = _fit(table, most, here, room_bytes, _least_us(table, found, room_bytes))
+        fitted = _fit(table, most, here, room_bytes, _least_us(found, room_bytes), programs)
         if fitted is not None:
             found.append(fitted)
         return fitted
 
+    if programs is not None:
+        tried(means)
+        return found[0]
     whole_bytes, _ = floor_bytes(table, means.host_bytes if means.offload > 0 else 0)
     if whole_bytes <= room_bytes or not means.split:
         tried(means)
@@ -105,7 +121,7 @@ def fit(table: CandidateTable, most: Mapping[str, int], means: Means, room_bytes
         for division in divisions:
             here = replace(means, division=division)
             fitted = tried(here)
-            if fitted is not None and faster(table, found, room_bytes) is fitted:
+            if fitted is not None and faster(found, room_bytes) is fitted:
                 best, better = here, True
             elif fitted is None or fitted.placed.arena_bytes <= room_bytes:
                 slower = True
@@ -113,11 +129,11 @@ def fit(table: CandidateTable, most: Mapping[str, int], means: Means, room_bytes
             break  # more values in parts take longer
     if not found:
         tried(means)
-    for here in _with_states_away(table, most, best, room_bytes, faster(table, found, room_bytes)):
+    for here in _with_states_away(table, most, best, room_bytes, faster(found, room_bytes)):
         fitted = tried(here)
         if fitted is not None and fitted.placed.arena_bytes <= room_bytes:
             break
-    return faster(table, found, room_bytes)
+    return faster(found, room_bytes)
 
 
 def _divisions(
@@ -172,20 +188,20 @@ def _with_states_away(
 def _is_good(table: CandidateTable, most: Mapping[str, int], found: Fitted, room_bytes: int) -> bool:
     fastest_us = choose(table, most).train_us
     fits = found.placed.arena_bytes <= room_bytes
-    return fits and step_us(table, found) <= GOOD_ENOUGH * fastest_us
+    return fits and found.step_us <= GOOD_ENOUGH * fastest_us
 
 
-def faster(table: CandidateTable, found: Sequence[Fitted], room_bytes: int) -> Fitted:
+def faster(found: Sequence[Fitted], room_bytes: int) -> Fitted:
     """The fastest that is within the room; where none is, the smallest."""
     fitting = [f for f in found if f.placed.arena_bytes <= room_bytes]
     if fitting:
-        return min(fitting, key=lambda f: step_us(table, f))
+        return min(fitting, key=lambda f: f.step_us)
     return min(found, key=lambda f: f.placed.arena_bytes)
 
 
-def _least_us(table: CandidateTable, found: Sequence[Fitted], room_bytes: int) -> float:
+def _least_us(found: Sequence[Fitted], room_bytes: int) -> float:
     """Time of the fastest that is within the room; infinite where none is."""
-    return min((step_us(table, f) for f in found if f.placed.arena_bytes <= room_bytes), default=math.inf)
+    return min((f.step_us for f in found if f.placed.arena_bytes <= room_bytes), default=math.inf)
 
 
 def _ordered(table: CandidateTable, choices: Choices, means: Means) -> Draft:
@@ -199,19 +215,24 @@ def _ordered(table: CandidateTable, choices: Choices, means: Means) -> Draft:
 
 
 def _fit(
-    table: CandidateTable, most: Mapping[str, int], means: Means, room_bytes: int, known_us: float
+    table: CandidateTable,
+    most: Mapping[str, int],
+    means: Means,
+    room_bytes: int,
+    known_us: float,
+    programs: Programs | None,
 ) -> Fitted | None:
     """None where nothing was found that is within the room and could take less than `known_us`, which another does."""
     if means.division is not None:
         found = list(_make_room(table, most, means, room_bytes, known_us))
-        return faster(table, found, room_bytes) if found else None
-    kept = keep_all(table, most, means, room_bytes)
-    if kept.placed.arena_bytes <= room_bytes and _is_fastest(table, most, kept):
+        return faster(found, room_bytes) if found else None
+    kept = keep_all(table, most, means, room_bytes, programs)
+    if kept.placed.arena_bytes <= room_bytes and _is_fastest(table, most, kept, programs):
         return kept
     found = [kept]
     if means.recompute or means.offload > 0:
-        found += _make_room(table, most, means, room_bytes, known_us)
-    return faster(table, found, room_bytes)
+        found += _make_room(table, most, means, room_bytes, known_us, programs)
+    return faster(found, room_bytes)
 
 
 def keep_all(
@@ -230,9 +251,9 @@ def keep_all(
             break
         placed = assign_addresses(draft, room_bytes, thorough=not hopeless)
         if placed.arena_bytes <= room_bytes:
-            return Fitted(draft, placed)
+            return Fitted(draft, placed, table.device)
         if smallest is None or placed.arena_bytes < smallest.placed.arena_bytes:
-            smallest = Fitted(draft, placed)
+            smallest = Fitted(draft, placed, table.device)
         if placed.live_bytes <= room_bytes:
             spared_bytes += placed.arena_bytes - room_bytes
             free = _free(draft, room_bytes - spared_bytes)
@@ -245,21 +266,26 @@ def keep_all(
     return smallest
 
 
-def _is_fastest(table: CandidateTable, most: Mapping[str, int], kept: Fitted) -> bool:
+def _is_fastest(table: CandidateTable, most: Mapping[str, int], kept: Fitted, programs: Programs | None) -> bool:
     """Whether more room would not help."""
-    return step_us(table, kept) <= choose(table, most).train_us * (1 + 1e-9)
+    return kept.step_us <= choose(table, most, programs=programs).train_us * (1 + NO_SLOWER)
 
 
 def _make_room(
-    table: CandidateTable, most: Mapping[str, int], means: Means, room_bytes: int, known_us: float
+    table: CandidateTable,
+    most: Mapping[str, int],
+    means: Means,
+    room_bytes: int,
+    known_us: float,
+    programs: Programs | None = None,
 ) -> Iterator[Fitted]:
     """Steps that make room, placed: the most promising way; where placing takes more than the room, again in less."""
-    ways = _ways(table, most, means, room_bytes, known_us)
+    ways = _ways(table, most, means, room_bytes, known_us, programs)
     fitting = [way for way in ways if way.resided.live_bytes <= room_bytes]
     if not fitting:
         if ways and math.isinf(known_us):
             smallest = min(ways, key=lambda way: way.resided.live_bytes).resided.draft
-            yield Fitted(smallest, assign_addresses(smallest, thorough=False))
+            yield Fitted(smallest, assign_addresses(smallest, thorough=False), table.device)
         return
     # The fastest first; one that placing takes more than the room for is tried again in less.
     for way in sorted(fitting, key=lambda way: way.time_us)[:MOST_PLACED]:
@@ -267,16 +293,23 @@ def _make_room(
         while way.resided.live_bytes <= room_bytes - spared_bytes:
             draft = _with_free_workspace(table, most, way, room_bytes - spared_bytes)
             placed = assign_addresses(draft, room_bytes)
-            yield Fitted(draft, placed)
+            yield Fitted(draft, placed, table.device)
             if placed.arena_bytes <= room_bytes:
                 return
             spared_bytes += max(placed.arena_bytes - room_bytes, int(LEAST_SPARED * room_bytes))
             if spared_bytes > MOST_SPARED * room_bytes:
                 break
-            way = _way(table, way.choices, way.means, way.divided, room_bytes - spared_bytes)
+            way = _way(table, way.ordered, way.choices, way.means, way.divided, room_bytes - spared_bytes)
 
 
-def _ways(table: CandidateTable, most: Mapping[str, int], means: Means, room_bytes: int, known_us: float) -> list[_Way]:
+def _ways(
+    table: CandidateTable,
+    most: Mapping[str, int],
+    means: Means,
+    room_bytes: int,
+    known_us: float,
+    programs: Programs | None,
+) -> list[_Way]:
     """The step fitted under several limits of workspace; under those that are best for it, with less sent to the
     host."""
     known: set[tuple[float, ...]] = set()
@@ -285,7 +318,7 @@ def _ways(table: CandidateTable, most: Mapping[str, int], means: Means, room_byt
     for part in WORKSPACE_PARTS:
         limit_bytes = int(part * room_bytes)
         limits = {name: min(limit, limit_bytes) for name, limit in most.items()}
-        choices = choose(table, limits)
+        choices = choose(table, limits, programs=programs)
         divided: Mapping[str, int] = {}
         if means.division is not None:
             divided = divided_operations(table, order(table, choices), means.division)
@@ -294,7 +327,8 @@ def _ways(table: CandidateTable, most: Mapping[str, int], means: Means, room_byt
         if points in known or choices.train_us >= best_us:
             continue
         known.add(points)
-        found.append(_way(table, choices, means, divided, room_bytes, best_us))
+        draft = _ordered(table, choices, means)
+        found.append(_way(table, draft, choices, means, divided, room_bytes, best_us))
         left -= len(choices.operations)
         better = found[-1].resided.live_bytes <= room_bytes and found[-1].time_us < best_us
         if better:
@@ -312,53 +346,50 @@ def _ways(table: CandidateTable, most: Mapping[str, int], means: Means, room_byt
             # More than the link can carry makes no difference.
             if part < min(sent, means.offload) and left > 0:
                 here = replace(means, offload=part)
-                found.append(_way(table, way.choices, here, way.divided, room_bytes, best_us))
+                found.append(_way(table, way.ordered, way.choices, here, way.divided, room_bytes, best_us))
                 left -= len(way.choices.operations)
     return found
 
 
 def _way(
     table: CandidateTable,
+    draft: Draft,
     choices: Choices,
     means: Means,
     divided: Collection[str],
     room_bytes: int,
     known_us: float = math.inf,
 ) -> _Way:
-    draft = _ordered(table, choices, means)
     at_home = (draft.buffers[b] for b in draft.persistent)
     taken_bytes = sum(aligned(buffer.size_bytes) for buffer in at_home if buffer.space is Space.HOST)
     left = replace(means, host_bytes=means.host_bytes - taken_bytes)
-    resided = reside(table.graph, draft, table.device.host_link, left, room_bytes, known_us)
+    groups = (*choices.train, *choices.infer)
+    resided = reside(table.graph, draft, table.device.host_link, left, room_bytes, known_us, groups)
     placed = assign_addresses(resided.draft, thorough=False)
-    return _Way(_time_us(table, resided.draft, placed), resided, choices, means, divided)
+    return _Way(draft, _time_us(table.device, resided.draft, placed), resided, choices, means, divided)
 
 
-def step_us(table: CandidateTable, found: Fitted) -> float:
-    """Predicted time of the training step, waits for copies included."""
-    return _time_us(table, found.draft, found.placed)
-
-
-def _time_us(table: CandidateTable, draft: Draft, placed: Placed) -> float:
+def _time_us(device: DeviceSpec, draft: Draft, placed: Placed) -> float:
     train = replace(draft.train, waits=synchronise(draft.train, draft.buffers, placed.offsets))
-    return simulate(train, contention=contention(train, draft.buffers, table.device))
+    return simulate(train, contention=contention(train, draft.buffers, device))
 
 
 def _with_free_workspace(table: CandidateTable, most: Mapping[str, int], way: _Way, room_bytes: int) -> Draft:
     """The same decisions and layouts; every operation takes what workspace is free where it runs, again included."""
     free = _free(way.resided.draft, room_bytes)
     slices: dict[str, Sequence[Slice]] = {}
-    kinds = {op.name: op for op in (*table.graph.train, *table.graph.infer) if not KINDS[op.kind].view}
-    for name, choice in way.choices.operations.items():
-        if name in way.divided:
+    operations = {op.name: op for op in (*way.choices.train, *way.choices.infer) if not kind_of(op).view}
+    for name, operation in operations.items():
+        if name in way.divided or name not in most:  # what was gathered needs none
             continue
+        choice = way.choices.operations[name]
         limit = min(most[name], free.get(name, most[name]))
-        menu = table.menus(kinds[name])[choice.layouts]
+        menu = table.menus(operation)[choice.layouts]
         # Where nothing is small enough, the smallest.
         point = ([point for point in menu if aligned(point.workspace_bytes) <= limit] or menu[:1])[-1]
         if point is not choice.point:
             slices[name] = point.slices
-    return rechosen(table, way.resided.draft, slices)
+    return rechosen(table, way.resided.draft, operations, slices)
 
 
 def _free(draft: Draft, room_bytes: int) -> Mapping[str, int]:

@@ -44,6 +44,11 @@ class Gathered:
     saved_us: float
 
 
+def is_gathered(operation: Operation) -> bool:
+    """Whether it may be one of many in a launch."""
+    return operation.kind in _KINDS
+
+
 def bundles(program: Sequence[Operation], table: CandidateTable) -> tuple[tuple[Operation, ...], ...]:
     """Operations that one launch may run: nobody reads what they make before the last of them, or all that they read
     is there before the first."""

@@ -6,17 +6,22 @@ be kept; the rest costs at least a fractional knapsack: bytes that the link can 
 the time of their operation (and of what only serves it) or of their copy, whichever is less. The operation that costs
 most bounds the step. In the spirit of the cut-based bounds of "MONeT" (Shah et al., 2021) and "Checkmate" (Jain et al.,
 2020), without a solver.
+
+Where operations may run as groups, an operation takes no less than its share of the cheapest group, and values that a
+group may leave unmade, or make later, count as no bytes: what is left bounds steps with groups and without.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mbc.ir.graph import Operation, Role
 from mbc.ops import KINDS
 from mbc.optimize.candidates import CandidateTable, least_workspace_bytes
+from mbc.optimize.fuse import Group, all_groups
+from mbc.optimize.gather import is_gathered
 from mbc.optimize.lifetimes import aligned
 from mbc.optimize.order import updates_early
 from mbc.optimize.reside import Means
@@ -38,8 +43,12 @@ def within_us(table: CandidateTable, means: Means, room_bytes: int, fastest_us: 
     """Microseconds that no step takes less than in an arena of so many bytes, `fastest_us` being those of any step."""
     step = _Step(table, means.split)
     # Where operations may be executed together row by row, what one needs is sure to be there as a whole only where
-    # all rows are needed.
-    possible = [i for i, op in enumerate(step.operations) if not (means.split and KINDS[op.kind].divisible)]
+    # all rows are needed; and an operation within a group may do without some of its operands.
+    possible = [
+        i
+        for i, op in enumerate(step.operations)
+        if not (means.split and KINDS[op.kind].divisible) and op.name not in step.grouped
+    ]
     places = sorted({possible[i * len(possible) // LOOKED_AT] for i in range(LOOKED_AT) if possible})
     best_us = fastest_us
     for place in places:
@@ -80,7 +89,14 @@ class _Step:
             if KINDS[operation.kind].view:
                 self._roots[operation.outputs[0]] = self._root(operation.inputs[0])
         self.operations = [op for op in updates_early(graph.train) if not KINDS[op.kind].view]
-        self.times_us = [min(front[-1].time_us for front in table.menus(op).values()) for op in self.operations]
+        alone_us = [min(front[-1].time_us for front in table.menus(op).values()) for op in self.operations]
+        groups = [g for g in all_groups(table) if g.replaces.issubset(op.name for op in self.operations)]
+        self.grouped = frozenset(name for group in groups for name in group.replaces)
+        self._unmade = frozenset(value for group in groups for value in group.unmade)
+        self._launch_us: dict[str, float] = {}  # the cheapest launch of a group that makes a value
+        self._stands: dict[str, int] = {}  # where the last launch of a group that an operation may be in stands at most
+        self._alone_us = alone_us
+        self.times_us = self._shared(groups, alone_us)
         self._known_us: dict[int, float] = {}
         self._made: dict[str, int] = dict.fromkeys(graph.inputs, -1)
         self._reads: dict[str, list[int]] = {}
@@ -99,6 +115,23 @@ class _Step:
         )
         self._last_reads: Mapping[str, int] = {name: reads[-1] for name, reads in self._reads.items()}
 
+    def _shared(self, groups: Sequence[Group], alone_us: Sequence[float]) -> list[float]:
+        """What each operation takes at least: alone, or its share of a group; nothing where many may run at once."""
+        places = {op.name: i for i, op in enumerate(self.operations)}
+        found = [0.0 if is_gathered(op) else time_us for op, time_us in zip(self.operations, alone_us, strict=True)]
+        for group in groups:
+            launches_us = [min((c.time_us for c in self._table.offered(o)), default=math.inf) for o in group.launches]
+            for launch, time_us in zip(group.launches, launches_us, strict=True):
+                for name in launch.outputs:
+                    self._launch_us[name] = min(self._launch_us.get(name, math.inf), time_us)
+            members = [places[name] for name in group.replaces]
+            part = sum(launches_us) / max(1e-9, sum(alone_us[i] for i in members))
+            for i in members:
+                found[i] = min(found[i], alone_us[i] * part)
+                name = self.operations[i].name
+                self._stands[name] = max(self._stands.get(name, 0), *members)
+        return found
+
     def at(self, place: int) -> tuple[list[_Item], int]:
         """What is needed before and after an operation and is none of its operands, and bytes that it cannot do
         without."""
@@ -107,7 +140,8 @@ class _Step:
         sizes: dict[int, int] = {}
         for name, last in self._last_reads.items():
             made = self._made.get(name, place)
-            if made < place < last and name not in operands and name not in self._states:
+            sure = made < 0 or (self._stands.get(self.operations[made].name, 0) < place and name not in self._unmade)
+            if made < place < last and sure and name not in operands and name not in self._states:
                 sizes[made] = sizes.get(made, 0) + self._size(name)
         items = [_Item(size, self._again_us(made)) for made, size in sizes.items()]
         return items, self._fixed_bytes + self._operand_bytes(operation, place)
@@ -130,12 +164,13 @@ class _Step:
         if operation is None or KINDS[operation.kind].updates:
             return math.inf
         size_bytes = sum(map(self._size, operation.outputs))
-        found = self.times_us[made]
+        found = self._alone_us[made]
         for name in dict.fromkeys(map(self._root, operation.inputs)):
             source = self._made.get(name, -1)
             serves = self._reads[name] == [made] and len(self.operations[source].outputs) == 1
             if source >= 0 and serves and name not in self._states and self._size(name) >= size_bytes:
                 found += self._again_us(source)
+        found = min(found, *(self._launch_us.get(name, math.inf) for name in operation.outputs))
         self._known_us[made] = found
         return found
 

@@ -5,16 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from mbc.ir.graph import Operation
+from mbc.ops.fused import SEPARATOR
 from mbc.optimize.candidates import CandidateTable
 from mbc.optimize.menus import Slice
 from mbc.optimize.order import Draft, launches_of, renumbered
 from mbc.plan.model import Buffer, Launch, Program
 
 
-def rechosen(table: CandidateTable, draft: Draft, slices: Mapping[str, Sequence[Slice]]) -> Draft:
-    """The draft with these slices of operations by name, wherever one is launched: the first time and again. The
-    launches of each must stand together."""
-    operations = {op.name: op for op in (*table.graph.train, *table.graph.infer)}
+def rechosen(
+    table: CandidateTable,
+    draft: Draft,
+    operations: Mapping[str, Operation],
+    slices: Mapping[str, Sequence[Slice]],
+) -> Draft:
+    """The draft with these slices of operations (groups, too) by name, wherever one is launched: the first time and
+    again. The launches of each must stand together."""
     buffers = list(draft.buffers)
 
     def of(program: Program) -> Program:
@@ -25,8 +31,8 @@ def rechosen(table: CandidateTable, draft: Draft, slices: Mapping[str, Sequence[
             stop = start + 1
             while stop < len(program.launches) and _continues(draft, program.launches[stop], launch):
                 stop += 1
-            name = launch.operations[0] if launch.operations else None
-            if name is None or name not in slices:
+            name = SEPARATOR.join(launch.operations)
+            if name not in slices:
                 launches += program.launches[start:stop]
             else:
                 operands = _operands(draft.buffers, launch)

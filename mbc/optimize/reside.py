@@ -10,13 +10,14 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mbc.device.transfers import HostLink
-from mbc.ir.graph import TrainingGraph
+from mbc.ir.graph import Operation, TrainingGraph
 from mbc.optimize.homes import persistent_bytes
 from mbc.optimize.ledger import Gap, Ledger
 from mbc.optimize.lifetimes import blocks, live_bytes
@@ -72,20 +73,34 @@ class Resided:
 
 
 def reside(
-    graph: TrainingGraph, draft: Draft, link: HostLink, means: Means, room_bytes: int, known_us: float = math.inf
+    graph: TrainingGraph,
+    draft: Draft,
+    link: HostLink,
+    means: Means,
+    room_bytes: int,
+    known_us: float = math.inf,
+    groups: Sequence[Operation] = (),
 ) -> Resided:
     """The draft as it fits the room, or as little over it as was found. `draft` must not alias but by updates.
 
     `known_us`: a step that fits; one that would take much longer is given up."""
-    found = _Chooser(graph, draft, link, means, room_bytes, known_us).run()
+    found = _Chooser(graph, draft, link, means, room_bytes, known_us, groups).run()
     return replace(found, draft=in_launch_order(found.draft))
 
 
 class _Chooser:
     def __init__(
-        self, graph: TrainingGraph, draft: Draft, link: HostLink, means: Means, room_bytes: int, known_us: float
+        self,
+        graph: TrainingGraph,
+        draft: Draft,
+        link: HostLink,
+        means: Means,
+        room_bytes: int,
+        known_us: float,
+        groups: Sequence[Operation],
     ) -> None:
         self._graph = graph
+        self._groups = groups
         self._draft = draft
         self._link = link
         self._means = means
@@ -138,7 +153,7 @@ class _Chooser:
 
     def _measure(self, decisions: Decisions) -> tuple[Resided, NDArray[np.int64]]:
         rewritten = rewrite(self._draft, self._runs, decisions, self._link)
-        draft = take_over(self._graph, rewritten.draft)
+        draft = take_over(self._graph, rewritten.draft, self._groups)
         program_blocks = blocks(draft.train, draft.buffers, frozenset(draft.persistent))
         live = np.array(live_bytes(program_blocks, len(draft.train.launches)), np.int64) + self._persistent_bytes
         over = np.full(len(self._runs) + 1, -self._room_bytes, np.int64)

@@ -14,7 +14,7 @@ from mbc.optimize.bounds import floor_bytes
 from mbc.optimize.candidates import CandidateTable
 from mbc.optimize.choose import check_limit, choose
 from mbc.optimize.contention import contention
-from mbc.optimize.fit import UNLIMITED_BYTES, Fitted, faster, fit, keep_all, step_us
+from mbc.optimize.fit import UNLIMITED_BYTES, Fitted, faster, fit
 from mbc.optimize.fuse import Programs, fuse, plain
 from mbc.optimize.knapsack import within_us
 from mbc.optimize.order import Draft
@@ -78,27 +78,25 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
         )
     check_host(placed, limits.host_bytes, table.graph.name)
     any_us = choose(table.without_determinism(), {}).train_us if table.rules.deterministic else 0.0
-    # The bound within a budget is of operations by themselves, which groups may beat.
-    groups = unlimited.train != table.graph.train
-    least_us = 0.0 if groups else within_us(table, means, budget_bytes - overhead_bytes, unlimited.train_us)
+    least_us = within_us(table, means, budget_bytes - overhead_bytes, unlimited.train_us)
     bounds = Bounds(floor, floor_operation.name, placed.live_bytes, unlimited.train_us, any_us, least_us)
     return _plan(table, draft, placed, bounds, budget_bytes, overhead_bytes, limits.host_bytes)
 
 
 def _fitted(table: CandidateTable, limits: Limits, means: Means, room_bytes: int) -> Fitted:
-    """The fastest step that was found within the room. One with groups of operations keeps everything: what is made
-    again, sent to the host or executed in strips runs operation by operation."""
+    """The fastest step that was found within the room, of one with groups of operations and one without: only
+    operations by themselves are executed in strips, and only their optimizer's states go to the host."""
     groups = fuse(table, limits.operation_bytes)
     most = _most(table, limits, groups)
     together = choose(table, most, programs=groups)
     alone = _most(table, limits, plain(table.graph))
     if (together.train, together.infer) == (table.graph.train, table.graph.infer):
         return fit(table, alone, means, room_bytes)
-    found = keep_all(table, most, means, room_bytes, groups)
+    found = fit(table, most, means, room_bytes, groups)
     fits = found.placed.arena_bytes <= room_bytes
-    if fits and step_us(table, found) <= choose(table, alone).train_us:
+    if fits and found.step_us <= choose(table, alone).train_us:
         return found
-    return faster(table, (found, fit(table, alone, means, room_bytes)), room_bytes)
+    return faster((found, fit(table, alone, means, room_bytes)), room_bytes)
 
 
 def _means(table: CandidateTable, limits: Limits) -> Means:

@@ -174,10 +174,10 @@ def test_list_without_a_file(mbc, two, tmp_path, monkeypatch):
     user_path(GPU.name).parent.mkdir(parents=True)
     shutil.copy("a.sqlite", user_path(GPU.name))
     (tmp_path / "shipped").mkdir()
-    shutil.copy("b.sqlite", tmp_path / "shipped" / "other.sqlite")
+    write_profile(read_profile(Path("b.sqlite")), tmp_path / "shipped" / "other.sqlite.gz")
     assert [f["source"] for f in mbc("profile", "list", "--json").json] == [
         str(user_path(GPU.name)),
-        str(tmp_path / "shipped" / "other.sqlite"),
+        str(tmp_path / "shipped" / "other.sqlite.gz"),
     ]
 
 

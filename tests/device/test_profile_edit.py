@@ -125,3 +125,18 @@ def test_a_profile_is_written_in_one_stroke(tmp_path: Path):
         write_profile(replace(profile({A: [None]})), target)  # type: ignore[list-item]
     assert set(engines(read_profile(target).measurements[signature(A)])) == {2}
     assert [p.name for p in tmp_path.iterdir()] == ["p.sqlite"]
+
+
+def test_a_packed_profile_is_the_same_profile(tmp_path: Path):
+    known = profile({A: [measurement(1, 10.0)], B: []}, {A: Extent(64, "why", OLD), B: Extent(1, "", OLD)})
+    packed, plain = tmp_path / "p.sqlite.gz", tmp_path / "p.sqlite"
+    write_profile(known, packed)
+    write_profile(known, plain)
+    assert replace(read_profile(packed), source="") == replace(read_profile(plain), source="")
+    before = packed.read_bytes()
+    write_profile(known, packed)
+    assert packed.read_bytes() == before and len(before) < plain.stat().st_size / 4
+    packed.write_bytes(before[:-20])
+    with pytest.raises(MbcError, match="is damaged") as caught:
+        read_profile(packed)
+    assert caught.value.code == "MBC073"

@@ -106,7 +106,7 @@ def test_a_plan_without_groups_takes_longer_and_more_memory():
     assert made[0] < made[1]
 
 
-def _trained(plan: Plan, steps: int = 3) -> tuple[dict[str, np.ndarray], list[float]]:
+def trained(plan: Plan, steps: int = 3) -> tuple[dict[str, np.ndarray], list[float]]:
     module = Module(plan, device="cpu")
     random = np.random.default_rng(0)
     losses: list[float] = []
@@ -123,18 +123,18 @@ def test_groups_compute_what_their_operations_do(optimizer: str, affine: str):
     steps = graph("fp64", optimizer, affine)
     fused, single = planned(steps), planned(steps, fused=False)
     assert any(len(launch.operations) > 1 for launch in fused.train.launches)
-    states, losses = _trained(fused)
-    wanted, wanted_losses = _trained(single)
+    states, losses = trained(fused)
+    wanted, wanted_losses = trained(single)
     assert losses == pytest.approx(wanted_losses, rel=1e-12)
     for name, value in wanted.items():
         np.testing.assert_allclose(states[name], value, rtol=1e-9, atol=1e-12, err_msg=name)
 
 
 def test_groups_in_low_precision_are_no_further_off_than_their_operations():
-    exact, _ = _trained(planned(graph("fp32"), fused=False))
+    exact, _ = trained(planned(graph("fp32"), fused=False))
     off: dict[bool, float] = {}
     for fused in (True, False):
-        states, _ = _trained(planned(graph("bf16"), fused))
+        states, _ = trained(planned(graph("bf16"), fused))
         off[fused] = float(np.sqrt(sum(np.sum((states[name] - exact[name]) ** 2) for name in exact)))
     assert 0 < off[True] < 1.3 * off[False]
 
@@ -264,5 +264,5 @@ def test_a_group_writes_over_what_its_members_may_write_over():
 def test_all_groups_cover_both_programs():
     steps = graph("bf16")
     trained = {o.name for o in steps.train}
-    inferred = [g for g in all_groups(steps) if not g.replaces & trained]
+    inferred = [g for g in all_groups(table(steps)) if not g.replaces & trained]
     assert {launch.kind for g in inferred for launch in g.launches} >= {"batch_normalize+relu", "bias_add+relu"}

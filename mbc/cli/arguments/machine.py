@@ -52,7 +52,7 @@ def add_profile(commands: Commands) -> None:
     add_json(made)
     made = _profile_verb(
         verbs, "ship", "Write the part of a profile that planning uses: kernels that no other one beats.",
-        "  mbc profile ship here.sqlite -o h200.sqlite",
+        "  mbc profile ship here.sqlite -o h200.sqlite.gz",
     )  # fmt: skip
     made.add_argument("file", metavar="FILE")
     made.add_argument("-o", "--output", required=True, metavar="FILE")

@@ -1,0 +1,51 @@
+"""Groups of operations within a budget: what they make is kept, made again or sent to the host like anything else."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+
+import pytest
+
+from mbc.plan.model import Plan
+from tests.optimize.test_fuse import H200, graph, planned, trained
+
+OVERHEAD_BYTES = H200.overhead_bytes or 600_000_000
+
+
+@functools.cache
+def kept(precision: str) -> Plan:
+    return planned(graph(precision))
+
+
+def within(precision: str, share: float) -> Plan:
+    """Planned for so much of the arena that keeping everything takes."""
+    return planned(graph(precision), budget_bytes=int(kept(precision).predictions.arena_bytes * share) + OVERHEAD_BYTES)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize("share", [0.95, 0.7, 0.65, 0.6])
+def test_groups_run_again_and_give_the_same_bits(precision: str, share: float):
+    plan = within(precision, share)
+    assert plan.predictions.arena_bytes <= share * kept(precision).predictions.arena_bytes
+    times = Counter(launch.operations for launch in plan.train.launches)
+    assert any(len(operations) > 1 and count > 1 for operations, count in times.items())
+    states, losses = trained(plan)
+    wanted, wanted_losses = trained(kept(precision))
+    assert losses == wanted_losses
+    assert {name: state.tobytes() for name, state in states.items()} == {
+        name: state.tobytes() for name, state in wanted.items()
+    }
+
+
+@pytest.mark.parametrize("share", [0.9, 0.8, 0.7, 0.6, 0.5, 0.4])
+def test_the_bound_holds_of_groups_too(share: float):
+    """No plan is faster than its bound, and a smaller budget bounds no lower."""
+    bounds = [within("bf16", part).bounds.within_us for part in (share, share + 0.05)]
+    assert bounds[0] >= bounds[1] > 0
+    assert within("bf16", share).predictions.train_us >= bounds[0] * (1 - 1e-9)
+
+
+def test_operations_by_themselves_take_over_where_groups_need_too_much_at_once():
+    plan = within("bf16", 0.4)
+    assert all(len(launch.operations) <= 1 for launch in plan.train.launches)
