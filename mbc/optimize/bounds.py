@@ -24,7 +24,7 @@ def floor_bytes(table: CandidateTable, host_bytes: int = 0, split: bool = False)
     away = min(host_bytes, movable_bytes)
     states = sum(sizes.values()) - away
     fused: dict[str, int] = {}
-    for group in all_groups(graph):
+    for group in all_groups(table):
         for launch in group.launches:
             if table.offered(launch):
                 taken = operands_bytes(table, launch, split)

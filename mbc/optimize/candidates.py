@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from mbc.device.profile import Profile
@@ -55,8 +56,11 @@ class CandidateTable:
     _divided: dict[Request, Mapping[tuple[Layout, ...], Menu]] = field(
         default_factory=dict[Request, Mapping[tuple[Layout, ...], Menu]]
     )
-    # What `mbc.optimize.choose` found, by what it was asked.
+    # The same by names of operations and their outputs, which a deep network asks for over and over.
+    _named: dict[tuple[Any, ...], Any] = field(default_factory=dict[tuple[Any, ...], Any], repr=False, compare=False)
+    # What `mbc.optimize.choose` found, by what it was asked; the groups of `mbc.optimize.fuse`, by program.
     chosen: dict[tuple[Any, ...], Any] = field(default_factory=dict[tuple[Any, ...], Any], repr=False, compare=False)
+    groups: dict[str, Any] = field(default_factory=dict[str, Any], repr=False, compare=False)
     _conversions: dict[tuple[TensorType, Layout], float] = field(default_factory=dict[tuple[TensorType, Layout], float])
 
     def without_determinism(self) -> CandidateTable:
@@ -68,6 +72,12 @@ class CandidateTable:
     @property
     def whole(self) -> Rows:
         return Rows(0, self.graph.batch)
+
+    @cached_property
+    def layouted(self) -> frozenset[str]:
+        """Values whose two layouts differ in memory."""
+        values = self.graph.values
+        return frozenset(name for name, value in values.items() if layout_matters(value.type.shape))
 
     def request(self, operation: Operation, rows: Rows) -> Request:
         return request_of(self.graph, operation, rows)
@@ -86,7 +96,11 @@ class CandidateTable:
 
     def offered(self, operation: Operation) -> tuple[Candidate, ...]:
         """`candidates` for the whole mini-batch, none where there is none: fused groups need not have any."""
-        return self._offered(self.request(operation, self.whole))
+        key = "offered", operation.name, operation.outputs
+        known = self._named.get(key)
+        if known is None:
+            known = self._named[key] = self._offered(self.request(operation, self.whole))
+        return known
 
     def _offered(self, request: Request) -> tuple[Candidate, ...]:
         known = self._known.get(request)
@@ -161,10 +175,14 @@ class CandidateTable:
 
     def menus(self, operation: Operation) -> Mapping[tuple[Layout, ...], Menu]:
         """Per combination of layouts the ways to run the operation; never empty."""
-        request = self.request(operation, self.whole)
-        known = self._menus.get(request)
+        key = "menus", operation.name, operation.outputs
+        known = self._named.get(key)
         if known is None:
-            known = self._menus[request] = self._make_menus(operation)
+            request = self.request(operation, self.whole)
+            known = self._menus.get(request)
+            if known is None:
+                known = self._menus[request] = self._make_menus(operation)
+            self._named[key] = known
         return known
 
     def menus_in(self, operation: Operation, rows: int) -> Mapping[tuple[Layout, ...], Menu]:

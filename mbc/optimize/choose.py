@@ -52,15 +52,16 @@ def choose(
     """
     graph = table.graph
     divided = rows or {}
-    if programs is not None:
-        return _gathered(table, _choose(table, programs, limits, divided))
-    asked = tuple(
-        (min(limits.get(operation.name, _NO_LIMIT), _NO_LIMIT), divided.get(operation.name))
-        for operation in (*graph.train, *graph.infer)
+    chosen = programs or plain(graph)
+    limited = tuple(
+        (o.name, o.outputs, min(limits.get(o.name, _NO_LIMIT), _NO_LIMIT), divided.get(o.name))
+        for o in (*chosen.train, *chosen.infer)
     )
+    asked = limited, programs is not None
     known = table.chosen.get(asked)
     if known is None:
-        known = table.chosen[asked] = _choose(table, plain(graph), limits, divided)
+        known = _choose(table, chosen, limits, divided)
+        known = table.chosen[asked] = known if programs is None else _gathered(table, known)
     return known
 
 
@@ -73,8 +74,17 @@ def _choose(
         name = operation.name
         return table.menus_in(operation, divided[name]) if name in divided else table.menus(operation)
 
+    known: dict[tuple[int, int | None], Options] = {}  # a deep network asks the same of few menus
+
+    def within(operation: Operation) -> Options:
+        found, limit_bytes = menus(operation), limits.get(operation.name)
+        key = id(found), limit_bytes
+        if key not in known:
+            known[key] = best_within(found, limit_bytes)
+        return known[key]
+
     options = {
-        operation.name: best_within(menus(operation), limits.get(operation.name))
+        operation.name: within(operation)
         for operation in (*programs.train, *programs.infer)
         if not kind_of(operation).view
     }

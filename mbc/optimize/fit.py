@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
+from mbc.device.spec import DeviceSpec
 from mbc.ops import KINDS
 from mbc.ops.fused import SEPARATOR
 from mbc.optimize.addresses import Placed, assign_addresses
@@ -63,18 +65,26 @@ LONG_LEAD = 2.0
 LACKING_TIMES = ((1.0, 0.5), (1.5, 0.0))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Fitted:
     """A draft with addresses. It is over the room where nothing was found that is not."""
 
     draft: Draft
     placed: Placed
+    device: DeviceSpec
+
+    @cached_property
+    def step_us(self) -> float:
+        """Predicted time of the training step, waits for copies included."""
+        return _time_us(self.device, self.draft, self.placed)
 
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """`divided`: operations in strips, which keep their division."""
+    """`ordered`: the draft as it was before anything was decided. `divided`: operations in strips, which keep their
+    division."""
 
+    ordered: Draft
     time_us: float
     resided: Resided
     choices: Choices
@@ -91,7 +101,7 @@ def fit(table: CandidateTable, most: Mapping[str, int], means: Means, room_bytes
     found: list[Fitted] = []
 
     def tried(here: Means) -> Fitted | None:
-        fitted = _fit(table, most, here, room_bytes, _least_us(table, found, room_bytes))
+        fitted = _fit(table, most, here, room_bytes, _least_us(found, room_bytes))
         if fitted is not None:
             found.append(fitted)
         return fitted
@@ -105,7 +115,7 @@ def fit(table: CandidateTable, most: Mapping[str, int], means: Means, room_bytes
         for division in divisions:
             here = replace(means, division=division)
             fitted = tried(here)
-            if fitted is not None and faster(table, found, room_bytes) is fitted:
+            if fitted is not None and faster(found, room_bytes) is fitted:
                 best, better = here, True
             elif fitted is None or fitted.placed.arena_bytes <= room_bytes:
                 slower = True
@@ -113,11 +123,11 @@ def fit(table: CandidateTable, most: Mapping[str, int], means: Means, room_bytes
             break  # more values in parts take longer
     if not found:
         tried(means)
-    for here in _with_states_away(table, most, best, room_bytes, faster(table, found, room_bytes)):
+    for here in _with_states_away(table, most, best, room_bytes, faster(found, room_bytes)):
         fitted = tried(here)
         if fitted is not None and fitted.placed.arena_bytes <= room_bytes:
             break
-    return faster(table, found, room_bytes)
+    return faster(found, room_bytes)
 
 
 def _divisions(
@@ -172,20 +182,20 @@ def _with_states_away(
 def _is_good(table: CandidateTable, most: Mapping[str, int], found: Fitted, room_bytes: int) -> bool:
     fastest_us = choose(table, most).train_us
     fits = found.placed.arena_bytes <= room_bytes
-    return fits and step_us(table, found) <= GOOD_ENOUGH * fastest_us
+    return fits and found.step_us <= GOOD_ENOUGH * fastest_us
 
 
-def faster(table: CandidateTable, found: Sequence[Fitted], room_bytes: int) -> Fitted:
+def faster(found: Sequence[Fitted], room_bytes: int) -> Fitted:
     """The fastest that is within the room; where none is, the smallest."""
     fitting = [f for f in found if f.placed.arena_bytes <= room_bytes]
     if fitting:
-        return min(fitting, key=lambda f: step_us(table, f))
+        return min(fitting, key=lambda f: f.step_us)
     return min(found, key=lambda f: f.placed.arena_bytes)
 
 
-def _least_us(table: CandidateTable, found: Sequence[Fitted], room_bytes: int) -> float:
+def _least_us(found: Sequence[Fitted], room_bytes: int) -> float:
     """Time of the fastest that is within the room; infinite where none is."""
-    return min((step_us(table, f) for f in found if f.placed.arena_bytes <= room_bytes), default=math.inf)
+    return min((f.step_us for f in found if f.placed.arena_bytes <= room_bytes), default=math.inf)
 
 
 def _ordered(table: CandidateTable, choices: Choices, means: Means) -> Draft:
@@ -204,14 +214,14 @@ def _fit(
     """None where nothing was found that is within the room and could take less than `known_us`, which another does."""
     if means.division is not None:
         found = list(_make_room(table, most, means, room_bytes, known_us))
-        return faster(table, found, room_bytes) if found else None
+        return faster(found, room_bytes) if found else None
     kept = keep_all(table, most, means, room_bytes)
     if kept.placed.arena_bytes <= room_bytes and _is_fastest(table, most, kept):
         return kept
     found = [kept]
     if means.recompute or means.offload > 0:
         found += _make_room(table, most, means, room_bytes, known_us)
-    return faster(table, found, room_bytes)
+    return faster(found, room_bytes)
 
 
 def keep_all(
@@ -230,9 +240,9 @@ def keep_all(
             break
         placed = assign_addresses(draft, room_bytes, thorough=not hopeless)
         if placed.arena_bytes <= room_bytes:
-            return Fitted(draft, placed)
+            return Fitted(draft, placed, table.device)
         if smallest is None or placed.arena_bytes < smallest.placed.arena_bytes:
-            smallest = Fitted(draft, placed)
+            smallest = Fitted(draft, placed, table.device)
         if placed.live_bytes <= room_bytes:
             spared_bytes += placed.arena_bytes - room_bytes
             free = _free(draft, room_bytes - spared_bytes)
@@ -247,7 +257,7 @@ def keep_all(
 
 def _is_fastest(table: CandidateTable, most: Mapping[str, int], kept: Fitted) -> bool:
     """Whether more room would not help."""
-    return step_us(table, kept) <= choose(table, most).train_us * (1 + 1e-9)
+    return kept.step_us <= choose(table, most).train_us * (1 + 1e-9)
 
 
 def _make_room(
@@ -259,7 +269,7 @@ def _make_room(
     if not fitting:
         if ways and math.isinf(known_us):
             smallest = min(ways, key=lambda way: way.resided.live_bytes).resided.draft
-            yield Fitted(smallest, assign_addresses(smallest, thorough=False))
+            yield Fitted(smallest, assign_addresses(smallest, thorough=False), table.device)
         return
     # The fastest first; one that placing takes more than the room for is tried again in less.
     for way in sorted(fitting, key=lambda way: way.time_us)[:MOST_PLACED]:
@@ -267,13 +277,13 @@ def _make_room(
         while way.resided.live_bytes <= room_bytes - spared_bytes:
             draft = _with_free_workspace(table, most, way, room_bytes - spared_bytes)
             placed = assign_addresses(draft, room_bytes)
-            yield Fitted(draft, placed)
+            yield Fitted(draft, placed, table.device)
             if placed.arena_bytes <= room_bytes:
                 return
             spared_bytes += max(placed.arena_bytes - room_bytes, int(LEAST_SPARED * room_bytes))
             if spared_bytes > MOST_SPARED * room_bytes:
                 break
-            way = _way(table, way.choices, way.means, way.divided, room_bytes - spared_bytes)
+            way = _way(table, way.ordered, way.choices, way.means, way.divided, room_bytes - spared_bytes)
 
 
 def _ways(table: CandidateTable, most: Mapping[str, int], means: Means, room_bytes: int, known_us: float) -> list[_Way]:
@@ -294,7 +304,8 @@ def _ways(table: CandidateTable, most: Mapping[str, int], means: Means, room_byt
         if points in known or choices.train_us >= best_us:
             continue
         known.add(points)
-        found.append(_way(table, choices, means, divided, room_bytes, best_us))
+        draft = _ordered(table, choices, means)
+        found.append(_way(table, draft, choices, means, divided, room_bytes, best_us))
         left -= len(choices.operations)
         better = found[-1].resided.live_bytes <= room_bytes and found[-1].time_us < best_us
         if better:
@@ -312,36 +323,31 @@ def _ways(table: CandidateTable, most: Mapping[str, int], means: Means, room_byt
             # More than the link can carry makes no difference.
             if part < min(sent, means.offload) and left > 0:
                 here = replace(means, offload=part)
-                found.append(_way(table, way.choices, here, way.divided, room_bytes, best_us))
+                found.append(_way(table, way.ordered, way.choices, here, way.divided, room_bytes, best_us))
                 left -= len(way.choices.operations)
     return found
 
 
 def _way(
     table: CandidateTable,
+    draft: Draft,
     choices: Choices,
     means: Means,
     divided: Collection[str],
     room_bytes: int,
     known_us: float = math.inf,
 ) -> _Way:
-    draft = _ordered(table, choices, means)
     at_home = (draft.buffers[b] for b in draft.persistent)
     taken_bytes = sum(aligned(buffer.size_bytes) for buffer in at_home if buffer.space is Space.HOST)
     left = replace(means, host_bytes=means.host_bytes - taken_bytes)
     resided = reside(table.graph, draft, table.device.host_link, left, room_bytes, known_us)
     placed = assign_addresses(resided.draft, thorough=False)
-    return _Way(_time_us(table, resided.draft, placed), resided, choices, means, divided)
+    return _Way(draft, _time_us(table.device, resided.draft, placed), resided, choices, means, divided)
 
 
-def step_us(table: CandidateTable, found: Fitted) -> float:
-    """Predicted time of the training step, waits for copies included."""
-    return _time_us(table, found.draft, found.placed)
-
-
-def _time_us(table: CandidateTable, draft: Draft, placed: Placed) -> float:
+def _time_us(device: DeviceSpec, draft: Draft, placed: Placed) -> float:
     train = replace(draft.train, waits=synchronise(draft.train, draft.buffers, placed.offsets))
-    return simulate(train, contention=contention(train, draft.buffers, table.device))
+    return simulate(train, contention=contention(train, draft.buffers, device))
 
 
 def _with_free_workspace(table: CandidateTable, most: Mapping[str, int], way: _Way, room_bytes: int) -> Draft:

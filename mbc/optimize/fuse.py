@@ -46,17 +46,23 @@ def plain(graph: TrainingGraph) -> Programs:
 
 def fuse(table: CandidateTable, limit_bytes: int | None = None) -> Programs:
     """Both programs with the groups that save time and need no more than `limit_bytes` of workspace."""
-    graph = table.graph
-    return Programs(
-        _fused(table, graph.train, kept(graph, graph.train), limit_bytes),
-        _fused(table, graph.infer, kept(graph, graph.infer), limit_bytes),
-    )
+    graph, (train, infer) = table.graph, _groups(table)
+    return Programs(_fused(table, graph.train, train, limit_bytes), _fused(table, graph.infer, infer, limit_bytes))
 
 
-def all_groups(graph: TrainingGraph) -> tuple[Group, ...]:
+def all_groups(table: CandidateTable) -> tuple[Group, ...]:
     """Every place where a pattern fits, in both programs."""
-    train = groups(graph.train, kept(graph, graph.train))
-    return (*train, *groups(graph.infer, kept(graph, graph.infer)))
+    train, infer = _groups(table)
+    return (*train, *infer)
+
+
+def _groups(table: CandidateTable) -> tuple[tuple[Group, ...], tuple[Group, ...]]:
+    """Those of each program, found once."""
+    graph = table.graph
+    if not table.groups:
+        table.groups["train"] = groups(graph.train, kept(graph, graph.train))
+        table.groups["infer"] = groups(graph.infer, kept(graph, graph.infer))
+    return table.groups["train"], table.groups["infer"]
 
 
 def kept(graph: TrainingGraph, program: Sequence[Operation]) -> frozenset[str]:
@@ -126,11 +132,11 @@ class _Places:
 
 
 def _fused(
-    table: CandidateTable, program: tuple[Operation, ...], results: frozenset[str], limit_bytes: int | None
+    table: CandidateTable, program: tuple[Operation, ...], groups_: tuple[Group, ...], limit_bytes: int | None
 ) -> tuple[Operation, ...]:
     by_name = {operation.name: operation for operation in program}
     saving: list[tuple[float, int, Group]] = []
-    for number, group in enumerate(groups(program, results)):
+    for number, group in enumerate(groups_):
         saved_us = _saved_us(table, group, by_name, limit_bytes)
         if saved_us > 0:
             saving.append((-saved_us, number, group))

@@ -98,10 +98,11 @@ class _Programs:
     link: HostLink
     lead: float
     _stays: dict[int, _Stay] = field(default_factory=dict[int, _Stay])
+    _finals: set[int] = field(default_factory=set[int])
 
     def program(self, old: Program, between: Sequence[int]) -> Program:
         """`between`: places in the list of launches where copies may stand, in order."""
-        self._stays = {}
+        self._stays, self._finals = {}, set()
         for i, launch in enumerate(old.launches):
             for access in launch.accesses:
                 self._touch(access, i)
@@ -132,8 +133,7 @@ class _Programs:
         buffer = self.buffers[access.buffer]
         state = access.buffer if access.buffer in self.states else buffer.alias
         if state not in self.states or buffer.value is None:
-            known = next((s for s in self._stays.values() if s.final is not None and s.final == buffer.alias), None)
-            assert known is None, "a state has one next version a step"
+            assert buffer.alias not in self._finals, "a state has one next version a step"
             return
         assert state is not None
         stay = self._stays.get(state)
@@ -143,6 +143,7 @@ class _Programs:
         stay.last = launch
         if access.buffer != state:
             stay.final = access.buffer
+            self._finals.add(access.buffer)
             self.buffers[access.buffer] = replace(buffer, alias=stay.arena)
 
     def _renamed(self, launch: Launch) -> Launch:

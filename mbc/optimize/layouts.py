@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from mbc.ir.graph import Operation
-from mbc.ir.types import Layout, layout_matters
+from mbc.ir.types import Layout
 from mbc.ops.fused import kind_of
 from mbc.optimize.candidates import CandidateTable
 from mbc.optimize.menus import Point
@@ -114,6 +114,11 @@ class _Labeller:
     readers: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
     labels: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])  # of inputs, of outputs
     states: dict[str, int] = field(default_factory=dict[str, int])
+    # By options and the operands that matter, which many operations have in common.
+    costs: dict[tuple[Any, ...], dict[tuple[bool, bool], int]] = field(
+        default_factory=dict[tuple[Any, ...], dict[tuple[bool, bool], int]]
+    )
+    best: dict[tuple[Any, ...], tuple[Layout, ...]] = field(default_factory=dict[tuple[Any, ...], tuple[Layout, ...]])
 
     def run(self, program: tuple[Operation, ...], inputs: tuple[str, ...]) -> Labelling:
         for name in inputs:
@@ -134,7 +139,7 @@ class _Labeller:
         )
 
     def _matters(self, name: str) -> bool:
-        return layout_matters(self.table.graph.values[name].type.shape)
+        return name in self.table.layouted
 
     def _home(self, name: str) -> int:
         """The label of a value; one that nothing in the program wrote is a state."""
@@ -191,12 +196,22 @@ class _Labeller:
         self.cut.pair(result, source, max(0, cost[False, True] + cost[True, False] - first - last))
         return source, result
 
+    def _key(self, operation: Operation) -> tuple[Any, ...]:
+        """What costs depend on."""
+        matters = tuple(map(self.table.layouted.__contains__, (*operation.inputs, *operation.outputs)))
+        return id(self.options[operation.name]), len(operation.inputs), matters
+
     def _costs(self, operation: Operation) -> dict[tuple[bool, bool], int]:
         """Cost by whether inputs and whether outputs are channels last."""
+        key = self._key(operation)
+        known = self.costs.get(key)
+        if known is not None:
+            return known
         cost = dict.fromkeys(((a, b) for a in (False, True) for b in (False, True)), _NEVER)
         for layouts, point in self.options[operation.name].items():
-            for key in _keys(self._relevant(operation, layouts)):
-                cost[key] = min(cost[key], _units(point.time_us))
+            for ends in _keys(self._relevant(operation, layouts)):
+                cost[ends] = min(cost[ends], _units(point.time_us))
+        self.costs[key] = cost
         return cost
 
     def _relevant(self, operation: Operation, layouts: tuple[Layout, ...]) -> tuple[set[Layout], set[Layout]]:
@@ -210,12 +225,17 @@ class _Labeller:
 
     def _layouts(self, operation: Operation, inputs_last: bool, outputs_last: bool) -> tuple[Layout, ...]:
         """The fastest option that lies as labelled."""
+        key = *self._key(operation), inputs_last, outputs_last
+        known = self.best.get(key)
+        if known is not None:
+            return known
         fitting = [
             (point.time_us, layouts)
             for layouts, point in self.options[operation.name].items()
             if (inputs_last, outputs_last) in _keys(self._relevant(operation, layouts))
         ]
-        return min(fitting)[1]
+        found = self.best[key] = min(fitting)[1]
+        return found
 
     def _conversions(self, name: str, readers: list[int]) -> None:
         """Each layout that a value is not written in costs one conversion, if anybody reads it so."""

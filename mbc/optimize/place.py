@@ -11,6 +11,7 @@ import math
 import random
 from bisect import insort
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -23,14 +24,15 @@ GOOD_ENOUGH = 1.001
 ANNEAL_ROUNDS = 8000
 ANNEAL_WORK = 60_000_000
 ANNEAL_START = 0.002
+FEWEST_ROUNDS = 20  # that are worth the trouble
 # What greedy leaves above this is worth asking CP-SAT, for as many blocks as it answers for within seconds.
 WORTH_PROVING = 1.005
 CP_SAT_BLOCKS = 60
 TIGHT_PART = 0.6  # of the bound: blocks that are never alive beside so much are left out of the proof
 # A block smaller than this part of the bound fills gaps that others leave, and is not annealed.
 SMALL_BLOCKS = 2000
-# Blocks times orders that greedy may look at; bigger programs try fewer orders.
-GREEDY_WORK = 120_000
+# Blocks times orders that greedy may look at; bigger programs try fewer orders, the one that is placed fast first.
+GREEDY_WORK = 40_000
 
 _ORDERS: tuple[Callable[[Block], tuple[int, ...]], ...] = (
     lambda b: (-b.size_bytes, b.start - b.stop, b.start),
@@ -49,10 +51,14 @@ def place(blocks: Sequence[Block], enough_bytes: int = 0, thorough: bool = True)
         return [], 0
     bound, _ = peak_bytes(blocks)
     good = max(int(bound * GOOD_ENOUGH), enough_bytes)
-    rounds = max(1, GREEDY_WORK // len(blocks))
+    affordable = GREEDY_WORK // len(blocks)
+    if affordable >= len(_ORDERS):
+        orders = _ORDERS if thorough else _ORDERS[:1]
+    else:
+        orders = (_ORDERS[-1], *_ORDERS)[: 1 + affordable] if thorough else ()
     best_order = list(range(len(blocks)))
     best, height = _greedy(blocks, best_order)
-    for key in _ORDERS[: max(1, rounds) if thorough else 1]:
+    for key in orders:
         if height <= good:
             break
         order = sorted(range(len(blocks)), key=lambda i, key=key: key(blocks[i]))
@@ -75,7 +81,7 @@ def _improved(
         return _greedy(blocks, (*sorted(chosen, key=lambda i: known[i]), *rest), known)
 
     large = [i for i in order if blocks[i].size_bytes * SMALL_BLOCKS >= bound]
-    if large:
+    if large and len(large) ** 2 * FEWEST_ROUNDS <= ANNEAL_WORK:
         chosen = [blocks[i] for i in large]
         start, reached = _lowest_first(chosen, range(len(chosen)))
         places, _ = _anneal(chosen, start, reached, list(range(len(chosen))), bound, good)
@@ -102,9 +108,17 @@ def _greedy(
     offsets = [0] * len(blocks)
     # What is placed so far, ordered by offset: columns low, high, start, stop.
     placed = np.zeros((4, len(blocks)), np.int64)
-    reached = 0
-    for count, i in enumerate(order):
+    count = reached = 0
+    # In the order in which blocks start, one that has ended is in nobody's way any more.
+    forgetting = all(blocks[a].start <= blocks[b].start for a, b in pairwise(order))
+    for i in order:
         block = blocks[i]
+        if forgetting:
+            alive = placed[3, :count] > block.start
+            left = int(np.count_nonzero(alive))
+            if left < count:
+                placed[:, :left] = placed[:, :count][:, alive]
+                count = left
         low, high, start, stop = placed[:, :count]
         at_once = (start < block.stop) & (stop > block.start)
         gap_starts = np.concatenate(([0], np.maximum.accumulate(high[at_once])))
@@ -118,6 +132,7 @@ def _greedy(
         at = int(np.searchsorted(low, offset))
         placed[:, at + 1 : count + 1] = placed[:, at:count].copy()
         placed[:, at] = (offset, offset + block.size_bytes, block.start, block.stop)
+        count += 1
     return offsets, reached
 
 

@@ -14,7 +14,7 @@ from mbc.optimize.bounds import floor_bytes
 from mbc.optimize.candidates import CandidateTable
 from mbc.optimize.choose import check_limit, choose
 from mbc.optimize.contention import contention
-from mbc.optimize.fit import UNLIMITED_BYTES, Fitted, faster, fit, keep_all, step_us
+from mbc.optimize.fit import UNLIMITED_BYTES, Fitted, faster, fit, keep_all
 from mbc.optimize.fuse import Programs, fuse, plain
 from mbc.optimize.knapsack import within_us
 from mbc.optimize.order import Draft
@@ -96,9 +96,9 @@ def _fitted(table: CandidateTable, limits: Limits, means: Means, room_bytes: int
         return fit(table, alone, means, room_bytes)
     found = keep_all(table, most, means, room_bytes, groups)
     fits = found.placed.arena_bytes <= room_bytes
-    if fits and step_us(table, found) <= choose(table, alone).train_us:
+    if fits and found.step_us <= choose(table, alone).train_us:
         return found
-    return faster(table, (found, fit(table, alone, means, room_bytes)), room_bytes)
+    return faster((found, fit(table, alone, means, room_bytes)), room_bytes)
 
 
 def _means(table: CandidateTable, limits: Limits) -> Means:

@@ -19,7 +19,7 @@ def take_over(graph: TrainingGraph, draft: Draft, groups: Iterable[Operation] = 
     for program in (draft.train, draft.infer):
         pinned = frozenset((*draft.persistent, *program.entry, *program.exit))
         last_touch, last_write = _last(program)
-        taken: set[int] = set()
+        taken = set(pinned)
         for launch in program.launches:
             if not launch.operations:
                 continue
@@ -31,7 +31,7 @@ def take_over(graph: TrainingGraph, draft: Draft, groups: Iterable[Operation] = 
                 new, old = launch.accesses[count + output].buffer, launch.accesses[source].buffer
                 read_once = [a.buffer for a in launch.accesses].count(old) == 1
                 dies_here = last_touch[old] == last_write[new]
-                if read_once and dies_here and old not in pinned | taken and _same_bytes(buffers[old], buffers[new]):
+                if read_once and dies_here and old not in taken and _same_bytes(buffers[old], buffers[new]):
                     taken.add(old)
                     buffers[new] = replace(buffers[new], alias=old)
     return replace(draft, buffers=tuple(buffers))

@@ -264,5 +264,5 @@ def test_a_group_writes_over_what_its_members_may_write_over():
 def test_all_groups_cover_both_programs():
     steps = graph("bf16")
     trained = {o.name for o in steps.train}
-    inferred = [g for g in all_groups(steps) if not g.replaces & trained]
+    inferred = [g for g in all_groups(table(steps)) if not g.replaces & trained]
     assert {launch.kind for g in inferred for launch in g.launches} >= {"batch_normalize+relu", "bias_add+relu"}
