@@ -105,7 +105,8 @@ def contenders(peer: str, precision: Precision, on_gpu: bool) -> tuple[Contender
     for last in lasts:
         layout = "channels_last" if last else "channels first"
         if peer == "torch.compile":
-            modes = ("default", "reduce-overhead", "max-autotune") if on_gpu else ("default",)
+            # max-autotune is reduce-overhead (CUDA graphs) with more kernels tried.
+            modes = ("default", "max-autotune") if on_gpu else ("default",)
             found += [Contender(peer, f"{mode}, {layout}", last, mode) for mode in modes]
             continue
         found.append(Contender(peer, f"eager, {layout}", last))

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mbc.cli.arguments import measuring_options
+from mbc.cli.arguments.groups import measuring_options
 from mbc.cli.places import Planned, build_package, plan_file, plan_source, read_text
 from mbc.cli.terminal import busy, notes, output_width
 from mbc.device.target import local_gpus

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mbc.cli.arguments import options
+from mbc.cli.arguments.groups import options
 from mbc.cli.places import build_package, plan_file, plan_source
 from mbc.cli.terminal import busy, output_width
 from mbc.device.target import local_gpus

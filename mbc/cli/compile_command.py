@@ -7,7 +7,7 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
-from mbc.cli.arguments import measuring_options
+from mbc.cli.arguments.groups import measuring_options
 from mbc.cli.places import Planned, build_package, output_folder, plan_file, plan_source
 from mbc.errors import MbcError
 from mbc.ir.types import Precision

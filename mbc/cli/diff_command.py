@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from mbc.cli.arguments import options
+from mbc.cli.arguments.groups import options
 from mbc.cli.places import check_plannable, find_plan, plan_file
 from mbc.cli.terminal import output_width
 from mbc.errors import MbcError

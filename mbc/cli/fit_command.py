@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mbc.cli.arguments import options
+from mbc.cli.arguments.groups import options
 from mbc.cli.places import plan_file, read_text
 from mbc.cli.terminal import busy, notes, output_width
 from mbc.errors import MbcError

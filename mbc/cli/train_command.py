@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mbc.cli.arguments import measuring_options, options
+from mbc.cli.arguments.groups import measuring_options, options
 from mbc.cli.places import check_plannable, package_for_training
 from mbc.cli.terminal import StatusLine, bar, notes
 from mbc.train.checkpoint import read_progress

@@ -31,7 +31,7 @@ def test_settings_of_each_peer():
     assert [c.graph for c in legacy] == [False, True]
     assert legacy[0].environment == (("TORCH_CUDNN_V8_API_DISABLED", "1"),)
     assert [c.mode for c in contenders("torch.compile", Precision.FP16, True)] == [
-        "default", "reduce-overhead", "max-autotune",
+        "default", "max-autotune",
     ]  # fmt: skip
     assert names["jax", Precision.FP32] == ["jax (jit)"]
     on_cpu = contenders("torch", Precision.BF16, False)

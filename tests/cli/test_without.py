@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mbc.cli.arguments import options, parse
+from mbc.cli.arguments import parse
+from mbc.cli.arguments.groups import options
 
 ROOM = ("--gpu", "h200", "--set", "batch=256", "--set", "memory.device=100GB")
 

@@ -90,6 +90,10 @@ def _expected(request: Request, inputs: list[np.ndarray]) -> np.ndarray:
     return evaluate(request.attributes, exact, Call(request.outputs, 0, ROWS, Precision.FP64))[0]
 
 
+def what(candidate: Candidate) -> str:
+    return f"{candidate.provider} {candidate.name} {candidate.layouts[0]} {candidate.workspace_bytes} B"
+
+
 def test_candidates_are_captured_and_replayed(gpu: Gpu, opened: tuple[Precision, KernelLibrary]) -> None:
     precision, library = opened
     generator = np.random.default_rng(1)
@@ -100,7 +104,12 @@ def test_candidates_are_captured_and_replayed(gpu: Gpu, opened: tuple[Precision,
         layouts = candidate.layouts
         pointers = [gpu.take(type_.size_bytes) for type_ in types]
         workspace = gpu.take(candidate.workspace_bytes)
-        call = library.prepare(candidate, request, pointers, workspace)
+        try:
+            call = library.prepare(candidate, request, pointers, workspace)
+        except MbcError as error:
+            # How many algorithms cuBLASLt has for a product is known on the GPU only: candidates name more.
+            assert dict(candidate.settings).get("algorithm", 0) > 0 and "algorithms" in error.message, what(candidate)
+            continue
         call.enqueue()  # loads kernels, which a capture does not allow
         gpu.synchronize()
         graph = Graph(gpu, call.enqueue)
@@ -124,9 +133,8 @@ def test_candidates_are_captured_and_replayed(gpu: Gpu, opened: tuple[Precision,
             result = np.asarray(loaded(data, types[-1].shape, types[-1].dtype, layouts[-1]), np.float64)
             errors.append(float(np.linalg.norm(result - wanted) / np.linalg.norm(wanted)))
         graph.close()
-        what = f"{candidate.provider} {request.kind} {candidate.layouts[0]} {candidate.workspace_bytes} B"
-        print(f"{what}: {max(errors):.1e}")
-        assert max(errors) <= TOLERANCES[precision], what
+        print(f"{what(candidate)}: {max(errors):.1e}")
+        assert max(errors) <= TOLERANCES[precision], what(candidate)
         tried.add(candidate.provider)
     assert tried == {"mbc", "cudnn", "cublaslt"}
 

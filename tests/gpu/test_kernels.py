@@ -18,7 +18,7 @@ from mbc.codegen.build import build_kernel_library
 from mbc.codegen.toolchain import find_toolchain
 from mbc.ir.types import Precision
 from tests.kernels.own.cases import CASES, Case
-from tests.kernels.own.groups import GROUPS
+from tests.kernels.own.groups import groups_in
 from tests.kernels.own.launching import TOLERANCES, Library, check
 
 PRECISIONS = (Precision.FP32, Precision.BF16, Precision.FP16)
@@ -100,8 +100,11 @@ def worst(request: pytest.FixtureRequest) -> Iterator[dict[tuple[str, Precision]
         terminal.write_line(f"  {kind:32} {cells}")
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("case", (*CASES, *GROUPS), ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    ("case", "precision"),
+    [(case, precision) for precision in PRECISIONS for case in (*CASES, *groups_in(precision))],
+    ids=lambda value: value.name if isinstance(value, Case) else str(value),
+)
 def test_kernel(case: Case, precision: Precision, libraries: Libraries, worst: dict[tuple[str, Precision], float]):
     share = check(libraries(precision), case, precision)
     worst[case.kind, precision] = max(worst[case.kind, precision], share)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from mbc.ir.graph import Attributes, Operation
+from mbc.ir.types import Precision
 from mbc.ops import KINDS
 from mbc.ops.base import NoAttributes
 from mbc.ops.fused import join
@@ -83,6 +84,9 @@ def _together(kind: str, attributes: Sequence[Attributes], operands: Sequence[Se
 SIZES = (1, 2, 3, 5, 4096, 4097, 8192, 12289, 255, 64, *range(1, 61))
 
 
+NARROW = ("bf16", "fp16")  # what weights are cast to, each in the library of its own precision
+
+
 def _many() -> Iterable[Case]:
     for proceed in (1, 0):
         block = control(proceed=proceed)
@@ -97,8 +101,15 @@ def _many() -> Iterable[Case]:
         running = [UpdateRunning(0.1 + proceed / 10, 2 + n) for n in SIZES]
         vectors = [(m(n), m(n, make=positive), m(n), m(n, make=positive), block) for n in SIZES]
         yield _together("update_running", running, vectors)
-    yield _together("cast", [Cast("bf16")] * len(SIZES), [(m(n),) for n in SIZES])
+    for narrow in NARROW:
+        yield _together("cast", [Cast(narrow)] * len(SIZES), [(m(n),) for n in SIZES])
     yield _together("cast", [Cast("fp32")] * len(SIZES), [(w(n),) for n in SIZES])
 
 
 GROUPS = (*_cases(), *_many())
+
+
+def groups_in(precision: Precision) -> list[Case]:
+    """Those that a plan of the precision can hold: weights are never cast to another one's type."""
+    others = [narrow for narrow in NARROW if narrow != precision]
+    return [case for case in GROUPS if not any(f"'{narrow}'" in case.name for narrow in others)]

@@ -14,7 +14,7 @@ from mbc.ir.types import Precision
 from mbc.kernels.base import DTYPE_CODES
 from mbc.resources import folder
 from tests.kernels.own.cases import CASES, Case
-from tests.kernels.own.groups import GROUPS
+from tests.kernels.own.groups import groups_in
 from tests.kernels.own.launching import HostMemory, Library, check
 
 EMULATOR = Path(__file__).parent / "emulator"
@@ -45,6 +45,6 @@ def build(where: Path, working: int, names: Sequence[str] = ()) -> Library:
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("case", (*CASES, *GROUPS), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", (*CASES, *groups_in(Precision.BF16)), ids=lambda case: case.name)
 def test_kernel(case: Case, precision: Precision, library: Library):
     check(library, case, precision)

@@ -15,7 +15,7 @@ from mbc.ops.base import Array
 from mbc.ops.fused import launch_kind
 from mbc.optimize.patterns import PATTERNS
 from tests.kernels.own.cases import Case
-from tests.kernels.own.groups import GROUPS, group
+from tests.kernels.own.groups import group, groups_in
 from tests.kernels.own.launching import Library, check, to_bytes
 from tests.kernels.own.test_emulated import GXX, build
 
@@ -29,7 +29,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
     return build(Path(tmp_path_factory.mktemp("fused")), DTYPE_CODES["fp16"], files)
 
 
-@pytest.mark.parametrize("case", [c for c in GROUPS if "bf16" not in c.name], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", groups_in(Precision.FP16), ids=lambda case: case.name)
 def test_in_half_precision(case: Case, library: Library):
     check(library, case, Precision.FP16)
 

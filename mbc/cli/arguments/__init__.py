@@ -1,0 +1,51 @@
+"""Every command's arguments, help and examples. What a command does is imported when it runs: help is instant."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from mbc import __version__
+from mbc.cli.arguments.groups import Raw
+from mbc.cli.arguments.machine import PROFILE_VERBS, add_doctor, add_gpus, add_profile
+from mbc.cli.arguments.planning import add_check, add_compile, add_diff, add_fit, add_show, add_verify
+from mbc.cli.arguments.running import add_bench, add_train
+
+_DESCRIPTION = """\
+mbc compiles the training of a convolutional network, ahead of time and under a GPU memory budget:
+a network written in a .mbc file becomes a plan (every kernel, every byte, the time) and a Python package.
+
+  mbc compile resnet.mbc --gpu h200     plan and build the package
+  mbc show resnet50                     the plan as a table
+  mbc train resnet50 --data train.npz   train it
+"""
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The command line without the program's name, parsed. Ends the process on wrong usage and on --help."""
+    words = list(argv)
+    if words[:1] == ["profile"] and len(words) > 1 and words[1] not in (*PROFILE_VERBS, "-h", "--help"):
+        words.insert(1, "run")  # `mbc profile NET` is what people want most often
+    return parser().parse_args(words)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line; a parsed result has `run`, which takes it and returns the exit code."""
+    top = argparse.ArgumentParser(prog="mbc", description=_DESCRIPTION, formatter_class=Raw)
+    top.add_argument("--version", action="version", version=f"mbc {__version__}")
+    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for add in (
+        add_compile,
+        add_show,
+        add_fit,
+        add_verify,
+        add_check,
+        add_diff,
+        add_train,
+        add_bench,
+        add_profile,
+        add_gpus,
+        add_doctor,
+    ):
+        add(commands)
+    return top

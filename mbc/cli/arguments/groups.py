@@ -1,0 +1,144 @@
+"""Arguments that several commands share, and the options of the compiler that they make."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+from mbc.cli.arguments.types import (
+    count,
+    duration,
+    setting,
+    size,
+    techniques,
+)
+from mbc.options import PROVIDER_NAMES, TECHNIQUES, Measure, Options, Policy
+
+
+class Raw(argparse.RawDescriptionHelpFormatter):
+    """Keeps the line breaks of examples."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=28)
+
+
+class Commands(Protocol):
+    """What argparse's add_subparsers gives."""
+
+    def add_parser(
+        self, name: str, *, help: str, description: str, epilog: str, formatter_class: type[argparse.HelpFormatter]
+    ) -> argparse.ArgumentParser: ...
+
+
+def command(commands: Commands, name: str, short: str, examples: str) -> argparse.ArgumentParser:
+    made = commands.add_parser(
+        name, help=short, description=short, epilog=f"examples:\n{examples}", formatter_class=Raw
+    )
+    made.set_defaults(run=_later(name))
+    return made
+
+
+def _later(name: str) -> Callable[[argparse.Namespace], int]:
+    def run(arguments: argparse.Namespace) -> int:
+        return importlib.import_module(f"mbc.cli.{name}_command").run(arguments)
+
+    return run
+
+
+def add_planning(made: argparse.ArgumentParser, gpu: bool = True) -> None:
+    """Arguments of whatever may have to plan."""
+    group = made.add_argument_group("planning (of a .mbc source)")
+    if gpu:
+        group.add_argument(
+            "--gpu", default="auto", help="GPU to plan for (see mbc gpus); default: this machine's, else h200"
+        )
+    group.add_argument(
+        "--set", dest="settings", action="append", default=[], type=setting, metavar="NAME=VALUE",
+        help="set a parameter of the network or of a section, as batch=64 or memory.device=8GB; may be repeated",
+    )  # fmt: skip
+    group.add_argument("--network", help="which network, of a source that has several")
+    group.add_argument(
+        "--policy", choices=tuple(map(str, Policy)), default=str(Options().policy),
+        help="micro-batch sizes that an operation may be divided into (default %(default)s)",
+    )  # fmt: skip
+    group.add_argument(
+        "--micro-batch", type=count, default=0, metavar="ROWS",
+        help="divide every convolution into kernel calls of so many rows (default: choose)",
+    )  # fmt: skip
+    group.add_argument(
+        "--without", type=techniques, action="extend", default=[], metavar="T,T",
+        help=f"leave techniques out, of {', '.join(TECHNIQUES)} (see mbc show --staircase)",
+    )  # fmt: skip
+    group.add_argument(
+        "--workspace-limit", type=size, metavar="SIZE",
+        help="most workspace for one operation (default: what the budget leaves free at its moment)",
+    )  # fmt: skip
+    group.add_argument(
+        "--workspace-total", type=size, metavar="SIZE",
+        help="workspace that all operations share out, each its own part",
+    )  # fmt: skip
+    group.add_argument(
+        "--provider", dest="providers", action="append", default=[], choices=PROVIDER_NAMES,
+        help="source of kernels that may be used; may be repeated (default: all)",
+    )  # fmt: skip
+    group.add_argument(
+        "--profile", metavar="FILE",
+        help="measured kernel times to plan with (default: your own of this GPU, and those shipped with mbc)",
+    )  # fmt: skip
+    group.add_argument(
+        "--stale-profile",
+        action="store_true",
+        help="take the times of a --profile of another GPU or cuDNN as estimates",
+    )
+
+
+def add_measuring(made: argparse.ArgumentParser) -> None:
+    """Arguments of whatever measures before it plans."""
+    group = made.add_argument_group("measuring (where this machine has the GPU that is planned for)")
+    group.add_argument(
+        "--measure", choices=tuple(map(str, Measure)),
+        help="measure kernels before planning: what no profile knows (missing, the default), nothing (never; so with "
+        "--profile), or everything again (always)",
+    )  # fmt: skip
+    add_measure_for(group)
+
+
+def add_measure_for(group: argparse._ActionsContainer) -> None:  # pyright: ignore[reportPrivateUsage]
+    group.add_argument(
+        "--measure-for", type=duration, default=math.inf, metavar="TIME",
+        help="measure for so long at most, what is worth most first: 90s, 5min, 1h (default: until all is measured)",
+    )  # fmt: skip
+
+
+def add_json(made: argparse.ArgumentParser) -> None:
+    made.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def options(arguments: argparse.Namespace, gpu: str | None = None) -> Options:
+    """The planning arguments as the compiler takes them."""
+    return Options(
+        gpu=gpu or getattr(arguments, "gpu", None) or "auto",
+        settings=tuple(arguments.settings),
+        network=arguments.network,
+        workspace_limit_bytes=arguments.workspace_limit,
+        workspace_total_bytes=arguments.workspace_total,
+        policy=Policy(arguments.policy),
+        micro_batch=arguments.micro_batch,
+        without=frozenset(arguments.without),
+        providers=tuple(arguments.providers),
+        measure=Measure(getattr(arguments, "measure", None) or Measure.NEVER),
+        measure_for_s=getattr(arguments, "measure_for", math.inf),
+        dump_stages=getattr(arguments, "dump_stages", None),
+        profile=arguments.profile,
+        stale_profile=arguments.stale_profile,
+    )
+
+
+def measuring_options(arguments: argparse.Namespace) -> Options:
+    """`options` of a command that measures what is missing unless it is told otherwise."""
+    told = options(arguments)
+    return replace(told, measure=Measure.MISSING) if arguments.measure is None else told

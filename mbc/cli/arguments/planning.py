@@ -1,0 +1,133 @@
+"""Arguments of the commands that make plans and look at them."""
+
+from __future__ import annotations
+
+from mbc.cli.arguments.groups import Commands, add_json, add_measuring, add_planning, command
+from mbc.cli.arguments.types import (
+    count,
+    points,
+    seed,
+    size,
+    tolerance,
+)
+from mbc.ir.types import Precision
+
+
+def add_compile(commands: Commands) -> None:
+    made = command(
+        commands, "compile", "Plan a network and build the package that trains it.",
+        "  mbc compile resnet.mbc -o resnet50 --set depth=50 --set batch=256\n"
+        "  mbc compile net.mbc --gpu a100-80 --set memory.device=8GB --json",
+    )  # fmt: skip
+    made.add_argument("source", help="the network (.mbc)")
+    made.add_argument("-o", "--output", metavar="FOLDER", help="package to write (default: named as the network, here)")
+    made.add_argument("--force", action="store_true", help="replace a package that is there")
+    made.add_argument("--dump-stages", metavar="FOLDER", help="write what every stage of the compiler made, as text")
+    add_planning(made)
+    add_measuring(made)
+    add_json(made)
+
+
+def add_show(commands: Commands) -> None:
+    made = command(
+        commands, "show", "Show a plan: kernels, times, workspace, lifetimes, peak and bounds.",
+        "  mbc show resnet50               a package\n"
+        "  mbc show resnet50/plan.json     a plan\n"
+        "  mbc show net.mbc --gpu t4       a source, planned now\n"
+        "  mbc show net.mbc --staircase    what offloading, recomputing, dividing and workspace contribute\n"
+        "  mbc show resnet50 --roofline --limit 20   where the time goes beyond what the GPU needs",
+    )  # fmt: skip
+    made.add_argument("plan", help="a package, a plan (.json) or a source (.mbc)")
+    made.add_argument("--limit", type=count, metavar="ROWS", help="show the slowest ROWS operations only")
+    made.add_argument("--by-kind", action="store_true", help="one row a kind of operation")
+    made.add_argument("--infer", action="store_true", help="the inference program instead of the training step")
+    made.add_argument(
+        "--roofline", action="store_true",
+        help="each operation's time beside its limit (bytes over bandwidth, flops over peak), and the network's floor",
+    )  # fmt: skip
+    made.add_argument(
+        "--staircase", action="store_true", help="memory and time of a source with techniques left out one by one"
+    )
+    add_planning(made)
+    add_json(made)
+
+
+def add_fit(commands: Commands) -> None:
+    made = command(
+        commands, "fit", "Find the largest batch that trains within a memory budget, or what a budget costs in time.",
+        "  mbc fit resnet.mbc --memory 12GB                 the largest batch, and images/s over the batch\n"
+        "  mbc fit resnet.mbc --memory 12GB --multiple 8    of the multiples of 8\n"
+        "  mbc fit resnet.mbc --curve --set batch=128       time over budget, at one batch\n\n"
+        "Every figure is that of a whole plan, made with the kernel times that are known (mbc profile measures more).",
+    )  # fmt: skip
+    made.add_argument("source", metavar="NET", help="the network (.mbc)")
+    made.add_argument(
+        "--memory", type=size, metavar="SIZE", help="the budget (default: the network's memory.device, or the GPU's)"
+    )
+    made.add_argument(
+        "--precision", choices=tuple(map(str, Precision)), help="(default: the network's train.precision)"
+    )
+    made.add_argument(
+        "--multiple", type=count, default=1, metavar="ROWS", help="try multiples of ROWS only (default 1)"
+    )
+    made.add_argument(
+        "--curve", action="store_true",
+        help="time over budget instead, from the least that any plan takes to what the fastest one does",
+    )  # fmt: skip
+    made.add_argument("--points", type=points, default=8, metavar="N", help="budgets of --curve (default 8)")
+    add_planning(made)
+    add_json(made)
+
+
+def add_verify(commands: Commands) -> None:
+    made = command(
+        commands, "verify", "Prove that a plan computes what its graph says, by running it symbolically.",
+        "  mbc verify resnet50\n  mbc verify resnet50/plan.json --json",
+    )  # fmt: skip
+    made.add_argument("plan", help="a package or a plan (.json)")
+    add_json(made)
+
+
+def add_check(commands: Commands) -> None:
+    made = command(
+        commands, "check", "Run a network divided into micro-batches and undivided, and compare what comes out.",
+        "  mbc check net.mbc --workspace-limit 64MiB\n"
+        "  mbc check net.mbc --micro-batch 8 --set batch=32 --limit 10\n"
+        "  mbc check net.mbc --micro-batch 8 --operations\n\n"
+        "The rule: a tensor of the divided step may be wrong by twice what the undivided step is wrong by, plus a\n"
+        "floor that depends on the precision. Wrong is the distance |a - b| / |b| from float64, where NumPy can run\n"
+        "the step in it; else from the undivided step, which is held against itself with weights that are off by\n"
+        "what one kernel call may be off. Exit code 1 where a tensor breaks the rule.",
+    )  # fmt: skip
+    made.add_argument("source", metavar="NET", help="the network (.mbc)")
+    made.add_argument(
+        "--operations", action="store_true", help="compare each divided operation by itself, on random operands"
+    )
+    made.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default auto: a GPU where there is one)"
+    )
+    made.add_argument("--seed", type=seed, default=0, help="of weights, inputs and dropout (default 0)")
+    made.add_argument(
+        "--reference", choices=("float64", "perturbed"),
+        help="what both steps are held against (default: float64 where the step is small enough)",
+    )  # fmt: skip
+    made.add_argument(
+        "--tolerance", type=tolerance, metavar="X",
+        help="largest distance |a - b| / |b| between divided and undivided, in place of the rule",
+    )  # fmt: skip
+    made.add_argument("--limit", type=count, metavar="ROWS", help="show the ROWS worst only")
+    add_planning(made)
+    add_json(made)
+
+
+def add_diff(commands: Commands) -> None:
+    made = command(
+        commands, "diff", "Compare two plans, or one source planned for two GPUs.",
+        "  mbc diff before/plan.json after/plan.json\n  mbc diff net.mbc --gpu h200 --gpu t4",
+    )  # fmt: skip
+    made.add_argument("plans", nargs="+", metavar="PLAN", help="two packages, plans or sources; or one source")
+    made.add_argument("--gpu", dest="gpus", action="append", default=[], help="GPU to plan for; twice with one source")
+    made.add_argument("--limit", type=count, metavar="ROWS", help="list the ROWS operations that differ most only")
+    made.add_argument("--times", action="store_true", help="list operations that differ in time only, too")
+    add_planning(made, gpu=False)
+    add_json(made)

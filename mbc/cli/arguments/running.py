@@ -1,0 +1,82 @@
+"""Arguments of the commands that take steps."""
+
+from __future__ import annotations
+
+from mbc.cli.arguments.groups import Commands, add_json, add_measuring, add_planning, command
+from mbc.cli.arguments.types import (
+    blocks,
+    count,
+    duration,
+    peers,
+    seed,
+)
+from mbc.options import PEERS
+
+
+def add_train(commands: Commands) -> None:
+    made = command(
+        commands, "train", "Train a network on data; a source is planned first, and built where there is a GPU.",
+        "  mbc train net.mbc --data train.npz --test test.npz --epochs 20 --lr 0.1 --schedule cosine\n"
+        "  mbc train resnet50 --data folder_of_npy --checkpoint resnet50.safetensors\n"
+        "  mbc train resnet50 --data loader:batches --resume resnet50.safetensors",
+    )  # fmt: skip
+    made.add_argument("network_or_package", metavar="NET", help="a package or a source (.mbc)")
+    made.add_argument(
+        "--data", required=True, metavar="DATA",
+        help="an .npz or a folder of .npy with an array named like each input (or x and y, images and labels), "
+        "or module:function that yields batches",
+    )  # fmt: skip
+    made.add_argument("--test", metavar="DATA", help="data to test on after each epoch")
+    made.add_argument("--epochs", type=count, default=10, help="in all, those before --resume included (default 10)")
+    made.add_argument("--lr", type=float, default=0.1, metavar="RATE", help="(peak) learning rate (default 0.1)")
+    made.add_argument(
+        "--schedule", choices=("constant", "cosine", "step"), default="constant", help="(default constant)"
+    )
+    made.add_argument("--warmup", type=float, default=0.0, metavar="EPOCHS", help="grow the rate from 0 over EPOCHS")
+    made.add_argument(
+        "--step-epochs", type=float, default=30.0, metavar="EPOCHS", help="schedule step: how often (default 30)"
+    )
+    made.add_argument(
+        "--step-factor", type=float, default=0.1, metavar="FACTOR", help="schedule step: times what (default 0.1)"
+    )
+    made.add_argument("--seed", type=seed, help="of initial weights, shuffling and dropout (default 0)")
+    made.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default auto: a GPU where it can)"
+    )
+    made.add_argument("--checkpoint", metavar="FILE", help="write weights and progress here after each epoch")
+    made.add_argument("--resume", metavar="FILE", help="go on from such a file; keeps writing to it by default")
+    made.add_argument("-o", "--output", metavar="FOLDER", help="package to write when a source is built")
+    add_planning(made)
+    add_measuring(made)
+    add_json(made)
+
+
+def add_bench(commands: Commands) -> None:
+    made = command(
+        commands, "bench", "Time a training step of mbc and of others in one run, on the same data and mathematics.",
+        "  mbc bench resnet.mbc --set depth=50 --set batch=256 --set train.precision=bf16\n"
+        "  mbc bench net.mbc --against torch,jax -o net.bench.json\n\n"
+        "Each contender runs in a process of its own, one after the other; mbc runs first and last. All start from\n"
+        "the same weights, and the losses of their first steps are compared: exit code 1 where they differ. Of each\n"
+        "peer every setting that may be its best is tried (channels_last, cudnn.benchmark, fused optimizers, CUDA\n"
+        "graphs, the modes of torch.compile), and the fastest counts. A peer that is not installed is said so.",
+    )  # fmt: skip
+    made.add_argument("source", metavar="NET", help="the network (.mbc)")
+    made.add_argument("--against", type=peers, default=PEERS, metavar="P,P", help=f"peers (default {','.join(PEERS)})")
+    made.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default auto: a GPU where there is one)"
+    )
+    made.add_argument("--seed", type=seed, default=0, help="of weights, inputs and dropout (default 0)")
+    made.add_argument(
+        "--blocks", type=blocks, default=20, metavar="N", help="blocks of steps; their median counts (default 20)"
+    )
+    made.add_argument(
+        "--block", type=duration, default=0.2, metavar="TIME", help="least duration of a block (default 0.2s)"
+    )
+    made.add_argument(
+        "--most", type=duration, default=1800.0, metavar="TIME", help="give up on a contender then (default 30min)"
+    )
+    made.add_argument("-o", "--output", metavar="FILE", help="write everything as JSON here, too")
+    add_planning(made)
+    add_measuring(made)
+    add_json(made)

@@ -1,0 +1,89 @@
+"""What the words of a command line may be: types for argparse, each with a message that says what is wanted."""
+
+from __future__ import annotations
+
+import argparse
+
+from mbc.options import PEERS, TECHNIQUES
+from mbc.units import parse_duration, parse_size
+
+
+def setting(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (equals and name.strip() and value.strip()):
+        raise argparse.ArgumentTypeError(f"'{text}' is not NAME=VALUE")
+    return name.strip(), value.strip()
+
+
+def size(text: str) -> int:
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def duration(text: str) -> float:
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def techniques(text: str) -> frozenset[str]:
+    asked = frozenset(part.strip() for part in text.split(","))
+    wrong = sorted(asked - set(TECHNIQUES))
+    if wrong:
+        raise argparse.ArgumentTypeError(f"'{wrong[0]}' is none of {', '.join(TECHNIQUES)}")
+    return asked
+
+
+def count(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number above 0")
+    return int(text)
+
+
+def points(text: str) -> int:
+    if not text.isdecimal() or int(text) < 2:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number above 1")
+    return int(text)
+
+
+def tolerance(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of at least 0, such as 1e-5")
+    return value
+
+
+def seed(text: str) -> int:
+    if not text.isdecimal() or int(text) >= 2**63:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number from 0 to 2^63 - 1")
+    return int(text)
+
+
+def peers(text: str) -> tuple[str, ...]:
+    asked = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+    wrong = [part for part in asked if part not in PEERS]
+    if wrong:
+        raise argparse.ArgumentTypeError(f"'{wrong[0]}' is none of {', '.join(PEERS)}")
+    return asked
+
+
+def blocks(text: str) -> int:
+    number = count(text)
+    if number < 2:
+        raise argparse.ArgumentTypeError("a median and its spread take at least 2 blocks")
+    return number
+
+
+def precisions(text: str) -> tuple[str, ...]:
+    known = ("fp32", "tf32", "bf16", "fp16")
+    asked = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+    wrong = [part for part in asked if part not in known]
+    if wrong:
+        raise argparse.ArgumentTypeError(f"'{wrong[0]}' is none of {', '.join(known)}")
+    return asked
