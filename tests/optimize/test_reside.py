@@ -80,6 +80,30 @@ def test_plans_under_any_budget_are_sound_and_give_the_same_bits(
     assert trained(plan, Transfers.LATE) == trained(kept_plan(network), Transfers.IN_ORDER)
 
 
+@given(
+    part=st.floats(0.3, 1.0),
+    host_part=st.sampled_from([0.0, 0.02, 0.1, 0.3]) | st.floats(0.0, 0.6),
+    network=st.sampled_from(["residual", "dense"]),
+    precision=st.sampled_from(["fp32", "bf16"]),
+    without=st.sampled_from([frozenset[str](), *(frozenset({name}) for name in ("recompute", "split", "workspace"))]),
+)
+@settings(max_examples=30, deadline=None)
+def test_any_limits_of_device_and_host_give_a_sound_plan_or_say_why_not(
+    part: float, host_part: float, network: str, precision: str, without: frozenset[str]
+) -> None:
+    arena_bytes = kept_plan(network, precision).predictions.arena_bytes
+    host_bytes = int(host_part * arena_bytes)
+    budget_bytes = int(part * arena_bytes) + OVERHEAD
+    try:
+        plan = search(table(network, precision), Limits(without=without, host_bytes=host_bytes), budget_bytes)
+    except MbcError as error:
+        assert error.code.startswith("MBC2")
+        return
+    verify_plan(plan)
+    assert plan.predictions.host_bytes <= host_bytes
+    assert plan.predictions.arena_bytes + plan.predictions.overhead_bytes <= budget_bytes
+
+
 def chain(seed: int) -> CandidateTable:
     """A network of a few layers of random widths."""
     rng = random.Random(seed)
