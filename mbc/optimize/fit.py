@@ -6,6 +6,7 @@ fits, each operation then takes the workspace that is free at its moment, and th
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -44,7 +45,10 @@ WAYS_WORK = 15_000
 # Of the room, what placing may leave unused between buffers before another try is worth less.
 MOST_SPARED = 0.15
 LEAST_SPARED = 0.004
-MOST_PLACED = 3  # ways that are placed
+# Ways that are placed, at most and at least; launches of all of them together.
+MOST_PLACED = 8
+LEAST_PLACED = 3
+PLACED_WORK = 15_000
 # States of less than this part of the room stay where they are used, if anything fits beside them; and so do all where
 # the step is no slower than this, over the fastest.
 WORTH_MOVING = 0.1
@@ -93,15 +97,21 @@ class _Way:
 
 
 def fit(
-    table: CandidateTable, most: Mapping[str, int], means: Means, room_bytes: int, programs: Programs | None = None
+    table: CandidateTable,
+    most: Mapping[str, int],
+    means: Means,
+    room_bytes: int,
+    programs: Programs | None = None,
+    known: Sequence[Fitted] = (),
 ) -> Fitted:
-    """The fastest step that was found within the room; where none was, the smallest.
+    """The fastest step that was found within the room; where none was, the smallest. Of `known` ones, too, which need
+    not be found again.
 
     `most`: workspace of operations by name, whatever is free. The states of the optimizer go to the host where they are
     much of the room, and something else does not fit beside them or takes long to. `programs`: what runs as a group;
     its values are kept, made again or sent to the host as a whole, and states stay.
     """
-    found: list[Fitted] = []
+    found = list(known)
 
     def tried(here: Means) -> Fitted | None:
         fitted = _fit(table, most, here, room_bytes, _least_us(found, room_bytes), programs)
@@ -111,7 +121,7 @@ def fit(
 
     if programs is not None:
         tried(means)
-        return found[0]
+        return faster(found, room_bytes)
     whole_bytes, _ = floor_bytes(table, means.host_bytes if means.offload > 0 else 0)
     if whole_bytes <= room_bytes or not means.split:
         tried(means)
@@ -127,7 +137,7 @@ def fit(
                 slower = True
         if slower and not better:
             break  # more values in parts take longer
-    if not found:
+    if len(found) == len(known):
         tried(means)
     for here in _with_states_away(table, most, best, room_bytes, faster(found, room_bytes)):
         fitted = tried(here)
@@ -288,18 +298,27 @@ def _make_room(
             yield Fitted(smallest, assign_addresses(smallest, thorough=False), table.device)
         return
     # The fastest first; one that placing takes more than the room for is tried again in less.
-    for way in sorted(fitting, key=lambda way: way.time_us)[:MOST_PLACED]:
-        spared_bytes = 0
-        while way.resided.live_bytes <= room_bytes - spared_bytes:
-            draft = _with_free_workspace(table, most, way, room_bytes - spared_bytes)
-            placed = assign_addresses(draft, room_bytes)
-            yield Fitted(draft, placed, table.device)
-            if placed.arena_bytes <= room_bytes:
-                return
-            spared_bytes += max(placed.arena_bytes - room_bytes, int(LEAST_SPARED * room_bytes))
-            if spared_bytes > MOST_SPARED * room_bytes:
-                break
-            way = _way(table, way.ordered, way.choices, way.means, way.divided, room_bytes - spared_bytes)
+    # Ways that decide the same differ in workspace, which is chosen anew below.
+    ordered = sorted(fitting, key=lambda way: -way.time_us)
+    different = {way.resided.decisions: way for way in ordered}.values()
+    tried = [(way.time_us, number, 0, way) for number, way in enumerate(different)]
+    heapq.heapify(tried)
+    most_placed = min(MOST_PLACED, max(LEAST_PLACED, PLACED_WORK // len(fitting[0].resided.draft.train.launches)))
+    for number in range(len(fitting), len(fitting) + most_placed):
+        if not tried:
+            break
+        _, _, spared_bytes, way = heapq.heappop(tried)
+        draft = _with_free_workspace(table, most, way, room_bytes - spared_bytes)
+        placed = assign_addresses(draft, room_bytes)
+        yield Fitted(draft, placed, table.device)
+        if placed.arena_bytes <= room_bytes:
+            return
+        spared_bytes += max(placed.arena_bytes - room_bytes, int(LEAST_SPARED * room_bytes))
+        if spared_bytes > MOST_SPARED * room_bytes:
+            continue
+        way = _way(table, way.ordered, way.choices, way.means, way.divided, room_bytes - spared_bytes)
+        if way.resided.live_bytes <= room_bytes - spared_bytes:
+            heapq.heappush(tried, (way.time_us, number, spared_bytes, way))
 
 
 def _ways(

@@ -14,7 +14,7 @@ from mbc.optimize.bounds import floor_bytes
 from mbc.optimize.candidates import CandidateTable
 from mbc.optimize.choose import check_limit, choose
 from mbc.optimize.contention import contention
-from mbc.optimize.fit import UNLIMITED_BYTES, Fitted, faster, fit
+from mbc.optimize.fit import UNLIMITED_BYTES, Fitted, fit
 from mbc.optimize.fuse import Programs, fuse, plain
 from mbc.optimize.knapsack import within_us
 from mbc.optimize.order import Draft
@@ -96,7 +96,7 @@ def _fitted(table: CandidateTable, limits: Limits, means: Means, room_bytes: int
     fits = found.placed.arena_bytes <= room_bytes
     if fits and found.step_us <= choose(table, alone).train_us:
         return found
-    return faster((found, fit(table, alone, means, room_bytes)), room_bytes)
+    return fit(table, alone, means, room_bytes, known=(found,))
 
 
 def _means(table: CandidateTable, limits: Limits) -> Means:
