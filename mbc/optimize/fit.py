@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from mbc.device.spec import DeviceSpec
+from mbc.ir.graph import Role
 from mbc.ops import KINDS
 from mbc.ops.fused import SEPARATOR
 from mbc.optimize.addresses import Placed, assign_addresses
@@ -50,6 +51,8 @@ MOST_PLACED = 3  # ways that are placed
 # the step is no slower than this, over the fastest.
 WORTH_MOVING = 0.1
 GOOD_ENOUGH = 1.02
+# Where they are more than this part of the room, they are looked at away from the start.
+CROWDED = 0.4
 # Values above these parts of the room are handed on in micro-batches; where something fits without, only if the largest
 # takes so much of the room. A micro-batch is such a part of the room at most: several exist at once. What takes longer
 # to make than so many passes over it may be kept as a whole for the backward pass.
@@ -100,13 +103,19 @@ def fit(table: CandidateTable, most: Mapping[str, int], means: Means, room_bytes
     """
     found: list[Fitted] = []
 
+    known: set[Means] = set()
+
     def tried(here: Means) -> Fitted | None:
+        known.add(here)
         fitted = _fit(table, most, here, room_bytes, _least_us(found, room_bytes))
         if fitted is not None:
             found.append(fitted)
         return fitted
 
     whole_bytes, _ = floor_bytes(table, means.host_bytes if means.offload > 0 else 0)
+    moved_bytes = _movable_bytes(table, means)
+    if moved_bytes > CROWDED * room_bytes:
+        tried(replace(means, states_bytes=moved_bytes, lead=LONG_LEAD))  # beside them little room is left
     if whole_bytes <= room_bytes or not means.split:
         tried(means)
     best = means
@@ -124,10 +133,17 @@ def fit(table: CandidateTable, most: Mapping[str, int], means: Means, room_bytes
     if not found:
         tried(means)
     for here in _with_states_away(table, most, best, room_bytes, faster(found, room_bytes)):
-        fitted = tried(here)
+        fitted = None if here in known else tried(here)
         if fitted is not None and fitted.placed.arena_bytes <= room_bytes:
             break
     return faster(found, room_bytes)
+
+
+def _movable_bytes(table: CandidateTable, means: Means) -> int:
+    """Of the optimizer's states, where they may be in host memory; 0 where they may not, or do not all find room."""
+    sizes = (table.graph.values[state.value] for state in table.graph.states)
+    all_bytes = sum(aligned(value.type.size_bytes) for value in sizes if value.role is Role.OPTIMIZER)
+    return all_bytes if means.offload > 0 and all_bytes <= means.host_bytes else 0
 
 
 def _divisions(
@@ -135,13 +151,13 @@ def _divisions(
 ) -> Iterator[list[Division]]:
     """Which values to hand on in micro-batches: at first the largest, then smaller ones too."""
     graph = table.graph
-    if not means.split or (found and _is_good(table, most, found[0], room_bytes)):
+    if not means.split or (found and _is_good(table, most, faster(found, room_bytes), room_bytes)):
         return
     sizes = {
         value.type.size_bytes for name, value in graph.values.items() if value.per_sample and name not in graph.inputs
     }
     largest_bytes = max(sizes, default=0)
-    if found and found[0].placed.arena_bytes <= room_bytes and largest_bytes < WORTH_DIVIDING * room_bytes:
+    if any(f.placed.arena_bytes <= room_bytes for f in found) and largest_bytes < WORTH_DIVIDING * room_bytes:
         return
     pass_us = 2 / (table.device.copy_gb_s * 1e3)  # a byte read and written
     known: set[int] = set()
