@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from mbc.device.spec import DeviceSpec
+from mbc.ir.graph import Role
 from mbc.ops.fused import SEPARATOR, kind_of
 from mbc.optimize.addresses import Placed, assign_addresses
 from mbc.optimize.bounds import floor_bytes
@@ -54,6 +55,8 @@ PLACED_WORK = 15_000
 WORTH_MOVING = 0.1
 GOOD_ENOUGH = 1.02
 NO_SLOWER = 1e-3  # over the fastest: what a prediction cannot tell apart
+# Where they are more than this part of the room, they are looked at away from the start.
+CROWDED = 0.4
 # Values above these parts of the room are handed on in micro-batches; where something fits without, only if the largest
 # takes so much of the room. A micro-batch is such a part of the room at most: several exist at once. What takes longer
 # to make than so many passes over it may be kept as a whole for the backward pass.
@@ -112,8 +115,10 @@ def fit(
     its values are kept, made again or sent to the host as a whole, and states stay.
     """
     found = list(known)
+    looked_at: set[Means] = set()
 
     def tried(here: Means) -> Fitted | None:
+        looked_at.add(here)
         fitted = _fit(table, most, here, room_bytes, _least_us(found, room_bytes), programs)
         if fitted is not None:
             found.append(fitted)
@@ -123,6 +128,9 @@ def fit(
         tried(means)
         return faster(found, room_bytes)
     whole_bytes, _ = floor_bytes(table, means.host_bytes if means.offload > 0 else 0)
+    moved_bytes = _movable_bytes(table, means)
+    if moved_bytes > CROWDED * room_bytes:
+        tried(replace(means, states_bytes=moved_bytes, lead=LONG_LEAD))  # beside them little room is left
     if whole_bytes <= room_bytes or not means.split:
         tried(means)
     best = means
@@ -137,13 +145,20 @@ def fit(
                 slower = True
         if slower and not better:
             break  # more values in parts take longer
-    if len(found) == len(known):
+    if not looked_at:
         tried(means)
     for here in _with_states_away(table, most, best, room_bytes, faster(found, room_bytes)):
-        fitted = tried(here)
+        fitted = None if here in looked_at else tried(here)
         if fitted is not None and fitted.placed.arena_bytes <= room_bytes:
             break
     return faster(found, room_bytes)
+
+
+def _movable_bytes(table: CandidateTable, means: Means) -> int:
+    """Of the optimizer's states, where they may be in host memory; 0 where they may not, or do not all find room."""
+    sizes = (table.graph.values[state.value] for state in table.graph.states)
+    all_bytes = sum(aligned(value.type.size_bytes) for value in sizes if value.role is Role.OPTIMIZER)
+    return all_bytes if means.offload > 0 and all_bytes <= means.host_bytes else 0
 
 
 def _divisions(
@@ -151,13 +166,13 @@ def _divisions(
 ) -> Iterator[list[Division]]:
     """Which values to hand on in micro-batches: at first the largest, then smaller ones too."""
     graph = table.graph
-    if not means.split or (found and _is_good(table, most, found[0], room_bytes)):
+    if not means.split or (found and _is_good(table, most, faster(found, room_bytes), room_bytes)):
         return
     sizes = {
         value.type.size_bytes for name, value in graph.values.items() if value.per_sample and name not in graph.inputs
     }
     largest_bytes = max(sizes, default=0)
-    if found and found[0].placed.arena_bytes <= room_bytes and largest_bytes < WORTH_DIVIDING * room_bytes:
+    if any(f.placed.arena_bytes <= room_bytes for f in found) and largest_bytes < WORTH_DIVIDING * room_bytes:
         return
     pass_us = 2 / (table.device.copy_gb_s * 1e3)  # a byte read and written
     known: set[int] = set()

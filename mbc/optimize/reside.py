@@ -242,7 +242,7 @@ class _Chooser:
         while True:
             taken = np.where(hopeless, np.iinfo(np.int64).min, over + self._ledger.delta_bytes)
             worst = int(np.argmax(taken))
-            if taken[worst] <= 0:
+            if taken[worst] <= 0 or self._again_too_long():
                 return done
             if self._relieve_at(worst, over):
                 done = True
