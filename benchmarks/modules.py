@@ -205,8 +205,9 @@ def _is_class_map(network: Network | TrainingGraph, output: str) -> bool:
 
 
 def initial_states(module: Any, network: Network) -> dict[str, np.ndarray]:
-    """Parameters and statistics as the module holds them."""
-    return {s.value: np.asarray(module.state(s.value), np.float64) for s in network.states}
+    """Parameters and statistics as the module holds them; a training graph has states beside those."""
+    held = set(module.states)
+    return {s.value: np.asarray(module.state(s.value), np.float64) for s in network.states if s.value in held}
 
 
 def module_gradients(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Iterable
@@ -53,18 +54,27 @@ def local_gpus() -> tuple[LocalGpu, ...]:
     return tuple(found)
 
 
+def current_gpu() -> LocalGpu | None:
+    """The GPU of this machine that a module runs on: the first that CUDA_VISIBLE_DEVICES leaves to be seen, where it
+    names it by its number."""
+    here = local_gpus()
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
+    if first.isdecimal():
+        return here[int(first)] if int(first) < len(here) else None
+    return next(iter(here), None)
+
+
 def find_device(gpu: str) -> DeviceSpec:
-    """The spec of the named GPU; `auto`: that of this machine's first GPU, else the default's.
+    """The spec of the named GPU; `auto`: that of the GPU a module would run on here, else the default's.
 
     A GPU that is not in the list is planned for as the known one of its architecture with the nearest memory size.
     Raises MBC071 where none is comparable.
     """
     if gpu != "auto":
         return find_spec(gpu)
-    local = local_gpus()
-    if not local:
+    here = current_gpu()
+    if here is None:
         return find_spec(DEFAULT_GPU)
-    here = local[0]
     specs = device_specs().values()
     for spec in specs:
         if spec.name == here.name:
@@ -82,11 +92,8 @@ def find_device(gpu: str) -> DeviceSpec:
 
 def free_bytes(device: DeviceSpec, gpu: str) -> int:
     """Memory that a module may take: what is free on this machine's GPU when planning for it, else all of the GPU's."""
-    if gpu == "auto":
-        for here in local_gpus():
-            if here.name == device.name:
-                return here.free_bytes
-    return device.memory_bytes
+    here = current_gpu() if gpu == "auto" else None
+    return here.free_bytes if here is not None and here.name == device.name else device.memory_bytes
 
 
 def free_host_bytes(device: DeviceSpec, gpu: str) -> int | None:

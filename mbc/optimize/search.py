@@ -29,7 +29,10 @@ from mbc.plan.model import Bounds, Copy, Kernel, Plan, Predictions, Program, Tar
 from mbc.units import show_size
 
 # Reserved for the context, libraries and modules of a GPU on which they were never measured.
-UNMEASURED_OVERHEAD_BYTES = 600_000_000
+UNMEASURED_OVERHEAD_BYTES = 650_000_000
+# Graphs of so many launches are within that, and what each further one takes (decision 001).
+USUAL_LAUNCHES = 2500
+LAUNCH_OVERHEAD_BYTES = 16 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,11 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
         raise cannot_fit(table, floor, floor_operation, overhead_bytes, budget_bytes, host_bytes, means.split)
     unlimited = choose(table, {}, programs=fuse(table))
     fitted = _fitted(table, limits, means, budget_bytes - overhead_bytes)
+    more_bytes = _of_many_launches(fitted.draft) if overhead_bytes else 0
+    if fitted.placed.arena_bytes <= budget_bytes - overhead_bytes < fitted.placed.arena_bytes + more_bytes:
+        fitted = _fitted(table, limits, means, budget_bytes - overhead_bytes - more_bytes)
+        more_bytes = max(more_bytes, _of_many_launches(fitted.draft))
+    overhead_bytes += more_bytes
     draft, placed = fitted.draft, fitted.placed
     if not any(isinstance(launch.work, Copy) for launch in draft.train.launches):
         # No stream waits for another, so that addresses cost no time: the arena is no larger than it has to be.
@@ -81,6 +89,12 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
     least_us = within_us(table, means, budget_bytes - overhead_bytes, unlimited.train_us)
     bounds = Bounds(floor, floor_operation.name, placed.live_bytes, unlimited.train_us, any_us, least_us)
     return _plan(table, draft, placed, bounds, budget_bytes, overhead_bytes, limits.host_bytes)
+
+
+def _of_many_launches(draft: Draft) -> int:
+    """What the graphs take beside the usual overhead."""
+    launches = len(draft.train.launches) + len(draft.infer.launches)
+    return max(0, launches - USUAL_LAUNCHES) * LAUNCH_OVERHEAD_BYTES
 
 
 def _fitted(table: CandidateTable, limits: Limits, means: Means, room_bytes: int) -> Fitted:

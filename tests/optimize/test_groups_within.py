@@ -10,7 +10,7 @@ import pytest
 from mbc.plan.model import Plan
 from tests.optimize.test_fuse import H200, graph, planned, trained
 
-OVERHEAD_BYTES = H200.overhead_bytes or 600_000_000
+OVERHEAD_BYTES = H200.overhead_bytes or 650_000_000
 
 
 @functools.cache
