@@ -288,15 +288,21 @@ def _make_room(
             yield Fitted(smallest, assign_addresses(smallest, thorough=False), table.device)
         return
     # The fastest first; one that placing takes more than the room for is tried again in less.
+    best_us = known_us  # where addresses are tight, kernels may wait longer for copies than it seemed
     for way in sorted(fitting, key=lambda way: way.time_us)[:MOST_PLACED]:
+        if way.time_us >= best_us:
+            return
         spared_bytes = 0
         while way.resided.live_bytes <= room_bytes - spared_bytes:
             draft = _with_free_workspace(table, most, way, room_bytes - spared_bytes)
             placed = assign_addresses(draft, room_bytes)
-            yield Fitted(draft, placed, table.device)
+            found = Fitted(draft, placed, table.device)
+            yield found
             if placed.arena_bytes <= room_bytes:
-                return
-            spared_bytes += max(placed.arena_bytes - room_bytes, int(LEAST_SPARED * room_bytes))
+                best_us = min(best_us, found.step_us)
+                break
+            lacking_bytes = placed.arena_bytes - room_bytes
+            spared_bytes = max(4 * spared_bytes, lacking_bytes // 8, int(LEAST_SPARED * room_bytes))
             if spared_bytes > MOST_SPARED * room_bytes:
                 break
             way = _way(table, way.ordered, way.choices, way.means, way.divided, room_bytes - spared_bytes)
