@@ -100,7 +100,7 @@ def _improved(
         places, _ = _anneal(chosen, start, reached, list(range(len(chosen))), bound, good)
         offsets, height = min((offsets, height), filled(large, places), key=lambda found: found[1])
     if height > max(bound * WORTH_PROVING, good):
-        tight = _alive_when_full(blocks, int(TIGHT_PART * bound))
+        tight = _alive_when_full(blocks, int(TIGHT_PART * bound), range(len(blocks)))
         by_size = sorted(tight, key=lambda i: (-blocks[i].size_bytes, i))[:CP_SAT_BLOCKS]
         found = _exact([blocks[i] for i in by_size], bound, height - 1, PROOF_EFFORT, least=True)
         if found is not None:
@@ -112,16 +112,17 @@ def _questions(blocks: Sequence[Block], bound: int) -> list[list[int]]:
     """Sets of blocks that must fit, different ones."""
     found: list[list[int]] = []
     for part, count in QUESTIONS:
-        chosen = [i for i in _alive_when_full(blocks, int(part * bound)) if blocks[i].size_bytes * count >= bound]
+        large = [i for i, block in enumerate(blocks) if block.size_bytes * count >= bound]
+        chosen = _alive_when_full(blocks, int(part * bound), large) if large else []
         if chosen and len(chosen) <= MOST_ASKED and chosen not in found:
             found.append(chosen)
     return found
 
 
-def _alive_when_full(blocks: Sequence[Block], full_bytes: int) -> list[int]:
-    """Blocks that are alive at a moment when so much is; a large one alone with few others finds room anyway."""
+def _alive_when_full(blocks: Sequence[Block], full_bytes: int, among: Sequence[int]) -> list[int]:
+    """Those that are alive at a moment when so much is; a large one alone with few others finds room anyway."""
     live = np.array(live_bytes(blocks, max(block.stop for block in blocks)))
-    return [i for i, block in enumerate(blocks) if live[block.start : block.stop].max() >= full_bytes]
+    return [i for i in among if live[blocks[i].start : blocks[i].stop].max() >= full_bytes]
 
 
 def _greedy(

@@ -18,6 +18,7 @@ from mbc.optimize.fit import UNLIMITED_BYTES, Fitted, faster, fit, keep_all
 from mbc.optimize.fuse import Programs, fuse, plain
 from mbc.optimize.knapsack import within_us
 from mbc.optimize.order import Draft
+from mbc.optimize.place import GOOD_ENOUGH
 from mbc.optimize.ranges import time_range_us
 from mbc.optimize.refusal import cannot_fit
 from mbc.optimize.reside import Means
@@ -63,7 +64,8 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
     unlimited = choose(table, {}, programs=fuse(table))
     fitted = _fitted(table, limits, means, budget_bytes - overhead_bytes)
     draft, placed = fitted.draft, fitted.placed
-    if not any(isinstance(launch.work, Copy) for launch in draft.train.launches):
+    copies = any(isinstance(launch.work, Copy) for launch in draft.train.launches)
+    if not copies and placed.arena_bytes > GOOD_ENOUGH * placed.live_bytes:
         # No stream waits for another, so that addresses cost no time: the arena is no larger than it has to be.
         placed = min(placed, assign_addresses(draft), key=lambda p: p.arena_bytes)
     if placed.arena_bytes + overhead_bytes > budget_bytes:
