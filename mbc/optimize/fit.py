@@ -105,16 +105,14 @@ def fit(
     means: Means,
     room_bytes: int,
     programs: Programs | None = None,
-    known: Sequence[Fitted] = (),
 ) -> Fitted:
-    """The fastest step that was found within the room; where none was, the smallest. Of `known` ones, too, which need
-    not be found again.
+    """The fastest step that was found within the room; where none was, the smallest.
 
     `most`: workspace of operations by name, whatever is free. The states of the optimizer go to the host where they are
     much of the room, and something else does not fit beside them or takes long to. `programs`: what runs as a group;
     its values are kept, made again or sent to the host as a whole, and states stay.
     """
-    found = list(known)
+    found: list[Fitted] = []
     looked_at: set[Means] = set()
 
     def tried(here: Means) -> Fitted | None:
@@ -318,17 +316,20 @@ def _make_room(
     different = {way.resided.decisions: way for way in ordered}.values()
     tried = [(way.time_us, number, 0, way) for number, way in enumerate(different)]
     heapq.heapify(tried)
+    best_us = known_us  # where addresses are tight, kernels may wait longer for copies than it seemed
     most_placed = min(MOST_PLACED, max(LEAST_PLACED, PLACED_WORK // len(fitting[0].resided.draft.train.launches)))
     for number in range(len(fitting), len(fitting) + most_placed):
-        if not tried:
-            break
+        if not tried or tried[0][0] >= best_us:
+            return
         _, _, spared_bytes, way = heapq.heappop(tried)
         draft = _with_free_workspace(table, most, way, room_bytes - spared_bytes)
-        placed = assign_addresses(draft, room_bytes)
-        yield Fitted(draft, placed, table.device)
-        if placed.arena_bytes <= room_bytes:
-            return
-        spared_bytes += max(placed.arena_bytes - room_bytes, int(LEAST_SPARED * room_bytes))
+        found = Fitted(draft, assign_addresses(draft, room_bytes), table.device)
+        yield found
+        lacking_bytes = found.placed.arena_bytes - room_bytes
+        if lacking_bytes <= 0:
+            best_us = min(best_us, found.step_us)
+            continue
+        spared_bytes = max(4 * spared_bytes, lacking_bytes // 8, int(LEAST_SPARED * room_bytes))
         if spared_bytes > MOST_SPARED * room_bytes:
             continue
         way = _way(table, way.ordered, way.choices, way.means, way.divided, room_bytes - spared_bytes)

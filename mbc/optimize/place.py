@@ -29,6 +29,12 @@ FEWEST_ROUNDS = 20  # that are worth the trouble
 WORTH_PROVING = 1.005
 CP_SAT_BLOCKS = 60
 TIGHT_PART = 0.6  # of the bound: blocks that are never alive beside so much are left out of the proof
+PROOF_EFFORT = 1.0  # in CP-SAT's deterministic time
+# Whether a height is enough is answered sooner, or not at all: for blocks alive beside such a part of the bound that
+# are as large as the bound over so many.
+QUESTIONS = ((0.8, 50), (0.6, 50), (0.7, 200), (0.8, 150))
+MOST_ASKED = 500
+QUESTION_EFFORT = 0.04
 # A block smaller than this part of the bound fills gaps that others leave, and is not annealed.
 SMALL_BLOCKS = 2000
 # Blocks times orders that greedy may look at; bigger programs try fewer orders, the one that is placed fast first.
@@ -73,13 +79,20 @@ def place(blocks: Sequence[Block], enough_bytes: int = 0, thorough: bool = True)
 def _improved(
     blocks: Sequence[Block], offsets: list[int], height: int, order: list[int], bound: int, good: int
 ) -> tuple[list[int], int]:
-    """Anneal the order of the large blocks, then prove the largest ones; smaller ones then fill what these leave."""
+    """Ask whether the blocks that matter fit; anneal the order of the large ones, then prove the largest; smaller ones
+    then fill what these leave."""
 
     def filled(chosen: list[int], places: list[int]) -> tuple[list[int], int]:
         known = dict(zip(chosen, places, strict=True))
         rest = sorted(set(range(len(blocks))) - set(chosen), key=lambda i: (-blocks[i].size_bytes, blocks[i].start))
         return _greedy(blocks, (*sorted(chosen, key=lambda i: known[i]), *rest), known)
 
+    for chosen in _questions(blocks, bound):
+        found = _exact([blocks[i] for i in chosen], bound, good, QUESTION_EFFORT)
+        if found is not None:
+            offsets, height = min((offsets, height), filled(chosen, found), key=lambda found: found[1])
+            if height <= good:
+                return offsets, height
     large = [i for i in order if blocks[i].size_bytes * SMALL_BLOCKS >= bound]
     if large and len(large) ** 2 * FEWEST_ROUNDS <= ANNEAL_WORK:
         chosen = [blocks[i] for i in large]
@@ -87,18 +100,29 @@ def _improved(
         places, _ = _anneal(chosen, start, reached, list(range(len(chosen))), bound, good)
         offsets, height = min((offsets, height), filled(large, places), key=lambda found: found[1])
     if height > max(bound * WORTH_PROVING, good):
-        tight = _alive_when_full(blocks, int(TIGHT_PART * bound))
+        tight = _alive_when_full(blocks, int(TIGHT_PART * bound), range(len(blocks)))
         by_size = sorted(tight, key=lambda i: (-blocks[i].size_bytes, i))[:CP_SAT_BLOCKS]
-        found = _exact([blocks[i] for i in by_size], bound, height)
+        found = _exact([blocks[i] for i in by_size], bound, height - 1, PROOF_EFFORT, least=True)
         if found is not None:
             offsets, height = min((offsets, height), filled(by_size, found), key=lambda found: found[1])
     return offsets, height
 
 
-def _alive_when_full(blocks: Sequence[Block], full_bytes: int) -> list[int]:
-    """Blocks that are alive at a moment when so much is; a large one alone with few others finds room anyway."""
+def _questions(blocks: Sequence[Block], bound: int) -> list[list[int]]:
+    """Sets of blocks that must fit, different ones."""
+    found: list[list[int]] = []
+    for part, count in QUESTIONS:
+        large = [i for i, block in enumerate(blocks) if block.size_bytes * count >= bound]
+        chosen = _alive_when_full(blocks, int(part * bound), large) if large else []
+        if chosen and len(chosen) <= MOST_ASKED and chosen not in found:
+            found.append(chosen)
+    return found
+
+
+def _alive_when_full(blocks: Sequence[Block], full_bytes: int, among: Sequence[int]) -> list[int]:
+    """Those that are alive at a moment when so much is; a large one alone with few others finds room anyway."""
     live = np.array(live_bytes(blocks, max(block.stop for block in blocks)))
-    return [i for i, block in enumerate(blocks) if live[block.start : block.stop].max() >= full_bytes]
+    return [i for i in among if live[blocks[i].start : blocks[i].stop].max() >= full_bytes]
 
 
 def _greedy(
@@ -180,17 +204,17 @@ def _lowest_first(blocks: Sequence[Block], order: Sequence[int]) -> tuple[list[i
     return offsets, reached
 
 
-def _exact(blocks: Sequence[Block], bound: int, height: int) -> list[int] | None:
-    """CP-SAT: offsets below the known height, or None. One worker, a deterministic limit: same input, same answer."""
+def _exact(blocks: Sequence[Block], bound: int, height: int, effort: float, least: bool = False) -> list[int] | None:
+    """CP-SAT: offsets up to a height, or None; `least`: as low as is found. One worker, a deterministic limit: same
+    input, same answer."""
     from ortools.sat.python import cp_model  # heavy, and only needed here
 
     unit = ALIGNMENT_BYTES
     model = cp_model.CpModel()
-    limit = height // unit - 1
+    limit = height // unit
     starts: list[cp_model.IntVar] = []
     times: list[cp_model.IntervalVar] = []
     places: list[cp_model.IntervalVar] = []
-    top = model.new_int_var(-(-bound // unit), limit, "top")
     for i, block in enumerate(blocks):
         size = block.size_bytes // unit
         if size > limit:
@@ -199,13 +223,16 @@ def _exact(blocks: Sequence[Block], bound: int, height: int) -> list[int] | None
         starts.append(offset)
         times.append(model.new_fixed_size_interval_var(block.start, block.stop - block.start, f"time{i}"))
         places.append(model.new_fixed_size_interval_var(offset, size, f"place{i}"))
-        model.add(offset + size <= top)
     model.add_no_overlap_2d(times, places)
-    model.minimize(top)
+    if least:
+        top = model.new_int_var(-(-bound // unit), limit, "top")
+        for offset, block in zip(starts, blocks, strict=True):
+            model.add(offset + block.size_bytes // unit <= top)
+        model.minimize(top)
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = 0
-    solver.parameters.max_deterministic_time = 1.0
+    solver.parameters.max_deterministic_time = effort
     status = solver.solve(model)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return None

@@ -14,10 +14,11 @@ from mbc.optimize.bounds import floor_bytes
 from mbc.optimize.candidates import CandidateTable
 from mbc.optimize.choose import check_limit, choose
 from mbc.optimize.contention import contention
-from mbc.optimize.fit import UNLIMITED_BYTES, Fitted, fit
+from mbc.optimize.fit import UNLIMITED_BYTES, Fitted, faster, fit
 from mbc.optimize.fuse import Programs, fuse, plain
 from mbc.optimize.knapsack import within_us
 from mbc.optimize.order import Draft
+from mbc.optimize.place import GOOD_ENOUGH
 from mbc.optimize.ranges import time_range_us
 from mbc.optimize.refusal import cannot_fit
 from mbc.optimize.reside import Means
@@ -33,6 +34,8 @@ UNMEASURED_OVERHEAD_BYTES = 650_000_000
 # Graphs of so many launches are within that, and what each further one takes (decision 001).
 USUAL_LAUNCHES = 2500
 LAUNCH_OVERHEAD_BYTES = 16 << 10
+# Times what operations by themselves take without a limit: where groups fit in this, they would be no faster in less.
+WORTH_ALONE = 1.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,8 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
         more_bytes = max(more_bytes, _of_many_launches(fitted.draft))
     overhead_bytes += more_bytes
     draft, placed = fitted.draft, fitted.placed
-    if not any(isinstance(launch.work, Copy) for launch in draft.train.launches):
+    copies = any(isinstance(launch.work, Copy) for launch in draft.train.launches)
+    if not copies and placed.arena_bytes > GOOD_ENOUGH * placed.live_bytes:
         # No stream waits for another, so that addresses cost no time: the arena is no larger than it has to be.
         placed = min(placed, assign_addresses(draft), key=lambda p: p.arena_bytes)
     if placed.arena_bytes + overhead_bytes > budget_bytes:
@@ -108,9 +112,9 @@ def _fitted(table: CandidateTable, limits: Limits, means: Means, room_bytes: int
         return fit(table, alone, means, room_bytes)
     found = fit(table, most, means, room_bytes, groups)
     fits = found.placed.arena_bytes <= room_bytes
-    if fits and found.step_us <= choose(table, alone).train_us:
+    if fits and found.step_us <= WORTH_ALONE * choose(table, alone).train_us:
         return found
-    return fit(table, alone, means, room_bytes, known=(found,))
+    return faster((found, fit(table, alone, means, room_bytes)), room_bytes)
 
 
 def _means(table: CandidateTable, limits: Limits) -> Means:

@@ -1,10 +1,13 @@
 """Placement: never an overlap, never under the bound, and the optimum where brute force can tell."""
 
+import random
 from itertools import permutations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import mbc.optimize.place
 from mbc.optimize.lifetimes import Block, peak_bytes
 from mbc.optimize.place import place
 
@@ -84,3 +87,30 @@ def test_peak_is_the_most_alive_at_any_launch(blocks: list[Block]) -> None:
         default=0,
     )
     assert peak_bytes(blocks)[0] == naive
+
+
+def cut(rng: random.Random, low: int, high: int, start: int, stop: int, count: int) -> list[tuple[int, int, int, int]]:
+    """A rectangle cut into `count` at most, which therefore fit it without a gap."""
+    if count > 1 and rng.random() < 0.5 and high - low >= 8:
+        middle = rng.randrange(low + 2, high - 1)
+        parts = (low, middle, start, stop), (middle, high, start, stop)
+    elif count > 1 and stop - start >= 4:
+        middle = rng.randrange(start + 1, stop)
+        parts = (low, high, start, middle), (low, high, middle, stop)
+    else:
+        return [(low, high, start, stop)]
+    first = rng.randrange(1, count)
+    return cut(rng, *parts[0], first) + cut(rng, *parts[1], count - first)
+
+
+def test_a_height_that_is_enough_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = cut(random.Random(2), 0, 2000, 0, 400, 400)
+    blocks = [Block((i,), UNIT * (high - low), start, stop) for i, (low, high, start, stop) in enumerate(parts)]
+    blocks.sort(key=lambda block: block.start)
+    bound = peak_bytes(blocks)[0]
+    offsets, height = place(blocks, int(1.02 * bound))
+    assert height <= 1.03 * bound
+    assert not overlaps(blocks, offsets)
+    monkeypatch.setattr(mbc.optimize.place, "QUESTIONS", ())
+    _, without = place(blocks, int(1.02 * bound))
+    assert without > 1.1 * bound, "greedy and annealing come as near: the test shows nothing"
