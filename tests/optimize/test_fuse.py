@@ -31,7 +31,7 @@ from mbc.plan.model import Kernel, Mode, Plan, Program
 from mbc.plan.verify import verify_plan
 from mbc.runtime.module import Module
 from mbc.source import Source
-from tests.optimize.planned import Without
+from tests.optimize.planned import Favouring, Without
 
 H200 = find_spec("h200")
 SOURCE = """
@@ -61,8 +61,8 @@ def graph(precision: str = "fp32", optimizer: str = "sgd(momentum=0.9)", affine:
 
 def table(steps: TrainingGraph, fused: bool = True) -> CandidateTable:
     providers = (INTERPRETER,) if steps.precision == "fp64" else PROVIDERS
-    # Without(…) is asked for candidates only.
-    chosen = providers if fused else tuple(Without(p) for p in providers)
+    # Both are asked for candidates only.
+    chosen = tuple(Favouring(p) if fused else Without(p) for p in providers)
     return CandidateTable(steps, H200, chosen, rules=Rules())  # type: ignore[arg-type]
 
 
