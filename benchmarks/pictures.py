@@ -1,4 +1,4 @@
-"""Draws the committed results of micro-batches and of memory budgets, and writes them as tables into
+"""Draws the committed results of `mbc bench`, micro-batches and memory budgets, and writes them as tables into
 benchmarks/README.md. Measures nothing.
 
 What a results file lacks is left out. `--check` writes nothing and fails where a picture or the page is out of date.
@@ -16,6 +16,7 @@ from typing import Any
 
 from chart import Line, chart
 from memory_pages import memory_pages
+from peer_pages import peer_pages
 from record import ROOT
 
 PRECISIONS = ("fp32", "tf32", "bf16")
@@ -30,7 +31,7 @@ def drawn(results: Path) -> tuple[dict[str, str], str]:
     """SVG texts by file name, and the part of the page with tables and pictures."""
     pictures: dict[str, str] = {}
     page: list[str] = []
-    for make in (memory_pages, _micro_batches, _deepbench, _predictions, _deterministic, _planning):
+    for make in (peer_pages, memory_pages, _micro_batches, _deepbench, _predictions, _deterministic, _planning):
         made, text = make(results)
         pictures |= made
         page += text
