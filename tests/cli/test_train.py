@@ -68,7 +68,12 @@ def test_interrupted_training_says_how_to_go_on(mbc, data, monkeypatch):
         os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(loop, "save_checkpoint", save_and_interrupt)
-    done = mbc("train", "tiny.mbc", "--data", data, *CPU, "--epochs", "3", "--checkpoint", "c")
+    # As from a terminal: tests that run in the background are started with interrupts ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        done = mbc("train", "tiny.mbc", "--data", data, *CPU, "--epochs", "3", "--checkpoint", "c")
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert done.code == 130
     assert "go on with: --resume c\ninterrupted" in done.err
 
