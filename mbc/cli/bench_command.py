@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from mbc.cli.arguments.groups import measuring_options
 from mbc.cli.places import Planned, build_package, plan_file, plan_source, read_text
 from mbc.cli.terminal import busy, notes, output_width
-from mbc.device.target import local_gpus
+from mbc.device.target import current_gpu
 from mbc.errors import MbcError
 from mbc.ir.types import Precision
 from mbc.source import Source
@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _machine(on_gpu: bool) -> dict[str, str]:
     """Where and when it was timed."""
-    here = local_gpus()[0] if on_gpu else None
+    here = current_gpu() if on_gpu else None
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "device": here.name if here is not None else f"CPU ({platform.machine()})",
@@ -81,7 +81,7 @@ def _race(job: Job, arguments: argparse.Namespace, planned: Planned) -> Race:
 
 
 def _on_gpu(device: str, planned: Planned) -> bool:
-    here = bool(local_gpus()) and planned.plan.graph.precision is not Precision.FP64
+    here = current_gpu() is not None and planned.plan.graph.precision is not Precision.FP64
     if device == "cuda" and not here:
         raise MbcError("MBC221", "there is no GPU here to time on", "use --device cpu; mbc doctor says more")
     return here and device != "cpu"

@@ -79,7 +79,7 @@ def _wider(best_first: list[Extent]) -> Extent:
 
 def write_profile(profile: Profile, path: Path) -> None:
     """Write a whole profile, replacing what is at `path` in one stroke; packed where its name ends in `COMPRESSED`, in
-    equal bytes for equal profiles. MBC072 where that cannot be."""
+    the same bytes each time on one machine. MBC072 where that cannot be."""
     part = path.with_name(f".{path.name}.part")
     try:
         part.unlink(missing_ok=True)

@@ -236,6 +236,10 @@ def _opened(path: Path) -> sqlite3.Connection:
         raise MbcError(
             "MBC073", f"'{path}' is not a profile of mbc, or is damaged: {error}", "delete it and measure again"
         ) from error
+    except OSError as error:
+        raise MbcError(
+            "MBC072", f"the profile '{path}' cannot be opened or written: {error}", "check the path and its permissions"
+        ) from error
     connection = sqlite3.connect(":memory:")
     connection.deserialize(data)  # whatever it is: what is no database is told when it is read
     return connection
@@ -249,6 +253,12 @@ class ProfileWriter:
 
     def __init__(self, path: Path, identity: Identity) -> None:
         self.path = path
+        if path.suffix == COMPRESSED:
+            raise MbcError(
+                "MBC072",
+                f"the profile '{path}' is packed, or would be: it cannot be added to",
+                "measure into a .sqlite, and pack that with mbc profile ship",
+            )
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -27,13 +27,14 @@ class LocalGpu:
     architecture: str  # sm_90
     memory_bytes: int
     free_bytes: int
+    uuid: str = ""
 
 
 def local_gpus() -> tuple[LocalGpu, ...]:
     """The GPUs of this machine; none where there is no driver."""
     if shutil.which("nvidia-smi") is None:
         return ()
-    query = "name,driver_version,compute_cap,memory.total,memory.free"
+    query = "name,driver_version,compute_cap,memory.total,memory.free,uuid"
     try:
         answer = subprocess.run(
             ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits"],
@@ -47,21 +48,24 @@ def local_gpus() -> tuple[LocalGpu, ...]:
     found: list[LocalGpu] = []
     for line in answer.splitlines():
         fields = [field.strip() for field in line.split(",")]
-        if len(fields) == 5 and fields[3].isdigit() and fields[4].isdigit():
-            name, driver, capability, total, free = fields
+        if len(fields) == 6 and fields[3].isdigit() and fields[4].isdigit():
+            name, driver, capability, total, free, uuid = fields
             architecture = "sm_" + capability.replace(".", "")
-            found.append(LocalGpu(name, driver, architecture, int(total) << 20, int(free) << 20))
+            found.append(LocalGpu(name, driver, architecture, int(total) << 20, int(free) << 20, uuid))
     return tuple(found)
 
 
 def current_gpu() -> LocalGpu | None:
-    """The GPU of this machine that a module runs on: the first that CUDA_VISIBLE_DEVICES leaves to be seen, where it
-    names it by its number."""
+    """The GPU of this machine that a module runs on: the first that CUDA_VISIBLE_DEVICES leaves to be seen; None where
+    it hides them all. Numbers are nvidia-smi's, in the order of the bus."""
     here = local_gpus()
-    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
+    asked = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if asked is None:
+        return next(iter(here), None)
+    first = asked.split(",")[0].strip()
     if first.isdecimal():
         return here[int(first)] if int(first) < len(here) else None
-    return next(iter(here), None)
+    return next((gpu for gpu in here if first.startswith("GPU-") and gpu.uuid.startswith(first)), None)
 
 
 def find_device(gpu: str) -> DeviceSpec:

@@ -311,9 +311,9 @@ def _make_room(
             yield Fitted(smallest, assign_addresses(smallest, thorough=False), table.device)
         return
     # The fastest first; one that placing takes more than the room for is tried again in less.
-    # Ways that decide the same differ in workspace, which is chosen anew below.
+    # Ways that decide the same in the same layouts differ in workspace, which is chosen anew below.
     ordered = sorted(fitting, key=lambda way: -way.time_us)
-    different = {way.resided.decisions: way for way in ordered}.values()
+    different = {(way.resided.decisions, tuple(b.layout for b in way.ordered.buffers)): way for way in ordered}.values()
     tried = [(way.time_us, number, 0, way) for number, way in enumerate(different)]
     heapq.heapify(tried)
     best_us = known_us  # where addresses are tight, kernels may wait longer for copies than it seemed

@@ -47,7 +47,7 @@ def within_us(table: CandidateTable, means: Means, room_bytes: int, fastest_us: 
     possible = [
         i
         for i, op in enumerate(step.operations)
-        if not (means.split and KINDS[op.kind].divisible) and op.name not in step.grouped
+        if not (means.split and KINDS[op.kind].divisible) and op.name not in step.grouped and not is_gathered(op)
     ]
     places = sorted({possible[i * len(possible) // LOOKED_AT] for i in range(LOOKED_AT) if possible})
     best_us = fastest_us
@@ -113,7 +113,7 @@ class _Step:
             for state in graph.states
             if values[state.value].role is not Role.OPTIMIZER
         )
-        self._last_reads: Mapping[str, int] = {name: reads[-1] for name, reads in self._reads.items()}
+        self._last_reads = self._sure_reads(groups)
 
     def _shared(self, groups: Sequence[Group], alone_us: Sequence[float]) -> list[float]:
         """What each operation takes at least: alone, or its share of a group; nothing where many may run at once."""
@@ -130,6 +130,22 @@ class _Step:
                 found[i] = min(found[i], alone_us[i] * part)
                 name = self.operations[i].name
                 self._stands[name] = max(self._stands.get(name, 0), *members)
+        return found
+
+    def _sure_reads(self, groups: Sequence[Group]) -> Mapping[str, int]:
+        """The last operation that reads a value in any case: a group may compute again what one of its operations
+        would have read."""
+        unsure: set[tuple[str, str]] = set()
+        members = {op.name: op for op in self.operations if op.name in self.grouped}
+        for group in groups:
+            reads = set(map(self._root, group.reads))
+            for name in group.replaces:
+                unsure.update((name, value) for value in map(self._root, members[name].inputs) if value not in reads)
+        found: dict[str, int] = {}
+        for value, places in self._reads.items():
+            sure = [place for place in places if (self.operations[place].name, value) not in unsure]
+            if sure:
+                found[value] = sure[-1]
         return found
 
     def at(self, place: int) -> tuple[list[_Item], int]:
@@ -164,7 +180,7 @@ class _Step:
         if operation is None or KINDS[operation.kind].updates:
             return math.inf
         size_bytes = sum(map(self._size, operation.outputs))
-        found = self._alone_us[made]
+        found = 0.0 if is_gathered(operation) else self._alone_us[made]
         for name in dict.fromkeys(map(self._root, operation.inputs)):
             source = self._made.get(name, -1)
             serves = self._reads[name] == [made] and len(self.operations[source].outputs) == 1

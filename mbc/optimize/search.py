@@ -34,7 +34,10 @@ UNMEASURED_OVERHEAD_BYTES = 650_000_000
 # Graphs of so many launches are within that, and what each further one takes (decision 001).
 USUAL_LAUNCHES = 2500
 LAUNCH_OVERHEAD_BYTES = 16 << 10
-# Times what operations by themselves take without a limit: where groups fit in this, they would be no faster in less.
+# A plan in less room has more launches again.
+MOST_REFITS, REFIT_MARGIN = 3, 1.25
+# Where groups fit the room in so many times what operations by themselves take without a limit, those are not fitted,
+# too: they would win that part at most.
 WORTH_ALONE = 1.05
 
 
@@ -67,12 +70,15 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
     if floor + overhead_bytes > budget_bytes:
         raise cannot_fit(table, floor, floor_operation, overhead_bytes, budget_bytes, host_bytes, means.split)
     unlimited = choose(table, {}, programs=fuse(table))
-    fitted = _fitted(table, limits, means, budget_bytes - overhead_bytes)
-    more_bytes = _of_many_launches(fitted.draft) if overhead_bytes else 0
-    if fitted.placed.arena_bytes <= budget_bytes - overhead_bytes < fitted.placed.arena_bytes + more_bytes:
-        fitted = _fitted(table, limits, means, budget_bytes - overhead_bytes - more_bytes)
-        more_bytes = max(more_bytes, _of_many_launches(fitted.draft))
-    overhead_bytes += more_bytes
+    room_bytes = budget_bytes - overhead_bytes  # of a plan with few launches, which bounds all
+    fitted = _fitted(table, limits, means, room_bytes)
+    for _ in range(MOST_REFITS):
+        more_bytes = _of_many_launches(fitted.draft) if overhead_bytes else 0
+        if not room_bytes - more_bytes < fitted.placed.arena_bytes <= room_bytes:
+            break
+        fitted = _fitted(table, limits, means, room_bytes - int(more_bytes * REFIT_MARGIN))
+    usual_bytes = overhead_bytes
+    overhead_bytes += _of_many_launches(fitted.draft) if overhead_bytes else 0
     draft, placed = fitted.draft, fitted.placed
     copies = any(isinstance(launch.work, Copy) for launch in draft.train.launches)
     if not copies and placed.arena_bytes > GOOD_ENOUGH * placed.live_bytes:
@@ -86,11 +92,11 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
             f"({show_size(overhead_bytes)} of it outside the arena), the budget is {show_size(budget_bytes)}",
             f"lower the batch, or raise memory.device to {needed} B",
             needed_bytes=needed,
-            floor_bytes=floor + overhead_bytes,
+            floor_bytes=floor + usual_bytes,
         )
     check_host(placed, limits.host_bytes, table.graph.name)
     any_us = choose(table.without_determinism(), {}).train_us if table.rules.deterministic else 0.0
-    least_us = within_us(table, means, budget_bytes - overhead_bytes, unlimited.train_us)
+    least_us = within_us(table, means, room_bytes, unlimited.train_us)
     bounds = Bounds(floor, floor_operation.name, placed.live_bytes, unlimited.train_us, any_us, least_us)
     return _plan(table, draft, placed, bounds, budget_bytes, overhead_bytes, limits.host_bytes)
 
@@ -102,8 +108,8 @@ def _of_many_launches(draft: Draft) -> int:
 
 
 def _fitted(table: CandidateTable, limits: Limits, means: Means, room_bytes: int) -> Fitted:
-    """The fastest step that was found within the room, of one with groups of operations and one without: only
-    operations by themselves are executed in strips, and only their optimizer's states go to the host."""
+    """The faster of a step with groups of operations and, where that could be much better, one without: only operations
+    by themselves are executed in strips, and only their optimizer's states go to the host."""
     groups = fuse(table, limits.operation_bytes)
     most = _most(table, limits, groups)
     together = choose(table, most, programs=groups)

@@ -9,7 +9,7 @@ import pytest
 
 from mbc.device.profile import Extent, Overhead
 from mbc.device.profile_edit import merged, ship, shippable, write_profile
-from mbc.device.profile_file import WHOLE_EXTENT, read_profile
+from mbc.device.profile_file import WHOLE_EXTENT, ProfileWriter, read_profile
 from mbc.device.signature import signature
 from mbc.errors import MbcError
 from tests.device.profiles import IDENTITY, LAST, measurement, profile, request
@@ -140,3 +140,19 @@ def test_a_packed_profile_is_the_same_profile(tmp_path: Path):
     with pytest.raises(MbcError, match="is damaged") as caught:
         read_profile(packed)
     assert caught.value.code == "MBC073"
+
+
+def test_a_packed_profile_that_cannot_be_read_or_written(tmp_path: Path):
+    (tmp_path / "folder.gz").mkdir()
+    for name in ("missing.sqlite.gz", "folder.gz"):
+        with pytest.raises(MbcError) as caught:
+            read_profile(tmp_path / name)
+        assert caught.value.code == "MBC072"
+    packed = tmp_path / "p.sqlite.gz"
+    for exists in (False, True):
+        with pytest.raises(MbcError, match="cannot be added to") as caught:
+            ProfileWriter(packed, IDENTITY)
+        assert caught.value.code == "MBC072" and "mbc profile ship" in caught.value.remedy
+        assert packed.exists() == exists
+        write_profile(profile({A: [measurement(1, 10.0)]}), packed)
+    assert signature(A) in read_profile(packed).measurements

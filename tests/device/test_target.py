@@ -1,4 +1,4 @@
-"""How much of the host's memory a plan may take."""
+"""Which GPU plans are for, and how much of its memory and the host's a plan may take."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from mbc.device import target
 from mbc.device.spec import find_spec
-from mbc.device.target import LocalGpu, free_host_bytes, machine_memory_bytes
+from mbc.device.target import LocalGpu, current_gpu, free_bytes, free_host_bytes, machine_memory_bytes
 
 
 def files(folder: Path, *texts: str) -> list[str]:
@@ -37,3 +37,25 @@ def test_half_of_this_machine_bounds_plans_for_it_only(monkeypatch: pytest.Monke
     assert free_host_bytes(find_spec("h200"), "auto") is None
     monkeypatch.setattr(target, "local_gpus", lambda: ())
     assert free_host_bytes(spec, "auto") is None
+
+
+@pytest.mark.parametrize(
+    ("visible", "number"),
+    [(None, 0), ("0", 0), ("1,0", 1), ("", None), ("-1", None), ("2", None), ("GPU-bb", 1), ("GPU-c", None)],
+)
+def test_the_gpu_that_is_left_to_be_seen(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, number: int | None
+) -> None:
+    spec = find_spec("l4")
+    here = [
+        LocalGpu(spec.name, "580.1", spec.architecture, spec.memory_bytes, free, uuid)
+        for free, uuid in ((1 << 30, "GPU-aa1"), (2 << 30, "GPU-bb2"))
+    ]
+    monkeypatch.setattr(target, "local_gpus", lambda: tuple(here))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    expected = None if number is None else here[number]
+    assert current_gpu() == expected
+    assert free_bytes(spec, "auto") == (expected.free_bytes if expected else spec.memory_bytes)
+    assert free_bytes(spec, "l4") == spec.memory_bytes

@@ -7,7 +7,12 @@ from collections import Counter
 
 import pytest
 
+from mbc.frontend.lower import lower
+from mbc.frontend.parse import parse
+from mbc.ir.training import differentiate
+from mbc.optimize import search
 from mbc.plan.model import Plan
+from mbc.source import Source
 from tests.optimize.test_fuse import H200, graph, planned, trained
 
 OVERHEAD_BYTES = H200.overhead_bytes or 650_000_000
@@ -46,6 +51,38 @@ def test_the_bound_holds_of_groups_too(share: float):
     bounds = [within("bf16", part).bounds.within_us for part in (share, share + 0.05)]
     assert bounds[0] >= bounds[1] > 0
     assert within("bf16", share).predictions.train_us >= bounds[0] * (1 - 1e-9)
+
+
+STEM = """
+network stem(batch = 64, classes = 5) {
+  input image[batch, 3, 128, 128] : float
+  input target[batch] : class
+  x = image |> conv(64, 3, pad=1) |> bn |> relu |> conv(16, 3, stride=4, pad=1) |> bn |> relu
+  logits = x |> global_avgpool |> linear(classes)
+  output logits
+  loss (logits, target) |> softmax_cross_entropy
+}
+train { optimizer = sgd(momentum=0.9)  precision = bf16 }
+"""
+
+
+def test_what_a_group_computes_again_is_not_taken_to_be_kept():
+    """Backwards, the group of relu and batch norm computes the large output of the relu again and reads it nowhere."""
+    lowered = lower(parse(Source("stem.mbc", STEM)), (), None)
+    steps = differentiate(lowered.network, lowered.optimizer, lowered.precision)
+    plan = planned(steps, budget_bytes=planned(steps).predictions.arena_bytes + OVERHEAD_BYTES)
+    assert plan.predictions.train_us >= plan.bounds.within_us * (1 - 1e-9) > 0
+
+
+def test_many_launches_take_of_the_budget(monkeypatch: pytest.MonkeyPatch):
+    """With a room that just holds everything, what the graphs take has to come from elsewhere."""
+    monkeypatch.setattr(search, "USUAL_LAUNCHES", 0)
+    monkeypatch.setattr(search, "LAUNCH_OVERHEAD_BYTES", 8)
+    arena_bytes = kept("bf16").predictions.arena_bytes
+    plan = planned(graph("bf16"), budget_bytes=arena_bytes + OVERHEAD_BYTES)
+    launches = len(plan.train.launches) + len(plan.infer.launches)
+    assert plan.predictions.overhead_bytes == OVERHEAD_BYTES + 8 * launches
+    assert plan.predictions.arena_bytes < arena_bytes
 
 
 def test_operations_by_themselves_take_over_where_groups_need_too_much_at_once():
