@@ -9,13 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
-from mbc.cli.arguments.types import (
-    count,
-    duration,
-    setting,
-    size,
-    techniques,
-)
+from mbc.cli.arguments.types import count, duration, setting, size, techniques
 from mbc.options import PROVIDER_NAMES, TECHNIQUES, Measure, Options, Policy
 
 

@@ -5,12 +5,7 @@ from __future__ import annotations
 import argparse
 
 from mbc.cli.arguments.groups import Commands, Raw, add_json, add_measure_for, command
-from mbc.cli.arguments.types import (
-    count,
-    precisions,
-    setting,
-    size,
-)
+from mbc.cli.arguments.types import count, precisions, setting, size
 from mbc.options import Options, Policy
 
 PROFILE_VERBS = ("run", "list", "diff", "merge", "ship")

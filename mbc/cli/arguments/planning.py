@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 from mbc.cli.arguments.groups import Commands, add_json, add_measuring, add_planning, command
-from mbc.cli.arguments.types import (
-    count,
-    points,
-    seed,
-    size,
-    tolerance,
-)
+from mbc.cli.arguments.types import count, points, seed, size, tolerance
 from mbc.ir.types import Precision
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Sequence
 
+from mbc.ir.types import Precision
 from mbc.options import PEERS, TECHNIQUES
 from mbc.units import parse_duration, parse_size
 
@@ -27,14 +29,6 @@ def duration(text: str) -> float:
         return parse_duration(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def techniques(text: str) -> frozenset[str]:
-    asked = frozenset(part.strip() for part in text.split(","))
-    wrong = sorted(asked - set(TECHNIQUES))
-    if wrong:
-        raise argparse.ArgumentTypeError(f"'{wrong[0]}' is none of {', '.join(TECHNIQUES)}")
-    return asked
 
 
 def count(text: str) -> int:
@@ -65,14 +59,6 @@ def seed(text: str) -> int:
     return int(text)
 
 
-def peers(text: str) -> tuple[str, ...]:
-    asked = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
-    wrong = [part for part in asked if part not in PEERS]
-    if wrong:
-        raise argparse.ArgumentTypeError(f"'{wrong[0]}' is none of {', '.join(PEERS)}")
-    return asked
-
-
 def blocks(text: str) -> int:
     number = count(text)
     if number < 2:
@@ -80,10 +66,19 @@ def blocks(text: str) -> int:
     return number
 
 
-def precisions(text: str) -> tuple[str, ...]:
-    known = ("fp32", "tf32", "bf16", "fp16")
-    asked = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
-    wrong = [part for part in asked if part not in known]
-    if wrong:
-        raise argparse.ArgumentTypeError(f"'{wrong[0]}' is none of {', '.join(known)}")
-    return asked
+def some_of(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
+    """The type of a list of known words, each once and in the order given."""
+
+    def words(text: str) -> tuple[str, ...]:
+        asked = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+        wrong = [part for part in asked if part not in known]
+        if wrong:
+            raise argparse.ArgumentTypeError(f"'{wrong[0]}' is none of {', '.join(known)}")
+        return asked
+
+    return words
+
+
+peers = some_of(PEERS)
+techniques = some_of(TECHNIQUES)
+precisions = some_of([precision for precision in Precision if precision is not Precision.FP64])  # measured on a GPU
