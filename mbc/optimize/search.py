@@ -8,19 +8,20 @@ from dataclasses import dataclass, replace
 
 import mbc
 from mbc.errors import BudgetError
-from mbc.ir.types import Precision
 from mbc.optimize.addresses import Placed, assign_addresses, check_host
 from mbc.optimize.bounds import floor_bytes
 from mbc.optimize.candidates import CandidateTable
 from mbc.optimize.choose import check_limit, choose
 from mbc.optimize.contention import contention
-from mbc.optimize.fit import UNLIMITED_BYTES, Fitted, faster, fit
+from mbc.optimize.fit import fit
+from mbc.optimize.fitted import UNLIMITED_BYTES, Fitted, Problem
 from mbc.optimize.fuse import Programs, fuse, plain
 from mbc.optimize.knapsack import within_us
 from mbc.optimize.order import Draft
 from mbc.optimize.place import GOOD_ENOUGH
 from mbc.optimize.ranges import time_range_us
 from mbc.optimize.refusal import cannot_fit
+from mbc.optimize.reserve import reserved_bytes, usual_bytes
 from mbc.optimize.reside import Means
 from mbc.optimize.share import share
 from mbc.optimize.simulate import measured_share, simulate
@@ -29,12 +30,7 @@ from mbc.options import Policy
 from mbc.plan.model import Bounds, Copy, Kernel, Plan, Predictions, Program, Target
 from mbc.units import show_size
 
-# Reserved for the context, libraries and modules of a GPU on which they were never measured.
-UNMEASURED_OVERHEAD_BYTES = 650_000_000
-# Graphs of so many launches are within that, and what each further one takes (decision 001).
-USUAL_LAUNCHES = 2500
-LAUNCH_OVERHEAD_BYTES = 16 << 10
-# A plan in less room has more launches again.
+# Where many launches leave less room, a plan for that has more of them again.
 MOST_REFITS, REFIT_MARGIN = 3, 1.25
 # Where groups fit the room in so many times what operations by themselves take without a limit, those are not fitted,
 # too: they would win that part at most.
@@ -61,24 +57,22 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
     that every operation takes its best for itself. Raises MBC201 where a limit is too small for an operation, MBC203
     where no plan of this graph can fit and MBC204 where none was found.
     """
-    overhead_bytes = table.device.overhead_bytes or UNMEASURED_OVERHEAD_BYTES
-    if table.graph.precision is Precision.FP64:
-        overhead_bytes = 0  # runs on the CPU only, where no context or library takes of the budget
+    device, precision = table.device, table.graph.precision
+    usual = usual_bytes(device, precision)
     means = _means(table, limits)
     host_bytes = means.host_bytes if means.offload > 0 else 0
     floor, floor_operation = floor_bytes(table, host_bytes, means.split)
-    if floor + overhead_bytes > budget_bytes:
-        raise cannot_fit(table, floor, floor_operation, overhead_bytes, budget_bytes, host_bytes, means.split)
+    if floor + usual > budget_bytes:
+        raise cannot_fit(table, floor, floor_operation, usual, budget_bytes, host_bytes, means.split)
     unlimited = choose(table, {}, programs=fuse(table))
-    room_bytes = budget_bytes - overhead_bytes  # of a plan with few launches, which bounds all
+    room_bytes = budget_bytes - usual  # of a plan with few launches, which bounds all
     fitted = _fitted(table, limits, means, room_bytes)
     for _ in range(MOST_REFITS):
-        more_bytes = _of_many_launches(fitted.draft) if overhead_bytes else 0
+        more_bytes = reserved_bytes(device, precision, fitted.draft) - usual
         if not room_bytes - more_bytes < fitted.placed.arena_bytes <= room_bytes:
             break
         fitted = _fitted(table, limits, means, room_bytes - int(more_bytes * REFIT_MARGIN))
-    usual_bytes = overhead_bytes
-    overhead_bytes += _of_many_launches(fitted.draft) if overhead_bytes else 0
+    overhead_bytes = reserved_bytes(device, precision, fitted.draft)
     draft, placed = fitted.draft, fitted.placed
     copies = any(isinstance(launch.work, Copy) for launch in draft.train.launches)
     if not copies and placed.arena_bytes > GOOD_ENOUGH * placed.live_bytes:
@@ -92,7 +86,7 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
             f"({show_size(overhead_bytes)} of it outside the arena), the budget is {show_size(budget_bytes)}",
             f"lower the batch, or raise memory.device to {needed} B",
             needed_bytes=needed,
-            floor_bytes=floor + usual_bytes,
+            floor_bytes=floor + usual,
         )
     check_host(placed, limits.host_bytes, table.graph.name)
     any_us = choose(table.without_determinism(), {}).train_us if table.rules.deterministic else 0.0
@@ -101,26 +95,19 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
     return _plan(table, draft, placed, bounds, budget_bytes, overhead_bytes, limits.host_bytes)
 
 
-def _of_many_launches(draft: Draft) -> int:
-    """What the graphs take beside the usual overhead."""
-    launches = len(draft.train.launches) + len(draft.infer.launches)
-    return max(0, launches - USUAL_LAUNCHES) * LAUNCH_OVERHEAD_BYTES
-
-
 def _fitted(table: CandidateTable, limits: Limits, means: Means, room_bytes: int) -> Fitted:
     """The faster of a step with groups of operations and, where that could be much better, one without: only operations
     by themselves are executed in strips, and only their optimizer's states go to the host."""
-    groups = fuse(table, limits.operation_bytes)
-    most = _most(table, limits, groups)
-    together = choose(table, most, programs=groups)
-    alone = _most(table, limits, plain(table.graph))
-    if (together.train, together.infer) == (table.graph.train, table.graph.infer):
-        return fit(table, alone, means, room_bytes)
-    found = fit(table, most, means, room_bytes, groups)
-    fits = found.placed.arena_bytes <= room_bytes
-    if fits and found.step_us <= WORTH_ALONE * choose(table, alone).train_us:
+    graph, groups = table.graph, fuse(table, limits.operation_bytes)
+    alone = Problem(table, _most(table, limits, plain(graph)), room_bytes)
+    together = Problem(table, _most(table, limits, groups), room_bytes, groups)
+    chosen = together.choose(together.most)
+    if (chosen.train, chosen.infer) == (graph.train, graph.infer):
+        return fit(alone, means)
+    found = fit(together, means)
+    if together.holds(found) and found.step_us <= WORTH_ALONE * alone.fastest_us:
         return found
-    return faster((found, fit(table, alone, means, room_bytes)), room_bytes)
+    return alone.best((found, fit(alone, means)))
 
 
 def _means(table: CandidateTable, limits: Limits) -> Means:

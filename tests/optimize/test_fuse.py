@@ -235,7 +235,7 @@ def test_what_needs_too_much_at_once_runs_one_by_one():
     """A budget between what the two programs need is met by the one that fits."""
     steps = graph("fp32")
     sizes = {fused: planned(steps, fused).predictions.arena_bytes for fused in (True, False)}
-    overhead = H200.overhead_bytes or 650_000_000
+    overhead = H200.overhead_bytes
     assert planned(steps, budget_bytes=min(sizes.values()) + overhead).predictions.arena_bytes <= min(sizes.values())
 
 

@@ -10,12 +10,12 @@ import pytest
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.ir.training import differentiate
-from mbc.optimize import search
+from mbc.optimize import reserve
 from mbc.plan.model import Plan
 from mbc.source import Source
 from tests.optimize.test_fuse import H200, graph, planned, trained
 
-OVERHEAD_BYTES = H200.overhead_bytes or 650_000_000
+OVERHEAD_BYTES = H200.overhead_bytes
 
 
 @functools.cache
@@ -76,8 +76,8 @@ def test_what_a_group_computes_again_is_not_taken_to_be_kept():
 
 def test_many_launches_take_of_the_budget(monkeypatch: pytest.MonkeyPatch):
     """With a room that just holds everything, what the graphs take has to come from elsewhere."""
-    monkeypatch.setattr(search, "USUAL_LAUNCHES", 0)
-    monkeypatch.setattr(search, "LAUNCH_OVERHEAD_BYTES", 8)
+    monkeypatch.setattr(reserve, "USUAL_LAUNCHES", 0)
+    monkeypatch.setattr(reserve, "LAUNCH_BYTES", 8)
     arena_bytes = kept("bf16").predictions.arena_bytes
     plan = planned(graph("bf16"), budget_bytes=arena_bytes + OVERHEAD_BYTES)
     launches = len(plan.train.launches) + len(plan.infer.launches)

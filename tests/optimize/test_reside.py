@@ -37,7 +37,7 @@ from tests.optimize.test_residence import trained
 RECOMPUTE = Means(recompute=True, offload=0.0, host_bytes=0)
 OFFLOAD = Means(recompute=False, offload=1.0, host_bytes=1 << 40)
 BOTH = Means(recompute=True, offload=1.0, host_bytes=1 << 40)
-OVERHEAD = find_spec("h200").overhead_bytes or 650_000_000
+OVERHEAD = find_spec("h200").overhead_bytes
 
 
 @functools.cache

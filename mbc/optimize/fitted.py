@@ -1,0 +1,95 @@
+"""What is to be fitted, and a step that was: a draft with addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from mbc.device.spec import DeviceSpec
+from mbc.ops.fused import SEPARATOR
+from mbc.optimize.addresses import Placed
+from mbc.optimize.candidates import CandidateTable
+from mbc.optimize.choose import Choices, choose
+from mbc.optimize.contention import contention
+from mbc.optimize.fuse import Programs
+from mbc.optimize.homes import at_host, persistent_bytes, states_of
+from mbc.optimize.lifetimes import blocks, live_bytes
+from mbc.optimize.order import Draft, order
+from mbc.optimize.reside import Means
+from mbc.optimize.simulate import simulate
+from mbc.optimize.strips import interleaved
+from mbc.optimize.synchronise import synchronise
+
+UNLIMITED_BYTES = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A step and the room it has. `most`: workspace of operations by name, whatever is free. `programs`: what runs as a
+    group; None where operations run by themselves."""
+
+    table: CandidateTable
+    most: Mapping[str, int]
+    room_bytes: int
+    programs: Programs | None = None
+
+    def choose(self, limits: Mapping[str, int], rows: Mapping[str, int] | None = None) -> Choices:
+        """`mbc.optimize.choose.choose` of this step."""
+        return choose(self.table, limits, rows, self.programs)
+
+    @property
+    def fastest_us(self) -> float:
+        """The step where there is room for everything."""
+        return self.choose(self.most).train_us
+
+    def holds(self, found: Fitted) -> bool:
+        return found.placed.arena_bytes <= self.room_bytes
+
+    def best(self, found: Sequence[Fitted]) -> Fitted:
+        """The fastest that is within the room; where none is, the smallest."""
+        fitting = [f for f in found if self.holds(f)]
+        if fitting:
+            return min(fitting, key=lambda f: f.step_us)
+        return min(found, key=lambda f: f.placed.arena_bytes)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A draft with addresses. It is over the room where nothing was found that is not."""
+
+    draft: Draft
+    placed: Placed
+    device: DeviceSpec
+
+    @cached_property
+    def step_us(self) -> float:
+        """Predicted time of the training step, waits for copies included."""
+        train = replace(self.draft.train, waits=synchronise(self.draft.train, self.draft.buffers, self.placed.offsets))
+        return simulate(train, contention=contention(train, self.draft.buffers, self.device))
+
+
+def ordered(table: CandidateTable, choices: Choices, means: Means) -> Draft:
+    """The launches as they are chosen, in strips and with states at the host where `means` says so."""
+    draft = order(table, choices)
+    if means.division is not None:
+        draft = interleaved(table, draft, means.division)
+    states = states_of(table.graph, draft, means.states_bytes, means.host_bytes)
+    if not states:
+        return draft
+    return at_host(table.graph, draft, states, table.device.host_link, means.lead)
+
+
+def free_bytes(draft: Draft, room_bytes: int) -> Mapping[str, int]:
+    """Bytes that each operation finds free beside all that is kept while it runs; below zero where that is too much."""
+    persistent = frozenset(draft.persistent)
+    room_bytes -= persistent_bytes(draft)
+    found: dict[str, int] = {}
+    for program in (draft.train, draft.infer):
+        kept = [b for b in blocks(program, draft.buffers, persistent) if draft.buffers[b.buffers[0]].value is not None]
+        live = live_bytes(kept, len(program.launches))
+        for launch, taken_bytes in zip(program.launches, live, strict=True):
+            if launch.operations:
+                name = SEPARATOR.join(launch.operations)
+                found[name] = min(found.get(name, UNLIMITED_BYTES), room_bytes - taken_bytes)
+    return found

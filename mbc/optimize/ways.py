@@ -1,0 +1,178 @@
+"""Ways to make room: values chosen under several limits of workspace, and the best of what comes out placed.
+
+Workspace and kept values compete for the same bytes. So values are chosen under several limits of workspace; of what
+fits, each operation then takes the workspace that is free at its moment, and the fastest step that can be placed wins.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from mbc.ops.fused import kind_of
+from mbc.optimize.addresses import assign_addresses
+from mbc.optimize.choose import Choices
+from mbc.optimize.fitted import Fitted, Problem, free_bytes, ordered
+from mbc.optimize.lifetimes import aligned
+from mbc.optimize.menus import Slice
+from mbc.optimize.order import Draft, order
+from mbc.optimize.rechoose import rechosen
+from mbc.optimize.reside import Means, Resided, reside
+from mbc.optimize.strips import divided_operations
+from mbc.plan.model import Space
+
+# Limits of workspace that are tried, as parts of the room; the rest is for what is kept.
+WORKSPACE_PARTS = (1.0, 0.6, 0.42, 0.3, 1 / 5, 1 / 8, 1 / 16, 1 / 64, 0.0)
+# Parts of what is too much that go to the host at most, where all may.
+OFFLOAD_PARTS = (0.5, 0.0)
+# Where something fits, a way that takes so many times the room is as far as others like it.
+HOPELESS = 1.2
+# Launches times ways that are compared; a longer program is fitted in fewer ways.
+WAYS_WORK = 15_000
+# Of the room, what placing may leave unused between buffers before another try is worth less.
+MOST_SPARED = 0.15
+LEAST_SPARED = 0.004
+# Ways that are placed, at most and at least; launches of all of them together.
+MOST_PLACED = 8
+LEAST_PLACED = 3
+PLACED_WORK = 15_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """`ordered`: the draft as it was before anything was decided. `divided`: operations in strips, which keep their
+    division."""
+
+    ordered: Draft
+    time_us: float
+    resided: Resided
+    choices: Choices
+    means: Means
+    divided: Collection[str]
+
+
+def make_room(problem: Problem, means: Means, known_us: float) -> Iterator[Fitted]:
+    """Steps that make room, placed: the most promising way; where placing takes more than the room, again in less."""
+    table, room_bytes = problem.table, problem.room_bytes
+    ways = _ways(problem, means, known_us)
+    fitting = [way for way in ways if way.resided.live_bytes <= room_bytes]
+    if not fitting:
+        if ways and math.isinf(known_us):
+            smallest = min(ways, key=lambda way: way.resided.live_bytes).resided.draft
+            yield Fitted(smallest, assign_addresses(smallest, thorough=False), table.device)
+        return
+    # The fastest first; one that placing takes more than the room for is tried again in less.
+    # Ways that decide the same in the same layouts differ in workspace, which is chosen anew below.
+    slowest_first = sorted(fitting, key=lambda way: -way.time_us)
+    different = {
+        (way.resided.decisions, tuple(buffer.layout for buffer in way.ordered.buffers)): way for way in slowest_first
+    }.values()
+    tried = [(way.time_us, number, 0, way) for number, way in enumerate(different)]
+    heapq.heapify(tried)
+    best_us = known_us  # where addresses are tight, kernels may wait longer for copies than it seemed
+    most_placed = min(MOST_PLACED, max(LEAST_PLACED, PLACED_WORK // len(fitting[0].resided.draft.train.launches)))
+    for number in range(len(fitting), len(fitting) + most_placed):
+        if not tried or tried[0][0] >= best_us:
+            return
+        _, _, spared_bytes, way = heapq.heappop(tried)
+        draft = _with_free_workspace(problem, way, room_bytes - spared_bytes)
+        found = Fitted(draft, assign_addresses(draft, room_bytes), table.device)
+        yield found
+        lacking_bytes = found.placed.arena_bytes - room_bytes
+        if lacking_bytes <= 0:
+            best_us = min(best_us, found.step_us)
+            continue
+        spared_bytes = max(4 * spared_bytes, lacking_bytes // 8, int(LEAST_SPARED * room_bytes))
+        if spared_bytes > MOST_SPARED * room_bytes:
+            continue
+        way = _again(problem, way, way.means, room_bytes - spared_bytes)
+        if way.resided.live_bytes <= room_bytes - spared_bytes:
+            heapq.heappush(tried, (way.time_us, number, spared_bytes, way))
+
+
+def _ways(problem: Problem, means: Means, known_us: float) -> list[_Way]:
+    """The step fitted under several limits of workspace; under those that are best for it, with less sent to the
+    host."""
+    table, most, room_bytes = problem.table, problem.most, problem.room_bytes
+    known: set[tuple[float, ...]] = set()
+    found: list[_Way] = []
+    left, best_us, worse = WAYS_WORK, known_us, 0
+    for part in WORKSPACE_PARTS:
+        limit_bytes = int(part * room_bytes)
+        limits = {name: min(limit, limit_bytes) for name, limit in most.items()}
+        choices = problem.choose(limits)
+        divided: Mapping[str, int] = {}
+        if means.division is not None:
+            divided = divided_operations(table, order(table, choices), means.division)
+            choices = problem.choose(limits, divided)
+        points = tuple(float(c.point.workspace_bytes) for c in choices.operations.values())
+        if points in known or choices.train_us >= best_us:
+            continue
+        known.add(points)
+        draft = ordered(table, choices, means)
+        found.append(_way(problem, draft, choices, means, divided, room_bytes, best_us))
+        left -= len(choices.operations)
+        better = found[-1].resided.live_bytes <= room_bytes and found[-1].time_us < best_us
+        if better:
+            best_us = found[-1].time_us
+        worse = 0 if better else worse + 1
+        if math.isfinite(best_us) and (left < 0 or worse > 1):
+            break
+        if math.isfinite(known_us) and found[-1].resided.live_bytes > HOPELESS * room_bytes:
+            return found
+    if not means.recompute:
+        return found
+    for way in sorted(found, key=lambda way: (way.resided.live_bytes > room_bytes, way.time_us))[:2]:
+        sent = way.resided.sent
+        for part in OFFLOAD_PARTS:
+            # More than the link can carry makes no difference.
+            if part < min(sent, means.offload) and left > 0:
+                here = replace(means, offload=part)
+                found.append(_again(problem, way, here, room_bytes, best_us))
+                left -= len(way.choices.operations)
+    return found
+
+
+def _way(
+    problem: Problem,
+    draft: Draft,
+    choices: Choices,
+    means: Means,
+    divided: Collection[str],
+    room_bytes: int,
+    known_us: float = math.inf,
+) -> _Way:
+    table = problem.table
+    at_home = (draft.buffers[b] for b in draft.persistent)
+    taken_bytes = sum(aligned(buffer.size_bytes) for buffer in at_home if buffer.space is Space.HOST)
+    left = replace(means, host_bytes=means.host_bytes - taken_bytes)
+    groups = (*choices.train, *choices.infer)
+    resided = reside(table.graph, draft, table.device.host_link, left, room_bytes, known_us, groups)
+    quickly = Fitted(resided.draft, assign_addresses(resided.draft, thorough=False), table.device)
+    return _Way(draft, quickly.step_us, resided, choices, means, divided)
+
+
+def _again(problem: Problem, way: _Way, means: Means, room_bytes: int, known_us: float = math.inf) -> _Way:
+    """The same choices by other means, or for another room."""
+    return _way(problem, way.ordered, way.choices, means, way.divided, room_bytes, known_us)
+
+
+def _with_free_workspace(problem: Problem, way: _Way, room_bytes: int) -> Draft:
+    """The same decisions and layouts; every operation takes what workspace is free where it runs, again included."""
+    table, most = problem.table, problem.most
+    free = free_bytes(way.resided.draft, room_bytes)
+    slices: dict[str, Sequence[Slice]] = {}
+    operations = {op.name: op for op in (*way.choices.train, *way.choices.infer) if not kind_of(op).view}
+    for name, operation in operations.items():
+        if name in way.divided or name not in most:  # what was gathered needs none
+            continue
+        choice = way.choices.operations[name]
+        limit = min(most[name], free.get(name, most[name]))
+        menu = table.menus(operation)[choice.layouts]
+        # Where nothing is small enough, the smallest.
+        point = ([point for point in menu if aligned(point.workspace_bytes) <= limit] or menu[:1])[-1]
+        if point is not choice.point:
+            slices[name] = point.slices
+    return rechosen(table, way.resided.draft, operations, slices)
