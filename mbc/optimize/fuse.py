@@ -46,18 +46,18 @@ def plain(graph: TrainingGraph) -> Programs:
 
 def fuse(table: CandidateTable, limit_bytes: int | None = None) -> Programs:
     """Both programs with the groups that save time and need no more than `limit_bytes` of workspace."""
-    graph, (train, infer) = table.graph, _groups(table)
+    graph, (train, infer) = table.graph, groups_of(table)
     return Programs(_fused(table, graph.train, train, limit_bytes), _fused(table, graph.infer, infer, limit_bytes))
 
 
 def all_groups(table: CandidateTable) -> tuple[Group, ...]:
     """Every place where a pattern fits, in both programs."""
-    train, infer = _groups(table)
+    train, infer = groups_of(table)
     return (*train, *infer)
 
 
-def _groups(table: CandidateTable) -> tuple[tuple[Group, ...], tuple[Group, ...]]:
-    """Those of each program, found once."""
+def groups_of(table: CandidateTable) -> tuple[tuple[Group, ...], tuple[Group, ...]]:
+    """Every place where a pattern fits, of the training step and of inference; found once."""
     graph = table.graph
     if not table.groups:
         table.groups["train"] = groups(graph.train, kept(graph, graph.train))

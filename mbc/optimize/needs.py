@@ -12,7 +12,7 @@ from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Request
 from mbc.ops.fused import Fused, join, kind_of
 from mbc.optimize.candidates import CandidateTable, Rules, conversion_request, request_of
-from mbc.optimize.fuse import groups, kept
+from mbc.optimize.fuse import Group, groups_of
 from mbc.optimize.gather import bundles
 from mbc.options import Policy
 from mbc.plan.group import operation_of
@@ -40,8 +40,10 @@ def needs(graph: TrainingGraph, device: DeviceSpec, policy: Policy) -> tuple[Nee
     }[policy]
     weights: dict[Request, float] = {}
     first: dict[Request, Operation] = {}
-    programs = ((graph.train, 1.0), (graph.infer, _INFERENCE_WEIGHT))
-    for operation, weight in ((o, weight) for program, weight in programs for o in _launches(program, table)):
+    train, infer = groups_of(table)
+    launches = [(o, 1.0) for o in _launches(graph.train, train, table)]
+    launches += [(o, _INFERENCE_WEIGHT) for o in _launches(graph.infer, infer, table)]
+    for operation, weight in launches:
         offered = table.offered(operation)
         if not offered and isinstance(operation.attributes, Fused):
             continue  # a group that no kernel covers
@@ -57,10 +59,10 @@ def needs(graph: TrainingGraph, device: DeviceSpec, policy: Policy) -> tuple[Nee
     return tuple(sorted(found, key=lambda need: -need.weight_us))
 
 
-def _launches(program: Sequence[Operation], table: CandidateTable) -> Iterable[Operation]:
+def _launches(program: Sequence[Operation], groups: Sequence[Group], table: CandidateTable) -> Iterable[Operation]:
     """Every operation, and every group that might run as one."""
     yield from (o for o in program if not kind_of(o).view)
-    for group in groups(program, kept(table.graph, program)):
+    for group in groups:
         yield from group.launches
     for bundle in bundles(program, table):
         yield join(bundle, [name for operation in bundle for name in operation.outputs])
