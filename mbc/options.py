@@ -26,6 +26,7 @@ class Measure(StrEnum):
 # Ways to a smaller or faster plan that can be left out; the order is that of the staircase, the dearest first.
 TECHNIQUES = ("offload", "recompute", "split", "workspace")
 PEERS = ("torch", "torch.compile", "jax")  # of mbc.bench, here so that help is instant
+MODES = ("default", "max-autotune")  # of torch.compile, likewise
 PROVIDER_NAMES = ("cudnn", "cudnn_legacy", "cublaslt", "mbc")  # of mbc.kernels, here so that help is instant
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from mbc.frontend.parse import parse
 from mbc.ir.graph import TrainingGraph
 from mbc.ir.training import differentiate
 from mbc.ir.types import Precision
+from mbc.options import MODES
 from mbc.source import Source
 
 MBC = "mbc"
@@ -93,9 +94,9 @@ class Result:
     problem: str = ""
 
 
-def contenders(peer: str, precision: Precision, on_gpu: bool) -> tuple[Contender, ...]:
-    """The settings of a peer that may be its best. With tensor cores channels lie last, or in tf32 may; strict fp32 may
-    be faster on cuDNN's legacy API, which PyTorch is told by its environment."""
+def contenders(peer: str, precision: Precision, on_gpu: bool, modes: Sequence[str] = MODES) -> tuple[Contender, ...]:
+    """The settings of a peer that may be its best, of torch.compile in `modes`. With tensor cores channels lie last, or
+    in tf32 may; strict fp32 may be faster on cuDNN's legacy API, which PyTorch is told by its environment."""
     if peer == "jax":
         return (Contender(peer, "jit"),)
     lasts = {Precision.BF16: (True,), Precision.FP16: (True,), Precision.TF32: (True, False)}.get(precision, (False,))
@@ -105,9 +106,7 @@ def contenders(peer: str, precision: Precision, on_gpu: bool) -> tuple[Contender
     for last in lasts:
         layout = "channels_last" if last else "channels first"
         if peer == "torch.compile":
-            # max-autotune is reduce-overhead (CUDA graphs) with more kernels tried.
-            modes = ("default", "max-autotune") if on_gpu else ("default",)
-            found += [Contender(peer, f"{mode}, {layout}", last, mode) for mode in modes]
+            found += _compiled(layout, last, modes if on_gpu else MODES[:1], on_gpu)
             continue
         found.append(Contender(peer, f"eager, {layout}", last))
         if on_gpu:
@@ -117,3 +116,12 @@ def contenders(peer: str, precision: Precision, on_gpu: bool) -> tuple[Contender
         found.append(Contender(peer, "eager, cuDNN's legacy API", environment=legacy))
         found.append(Contender(peer, "CUDA graph, cuDNN's legacy API", graph=True, environment=legacy))
     return tuple(found)
+
+
+def _compiled(layout: str, last: bool, modes: Sequence[str], on_gpu: bool) -> Iterator[Contender]:
+    """max-autotune brings CUDA graphs of forward and backward itself; of the default the whole step is captured, too,
+    which finds its kernels compiled by then."""
+    for mode in modes:
+        yield Contender("torch.compile", f"{mode}, {layout}", last, mode)
+        if mode == "default" and on_gpu:
+            yield Contender("torch.compile", f"{mode}, CUDA graph, {layout}", last, mode, graph=True)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from mbc.bench.job import MBC, Contender, Job, Result, contenders
 from mbc.errors import MbcError
 from mbc.ir.types import Precision
+from mbc.options import MODES
 
 # How far the losses of the first steps may be apart, relatively: other kernels round otherwise, and training makes the
 # difference grow. A wrong gradient, update or statistic is seen in the second loss already.
@@ -66,15 +67,17 @@ def race(
     precision: Precision,
     timeout_s: float,
     say: Callable[[str], None] = lambda _: None,
+    modes: Sequence[str] = MODES,
 ) -> Race:
-    """Every setting of every peer, one after the other. Raises MBC220 where mbc itself fails."""
+    """Every setting of every peer, one after the other, of torch.compile those in `modes`. Raises MBC220 where mbc
+    itself fails."""
     say(MBC)
     ours = run_apart(job, Contender(MBC), timeout_s)
     if ours.problem:
         raise MbcError("MBC220", f"mbc's own step cannot be timed: {ours.problem}", "see mbc doctor")
     entries: list[Entry] = []
     for peer in peers:
-        for contender in contenders(peer, precision, job.device == "cuda"):
+        for contender in contenders(peer, precision, job.device == "cuda", modes):
             say(contender.name)
             found = run_apart(job, contender, timeout_s)
             entries.append(compared(contender, found, ours, TOLERANCES[precision]))

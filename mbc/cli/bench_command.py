@@ -77,7 +77,7 @@ def _race(job: Job, arguments: argparse.Namespace, planned: Planned) -> Race:
     from mbc.bench.race import race
 
     with busy("timing") as say:
-        return race(job, arguments.against, planned.plan.graph.precision, arguments.most, say)
+        return race(job, arguments.against, planned.plan.graph.precision, arguments.most, say, arguments.modes)
 
 
 def _on_gpu(device: str, planned: Planned) -> bool:

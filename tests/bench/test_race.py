@@ -30,9 +30,10 @@ def test_settings_of_each_peer():
     legacy = [c for c in contenders("torch", Precision.FP32, True) if c.environment]
     assert [c.graph for c in legacy] == [False, True]
     assert legacy[0].environment == (("TORCH_CUDNN_V8_API_DISABLED", "1"),)
-    assert [c.mode for c in contenders("torch.compile", Precision.FP16, True)] == [
-        "default", "max-autotune",
+    assert [(c.mode, c.graph) for c in contenders("torch.compile", Precision.FP16, True)] == [
+        ("default", False), ("default", True), ("max-autotune", False),
     ]  # fmt: skip
+    assert [c.mode for c in contenders("torch.compile", Precision.BF16, True, ["max-autotune"])] == ["max-autotune"]
     assert names["jax", Precision.FP32] == ["jax (jit)"]
     on_cpu = contenders("torch", Precision.BF16, False)
     assert [(c.channels_last, c.graph) for c in on_cpu] == [(False, False)]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from mbc.cli.arguments.groups import Commands, add_json, add_measuring, add_planning, command
-from mbc.cli.arguments.types import blocks, count, duration, peers, seed
-from mbc.options import PEERS
+from mbc.cli.arguments.types import blocks, count, duration, modes, peers, seed
+from mbc.options import MODES, PEERS
 
 
 def add_train(commands: Commands) -> None:
@@ -57,6 +57,10 @@ def add_bench(commands: Commands) -> None:
     )  # fmt: skip
     made.add_argument("source", metavar="NET", help="the network (.mbc)")
     made.add_argument("--against", type=peers, default=PEERS, metavar="P,P", help=f"peers (default {','.join(PEERS)})")
+    made.add_argument(
+        "--modes", type=modes, default=MODES, metavar="M,M",
+        help=f"modes of torch.compile (default {','.join(MODES)}; the last may take half an hour)",
+    )  # fmt: skip
     made.add_argument(
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default auto: a GPU where there is one)"
     )

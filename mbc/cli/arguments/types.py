@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable, Sequence
 
 from mbc.ir.types import Precision
-from mbc.options import PEERS, TECHNIQUES
+from mbc.options import MODES, PEERS, TECHNIQUES
 from mbc.units import parse_duration, parse_size
 
 
@@ -80,5 +80,6 @@ def some_of(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
 
 
 peers = some_of(PEERS)
+modes = some_of(MODES)
 techniques = some_of(TECHNIQUES)
 precisions = some_of([precision for precision in Precision if precision is not Precision.FP64])  # measured on a GPU
