@@ -30,6 +30,13 @@ using MbcWorking = float;
 // A translation unit that emulates a GPU brings its own way to launch.
 #ifndef MBC_LAUNCH
 #define MBC_LAUNCH(kernel, grid, block, stream, ...) kernel<<<grid, block, 0, stream>>>(__VA_ARGS__)
+// With `bytes` of shared memory, which the kernel names by MBC_DYNAMIC_SHARED, in units of 16 bytes.
+#define MBC_LAUNCH_SHARED(kernel, grid, block, bytes, stream, ...)                          \
+  do {                                                                                       \
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);        \
+    kernel<<<grid, block, bytes, stream>>>(__VA_ARGS__);                                     \
+  } while (0)
+#define MBC_DYNAMIC_SHARED(name) extern __shared__ uint4 name[]
 #endif
 
 // Runs the statement with `T` standing for the element type of `code`; leaves the launcher with a text otherwise.
