@@ -84,7 +84,7 @@ def make_room(problem: Problem, means: Means, known_us: float) -> Iterator[Fitte
         if lacking_bytes <= 0:
             best_us = min(best_us, found.step_us)
             continue
-        spared_bytes = max(4 * spared_bytes, lacking_bytes // 8, int(LEAST_SPARED * room_bytes))
+        spared_bytes = max(2 * spared_bytes, lacking_bytes // 4, int(LEAST_SPARED * room_bytes))
         if spared_bytes > MOST_SPARED * room_bytes:
             continue
         way = _again(problem, way, way.means, room_bytes - spared_bytes)
