@@ -199,8 +199,9 @@ def main() -> None:
     rows.sort(key=lambda r: -r["lost_us"])
     kernels = by_kernel(rows)
     path = write(
-        "kernel_bandwidth", rows, network=plan.graph.name, settings=list(arguments.set), profile=Path(profile.source).name,
-        measured_on=profile.identity.gpu, copy_gb_s=copy, ceiling_gb_s=ceilings.bytes_per_us / 1e3, kernels=kernels,
+        "kernel_bandwidth", rows, network=plan.graph.name, settings=list(arguments.set),
+        profile=Path(profile.source).name, measured_on=profile.identity.gpu,
+        copy_gb_s=copy, ceiling_gb_s=ceilings.bytes_per_us / 1e3, kernels=kernels,
     )  # fmt: skip
     before = ["before_us"] if arguments.measure else []
     show(rows, ["name", "kernel", "count", "mib", *before, "time_us", "of_copy", "lost_us", "cached"])

@@ -96,23 +96,26 @@ __device__ inline Vec<T, N> load(const T* at) { return *reinterpret_cast<const V
 template <int N, typename T>
 __device__ inline void store(T* at, const Vec<T, N>& value) { *reinterpret_cast<Vec<T, N>*>(at) = value; }
 
-// A vector that stays over a branch or a barrier: as words, since of elements each would take a register.
+template <int BYTES>
+using Bits = std::conditional_t<BYTES == 1, uint8_t, std::conditional_t<BYTES == 2, uint16_t, uint32_t>>;
+
+// The i-th element of a word.
+template <typename T, typename Word>
+__device__ inline T element_of(Word word, int i) {
+  const auto bits = static_cast<Bits<sizeof(T)>>(word >> i * 8 * sizeof(T));
+  T value;
+  memcpy(&value, &bits, sizeof(T));
+  return value;
+}
+
+// A vector that stays over a branch or a barrier: as words, since of small elements each would take a register.
 template <typename T, int N>
 struct alignas(sizeof(T) * N) Held {
-  using Word = std::conditional_t<sizeof(T) * N % 4 == 0, uint32_t, uint16_t>;
-  static constexpr int IN_WORD = sizeof(Word) / sizeof(T);
-  Word words[N / IN_WORD];
+  using Word = std::conditional_t<sizeof(T) * N % 4 == 0, uint32_t, Bits<sizeof(T)>>;
+  static constexpr int IN_WORD = sizeof(Word) / sizeof(T), WORDS = N / IN_WORD;
+  Word words[WORDS];
 
-  __device__ T operator[](int j) const {
-    T value;
-    if constexpr (IN_WORD == 1) {
-      memcpy(&value, &words[j], sizeof(T));
-    } else {
-      const auto half = static_cast<uint16_t>(words[j / IN_WORD] >> (j % IN_WORD * 16));
-      memcpy(&value, &half, sizeof(T));
-    }
-    return value;
-  }
+  __device__ T operator[](int j) const { return element_of<T>(words[j / IN_WORD], j % IN_WORD); }
 };
 
 template <int N, typename T>

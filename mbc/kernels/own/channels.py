@@ -19,8 +19,8 @@ from mbc.kernels.own.base import (
 )
 from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, UpdateRunning
 
-# Of a sum, for 132 multiprocessors. Channels last, three each, which it holds at once; channels first, where a thread has
-# one load on its way, as many as it takes turns with. Constant: sums are the same on all GPUs.
+# Of a sum, on 132 multiprocessors. Channels last they are all there at once; channels first, where a thread has one
+# load on its way, they take turns. Constant, so that sums are the same on all GPUs.
 BLOCKS_LAST = 3 * 132
 BLOCKS_FIRST = 12 * 132
 LEAST_ROWS = 8  # that a thread should sum before its sum is handed on
