@@ -6,14 +6,18 @@ nothing, of several times what the cache holds. `cached` marks operations whose 
 of them are there still, and a launch takes about as long as reading them.
 
     python benchmarks/kernel_bandwidth.py [--gpu h200] [--profile FILE] [--network resnet] [--only KIND ...]
-                                          [--set depth=50 batch=256 train.precision=bf16] [--measure SECONDS]
+                                          [--set depth=50 batch=256 train.precision=bf16]
+                                          [--measure SECONDS] [--of FILE]
 
-`--measure` takes the times from this machine's GPU, and those of the profile stand beside them.
+`--measure` takes the times from this machine's GPU, and those of the profile stand beside them. `--of` takes the
+launches from a result of this script instead of a plan: kernels that were rewritten since are no part of a plan before
+the profile knows them.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -75,6 +79,22 @@ def places(plan: Plan) -> list[Place]:
     return list(found.values())
 
 
+def places_of(path: Path) -> list[Place]:
+    """Those of an earlier result."""
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    return [
+        Place(
+            read_signature(row["request"]),
+            row["kernel"],
+            tuple(map(Layout, row["layouts"])),
+            row["bytes"],
+            row["time_us"],
+            row["count"],
+        )
+        for row in rows
+    ]
+
+
 def copy_gb_s(profile: Profile, device: DeviceSpec) -> float:
     """Bytes read and written by the fastest copy of the profile, of those that no cache helps."""
     rates = [
@@ -101,8 +121,10 @@ def row_of(place: Place, ceilings: Ceilings, copy_bytes_per_us: float, device: D
     return {
         "name": f"{place.request.kind} {shape}",
         "kernel": place.kernel,
-        "layouts": sorted({str(layout) for layout in place.layouts}),
+        "request": signature(place.request),
+        "layouts": [str(layout) for layout in place.layouts],
         "count": place.count,
+        "bytes": place.moved_bytes,
         "mib": place.moved_bytes / 2**20,
         "time_us": place.time_us,
         "of_copy": limit_us / place.time_us,
@@ -174,18 +196,19 @@ def main() -> None:
     parser.add_argument("--set", nargs="*", default=SETTINGS, metavar="NAME=VALUE")
     parser.add_argument("--only", nargs="*", default=[], metavar="KERNEL")
     parser.add_argument("--measure", type=float, metavar="SECONDS")
+    parser.add_argument("--of", type=Path, metavar="FILE")
     arguments = parser.parse_args()
     if arguments.measure:
         need_gpu("leave --measure out to read a profile")
     device = find_spec(arguments.gpu)
     settings = ((pair.split("=", 1)[0], pair.split("=", 1)[1]) for pair in arguments.set)
     job: Job = replace(example(arguments.network, *settings), gpu=arguments.gpu)
-    plan = job.with_options(profile=arguments.profile).plan()
     profile = find_profile(device, arguments.profile)
     if profile is None:
         raise SystemExit(f"there is no profile of {device.name}: --profile names one")
-    found = [p for p in places(plan) if not arguments.only or p.kernel in arguments.only]
-    ceilings, copy = ceilings_of(plan), copy_gb_s(profile, device)
+    found = places_of(arguments.of) if arguments.of else places(job.with_options(profile=arguments.profile).plan())
+    found = [p for p in found if not arguments.only or p.kernel in arguments.only]
+    ceilings, copy = Ceilings.of(device, found[0].request.precision), copy_gb_s(profile, device)
     rows = [row_of(place, ceilings, copy * 1e3, device) for place in found]
     if arguments.measure:
         here = measured_here(found, device, arguments.measure)
@@ -199,7 +222,7 @@ def main() -> None:
     rows.sort(key=lambda r: -r["lost_us"])
     kernels = by_kernel(rows)
     path = write(
-        "kernel_bandwidth", rows, network=plan.graph.name, settings=list(arguments.set),
+        "kernel_bandwidth", rows, network=job.name, settings=list(arguments.set),
         profile=Path(profile.source).name, measured_on=profile.identity.gpu,
         copy_gb_s=copy, ceiling_gb_s=ceilings.bytes_per_us / 1e3, kernels=kernels,
     )  # fmt: skip
