@@ -178,8 +178,10 @@ def measured_here(found: list[Place], device: DeviceSpec, seconds: float) -> Pro
 
 
 def as_measured(place: Place, profile: Profile) -> dict[str, Any] | None:
-    """Times of all kernels of the place's layouts, and which is the fastest."""
-    rows = [m for m in profile.measurements.get(signature(place.request), ()) if m.layouts == place.layouts]
+    """Times of all kernels of the place's layouts, and which is the fastest. Those to which the layout makes no
+    difference are measured in one."""
+    known = profile.measurements.get(signature(place.request), ())
+    rows = [m for m in known if m.layouts == place.layouts] or known
     times = {m.name: m.time_us for m in rows if not m.refused}
     if not times:
         return None
