@@ -1,9 +1,100 @@
-// Average pooling, and maximum pooling by any window in any layout; those that networks use are in mbc_max_pool.cuh. The
-// gradients gather: every input pixel looks at the windows that hold it, so that no two threads write one element and the
-// order of the sums is fixed.
-#include "mbc_max_pool.cuh"
+// Maximum and average pooling. The gradients gather: every input pixel looks at the windows that hold it, so that no
+// two threads write one element and the order of the sums is fixed.
+#include "mbc_batch_norm.cuh"
+#include "mbc_images.cuh"
+
+struct PoolArguments {
+  int64_t type;
+  int64_t layout;
+  int64_t rows;
+  int64_t channels;
+  int64_t height;
+  int64_t width;
+  int64_t out_height;
+  int64_t out_width;
+  int64_t kernel_height;
+  int64_t kernel_width;
+  int64_t stride_height;
+  int64_t stride_width;
+  int64_t pad_top;
+  int64_t pad_bottom;
+  int64_t pad_left;
+  int64_t pad_right;
+  int64_t option;  // max_pool: an index is written; avg_pool: padding counts
+};
 
 namespace mbc {
+
+// Division by what is not known when compiling, as a multiplication ("Division by Invariant Integers using
+// Multiplication", Granlund and Montgomery, 1994): exact where the product of the two is below 2^32, as it is for a
+// coordinate and a stride.
+struct Divider {
+  uint32_t reciprocal;  // 2^32 over the divisor, rounded up; 0 for 1
+
+  explicit Divider(int64_t by) : reciprocal(by == 1 ? 0 : static_cast<uint32_t>(((int64_t{1} << 32) + by - 1) / by)) {}
+  __device__ int32_t divide(int32_t a) const {
+    return reciprocal == 0 ? a : static_cast<int32_t>(static_cast<uint64_t>(a) * reciprocal >> 32);
+  }
+};
+
+struct Window {
+  Image input, output;
+  Divider by_stride_height, by_stride_width;
+  int32_t kernel_height, kernel_width, stride_height, stride_width, pad_top, pad_bottom, pad_left, pad_right;
+
+  explicit Window(const PoolArguments& a)
+      : input(a.layout, a.channels, a.height, a.width),
+        output(a.layout, a.channels, a.out_height, a.out_width),
+        by_stride_height(a.stride_height),
+        by_stride_width(a.stride_width),
+        kernel_height(static_cast<int32_t>(a.kernel_height)),
+        kernel_width(static_cast<int32_t>(a.kernel_width)),
+        stride_height(static_cast<int32_t>(a.stride_height)),
+        stride_width(static_cast<int32_t>(a.stride_width)),
+        pad_top(static_cast<int32_t>(a.pad_top)),
+        pad_bottom(static_cast<int32_t>(a.pad_bottom)),
+        pad_left(static_cast<int32_t>(a.pad_left)),
+        pad_right(static_cast<int32_t>(a.pad_right)) {}
+
+  // Input rows [first, last) under output row y that are not padding; the same for columns.
+  __device__ int32_t top(int32_t y) const { return max(0, y * stride_height - pad_top); }
+  __device__ int32_t bottom(int32_t y) const {
+    return min(static_cast<int32_t>(input.height), y * stride_height - pad_top + kernel_height);
+  }
+  __device__ int32_t left(int32_t x) const { return max(0, x * stride_width - pad_left); }
+  __device__ int32_t right(int32_t x) const {
+    return min(static_cast<int32_t>(input.width), x * stride_width - pad_left + kernel_width);
+  }
+  // Output rows [first, last) whose windows hold input row y; the same for columns.
+  __device__ int32_t first_row(int32_t y) const {
+    const int32_t reach = y + pad_top - kernel_height;
+    return reach < 0 ? 0 : by_stride_height.divide(reach) + 1;
+  }
+  __device__ int32_t last_row(int32_t y) const {
+    return min(static_cast<int32_t>(output.height), by_stride_height.divide(y + pad_top) + 1);
+  }
+  __device__ int32_t first_column(int32_t x) const {
+    const int32_t reach = x + pad_left - kernel_width;
+    return reach < 0 ? 0 : by_stride_width.divide(reach) + 1;
+  }
+  __device__ int32_t last_column(int32_t x) const {
+    return min(static_cast<int32_t>(output.width), by_stride_width.divide(x + pad_left) + 1);
+  }
+  // What the sum of a window is divided by. With `count_pad` padding counts, but not what lies beyond it.
+  __device__ float size(int32_t y, int32_t x, bool count_pad) const {
+    if (!count_pad) return static_cast<float>((bottom(y) - top(y)) * (right(x) - left(x)));
+    const int32_t above = y * stride_height - pad_top, before = x * stride_width - pad_left;
+    const int32_t down = min(static_cast<int32_t>(input.height) + pad_bottom, above + kernel_height) - above;
+    const int32_t across = min(static_cast<int32_t>(input.width) + pad_right, before + kernel_width) - before;
+    return static_cast<float>(down * across);
+  }
+};
+
+struct AsItIs {
+  struct Channel {};
+  __device__ Channel load(int64_t) const { return {}; }
+  __device__ float operator()(const Channel&, float x, float) const { return x; }
+};
 
 // Of what F makes of each element.
 template <typename T, typename F>
@@ -187,9 +278,6 @@ const char* max_pool(const MbcCall& call, int output, F f) {
     const T* x = in<T>(call, 0);
     T* y = out<T>(call, output);
     const bool wide = aligned(x, 16) && aligned(y, 16) && aligned(index, WIDTH<T>);
-    if (wide && a.layout == MBC_CHANNELS_LAST && a.channels % WIDTH<T> == 0 &&
-        ran_max_pool(call.stream, Window(a), a.rows, x, y, index, f))
-      return launched();
     for_each_pixel<WIDTH<T>>(call.stream, a.layout, a.rows, Image(a.layout, a.channels, a.out_height, a.out_width), wide,
                              MaxPool<T, F>{x, y, index, Window(a), f});
   });
@@ -207,7 +295,7 @@ extern "C" const char* mbc_max_pool(const MbcCall& call) {
 extern "C" const char* mbc_batch_normalize_relu_max_pool(const MbcCall& call) {
   using namespace mbc;
   const bool affine = call.integers[sizeof(PoolArguments) / sizeof(int64_t)] != 0;
-  return max_pool(call, affine ? 5 : 3, NormalizedAndRectified{{normalize(call, 1, affine, eps(call, 0))}});
+  return max_pool(call, affine ? 5 : 3, NormalizeRelu{normalize(call, 1, affine, eps(call, 0))});
 }
 
 extern "C" const char* mbc_max_pool_backward(const MbcCall& call) {
@@ -218,9 +306,6 @@ extern "C" const char* mbc_max_pool_backward(const MbcCall& call) {
     const T* dy = in<T>(call, 1);
     T* dx = out<T>(call, 2);
     const bool wide = aligned(dy, 16) && aligned(dx, 16) && aligned(index, WIDTH<T>);
-    if (wide && a.layout == MBC_CHANNELS_LAST && a.channels % WIDTH<T> == 0 &&
-        ran_max_pool_backward(call.stream, Window(a), a.rows, index, dy, dx))
-      return launched();
     for_each_pixel<WIDTH<T>>(call.stream, a.layout, a.rows, Image(a.layout, a.channels, a.height, a.width), wide,
                              MaxPoolBackward<T>{index, dy, dx, Window(a)});
   });

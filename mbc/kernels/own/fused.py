@@ -201,7 +201,6 @@ KERNELS = (
         more=lambda at: _affines(at.request),
         launcher="batch_normalize_relu_max_pool",
         takes=_taking(*(_normalize_relu_pool(n, given) for n in _AFFINE for given in (1, 2))),
-        edition=2,
     ),
     _mapped("bias_add+relu", "bias_add_relu", (((0, 1), (2,)), (3,)), reals=no_reals),
     _mapped(
