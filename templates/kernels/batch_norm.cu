@@ -117,9 +117,11 @@ struct Statistics {
     into.sum += from.sum;
     into.squares += from.squares;
   }
-  __device__ void finish(int64_t c, const Total& total) const {
+  using Known = float;
+  __device__ Known known(int64_t c) const { return load(c); }
+  __device__ void finish(int64_t c, Known first, const Total& total) const {
     const double distance = total.sum / total.count, square = total.squares / total.count - distance * distance;
-    mean[c] = static_cast<float>(load(c) + distance);
+    mean[c] = static_cast<float>(first + distance);
     variance[c] = static_cast<float>(square > 0.0 ? square : 0.0);
   }
 };

@@ -50,10 +50,16 @@ struct Sums {
     into.products += from.products;
     into.sum += from.sum;
   }
-  __device__ void finish(int64_t c, const Total& total) const {
-    const double product = total.products / sqrt(static_cast<double>(variance[c]) + eps);
-    dgamma[c] = static_cast<float>((accumulate ? static_cast<double>(dgamma[c]) : 0.0) + product);
-    dbeta[c] = static_cast<float>((accumulate ? static_cast<double>(dbeta[c]) : 0.0) + total.sum);
+  struct Known {
+    float variance, dgamma, dbeta;
+  };
+  __device__ Known known(int64_t c) const {
+    return {variance[c], accumulate ? dgamma[c] : 0.0f, accumulate ? dbeta[c] : 0.0f};
+  }
+  __device__ void finish(int64_t c, const Known& known, const Total& total) const {
+    const double product = total.products / sqrt(static_cast<double>(known.variance) + eps);
+    dgamma[c] = static_cast<float>(static_cast<double>(known.dgamma) + product);
+    dbeta[c] = static_cast<float>(static_cast<double>(known.dbeta) + total.sum);
   }
 };
 

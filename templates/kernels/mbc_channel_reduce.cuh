@@ -16,7 +16,8 @@ namespace mbc {
 //   State settle(channel, Running, count)  what a thread has after `count` elements, in fp32
 //   State merged(many, each)               of `many` threads, `each(i)` the i-th
 //   Total total(State), add(Total&, Total) of a part, and of two, in fp64
-//   finish(c, Total)                       writes the result
+//   Known known(c)                         what else the result is made of, read while parts are still on their way
+//   finish(c, Known, Total)                writes the result
 //
 // S is where the elements come from. It has `template <int N> struct Fetched`, `fetch<N>(at)` that reads N elements of
 // every operand, `finish<N>(fetched, at)` that may write what comes of them, `first(fetched, j)` and
@@ -70,7 +71,7 @@ __device__ void merge_threads(State* shared, const R& r) {
 template <typename State, typename R>
 __device__ void hand_on(State* partial, const State& state, int64_t channels, int64_t c, const R& r) {
   if (gridDim.y == 1)
-    r.finish(c, r.total(state));
+    r.finish(c, r.known(c), r.total(state));
   else
     partial[blockIdx.y * channels + c] = state;
 }
@@ -91,6 +92,7 @@ template <int N, typename S, typename R>
 __global__ void reduce_channels_first(S source, int64_t rows, int64_t channels, int64_t inner,
                                       typename R::State* partial, R r) {
   __shared__ typename R::State shared[THREADS];
+  wait_for_previous();
   let_next_start();
   const int64_t c = blockIdx.x, per_row = inner / N;
   const Share share(rows * per_row);
@@ -135,6 +137,7 @@ __global__ void __launch_bounds__(THREADS, (REDUCE_BLOCKS<S, R, N>))
   using Channel = typename R::Channel;
   __shared__ typename R::State shared[N * THREADS];
   __shared__ Shelf<Channel, N> shelf;
+  wait_for_previous();
   let_next_start();
   const int64_t c = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * N;
   const unsigned thread = threadIdx.y * blockDim.x + threadIdx.x;
@@ -190,6 +193,8 @@ __global__ void merge_parts(const typename R::State* partial, int64_t parts, int
   constexpr int ALONG = 4, DOWN = THREADS / ALONG;
   __shared__ Total shared[DOWN][ALONG];
   const int64_t c = static_cast<int64_t>(blockIdx.x) * ALONG + threadIdx.x;
+  typename R::Known known{};
+  if (threadIdx.y == 0 && c < channels) known = r.known(c);
   Total total{};
   wait_for_previous();
   if (c < channels) {
@@ -201,7 +206,13 @@ __global__ void merge_parts(const typename R::State* partial, int64_t parts, int
     __syncthreads();
     if (threadIdx.y < half) r.add(shared[threadIdx.y][threadIdx.x], shared[threadIdx.y + half][threadIdx.x]);
   }
-  if (threadIdx.y == 0 && c < channels) r.finish(c, shared[0][threadIdx.x]);
+  if (threadIdx.y == 0 && c < channels) r.finish(c, known, shared[0][threadIdx.x]);
+}
+
+template <typename R>
+void merge_all_parts(cudaStream_t stream, int64_t parts, int64_t channels, const typename R::State* partial, R r) {
+  MBC_LAUNCH_NEXT((merge_parts<R>), static_cast<unsigned>(divide_up(channels, 4)), dim3(4, THREADS / 4), stream, partial,
+                  parts, channels, r);
 }
 
 template <int N, typename S, typename R>
@@ -213,7 +224,7 @@ void run_reduce_channels(cudaStream_t stream, int64_t layout, int64_t rows, int6
     MBC_LAUNCH((reduce_channels_first<N, S, R>), grid, dim3(1, THREADS), stream, source, rows, channels, inner,
                partial, r);
   } else {
-    const Tiling tiling(channels / N);
+    const ChannelTiling tiling(channels / N);
     const dim3 grid(tiling.columns, static_cast<unsigned>(parts));
     MBC_LAUNCH((reduce_channels_last<N, S, R>), grid, dim3(tiling.along, tiling.down()), stream, source,
                rows * inner, channels, partial, r);
@@ -229,10 +240,7 @@ void reduce_channels_of(cudaStream_t stream, int64_t layout, int64_t rows, int64
     run_reduce_channels<N>(stream, layout, rows, channels, inner, parts, source, workspace, r);
   else
     run_reduce_channels<1>(stream, layout, rows, channels, inner, parts, source, workspace, r);
-  if (parts > 1) {
-    MBC_LAUNCH_NEXT((merge_parts<R>), static_cast<unsigned>(divide_up(channels, 4)), dim3(4, THREADS / 4), stream,
-                    static_cast<const typename R::State*>(workspace), parts, channels, r);
-  }
+  if (parts > 1) merge_all_parts(stream, parts, channels, static_cast<const typename R::State*>(workspace), r);
 }
 
 template <bool TWO, typename T, typename R>

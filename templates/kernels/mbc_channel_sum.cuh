@@ -32,8 +32,10 @@ struct ChannelSum {
   }
   __device__ double total(float state) const { return state; }
   __device__ void add(double& into, double from) const { into += from; }
-  __device__ void finish(int64_t c, double total) const {
-    sum[c] = static_cast<float>((accumulate ? static_cast<double>(sum[c]) : 0.0) + total);
+  using Known = float;
+  __device__ Known known(int64_t c) const { return accumulate ? sum[c] : 0.0f; }
+  __device__ void finish(int64_t c, Known before, double total) const {
+    sum[c] = static_cast<float>(static_cast<double>(before) + total);
   }
 };
 

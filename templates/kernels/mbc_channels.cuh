@@ -13,6 +13,17 @@ namespace mbc {
 // fit its share of the registers.
 constexpr int resident(size_t words) { return words <= 48 ? 4 : 3; }
 
+// Threads of a block over the vectors of a row, shared out evenly: few are idle, and with one column of blocks what they
+// read lies in one piece.
+struct ChannelTiling {
+  unsigned columns, along;  // blocks that cover the vectors; vectors of a block, up to 32
+  unsigned down() const { return THREADS / along; }
+
+  explicit ChannelTiling(int64_t vectors)
+      : columns(static_cast<unsigned>(divide_up(vectors, 32))),
+        along(static_cast<unsigned>(divide_up(vectors, columns))) {}
+};
+
 // Up to two operands; the second is null for functions of one.
 template <typename T>
 struct Operands {
@@ -33,7 +44,7 @@ struct Shelf {
       const unsigned count = blockDim.x * N, thread = threadIdx.y * blockDim.x + threadIdx.x;
       const int64_t first = static_cast<int64_t>(blockIdx.x) * count;
 #pragma unroll 1
-      for (unsigned i = thread; i < count; i += THREADS) {
+      for (unsigned i = thread; i < count; i += blockDim.x * blockDim.y) {
         if (first + i >= channels) break;
         const Channel channel = f.load(first + i);
         float own[WORDS];
@@ -88,6 +99,8 @@ __global__ void __launch_bounds__(THREADS, (MAP_BLOCKS<F, N>))
   const auto stride = static_cast<int32_t>(step * channels);  // no more than all threads hold at once
   int left = c < channels && start < rows ? static_cast<int>((rows - start - 1) / step + 1) : 0;
   int64_t at = start * channels + c;
+  wait_for_previous();
+  let_next_start();
   Channel channel[N];
   const auto turn = [&](auto meanwhile) {
     Held<T, N> a[K], b[K];
@@ -128,7 +141,7 @@ void run_map_channels(cudaStream_t stream, int64_t layout, int64_t rows, int64_t
     const Steps steps(inner / N, channels, static_cast<int64_t>(blocks) * THREADS);
     MBC_LAUNCH((map_channels_first<T, N, TWO, F>), blocks, THREADS, stream, x, y, vectors, steps, f);
   } else {
-    const Tiling tiling(channels / N);
+    const ChannelTiling tiling(channels / N);
     const int64_t wanted = divide_up(rows * inner, tiling.down() * 4);
     const int64_t most = max(int64_t{1}, multiprocessors() * MAP_BLOCKS<F, N> * MAP_WAVES / tiling.columns);
     const dim3 grid(tiling.columns, static_cast<unsigned>(wanted < most ? wanted : most));

@@ -162,12 +162,12 @@ inline bool overlaps_launches() {
 }
 
 template <typename... Parameters, typename... Given>
-void launch_next(void (*kernel)(Parameters...), unsigned blocks, dim3 block, cudaStream_t stream, const Given&... given) {
+void launch_next(void (*kernel)(Parameters...), dim3 grid, dim3 block, cudaStream_t stream, const Given&... given) {
   cudaLaunchAttribute early{};
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(blocks);
+  config.gridDim = grid;
   config.blockDim = block;
   config.stream = stream;
   config.attrs = &early;

@@ -106,10 +106,8 @@ def parts(x: TensorType, layout: Layout) -> int:
         most, rows_per_block, rows = -(-BLOCKS_FIRST // c.channels), THREADS, c.rows * c.inner // vector
     else:
         columns = c.channels // vector if c.channels % vector == 0 else c.channels
-        along = WARP
-        while along > 1 and along // 2 >= columns:
-            along //= 2
-        most, rows_per_block, rows = BLOCKS_LAST // -(-columns // along), THREADS // along, c.rows * c.inner
+        tiles = -(-columns // WARP)
+        most, rows_per_block, rows = BLOCKS_LAST // tiles, THREADS // -(-columns // tiles), c.rows * c.inner
     return max(1, min(most, rows // (rows_per_block * LEAST_ROWS)))
 
 
