@@ -141,12 +141,14 @@ __global__ void __launch_bounds__(THREADS, (REDUCE_BLOCKS<S, R, N>))
   let_next_start();
   const int64_t c = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * N;
   const unsigned thread = threadIdx.y * blockDim.x + threadIdx.x;
-  const Share share(rows);
-  const int64_t start = share.begin + threadIdx.y;
-  const auto stride = static_cast<int32_t>(blockDim.y * channels);
-  const int count = c < channels ? static_cast<int>(share.count(start, blockDim.y)) : 0;
+  // All blocks walk together from the last row to the first: what the kernel before wrote last may still be in the cache,
+  // and what is read last here is what the next one begins with.
+  const int64_t start = static_cast<int64_t>(blockIdx.y) * blockDim.y + threadIdx.y;
+  const int64_t step = static_cast<int64_t>(gridDim.y) * blockDim.y;
+  const int count = c < channels && start < rows ? static_cast<int>((rows - start - 1) / step + 1) : 0;
+  const auto stride = static_cast<int32_t>(-step * channels);  // no more than all threads hold at once
   int left = count;
-  int64_t at = start * channels + c;
+  int64_t at = (start + (count - 1) * step) * channels + c;
   typename R::Running running[N] = {};
   Channel channel[N];
   const auto turn = [&](auto meanwhile) {
