@@ -152,7 +152,7 @@ def _sum_workspace(request: Request, layout: Layout) -> int:
 
 
 def _mapped(kind: str, launcher: str, *wirings: Wiring, reals: Callable[[Slice], tuple[float, ...]]) -> OwnKernel:
-    return OwnKernel(kind, FILE, FusedMapArguments, _map, reals, launcher=launcher, takes=_taking(*wirings))
+    return OwnKernel(kind, FILE, FusedMapArguments, _map, reals, launcher=launcher, takes=_taking(*wirings), edition=2)
 
 
 def _summed(
@@ -172,6 +172,7 @@ def _summed(
         launches=2,
         launcher=launcher,
         takes=_taking(*wirings),
+        edition=2,
     )
 
 

@@ -46,8 +46,11 @@ def build(where: Path, working: int, names: Sequence[str] = ()) -> Library:
     return Library(ctypes.CDLL(str(result)), HostMemory())
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("case", (*CASES, *groups_in(Precision.BF16)), ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    ("case", "precision"),
+    [(c, p) for c in (*CASES, *groups_in(Precision.BF16)) for p in PRECISIONS if p in c.precisions],
+    ids=lambda value: value.name if isinstance(value, Case) else str(value),
+)
 def test_kernel(case: Case, precision: Precision, library: Library):
     check(library, case, precision)
 
