@@ -307,6 +307,12 @@ void run_reduce_channels(cudaStream_t stream, int64_t layout, int64_t rows, int6
   }
 }
 
+template <typename R>
+void merge_all_parts(cudaStream_t stream, int64_t parts, int64_t channels, const typename R::State* partial, R r) {
+  MBC_LAUNCH((merge_parts<R>), static_cast<unsigned>(divide_up(channels, 4)), dim3(4, THREADS / 4), stream, partial,
+             parts, channels, r);
+}
+
 // T: the elements that vectors are made of.
 template <typename T, typename S, typename R>
 void reduce_channels_of(cudaStream_t stream, int64_t layout, int64_t rows, int64_t channels, int64_t inner,
@@ -316,10 +322,7 @@ void reduce_channels_of(cudaStream_t stream, int64_t layout, int64_t rows, int64
     run_reduce_channels<N>(stream, layout, rows, channels, inner, parts, source, workspace, r);
   else
     run_reduce_channels<1>(stream, layout, rows, channels, inner, parts, source, workspace, r);
-  if (parts > 1) {
-    MBC_LAUNCH((merge_parts<R>), static_cast<unsigned>(divide_up(channels, 4)), dim3(4, THREADS / 4), stream,
-               static_cast<const typename R::State*>(workspace), parts, channels, r);
-  }
+  if (parts > 1) merge_all_parts(stream, parts, channels, static_cast<const typename R::State*>(workspace), r);
 }
 
 template <bool TWO, typename T, typename R>
