@@ -232,6 +232,6 @@ extern "C" const char* mbc_bias_add_relu_max_pool(const MbcCall& call) {
 
 extern "C" const char* mbc_batch_normalize_relu_max_pool(const MbcCall& call) {
   using namespace mbc;
-  const bool affine = call.integers[sizeof(PoolArguments) / sizeof(int64_t)] != 0;
+  const bool affine = behind_pool(call, 0) != 0;
   return max_pool(call, affine ? 5 : 3, NormalizeRelu{normalize(call, 1, affine, eps(call, 0))});
 }

@@ -62,12 +62,13 @@ extern "C" const char* mbc_relu_max_pool_backward(const MbcCall& call) {
 
 extern "C" const char* mbc_relu_max_pool_backward_channel_sum(const MbcCall& call) {
   using namespace mbc;
-  const auto& a = arguments<PoolSumArguments>(call);
-  void* workspace = a.parts > 1 ? call.pointers[5] : nullptr;
-  const ChannelSum sum{out<float>(call, 4), a.accumulate};
-  MBC_FOR_TYPE(a.pool.type, T, {
+  const auto& a = arguments<PoolArguments>(call);
+  const int64_t parts = behind_pool(call, 1), accumulate = behind_pool(call, 2);
+  void* workspace = parts > 1 ? call.pointers[5] : nullptr;
+  const ChannelSum sum{out<float>(call, 4), accumulate};
+  MBC_FOR_TYPE(a.type, T, {
     const Pooled<T, true> pooled{in<uint8_t>(call, 2), in<T>(call, 0), in<T>(call, 1)};
-    gather_pool_sums(call.stream, a.pool, pooled, WriteGradient<T>{out<T>(call, 3)}, a.parts, workspace, sum);
+    gather_pool_sums(call.stream, a, pooled, WriteGradient<T>{out<T>(call, 3)}, parts, workspace, sum);
   });
   return launched();
 }

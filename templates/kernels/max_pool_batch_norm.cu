@@ -98,58 +98,62 @@ struct AddedThroughRelu {
 
 extern "C" const char* mbc_relu_max_pool_backward_sums(const MbcCall& call) {
   using namespace mbc;
-  const auto& a = arguments<PoolSumArguments>(call);
-  void* workspace = a.parts > 1 ? call.pointers[8] : nullptr;
+  const auto& a = arguments<PoolArguments>(call);
+  const int64_t parts = behind_pool(call, 1), accumulate = behind_pool(call, 2);
+  void* workspace = parts > 1 ? call.pointers[8] : nullptr;
   const Sums sums{in<float>(call, 4), in<float>(call, 5), out<float>(call, 6), out<float>(call, 7), eps(call, 0),
-                  a.accumulate};
-  MBC_FOR_TYPE(a.pool.type, T, {
+                  accumulate};
+  MBC_FOR_TYPE(a.type, T, {
     const Pooled<T, true> pooled{in<uint8_t>(call, 2), in<T>(call, 0), in<T>(call, 1)};
-    gather_pool_sums(call.stream, a.pool, pooled, BesideX<T>{in<T>(call, 3)}, a.parts, workspace, sums);
+    gather_pool_sums(call.stream, a, pooled, BesideX<T>{in<T>(call, 3)}, parts, workspace, sums);
   });
   return launched();
 }
 
 extern "C" const char* mbc_relu_max_pool_backward_normalize(const MbcCall& call) {
   using namespace mbc;
-  const auto& a = arguments<PoolNormalizeArguments>(call);
+  const auto& a = arguments<PoolArguments>(call);
+  const int64_t affine = behind_pool(call, 0), count = behind_pool(call, 1);
   const NormalizeBackward backward{in<float>(call, 4), in<float>(call, 5), in<float>(call, 6), in<float>(call, 7),
-                                   a.affine ? in<float>(call, 8) : nullptr, eps(call, 0),
-                                   static_cast<float>(a.count)};
-  MBC_FOR_TYPE(a.pool.type, T, {
+                                   affine ? in<float>(call, 8) : nullptr, eps(call, 0),
+                                   static_cast<float>(count)};
+  MBC_FOR_TYPE(a.type, T, {
     const Pooled<T, true> pooled{in<uint8_t>(call, 2), in<T>(call, 0), in<T>(call, 1)};
-    gather_pool(call.stream, a.pool, pooled,
-                BackToX<T>{in<T>(call, 3), out<T>(call, a.affine ? 9 : 8), backward});
+    gather_pool(call.stream, a, pooled,
+                BackToX<T>{in<T>(call, 3), out<T>(call, affine ? 9 : 8), backward});
   });
   return launched();
 }
 
 extern "C" const char* mbc_max_pool_backward_add_sums(const MbcCall& call) {
   using namespace mbc;
-  const auto& a = arguments<PoolSumArguments>(call);
-  const int index = a.affine ? 5 : 3, dgamma = index + 3;
-  void* workspace = a.parts > 1 ? call.pointers[dgamma + 2] : nullptr;
-  const Normalize forward = normalize(call, 1, a.affine, eps(call, 0));
+  const auto& a = arguments<PoolArguments>(call);
+  const int64_t affine = behind_pool(call, 0), parts = behind_pool(call, 1), accumulate = behind_pool(call, 2);
+  const int index = affine ? 5 : 3, dgamma = index + 3;
+  void* workspace = parts > 1 ? call.pointers[dgamma + 2] : nullptr;
+  const Normalize forward = normalize(call, 1, affine, eps(call, 0));
   const Sums sums{forward.mean, forward.variance, out<float>(call, dgamma), out<float>(call, dgamma + 1),
-                  eps(call, 1), a.accumulate};
-  MBC_FOR_TYPE(a.pool.type, T, {
+                  eps(call, 1), accumulate};
+  MBC_FOR_TYPE(a.type, T, {
     const Pooled<T, false> pooled{in<uint8_t>(call, index), nullptr, in<T>(call, index + 1)};
     const AddedThroughRelu<T, BesideX<T>> u{in<T>(call, index + 2), forward, {in<T>(call, 0)}};
-    gather_pool_sums(call.stream, a.pool, pooled, u, a.parts, workspace, sums);
+    gather_pool_sums(call.stream, a, pooled, u, parts, workspace, sums);
   });
   return launched();
 }
 
 extern "C" const char* mbc_max_pool_backward_add_normalize(const MbcCall& call) {
   using namespace mbc;
-  const auto& a = arguments<PoolNormalizeArguments>(call);
-  const int index = a.affine ? 5 : 3, dgamma = index + 3;
-  const Normalize forward = normalize(call, 1, a.affine, eps(call, 0));
+  const auto& a = arguments<PoolArguments>(call);
+  const int64_t affine = behind_pool(call, 0), count = behind_pool(call, 1);
+  const int index = affine ? 5 : 3, dgamma = index + 3;
+  const Normalize forward = normalize(call, 1, affine, eps(call, 0));
   const NormalizeBackward backward{forward.mean, forward.variance, in<float>(call, dgamma), in<float>(call, dgamma + 1),
-                                   forward.gamma, eps(call, 1), static_cast<float>(a.count)};
-  MBC_FOR_TYPE(a.pool.type, T, {
+                                   forward.gamma, eps(call, 1), static_cast<float>(count)};
+  MBC_FOR_TYPE(a.type, T, {
     const Pooled<T, false> pooled{in<uint8_t>(call, index), nullptr, in<T>(call, index + 1)};
     const BackToX<T> back{in<T>(call, 0), out<T>(call, dgamma + 2), backward};
-    gather_pool(call.stream, a.pool, pooled, AddedThroughRelu<T, BackToX<T>>{in<T>(call, index + 2), forward, back});
+    gather_pool(call.stream, a, pooled, AddedThroughRelu<T, BackToX<T>>{in<T>(call, index + 2), forward, back});
   });
   return launched();
 }

@@ -23,20 +23,12 @@ struct PoolArguments {
   int64_t option;  // max_pool: an index is written; avg_pool: padding counts
 };
 
-struct PoolSumArguments {
-  PoolArguments pool;
-  int64_t affine;
-  int64_t parts;
-  int64_t accumulate;
-};
-
-struct PoolNormalizeArguments {
-  PoolArguments pool;
-  int64_t affine;
-  int64_t count;
-};
-
 namespace mbc {
+
+// Integers of a group that follow those of its pool.
+inline int64_t behind_pool(const MbcCall& call, int number) {
+  return call.integers[sizeof(PoolArguments) / sizeof(int64_t) + number];
+}
 
 // Division by what is not known when compiling, as a multiplication ("Division by Invariant Integers using
 // Multiplication", Granlund and Montgomery, 1994): exact where the product of the two is below 2^32, as it is for a

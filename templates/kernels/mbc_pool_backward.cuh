@@ -164,6 +164,7 @@ template <typename T, int N, typename S, bool MASKED, typename U, typename Each>
 __device__ void gather_strip(const Pooled<T, MASKED>& pooled, const Window& window, const U& u,
                              const typename U::Channel (&channel)[N], const Strip& strip, int64_t c, Each each) {
   constexpr int G = S::CARRIED == 0 && U::OPERANDS == 0 ? 2 : 1;  // rows of windows read at once
+  constexpr bool ROW_BY_ROW = U::OPERANDS > 1;  // registers do not last for more
   constexpr int SH = S::STRIDE_HEIGHT, SW = S::STRIDE_WIDTH, KEPT = S::CARRIED == 0 ? 1 : S::CARRIED;
   using Of = typename Pooled<T, MASKED>::template Fetched<N>;
   const int32_t height = static_cast<int32_t>(window.input.height), width = static_cast<int32_t>(window.input.width);
@@ -238,17 +239,22 @@ __device__ void gather_strip(const Pooled<T, MASKED>& pooled, const Window& wind
 #pragma unroll
     for (int g = 0; g < G; ++g) fetch(w[g], row + g);
     const auto pixel = [&](int i, int j) { return i < left * SH && y + i >= 0 && y + i < height && inside[j]; };
-#pragma unroll
-    for (int i = 0; i < G * SH; ++i)
+    const auto fetch_row = [&](int i) {
 #pragma unroll
       for (int j = 0; j < SW; ++j)
         if (pixel(i, j)) own[i][j] = u.template fetch<N>(at + i * line + j * channels);
+    };
+    if constexpr (!ROW_BY_ROW) {
+#pragma unroll
+      for (int i = 0; i < G * SH; ++i) fetch_row(i);
+    }
 #pragma unroll
     for (int g = 0; g < G; ++g) {
       float gradients[S::BESIDE][N];
       unpack(gradients, w[g]);
 #pragma unroll
-      for (int i = 0; i < SH; ++i)
+      for (int i = 0; i < SH; ++i) {
+        if constexpr (ROW_BY_ROW) fetch_row(g * SH + i);
 #pragma unroll
         for (int j = 0; j < SW; ++j) {
           float d[N];
@@ -261,6 +267,7 @@ __device__ void gather_strip(const Pooled<T, MASKED>& pooled, const Window& wind
             each(own[under][j], d);
           }
         }
+      }
       carry(gradients, w[g]);
     }
   }

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from mbc.ir.types import Layout, TensorType
 from mbc.kernels.base import Request
-from mbc.kernels.own.base import OwnKernel, Slice, Struct
+from mbc.kernels.own.base import OwnKernel, Slice
 from mbc.kernels.own.channels import SUM_BYTES, SUMS_BYTES, parts
 from mbc.kernels.own.groups import AFFINE, Numbers, Wiring, affines, eps, members, run, taking
 from mbc.kernels.own.images import PoolArguments, pool_arguments
@@ -15,27 +14,6 @@ from mbc.ops.normalization import BatchNormalizeBackward
 from mbc.ops.pooling import MaxPool
 
 FORWARD, BACKWARD, BATCH_NORM = "max_pool.cu", "max_pool_backward.cu", "max_pool_batch_norm.cu"
-
-
-@dataclass(frozen=True, slots=True)
-class PoolSumArguments(Struct):
-    pool: PoolArguments
-    affine: int
-    parts: int
-    accumulate: int
-
-    def integers(self) -> tuple[int, ...]:
-        return (*self.pool.integers(), self.affine, self.parts, self.accumulate)
-
-
-@dataclass(frozen=True, slots=True)
-class PoolNormalizeArguments(Struct):
-    pool: PoolArguments
-    affine: int
-    count: int
-
-    def integers(self) -> tuple[int, ...]:
-        return (*self.pool.integers(), self.affine, self.count)
 
 
 def _attributes(request: Request) -> MaxPool:
@@ -60,16 +38,18 @@ def _affine(request: Request) -> int:
     return (*affines(request), 0)[0]
 
 
-def _sum(at: Slice) -> PoolSumArguments:
-    image = _image(at.request)
-    pool = pool_arguments(at, _attributes(at.request), image)
-    return PoolSumArguments(pool, _affine(at.request), parts(image, at.layout), int(at.accumulate))
+def _sum(at: Slice) -> PoolArguments:
+    return pool_arguments(at, _attributes(at.request), _image(at.request))
 
 
-def _normalize(at: Slice) -> PoolNormalizeArguments:
+def _sum_more(at: Slice) -> tuple[int, ...]:
+    return _affine(at.request), parts(_image(at.request), at.layout), int(at.accumulate)
+
+
+def _normalize_more(at: Slice) -> tuple[int, ...]:
     last = members(at.request).members[-1].attributes
     assert isinstance(last, BatchNormalizeBackward)
-    return PoolNormalizeArguments(_pool(at), _affine(at.request), last.count)
+    return _affine(at.request), last.count
 
 
 def _workspace(state_bytes: int) -> Callable[[Request, Layout], int]:
@@ -127,9 +107,10 @@ def _summed(kind: str, file: str, launcher: str, state_bytes: int, *wirings: Wir
     return OwnKernel(
         kind,
         file,
-        PoolSumArguments,
+        PoolArguments,
         _sum,
         eps,
+        more=_sum_more,
         workspace=_workspace(state_bytes),
         launches=2,
         launcher=launcher,
@@ -139,7 +120,14 @@ def _summed(kind: str, file: str, launcher: str, state_bytes: int, *wirings: Wir
 
 def _normalized(kind: str, launcher: str, *wirings: Wiring) -> OwnKernel:
     return OwnKernel(
-        kind, BATCH_NORM, PoolNormalizeArguments, _normalize, eps, launcher=launcher, takes=taking(*wirings)
+        kind,
+        BATCH_NORM,
+        PoolArguments,
+        _pool,
+        eps,
+        more=_normalize_more,
+        launcher=launcher,
+        takes=taking(*wirings),
     )
 
 
