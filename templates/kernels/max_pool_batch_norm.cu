@@ -48,7 +48,7 @@ struct BackToX {
     Vec<T, N> written;
 #pragma unroll
     for (int j = 0; j < N; ++j) written.v[j] = from_float<T>(backward(channel[j], to_float(f.x.v[j]), d[j]));
-    store(dx + at, written);
+    store_at_once(dx + at, written);
   }
 };
 

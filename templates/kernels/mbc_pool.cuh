@@ -1,6 +1,8 @@
 // Windows over an image, and how threads walk over them.
 #pragma once
 
+#include <cstring>
+
 #include "mbc_images.cuh"
 
 struct PoolArguments {
@@ -94,6 +96,23 @@ struct Window {
     return static_cast<float>(down * across);
   }
 };
+
+// Left to itself the compiler takes a structure apart here, and writes four bytes at a time.
+template <int N, typename T>
+__device__ inline void store_at_once(T* at, const Vec<T, N>& value) {
+#ifndef MBC_EMULATED
+  if constexpr (sizeof(value) == 16) {
+    uint4 whole;
+    memcpy(&whole, &value, sizeof(whole));
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
+                 :
+                 : "l"(__cvta_generic_to_global(at)), "r"(whole.x), "r"(whole.y), "r"(whole.z), "r"(whole.w)
+                 : "memory");
+    return;
+  }
+#endif
+  store(at, value);
+}
 
 // A size of window that is known when compiling.
 template <int KH, int KW, int SH, int SW>

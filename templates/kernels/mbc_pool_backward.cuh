@@ -62,7 +62,7 @@ struct WriteGradient {
     Vec<T, N> written;
 #pragma unroll
     for (int j = 0; j < N; ++j) written.v[j] = from_float<T>(gradient[j]);
-    store(d + at, written);
+    store_at_once(d + at, written);
   }
   template <int N>
   __device__ float first(const Fetched<N>&, const float (&gradient)[N], int j) const { return gradient[j]; }
