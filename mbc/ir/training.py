@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from mbc.errors import MbcError
 from mbc.ir.build import GraphBuilder, live_operations
+from mbc.ir.commute import relu_behind_pool
 from mbc.ir.control import INITIAL_LOSS_SCALE
 from mbc.ir.expand import FLOATING, Expander
 from mbc.ir.gradients import Backward
@@ -88,7 +89,7 @@ def differentiate(network: Network, optimizer: Optimizer, precision: Precision) 
     read = {v for op in infer.operations for v in op.inputs}.union(infer_outputs)
 
     wanted = (total, *metrics, *outputs, *(after for _, after in updates))
-    kept = live_operations(train.operations, wanted)
+    kept = relu_behind_pool(live_operations(train.operations, wanted), values, wanted)
     return TrainingGraph(
         network.name,
         network.batch,

@@ -19,6 +19,7 @@ _COMMUTATIVE = frozenset({"add", "mul"})
 
 _NORMALIZE = "batch_normalize(x, mean, variance, gamma?, beta?)"
 _SUMS = "dgamma, dbeta = batch_normalize_sums(x, d, mean, variance)"
+_BEHIND_POOL = ("m = relu_backward(p, dp)", "d = max_pool_backward(index, m)")
 _BACKWARD = "dx = batch_normalize_backward(x, d, mean, variance, dgamma, dbeta, gamma?)"
 
 
@@ -90,23 +91,36 @@ PATTERNS: tuple[Pattern, ...] = (
         launches=(Part((0, 1, 2, 3), ("dgamma", "dbeta")), Part((0, 1, 2, 4), ("dx",))),
         replaces=(2, 3, 4),
     ),
-    # The same before a pool, which alone needs what relu made: it is pooled on the way and exists nowhere.
+    # Before a pool, which alone needs what relu made (its gradient is told by the pooled image, `mbc.ir.commute`): what
+    # is pooled exists nowhere.
+    *(
+        Pattern.of(*before, pool)
+        for before in ((f"z = {_NORMALIZE}", "y = relu(z)"), ("z = bias_add(x, bias)", "y = relu(z)"), ("y = relu(x)",))
+        for pool in ("p, index = max_pool(y)", "p = max_pool(y)")
+    ),
+    # Backward through such a pool. Gathering the pooled gradient takes less than reading what another launch has
+    # gathered, so that both launches of a batch norm do.
+    Pattern.of(*_BEHIND_POOL),
+    Pattern.of(*_BEHIND_POOL, "db = channel_sum(d)", launches=(Part((0, 1, 2), ("d", "db")),)),
+    Pattern.of(
+        *_BEHIND_POOL,
+        _SUMS,
+        _BACKWARD,
+        launches=(Part((0, 1, 2), ("dgamma", "dbeta")), Part((0, 1, 3), ("dx",))),
+    ),
+    # Where others read what is pooled, its gradient is a sum.
+    Pattern.of("b = max_pool_backward(index, dp)", "dy = add(a, b)"),
     Pattern.of(
         f"z = {_NORMALIZE}",
         "y = relu(z)",
-        "p, index = max_pool(y)",
-        "dy = max_pool_backward(index, dp)",
+        "b = max_pool_backward(index, dp)",
+        "dy = add(a, b)",
         "d = relu_backward(y, dy)",
         _SUMS,
         _BACKWARD,
-        launches=(
-            Part((0, 1, 2), ("p", "index")),
-            Part((0, 1, 4, 5), ("dgamma", "dbeta")),
-            Part((0, 1, 4, 6), ("dx",)),
-        ),
-        replaces=(0, 1, 2, 4, 5, 6),
+        launches=(Part((0, 1, 2, 3, 4, 5), ("dgamma", "dbeta")), Part((0, 1, 2, 3, 4, 6), ("dx",))),
+        replaces=(2, 3, 4, 5, 6),
     ),
-    Pattern.of(f"z = {_NORMALIZE}", "y = relu(z)", "p = max_pool(y)"),
     # Where relu comes after a residual sum its gradient goes to both branches: it is written on the way to the sums.
     Pattern.of("d = relu_backward(y, dy)", _SUMS, launches=(Part((0, 1), ("d", "dgamma", "dbeta")),)),
     Pattern.of(

@@ -70,8 +70,8 @@ WRONG: dict[str, tuple[Change, str]] = {
         "MBC056: operation 'relu1' names 'nobody', and there is no such value",
     ),
     "before it has a value": (
-        lambda g: _operation(g, "relu1", inputs=("d.relu1",)),
-        "MBC056: operation 'relu1' reads 'd.relu1' before it has a value",
+        lambda g: _operation(g, "relu1", inputs=("d.bn1",)),
+        "MBC056: operation 'relu1' reads 'd.bn1' before it has a value",
     ),
     "defined twice": (
         lambda g: _append(g, replace(_again(g, "relu1"), name="again")),

@@ -17,6 +17,7 @@ from mbc.kernels.own import (
     elementwise,
     few_channels,
     fused,
+    fused_pools,
     images,
     losses,
     many,
@@ -27,7 +28,20 @@ from mbc.kernels.own import (
 from mbc.kernels.own.base import Layouts, OwnKernel, Slice, layout_of
 from mbc.kernels.own.moves import ConvertArguments, conversion
 
-_FAMILIES = (elementwise, channels, images, moves, losses, updates, products, depthwise, few_channels, fused, many)
+_FAMILIES = (
+    elementwise,
+    channels,
+    images,
+    moves,
+    losses,
+    updates,
+    products,
+    depthwise,
+    few_channels,
+    fused,
+    fused_pools,
+    many,
+)
 
 # By the names that candidates give them. A kind may have several.
 KERNELS: Mapping[str, OwnKernel] = MappingProxyType(

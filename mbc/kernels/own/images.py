@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mbc.ir.types import TensorType
 from mbc.kernels.own.base import Channels, OwnKernel, Slice, Struct, layout_code, type_code
 from mbc.ops.pooling import AveragePool, MaxPool, Pool
 from mbc.ops.response import Lrn
@@ -58,10 +59,11 @@ def _pool(at: Slice) -> PoolArguments:
     return pool_arguments(at, at.request.attributes)
 
 
-def pool_arguments(at: Slice, a: Pool) -> PoolArguments:
-    """Of a request that pools, alone or at the end of a group."""
+def pool_arguments(at: Slice, a: Pool, of: TensorType | None = None) -> PoolArguments:
+    """Of a request that pools, alone or in a group. `of`: an image of the same rows, channels and type, where the first
+    output is none."""
     request = at.request
-    y = request.outputs[0]  # of the backward pass the gradient of the image: rows, channels and type are the same
+    y = of or request.outputs[0]  # of the backward pass the gradient of the image
     option = a.count_pad if isinstance(a, AveragePool) else isinstance(a, MaxPool) and len(request.outputs) == 2
     (height, width), (out_height, out_width) = a.size, a.output_size
     return PoolArguments(
@@ -107,8 +109,8 @@ def _upsample(at: Slice) -> UpsampleArguments:
 
 
 KERNELS = (
-    OwnKernel("max_pool", "pool.cu", PoolArguments, _pool, edition=2),
-    OwnKernel("max_pool_backward", "pool.cu", PoolArguments, _pool, edition=2),
+    OwnKernel("max_pool", "max_pool.cu", PoolArguments, _pool, edition=3),
+    OwnKernel("max_pool_backward", "max_pool_backward.cu", PoolArguments, _pool, edition=3),
     OwnKernel("avg_pool", "pool.cu", PoolArguments, _pool),
     OwnKernel("avg_pool_backward", "pool.cu", PoolArguments, _pool),
     OwnKernel("lrn", "lrn.cu", LrnArguments, _lrn, _lrn_reals),

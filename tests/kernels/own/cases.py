@@ -118,6 +118,10 @@ def numbers(below: int) -> Make:
     return lambda rng, shape: rng.integers(0, below, shape, dtype=np.int32)
 
 
+def bytes_below(count: int) -> Make:
+    return lambda rng, shape: rng.integers(0, count, shape).astype(np.uint8)
+
+
 def control(**fields: float) -> Operand:
     def make(_: np.random.Generator, shape: Shape) -> Array:
         block = np.zeros(shape, np.uint8)
@@ -194,6 +198,11 @@ POOLS = (
     ((5, 6), (3, 3), (1, 1), (1, 1, 2, 0), False),
     ((7, 7), (2, 3), (3, 4), (0, 0, 0, 0), True),
     ((1, 1), (1, 1), (1, 1), (0, 0, 0, 0), False),
+    ((41, 12), (3, 3), (2, 2), (1, 0, 0, 1), False),
+    ((40, 9), (3, 3), (1, 1), (1, 1, 1, 1), False),
+    ((43, 11), (2, 2), (2, 2), (0, 1, 1, 0), True),
+    ((6, 7), (3, 3), (2, 2), (0, 0, 0, 0), True),
+    ((9, 8), (2, 2), (3, 3), (1, 1, 0, 0), False),
 )
 
 
@@ -206,7 +215,7 @@ def _pools(cases: Cases) -> None:
             note = f"{number}"
             cases.add("max_pool", MaxPool(size, kernel, stride, pad, ceil), w(*x, make=coarse), note=note)
             cases.add("max_pool", largest, w(*x, make=coarse), note=f"index{number}")
-            index = Operand("uint8", y, _window_positions(kernel))
+            index = Operand("uint8", y, bytes_below(kernel[0] * kernel[1]))
             cases.add("max_pool_backward", largest, index, w(*y), note=note)
             for count_pad in (False, True):
                 average = AveragePool(size, kernel, stride, pad, ceil, count_pad)
@@ -216,10 +225,6 @@ def _pools(cases: Cases) -> None:
         whole = AveragePool((size[0], size[1]), (size[0], size[1]), (1, 1))
         cases.add("avg_pool", whole, w(rows, channels, *size), note="whole")
         cases.add("avg_pool_backward", whole, w(rows, channels, 1, 1), note=f"whole{channels}")
-
-
-def _window_positions(kernel: tuple[int, int]) -> Make:
-    return lambda rng, shape: rng.integers(0, kernel[0] * kernel[1], shape).astype(np.uint8)
 
 
 def _images(cases: Cases) -> None:
@@ -244,7 +249,7 @@ def _moves(cases: Cases) -> None:
         for precision in (Precision.BF16, Precision.FP16):
             narrow = Cast(precision.working.value)
             cases.add("cast", narrow, m(*shape), note=f"narrow-{precision}", precisions=(precision,))
-    cases.add("convert", NONE, Operand("uint8", (2, 35, 6, 7), _window_positions((3, 3))), note="uint8")
+    cases.add("convert", NONE, Operand("uint8", (2, 35, 6, 7), bytes_below(9)), note="uint8")
     for shape in SHAPES:
         parts = [w(shape[0], count, *shape[2:]) for count in (8, 3, 16, shape[1])]
         cases.add("concat", NONE, w(*shape), *parts)

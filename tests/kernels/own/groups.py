@@ -14,13 +14,26 @@ from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, Update
 from mbc.ops.pooling import MaxPool
 from mbc.ops.update import AdamW, Sgd
 from mbc.optimize.patterns import PATTERNS, Part, Pattern, Statement
-from tests.kernels.own.cases import LONG, SHAPES, Case, Operand, Shape, control, m, positive, w
+from tests.kernels.own.cases import LONG, SHAPES, Case, Operand, Shape, bytes_below, control, m, positive, w
 
 EPS = 1e-3
 SAME = frozenset({"x", "x2", "y", "z", "z2", "s", "r", "d", "dy", "dx", "a", "b"})  # of the shape of the image
+POOLED = frozenset({"p", "dp"})
+
+# Kernel, stride, pad: the sizes that kernels know, and others.
+Window = tuple[tuple[int, int], tuple[int, int], tuple[int, int, int, int]]
+WINDOWS: tuple[Window, ...] = (
+    ((3, 3), (2, 2), (1, 1, 1, 1)),
+    ((3, 3), (2, 2), (2, 0, 0, 1)),
+    ((2, 2), (2, 2), (0, 0, 0, 0)),
+    ((2, 2), (2, 2), (1, 0, 1, 1)),
+    ((3, 3), (1, 1), (1, 1, 1, 1)),
+    ((3, 2), (2, 1), (1, 0, 0, 1)),
+    ((1, 1), (2, 3), (0, 0, 0, 0)),
+)
 
 
-def _attributes(statement: Statement, shape: Shape) -> Attributes:
+def _attributes(statement: Statement, shape: Shape, window: Window) -> Attributes:
     if statement.kind in ("batch_normalize", "batch_normalize_sums"):
         return BatchNormalize(EPS)
     if statement.kind == "batch_normalize_backward":
@@ -28,39 +41,62 @@ def _attributes(statement: Statement, shape: Shape) -> Attributes:
         for size in (shape[0], *shape[2:]):
             count *= size
         return BatchNormalizeBackward(EPS, count)
-    if statement.kind == "max_pool":
-        size = (shape[2], shape[3])
-        return MaxPool(size, (3, 3), (2, 2), (1, 1, 1, 1), index=len(statement.outputs) == 2)
+    if statement.kind.startswith("max_pool"):
+        return _pool(shape, window, index=len(statement.outputs) == 2 or statement.kind != "max_pool")
     return NoAttributes()
 
 
-def _operation(number: int, statement: Statement, shape: Shape, affine: bool) -> Operation:
+def _pool(shape: Shape, window: Window, index: bool = False) -> MaxPool:
+    return MaxPool((shape[2], shape[3]), *window, index=index)
+
+
+def _pools(statements: Iterable[Statement]) -> bool:
+    return any(statement.kind.startswith("max_pool") for statement in statements)
+
+
+def _operation(number: int, statement: Statement, shape: Shape, affine: bool, window: Window) -> Operation:
     inputs = tuple(name for name in statement.inputs if affine or name not in statement.optional)
-    return Operation(f"op{number}", statement.kind, inputs, statement.outputs, _attributes(statement, shape))
+    return Operation(f"op{number}", statement.kind, inputs, statement.outputs, _attributes(statement, shape, window))
 
 
-def group(pattern: Pattern, part: Part, shape: Shape, affine: bool) -> Operation:
-    return join([_operation(n, pattern.statements[n], shape, affine) for n in part.runs], part.gives)
+def group(pattern: Pattern, part: Part, shape: Shape, affine: bool, window: Window = WINDOWS[0]) -> Operation:
+    return join([_operation(n, pattern.statements[n], shape, affine, window) for n in part.runs], part.gives)
 
 
-def _operand(name: str, shape: Shape) -> Operand:
+def _operand(name: str, shape: Shape, window: Window) -> Operand:
+    if name in POOLED:
+        return w(*shape[:2], *_pool(shape, window).output_size)
+    if name == "index":
+        positions = window[0][0] * window[0][1]
+        return Operand("uint8", (*shape[:2], *_pool(shape, window).output_size), bytes_below(positions))
     return w(*shape) if name in SAME else m(shape[1], make=positive)
+
+
+def _fits(shape: Shape, window: Window, number: int) -> bool:
+    """Large images in the first window and in the first without overlap only: they take long."""
+    kernel, _, (top, bottom, left, right) = window
+    inside = kernel[0] <= shape[2] + top + bottom and kernel[1] <= shape[3] + left + right
+    return inside and (shape not in LONG or number in (0, 2))
 
 
 def _cases() -> Iterable[Case]:
     for pattern in PATTERNS:
         shapes = [*SHAPES, *LONG]
-        if any(statement.kind == "max_pool" for statement in pattern.statements):
+        pools = _pools(pattern.statements)
+        if pools:
             shapes = [shape for shape in shapes if len(shape) == 4]
         optional = any(statement.optional for statement in pattern.statements)
         for part in pattern.launches:
             for affine in (True, False) if optional else (True,):
                 for shape in shapes:
-                    joined = group(pattern, part, shape, affine)
-                    operands = tuple(_operand(name, shape) for name in joined.inputs)
-                    note = "" if affine else "-plain"
-                    name = f"{joined.kind}{note}-{len(part.gives)}-{'x'.join(map(str, shape))}"
-                    yield Case(name, joined.kind, joined.attributes, operands)
+                    for number, window in enumerate(WINDOWS if pools else WINDOWS[:1]):
+                        if pools and not _fits(shape, window, number):
+                            continue
+                        joined = group(pattern, part, shape, affine, window)
+                        operands = tuple(_operand(name, shape, window) for name in joined.inputs)
+                        note = ("" if affine else "-plain") + (f"-window{number}" if number else "")
+                        name = f"{joined.kind}{note}-{len(part.gives)}-{'x'.join(map(str, shape))}"
+                        yield Case(name, joined.kind, joined.attributes, operands)
 
 
 def _together(kind: str, attributes: Sequence[Attributes], operands: Sequence[Sequence[Operand]]) -> Case:

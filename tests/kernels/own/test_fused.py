@@ -25,7 +25,8 @@ SHAPE = (3, 16, 5, 6)
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
-    files = ("batch_norm.cu", "elementwise.cu", "fused.cu", "many.cu", "pool.cu")
+    pools = ("max_pool.cu", "max_pool_backward.cu", "max_pool_batch_norm.cu")
+    files = ("batch_norm.cu", "elementwise.cu", "fused.cu", "many.cu", *pools)
     return build(Path(tmp_path_factory.mktemp("fused")), DTYPE_CODES["fp16"], files)
 
 

@@ -34,7 +34,7 @@ FIELD = re.compile(r"^  int64_t (\w+);", re.MULTILINE)
 def _structs() -> dict[str, list[str]]:
     return {
         name: FIELD.findall(body)
-        for path in SOURCES.glob("*.cu")
+        for path in SOURCES.glob("*.cu*")
         for name, body in STRUCT.findall(path.read_text(encoding="utf-8"))
     }
 
@@ -55,7 +55,7 @@ def test_structures_have_the_fields_that_python_fills():
 
 def test_every_field_of_a_structure_is_a_plain_integer():
     # FIELD skips what is declared in any other way, which would shift the fields behind it.
-    for path in SOURCES.glob("*.cu"):
+    for path in SOURCES.glob("*.cu*"):
         for name, body in STRUCT.findall(path.read_text(encoding="utf-8")):
             lines = [line for line in body.splitlines() if line.split("//")[0].strip()]
             assert len(lines) == len(FIELD.findall(body)), name
@@ -208,7 +208,7 @@ NVCC = find_toolchain().nvcc
 @pytest.mark.parametrize("working", (0, 1, 2))
 def test_nvcc_compiles_every_kernel(working: int, tmp_path: Path):
     source = tmp_path / "kernels.cu"
-    source.write_text("".join(f'#include "{path.name}"\n' for path in sorted(SOURCES.glob("*.cu"))))
+    source.write_text("".join(f'#include "{path.name}"\n' for path in sorted(SOURCES.glob("*.cu*"))))
     # Unoptimised: what is tested is that it compiles.
     command = [str(NVCC), "-arch=sm_90", "-std=c++17", "-Xcicc", "-O0", "-Xptxas", "-O0", f"-DMBC_WORKING={working}"]
     command += [f"-I{SOURCES}", f"-I{SOURCES.parent / 'include'}", "-c", str(source), "-o", str(tmp_path / "kernels.o")]

@@ -1,0 +1,181 @@
+"""Fused groups with a maximum pool at one end: relu and what comes before it, and their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mbc.ir.types import Layout, TensorType
+from mbc.kernels.base import Request
+from mbc.kernels.own.base import OwnKernel, Slice
+from mbc.kernels.own.channels import SUM_BYTES, SUMS_BYTES, parts
+from mbc.kernels.own.groups import AFFINE, Numbers, Wiring, affines, eps, members, run, taking
+from mbc.kernels.own.images import PoolArguments, pool_arguments
+from mbc.ops.normalization import BatchNormalizeBackward
+from mbc.ops.pooling import MaxPool
+
+FORWARD, BACKWARD, BATCH_NORM = "max_pool.cu", "max_pool_backward.cu", "max_pool_batch_norm.cu"
+
+
+def _attributes(request: Request) -> MaxPool:
+    return next(m.attributes for m in members(request).members if isinstance(m.attributes, MaxPool))
+
+
+def _pool(at: Slice) -> PoolArguments:
+    return pool_arguments(at, _attributes(at.request))
+
+
+def _image(request: Request) -> TensorType:
+    """What is pooled, or the gradient of that. A group that sums has the pooled one or both."""
+    pooled = next(t for t in request.inputs if len(t.shape) == 4)
+    return TensorType((*pooled.shape[:2], *_attributes(request).size), pooled.dtype)
+
+
+def _affine(request: Request) -> int:
+    """Whether the batch normalisation of the group has scale and shift; a backward pass has the scale alone."""
+    last = members(request).members[-1]
+    if last.kind == "batch_normalize_backward":
+        return int(len(last.inputs) == 7)
+    return (*affines(request), 0)[0]
+
+
+def _sum(at: Slice) -> PoolArguments:
+    return pool_arguments(at, _attributes(at.request), _image(at.request))
+
+
+def _sum_more(at: Slice) -> tuple[int, ...]:
+    return _affine(at.request), parts(_image(at.request), at.layout), int(at.accumulate)
+
+
+def _normalize_more(at: Slice) -> tuple[int, ...]:
+    last = members(at.request).members[-1].attributes
+    assert isinstance(last, BatchNormalizeBackward)
+    return _affine(at.request), last.count
+
+
+def _workspace(state_bytes: int) -> Callable[[Request, Layout], int]:
+    def workspace(request: Request, layout: Layout) -> int:
+        image = _image(request)
+        count = parts(image, layout)
+        return count * image.shape[1] * state_bytes if count > 1 else 0
+
+    return workspace
+
+
+def _before_pool(operands: int, members_before: int, given: int) -> Wiring:
+    """A chain from `operands` inputs through single values to a pool."""
+    inside = run(operands, members_before)
+    return ((run(0, operands), *((value,) for value in inside)), run(operands + members_before, given))
+
+
+def _chain(operands: int, members_before: int) -> Callable[[Request], bool]:
+    return taking(*(_before_pool(operands, members_before, given) for given in (1, 2)))
+
+
+def _behind_pool(inputs: int, last: Numbers, given: Numbers) -> Wiring:
+    """relu_backward of the pooled image, max_pool_backward, and one more; their values come after `inputs`."""
+    return ((0, 1), (2, inputs), last), given
+
+
+def _added(operands: int, outside: int, last: Numbers, given: int) -> tuple[Wiring, Wiring]:
+    """batch_normalize and relu over again, max_pool_backward, add, relu_backward, and one more of the `last` inputs
+    beside the gradient, which comes second. `outside`: inputs of the group."""
+    index, more, z = operands, operands + 2, outside
+    y, gathered, total, d = z + 1, z + 2, z + 3, z + 4
+    start, wired = (run(0, operands), (z,), (index, index + 1)), ((y, total), (0, d, *last))
+    leaves = run(d + 1, given)
+    return ((*start, (more, gathered), *wired), leaves), ((*start, (gathered, more), *wired), leaves)
+
+
+_THROUGH_ADD_SUMS = tuple(w for n in AFFINE for w in _added(n, n + 3, (1, 2), 2))
+_THROUGH_ADD_NORMALIZE = tuple(
+    w for n in AFFINE for w in _added(n, n + 5, (1, 2, n + 3, n + 4, *((3,) if n == 5 else ())), 1)
+)
+_BEHIND_NORMALIZE = (
+    _behind_pool(9, (3, 10, 4, 5, 6, 7, 8), (11,)),
+    _behind_pool(8, (3, 9, 4, 5, 6, 7), (10,)),
+)
+
+_BEHIND = "relu_backward+max_pool_backward"
+_ADDED = "batch_normalize+relu+max_pool_backward+add+relu_backward"
+
+
+def _forward(kind: str, launcher: str, takes: Callable[[Request], bool]) -> OwnKernel:
+    return OwnKernel(kind, FORWARD, PoolArguments, _pool, launcher=launcher, takes=takes)
+
+
+def _summed(kind: str, file: str, launcher: str, state_bytes: int, *wirings: Wiring) -> OwnKernel:
+    return OwnKernel(
+        kind,
+        file,
+        PoolArguments,
+        _sum,
+        eps,
+        more=_sum_more,
+        workspace=_workspace(state_bytes),
+        launches=2,
+        launcher=launcher,
+        takes=taking(*wirings),
+    )
+
+
+def _normalized(kind: str, launcher: str, *wirings: Wiring) -> OwnKernel:
+    return OwnKernel(
+        kind,
+        BATCH_NORM,
+        PoolArguments,
+        _pool,
+        eps,
+        more=_normalize_more,
+        launcher=launcher,
+        takes=taking(*wirings),
+    )
+
+
+KERNELS = (
+    _forward("relu+max_pool", "relu_max_pool", _chain(1, 1)),
+    _forward("bias_add+relu+max_pool", "bias_add_relu_max_pool", _chain(2, 2)),
+    OwnKernel(
+        "batch_normalize+relu+max_pool",
+        FORWARD,
+        PoolArguments,
+        _pool,
+        eps,
+        more=lambda at: affines(at.request),
+        launcher="batch_normalize_relu_max_pool",
+        takes=taking(*(_before_pool(n, 2, given) for n in AFFINE for given in (1, 2))),
+        edition=2,
+    ),
+    OwnKernel(
+        _BEHIND,
+        BACKWARD,
+        PoolArguments,
+        _pool,
+        launcher="relu_max_pool_backward",
+        takes=taking((((0, 1), (2, 3)), (4,))),
+    ),
+    OwnKernel(
+        "max_pool_backward+add",
+        BACKWARD,
+        PoolArguments,
+        _pool,
+        launcher="max_pool_backward_add",
+        takes=taking((((0, 1), (2, 3)), (4,)), (((0, 1), (3, 2)), (4,))),
+    ),
+    _summed(
+        f"{_BEHIND}+channel_sum",
+        BACKWARD,
+        "relu_max_pool_backward_channel_sum",
+        SUM_BYTES,
+        _behind_pool(3, (4,), (4, 5)),
+    ),
+    _summed(
+        f"{_BEHIND}+batch_normalize_sums",
+        BATCH_NORM,
+        "relu_max_pool_backward_sums",
+        SUMS_BYTES,
+        _behind_pool(6, (3, 7, 4, 5), (8, 9)),
+    ),
+    _normalized(f"{_BEHIND}+batch_normalize_backward", "relu_max_pool_backward_normalize", *_BEHIND_NORMALIZE),
+    _summed(f"{_ADDED}+batch_normalize_sums", BATCH_NORM, "max_pool_backward_add_sums", SUMS_BYTES, *_THROUGH_ADD_SUMS),
+    _normalized(f"{_ADDED}+batch_normalize_backward", "max_pool_backward_add_normalize", *_THROUGH_ADD_NORMALIZE),
+)

@@ -1,0 +1,64 @@
+"""How a kernel knows its group: by how the members feed one another.
+
+`mbc.optimize.patterns` says where groups come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mbc.ir.types import Layout
+from mbc.kernels.base import Request
+from mbc.kernels.own.base import Slice
+from mbc.kernels.own.channels import SUM_BYTES, SUMS_BYTES, parts
+from mbc.ops.fused import Fused
+from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward
+
+AFFINE = (5, 3)  # operands of batch_normalize, with scale and shift and without
+
+Numbers = tuple[int, ...]
+Wiring = tuple[tuple[Numbers, ...], Numbers]  # inputs of each member, and what leaves the group
+
+
+def members(request: Request) -> Fused:
+    assert isinstance(request.attributes, Fused)
+    return request.attributes
+
+
+def taking(*wirings: Wiring) -> Callable[[Request], bool]:
+    """Takes groups that are wired in one of these ways."""
+
+    def takes(request: Request) -> bool:
+        a = members(request)
+        return (tuple(member.inputs for member in a.members), a.given) in wirings
+
+    return takes
+
+
+def run(first: int, count: int) -> Numbers:
+    return tuple(range(first, first + count))
+
+
+def affines(request: Request) -> tuple[int, ...]:
+    """Of each batch normalisation of the group: whether it has scale and shift."""
+    return tuple(int(len(m.inputs) == 5) for m in members(request).members if m.kind == "batch_normalize")
+
+
+def eps(at: Slice) -> tuple[float, ...]:
+    """Of every member that has one, in order."""
+    attributes = (member.attributes for member in members(at.request).members)
+    return tuple(a.eps for a in attributes if isinstance(a, BatchNormalize | BatchNormalizeBackward))
+
+
+def _partial_bytes(request: Request, layout: Layout, state_bytes: int) -> int:
+    x = request.inputs[0]
+    count = parts(x, layout)
+    return count * x.shape[1] * state_bytes if count > 1 else 0
+
+
+def sums_workspace(request: Request, layout: Layout) -> int:
+    return _partial_bytes(request, layout, SUMS_BYTES)
+
+
+def sum_workspace(request: Request, layout: Layout) -> int:
+    return _partial_bytes(request, layout, SUM_BYTES)

@@ -1,0 +1,74 @@
+// The gradient of maximum pooling: by itself, through relu, added to another gradient, with the gradient of a bias.
+#include "mbc_channel_sum.cuh"
+#include "mbc_pool_backward.cuh"
+
+namespace mbc {
+
+// Added to another gradient of the same image.
+template <typename T>
+struct AddGradient {
+  static constexpr int OPERANDS = 1;
+  const T* more;
+  WriteGradient<T> write;
+
+  using Channel = typename WriteGradient<T>::Channel;
+  template <int N>
+  struct Fetched {
+    Vec<T, N> more;
+  };
+  bool whole() const { return aligned(more, 16) && write.whole(); }
+  __device__ Channel load(int64_t) const { return {}; }
+  template <int N>
+  __device__ Fetched<N> fetch(int64_t at) const { return {mbc::load<N>(more + at)}; }
+  template <int N>
+  __device__ void use(const Channel (&channel)[N], const Fetched<N>& f, int64_t at, float (&d)[N]) const {
+#pragma unroll
+    for (int j = 0; j < N; ++j) d[j] += to_float(f.more.v[j]);
+    write.template use<N>(channel, {}, at, d);
+  }
+};
+
+}  // namespace mbc
+
+extern "C" const char* mbc_max_pool_backward(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<PoolArguments>(call);
+  MBC_FOR_TYPE(a.type, T, {
+    const Pooled<T, false> pooled{in<uint8_t>(call, 0), nullptr, in<T>(call, 1)};
+    gather_pool(call.stream, a, pooled, WriteGradient<T>{out<T>(call, 2)});
+  });
+  return launched();
+}
+
+extern "C" const char* mbc_max_pool_backward_add(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<PoolArguments>(call);
+  MBC_FOR_TYPE(a.type, T, {
+    const Pooled<T, false> pooled{in<uint8_t>(call, 0), nullptr, in<T>(call, 1)};
+    gather_pool(call.stream, a, pooled, AddGradient<T>{in<T>(call, 2), {out<T>(call, 3)}});
+  });
+  return launched();
+}
+
+extern "C" const char* mbc_relu_max_pool_backward(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<PoolArguments>(call);
+  MBC_FOR_TYPE(a.type, T, {
+    const Pooled<T, true> pooled{in<uint8_t>(call, 2), in<T>(call, 0), in<T>(call, 1)};
+    gather_pool(call.stream, a, pooled, WriteGradient<T>{out<T>(call, 3)});
+  });
+  return launched();
+}
+
+extern "C" const char* mbc_relu_max_pool_backward_channel_sum(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<PoolArguments>(call);
+  const int64_t parts = behind_pool(call, 1), accumulate = behind_pool(call, 2);
+  void* workspace = parts > 1 ? call.pointers[5] : nullptr;
+  const ChannelSum sum{out<float>(call, 4), accumulate};
+  MBC_FOR_TYPE(a.type, T, {
+    const Pooled<T, true> pooled{in<uint8_t>(call, 2), in<T>(call, 0), in<T>(call, 1)};
+    gather_pool_sums(call.stream, a, pooled, WriteGradient<T>{out<T>(call, 3)}, parts, workspace, sum);
+  });
+  return launched();
+}

@@ -1,0 +1,159 @@
+// The gradient of a batch normalisation from that of the pooled image behind it, or from that and another gradient of
+// what was pooled. In two launches, both of which gather: the gradient between pool and normalisation exists nowhere.
+#include "mbc_batch_norm.cuh"
+#include "mbc_pool_backward.cuh"
+
+namespace mbc {
+
+// Sums over x and the gradient.
+template <typename T>
+struct BesideX {
+  static constexpr int OPERANDS = 1;
+  const T* x;
+
+  struct Channel {};
+  template <int N>
+  struct Fetched {
+    Vec<T, N> x;
+  };
+  bool whole() const { return aligned(x, 16); }
+  __device__ Channel load(int64_t) const { return {}; }
+  template <int N>
+  __device__ Fetched<N> fetch(int64_t at) const { return {mbc::load<N>(x + at)}; }
+  template <int N>
+  __device__ void use(const Channel (&)[N], const Fetched<N>&, int64_t, float (&)[N]) const {}
+  template <int N>
+  __device__ float first(const Fetched<N>& f, const float (&)[N], int j) const { return to_float(f.x.v[j]); }
+  template <int N>
+  __device__ float second(const Fetched<N>&, const float (&d)[N], int j) const { return d[j]; }
+};
+
+// Through the normalisation.
+template <typename T>
+struct BackToX {
+  static constexpr int OPERANDS = 1;
+  const T* x;
+  T* dx;
+  NormalizeBackward backward;
+
+  using Channel = NormalizeBackward::Channel;
+  template <int N>
+  using Fetched = typename BesideX<T>::template Fetched<N>;
+  bool whole() const { return aligned(x, 16) && aligned(dx, 16); }
+  __device__ Channel load(int64_t c) const { return backward.load(c); }
+  template <int N>
+  __device__ Fetched<N> fetch(int64_t at) const { return {mbc::load<N>(x + at)}; }
+  template <int N>
+  __device__ void use(const Channel (&channel)[N], const Fetched<N>& f, int64_t at, float (&d)[N]) const {
+    Vec<T, N> written;
+#pragma unroll
+    for (int j = 0; j < N; ++j) written.v[j] = from_float<T>(backward(channel[j], to_float(f.x.v[j]), d[j]));
+    store_at_once(dx + at, written);
+  }
+};
+
+// Added to another gradient first, and through relu, whose output is computed again from x.
+template <typename T, typename U>
+struct AddedThroughRelu {
+  static constexpr int OPERANDS = 1 + U::OPERANDS;
+  const T* more;
+  Normalize forward;
+  U u;
+
+  struct Channel {
+    Normalize::Channel forward;
+    typename U::Channel own;
+  };
+  template <int N>
+  struct Fetched {
+    Vec<T, N> more;
+    typename U::template Fetched<N> own;
+  };
+  bool whole() const { return aligned(more, 16) && u.whole(); }
+  __device__ Channel load(int64_t c) const { return {forward.load(c), u.load(c)}; }
+  template <int N>
+  __device__ Fetched<N> fetch(int64_t at) const { return {mbc::load<N>(more + at), u.template fetch<N>(at)}; }
+  template <int N>
+  __device__ void use(const Channel (&channel)[N], const Fetched<N>& f, int64_t at, float (&d)[N]) const {
+    typename U::Channel own[N];
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      const float y = forward(channel[j].forward, to_float(f.own.x.v[j]), 0.0f);
+      d[j] = y > VANISHES<T> ? d[j] + to_float(f.more.v[j]) : 0.0f;
+      own[j] = channel[j].own;
+    }
+    u.template use<N>(own, f.own, at, d);
+  }
+  template <int N>
+  __device__ float first(const Fetched<N>& f, const float (&d)[N], int j) const {
+    return u.template first<N>(f.own, d, j);
+  }
+  template <int N>
+  __device__ float second(const Fetched<N>& f, const float (&d)[N], int j) const {
+    return u.template second<N>(f.own, d, j);
+  }
+};
+
+}  // namespace mbc
+
+extern "C" const char* mbc_relu_max_pool_backward_sums(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<PoolArguments>(call);
+  const int64_t parts = behind_pool(call, 1), accumulate = behind_pool(call, 2);
+  void* workspace = parts > 1 ? call.pointers[8] : nullptr;
+  const Sums sums{in<float>(call, 4), in<float>(call, 5), out<float>(call, 6), out<float>(call, 7), eps(call, 0),
+                  accumulate};
+  MBC_FOR_TYPE(a.type, T, {
+    const Pooled<T, true> pooled{in<uint8_t>(call, 2), in<T>(call, 0), in<T>(call, 1)};
+    gather_pool_sums(call.stream, a, pooled, BesideX<T>{in<T>(call, 3)}, parts, workspace, sums);
+  });
+  return launched();
+}
+
+extern "C" const char* mbc_relu_max_pool_backward_normalize(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<PoolArguments>(call);
+  const int64_t affine = behind_pool(call, 0), count = behind_pool(call, 1);
+  const NormalizeBackward backward{in<float>(call, 4), in<float>(call, 5), in<float>(call, 6), in<float>(call, 7),
+                                   affine ? in<float>(call, 8) : nullptr, eps(call, 0),
+                                   static_cast<float>(count)};
+  MBC_FOR_TYPE(a.type, T, {
+    const Pooled<T, true> pooled{in<uint8_t>(call, 2), in<T>(call, 0), in<T>(call, 1)};
+    gather_pool(call.stream, a, pooled,
+                BackToX<T>{in<T>(call, 3), out<T>(call, affine ? 9 : 8), backward});
+  });
+  return launched();
+}
+
+extern "C" const char* mbc_max_pool_backward_add_sums(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<PoolArguments>(call);
+  const int64_t affine = behind_pool(call, 0), parts = behind_pool(call, 1), accumulate = behind_pool(call, 2);
+  const int index = affine ? 5 : 3, dgamma = index + 3;
+  void* workspace = parts > 1 ? call.pointers[dgamma + 2] : nullptr;
+  const Normalize forward = normalize(call, 1, affine, eps(call, 0));
+  const Sums sums{forward.mean, forward.variance, out<float>(call, dgamma), out<float>(call, dgamma + 1),
+                  eps(call, 1), accumulate};
+  MBC_FOR_TYPE(a.type, T, {
+    const Pooled<T, false> pooled{in<uint8_t>(call, index), nullptr, in<T>(call, index + 1)};
+    const AddedThroughRelu<T, BesideX<T>> u{in<T>(call, index + 2), forward, {in<T>(call, 0)}};
+    gather_pool_sums(call.stream, a, pooled, u, parts, workspace, sums);
+  });
+  return launched();
+}
+
+extern "C" const char* mbc_max_pool_backward_add_normalize(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<PoolArguments>(call);
+  const int64_t affine = behind_pool(call, 0), count = behind_pool(call, 1);
+  const int index = affine ? 5 : 3, dgamma = index + 3;
+  const Normalize forward = normalize(call, 1, affine, eps(call, 0));
+  const NormalizeBackward backward{forward.mean, forward.variance, in<float>(call, dgamma), in<float>(call, dgamma + 1),
+                                   forward.gamma, eps(call, 1), static_cast<float>(count)};
+  MBC_FOR_TYPE(a.type, T, {
+    const Pooled<T, false> pooled{in<uint8_t>(call, index), nullptr, in<T>(call, index + 1)};
+    const BackToX<T> back{in<T>(call, 0), out<T>(call, dgamma + 2), backward};
+    gather_pool(call.stream, a, pooled, AddedThroughRelu<T, BackToX<T>>{in<T>(call, index + 2), forward, back});
+  });
+  return launched();
+}
