@@ -49,6 +49,13 @@ struct NormalizeTwiceAddRelu {
   }
 };
 
+struct BiasRelu {
+  const float* bias;
+  using Channel = float;
+  __device__ float load(int64_t c) const { return bias[c]; }
+  __device__ float operator()(float b, float x, float) const { return relu(x + b); }
+};
+
 // dx from x and the gradient behind relu.
 template <typename T>
 struct NormalizeReluBackward {

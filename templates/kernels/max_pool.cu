@@ -2,22 +2,44 @@
 //
 // Of equal elements the first one wins, in the order of rows and then of columns; a NaN wins over everything before it.
 #include "mbc_batch_norm.cuh"
-#include "mbc_channel_sum.cuh"
 #include "mbc_pool.cuh"
 
 namespace mbc {
 
+// What is pooled is `before` of an element, and with RELU relu of that. DIRECT: of the element itself.
 struct AsItIs {
+  static constexpr bool DIRECT = true, RELU = false;
   struct Channel {};
   __device__ Channel load(int64_t) const { return {}; }
-  __device__ float operator()(const Channel&, float x, float) const { return x; }
+  __device__ float before(const Channel&, float x) const { return x; }
 };
 
-struct ReluAlone {
-  struct Channel {};
-  __device__ Channel load(int64_t) const { return {}; }
-  __device__ float operator()(const Channel&, float x, float) const { return relu(x); }
+struct ReluAlone : AsItIs {
+  static constexpr bool RELU = true;
 };
+
+struct Biased {
+  static constexpr bool DIRECT = false, RELU = true;
+  const float* bias;
+  using Channel = float;
+  __device__ float load(int64_t c) const { return bias[c]; }
+  __device__ float before(float b, float x) const { return x + b; }
+};
+
+struct Normalized {
+  static constexpr bool DIRECT = false, RELU = true;
+  Normalize normalize;
+  using Channel = Normalize::Channel;
+  __device__ Channel load(int64_t c) const { return normalize.load(c); }
+  __device__ float before(const Channel& channel, float x) const { return normalize(channel, x, 0.0f); }
+};
+
+// Rounded as it is where it is stored: which one is the largest is then the same.
+template <typename T, typename F>
+__device__ inline float pooled(const F& f, const typename F::Channel& channel, float x) {
+  const float value = F::RELU ? relu(f.before(channel, x)) : f.before(channel, x);
+  return F::DIRECT ? value : to_float(from_float<T>(value));
+}
 
 __device__ inline bool wins(float value, float over) { return value > over || isnan(value); }
 
@@ -59,7 +81,7 @@ struct MaxPool {
           if (s + k >= right) break;
 #pragma unroll
           for (int j = 0; j < N; ++j) {
-            const float value = f(channel[j], to_float(v[k].v[j]), 0.0f);
+            const float value = pooled<T>(f, channel[j], to_float(v[k].v[j]));
             if (wins(value, best[j])) best[j] = value, where[j] = static_cast<uint8_t>(position + k);
           }
         }
@@ -77,15 +99,15 @@ struct MaxPool {
   }
 };
 
-// The best so far of N channels, and where it was.
-template <int N>
+// The best so far of N channels, and where it was, of K positions.
+template <typename T, int N, int K>
 struct Best {
   float value[N];
   int32_t where[N];
 
-  __device__ explicit Best(int32_t start = 0) {
+  __device__ Best() {
 #pragma unroll
-    for (int j = 0; j < N; ++j) value[j] = -INFINITY, where[j] = start;
+    for (int j = 0; j < N; ++j) value[j] = -INFINITY, where[j] = -1;
   }
   // What another one found later, `offset` positions further on.
   __device__ void take(const Best& later, int32_t offset) {
@@ -93,13 +115,116 @@ struct Best {
     for (int j = 0; j < N; ++j)
       if (wins(later.value[j], value[j])) value[j] = later.value[j], where[j] = later.where[j] + offset;
   }
-  template <typename T, typename F>
-  __device__ void take(const Vec<T, N>& v, const F& f, const typename F::Channel (&channel)[N], int32_t position) {
+  template <typename F>
+  __device__ void take(const Packed<T, N>& v, const F& f, const typename F::Channel (&channel)[N], int32_t position) {
 #pragma unroll
     for (int j = 0; j < N; ++j) {
-      const float element = f(channel[j], to_float(v.v[j]), 0.0f);
+      const float element = pooled<T>(f, channel[j], v.value(j));
       if (wins(element, value[j])) value[j] = element, where[j] = position;
     }
+  }
+  // `start`: the first position that is no padding, which wins where all is as low as can be.
+  __device__ void write(T* y, uint8_t* index, int32_t start) const {
+    Packed<T, N>::of(value).write(y);
+    if (index == nullptr) return;
+    Vec<uint8_t, N> positions;
+#pragma unroll
+    for (int j = 0; j < N; ++j) positions.v[j] = static_cast<uint8_t>(where[j] < 0 ? start : where[j]);
+    store(index, positions);
+  }
+};
+
+#ifndef MBC_EMULATED
+template <typename T>
+struct Two;
+template <>
+struct Two<__nv_bfloat16> {
+  using Type = __nv_bfloat162;
+};
+template <>
+struct Two<__half> {
+  using Type = __half2;
+};
+#endif
+
+// Two elements, with relu if wanted: -0 becomes 0, and every NaN the one that is greater than all numbers.
+template <typename T, bool RELU>
+__device__ inline uint32_t canonical(uint32_t pair) {
+#ifdef MBC_EMULATED
+  Vec<uint32_t, 1> word{{pair}};
+  const Packed<T, 2> elements{word};
+  float values[2];
+  for (int j = 0; j < 2; ++j) {
+    const float value = elements.value(j);
+    values[j] = isnan(value) ? NAN : RELU ? max(value, 0.0f) + 0.0f : value + 0.0f;
+  }
+  return Packed<T, 2>::of(values).words.v[0];
+#else
+  using Pair = typename Two<T>::Type;
+  const uint32_t nothing = 0;
+  Pair value, zero;
+  memcpy(&value, &pair, sizeof(pair));
+  memcpy(&zero, &nothing, sizeof(nothing));
+  value = RELU ? __hmax2_nan(value, zero) : __hadd2(value, zero);
+  memcpy(&pair, &value, sizeof(pair));
+  return pair;
+#endif
+}
+
+// Sixteen bits that compare as signed integers like the numbers that they stand for; its own inverse.
+__device__ inline uint32_t ordered(uint32_t pair) { return pair ^ ((pair >> 15 & 0x00010001u) * 0x7fffu); }
+
+// Elements of two bytes: value and place in one integer, of which the larger wins with one instruction. What is pooled
+// is rounded as it is where it is stored; of equals the first wins, of several NaNs too.
+template <typename T, int N, int K, bool SIGNED>
+struct Keys {
+  static constexpr int32_t NONE = INT32_MIN + 0xffff;  // below minus infinity, and still when moved on
+  int32_t key[N];  // value << 16 | K - 1 - position
+
+  __device__ Keys() {
+#pragma unroll
+    for (int j = 0; j < N; ++j) key[j] = NONE;
+  }
+  __device__ void take(const Keys& later, int32_t offset) {
+#pragma unroll
+    for (int j = 0; j < N; ++j) key[j] = max(key[j], later.key[j] - offset);
+  }
+  template <typename F>
+  __device__ void take(const Packed<T, N>& v, const F& f, const typename F::Channel (&channel)[N], int32_t position) {
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) {
+      uint32_t pair = v.words.v[i];
+      if constexpr (!F::DIRECT) {
+        const float values[2] = {f.before(channel[2 * i], v.value(2 * i)),
+                                 f.before(channel[2 * i + 1], v.value(2 * i + 1))};
+        pair = Packed<T, 2>::of(values).words.v[0];
+      }
+      pair = canonical<T, F::RELU>(pair);
+      if constexpr (SIGNED) pair = ordered(pair);
+      const uint32_t place = static_cast<uint32_t>(K - 1 - position);
+      key[2 * i] = max(key[2 * i], static_cast<int32_t>(pair << 16 | place));
+      key[2 * i + 1] = max(key[2 * i + 1], static_cast<int32_t>((pair & 0xffff0000u) | place));
+    }
+  }
+  __device__ void write(T* y, uint8_t* index, int32_t) const {
+    Packed<T, N> values;
+    Packed<uint8_t, N> positions;
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) {
+      const uint32_t low = static_cast<uint32_t>(key[2 * i]), high = static_cast<uint32_t>(key[2 * i + 1]);
+      const uint32_t pair = low >> 16 | (high & 0xffff0000u);
+      values.words.v[i] = SIGNED ? ordered(pair) : pair;
+    }
+    values.write(y);
+    if (index == nullptr) return;
+#pragma unroll
+    for (int i = 0; i < N / 4; ++i) {
+      uint32_t bytes = 0;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) bytes |= (static_cast<uint32_t>(key[4 * i + j]) & 0xffu) << 8 * j;
+      positions.words.v[i] = 0x01010101u * (K - 1) - bytes;  // each byte by itself: none is larger than K - 1
+    }
+    positions.write(index);
   }
 };
 
@@ -129,35 +254,37 @@ __global__ void __launch_bounds__(THREADS, 2)
   const T* from = x + strip.n * window.input.n_stride + r * line + before * channels + c;
 
   const auto there = [&](int32_t row) { return row >= 0 && row < height; };
-  const auto fetch = [&](Vec<T, N>(&v)[S::KERNEL_WIDTH], int i) {
+  constexpr int K = S::KERNEL_HEIGHT * S::KERNEL_WIDTH;
+  using Found = std::conditional_t<sizeof(T) == 2, Keys<T, N, K, !F::RELU>, Best<T, N, K>>;
+  const auto fetch = [&](Packed<T, N>(&v)[S::KERNEL_WIDTH], int i) {
 #pragma unroll
     for (int s = 0; s < S::KERNEL_WIDTH; ++s)
-      if (there(r + i) && inside[s]) v[s] = load<N>(from + i * line + s * channels);
+      if (there(r + i) && inside[s]) v[s] = Packed<T, N>::at(from + i * line + s * channels);
   };
-  const auto search = [&](Best<N>& best, const Vec<T, N>(&v)[S::KERNEL_WIDTH], int i, int32_t position) {
+  const auto search = [&](Found& best, const Packed<T, N>(&v)[S::KERNEL_WIDTH], int i, int32_t position) {
 #pragma unroll
     for (int s = 0; s < S::KERNEL_WIDTH; ++s)
       if (there(r + i) && inside[s]) best.take(v[s], f, channel, position + s);
   };
 
-  Best<N> carried[KEPT];  // of rows, by columns
+  Found carried[KEPT];  // of rows, by columns
 #pragma unroll
   for (int i = 0; i < S::CARRIED; ++i) {
-    Vec<T, N> v[S::KERNEL_WIDTH];
+    Packed<T, N> v[S::KERNEL_WIDTH];
     fetch(v, i);
     search(carried[i], v, i, 0);
   }
   int64_t to = (strip.n * window.output.height + strip.first) * window.output.y_stride + strip.column * channels + c;
   for (int32_t left = strip.last - strip.first; left > 0; left -= G, r += FRESH, from += FRESH * line) {
-    Vec<T, N> v[FRESH][S::KERNEL_WIDTH];
+    Packed<T, N> v[FRESH][S::KERNEL_WIDTH];
 #pragma unroll
     for (int i = 0; i < FRESH; ++i) fetch(v[i], S::CARRIED + i);
 #pragma unroll
     for (int g = 0; g < G; ++g) {
       if (g >= left) break;
-      // Where all is as low as can be the first pixel wins.
       const int32_t above = r + g * S::STRIDE_HEIGHT;
-      Best<N> best(max(0, -above) * S::KERNEL_WIDTH + max(0, -before));
+      const int32_t start = max(0, -above) * S::KERNEL_WIDTH + max(0, -before);
+      Found best;
 #pragma unroll
       for (int i = 0; i < S::CARRIED; ++i) best.take(carried[i], i * S::KERNEL_WIDTH);
 #pragma unroll
@@ -168,21 +295,13 @@ __global__ void __launch_bounds__(THREADS, 2)
         if constexpr (S::CARRIED == 0) {
           search(best, v[fresh], fresh, i * S::KERNEL_WIDTH);
         } else {
-          Best<N> row(0);
+          Found row;
           search(row, v[fresh], i, 0);
           best.take(row, i * S::KERNEL_WIDTH);
           if (i + 1 == S::KERNEL_HEIGHT) carried[S::CARRIED - 1] = row;
         }
       }
-      Vec<T, N> result;
-      Vec<uint8_t, N> where;
-#pragma unroll
-      for (int j = 0; j < N; ++j) {
-        result.v[j] = from_float<T>(best.value[j]);
-        where.v[j] = static_cast<uint8_t>(best.where[j]);
-      }
-      store(y + to, result);
-      if (index != nullptr) store(index + to, where);
+      best.write(y + to, index == nullptr ? nullptr : index + to, start);
       to += window.output.y_stride;
     }
   }
@@ -200,7 +319,7 @@ const char* max_pool(const MbcCall& call, int output, F f) {
     const bool wide = aligned(x, 16) && aligned(y, 16) && aligned(index, N) && a.channels % N == 0;
     const bool done = wide && a.layout == MBC_CHANNELS_LAST && for_usual_window(a, [&](auto size) {
       using S = decltype(size);
-      const Strips strips(a.channels / N, a.rows, a.out_width, a.out_height, 16, 2, MANY_THREADS / (a.channels / N));
+      const Strips strips(a.channels / N, a.rows, a.out_width, a.out_height, S::LOWEST, MANY_THREADS / (a.channels / N));
       const dim3 grid(static_cast<unsigned>(divide_up(strips.count, strips.down)), strips.tiles);
       MBC_LAUNCH((max_pool_strips<T, N, S, F>), grid, dim3(strips.along, strips.down), call.stream, x, y, index,
                  Window(a), strips, f);
@@ -227,11 +346,11 @@ extern "C" const char* mbc_relu_max_pool(const MbcCall& call) {
 
 extern "C" const char* mbc_bias_add_relu_max_pool(const MbcCall& call) {
   using namespace mbc;
-  return max_pool(call, 2, BiasRelu{in<float>(call, 1)});
+  return max_pool(call, 2, Biased{in<float>(call, 1)});
 }
 
 extern "C" const char* mbc_batch_normalize_relu_max_pool(const MbcCall& call) {
   using namespace mbc;
   const bool affine = behind_pool(call, 0) != 0;
-  return max_pool(call, affine ? 5 : 3, NormalizeRelu{normalize(call, 1, affine, eps(call, 0))});
+  return max_pool(call, affine ? 5 : 3, Normalized{normalize(call, 1, affine, eps(call, 0))});
 }

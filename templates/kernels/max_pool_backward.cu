@@ -14,16 +14,16 @@ struct AddGradient {
   using Channel = typename WriteGradient<T>::Channel;
   template <int N>
   struct Fetched {
-    Vec<T, N> more;
+    Packed<T, N> more;
   };
   bool whole() const { return aligned(more, 16) && write.whole(); }
   __device__ Channel load(int64_t) const { return {}; }
   template <int N>
-  __device__ Fetched<N> fetch(int64_t at) const { return {mbc::load<N>(more + at)}; }
+  __device__ Fetched<N> fetch(int64_t at) const { return {Packed<T, N>::at(more + at)}; }
   template <int N>
   __device__ void use(const Channel (&channel)[N], const Fetched<N>& f, int64_t at, float (&d)[N]) const {
 #pragma unroll
-    for (int j = 0; j < N; ++j) d[j] += to_float(f.more.v[j]);
+    for (int j = 0; j < N; ++j) d[j] += f.more.value(j);
     write.template use<N>(channel, {}, at, d);
   }
 };

@@ -14,16 +14,16 @@ struct BesideX {
   struct Channel {};
   template <int N>
   struct Fetched {
-    Vec<T, N> x;
+    Packed<T, N> x;
   };
   bool whole() const { return aligned(x, 16); }
   __device__ Channel load(int64_t) const { return {}; }
   template <int N>
-  __device__ Fetched<N> fetch(int64_t at) const { return {mbc::load<N>(x + at)}; }
+  __device__ Fetched<N> fetch(int64_t at) const { return {Packed<T, N>::at(x + at)}; }
   template <int N>
   __device__ void use(const Channel (&)[N], const Fetched<N>&, int64_t, float (&)[N]) const {}
   template <int N>
-  __device__ float first(const Fetched<N>& f, const float (&)[N], int j) const { return to_float(f.x.v[j]); }
+  __device__ float first(const Fetched<N>& f, const float (&)[N], int j) const { return f.x.value(j); }
   template <int N>
   __device__ float second(const Fetched<N>&, const float (&d)[N], int j) const { return d[j]; }
 };
@@ -42,13 +42,12 @@ struct BackToX {
   bool whole() const { return aligned(x, 16) && aligned(dx, 16); }
   __device__ Channel load(int64_t c) const { return backward.load(c); }
   template <int N>
-  __device__ Fetched<N> fetch(int64_t at) const { return {mbc::load<N>(x + at)}; }
+  __device__ Fetched<N> fetch(int64_t at) const { return {Packed<T, N>::at(x + at)}; }
   template <int N>
   __device__ void use(const Channel (&channel)[N], const Fetched<N>& f, int64_t at, float (&d)[N]) const {
-    Vec<T, N> written;
 #pragma unroll
-    for (int j = 0; j < N; ++j) written.v[j] = from_float<T>(backward(channel[j], to_float(f.x.v[j]), d[j]));
-    store_at_once(dx + at, written);
+    for (int j = 0; j < N; ++j) d[j] = backward(channel[j], f.x.value(j), d[j]);
+    Packed<T, N>::of(d).write(dx + at);
   }
 };
 
@@ -66,20 +65,20 @@ struct AddedThroughRelu {
   };
   template <int N>
   struct Fetched {
-    Vec<T, N> more;
+    Packed<T, N> more;
     typename U::template Fetched<N> own;
   };
   bool whole() const { return aligned(more, 16) && u.whole(); }
   __device__ Channel load(int64_t c) const { return {forward.load(c), u.load(c)}; }
   template <int N>
-  __device__ Fetched<N> fetch(int64_t at) const { return {mbc::load<N>(more + at), u.template fetch<N>(at)}; }
+  __device__ Fetched<N> fetch(int64_t at) const { return {Packed<T, N>::at(more + at), u.template fetch<N>(at)}; }
   template <int N>
   __device__ void use(const Channel (&channel)[N], const Fetched<N>& f, int64_t at, float (&d)[N]) const {
     typename U::Channel own[N];
 #pragma unroll
     for (int j = 0; j < N; ++j) {
-      const float y = forward(channel[j].forward, to_float(f.own.x.v[j]), 0.0f);
-      d[j] = y > VANISHES<T> ? d[j] + to_float(f.more.v[j]) : 0.0f;
+      const float y = forward(channel[j].forward, f.own.x.value(j), 0.0f);
+      d[j] = y > VANISHES<T> ? d[j] + f.more.value(j) : 0.0f;
       own[j] = channel[j].own;
     }
     u.template use<N>(own, f.own, at, d);

@@ -1,17 +1,9 @@
-// A bias with relu, and the gradient of a bias.
+// The gradient of a bias.
 #pragma once
 
-#include "mbc_batch_norm.cuh"
 #include "mbc_channel_reduce.cuh"
 
 namespace mbc {
-
-struct BiasRelu {
-  const float* bias;
-  using Channel = float;
-  __device__ float load(int64_t c) const { return bias[c]; }
-  __device__ float operator()(float b, float x, float) const { return relu(x + b); }
-};
 
 struct ChannelSum {
   float* sum;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstring>
+#include <type_traits>
 
 #include "mbc_images.cuh"
 
@@ -97,22 +98,68 @@ struct Window {
   }
 };
 
-// Left to itself the compiler takes a structure apart here, and writes four bytes at a time.
-template <int N, typename T>
-__device__ inline void store_at_once(T* at, const Vec<T, N>& value) {
+// N elements as they were read, in whole words: of a structure of smaller elements the compiler makes a register for each
+// of them as soon as it is read, and writes it four bytes at a time.
+template <typename T, int N>
+struct Packed {
+  static constexpr bool WHOLE = sizeof(T) * N % 4 == 0;
+  using Word = std::conditional_t<WHOLE, uint32_t, T>;
+  static constexpr int WORDS = WHOLE ? sizeof(T) * N / 4 : N;
+  Vec<Word, WORDS> words;
+
+  __device__ static Packed at(const T* from) { return {load<WORDS>(reinterpret_cast<const Word*>(from))}; }
+  __device__ void write(T* to) const {
 #ifndef MBC_EMULATED
-  if constexpr (sizeof(value) == 16) {
-    uint4 whole;
-    memcpy(&whole, &value, sizeof(whole));
-    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
-                 :
-                 : "l"(__cvta_generic_to_global(at)), "r"(whole.x), "r"(whole.y), "r"(whole.z), "r"(whole.w)
-                 : "memory");
-    return;
-  }
+    if constexpr (sizeof(words) == 16) {
+      asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
+                   :
+                   : "l"(__cvta_generic_to_global(to)), "r"(words.v[0]), "r"(words.v[1]), "r"(words.v[2]),
+                     "r"(words.v[3])
+                   : "memory");
+      return;
+    }
 #endif
-  store(at, value);
-}
+    store(reinterpret_cast<Word*>(to), words);
+  }
+  __device__ T operator[](int j) const {
+    if constexpr (WHOLE) {
+      constexpr int EACH = 4 / sizeof(T);
+      const uint32_t bits = words.v[j / EACH] >> (j % EACH * 8 * static_cast<int>(sizeof(T)));
+      T element;
+      memcpy(&element, &bits, sizeof(T));
+      return element;
+    } else {
+      return words.v[j];
+    }
+  }
+  __device__ float value(int j) const {
+    if constexpr (std::is_same_v<T, __nv_bfloat16> && WHOLE) {
+      const uint32_t bits = j % 2 ? words.v[j / 2] & 0xffff0000u : words.v[j / 2] << 16;
+      float found;
+      memcpy(&found, &bits, sizeof(found));
+      return found;
+    } else {
+      return to_float((*this)[j]);
+    }
+  }
+  __device__ static Packed of(const float (&values)[N]) {
+    Packed made;
+    if constexpr (WHOLE) {
+      constexpr int EACH = 4 / sizeof(T);
+#pragma unroll
+      for (int i = 0; i < WORDS; ++i) {
+        T elements[EACH];
+#pragma unroll
+        for (int k = 0; k < EACH; ++k) elements[k] = from_float<T>(values[i * EACH + k]);
+        memcpy(&made.words.v[i], elements, sizeof(uint32_t));
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < N; ++i) made.words.v[i] = from_float<T>(values[i]);
+    }
+    return made;
+  }
+};
 
 // A size of window that is known when compiling.
 template <int KH, int KW, int SH, int SW>
@@ -120,6 +167,7 @@ struct Fixed {
   static constexpr int KERNEL_HEIGHT = KH, KERNEL_WIDTH = KW, STRIDE_HEIGHT = SH, STRIDE_WIDTH = SW;
   static constexpr int CARRIED = KH - SH;                // rows of pixels that a window shares with the one below
   static constexpr int ABOVE = (KH + SH - 1) / SH - 1;   // windows above one that share rows with it
+  static constexpr int LOWEST = ABOVE == 0 ? 2 : 1 + 3 * ABOVE;  // windows that are worth the rows above them
   static constexpr int BESIDE = (KW + SW - 1) / SW;      // windows side by side that hold one column
   static_assert(KH >= SH && KW >= SW, "a window as large as its stride");
   static bool is(const PoolArguments& a) {
@@ -145,18 +193,18 @@ struct Strips {
   uint32_t width, height, rows, per_image;
   int64_t count;
 
-  // `most`: as high as a strip may be; `least`: as many strips as there should be, if they can.
-  Strips(int64_t vectors, int64_t images, int64_t columns, int64_t row_count, int most, int lowest, int64_t least) {
+  // `lowest`: as low as strips may become so that there are at least `least` of them.
+  Strips(int64_t vectors, int64_t images, int64_t columns, int64_t row_count, int64_t lowest, int64_t least) {
     tiles = static_cast<unsigned>(divide_up(vectors, 32));
     along = static_cast<unsigned>(divide_up(vectors, tiles));
     down = THREADS / along;
     width = static_cast<uint32_t>(columns);
     rows = static_cast<uint32_t>(row_count);
-    height = static_cast<uint32_t>(most);
-    const auto strips = [&] { return images * columns * divide_up(row_count, height); };
-    while (height > static_cast<uint32_t>(lowest) && strips() < least) height /= 2;
+    int64_t each = divide_up(row_count, 16);  // strips of an image's column
+    while (images * columns * each < least && row_count > 2 * lowest * each) each *= 2;
+    height = static_cast<uint32_t>(divide_up(row_count, each));
     per_image = static_cast<uint32_t>(divide_up(row_count, height));
-    count = strips();
+    count = images * columns * per_image;
   }
 };
 

@@ -20,22 +20,22 @@ struct Pooled {
 
   template <int N>
   struct Fetched {
-    Vec<uint8_t, N> where;
-    Vec<T, N> p, dp;
+    Packed<uint8_t, N> where;
+    Packed<T, N> p, dp;
   };
   bool whole() const { return aligned(dp, 16) && aligned(p, 16) && aligned(index, WIDTH<T>); }
   template <int N>
   __device__ Fetched<N> fetch(int64_t at) const {
     Fetched<N> f;
-    f.where = load<N>(index + at);
-    f.dp = load<N>(dp + at);
-    if constexpr (MASKED) f.p = load<N>(p + at);
+    f.where = Packed<uint8_t, N>::at(index + at);
+    f.dp = Packed<T, N>::at(dp + at);
+    if constexpr (MASKED) f.p = Packed<T, N>::at(p + at);
     return f;
   }
   template <int N>
   __device__ static float gradient(const Fetched<N>& f, int j) {
-    if constexpr (MASKED) return to_float(f.p.v[j]) > 0.0f ? to_float(f.dp.v[j]) : 0.0f;
-    return to_float(f.dp.v[j]);
+    if constexpr (MASKED) return f.p.value(j) > 0.0f ? f.dp.value(j) : 0.0f;
+    return f.dp.value(j);
   }
 };
 
@@ -59,10 +59,7 @@ struct WriteGradient {
   __device__ Fetched<N> fetch(int64_t) const { return {}; }
   template <int N>
   __device__ void use(const Channel (&)[N], const Fetched<N>&, int64_t at, float (&gradient)[N]) const {
-    Vec<T, N> written;
-#pragma unroll
-    for (int j = 0; j < N; ++j) written.v[j] = from_float<T>(gradient[j]);
-    store_at_once(d + at, written);
+    Packed<T, N>::of(gradient).write(d + at);
   }
   template <int N>
   __device__ float first(const Fetched<N>&, const float (&gradient)[N], int j) const { return gradient[j]; }
@@ -96,7 +93,7 @@ struct Gather {
           if (s + k >= last) break;
 #pragma unroll
           for (int j = 0; j < N; ++j)
-            if (f[k].where.v[j] == position - k * window.stride_width)
+            if (f[k].where[j] == position - k * window.stride_width)
               d[j] += Pooled<T, MASKED>::template gradient<N>(f[k], j);
         }
       }
@@ -189,7 +186,7 @@ __device__ void gather_strip(const Pooled<T, MASKED>& pooled, const Window& wind
       } else {
         w[b] = {};
 #pragma unroll
-        for (int j = 0; j < N; ++j) w[b].where.v[j] = 0xff;
+        for (auto& word : w[b].where.words.v) word = static_cast<std::decay_t<decltype(word)>>(0xffffffffu);
       }
     }
   };
@@ -200,7 +197,7 @@ __device__ void gather_strip(const Pooled<T, MASKED>& pooled, const Window& wind
       if (j + b * SW >= S::KERNEL_WIDTH) continue;
 #pragma unroll
       for (int e = 0; e < N; ++e)
-        if (w[b].where.v[e] == i * S::KERNEL_WIDTH + j + b * SW) d[e] += gradients[b][e];
+        if (w[b].where[e] == i * S::KERNEL_WIDTH + j + b * SW) d[e] += gradients[b][e];
     }
   };
   const auto unpack = [&](float(&gradients)[S::BESIDE][N], const Of(&w)[S::BESIDE]) {
@@ -332,7 +329,7 @@ bool for_strips(const PoolArguments& a, int64_t vectors, bool wide, int64_t leas
   return wide && a.layout == MBC_CHANNELS_LAST && for_usual_window(a, [&](auto size) {
            using S = decltype(size);
            run(size, Strips(vectors, a.rows, cells(a.width, a.pad_left, S::STRIDE_WIDTH),
-                            cells(a.height, a.pad_top, S::STRIDE_HEIGHT), 16, 2, least));
+                            cells(a.height, a.pad_top, S::STRIDE_HEIGHT), S::LOWEST, least));
          });
 }
 
