@@ -70,6 +70,57 @@ def improve(chooser: Chooser, best: Found, rounds: int) -> Found:
     return best
 
 
+def squeeze(chooser: Chooser, smallest: Found, rounds: int) -> Found:
+    """What fits, found from what does not and is what the books say; else what is smallest.
+
+    Where room is lacking decisions are taken back and others are made, as long as less is lacking then in all.
+    """
+    draw = random.Random(0)
+    ledger = chooser.ledger
+    over = smallest.over
+    lacking = _lacking(chooser, over)
+    unmeasured = 0
+    for number in range(rounds):
+        start = ledger.mark()
+        forced = frozenset(chooser.forced)
+        again = [(d.buffer, d.before) for d in ledger.decisions().recomputes]
+        if not again:
+            break
+        _take_back_near(chooser, again, int(np.argmax(over + ledger.delta_bytes)), draw)
+        chooser.whims = {b: draw.uniform(1 - WHIM, 1 + WHIM) for b in ledger.movable}
+        chooser.relieve(over)
+        chooser.whims = {}
+        left = _lacking(chooser, over)
+        if left < lacking:
+            lacking = left
+            unmeasured += 1
+        else:
+            ledger.undo(start)
+            chooser.forced = set(forced)
+        if unmeasured >= MEASURED_AFTER or (unmeasured and (not lacking or number == rounds - 1)):
+            found = _settled(chooser)
+            over, unmeasured = found.over, 0
+            lacking = _lacking(chooser, over)
+            if found.resided.live_bytes < smallest.resided.live_bytes:
+                smallest = found
+            if not lacking:
+                return found
+    return smallest
+
+
+def _lacking(chooser: Chooser, over: NDArray[np.int64]) -> int:
+    """By how much all runs together exceed the room, by the books."""
+    return int(np.maximum(over + chooser.ledger.delta_bytes, 0).sum())
+
+
+def _take_back_near(chooser: Chooser, again: list[tuple[int, int]], position: int, draw: random.Random) -> None:
+    """Take back some of what is made again before runs near a position."""
+    count = draw.choice(TAKEN_BACK)
+    for buffer, before in sorted(again, key=lambda decision: abs(decision[1] - position) + draw.random())[:count]:
+        if chooser.ledger.repeats(buffer, before):
+            chooser.ledger.drop(buffer, before)
+
+
 def _settled(chooser: Chooser) -> Found:
     """The decisions as they are measured; where that does not fit, with a little more room made."""
     chooser.most_again_us = math.inf

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from mbc.device.transfers import HostLink
 from mbc.ir.graph import Operation, TrainingGraph
 from mbc.optimize.homes import persistent_bytes
-from mbc.optimize.improve import Found, improve, keep_again
+from mbc.optimize.improve import Found, improve, keep_again, squeeze
 from mbc.optimize.ledger import Gap, Ledger
 from mbc.optimize.lifetimes import blocks, live_bytes
 from mbc.optimize.order import Draft
@@ -149,6 +149,10 @@ class Chooser:
             best = self.measured()
             worse = 0 if best[0].live_bytes < smallest.live_bytes else worse + 1
             smallest = min(smallest, best[0], key=lambda found: found.live_bytes)
+        if best[0].live_bytes > self._room_bytes and work:
+            found = squeeze(self, Found(*best, self.costs_us()), work // len(self.runs))
+            best = found.resided, found.over
+            smallest = min(smallest, found.resided, key=lambda found: found.live_bytes)
         if best[0].live_bytes <= self._room_bytes:
             kept = self._keep_again(best)
             found = improve(self, Found(*kept, self.costs_us()), work // len(self.runs))

@@ -34,7 +34,8 @@ WAYS_WORK = 15_000
 # Launches times rounds that improve what is decided: of every way, and of one that is to be placed.
 QUICK_WORK = 8_000
 THOROUGH_WORK = 80_000
-MOST_THOROUGH = 3
+MOST_THOROUGH = 3  # ways
+FEWEST_ROUNDS = 10  # that are worth the trouble
 # Of the room, what placing may leave unused between buffers before another try is worth less.
 MOST_SPARED = 0.15
 LEAST_SPARED = 0.004
@@ -61,6 +62,10 @@ def make_room(problem: Problem, means: Means, known_us: float) -> Iterator[Fitte
     """Steps that make room, placed: the most promising way; where placing takes more than the room, again in less."""
     table, room_bytes = problem.table, problem.room_bytes
     ways = _ways(problem, means, known_us)
+    thorough = bool(ways) and FEWEST_ROUNDS * len(ways[0].ordered.train.launches) <= THOROUGH_WORK
+    if thorough and math.isinf(known_us) and all(way.resided.live_bytes > room_bytes for way in ways):
+        nearest = sorted(ways, key=lambda way: way.resided.live_bytes)[:MOST_THOROUGH]
+        ways += [_improved(problem, way, room_bytes) for way in nearest]
     fitting = [way for way in ways if way.resided.live_bytes <= room_bytes]
     if not fitting:
         if ways and math.isinf(known_us):
@@ -73,9 +78,11 @@ def make_room(problem: Problem, means: Means, known_us: float) -> Iterator[Fitte
     different = {
         (way.resided.decisions, tuple(buffer.layout for buffer in way.ordered.buffers)): way for way in slowest_first
     }.values()
-    promising = sorted(different, key=lambda way: way.time_us)[:MOST_THOROUGH]
-    ways = (_improved(problem, way, room_bytes) for way in promising)
-    tried = [(way.time_us, number, 0, way) for number, way in enumerate(ways)]
+    promising = sorted(different, key=lambda way: way.time_us)
+    if thorough:
+        improved = [_improved(problem, way, room_bytes) for way in promising[:MOST_THOROUGH]]
+        promising = improved + promising[MOST_THOROUGH:]
+    tried = [(way.time_us, number, 0, way) for number, way in enumerate(promising)]
     heapq.heapify(tried)
     best_us = known_us  # where addresses are tight, kernels may wait longer for copies than it seemed
     most_placed = min(MOST_PLACED, max(LEAST_PLACED, PLACED_WORK // len(fitting[0].resided.draft.train.launches)))
