@@ -102,6 +102,16 @@ class CandidateTable:
             known = self._named[key] = self._offered(self.request(operation, self.whole))
         return known
 
+    def timed(self, operation: Operation) -> bool:
+        """Whether the profile has times for the whole mini-batch: measured, between measured sizes, or of an earlier
+        edition of the kernel."""
+        key = "timed", operation.name, operation.outputs
+        known = self._named.get(key)
+        if known is None:
+            found = self.profile.candidates(self.request(operation, self.whole)) if self.profile else ()
+            known = self._named[key] = bool(found)
+        return known
+
     def _offered(self, request: Request) -> tuple[Candidate, ...]:
         known = self._known.get(request)
         if known is None:

@@ -156,7 +156,7 @@ def _fused(
 
 def _saved_us(table: CandidateTable, group: Group, by_name: dict[str, Operation], limit_bytes: int | None) -> float:
     """What the operations take one by one, each in its best layout, less what the group takes; below zero where it
-    cannot be run, or only one of the two was measured."""
+    cannot be run, or a profile has times of only one of the two: a fact and an estimate are not held side by side."""
     one_by_one = [by_name[name] for name in group.replaces]
     fused = [
         [c for c in table.offered(launch) if limit_bytes is None or c.workspace_bytes <= limit_bytes]
@@ -165,8 +165,7 @@ def _saved_us(table: CandidateTable, group: Group, by_name: dict[str, Operation]
     if not all(fused):
         return -1.0
     singles = [table.candidates(operation, table.whole) for operation in one_by_one]
-    measured = {any(c.measured for c in found) for found in (*singles, *fused)}
-    if len(measured) > 1:
+    if len({table.timed(operation) for operation in (*one_by_one, *group.launches)}) > 1:
         return -1.0
     return sum(min(c.time_us for c in found) for found in singles) - sum(
         min(c.time_us for c in found) for found in fused

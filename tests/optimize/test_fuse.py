@@ -211,6 +211,21 @@ def test_estimated_groups_do_not_stand_beside_measured_operations():
     assert programs == plain(steps)
 
 
+def test_what_a_profile_expects_stands_beside_what_it_measured():
+    """Times between measured sizes and of earlier editions are no model's estimates."""
+    steps = graph("bf16")
+
+    class Expected:
+        """Has measured every operation, and knows of every group what an earlier edition took."""
+
+        def candidates(self, request: Request) -> tuple[Candidate, ...]:
+            found = (c for p in PROVIDERS for c in p.candidates(request, H200))
+            return tuple(replace(c, measured=not isinstance(request.attributes, Fused)) for c in found)
+
+    programs = fuse(CandidateTable(steps, H200, PROVIDERS, Expected()))  # type: ignore[arg-type]
+    assert programs == fuse(CandidateTable(steps, H200, PROVIDERS)) != plain(steps)
+
+
 def test_groups_are_measured_like_operations():
     wanted = {need.undivided for need in needs(graph("bf16"), H200, Policy.UNDIVIDED)}
     asked = {request.kind for request in wanted if isinstance(request.attributes, Fused)}
