@@ -90,7 +90,8 @@ class _Step:
                 self._roots[operation.outputs[0]] = self._root(operation.inputs[0])
         self.operations = [op for op in updates_early(graph.train) if not KINDS[op.kind].view]
         alone_us = [min(front[-1].time_us for front in table.menus(op).values()) for op in self.operations]
-        groups = [g for g in all_groups(table) if g.replaces.issubset(op.name for op in self.operations)]
+        names = {op.name for op in self.operations}
+        groups = [g for g in all_groups(table) if g.replaces <= names]
         self.grouped = frozenset(name for group in groups for name in group.replaces)
         self._unmade = frozenset(value for group in groups for value in group.unmade)
         self._launch_us: dict[str, float] = {}  # the cheapest launch of a group that makes a value

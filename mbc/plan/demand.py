@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mbc.errors import MbcError
@@ -42,7 +42,8 @@ class Operand:
 class Demand:
     """What one launch must access. `rows` is what the operation runs over in all.
 
-    `in_place` and `updates` are (output, input) pairs: positions in `outputs` and `inputs`.
+    `takes_over` and `updates`, by positions in `outputs`: the positions in `inputs` of what an output may be written
+    over, and of what it is the next version of.
     """
 
     inputs: tuple[Operand, ...]
@@ -50,8 +51,8 @@ class Demand:
     rows: Rows
     divisible: bool
     fused: bool
-    in_place: frozenset[tuple[int, int]]
-    updates: frozenset[tuple[int, int]]
+    takes_over: Mapping[int, frozenset[int]]
+    updates: Mapping[int, frozenset[int]]
 
 
 class Demands:
@@ -97,12 +98,14 @@ class Demands:
         updates: set[tuple[int, int]] = set()
         through: dict[str, set[int]] = {}  # what stays inside a group -> inputs that it might have been written over
         inside = {output for op in group for output in op.outputs}
+        read: set[str] = set()
         for op in group:
             kind = KINDS[op.kind]
             position: dict[int, int] = {}
             for i, name in enumerate(op.inputs):
-                if len(group) > 1 and (self.root(name) in inside or any(name == known.name for known in inputs)):
+                if len(group) > 1 and (self.root(name) in inside or name in read):
                     continue  # a fused group reads what comes from outside, once
+                read.add(name)
                 position[i] = len(inputs)
                 inputs.append(self._operand(name))
             first_output = len(outputs)
@@ -125,14 +128,21 @@ class Demands:
             Rows(0, self._graph.batch) if batched else Rows(0, 1),
             batched and all(KINDS[op.kind].divisible for op in group),
             len(group) > 1,
-            frozenset(in_place),
-            frozenset(updates),
+            _by_output(in_place | updates),
+            _by_output(updates),
         )
 
     def _operand(self, name: str, sums: bool = False) -> Operand:
         value = self._graph.values[name]
         root = self.root(name)
         return Operand(name, root, value.type.dtype, value.per_sample, sums and not value.per_sample)
+
+
+def _by_output(pairs: Iterable[tuple[int, int]]) -> Mapping[int, frozenset[int]]:
+    found: dict[int, set[int]] = {}
+    for output, source in pairs:
+        found.setdefault(output, set()).add(source)
+    return {output: frozenset(sources) for output, sources in found.items()}
 
 
 def whole_rows(graph: TrainingGraph, value: Value) -> Rows:

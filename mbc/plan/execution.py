@@ -8,7 +8,7 @@ The end of a program is taken to wait for every stream.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -32,6 +32,21 @@ class _Span:
 
     def meets(self, other: _Span) -> bool:
         return self.space is other.space and self.start < other.stop and other.start < self.stop
+
+
+def _meeting(spans: Sequence[_Span]) -> Mapping[int, list[int]]:
+    """By the number of a span the others that share bytes with it. Some kernels have thousands of operands."""
+    found: dict[int, list[int]] = {}
+    order = sorted(range(len(spans)), key=lambda i: (spans[i].space, spans[i].start))
+    for place, i in enumerate(order):
+        for after in range(place + 1, len(order)):
+            j = order[after]
+            if spans[j].space is not spans[i].space or spans[j].start >= spans[i].stop:
+                break
+            if spans[i].meets(spans[j]):
+                found.setdefault(i, []).append(j)
+                found.setdefault(j, []).append(i)
+    return found
 
 
 @dataclass
@@ -131,19 +146,21 @@ class Execution:
         for (operand, access), span in zip(reads, spans, strict=True):
             self._check_operand(operand, access, place)
             self._read(index, launch.stream, access, span, place)
-        for position, (operand, access) in enumerate(writes):
+        operands = [access for _, access in (*reads, *writes)]
+        meeting = _meeting([*spans, *(self._span(access) for _, access in writes)])
+        # What stays inside a fused kernel counts among the demand's outputs, but is not written.
+        outputs = {operand.name: position for position, operand in enumerate(demand.outputs)}
+        for at, (operand, access) in enumerate(writes, len(reads)):
             self._check_operand(operand, access, place)
-            # What stays inside a fused kernel counts among the demand's outputs, but is not written.
-            allowed = self._check_alias(demand, demand.outputs.index(operand), access, reads, place)
-            self._check_apart(position, allowed, [a for _, a in reads], [a for _, a in writes], spans, place)
+            allowed = self._check_alias(demand, outputs[operand.name], access, reads, place)
+            self._check_apart(at, allowed, operands, len(reads), meeting.get(at, ()), place)
             if access.mode is Mode.ACCUMULATE:
                 self._accumulate(index, launch.stream, access, rows, place)
             else:
                 self._write(index, launch.stream, access, rows if operand.sums else None, place)
         if workspace is not None:
             span = self._span(workspace)
-            others = [*spans, *(self._span(access) for _, access in writes)]
-            if any(span.meets(other) for other in others):
+            if any(span.meets(self._span(access)) for access in operands):
                 self._fail("MBC132", f"{place}: its workspace shares bytes with one of its operands")
             self._overwrite(index, launch.stream, workspace, None, place)
         self._count(launch, demand, rows, place)
@@ -244,41 +261,30 @@ class Execution:
     ) -> int | None:
         """Position of the input whose bytes this output takes over, if it takes over any."""
         buffer = self.plan.buffers[access.buffer]
-        for output, source in demand.updates:
-            if output == position and buffer.alias != reads[source][1].buffer:
+        for source in demand.updates.get(position, ()):
+            if buffer.alias != reads[source][1].buffer:
                 self._fail("MBC128", f"{place}: the next version of '{reads[source][0].name}' lies elsewhere")
         if buffer.alias is None:
             return None
-        taken_over = [
-            source
-            for output, source in demand.in_place | demand.updates
-            if output == position and reads[source][1].buffer == buffer.alias
-        ]
+        taken_over = [s for s in demand.takes_over.get(position, ()) if reads[s][1].buffer == buffer.alias]
         if not taken_over:
             old, new = self._name(buffer.alias), self._name(access.buffer)
             self._fail("MBC128", f"{place}: it may not write {new} in place on {old}")
         return taken_over[0]
 
     def _check_apart(
-        self,
-        position: int,
-        allowed: int | None,
-        reads: list[Access],
-        writes: list[Access],
-        read_spans: list[_Span],
-        place: str,
+        self, at: int, allowed: int | None, operands: list[Access], inputs: int, meeting: Sequence[int], place: str
     ) -> None:
-        """An output shares bytes with nothing else of its launch, but for the input that it takes over."""
-        span = self._span(writes[position])
-        for source, other in enumerate(read_spans):
-            if source != allowed and span.meets(other):
+        """The output `at` of the operands shares bytes with nothing before it (`meeting` says with what it does), but
+        for the input that it takes over."""
+        for other in sorted(meeting):
+            if other < inputs and other != allowed:
                 self._fail(
                     "MBC132",
-                    f"{place}: it writes {self._name(writes[position].buffer)} over its input "
-                    f"{self._name(reads[source].buffer)}",
+                    f"{place}: it writes {self._name(operands[at].buffer)} over its input "
+                    f"{self._name(operands[other].buffer)}",
                 )
-        for access in writes[:position]:
-            if span.meets(self._span(access)):
+            if inputs <= other < at:
                 self._fail("MBC132", f"{place}: two of its outputs share bytes")
 
     def _count(self, launch: Launch, demand: Demand, rows: Rows, place: str) -> None:
