@@ -11,11 +11,11 @@ from mbc.kernels.base import Request
 from mbc.kernels.own.base import Layouts, OwnKernel, Slice, Struct, moved_us, ordered, type_code
 from mbc.kernels.own.sides import Sides, attributes
 
-# As in the source.
 MOST_CHANNELS = 7  # from eight on libraries have nothing to pad
+ELEMENTS = 12288  # of the image in shared memory, beside weights or gradients
+# As in the source.
 COLUMNS = 64  # of the output, that a block makes at once
-ELEMENTS = 12288  # of the image in shared memory
-STEPS = 24  # of 16 terms of a sum, whose weights fit shared memory
+STEPS = 24  # of 16 terms of a sum: what a block has threads and shared memory for
 FILTERS = 32  # that a warp makes at least
 BANDS = (8, 4, 2)  # output rows of a block
 MOST_PARTS = 396  # of the filter pass
@@ -137,7 +137,7 @@ KERNELS = (
     ),
     OwnKernel(
         "convolution_backward_filter",
-        "few_channels.cu",
+        "few_channels_filter.cu",
         FewChannelsArguments,
         _arguments,
         layouts=_channels_last,

@@ -1,0 +1,192 @@
+// The gradient of the filters of convolutions with few channels (mbc_few_channels.cuh). Nobody asks for that of an image.
+#include "mbc_few_channels.cuh"
+
+namespace mbc {
+
+constexpr int FEW_MOST_THREADS = FEW_STEPS / 2 * 32, FEW_STAGES = 3;
+constexpr int SUM_ELEMENTS = 32, SUM_SHARERS = 16;  // of a block that adds parts
+
+// Where eight filters of a pixel's gradient lie in a row in shared memory, in 16 bytes: so that those of eight
+// neighbouring pixels are in different banks.
+template <int TILES>
+__device__ inline int32_t place(int32_t pixel, int32_t eight) {
+  return pixel * TILES + (eight ^ pixel / (8 / TILES) % TILES);
+}
+
+// The gradient of the filters: terms by filters, summed over pixels. A warp makes two tiles of 16 terms for all filters
+// of the block; where there are few terms several warps share out the pixels. The gradients of output rows come through
+// a ring in shared memory, FEW_STAGES - 1 rows ahead, tiles of other images included.
+template <typename T, int TILES>
+__global__ void __launch_bounds__(FEW_MOST_THREADS)
+    few_channels_filter(const T* __restrict__ x, const T* __restrict__ dy, float* __restrict__ partial, FewChannels f) {
+  constexpr int STAGE = FEW_COLUMNS * TILES;  // of 16 bytes
+  MBC_DYNAMIC_SHARED(shared);
+  T* image = reinterpret_cast<T*>(shared + FEW_STAGES * STAGE);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const int32_t group = warp % f.groups(), sharer = warp / f.groups();
+  const int32_t first = blockIdx.y * TILES * 8;
+
+  // What is fetched next: a row of a tile, into a stage of the ring.
+  int64_t ahead = blockIdx.x;
+  int32_t ahead_row = 0, ahead_stage = 0;
+  FewTile coming = f.tile(ahead);
+  const auto fetch_next = [&] {
+    if (ahead < f.tiles) {
+      const T* from = dy + ((coming.n * f.out_height + coming.y0 + ahead_row) * f.out_width + coming.x0) * f.filters + first;
+      for (int32_t i = threadIdx.x; i < coming.across * 16 * TILES; i += blockDim.x) {
+        const int32_t pixel = i / TILES, eight = i % TILES;
+        const bool inside = pixel < coming.columns;
+        const T* eight_from = from + (inside ? pixel * f.filters + eight * 8 : 0);
+        uint4* to = shared + ahead_stage * STAGE + place<TILES>(pixel, eight);
+        if (f.wide) {
+          copy_16_bytes(to, eight_from, inside);
+        } else {
+          T* one = reinterpret_cast<T*>(to);
+#pragma unroll
+          for (int e = 0; e < 8; ++e) one[e] = inside ? eight_from[e] : from_float<T>(0.0f);
+        }
+      }
+      ahead_stage = ahead_stage + 1 == FEW_STAGES ? 0 : ahead_stage + 1;
+      if (++ahead_row == coming.rows) {
+        ahead += gridDim.x;
+        ahead_row = 0;
+        coming = f.tile(ahead);
+      }
+    }
+    end_of_copies();
+  };
+
+  int32_t terms[2][2];  // in the image, of the pixel at the beginning of the band; tile; row g or g + 8
+#pragma unroll
+  for (int m = 0; m < 2; ++m)
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int32_t term = (2 * group + m) * 16 + g + 8 * h, r = term / f.even_run;
+      terms[m][h] = r < f.kernel_height ? r * f.pitch + term - r * f.even_run : 0;
+    }
+  // What this thread shows of 16 pixels by 16 filters: matrices of 8 x 8, (pixels, filters) low low, high low, low high,
+  // high high.
+  const int32_t shown = lane / 8 % 2 * 8 + lane % 8, shown_eight = lane / 16;
+  const int32_t apart = f.stride_width * f.channels;
+  float sums[2][TILES][4] = {};
+
+#pragma unroll
+  for (int s = 0; s < FEW_STAGES - 1; ++s) fetch_next();
+  int32_t stage = 0;
+  for (int64_t number = blockIdx.x; number < f.tiles; number += gridDim.x) {
+    const FewTile tile = f.tile(number);
+    __syncthreads();  // the band before this one is done with
+    fetch_band(x, image, f, tile);
+    for (int32_t row = 0; row < tile.rows; ++row) {
+      wait_for_copies<FEW_STAGES - 2>();
+      __syncthreads();  // everybody's copies have arrived, and the row before this one is done with
+      fetch_next();
+      for (int32_t piece = sharer; piece < tile.across; piece += f.sharers()) {
+        const int32_t at = row * f.stride_height * f.pitch + (piece * 16 + 2 * t) * apart;
+        uint32_t a[2][4];
+#pragma unroll
+        for (int m = 0; m < 2; ++m)
+#pragma unroll
+          for (int h = 0; h < 2; ++h) {
+            const T* from = image + terms[m][h] + at;
+            a[m][h] = word_of(from[0], from[apart]);
+            a[m][2 + h] = word_of(from[8 * apart], from[9 * apart]);
+          }
+#pragma unroll
+        for (int i = 0; i < TILES / 2; ++i) {
+          uint32_t b[4];
+          load_transposed(b, shared + stage * STAGE + place<TILES>(piece * 16 + shown, 2 * i + shown_eight));
+#pragma unroll
+          for (int m = 0; m < 2; ++m) {
+            multiply_add<T>(sums[m][2 * i], a[m], b[0], b[1]);
+            multiply_add<T>(sums[m][2 * i + 1], a[m], b[2], b[3]);
+          }
+        }
+      }
+      stage = stage + 1 == FEW_STAGES ? 0 : stage + 1;
+    }
+  }
+
+  // Of the warps that shared pixels, in order.
+  float* exchanged = reinterpret_cast<float*>(shared) + group * 64 * TILES * 4 + lane;
+  for (int32_t from = 1; from < f.sharers(); ++from) {
+    __syncthreads();
+    if (sharer == from) {
+#pragma unroll
+      for (int v = 0; v < 8 * TILES; ++v) exchanged[v * 32] = sums[v / 4 / TILES][v / 4 % TILES][v % 4];
+    }
+    __syncthreads();
+    if (sharer == 0) {
+#pragma unroll
+      for (int v = 0; v < 8 * TILES; ++v) sums[v / 4 / TILES][v / 4 % TILES][v % 4] += exchanged[v * 32];
+    }
+  }
+  if (sharer != 0) return;
+#pragma unroll
+  for (int m = 0; m < 2; ++m)
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int32_t term = (2 * group + m) * 16 + g + 8 * h;
+      if (term >= f.steps * 16) continue;
+      float* to = partial + (static_cast<int64_t>(blockIdx.x) * f.steps * 16 + term) * f.filters + first + 2 * t;
+#pragma unroll
+      for (int j = 0; j < TILES; ++j)
+        store(to + 8 * j, Vec<float, 2>{{sums[m][j][2 * h], sums[m][j][2 * h + 1]}});
+    }
+}
+
+// The parts in order: every thread some of them, then those of an element.
+__global__ void few_channels_filter_sum(const float* partial, float* dw, FewChannels f, int64_t parts, bool accumulate) {
+  __shared__ double sums[SUM_SHARERS][SUM_ELEMENTS];
+  const int64_t size = static_cast<int64_t>(f.steps) * 16 * f.filters;
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * SUM_ELEMENTS + threadIdx.x;
+  const int64_t share = (parts + SUM_SHARERS - 1) / SUM_SHARERS, first = threadIdx.y * share;
+  const int64_t last = first + share < parts ? first + share : parts;
+  double sum = 0.0;
+  if (i < size) {
+#pragma unroll 8
+    for (int64_t part = first; part < last; ++part) sum += partial[part * size + i];
+  }
+  sums[threadIdx.y][threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.y != 0 || i >= size) return;
+  const int32_t term = static_cast<int32_t>(i / f.filters), filter = static_cast<int32_t>(i - term * f.filters);
+  const int32_t r = term / f.even_run, at = term - r * f.even_run;
+  if (r >= f.kernel_height || at >= f.run) return;
+  float* to = dw + (static_cast<int64_t>(filter) * f.kernel_height + r) * f.run + at;
+  double all = accumulate ? *to : 0.0;
+#pragma unroll
+  for (int s = 0; s < SUM_SHARERS; ++s) all += sums[s][threadIdx.x];
+  *to = static_cast<float>(all);
+}
+
+template <typename T, int TILES>
+void run_few_channels_filter(const MbcCall& call, const FewChannels& f, int64_t parts, bool accumulate) {
+  float* partial = out<float>(call, 3);
+  const dim3 grid(static_cast<unsigned>(parts), static_cast<unsigned>(f.filters / TILES / 8));
+  const unsigned threads = static_cast<unsigned>(32 * f.groups() * f.sharers());
+  const int ring = FEW_STAGES * FEW_COLUMNS * TILES * 16 + f.copy * 2, exchange = f.groups() * 64 * TILES * 16;
+  MBC_LAUNCH_SHARED((few_channels_filter<T, TILES>), grid, threads, ring > exchange ? ring : exchange, call.stream,
+                    in<T>(call, 0), in<T>(call, 1), partial, f);
+  const unsigned blocks = static_cast<unsigned>(divide_up(int64_t{16} * f.steps * f.filters, SUM_ELEMENTS));
+  MBC_LAUNCH(few_channels_filter_sum, blocks, dim3(SUM_ELEMENTS, SUM_SHARERS), call.stream, partial,
+             out<float>(call, 2), f, parts, accumulate);
+}
+
+}  // namespace mbc
+
+extern "C" const char* mbc_convolution_few_channels_filter(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<FewChannelsArguments>(call);
+#if MBC_WORKING == 0
+  return "tensor cores take no fp32";
+#else
+  if (a.type != MBC_WORKING) return "tensor cores take no fp32";
+  const FewChannels f(a, false, aligned(in<MbcWorking>(call, 1), 16));
+  if (f.filters % 64 == 0)
+    run_few_channels_filter<MbcWorking, 8>(call, f, a.parts, a.accumulate != 0);
+  else
+    run_few_channels_filter<MbcWorking, 4>(call, f, a.parts, a.accumulate != 0);
+  return launched();
+#endif
+}

@@ -1,0 +1,122 @@
+// Convolutions of images with few channels (the first layer of a network) on tensor cores, channels last.
+//
+// Libraries pad three channels to eight, so that most of what they load and multiply is zeros. Here a row of a window,
+// kernel_width * channels elements, is one run of memory: the terms of a sum are those runs one after another, each
+// padded to an even length only. A block works on a tile of the output and keeps the band of the image under it in
+// shared memory.
+#pragma once
+
+#include "mbc_mma.cuh"
+
+struct FewChannelsArguments {
+  int64_t type;
+  int64_t rows;
+  int64_t channels;
+  int64_t height;
+  int64_t width;
+  int64_t filters;
+  int64_t out_height;
+  int64_t out_width;
+  int64_t kernel_height;
+  int64_t kernel_width;
+  int64_t stride_height;
+  int64_t stride_width;
+  int64_t pad_top;
+  int64_t pad_left;
+  int64_t band;  // output rows of a block, even
+  int64_t parts;  // of the filter pass: blocks that share out the image
+  int64_t accumulate;
+};
+
+namespace mbc {
+
+// As in mbc/kernels/own/few_channels.py.
+constexpr int FEW_COLUMNS = 64, FEW_STEPS = 24;
+
+// Of the output: 64 columns at most of `rows` rows of one image, from (y0, x0) on; `across` pieces of 16 columns.
+struct FewTile {
+  int64_t n;
+  int32_t y0, x0, rows, columns, across;
+};
+
+struct FewChannels {
+  int32_t channels, height, width, filters, out_height, out_width, kernel_height, kernel_width, stride_height,
+      stride_width, pad_top, pad_left, band;
+  int32_t run, even_run;  // elements of a row of a window; padded
+  int32_t steps;          // of 16 terms
+  int32_t band_rows, pitch, copy;  // of the image in shared memory; elements of a row and of all rows
+  bool twice, wide;  // two copies of the band; the output takes vectors
+  int32_t chunks, bands;  // of the output: of FEW_COLUMNS columns and of `band` rows
+  int64_t tiles;
+
+  FewChannels(const FewChannelsArguments& a, bool forward, bool whole)
+      : channels(static_cast<int32_t>(a.channels)), height(static_cast<int32_t>(a.height)),
+        width(static_cast<int32_t>(a.width)), filters(static_cast<int32_t>(a.filters)),
+        out_height(static_cast<int32_t>(a.out_height)), out_width(static_cast<int32_t>(a.out_width)),
+        kernel_height(static_cast<int32_t>(a.kernel_height)), kernel_width(static_cast<int32_t>(a.kernel_width)),
+        stride_height(static_cast<int32_t>(a.stride_height)), stride_width(static_cast<int32_t>(a.stride_width)),
+        pad_top(static_cast<int32_t>(a.pad_top)), pad_left(static_cast<int32_t>(a.pad_left)),
+        band(static_cast<int32_t>(a.band)) {
+    run = kernel_width * channels;
+    even_run = (run + 1) / 2 * 2;
+    steps = (kernel_height * even_run + 15) / 16;
+    band_rows = (band - 1) * stride_height + kernel_height;
+    pitch = (span(FEW_COLUMNS) + 3) / 2 * 2;
+    copy = band_rows * pitch;
+    twice = forward && stride_width * channels % 2 != 0;
+    chunks = static_cast<int32_t>(divide_up(out_width, FEW_COLUMNS));
+    bands = static_cast<int32_t>(divide_up(out_height, band));
+    tiles = a.rows * bands * chunks;
+    wide = whole;
+  }
+  __device__ FewTile tile(int64_t number) const {
+    const int32_t x0 = static_cast<int32_t>(number % chunks) * FEW_COLUMNS;
+    const int32_t y0 = static_cast<int32_t>(number / chunks % bands) * band, columns = min(FEW_COLUMNS, out_width - x0);
+    return {number / chunks / bands, y0, x0, min(band, out_height - y0), columns, (columns + 15) / 16};
+  }
+  // Of the filter pass: warps that make different terms, and that make the same of different pixels.
+  __host__ __device__ int32_t groups() const { return (steps + 1) / 2; }
+  __host__ __device__ int32_t sharers() const { return groups() <= 2 ? 4 : groups() <= 4 ? 2 : 1; }
+  // Elements of an image row under so many columns of the output.
+  __host__ __device__ int32_t span(int32_t columns) const {
+    return ((columns - 1) * stride_width + kernel_width) * channels;
+  }
+};
+
+// Two elements as a word.
+template <typename T>
+__device__ inline uint32_t word_of(const T& low, const T& high) {
+  const Vec<T, 2> pair{{low, high}};
+  uint32_t word;
+  memcpy(&word, &pair, 4);
+  return word;
+}
+
+// The image rows under the output rows of a tile, as far as its pieces reach; zeros in the padding.
+template <typename T>
+__device__ inline void fetch_band(const T* x, T* image, const FewChannels& f, const FewTile& tile) {
+  constexpr int K = 8;  // in registers first, so that many reads are on their way at once
+  const int32_t from = (tile.x0 * f.stride_width - f.pad_left) * f.channels, span = f.span(tile.across * 16);
+  for (int32_t row = threadIdx.x / 32; row < f.band_rows; row += blockDim.x / 32) {
+    const int32_t image_y = tile.y0 * f.stride_height - f.pad_top + row;
+    const bool inside = image_y >= 0 && image_y < f.height;
+    const T* line = x + (tile.n * f.height + image_y) * f.width * f.channels + from;
+    for (int32_t e = threadIdx.x % 32; e < f.pitch; e += 32 * K) {
+      T read[K];
+#pragma unroll
+      for (int k = 0; k < K; ++k) {
+        const int32_t at = e + 32 * k;
+        const bool there = inside && at < span && from + at >= 0 && from + at < f.width * f.channels;
+        read[k] = there ? line[at] : from_float<T>(0.0f);
+      }
+#pragma unroll
+      for (int k = 0; k < K; ++k) {
+        const int32_t at = e + 32 * k;
+        if (at < f.pitch) image[row * f.pitch + at] = read[k];
+        if (f.twice && at + 1 < f.pitch) image[f.copy + row * f.pitch + at + 1] = read[k];
+      }
+    }
+  }
+}
+
+}  // namespace mbc
