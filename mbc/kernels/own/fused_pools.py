@@ -8,7 +8,7 @@ from mbc.ir.types import Layout, TensorType
 from mbc.kernels.base import Request
 from mbc.kernels.own.base import OwnKernel, Slice
 from mbc.kernels.own.channels import SUM_BYTES, SUMS_BYTES, parts
-from mbc.kernels.own.groups import AFFINE, Numbers, Wiring, affines, eps, members, run, taking
+from mbc.kernels.own.groups import AFFINE, Numbers, Wiring, affines, eps, members, partial_bytes, run, taking
 from mbc.kernels.own.images import PoolArguments, pool_arguments
 from mbc.ops.normalization import BatchNormalizeBackward
 from mbc.ops.pooling import MaxPool
@@ -53,12 +53,7 @@ def _normalize_more(at: Slice) -> tuple[int, ...]:
 
 
 def _workspace(state_bytes: int) -> Callable[[Request, Layout], int]:
-    def workspace(request: Request, layout: Layout) -> int:
-        image = _image(request)
-        count = parts(image, layout)
-        return count * image.shape[1] * state_bytes if count > 1 else 0
-
-    return workspace
+    return lambda request, layout: partial_bytes(_image(request), layout, state_bytes)
 
 
 def _before_pool(operands: int, members_before: int, given: int) -> Wiring:

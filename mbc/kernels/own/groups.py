@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mbc.ir.types import Layout
+from mbc.ir.types import Layout, TensorType
 from mbc.kernels.base import Request
 from mbc.kernels.own.base import Slice
 from mbc.kernels.own.channels import SUM_BYTES, SUMS_BYTES, parts
@@ -50,15 +50,15 @@ def eps(at: Slice) -> tuple[float, ...]:
     return tuple(a.eps for a in attributes if isinstance(a, BatchNormalize | BatchNormalizeBackward))
 
 
-def _partial_bytes(request: Request, layout: Layout, state_bytes: int) -> int:
-    x = request.inputs[0]
+def partial_bytes(x: TensorType, layout: Layout, state_bytes: int) -> int:
+    """Of the parts in which x is summed by channel; none where there is one."""
     count = parts(x, layout)
     return count * x.shape[1] * state_bytes if count > 1 else 0
 
 
 def sums_workspace(request: Request, layout: Layout) -> int:
-    return _partial_bytes(request, layout, SUMS_BYTES)
+    return partial_bytes(request.inputs[0], layout, SUMS_BYTES)
 
 
 def sum_workspace(request: Request, layout: Layout) -> int:
-    return _partial_bytes(request, layout, SUM_BYTES)
+    return partial_bytes(request.inputs[0], layout, SUM_BYTES)
