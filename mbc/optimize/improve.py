@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,8 @@ SWAPPED = 0.3  # rounds that send something else to the host
 MEASURED_AFTER = 8  # so many improvements by the books
 MOST_SETTLING = 3  # rounds of making room where these prove wrong
 LESS_US = 1e-3  # an improvement
+
+Again = tuple[int, int]  # a value, and the run before which it is made again
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +53,8 @@ def improve(chooser: Chooser, best: Found, rounds: int) -> Found:
         forced = frozenset(chooser.forced)
         if not _take_back(chooser, draw):
             break
-        chooser.whims = {b: draw.uniform(1 - WHIM, 1 + WHIM) for b in ledger.movable}
         chooser.most_again_us = least_us
-        chooser.relieve(over)
-        chooser.whims = {}
+        _relieve(chooser, over, draw)
         if _fits(chooser, over):
             keep_again(chooser, over, len(chooser.runs))
         if _fits(chooser, over) and chooser.costs_us() < least_us - LESS_US:
@@ -83,13 +84,12 @@ def squeeze(chooser: Chooser, smallest: Found, rounds: int) -> Found:
     for number in range(rounds):
         start = ledger.mark()
         forced = frozenset(chooser.forced)
-        again = [(d.buffer, d.before) for d in ledger.decisions().recomputes]
+        again = _again(chooser)
         if not again:
             break
-        _take_back_near(chooser, again, int(np.argmax(over + ledger.delta_bytes)), draw)
-        chooser.whims = {b: draw.uniform(1 - WHIM, 1 + WHIM) for b in ledger.movable}
-        chooser.relieve(over)
-        chooser.whims = {}
+        worst = int(np.argmax(over + ledger.delta_bytes))
+        _drop(chooser, _nearest(again, worst, draw.choice(TAKEN_BACK), draw))
+        _relieve(chooser, over, draw)
         left = _lacking(chooser, over)
         if left < lacking:
             lacking = left
@@ -113,12 +113,26 @@ def _lacking(chooser: Chooser, over: NDArray[np.int64]) -> int:
     return int(np.maximum(over + chooser.ledger.delta_bytes, 0).sum())
 
 
-def _take_back_near(chooser: Chooser, again: list[tuple[int, int]], position: int, draw: random.Random) -> None:
-    """Take back some of what is made again before runs near a position."""
-    count = draw.choice(TAKEN_BACK)
-    for buffer, before in sorted(again, key=lambda decision: abs(decision[1] - position) + draw.random())[:count]:
-        if chooser.ledger.repeats(buffer, before):
-            chooser.ledger.drop(buffer, before)
+def _relieve(chooser: Chooser, over: NDArray[np.int64], draw: random.Random) -> None:
+    """Make room at prices that are off, so that other decisions are made than the last time."""
+    chooser.whims = {b: draw.uniform(1 - WHIM, 1 + WHIM) for b in chooser.ledger.movable}
+    chooser.relieve(over)
+    chooser.whims = {}
+
+
+def _again(chooser: Chooser) -> list[Again]:
+    return [(d.buffer, d.before) for d in chooser.ledger.decisions().recomputes]
+
+
+def _nearest(again: Sequence[Again], position: int, count: int, draw: random.Random) -> list[Again]:
+    """Of what is made again before runs near a position; of equally near ones any."""
+    return sorted(again, key=lambda decision: abs(decision[1] - position) + draw.random())[:count]
+
+
+def _drop(chooser: Chooser, chosen: Sequence[Again]) -> None:
+    for buffer, position in chosen:
+        if chooser.ledger.repeats(buffer, position):  # not gone with another
+            chooser.ledger.drop(buffer, position)
 
 
 def _settled(chooser: Chooser) -> Found:
@@ -156,19 +170,17 @@ def _fits(chooser: Chooser, over: NDArray[np.int64]) -> bool:
 def _take_back(chooser: Chooser, draw: random.Random) -> bool:
     """Take some decisions back: anywhere, or before runs near each other. Whether there was any."""
     ledger = chooser.ledger
-    again = [(d.buffer, d.before) for d in ledger.decisions().recomputes]
+    again = _again(chooser)
     sent = sorted(chooser.forced)
     if not again and not sent:
         return False
     count = draw.choice(TAKEN_BACK)
     if again and draw.random() < 0.5:
         _, centre = draw.choice(again)
-        chosen = sorted(again, key=lambda decision: abs(decision[1] - centre) + draw.random())[:count]
+        chosen = _nearest(again, centre, count, draw)
     else:
         chosen = draw.sample(again, min(count, len(again)))
-    for buffer, position in chosen:
-        if ledger.repeats(buffer, position):
-            ledger.drop(buffer, position)
+    _drop(chooser, chosen)
     unhurried = chooser.unhurried()
     if unhurried and draw.random() < SWAPPED:
         # Others may be worth more of the link.
