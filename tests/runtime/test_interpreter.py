@@ -149,8 +149,8 @@ def test_reading_another_buffers_bytes_names_both():
     assert f"belong to buffer {output} {whole}" in error.message
 
 
-def test_a_missing_write_is_caught():
-    plan = small_plan()
+def without_a_write(plan: Plan) -> Plan:
+    """The plan without the launch that writes a value where nothing else ever lies."""
     taken = [(plan.offsets[b], plan.offsets[b] + buffer.size_bytes, b) for b, buffer in enumerate(plan.buffers)]
 
     def alone(buffer: int) -> bool:
@@ -163,8 +163,12 @@ def test_a_missing_write_is_caught():
         if any(a.mode is Mode.WRITE and plan.buffers[a.buffer].value is not None and alone(a.buffer)
                for a in launch.accesses)
     )  # fmt: skip
-    cut = replace(plan.train, launches=plan.train.launches[:index] + plan.train.launches[index + 1 :], waits=())
-    error = failure(replace(plan, train=cut))
+    launches = plan.train.launches[:index] + plan.train.launches[index + 1 :]
+    return replace(plan, train=replace(plan.train, launches=launches, waits=()))
+
+
+def test_a_missing_write_is_caught():
+    error = failure(without_a_write(small_plan()))
     assert error.code == "MBC142"
     assert "were never written" in error.message and "launch" in error.message
 
@@ -242,21 +246,7 @@ def test_states_that_a_program_destroys_are_caught():
 
 
 def test_without_a_shadow_nothing_is_watched():
-    plan = small_plan()
-    taken = [(plan.offsets[b], plan.offsets[b] + buffer.size_bytes, b) for b, buffer in enumerate(plan.buffers)]
-
-    def alone(buffer: int) -> bool:
-        """Whether nothing else ever lies where the buffer does."""
-        start, stop, _ = taken[buffer]
-        return all(low >= stop or high <= start for low, high, other in taken if other != buffer)
-
-    index = next(
-        i for i, launch in enumerate(plan.train.launches)
-        if any(a.mode is Mode.WRITE and plan.buffers[a.buffer].value is not None and alone(a.buffer)
-               for a in launch.accesses)
-    )  # fmt: skip
-    cut = replace(plan.train, launches=plan.train.launches[:index] + plan.train.launches[index + 1 :], waits=())
-    Module(replace(plan, train=cut), device="cpu", shadow=False).step(*batch(), lr=0.1)
+    Module(without_a_write(small_plan()), device="cpu", shadow=False).step(*batch(), lr=0.1)
 
 
 # ------------------------------------------------------------------------------------- copies and conversions
