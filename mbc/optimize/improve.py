@@ -50,7 +50,7 @@ def improve(chooser: Chooser, best: Found, rounds: int) -> Found:
     unmeasured = 0
     for number in range(rounds):
         start = ledger.mark()
-        forced = frozenset(chooser.forced)
+        forced = frozenset(chooser.sender.forced)
         if not _take_back(chooser, draw):
             break
         chooser.most_again_us = least_us
@@ -62,7 +62,7 @@ def improve(chooser: Chooser, best: Found, rounds: int) -> Found:
             unmeasured += 1
         else:
             ledger.undo(start)
-            chooser.forced = set(forced)
+            chooser.sender.forced = set(forced)
         if unmeasured >= MEASURED_AFTER or (unmeasured and number == rounds - 1):
             found = _settled(chooser)
             over, least_us, unmeasured = found.over, found.costs_us, 0
@@ -83,7 +83,7 @@ def squeeze(chooser: Chooser, smallest: Found, rounds: int) -> Found:
     unmeasured = 0
     for number in range(rounds):
         start = ledger.mark()
-        forced = frozenset(chooser.forced)
+        forced = frozenset(chooser.sender.forced)
         again = _again(chooser)
         if not again:
             break
@@ -96,7 +96,7 @@ def squeeze(chooser: Chooser, smallest: Found, rounds: int) -> Found:
             unmeasured += 1
         else:
             ledger.undo(start)
-            chooser.forced = set(forced)
+            chooser.sender.forced = set(forced)
         if unmeasured >= MEASURED_AFTER or (unmeasured and (not lacking or number == rounds - 1)):
             found = _settled(chooser)
             over, unmeasured = found.over, 0
@@ -139,7 +139,7 @@ def _settled(chooser: Chooser) -> Found:
     """The decisions as they are measured; where that does not fit, with a little more room made."""
     chooser.most_again_us = math.inf
     for _ in range(MOST_SETTLING):
-        chooser.schedule()
+        chooser.sender.schedule()
         resided, over = chooser.measured()
         if over.max() <= 0:
             break
@@ -171,7 +171,7 @@ def _take_back(chooser: Chooser, draw: random.Random) -> bool:
     """Take some decisions back: anywhere, or before runs near each other. Whether there was any."""
     ledger = chooser.ledger
     again = _again(chooser)
-    sent = sorted(chooser.forced)
+    sent = sorted(chooser.sender.forced)
     if not again and not sent:
         return False
     count = draw.choice(TAKEN_BACK)
@@ -181,14 +181,14 @@ def _take_back(chooser: Chooser, draw: random.Random) -> bool:
     else:
         chosen = draw.sample(again, min(count, len(again)))
     _drop(chooser, chosen)
-    unhurried = chooser.unhurried()
+    unhurried = chooser.sender.unhurried()
     if unhurried and draw.random() < SWAPPED:
         # Others may be worth more of the link.
         stays = draw.sample(unhurried, min(len(unhurried), draw.choice(TAKEN_BACK[:2])))
         for buffer in stays:
             ledger.stay(buffer)
-        chooser.send((*draw.sample([b for b, _ in chosen], len(chosen)), *stays))
+        chooser.sender.send((*draw.sample([b for b, _ in chosen], len(chosen)), *stays))
     for buffer in draw.sample(sent, min(draw.randrange(count + 1), len(sent))):
-        chooser.forced.discard(buffer)
+        chooser.sender.forced.discard(buffer)
         ledger.stay(buffer)
     return True

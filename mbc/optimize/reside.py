@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import heapq
 import math
-from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -26,14 +25,12 @@ from mbc.optimize.lifetimes import blocks, live_bytes
 from mbc.optimize.order import Draft
 from mbc.optimize.residence import Decisions, in_launch_order, rewrite
 from mbc.optimize.runs import Run, runs_of
+from mbc.optimize.sending import Sender
 from mbc.optimize.strips import Division
 from mbc.optimize.takeover import take_over
-from mbc.plan.model import Copy, Stream
 
 # Values of less than this part of the room are always kept.
 SMALL_PART = 1 / 20_000
-# Copies shorter than so many latencies are not worth their place in the queue.
-SHORTEST_COPY_LATENCIES = 3
 MOST_ROUNDS = 40
 MOST_IMPROVING = 200  # rounds that improve what was found
 WORSE_ROUNDS = 10  # one after another that are no smaller than what was found
@@ -118,15 +115,10 @@ class Chooser:
         self._small_bytes = int(room_bytes * SMALL_PART)
         self.ledger = Ledger(draft, self.runs, self._small_bytes)
         self._persistent_bytes = persistent_bytes(draft)
-        self._sent = 0.0
-        self._peak = 0  # the run over which values go to the host
-        # Out before the peak and back after it, the directions are in each other's way only where states go, too.
-        self._busy_both = any(isinstance(launch.work, Copy) for launch in draft.train.launches)
+        self.sender = Sender(draft, link, self.runs, self.ledger, means.host_bytes)
         self.whims: dict[int, float] = {}  # by what the price of a value counts more
-        self.forced: set[int] = set()  # offloads that kernels wait for
         self._forbidden: set[tuple[int, int]] = set()  # values that are not to be made again before a run
-        self._times_us = np.array([run.time_us for run in self.runs] + [0.0])
-        step_us = float(self._times_us.sum())
+        step_us = sum(run.time_us for run in self.runs)
         self.most_again_us = min(MOST_AGAIN * step_us, WORTH_AGAIN * (known_us - step_us))
 
     def run(self, work: int, start: Resided | None) -> Resided:
@@ -136,7 +128,7 @@ class Chooser:
             self._go_on(start)
             best = self.measured()
         elif best[0].live_bytes > self._room_bytes and self._means.offload > 0:
-            self._send_away(best[1])
+            self.sender.send_away(best[1], self._means.offload, self._means.recompute)
             best = self.measured()
         smallest = best[0]  # one round may take more than that before
         limit_us = math.inf
@@ -147,7 +139,7 @@ class Chooser:
                 break
             if not (self.relieve(over) or self._forbid_at(int(np.argmax(over)))):
                 break
-            self.schedule()
+            self.sender.schedule()
             best = self.measured()
             worse = 0 if best[0].live_bytes < smallest.live_bytes else worse + 1
             smallest = min(smallest, best[0], key=lambda found: found.live_bytes)
@@ -169,17 +161,14 @@ class Chooser:
             self.ledger.offload(offload.buffer, offload.out, offload.back)
         for recompute in start.decisions.recomputes:
             self.ledger.repeat(recompute.buffer, recompute.before)
-        self._sent, self._peak, self.forced = start.sent, start.peak, set(start.forced)
+        self.sender.sent, self.sender.peak, self.sender.forced = start.sent, start.peak, set(start.forced)
 
     def _again_too_long(self) -> bool:
         return self.ledger.again_us > self.most_again_us
 
     def costs_us(self) -> float:
         """What is made again, and copies that kernels wait for."""
-        return self.ledger.again_us + sum(map(self._both_ways_us, sorted(self.forced)))
-
-    def _both_ways_us(self, buffer: int) -> float:
-        return self._copy_us(buffer, Stream.TO_HOST) + self._copy_us(buffer, Stream.TO_DEVICE)
+        return self.ledger.again_us + sum(map(self.sender.both_ways_us, sorted(self.sender.forced)))
 
     # What is taken
 
@@ -196,110 +185,9 @@ class Chooser:
         live = np.array(live_bytes(program_blocks, len(draft.train.launches)), np.int64) + self._persistent_bytes
         over = np.full(len(self.runs) + 1, -self._room_bytes, np.int64)
         np.maximum.at(over, np.array(rewritten.position), live - self._room_bytes)
-        return Resided(draft, decisions, int(live.max()), self._sent, self._peak, frozenset(self.forced)), over
-
-    def _starts_us(self) -> NDArray[np.float64]:
-        """When the launches at each run start, what is made again before it included."""
-        spent = self._times_us + self.ledger.recomputed_us()
-        return np.concatenate(([0.0], np.cumsum(spent)[:-1]))
-
-    # To the host
-
-    def _send_away(self, over: NDArray[np.int64]) -> None:
-        """Offload while nothing has to wait for it, until the worst run fits or the link is full."""
-        starts_us = self._starts_us()
-        peak = self._peak = int(np.argmax(over))
-        needed = wanted = int(over[peak] * self._means.offload)
-        shortest = SHORTEST_COPY_LATENCIES * self._link.latency_us
-        ledger = self.ledger
-        gaps = [gap for buffer in ledger.movable if (gap := ledger.gap(buffer, peak)) is not None]
-
-        def worth(gap: Gap) -> tuple[float, int, int]:
-            time_us = ledger.chain(gap.buffer, gap.before)[0] if self._means.recompute else math.inf
-            return -time_us / ledger.size_bytes[gap.buffer], gap.after - gap.before, gap.buffer
-
-        queues = self._queues(starts_us)
-        host_bytes = self._means.host_bytes
-        chosen: list[Gap] = []
-        for gap in sorted(gaps, key=worth):
-            if needed <= 0:
-                break
-            size_bytes = ledger.size_bytes[gap.buffer]
-            if size_bytes > host_bytes or self._copy_us(gap.buffer, Stream.TO_HOST) < shortest:
-                continue
-            if not self._queued(queues, gap.buffer, gap.before, starts_us):
-                continue
-            needed -= size_bytes
-            host_bytes -= size_bytes
-            chosen.append(gap)
-        self._sent = (wanted - needed) / max(1, int(over[peak]))
-        for gap in chosen:
-            ledger.offload(gap.buffer, gap.after + 1, gap.before)
-        self.schedule()
-
-    def send(self, buffers: Sequence[int]) -> None:
-        """Send more values to the host over the peak, those that nothing has to wait for."""
-        ledger = self.ledger
-        starts_us = self._starts_us()
-        queues = self._queues(starts_us)
-        for other in self.unhurried():
-            if not self._queued(queues, other, ledger.first_read(other, ledger.offloads[other][1]), starts_us):
-                return
-        left_bytes = self._means.host_bytes - sum(ledger.size_bytes[b] for b in ledger.offloads)
-        for buffer in buffers:
-            gap = ledger.gap(buffer, self._peak)
-            if gap is None or buffer in ledger.offloads or ledger.size_bytes[buffer] > left_bytes:
-                continue
-            if self._queued(queues, buffer, gap.before, starts_us):
-                left_bytes -= ledger.size_bytes[buffer]
-                ledger.offload(buffer, gap.after + 1, gap.before)
-
-    def unhurried(self) -> list[int]:
-        """The values on the host that no kernel waits for."""
-        return sorted(self.ledger.offloads.keys() - self.forced)
-
-    def _queues(self, starts_us: NDArray[np.float64]) -> tuple[_Queue, _Queue]:
-        """Time for the copies of each direction beside the peak: earliest first out, latest first back."""
-        return _Queue(float(starts_us[self._peak])), _Queue(-float(starts_us[min(self._peak + 1, len(starts_us) - 1)]))
-
-    def _queued(self, queues: tuple[_Queue, _Queue], buffer: int, needed: int, starts_us: NDArray[np.float64]) -> bool:
-        """Whether a value can be out and back in time for a run beside those that are queued; only then it is, too."""
-        made_us = float(starts_us[self.ledger.made[buffer] + 1])
-        out_us = self._copy_us(buffer, Stream.TO_HOST)
-        if not queues[0].add(made_us, out_us):
-            return False
-        if queues[1].add(-float(starts_us[needed]), self._copy_us(buffer, Stream.TO_DEVICE)):
-            return True
-        queues[0].remove(made_us, out_us)
-        return False
-
-    def schedule(self) -> None:
-        """List every copy where its time comes: out as soon as it is over, back as late as it must start."""
-        ledger = self.ledger
-        if not ledger.offloads:
-            return
-        starts_us = self._starts_us()
-        count = len(self.runs)
-        free_us = 0.0
-        outs: dict[int, int] = {}
-        for buffer in sorted(ledger.offloads, key=lambda b: ledger.made[b]):
-            made = ledger.made[buffer]
-            free_us = max(free_us, float(starts_us[made + 1])) + self._copy_us(buffer, Stream.TO_HOST)
-            outs[buffer] = min(max(made + 1, bisect_left(starts_us, free_us)), count)
-        free_us = math.inf
-        needed = {b: ledger.first_read(b, back) for b, (_, back) in ledger.offloads.items()}
-        for buffer in sorted(needed, key=lambda b: -needed[b]):
-            free_us = min(free_us, float(starts_us[needed[buffer]])) - self._copy_us(buffer, Stream.TO_DEVICE)
-            if buffer in self.forced:
-                continue
-            last = ledger.last_touch(buffer, needed[buffer])
-            out = min(max(outs[buffer], last + 1), needed[buffer])
-            back = min(max(bisect_right(starts_us, free_us) - 1, out), needed[buffer])
-            if ledger.offloads[buffer] != (out, back):
-                ledger.offload(buffer, out, back)
-
-    def _copy_us(self, buffer: int, stream: Stream) -> float:
-        return self._link.copy_us(self.ledger.size_bytes[buffer], stream, self._busy_both)
+        return Resided(
+            draft, decisions, int(live.max()), self.sender.sent, self.sender.peak, frozenset(self.sender.forced)
+        ), over
 
     # Until it fits
 
@@ -361,7 +249,7 @@ class Chooser:
         if self._recompute_us(gap) <= self._forced_us(gap):
             self.ledger.recompute(gap.buffer, gap.before)
         else:
-            self.forced.add(gap.buffer)
+            self.sender.forced.add(gap.buffer)
             self.ledger.offload(gap.buffer, gap.after + 1, gap.before)
 
     def _recompute_us(self, gap: Gap) -> float:
@@ -377,7 +265,7 @@ class Chooser:
         held = sum(ledger.size_bytes[b] for b in ledger.offloads)
         if held + ledger.size_bytes[gap.buffer] > self._means.host_bytes:
             return math.inf
-        return self._both_ways_us(gap.buffer)
+        return self.sender.both_ways_us(gap.buffer)
 
     # What is least, where few things can be made again
 
@@ -420,34 +308,10 @@ class Chooser:
         """Take decisions back, the most expensive first, where the books say that it fits without."""
         before = self.ledger.mark()
         keep_again(self, best[1], max(1, KEEP_WORK // len(self.runs)))
-        self.schedule()
+        self.sender.schedule()
         found = self.measure(self.ledger.decisions())
         if found[0].live_bytes > self._room_bytes:
             self.ledger.undo(before)
             return best
         self.ledger.delta_bytes[:] = 0
         return found
-
-
-class _Queue:
-    """Copies of one direction in the order in which they may start; all have to be over at `end_us`."""
-
-    def __init__(self, end_us: float) -> None:
-        self._end_us = end_us
-        self._ready_us = np.zeros(0)
-        self._takes_us = np.zeros(0)
-
-    def add(self, ready_us: float, takes_us: float) -> bool:
-        """Whether one more copy is over in time and all others still are; only then it is added."""
-        at = int(np.searchsorted(self._ready_us, ready_us, side="right"))
-        ready = np.insert(self._ready_us, at, ready_us)
-        takes = np.insert(self._takes_us, at, takes_us)
-        # From each copy on, the rest of the queue takes at least so long.
-        if (ready + np.cumsum(takes[::-1])[::-1]).max() > self._end_us:
-            return False
-        self._ready_us, self._takes_us = ready, takes
-        return True
-
-    def remove(self, ready_us: float, takes_us: float) -> None:
-        at = int(np.flatnonzero((self._ready_us == ready_us) & (self._takes_us == takes_us))[0])
-        self._ready_us, self._takes_us = np.delete(self._ready_us, at), np.delete(self._takes_us, at)
