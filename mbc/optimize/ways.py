@@ -41,7 +41,7 @@ MOST_SPARED = 0.15
 LEAST_SPARED = 0.004
 # Ways that are placed, at most and at least; launches of all of them together.
 MOST_PLACED = 8
-LEAST_PLACED = 3
+LEAST_PLACED = 5
 PLACED_WORK = 15_000
 
 
