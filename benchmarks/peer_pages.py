@@ -30,7 +30,7 @@ def peer_pages(results: Path) -> tuple[dict[str, str], list[str]]:
 
 def _line(found: Mapping[str, Any]) -> list[str]:
     ours_ms = found["mbc"]["step_ms"]
-    line = [found["network"], str(found["batch"]), found["precision"], f"{ours_ms:.2f}",
+    line = [_network(found), str(found["batch"]), found["precision"], f"{ours_ms:.2f}",
             f"{found['mbc']['peak_bytes'] / GIB:.2f}", f"{found['predicted_ms'] / ours_ms:.3f}x",
             f"{found['over_floor']:.2f}x"]  # fmt: skip
     for peer in PEERS:
@@ -40,3 +40,13 @@ def _line(found: Mapping[str, Any]) -> list[str]:
         )
         line += ["-", "-"] if best_ms is None else [f"{best_ms:.2f}", f"{best_ms / ours_ms:.2f}x"]
     return line
+
+
+def _network(found: Mapping[str, Any]) -> str:
+    """With what tells networks of one source apart; batch and precision have columns of their own."""
+    said = [
+        value if name.startswith("memory.") else f"{name} {value}"
+        for name, value in found["settings"].items()
+        if name not in ("batch", "train.precision")
+    ]
+    return ", ".join([found["network"], *said])

@@ -24,7 +24,7 @@ def run(job: Job, _: Contender) -> Result:
     began = time.perf_counter()
     with Module(Path(job.package), seed=job.seed, device=job.device, shadow=False) as net:
         if graph.precision is Precision.FP16:
-            _start_scale(net)
+            start_scale(net)
         losses = [float(net.step(**batches[0], lr=job.learning_rate))]
         first_step_s = job.made_s + time.perf_counter() - began
         losses += [float(net.step(**batch, lr=job.learning_rate)) for batch in batches[1:]]
@@ -51,7 +51,7 @@ def run(job: Job, _: Contender) -> Result:
         )
 
 
-def _start_scale(net: Module) -> None:
+def start_scale(net: Module) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "scale.safetensors"
         write_checkpoint(file, [("control.loss_scale", np.array([LOSS_SCALE], np.float32))], {})

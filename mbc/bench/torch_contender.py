@@ -29,7 +29,7 @@ def run(job: Job, contender: Contender) -> Result:
         return Result(problem="this PyTorch has no CUDA")
     batches = [job.inputs(number) for number in range(job.losses)]
     began = time.perf_counter()
-    trainer = _Trainer(job, contender)
+    trainer = Trainer(job, contender)
     placed = [trainer.module.place([batch[name] for name in trainer.network.inputs]) for batch in batches]
     masks = [trainer.masks(number + 1) for number in range(len(batches))]
     # With masks that come from outside a compiled step would be compiled for them only.
@@ -76,7 +76,7 @@ def _unchecked(contender: Contender, drawn: bool) -> str:
     return "compared uncompiled, with mbc's dropout" if drawn and contender.mode else ""
 
 
-class _Trainer:
+class Trainer:
     """One network, its optimizer, and how a step is made."""
 
     def __init__(self, job: Job, contender: Contender) -> None:

@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise MbcError("MBC188", f"'{arguments.source}' is planned already", "give its source (.mbc)")
     output = None if arguments.output is None else Path(arguments.output)
     if output is not None:
-        _write(output, "")
+        _check_writable(output)
     asked = measuring_options(arguments)
     planned = plan_source(arguments.source, asked)
     on_gpu = _on_gpu(arguments.device, planned)
@@ -54,7 +54,11 @@ def run(arguments: argparse.Namespace) -> int:
         )
         found = _race(job, arguments, planned)
     floor = _floor(planned) if on_gpu else None
-    document = {**_machine(on_gpu), **bench_document(planned.plan, found, floor, planned.seconds)}
+    document = {
+        **_machine(on_gpu),
+        "settings": dict(asked.settings),
+        **bench_document(planned.plan, found, floor, planned.seconds),
+    }
     text = json.dumps(document, indent=2)
     if output is not None:
         _write(output, text + "\n")
@@ -112,9 +116,17 @@ def _floor(planned: Planned) -> Floor:
         return graph_floor(planned.plan.graph, device, find_profile(device))
 
 
-def _write(path: Path, text: str) -> None:
-    """MBC222, also before anything is timed."""
+def _check_writable(path: Path) -> None:
+    """MBC222 before anything is timed; what is there stays until there is something better."""
+    new = not path.exists()
+    _write(path, "", "a")
+    if new:
+        path.unlink()
+
+
+def _write(path: Path, text: str, mode: str = "w") -> None:
     try:
-        path.write_text(text, encoding="utf-8")
+        with path.open(mode, encoding="utf-8") as file:
+            file.write(text)
     except OSError as error:
         raise MbcError("MBC222", f"cannot write '{path}': {error.strerror or error}", "choose another -o") from error

@@ -164,6 +164,10 @@ class Ledger:
             self._enter_offload(False, buffer, self.offloads[buffer])
         self._enter_offload(True, buffer, (out, back))
 
+    def stay(self, buffer: int) -> None:
+        """Take the way of a value to the host and back, back."""
+        self._enter_offload(False, buffer, self.offloads[buffer])
+
     def first_read(self, buffer: int, position: int) -> int:
         """The first run at or after a position that reads the value."""
         reads = self.reads[buffer]

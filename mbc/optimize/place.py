@@ -1,8 +1,8 @@
 """Give every block an offset: no two blocks alive at the same launch may overlap.
 
-Greedy placement at the lowest gap that fits, in several orders (Sekiyama et al., "Profile-guided memory optimization
-for deep neural networks", 2018, orders by size); then the order is annealed; then, for few blocks, CP-SAT is asked for
-less. The most bytes alive at once bound all.
+Greedy placement at the smallest gap that fits, in several orders; then from the bottom up, over and over
+(`mbc.optimize.skyline`); of few blocks the order is annealed, and CP-SAT is asked for less. The most bytes alive at
+once bound all.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from itertools import pairwise
 import numpy as np
 
 from mbc.optimize.lifetimes import Block, live_bytes, peak_bytes
+from mbc.optimize.skyline import fill_up
 from mbc.plan.model import ALIGNMENT_BYTES
 
 # A placement this close to its bound is not worth more search.
@@ -24,19 +25,14 @@ GOOD_ENOUGH = 1.001
 ANNEAL_ROUNDS = 8000
 ANNEAL_WORK = 60_000_000
 ANNEAL_START = 0.002
-FEWEST_ROUNDS = 20  # that are worth the trouble
+FEWEST_ROUNDS = 2000  # that are worth the trouble
 # What greedy leaves above this is worth asking CP-SAT, for as many blocks as it answers for within seconds.
 WORTH_PROVING = 1.005
 CP_SAT_BLOCKS = 60
 TIGHT_PART = 0.6  # of the bound: blocks that are never alive beside so much are left out of the proof
 PROOF_EFFORT = 1.0  # in CP-SAT's deterministic time
-# Whether a height is enough is answered sooner, or not at all: for blocks alive beside such a part of the bound that
-# are as large as the bound over so many.
-QUESTIONS = ((0.8, 50), (0.6, 50), (0.7, 200), (0.8, 150))
-MOST_ASKED = 500
-QUESTION_EFFORT = 0.04
-# A block smaller than this part of the bound fills gaps that others leave, and is not annealed.
-SMALL_BLOCKS = 2000
+# Blocks smaller than the bound over so many fill the gaps that others leave; the latter are annealed.
+SMALL_BLOCKS = (2000, 20_000)
 # Blocks times orders that greedy may look at; bigger programs try fewer orders, the one that is placed fast first.
 GREEDY_WORK = 40_000
 
@@ -79,21 +75,21 @@ def place(blocks: Sequence[Block], enough_bytes: int = 0, thorough: bool = True)
 def _improved(
     blocks: Sequence[Block], offsets: list[int], height: int, order: list[int], bound: int, good: int
 ) -> tuple[list[int], int]:
-    """Ask whether the blocks that matter fit; anneal the order of the large ones, then prove the largest; smaller ones
-    then fill what these leave."""
+    """Fill up the large ones from the bottom; anneal the order of few, then prove the largest; smaller ones then fill
+    what these leave."""
 
     def filled(chosen: list[int], places: list[int]) -> tuple[list[int], int]:
         known = dict(zip(chosen, places, strict=True))
         rest = sorted(set(range(len(blocks))) - set(chosen), key=lambda i: (-blocks[i].size_bytes, blocks[i].start))
         return _greedy(blocks, (*sorted(chosen, key=lambda i: known[i]), *rest), known)
 
-    for chosen in _questions(blocks, bound):
-        found = _exact([blocks[i] for i in chosen], bound, good, QUESTION_EFFORT)
-        if found is not None:
-            offsets, height = min((offsets, height), filled(chosen, found), key=lambda found: found[1])
+    large: list[int] = []
+    for count in SMALL_BLOCKS:
+        large = [i for i in order if blocks[i].size_bytes * count >= bound]
+        for places in fill_up([blocks[i] for i in large], good) if large else ():
+            offsets, height = min((offsets, height), filled(large, places), key=lambda found: found[1])
             if height <= good:
                 return offsets, height
-    large = [i for i in order if blocks[i].size_bytes * SMALL_BLOCKS >= bound]
     if large and len(large) ** 2 * FEWEST_ROUNDS <= ANNEAL_WORK:
         chosen = [blocks[i] for i in large]
         start, reached = _lowest_first(chosen, range(len(chosen)))
@@ -102,21 +98,10 @@ def _improved(
     if height > max(bound * WORTH_PROVING, good):
         tight = _alive_when_full(blocks, int(TIGHT_PART * bound), range(len(blocks)))
         by_size = sorted(tight, key=lambda i: (-blocks[i].size_bytes, i))[:CP_SAT_BLOCKS]
-        found = _exact([blocks[i] for i in by_size], bound, height - 1, PROOF_EFFORT, least=True)
+        found = _exact([blocks[i] for i in by_size], bound, height - 1, PROOF_EFFORT)
         if found is not None:
             offsets, height = min((offsets, height), filled(by_size, found), key=lambda found: found[1])
     return offsets, height
-
-
-def _questions(blocks: Sequence[Block], bound: int) -> list[list[int]]:
-    """Sets of blocks that must fit, different ones."""
-    found: list[list[int]] = []
-    for part, count in QUESTIONS:
-        large = [i for i, block in enumerate(blocks) if block.size_bytes * count >= bound]
-        chosen = _alive_when_full(blocks, int(part * bound), large) if large else []
-        if chosen and len(chosen) <= MOST_ASKED and chosen not in found:
-            found.append(chosen)
-    return found
 
 
 def _alive_when_full(blocks: Sequence[Block], full_bytes: int, among: Sequence[int]) -> list[int]:
@@ -204,8 +189,8 @@ def _lowest_first(blocks: Sequence[Block], order: Sequence[int]) -> tuple[list[i
     return offsets, reached
 
 
-def _exact(blocks: Sequence[Block], bound: int, height: int, effort: float, least: bool = False) -> list[int] | None:
-    """CP-SAT: offsets up to a height, or None; `least`: as low as is found. One worker, a deterministic limit: same
+def _exact(blocks: Sequence[Block], bound: int, height: int, effort: float) -> list[int] | None:
+    """CP-SAT: offsets as low as is found, at most up to a height, or None. One worker, a deterministic limit: same
     input, same answer."""
     from ortools.sat.python import cp_model  # heavy, and only needed here
 
@@ -224,11 +209,10 @@ def _exact(blocks: Sequence[Block], bound: int, height: int, effort: float, leas
         times.append(model.new_fixed_size_interval_var(block.start, block.stop - block.start, f"time{i}"))
         places.append(model.new_fixed_size_interval_var(offset, size, f"place{i}"))
     model.add_no_overlap_2d(times, places)
-    if least:
-        top = model.new_int_var(-(-bound // unit), limit, "top")
-        for offset, block in zip(starts, blocks, strict=True):
-            model.add(offset + block.size_bytes // unit <= top)
-        model.minimize(top)
+    top = model.new_int_var(-(-bound // unit), limit, "top")
+    for offset, block in zip(starts, blocks, strict=True):
+        model.add(offset + block.size_bytes // unit <= top)
+    model.minimize(top)
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = 0

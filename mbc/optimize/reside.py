@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from mbc.device.transfers import HostLink
 from mbc.ir.graph import Operation, TrainingGraph
 from mbc.optimize.homes import persistent_bytes
+from mbc.optimize.improve import improve, keep_again
 from mbc.optimize.ledger import Gap, Ledger
 from mbc.optimize.lifetimes import blocks, live_bytes
 from mbc.optimize.order import Draft
@@ -80,15 +81,17 @@ def reside(
     room_bytes: int,
     known_us: float = math.inf,
     groups: Sequence[Operation] = (),
+    work: int = 0,
 ) -> Resided:
     """The draft as it fits the room, or as little over it as was found. `draft` must not alias but by updates.
 
-    `known_us`: a step that fits; one that would take much longer is given up."""
-    found = _Chooser(graph, draft, link, means, room_bytes, known_us, groups).run()
+    `known_us`: a step that fits; one that would take much longer is given up. `work`: rounds that improve what fits,
+    times the runs of the program."""
+    found = Chooser(graph, draft, link, means, room_bytes, known_us, groups).run(work)
     return replace(found, draft=in_launch_order(found.draft))
 
 
-class _Chooser:
+class Chooser:
     def __init__(
         self,
         graph: TrainingGraph,
@@ -105,18 +108,19 @@ class _Chooser:
         self._link = link
         self._means = means
         self._room_bytes = room_bytes
-        self._runs: tuple[Run, ...] = runs_of(graph, draft, draft.train)
+        self.runs: tuple[Run, ...] = runs_of(graph, draft, draft.train)
         self._small_bytes = int(room_bytes * SMALL_PART)
-        self._ledger = Ledger(draft, self._runs, self._small_bytes)
+        self.ledger = Ledger(draft, self.runs, self._small_bytes)
         self._persistent_bytes = persistent_bytes(draft)
         self._sent = 0.0
-        self._forced: set[int] = set()  # offloads that kernels wait for
+        self.whims: dict[int, float] = {}  # by what the price of a value counts more
+        self.forced: set[int] = set()  # offloads that kernels wait for
         self._forbidden: set[tuple[int, int]] = set()  # values that are not to be made again before a run
-        self._times_us = np.array([run.time_us for run in self._runs] + [0.0])
+        self._times_us = np.array([run.time_us for run in self.runs] + [0.0])
         step_us = float(self._times_us.sum())
-        self._most_again_us = min(MOST_AGAIN * step_us, WORTH_AGAIN * (known_us - step_us))
+        self.most_again_us = min(MOST_AGAIN * step_us, WORTH_AGAIN * (known_us - step_us))
 
-    def run(self) -> Resided:
+    def run(self, work: int) -> Resided:
         best = self._measured()
         kept_over = best[1]
         if best[0].live_bytes > self._room_bytes and self._means.offload > 0:
@@ -128,41 +132,49 @@ class _Chooser:
             resided, over = best
             if resided.live_bytes <= self._room_bytes or self._again_too_long() or worse >= WORSE_ROUNDS:
                 break
-            if not (self._relieve(over) or self._forbid_at(int(np.argmax(over)))):
+            if not (self.relieve(over) or self._forbid_at(int(np.argmax(over)))):
                 break
-            self._schedule()
+            self.schedule()
             best = self._measured()
             worse = 0 if best[0].live_bytes < smallest.live_bytes else worse + 1
             smallest = min(smallest, best[0], key=lambda found: found.live_bytes)
         if best[0].live_bytes <= self._room_bytes:
-            smallest = self._keep_again(best)[0]
-        if self._means.recompute and not self._ledger.offloads:
+            best = self._keep_again(best)
+            smallest = improve(self, best, work // len(self.runs))[0]
+        if self._means.recompute and not self.ledger.offloads:
             return self._proved(smallest, kept_over)
         return smallest
 
     def _again_too_long(self) -> bool:
-        return self._ledger.again_us > self._most_again_us
+        return self.ledger.again_us > self.most_again_us
+
+    def costs_us(self) -> float:
+        """What is made again, and copies that kernels wait for."""
+        return self.ledger.again_us + sum(map(self._both_ways_us, sorted(self.forced)))
+
+    def _both_ways_us(self, buffer: int) -> float:
+        return self._copy_us(buffer, Stream.TO_HOST) + self._copy_us(buffer, Stream.TO_DEVICE)
 
     # What is taken
 
     def _measured(self) -> tuple[Resided, NDArray[np.int64]]:
         """The program as decided, and by how much each run and what is made again before it exceed the room."""
-        measured = self._measure(self._ledger.decisions())
-        self._ledger.delta_bytes[:] = 0
+        measured = self.measure(self.ledger.decisions())
+        self.ledger.delta_bytes[:] = 0
         return measured
 
-    def _measure(self, decisions: Decisions) -> tuple[Resided, NDArray[np.int64]]:
-        rewritten = rewrite(self._draft, self._runs, decisions, self._link)
+    def measure(self, decisions: Decisions) -> tuple[Resided, NDArray[np.int64]]:
+        rewritten = rewrite(self._draft, self.runs, decisions, self._link)
         draft = take_over(self._graph, rewritten.draft, self._groups)
         program_blocks = blocks(draft.train, draft.buffers, frozenset(draft.persistent))
         live = np.array(live_bytes(program_blocks, len(draft.train.launches)), np.int64) + self._persistent_bytes
-        over = np.full(len(self._runs) + 1, -self._room_bytes, np.int64)
+        over = np.full(len(self.runs) + 1, -self._room_bytes, np.int64)
         np.maximum.at(over, np.array(rewritten.position), live - self._room_bytes)
         return Resided(draft, decisions, int(live.max()), self._sent), over
 
     def _starts_us(self) -> NDArray[np.float64]:
         """When the launches at each run start, what is made again before it included."""
-        spent = self._times_us + self._ledger.recomputed_us()
+        spent = self._times_us + self.ledger.recomputed_us()
         return np.concatenate(([0.0], np.cumsum(spent)[:-1]))
 
     # To the host
@@ -173,7 +185,7 @@ class _Chooser:
         peak = int(np.argmax(over))
         needed = wanted = int(over[peak] * self._means.offload)
         shortest = SHORTEST_COPY_LATENCIES * self._link.latency_us
-        ledger = self._ledger
+        ledger = self.ledger
         gaps = [gap for buffer in ledger.movable if (gap := ledger.gap(buffer, peak)) is not None]
 
         def worth(gap: Gap) -> tuple[float, int, int]:
@@ -203,15 +215,15 @@ class _Chooser:
         self._sent = (wanted - needed) / max(1, int(over[peak]))
         for gap in chosen:
             ledger.offload(gap.buffer, gap.after + 1, gap.before)
-        self._schedule()
+        self.schedule()
 
-    def _schedule(self) -> None:
+    def schedule(self) -> None:
         """List every copy where its time comes: out as soon as it is over, back as late as it must start."""
-        ledger = self._ledger
+        ledger = self.ledger
         if not ledger.offloads:
             return
         starts_us = self._starts_us()
-        count = len(self._runs)
+        count = len(self.runs)
         free_us = 0.0
         outs: dict[int, int] = {}
         for buffer in sorted(ledger.offloads, key=lambda b: ledger.made[b]):
@@ -222,7 +234,7 @@ class _Chooser:
         needed = {b: ledger.first_read(b, back) for b, (_, back) in ledger.offloads.items()}
         for buffer in sorted(needed, key=lambda b: -needed[b]):
             free_us = min(free_us, float(starts_us[needed[buffer]])) - self._copy_us(buffer, Stream.TO_DEVICE)
-            if buffer in self._forced:
+            if buffer in self.forced:
                 continue
             last = ledger.last_touch(buffer, needed[buffer])
             out = min(max(outs[buffer], last + 1), needed[buffer])
@@ -231,26 +243,26 @@ class _Chooser:
                 ledger.offload(buffer, out, back)
 
     def _copy_us(self, buffer: int, stream: Stream) -> float:
-        return self._link.copy_us(self._ledger.size_bytes[buffer], stream, busy_both=True)
+        return self._link.copy_us(self.ledger.size_bytes[buffer], stream, busy_both=True)
 
     # Until it fits
 
-    def _relieve(self, over: NDArray[np.int64]) -> bool:
+    def relieve(self, over: NDArray[np.int64]) -> bool:
         """Make room by the books at every run that exceeds it; whether anything could be done."""
         done = False
         hopeless = np.zeros(len(over), bool)
         while True:
-            taken = np.where(hopeless, np.iinfo(np.int64).min, over + self._ledger.delta_bytes)
+            taken = np.where(hopeless, np.iinfo(np.int64).min, over + self.ledger.delta_bytes)
             worst = int(np.argmax(taken))
             if taken[worst] <= 0 or self._again_too_long():
                 return done
             if self._relieve_at(worst, over):
                 done = True
-            if over[worst] + self._ledger.delta_bytes[worst] > 0:
+            if over[worst] + self.ledger.delta_bytes[worst] > 0:
                 hopeless[worst] = True
 
     def _relieve_at(self, position: int, over: NDArray[np.int64]) -> bool:
-        ledger = self._ledger
+        ledger = self.ledger
         heap: list[tuple[float, int, int]] = []
         for buffer in ledger.movable:
             gap = ledger.gap(buffer, position)
@@ -275,7 +287,7 @@ class _Chooser:
 
     def _forbid_at(self, position: int) -> bool:
         """Where what is made again before a run is too much together, the largest of it has to come from elsewhere."""
-        ledger = self._ledger
+        ledger = self.ledger
         found = [b for b in ledger.repeated_at(position) if (b, position) not in self._forbidden]
         if not found:
             return False
@@ -287,43 +299,43 @@ class _Chooser:
     def _price(self, gap: Gap) -> float:
         """Microseconds a byte of the cheaper way to have the bytes free at a run."""
         best_us = min(self._recompute_us(gap), self._forced_us(gap))
-        return best_us / self._ledger.size_bytes[gap.buffer]
+        return best_us * self.whims.get(gap.buffer, 1.0) / self.ledger.size_bytes[gap.buffer]
 
     def _apply(self, gap: Gap) -> None:
         if self._recompute_us(gap) <= self._forced_us(gap):
-            self._ledger.recompute(gap.buffer, gap.before)
+            self.ledger.recompute(gap.buffer, gap.before)
         else:
-            self._forced.add(gap.buffer)
-            self._ledger.offload(gap.buffer, gap.after + 1, gap.before)
+            self.forced.add(gap.buffer)
+            self.ledger.offload(gap.buffer, gap.after + 1, gap.before)
 
     def _recompute_us(self, gap: Gap) -> float:
         if not self._means.recompute or (gap.buffer, gap.before) in self._forbidden:
             return math.inf
-        return self._ledger.chain(gap.buffer, gap.before)[0]
+        return self.ledger.chain(gap.buffer, gap.before)[0]
 
     def _forced_us(self, gap: Gap) -> float:
         """What an offload costs where kernels wait for it, the queues of the copies taken to be free."""
-        ledger = self._ledger
+        ledger = self.ledger
         if self._means.offload <= 0 or gap.buffer in ledger.offloads:
             return math.inf
         held = sum(ledger.size_bytes[b] for b in ledger.offloads)
         if held + ledger.size_bytes[gap.buffer] > self._means.host_bytes:
             return math.inf
-        return self._copy_us(gap.buffer, Stream.TO_HOST) + self._copy_us(gap.buffer, Stream.TO_DEVICE)
+        return self._both_ways_us(gap.buffer)
 
     # What is least, where few things can be made again
 
     def _proved(self, best: Resided, over: NDArray[np.int64]) -> Resided:
         """The fastest of all sets of gaps over runs that exceed the room (`over`, with everything kept), each made
         again where it ends; `best` where there are too many, or none is faster."""
-        ledger = Ledger(self._draft, self._runs, self._small_bytes)
+        ledger = Ledger(self._draft, self.runs, self._small_bytes)
         gaps: dict[Gap, None] = {}
         for position in np.flatnonzero(over > 0):
             found = (ledger.gap(b, int(position)) for b in ledger.movable if ledger.can_repeat(b))
             gaps |= dict.fromkeys(gap for gap in found if gap is not None)
             if len(gaps) > PROVED_GAPS:
                 return best
-        limit_us = self._ledger.again_us if best.live_bytes <= self._room_bytes else math.inf
+        limit_us = self.ledger.again_us if best.live_bytes <= self._room_bytes else math.inf
         # What is made first may be needed to make the others.
         ordered = sorted(gaps, key=lambda gap: (-gap.after, gap.before, gap.buffer))
         sets: list[tuple[float, Decisions]] = []
@@ -342,7 +354,7 @@ class _Chooser:
 
         extend(0)
         for _, decisions in sorted(sets, key=lambda found: found[0])[:PROVED_SETS]:
-            found = self._measure(decisions)[0]
+            found = self.measure(decisions)[0]
             if found.live_bytes <= self._room_bytes:
                 return found
         return best
@@ -351,25 +363,15 @@ class _Chooser:
 
     def _keep_again(self, best: tuple[Resided, NDArray[np.int64]]) -> tuple[Resided, NDArray[np.int64]]:
         """Take decisions back, the most expensive first, where the books say that it fits without."""
-        ledger = self._ledger
-        over = best[1]
-        before = ledger.mark()
-        trials = max(1, KEEP_WORK // len(self._runs))
-        order = sorted(((self._runs[ledger.made[d.buffer]].time_us, d) for d in ledger.decisions().recomputes),
-                       key=lambda pair: (-pair[0], pair[1].before, pair[1].buffer))  # fmt: skip
-        for _, decision in order[:trials]:
-            if not ledger.repeats(decision.buffer, decision.before):
-                continue
-            start = ledger.mark()
-            ledger.drop(decision.buffer, decision.before)
-            if (over + ledger.delta_bytes).max() > 0:
-                ledger.undo(start)
-        self._schedule()
-        found = self._measured()
-        if found[0].live_bytes <= self._room_bytes:
-            return found
-        ledger.undo(before)
-        return best
+        before = self.ledger.mark()
+        keep_again(self, best[1], max(1, KEEP_WORK // len(self.runs)))
+        self.schedule()
+        found = self.measure(self.ledger.decisions())
+        if found[0].live_bytes > self._room_bytes:
+            self.ledger.undo(before)
+            return best
+        self.ledger.delta_bytes[:] = 0
+        return found
 
 
 class _Queue:

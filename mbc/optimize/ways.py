@@ -31,6 +31,10 @@ OFFLOAD_PARTS = (0.5, 0.0)
 HOPELESS = 1.2
 # Launches times ways that are compared; a longer program is fitted in fewer ways.
 WAYS_WORK = 15_000
+# Launches times rounds that improve what is decided: of every way, and of one that is to be placed.
+QUICK_WORK = 8_000
+THOROUGH_WORK = 80_000
+MOST_THOROUGH = 3
 # Of the room, what placing may leave unused between buffers before another try is worth less.
 MOST_SPARED = 0.15
 LEAST_SPARED = 0.004
@@ -69,7 +73,9 @@ def make_room(problem: Problem, means: Means, known_us: float) -> Iterator[Fitte
     different = {
         (way.resided.decisions, tuple(buffer.layout for buffer in way.ordered.buffers)): way for way in slowest_first
     }.values()
-    tried = [(way.time_us, number, 0, way) for number, way in enumerate(different)]
+    promising = sorted(different, key=lambda way: way.time_us)[:MOST_THOROUGH]
+    ways = (_again(problem, way, way.means, room_bytes, work=THOROUGH_WORK) for way in promising)
+    tried = [(way.time_us, number, 0, way) for number, way in enumerate(ways)]
     heapq.heapify(tried)
     best_us = known_us  # where addresses are tight, kernels may wait longer for copies than it seemed
     most_placed = min(MOST_PLACED, max(LEAST_PLACED, PLACED_WORK // len(fitting[0].resided.draft.train.launches)))
@@ -84,10 +90,10 @@ def make_room(problem: Problem, means: Means, known_us: float) -> Iterator[Fitte
         if lacking_bytes <= 0:
             best_us = min(best_us, found.step_us)
             continue
-        spared_bytes = max(4 * spared_bytes, lacking_bytes // 8, int(LEAST_SPARED * room_bytes))
+        spared_bytes = max(2 * spared_bytes, lacking_bytes // 4, int(LEAST_SPARED * room_bytes))
         if spared_bytes > MOST_SPARED * room_bytes:
             continue
-        way = _again(problem, way, way.means, room_bytes - spared_bytes)
+        way = _again(problem, way, way.means, room_bytes - spared_bytes, work=THOROUGH_WORK)
         if way.resided.live_bytes <= room_bytes - spared_bytes:
             heapq.heappush(tried, (way.time_us, number, spared_bytes, way))
 
@@ -143,20 +149,23 @@ def _way(
     divided: Collection[str],
     room_bytes: int,
     known_us: float = math.inf,
+    work: int = QUICK_WORK,
 ) -> _Way:
     table = problem.table
     at_home = (draft.buffers[b] for b in draft.persistent)
     taken_bytes = sum(aligned(buffer.size_bytes) for buffer in at_home if buffer.space is Space.HOST)
     left = replace(means, host_bytes=means.host_bytes - taken_bytes)
     groups = (*choices.train, *choices.infer)
-    resided = reside(table.graph, draft, table.device.host_link, left, room_bytes, known_us, groups)
+    resided = reside(table.graph, draft, table.device.host_link, left, room_bytes, known_us, groups, work)
     quickly = Fitted(resided.draft, assign_addresses(resided.draft, thorough=False), table.device)
     return _Way(draft, quickly.step_us, resided, choices, means, divided)
 
 
-def _again(problem: Problem, way: _Way, means: Means, room_bytes: int, known_us: float = math.inf) -> _Way:
-    """The same choices by other means, or for another room."""
-    return _way(problem, way.ordered, way.choices, means, way.divided, room_bytes, known_us)
+def _again(
+    problem: Problem, way: _Way, means: Means, room_bytes: int, known_us: float = math.inf, work: int = QUICK_WORK
+) -> _Way:
+    """The same choices by other means, for another room, or with more work."""
+    return _way(problem, way.ordered, way.choices, means, way.divided, room_bytes, known_us, work)
 
 
 def _with_free_workspace(problem: Problem, way: _Way, room_bytes: int) -> Draft:

@@ -1,8 +1,8 @@
 // Batch normalisation with the statistics of the whole mini-batch, in fp32.
 //
 // A variance is of distances from an element near by (a thread's first one), so that a mean far from zero costs no
-// digits; threads are merged by Chan, Golub and LeVeque's formula ("Algorithms for computing the sample variance", 1983),
-// so that no single far-off element does; parts are added in fp64.
+// digits; the threads of a block are merged eight at a time by distances from their common mean (Chan, Golub and LeVeque,
+// "Algorithms for computing the sample variance", 1983), so that no single far-off element does; parts are added in fp64.
 #include "mbc_batch_norm.cuh"
 #include "mbc_channels.cuh"
 #include "mbc_control.h"
@@ -71,13 +71,12 @@ struct Statistics {
   struct Total {
     double count, sum, squares;
   };
-  struct Channel {};
+  using Channel = float;  // its first element
 
-  __device__ float first(int64_t c) const { return to_float(x[c * channel_stride]); }
-  __device__ Channel load(int64_t) const { return {}; }
+  __device__ Channel load(int64_t c) const { return to_float(x[c * channel_stride]); }
+  __device__ Running begin(float a) const { return {a, 0.0f, 0.0f}; }
   template <int K>
-  __device__ void push(Running& running, const Channel&, const float (&a)[K], const float (&)[K], bool first) const {
-    if (first) running.near = a[0];
+  __device__ void push(Running& running, Channel, const float (&a)[K], const float (&)[K]) const {
 #pragma unroll
     for (int k = 0; k < K; ++k) {
       const float distance = a[k] - running.near;
@@ -85,18 +84,29 @@ struct Statistics {
       running.squares = fmaf(distance, distance, running.squares);
     }
   }
-  __device__ State settle(int64_t c, const Running& running, int64_t count) const {
+  __device__ State settle(Channel first, const Running& running, int64_t count) const {
     if (count == 0) return {};
-    const float n = static_cast<float>(count), mean = running.sum / n;
-    return {n, running.near - first(c) + mean, running.squares - running.sum * mean};
+    const float n = static_cast<float>(count), mean = running.sum * (1.0f / n);
+    return {n, running.near - first + mean, running.squares - running.sum * mean};
   }
-  __device__ void merge(State& into, const State& from) const {
-    const float count = into.count + from.count;
-    if (count == 0.0f) return;
-    const float share = from.count / count, distance = from.mean - into.mean;
-    into.mean += distance * share;
-    into.squares += from.squares + distance * distance * into.count * share;
-    into.count = count;
+  template <typename Each>
+  __device__ State merged(unsigned many, Each each) const {
+    const float near = each(0).mean;
+    float count = 0.0f, sum = 0.0f;
+    for (unsigned i = 0; i < many; ++i) {
+      const State one = each(i);
+      count += one.count;
+      sum = fmaf(one.count, one.mean - near, sum);
+    }
+    if (count == 0.0f) return {};
+    const float mean = sum / count;  // distance from `near`
+    float squares = 0.0f;
+    for (unsigned i = 0; i < many; ++i) {
+      const State one = each(i);
+      const float distance = one.mean - near - mean;
+      squares += fmaf(one.count * distance, distance, one.squares);
+    }
+    return {count, near + mean, squares};
   }
   __device__ Total total(const State& state) const {
     const double count = state.count, mean = state.mean;
@@ -107,9 +117,11 @@ struct Statistics {
     into.sum += from.sum;
     into.squares += from.squares;
   }
-  __device__ void finish(int64_t c, const Total& total) const {
+  using Known = float;
+  __device__ Known known(int64_t c) const { return load(c); }
+  __device__ void finish(int64_t c, Known first, const Total& total) const {
     const double distance = total.sum / total.count, square = total.squares / total.count - distance * distance;
-    mean[c] = static_cast<float>(first(c) + distance);
+    mean[c] = static_cast<float>(first + distance);
     variance[c] = static_cast<float>(square > 0.0 ? square : 0.0);
   }
 };

@@ -23,9 +23,13 @@ __device__ inline uint8_t convert<uint8_t, uint8_t>(uint8_t x) { return x; }
 template <>
 __device__ inline uint32_t convert<uint32_t, uint32_t>(uint32_t x) { return x; }
 
+// Elements of which neither side has more than 16 bytes.
+template <typename From, typename To>
+constexpr int WIDE = 16 / static_cast<int>(sizeof(From) > sizeof(To) ? sizeof(From) : sizeof(To));
+
 template <typename From, typename To>
 __global__ void convert_type(const From* x, To* y, int64_t vectors, int64_t elements) {
-  constexpr int N = 16 / static_cast<int>(sizeof(From) > sizeof(To) ? sizeof(From) : sizeof(To));
+  constexpr int N = WIDE<From, To>;
   const int64_t stride = thread_count();
   for (int64_t i = thread_index(); i < vectors; i += stride) {
     const Vec<From, N> a = load<N>(x + i * N);
@@ -72,13 +76,48 @@ __global__ void transpose_few(const From* x, To* y, int64_t pixels, int channels
   }
 }
 
+// Images of three colours that become channels last, as inputs do in every step: a thread reads some pixels of each
+// colour and writes them one after another.
+template <typename From, typename To>
+__global__ void interleave(const From* x, To* y, int64_t vectors, Steps steps) {
+  constexpr int C = 3, N = WIDE<From, To>;
+  const int64_t stride = thread_count();
+  Walk at(steps, thread_index());
+  for (int64_t i = thread_index(); i < vectors; i += stride, at.advance(steps)) {
+    Vec<From, N> from[C];
+#pragma unroll
+    for (int c = 0; c < C; ++c) from[c] = load<N>(x + ((at.outer * C + c) * steps.inner + at.inner) * N);
+#pragma unroll
+    for (int part = 0; part < C; ++part) {
+      Vec<To, N> to;
+#pragma unroll
+      for (int j = 0; j < N; ++j) to.v[j] = convert<To>(from[(part * N + j) % C].v[(part * N + j) / C]);
+      store(y + (i * C + part) * N, to);
+    }
+  }
+}
+
+template <typename From, typename To>
+bool interleaved(const MbcCall& call, const ConvertArguments& a) {
+  constexpr int N = WIDE<From, To>;
+  const From* x = in<From>(call, 0);
+  To* y = out<To>(call, 1);
+  const bool images = a.channels == 3 && a.from_layout == MBC_CHANNELS_FIRST && a.to_layout == MBC_CHANNELS_LAST;
+  if (!images || a.inner % N != 0 || !aligned(x, 16) || !aligned(y, 16)) return false;
+  const int64_t vectors = a.rows * a.inner / N;
+  const unsigned blocks = blocks_for(vectors);
+  const Steps steps(a.inner / N, 1, static_cast<int64_t>(blocks) * THREADS);
+  MBC_LAUNCH((interleave<From, To>), blocks, THREADS, call.stream, x, y, vectors, steps);
+  return true;
+}
+
 template <typename From, typename To>
 const char* run_convert(const MbcCall& call, const ConvertArguments& a) {
   const From* x = in<From>(call, 0);
   To* y = out<To>(call, 1);
   const int64_t elements = a.rows * a.channels * a.inner;
   if (a.from_layout == a.to_layout || a.channels == 1 || a.inner == 1) {
-    constexpr int N = 16 / static_cast<int>(sizeof(From) > sizeof(To) ? sizeof(From) : sizeof(To));
+    constexpr int N = WIDE<From, To>;
     const int64_t vectors = aligned(x, 16) && aligned(y, 16) ? elements / N : 0;
     MBC_LAUNCH((convert_type<From, To>), blocks_for(vectors > 0 ? vectors : elements), THREADS, call.stream, x, y,
                vectors, elements);
@@ -114,4 +153,11 @@ extern "C" const char* mbc_convert(const MbcCall& call) {
   return "element type is not in this library";
 }
 
-extern "C" const char* mbc_cast(const MbcCall& call) { return mbc_convert(call); }
+extern "C" const char* mbc_cast(const MbcCall& call) {
+  using namespace mbc;
+#if MBC_WORKING != 0
+  const auto& a = arguments<ConvertArguments>(call);
+  if (a.from_type == MBC_FP32 && a.to_type == MBC_WORKING && interleaved<float, MbcWorking>(call, a)) return launched();
+#endif
+  return mbc_convert(call);
+}

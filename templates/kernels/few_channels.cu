@@ -31,8 +31,15 @@ struct FewChannelsArguments {
 namespace mbc {
 
 // As in mbc/kernels/own/few_channels.py.
-constexpr int FEW_WARPS = 4, FEW_THREADS = 32 * FEW_WARPS, FEW_COLUMNS = 64, FEW_ELEMENTS = 10240, FEW_STEPS = 13,
-              FEW_MOST_THREADS = (FEW_STEPS + 1) / 2 * 32;
+constexpr int FEW_WARPS = 4, FEW_THREADS = 32 * FEW_WARPS, FEW_COLUMNS = 64, FEW_STEPS = 24;
+constexpr int FEW_MOST_THREADS = FEW_STEPS / 2 * 32, FEW_STAGES = 3;  // of the filter pass
+constexpr int SUM_ELEMENTS = 32, SUM_SHARERS = 16;
+
+// Of the output: 64 columns at most of `rows` rows of one image, from (y0, x0) on; `across` pieces of 16 columns.
+struct FewTile {
+  int64_t n;
+  int32_t y0, x0, rows, columns, across;
+};
 
 struct FewChannels {
   int32_t channels, height, width, filters, out_height, out_width, kernel_height, kernel_width, stride_height,
@@ -64,6 +71,14 @@ struct FewChannels {
     tiles = a.rows * bands * chunks;
     wide = whole;
   }
+  __device__ FewTile tile(int64_t number) const {
+    const int32_t x0 = static_cast<int32_t>(number % chunks) * FEW_COLUMNS;
+    const int32_t y0 = static_cast<int32_t>(number / chunks % bands) * band, columns = min(FEW_COLUMNS, out_width - x0);
+    return {number / chunks / bands, y0, x0, min(band, out_height - y0), columns, (columns + 15) / 16};
+  }
+  // Of the filter pass: warps that make different terms, and that make the same of different pixels.
+  __host__ __device__ int32_t groups() const { return (steps + 1) / 2; }
+  __host__ __device__ int32_t sharers() const { return groups() <= 2 ? 4 : groups() <= 4 ? 2 : 1; }
   // Elements of an image row under so many columns of the output.
   __host__ __device__ int32_t span(int32_t columns) const {
     return ((columns - 1) * stride_width + kernel_width) * channels;
@@ -118,9 +133,9 @@ __device__ inline void fetch_band(const T* x, T* image, const FewChannels& f, in
 template <typename T, int TILES>
 __global__ void __launch_bounds__(FEW_THREADS, 4)
     few_channels(const T* __restrict__ x, const T* __restrict__ weight, T* __restrict__ y, FewChannels f) {
-  __shared__ uint4 weights[FEW_STEPS * TILES / 2 * 32];  // [step][pair of tiles][lane]
-  __shared__ uint2 terms[FEW_STEPS * 8];                 // of every second term: word from the pixel, what of it counts
-  alignas(16) __shared__ T image[FEW_ELEMENTS];
+  MBC_DYNAMIC_SHARED(weights);                                                   // [step][pair of tiles][lane]
+  uint2* terms = reinterpret_cast<uint2*>(weights + f.steps * TILES / 2 * 32);  // of every second term: word from the
+  T* image = reinterpret_cast<T*>(terms + f.steps * 8);                         // pixel, what of it counts
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int32_t first = blockIdx.y * TILES * 8;
 
@@ -139,12 +154,9 @@ __global__ void __launch_bounds__(FEW_THREADS, 4)
   }
 
   for (int64_t tile = blockIdx.x; tile < f.tiles; tile += gridDim.x) {
-    const int32_t chunk = static_cast<int32_t>(tile % f.chunks), band = static_cast<int32_t>(tile / f.chunks % f.bands);
-    const int64_t n = tile / f.chunks / f.bands;
-    const int32_t x0 = chunk * FEW_COLUMNS, y0 = band * f.band, columns = min(FEW_COLUMNS, f.out_width - x0);
-    const int32_t across = (columns + 15) / 16, span = f.span(across * 16);
+    const auto [n, y0, x0, rows, columns, across] = f.tile(tile);
     __syncthreads();  // the band before this one is done with
-    fetch_band(x, image, f, n, y0, x0, span);
+    fetch_band(x, image, f, n, y0, x0, f.span(across * 16));
     __syncthreads();
 
     for (int32_t piece = warp; piece < f.band / 2 * across; piece += FEW_WARPS) {
@@ -210,123 +222,180 @@ __device__ inline uint32_t word_of(const T& low, const T& high) {
   return word;
 }
 
+// Where eight filters of a pixel's gradient lie in a row in shared memory, in 16 bytes: so that those of eight
+// neighbouring pixels are in different banks.
+template <int TILES>
+__device__ inline int32_t place(int32_t pixel, int32_t eight) {
+  return pixel * TILES + (eight ^ pixel / (8 / TILES) % TILES);
+}
+
 // The gradient of the filters: terms by filters, summed over pixels. A warp makes two tiles of 16 terms for all filters
-// of the block. Gradients come straight from memory, those of the next pixels while these are worked on; filter column
-// n of tile j is n * TILES + j, so that what a thread reads of a pixel are neighbours.
+// of the block; where there are few terms several warps share out the pixels. The gradients of output rows come through
+// a ring in shared memory, FEW_STAGES - 1 rows ahead, tiles of other images included.
 template <typename T, int TILES>
-__global__ void __launch_bounds__(FEW_MOST_THREADS, 2)
+__global__ void __launch_bounds__(FEW_MOST_THREADS)
     few_channels_filter(const T* __restrict__ x, const T* __restrict__ dy, float* __restrict__ partial, FewChannels f) {
-  alignas(16) __shared__ T image[FEW_ELEMENTS];
+  constexpr int STAGE = FEW_COLUMNS * TILES;  // of 16 bytes
+  MBC_DYNAMIC_SHARED(shared);
+  T* image = reinterpret_cast<T*>(shared + FEW_STAGES * STAGE);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const int32_t group = warp % f.groups(), sharer = warp / f.groups();
   const int32_t first = blockIdx.y * TILES * 8;
-  const T* terms[2][2];  // of the pixel at the beginning of the band; tile; row g or g + 8
+
+  // What is fetched next: a row of a tile, into a stage of the ring.
+  int64_t ahead = blockIdx.x;
+  int32_t ahead_row = 0, ahead_stage = 0;
+  FewTile coming = f.tile(ahead);
+  const auto fetch_next = [&] {
+    if (ahead < f.tiles) {
+      const T* from = dy + ((coming.n * f.out_height + coming.y0 + ahead_row) * f.out_width + coming.x0) * f.filters + first;
+      for (int32_t i = threadIdx.x; i < coming.across * 16 * TILES; i += blockDim.x) {
+        const int32_t pixel = i / TILES, eight = i % TILES;
+        const bool inside = pixel < coming.columns;
+        const T* eight_from = from + (inside ? pixel * f.filters + eight * 8 : 0);
+        uint4* to = shared + ahead_stage * STAGE + place<TILES>(pixel, eight);
+        if (f.wide) {
+          copy_16_bytes(to, eight_from, inside);
+        } else {
+          T* one = reinterpret_cast<T*>(to);
+#pragma unroll
+          for (int e = 0; e < 8; ++e) one[e] = inside ? eight_from[e] : from_float<T>(0.0f);
+        }
+      }
+      ahead_stage = ahead_stage + 1 == FEW_STAGES ? 0 : ahead_stage + 1;
+      if (++ahead_row == coming.rows) {
+        ahead += gridDim.x;
+        ahead_row = 0;
+        coming = f.tile(ahead);
+      }
+    }
+    end_of_copies();
+  };
+
+  int32_t terms[2][2];  // in the image, of the pixel at the beginning of the band; tile; row g or g + 8
 #pragma unroll
   for (int m = 0; m < 2; ++m)
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int32_t term = (2 * warp + m) * 16 + g + 8 * h, r = term / f.even_run;
-      terms[m][h] = image + (r < f.kernel_height ? r * f.pitch + term - r * f.even_run : 0);
+      const int32_t term = (2 * group + m) * 16 + g + 8 * h, r = term / f.even_run;
+      terms[m][h] = r < f.kernel_height ? r * f.pitch + term - r * f.even_run : 0;
     }
+  // What this thread shows of 16 pixels by 16 filters: matrices of 8 x 8, (pixels, filters) low low, high low, low high,
+  // high high.
+  const int32_t shown = lane / 8 % 2 * 8 + lane % 8, shown_eight = lane / 16;
   const int32_t apart = f.stride_width * f.channels;
   float sums[2][TILES][4] = {};
 
-  for (int64_t tile = blockIdx.x; tile < f.tiles; tile += gridDim.x) {
-    const int32_t chunk = static_cast<int32_t>(tile % f.chunks), band = static_cast<int32_t>(tile / f.chunks % f.bands);
-    const int64_t n = tile / f.chunks / f.bands;
-    const int32_t x0 = chunk * FEW_COLUMNS, y0 = band * f.band, columns = min(FEW_COLUMNS, f.out_width - x0);
-    const int32_t across = (columns + 15) / 16, pieces = min(f.band, f.out_height - y0) * across;
-    const T* corner = dy + ((n * f.out_height + y0) * f.out_width + x0) * f.filters + first + g * TILES;
-    // Of pixels 2t, 2t + 1, 2t + 8 and 2t + 9 of sixteen.
-    const auto fetch = [&](Vec<T, TILES>(&read)[4], int32_t piece) {
-      const int32_t row = piece / across, column = (piece - row * across) * 16 + 2 * t;
 #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        const int32_t at = column + k % 2 + k / 2 * 8;
-        const T* from = corner + (static_cast<int64_t>(row) * f.out_width + at) * f.filters;
-        if (at < columns && f.wide) {
-          read[k] = load<TILES>(from);
-        } else {
-#pragma unroll
-          for (int j = 0; j < TILES; ++j) read[k].v[j] = at < columns ? from[j] : from_float<T>(0.0f);
-        }
-      }
-    };
-    Vec<T, TILES> next[4];
-    fetch(next, 0);
+  for (int s = 0; s < FEW_STAGES - 1; ++s) fetch_next();
+  int32_t stage = 0;
+  for (int64_t number = blockIdx.x; number < f.tiles; number += gridDim.x) {
+    const FewTile tile = f.tile(number);
     __syncthreads();  // the band before this one is done with
-    fetch_band(x, image, f, n, y0, x0, f.span(across * 16));
-    __syncthreads();
-    for (int32_t piece = 0; piece < pieces; ++piece) {
-      uint32_t b[TILES][2];
+    fetch_band(x, image, f, tile.n, tile.y0, tile.x0, f.span(tile.across * 16));
+    for (int32_t row = 0; row < tile.rows; ++row) {
+      wait_for_copies<FEW_STAGES - 2>();
+      __syncthreads();  // everybody's copies have arrived, and the row before this one is done with
+      fetch_next();
+      for (int32_t piece = sharer; piece < tile.across; piece += f.sharers()) {
+        const int32_t at = row * f.stride_height * f.pitch + (piece * 16 + 2 * t) * apart;
+        uint32_t a[2][4];
 #pragma unroll
-      for (int j = 0; j < TILES; ++j) {
-        b[j][0] = word_of(next[0].v[j], next[1].v[j]);
-        b[j][1] = word_of(next[2].v[j], next[3].v[j]);
-      }
-      if (piece + 1 < pieces) fetch(next, piece + 1);
-      const int32_t row = piece / across, column = (piece - row * across) * 16 + 2 * t;
-      const int32_t at = row * f.stride_height * f.pitch + column * apart;
+        for (int m = 0; m < 2; ++m)
 #pragma unroll
-      for (int m = 0; m < 2; ++m) {
-        uint32_t a[4];
+          for (int h = 0; h < 2; ++h) {
+            const T* from = image + terms[m][h] + at;
+            a[m][h] = word_of(from[0], from[apart]);
+            a[m][2 + h] = word_of(from[8 * apart], from[9 * apart]);
+          }
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          const T* from = terms[m][h] + at;
-          a[h] = word_of(from[0], from[apart]);
-          a[2 + h] = word_of(from[8 * apart], from[9 * apart]);
+        for (int i = 0; i < TILES / 2; ++i) {
+          uint32_t b[4];
+          load_transposed(b, shared + stage * STAGE + place<TILES>(piece * 16 + shown, 2 * i + shown_eight));
+#pragma unroll
+          for (int m = 0; m < 2; ++m) {
+            multiply_add<T>(sums[m][2 * i], a[m], b[0], b[1]);
+            multiply_add<T>(sums[m][2 * i + 1], a[m], b[2], b[3]);
+          }
         }
-#pragma unroll
-        for (int j = 0; j < TILES; ++j) multiply_add<T>(sums[m][j], a, b[j][0], b[j][1]);
       }
+      stage = stage + 1 == FEW_STAGES ? 0 : stage + 1;
     }
   }
 
+  // Of the warps that shared pixels, in order.
+  float* exchanged = reinterpret_cast<float*>(shared) + group * 64 * TILES * 4 + lane;
+  for (int32_t from = 1; from < f.sharers(); ++from) {
+    __syncthreads();
+    if (sharer == from) {
+#pragma unroll
+      for (int v = 0; v < 8 * TILES; ++v) exchanged[v * 32] = sums[v / 4 / TILES][v / 4 % TILES][v % 4];
+    }
+    __syncthreads();
+    if (sharer == 0) {
+#pragma unroll
+      for (int v = 0; v < 8 * TILES; ++v) sums[v / 4 / TILES][v / 4 % TILES][v % 4] += exchanged[v * 32];
+    }
+  }
+  if (sharer != 0) return;
 #pragma unroll
   for (int m = 0; m < 2; ++m)
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int32_t term = (2 * warp + m) * 16 + g + 8 * h;
+      const int32_t term = (2 * group + m) * 16 + g + 8 * h;
       if (term >= f.steps * 16) continue;
-      float* to = partial + (static_cast<int64_t>(blockIdx.x) * f.steps * 16 + term) * f.filters + first + 2 * t * TILES;
+      float* to = partial + (static_cast<int64_t>(blockIdx.x) * f.steps * 16 + term) * f.filters + first + 2 * t;
 #pragma unroll
-      for (int e = 0; e < 2; ++e)
-#pragma unroll
-        for (int j = 0; j < TILES; ++j) to[e * TILES + j] = sums[m][j][2 * h + e];
+      for (int j = 0; j < TILES; ++j)
+        store(to + 8 * j, Vec<float, 2>{{sums[m][j][2 * h], sums[m][j][2 * h + 1]}});
     }
 }
 
-// The parts in order.
+// The parts in order: every thread some of them, then those of an element.
 __global__ void few_channels_filter_sum(const float* partial, float* dw, FewChannels f, int64_t parts, bool accumulate) {
-  const int64_t size = static_cast<int64_t>(f.steps) * 16 * f.filters, i = thread_index();
-  if (i >= size) return;
+  __shared__ double sums[SUM_SHARERS][SUM_ELEMENTS];
+  const int64_t size = static_cast<int64_t>(f.steps) * 16 * f.filters;
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * SUM_ELEMENTS + threadIdx.x;
+  const int64_t share = (parts + SUM_SHARERS - 1) / SUM_SHARERS, first = threadIdx.y * share;
+  const int64_t last = first + share < parts ? first + share : parts;
+  double sum = 0.0;
+  if (i < size) {
+#pragma unroll 8
+    for (int64_t part = first; part < last; ++part) sum += partial[part * size + i];
+  }
+  sums[threadIdx.y][threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.y != 0 || i >= size) return;
   const int32_t term = static_cast<int32_t>(i / f.filters), filter = static_cast<int32_t>(i - term * f.filters);
   const int32_t r = term / f.even_run, at = term - r * f.even_run;
   if (r >= f.kernel_height || at >= f.run) return;
   float* to = dw + (static_cast<int64_t>(filter) * f.kernel_height + r) * f.run + at;
-  double sum = accumulate ? *to : 0.0;
-#pragma unroll 8
-  for (int64_t part = 0; part < parts; ++part) sum += partial[part * size + i];
-  *to = static_cast<float>(sum);
+  double all = accumulate ? *to : 0.0;
+#pragma unroll
+  for (int s = 0; s < SUM_SHARERS; ++s) all += sums[s][threadIdx.x];
+  *to = static_cast<float>(all);
 }
 
 template <typename T, int TILES>
 void run_few_channels_filter(const MbcCall& call, const FewChannels& f, int64_t parts, bool accumulate) {
   float* partial = out<float>(call, 3);
   const dim3 grid(static_cast<unsigned>(parts), static_cast<unsigned>(f.filters / TILES / 8));
-  MBC_LAUNCH((few_channels_filter<T, TILES>), grid, (f.steps + 1) / 2 * 32, call.stream, in<T>(call, 0), in<T>(call, 1),
-             partial, f);
-  constexpr int SUM_THREADS = 64;  // few outputs, many terms: as many multiprocessors as can be had
-  const unsigned blocks = static_cast<unsigned>(divide_up(int64_t{16} * f.steps * f.filters, SUM_THREADS));
-  MBC_LAUNCH(few_channels_filter_sum, blocks, SUM_THREADS, call.stream, partial, out<float>(call, 2), f, parts,
-             accumulate);
+  const unsigned threads = static_cast<unsigned>(32 * f.groups() * f.sharers());
+  const int ring = FEW_STAGES * FEW_COLUMNS * TILES * 16 + f.copy * 2, exchange = f.groups() * 64 * TILES * 16;
+  MBC_LAUNCH_SHARED((few_channels_filter<T, TILES>), grid, threads, ring > exchange ? ring : exchange, call.stream,
+                    in<T>(call, 0), in<T>(call, 1), partial, f);
+  const unsigned blocks = static_cast<unsigned>(divide_up(int64_t{16} * f.steps * f.filters, SUM_ELEMENTS));
+  MBC_LAUNCH(few_channels_filter_sum, blocks, dim3(SUM_ELEMENTS, SUM_SHARERS), call.stream, partial,
+             out<float>(call, 2), f, parts, accumulate);
 }
 
 template <typename T, int TILES>
 void run_few_channels(const MbcCall& call, const FewChannels& f) {
   const int64_t most = multiprocessors() * 4;
   const dim3 grid(static_cast<unsigned>(f.tiles < most ? f.tiles : most), static_cast<unsigned>(f.filters / TILES / 8));
-  MBC_LAUNCH((few_channels<T, TILES>), grid, FEW_THREADS, call.stream, in<T>(call, 0), in<T>(call, 1), out<T>(call, 2),
-             f);
+  const int shared = f.steps * (TILES / 2 * 32 * 16 + 64) + f.copy * (f.twice ? 4 : 2);
+  MBC_LAUNCH_SHARED((few_channels<T, TILES>), grid, FEW_THREADS, shared, call.stream, in<T>(call, 0), in<T>(call, 1),
+                    out<T>(call, 2), f);
 }
 
 }  // namespace mbc

@@ -85,11 +85,11 @@ struct ReluSums : Sums {
   ReluSums(const Sums& sums, const Normalize& normalize) : Sums(sums), forward(normalize) {}
   __device__ Channel load(int64_t c) const { return forward.load(c); }
   template <int K>
-  __device__ void push(State& state, const Channel& channel, const float (&x)[K], const float (&dy)[K], bool) const {
+  __device__ void push(State& state, const Channel& channel, const float (&x)[K], const float (&dy)[K]) const {
     float d[K];
 #pragma unroll
     for (int k = 0; k < K; ++k) d[k] = forward(channel, x[k], 0.0f) > VANISHES<T> ? dy[k] : 0.0f;
-    Sums::push<K>(state, channel.mean, x, d, false);
+    Sums::push<K>(state, channel.mean, x, d);
   }
 };
 
@@ -103,7 +103,7 @@ struct Behind {
 
   template <int N>
   struct Fetched {
-    Vec<T, N> y, d, more, x;
+    Held<T, N> y, d, more, x;
   };
   bool whole() const {
     return aligned(y, 16) && aligned(dy, 16) && aligned(more, 16) && aligned(x, 16) && aligned(d, 16);
@@ -111,18 +111,18 @@ struct Behind {
   template <int N>
   __device__ Fetched<N> fetch(int64_t at) const {
     Fetched<N> f;
-    f.y = load<N>(y + at);
-    f.d = load<N>(dy + at);
-    if constexpr (ADD) f.more = load<N>(more + at);
-    if constexpr (TWO) f.x = load<N>(x + at);
+    f.y = hold<N>(y + at);
+    f.d = hold<N>(dy + at);
+    if constexpr (ADD) f.more = hold<N>(more + at);
+    if constexpr (TWO) f.x = hold<N>(x + at);
     return f;
   }
   // In fp32: sums are over what is written before it is rounded.
   template <int N>
   __device__ float gradient(const Fetched<N>& f, int j) const {
-    float value = to_float(f.d.v[j]);
-    if constexpr (ADD) value += to_float(f.more.v[j]);
-    return to_float(f.y.v[j]) > 0.0f ? value : 0.0f;
+    float value = to_float(f.d[j]);
+    if constexpr (ADD) value += to_float(f.more[j]);
+    return to_float(f.y[j]) > 0.0f ? value : 0.0f;
   }
   template <int N>
   __device__ void finish(const Fetched<N>& f, int64_t at) const {
@@ -133,7 +133,7 @@ struct Behind {
   }
   template <int N>
   __device__ float first(const Fetched<N>& f, int j) const {
-    if constexpr (TWO) return to_float(f.x.v[j]);
+    if constexpr (TWO) return to_float(f.x[j]);
     return gradient<N>(f, j);
   }
   template <int N>

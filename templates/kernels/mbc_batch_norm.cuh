@@ -1,7 +1,7 @@
 // What batch normalisation does to one element, and the sums of its backward pass: by itself or with its neighbours.
 #pragma once
 
-#include "mbc_channels.cuh"
+#include "mbc_channel_reduce.cuh"
 
 namespace mbc {
 
@@ -21,8 +21,9 @@ struct Sums {
   using Channel = float;
 
   __device__ Channel load(int64_t c) const { return mean[c]; }
+  __device__ Running begin(float) const { return {}; }
   template <int K>
-  __device__ void push(State& state, float mean, const float (&x)[K], const float (&dy)[K], bool) const {
+  __device__ void push(State& state, float mean, const float (&x)[K], const float (&dy)[K]) const {
     float products = 0.0f, sum = 0.0f;
 #pragma unroll
     for (int k = 0; k < K; ++k) {
@@ -32,20 +33,33 @@ struct Sums {
     state.products += products;
     state.sum += sum;
   }
-  __device__ State settle(int64_t, const State& state, int64_t) const { return state; }
-  __device__ void merge(State& into, const State& from) const {
-    into.products += from.products;
-    into.sum += from.sum;
+  template <typename Channel>
+  __device__ State settle(const Channel&, const State& state, int64_t) const { return state; }
+  template <typename Each>
+  __device__ State merged(unsigned many, Each each) const {
+    State all{};
+    for (unsigned i = 0; i < many; ++i) {
+      const State one = each(i);
+      all.products += one.products;
+      all.sum += one.sum;
+    }
+    return all;
   }
   __device__ Total total(const State& state) const { return {state.products, state.sum}; }
   __device__ void add(Total& into, const Total& from) const {
     into.products += from.products;
     into.sum += from.sum;
   }
-  __device__ void finish(int64_t c, const Total& total) const {
-    const double product = total.products / sqrt(static_cast<double>(variance[c]) + eps);
-    dgamma[c] = static_cast<float>((accumulate ? static_cast<double>(dgamma[c]) : 0.0) + product);
-    dbeta[c] = static_cast<float>((accumulate ? static_cast<double>(dbeta[c]) : 0.0) + total.sum);
+  struct Known {
+    float variance, dgamma, dbeta;
+  };
+  __device__ Known known(int64_t c) const {
+    return {variance[c], accumulate ? dgamma[c] : 0.0f, accumulate ? dbeta[c] : 0.0f};
+  }
+  __device__ void finish(int64_t c, const Known& known, const Total& total) const {
+    const double product = total.products / sqrt(static_cast<double>(known.variance) + eps);
+    dgamma[c] = static_cast<float>(static_cast<double>(known.dgamma) + product);
+    dbeta[c] = static_cast<float>(static_cast<double>(known.dbeta) + total.sum);
   }
 };
 

@@ -10,9 +10,19 @@
 namespace mbc {
 
 // Blocks that a multiprocessor is to hold at once, by the words that a thread keeps: with its loop beside them they must
-// fit its share of the registers. All grids are whole waves of both.
+// fit its share of the registers.
 constexpr int resident(size_t words) { return words <= 48 ? 4 : 3; }
-constexpr int WAVES_BLOCKS = 12;  // for each multiprocessor: three waves of four, or four of three
+
+// Threads of a block over the vectors of a row, shared out evenly: few are idle, and with one column of blocks what they
+// read lies in one piece.
+struct ChannelTiling {
+  unsigned columns, along;  // blocks that cover the vectors; vectors of a block, up to 32
+  unsigned down() const { return THREADS / along; }
+
+  explicit ChannelTiling(int64_t vectors)
+      : columns(static_cast<unsigned>(divide_up(vectors, 32))),
+        along(static_cast<unsigned>(divide_up(vectors, columns))) {}
+};
 
 // Up to two operands; the second is null for functions of one.
 template <typename T>
@@ -20,15 +30,42 @@ struct Operands {
   const T *a, *b;
 };
 
-// Runs `work(at, stride, count, first)` for `rows` rows, the first at element `at`, the next a stride further: K of them
-// at once (then `count` is a constant), the rest together.
-template <int K, typename Work>
-__device__ inline void down_rows(int64_t at, int64_t stride, int64_t rows, Work work) {
-  int left = static_cast<int>(rows);
-  bool first = true;
-  for (; left >= K; left -= K, at += K * stride, first = false) work(at, stride, K, first);
-  if (left > 0) work(at, stride, left, first);
-}
+// What the channels of a block have, computed by one thread each and not by all that need it: roots and divisions cost
+// more than a few rows of a small tensor. In shared memory word by word, so that neighbours meet in no bank.
+template <typename Channel, int N>
+struct Shelf {
+  static constexpr int WORDS = std::is_empty_v<Channel> ? 0 : sizeof(Channel) / sizeof(float);
+  float words[WORDS * N * 32 + 1];
+
+  // Those of the block's tile; to be taken after a barrier.
+  template <typename F>
+  __device__ void fill(int64_t channels, const F& f) {
+    if constexpr (WORDS > 0) {
+      const unsigned count = blockDim.x * N, thread = threadIdx.y * blockDim.x + threadIdx.x;
+      const int64_t first = static_cast<int64_t>(blockIdx.x) * count;
+#pragma unroll 1
+      for (unsigned i = thread; i < count; i += blockDim.x * blockDim.y) {
+        if (first + i >= channels) break;
+        const Channel channel = f.load(first + i);
+        float own[WORDS];
+        memcpy(own, &channel, sizeof(channel));
+#pragma unroll
+        for (int w = 0; w < WORDS; ++w) words[(w * N + i % N) * 32 + i / N] = own[w];
+      }
+    }
+  }
+  // The j-th of this thread's.
+  __device__ Channel take(int j) const {
+    Channel channel{};
+    if constexpr (WORDS > 0) {
+      float own[WORDS];
+#pragma unroll
+      for (int w = 0; w < WORDS; ++w) own[w] = words[(w * N + j) * 32 + threadIdx.x];
+      memcpy(&channel, own, sizeof(channel));
+    }
+    return channel;
+  }
+};
 
 // F has `using Channel`, `Channel load(int64_t c) const` and `float operator()(const Channel&, float a, float b) const`.
 template <typename T, int N, bool TWO, typename F>
@@ -48,36 +85,51 @@ __global__ void map_channels_first(Operands<T> x, T* y, int64_t vectors, Steps s
 
 template <typename F, int N>
 constexpr int MAP_BLOCKS = resident(N * sizeof(typename F::Channel) / 4 + 16);
+constexpr int MAP_WAVES = 1;  // of blocks, at most
 
 template <typename T, int N, bool TWO, typename F>
 __global__ void __launch_bounds__(THREADS, (MAP_BLOCKS<F, N>))
     map_channels_last(Operands<T> x, T* y, int64_t rows, int64_t channels, F f) {
   constexpr int K = TWO ? 2 : 4;  // rows read at once: 64 bytes on their way for every thread
+  using Channel = typename F::Channel;
+  __shared__ Shelf<Channel, N> shelf;
   const int64_t c = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * N;
-  if (c >= channels) return;
-  typename F::Channel channel[N];
-#pragma unroll
-  for (int j = 0; j < N; ++j) channel[j] = f.load(c + j);
   const int64_t start = static_cast<int64_t>(blockIdx.y) * blockDim.y + threadIdx.y;
   const int64_t step = static_cast<int64_t>(gridDim.y) * blockDim.y;
-  down_rows<K>(start * channels + c, step * channels, start < rows ? (rows - start - 1) / step + 1 : 0,
-               [&](int64_t at, int64_t stride, int count, bool) {
-    Vec<T, N> a[K], b[K];
+  const auto stride = static_cast<int32_t>(step * channels);  // no more than all threads hold at once
+  int left = c < channels && start < rows ? static_cast<int>((rows - start - 1) / step + 1) : 0;
+  int64_t at = start * channels + c;
+  wait_for_previous();
+  let_next_start();
+  Channel channel[N];
+  const auto turn = [&](auto meanwhile) {
+    Held<T, N> a[K], b[K];
 #pragma unroll
     for (int k = 0; k < K; ++k)
-      if (k < count) {
-        a[k] = load<N>(x.a + at + k * stride);
-        if constexpr (TWO) b[k] = load<N>(x.b + at + k * stride);
+      if (k < left) {
+        a[k] = hold<N>(x.a + at + int64_t{k} * stride);
+        if constexpr (TWO) b[k] = hold<N>(x.b + at + int64_t{k} * stride);
       }
+    meanwhile();
 #pragma unroll
     for (int k = 0; k < K; ++k)
-      if (k < count) {
+      if (k < left) {
+        Vec<T, N> made;
 #pragma unroll
         for (int j = 0; j < N; ++j)
-          a[k].v[j] = from_float<T>(f(channel[j], to_float(a[k].v[j]), TWO ? to_float(b[k].v[j]) : 0.0f));
-        store(y + at + k * stride, a[k]);
+          made.v[j] = from_float<T>(f(channel[j], to_float(a[k][j]), TWO ? to_float(b[k][j]) : 0.0f));
+        store(y + at + int64_t{k} * stride, made);
       }
+    left -= K;
+    at += int64_t{K} * stride;
+  };
+  turn([&] {
+    shelf.fill(channels, f);
+    __syncthreads();
+#pragma unroll
+    for (int j = 0; j < N; ++j) channel[j] = shelf.take(j);
   });
+  while (left > 0) turn([] {});
 }
 
 template <typename T, int N, bool TWO, typename F>
@@ -89,9 +141,9 @@ void run_map_channels(cudaStream_t stream, int64_t layout, int64_t rows, int64_t
     const Steps steps(inner / N, channels, static_cast<int64_t>(blocks) * THREADS);
     MBC_LAUNCH((map_channels_first<T, N, TWO, F>), blocks, THREADS, stream, x, y, vectors, steps, f);
   } else {
-    const Tiling tiling(channels / N);
+    const ChannelTiling tiling(channels / N);
     const int64_t wanted = divide_up(rows * inner, tiling.down() * 4);
-    const int64_t most = divide_up(multiprocessors() * WAVES_BLOCKS, tiling.columns);
+    const int64_t most = max(int64_t{1}, multiprocessors() * MAP_BLOCKS<F, N> * MAP_WAVES / tiling.columns);
     const dim3 grid(tiling.columns, static_cast<unsigned>(wanted < most ? wanted : most));
     MBC_LAUNCH((map_channels_last<T, N, TWO, F>), grid, dim3(tiling.along, tiling.down()), stream, x, y, rows * inner,
                channels, f);
@@ -107,228 +159,6 @@ void map_channels(cudaStream_t stream, int64_t layout, int64_t rows, int64_t cha
     run_map_channels<T, N, TWO>(stream, layout, rows, channels, inner, x, y, f);
   else
     run_map_channels<T, 1, TWO>(stream, layout, rows, channels, inner, x, y, f);
-}
-
-// Reductions over everything but the channel, in two stages: `parts` blocks a channel (or a tile of channels) leave a
-// state each in the workspace [parts, channels], a second kernel adds them in order, in fp64. With one part the first
-// stage finishes by itself and needs no workspace. `parts` comes with the plan: it must not depend on the GPU.
-//
-// R has
-//   Channel load(c)                        what a channel has, loaded once a thread
-//   push<K>(Running&, channel, a, b, first)  K elements of one channel for one thread; `first`: its first ones
-//   State settle(c, Running, count)        what a thread has after `count` elements, in fp32
-//   merge(State&, State)                   of two threads
-//   Total total(State), add(Total&, Total) of a part, and of two, in fp64
-//   finish(c, Total)                       writes the result
-//
-// S is where the elements come from. It has `template <int N> struct Fetched`, `fetch<N>(at)` that reads N elements of
-// every operand, `finish<N>(fetched, at)` that may write what comes of them, `first(fetched, j)` and
-// `second(fetched, j)`, which R gets, `whole()`, whether its operands are aligned for vectors, and `OPERANDS`.
-template <typename T, bool TWO>
-struct InMemory {
-  static constexpr int OPERANDS = TWO ? 2 : 1;
-  Operands<T> x;
-
-  template <int N>
-  struct Fetched {
-    Vec<T, N> a, b;
-  };
-  bool whole() const { return aligned(x.a, 16) && aligned(x.b, 16); }
-  template <int N>
-  __device__ Fetched<N> fetch(int64_t at) const {
-    Fetched<N> f;
-    f.a = load<N>(x.a + at);
-    if constexpr (TWO) f.b = load<N>(x.b + at);
-    return f;
-  }
-  template <int N>
-  __device__ void finish(const Fetched<N>&, int64_t) const {}
-  template <int N>
-  __device__ float first(const Fetched<N>& f, int j) const { return to_float(f.a.v[j]); }
-  template <int N>
-  __device__ float second(const Fetched<N>& f, int j) const {
-    if constexpr (TWO) return to_float(f.b.v[j]);
-    return 0.0f;
-  }
-};
-
-// The states of all threads of a block, those of thread (x, y) at [j][y][x] for its N channels, into those of y = 0.
-template <int N, typename State, typename R>
-__device__ void merge_threads(State* shared, const R& r) {
-  constexpr unsigned AT_ONCE = 8;
-  for (unsigned height = blockDim.y; height > 1;) {
-    const unsigned left = (height + AT_ONCE - 1) / AT_ONCE;
-    __syncthreads();
-    for (unsigned i = threadIdx.y; i < N * left; i += blockDim.y) {
-      State* column = shared + i % N * THREADS + threadIdx.x;
-      State into = column[i / N * blockDim.x];
-      for (unsigned y = i / N + left; y < height; y += left) r.merge(into, column[y * blockDim.x]);
-      column[i / N * blockDim.x] = into;
-    }
-    height = left;
-  }
-  __syncthreads();
-}
-
-template <typename State, typename R>
-__device__ void hand_on(State* partial, const State& state, int64_t channels, int64_t c, const R& r) {
-  if (gridDim.y == 1)
-    r.finish(c, r.total(state));
-  else
-    partial[blockIdx.y * channels + c] = state;
-}
-
-// The rows (or vectors) of this part.
-struct Share {
-  int64_t begin, end;
-  __device__ explicit Share(int64_t total) {
-    const int64_t parts = gridDim.y, part = blockIdx.y, each = total / parts, more = total % parts;
-    begin = each * part + min(part, more);
-    end = begin + each + (part < more ? 1 : 0);
-  }
-  // Of those `step` apart from `first` on.
-  __device__ int64_t count(int64_t first, int64_t step) const { return first < end ? (end - first - 1) / step + 1 : 0; }
-};
-
-template <int N, typename S, typename R>
-__global__ void reduce_channels_first(S source, int64_t rows, int64_t channels, int64_t inner,
-                                      typename R::State* partial, R r) {
-  __shared__ typename R::State shared[THREADS];
-  const int64_t c = blockIdx.x, per_row = inner / N;
-  const Share share(rows * per_row);
-  const int64_t start = share.begin + threadIdx.y;
-  const auto channel = r.load(c);
-  typename R::Running running{};
-  int64_t row = start / per_row, s = start % per_row;
-  const int64_t step_row = THREADS / per_row, step_s = THREADS % per_row;
-  for (int64_t i = start; i < share.end; i += THREADS) {
-    const int64_t at = (row * channels + c) * inner + s * N;
-    const auto fetched = source.template fetch<N>(at);
-    source.template finish<N>(fetched, at);
-    float a[N], b[N];
-#pragma unroll
-    for (int j = 0; j < N; ++j) {
-      a[j] = source.template first<N>(fetched, j);
-      b[j] = source.template second<N>(fetched, j);
-    }
-    r.template push<N>(running, channel, a, b, i == start);
-    row += step_row;
-    s += step_s;
-    if (s >= per_row) {
-      s -= per_row;
-      ++row;
-    }
-  }
-  shared[threadIdx.y] = r.settle(c, running, share.count(start, THREADS) * N);
-  merge_threads<1>(shared, r);
-  if (threadIdx.y == 0) hand_on(partial, shared[0], channels, c, r);
-}
-
-// What a thread sums in is needed twice, as it was and as it becomes.
-template <typename S, typename R, int N>
-constexpr int REDUCE_BLOCKS =
-    resident(N * (2 * sizeof(typename R::Running) + sizeof(typename R::Channel)) / 4 + (S::OPERANDS > 2 ? 32 : 16));
-
-template <int N, typename S, typename R>
-__global__ void __launch_bounds__(THREADS, (REDUCE_BLOCKS<S, R, N>))
-    reduce_channels_last(S source, int64_t rows, int64_t channels, typename R::State* partial, R r) {
-  constexpr int K = S::OPERANDS > 1 ? 2 : 4;  // rows read at once
-  __shared__ typename R::State shared[N * THREADS];
-  const int64_t c = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * N;
-  const unsigned thread = threadIdx.y * blockDim.x + threadIdx.x;
-  const Share share(rows);
-  const int64_t start = share.begin + threadIdx.y, step = blockDim.y;
-  if (c < channels) {
-    typename R::Running running[N] = {};
-    typename R::Channel channel[N];
-#pragma unroll
-    for (int j = 0; j < N; ++j) channel[j] = r.load(c + j);
-    const int64_t count = share.count(start, step);
-    down_rows<K>(start * channels + c, step * channels, count, [&](int64_t at, int64_t stride, int some, bool first) {
-      typename S::template Fetched<N> fetched[K];
-#pragma unroll
-      for (int k = 0; k < K; ++k)
-        if (k < some) fetched[k] = source.template fetch<N>(at + k * stride);
-#pragma unroll
-      for (int k = 0; k < K; ++k)
-        if (k < some) source.template finish<N>(fetched[k], at + k * stride);
-#pragma unroll
-      for (int k = 0; k < K; ++k)
-        if (k < some) {
-#pragma unroll
-          for (int j = 0; j < N; ++j) {
-            const float a[1] = {source.template first<N>(fetched[k], j)};
-            const float b[1] = {source.template second<N>(fetched[k], j)};
-            r.template push<1>(running[j], channel[j], a, b, k == 0 && first);
-          }
-        }
-    });
-#pragma unroll
-    for (int j = 0; j < N; ++j) shared[j * THREADS + thread] = r.settle(c + j, running[j], count);
-  }
-  merge_threads<N>(shared, r);
-  for (unsigned j = threadIdx.y; j < N; j += blockDim.y)
-    if (c < channels) hand_on(partial, shared[j * THREADS + threadIdx.x], channels, c + j, r);
-}
-
-// Few channels a block, so that there are many blocks: what has to be read is little, but each read takes its time.
-template <typename R>
-__global__ void merge_parts(const typename R::State* partial, int64_t parts, int64_t channels, R r) {
-  using Total = typename R::Total;
-  constexpr int ALONG = 4, DOWN = THREADS / ALONG;
-  __shared__ Total shared[DOWN][ALONG];
-  const int64_t c = static_cast<int64_t>(blockIdx.x) * ALONG + threadIdx.x;
-  Total total{};
-  if (c < channels) {
-#pragma unroll 4
-    for (int64_t part = threadIdx.y; part < parts; part += DOWN) r.add(total, r.total(partial[part * channels + c]));
-  }
-  shared[threadIdx.y][threadIdx.x] = total;
-  for (int half = DOWN / 2; half > 0; half /= 2) {
-    __syncthreads();
-    if (threadIdx.y < half) r.add(shared[threadIdx.y][threadIdx.x], shared[threadIdx.y + half][threadIdx.x]);
-  }
-  if (threadIdx.y == 0 && c < channels) r.finish(c, shared[0][threadIdx.x]);
-}
-
-template <int N, typename S, typename R>
-void run_reduce_channels(cudaStream_t stream, int64_t layout, int64_t rows, int64_t channels, int64_t inner,
-                         int64_t parts, S source, void* workspace, R r) {
-  auto* partial = static_cast<typename R::State*>(workspace);
-  if (layout == MBC_CHANNELS_FIRST) {
-    const dim3 grid(static_cast<unsigned>(channels), static_cast<unsigned>(parts));
-    MBC_LAUNCH((reduce_channels_first<N, S, R>), grid, dim3(1, THREADS), stream, source, rows, channels, inner,
-               partial, r);
-  } else {
-    const Tiling tiling(channels / N);
-    const dim3 grid(tiling.columns, static_cast<unsigned>(parts));
-    MBC_LAUNCH((reduce_channels_last<N, S, R>), grid, dim3(tiling.along, tiling.down()), stream, source,
-               rows * inner, channels, partial, r);
-  }
-}
-
-template <typename R>
-void merge_all_parts(cudaStream_t stream, int64_t parts, int64_t channels, const typename R::State* partial, R r) {
-  MBC_LAUNCH((merge_parts<R>), static_cast<unsigned>(divide_up(channels, 4)), dim3(4, THREADS / 4), stream, partial,
-             parts, channels, r);
-}
-
-// T: the elements that vectors are made of.
-template <typename T, typename S, typename R>
-void reduce_channels_of(cudaStream_t stream, int64_t layout, int64_t rows, int64_t channels, int64_t inner,
-                        int64_t parts, S source, void* workspace, R r) {
-  constexpr int N = WIDTH<T>;
-  if ((layout == MBC_CHANNELS_FIRST ? inner : channels) % N == 0 && source.whole())
-    run_reduce_channels<N>(stream, layout, rows, channels, inner, parts, source, workspace, r);
-  else
-    run_reduce_channels<1>(stream, layout, rows, channels, inner, parts, source, workspace, r);
-  if (parts > 1) merge_all_parts(stream, parts, channels, static_cast<const typename R::State*>(workspace), r);
-}
-
-template <bool TWO, typename T, typename R>
-void reduce_channels(cudaStream_t stream, int64_t layout, int64_t rows, int64_t channels, int64_t inner, int64_t parts,
-                     Operands<T> x, void* workspace, R r) {
-  reduce_channels_of<T>(stream, layout, rows, channels, inner, parts, InMemory<T, TWO>{x}, workspace, r);
 }
 
 }  // namespace mbc

@@ -10,6 +10,8 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <cstring>
+#include <type_traits>
 
 #include "mbc_call.h"
 #include "mbc_types.h"
@@ -30,6 +32,23 @@ using MbcWorking = float;
 // A translation unit that emulates a GPU brings its own way to launch.
 #ifndef MBC_LAUNCH
 #define MBC_LAUNCH(kernel, grid, block, stream, ...) kernel<<<grid, block, 0, stream>>>(__VA_ARGS__)
+// With `bytes` of shared memory, which the kernel names by MBC_DYNAMIC_SHARED, in units of 16 bytes.
+#define MBC_LAUNCH_SHARED(kernel, grid, block, bytes, stream, ...)                          \
+  do {                                                                                       \
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);        \
+    kernel<<<grid, block, bytes, stream>>>(__VA_ARGS__);                                     \
+  } while (0)
+#define MBC_DYNAMIC_SHARED(name) extern __shared__ uint4 name[]
+#endif
+
+// The same for a kernel that may start while the one before it in the stream ends (programmatic dependent launch): the
+// one before says `let_next_start`, this one `wait_for_previous` before it reads what that wrote.
+#ifndef MBC_LAUNCH_NEXT
+#ifdef MBC_EMULATED
+#define MBC_LAUNCH_NEXT MBC_LAUNCH
+#else
+#define MBC_LAUNCH_NEXT(kernel, grid, block, stream, ...) mbc::launch_next(kernel, grid, block, stream, __VA_ARGS__)
+#endif
 #endif
 
 // Runs the statement with `T` standing for the element type of `code`; leaves the launcher with a text otherwise.
@@ -84,6 +103,31 @@ __device__ inline Vec<T, N> load(const T* at) { return *reinterpret_cast<const V
 template <int N, typename T>
 __device__ inline void store(T* at, const Vec<T, N>& value) { *reinterpret_cast<Vec<T, N>*>(at) = value; }
 
+template <int BYTES>
+using Bits = std::conditional_t<BYTES == 1, uint8_t, std::conditional_t<BYTES == 2, uint16_t, uint32_t>>;
+
+// The i-th element of a word.
+template <typename T, typename Word>
+__device__ inline T element_of(Word word, int i) {
+  const auto bits = static_cast<Bits<sizeof(T)>>(word >> i * 8 * sizeof(T));
+  T value;
+  memcpy(&value, &bits, sizeof(T));
+  return value;
+}
+
+// A vector that stays over a branch or a barrier: as words, since of small elements each would take a register.
+template <typename T, int N>
+struct alignas(sizeof(T) * N) Held {
+  using Word = std::conditional_t<sizeof(T) * N % 4 == 0, uint32_t, Bits<sizeof(T)>>;
+  static constexpr int IN_WORD = sizeof(Word) / sizeof(T), WORDS = N / IN_WORD;
+  Word words[WORDS];
+
+  __device__ T operator[](int j) const { return element_of<T>(words[j / IN_WORD], j % IN_WORD); }
+};
+
+template <int N, typename T>
+__device__ inline Held<T, N> hold(const T* at) { return *reinterpret_cast<const Held<T, N>*>(at); }
+
 // Elements in 16 bytes.
 template <typename T>
 constexpr int WIDTH = 16 / static_cast<int>(sizeof(T));
@@ -101,6 +145,43 @@ inline int64_t multiprocessors() {
   }();
   return count;
 }
+
+__device__ inline void let_next_start() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+__device__ inline void wait_for_previous() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+#ifndef MBC_EMULATED
+inline bool overlaps_launches() {
+  static const bool able = [] {
+    int device = 0, major = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    return major >= 9;
+  }();
+  return able;
+}
+
+template <typename... Parameters, typename... Given>
+void launch_next(void (*kernel)(Parameters...), dim3 grid, dim3 block, cudaStream_t stream, const Given&... given) {
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.stream = stream;
+  config.attrs = &early;
+  config.numAttrs = overlaps_launches() ? 1 : 0;
+  cudaLaunchKernelEx(&config, kernel, given...);
+}
+#endif
 
 // Blocks of a grid-stride kernel over `items`: two full waves at most, so that what a thread sets up is used often.
 inline unsigned blocks_for(int64_t items, int threads = THREADS) {

@@ -1,4 +1,4 @@
-// Tensor cores through mma.sync, from compute capability 8.0 on.
+// Tensor cores through mma.sync, and how their operands come to lie in shared memory, from compute capability 8.0 on.
 #pragma once
 
 #include "mbc_device.cuh"
@@ -37,6 +37,42 @@ __device__ inline void multiply_add<__half>(float (&d)[4], const uint32_t (&a)[4
 }
 
 #undef MBC_MMA
+
+// Copies to shared memory that are waited for later: 16 bytes, zeros where they are not `there`.
+__device__ inline void copy_16_bytes(uint4* to, const void* from, bool there) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  const uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(there ? 16 : 0) : "memory");
+#else
+  static_cast<void>(to), static_cast<void>(from), static_cast<void>(there);
+#endif
+}
+__device__ inline void end_of_copies() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+// Until all copies but those before the last N ends have arrived; of this thread only.
+template <int N>
+__device__ inline void wait_for_copies() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+#endif
+}
+
+// Four matrices of 8 x 8 elements, each row 16 bytes somewhere in shared memory that a thread shows: rows of matrix i
+// by threads 8 i on. Thread (g, t) gets elements (2t, g) and (2t + 1, g) of each as a word.
+__device__ inline void load_transposed(uint32_t (&words)[4], const uint4* row) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  const uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+               : "r"(at)
+               : "memory");
+#else
+  static_cast<void>(words), static_cast<void>(row);
+#endif
+}
 
 }  // namespace mbc
 

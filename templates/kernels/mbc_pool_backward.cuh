@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "mbc_channels.cuh"
+#include "mbc_channel_reduce.cuh"
 #include "mbc_pool.cuh"
 
 namespace mbc {
@@ -292,22 +292,26 @@ __global__ void __launch_bounds__(THREADS, 2)
   const unsigned thread = threadIdx.y * blockDim.x + threadIdx.x;
   if (c < channels) {
     const Share share(strips.count);
-    typename R::Running running[N] = {};
+    typename R::Running running[N];
     typename R::Channel summed[N];
     typename U::Channel channel[N];
 #pragma unroll
-    for (int j = 0; j < N; ++j) summed[j] = r.load(c + j), channel[j] = u.load(c + j);
+    for (int j = 0; j < N; ++j) {
+      summed[j] = r.load(c + j);
+      channel[j] = u.load(c + j);
+      running[j] = r.begin(0.0f);
+    }
     for (int64_t item = share.begin + threadIdx.y; item < share.end; item += blockDim.y)
       gather_strip<T, N, S>(pooled, window, u, channel, Strip(strips, item), c,
                             [&](const typename U::template Fetched<N>& own, const float (&d)[N]) {
 #pragma unroll
         for (int j = 0; j < N; ++j) {
           const float a[1] = {u.template first<N>(own, d, j)}, b[1] = {u.template second<N>(own, d, j)};
-          r.template push<1>(running[j], summed[j], a, b, false);
+          r.template push<1>(running[j], summed[j], a, b);
         }
       });
 #pragma unroll
-    for (int j = 0; j < N; ++j) shared[j * THREADS + thread] = r.settle(c + j, running[j], 0);
+    for (int j = 0; j < N; ++j) shared[j * THREADS + thread] = r.settle(summed[j], running[j], 0);
   }
   merge_threads<N>(shared, r);
   for (unsigned j = threadIdx.y; j < N; j += blockDim.y)

@@ -57,8 +57,19 @@ def test_for_real(mbc):
     done = mbc("bench", "tiny.mbc", "--against", "torch", *QUICK, "--json")
     assert done.code == 0, done.err
     (entry,) = done.json["contenders"]
+    assert done.json["settings"] == {}
     assert entry["same"] and done.json["mbc"]["steps"] == 4
     assert "torch is not installed" in entry["problem"] or entry["apart"] < 1e-5
+
+
+def test_a_result_that_is_there_stays_until_there_is_a_better_one(mbc, results, tmp_path):
+    here = tmp_path / "there.json"
+    here.write_text("kept")
+    results[MBC] = Result(problem="died with 1: out of memory")
+    for path in (here, tmp_path / "new.json"):
+        assert mbc("bench", "tiny.mbc", "--against", "torch", *QUICK, "-o", str(path)).code == 1
+    assert here.read_text() == "kept"
+    assert not (tmp_path / "new.json").exists()
 
 
 def test_refusals(mbc, results):

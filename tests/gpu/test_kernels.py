@@ -17,11 +17,10 @@ import pytest
 from mbc.codegen.build import build_kernel_library
 from mbc.codegen.toolchain import find_toolchain
 from mbc.ir.types import Precision
-from tests.kernels.own.cases import CASES, Case
+from tests.kernels.own.cases import CASES, PRECISIONS, Case
 from tests.kernels.own.groups import groups_in
 from tests.kernels.own.launching import TOLERANCES, Library, check
 
-PRECISIONS = (Precision.FP32, Precision.BF16, Precision.FP16)
 Libraries = Callable[[Precision], Library]
 
 
@@ -102,7 +101,7 @@ def worst(request: pytest.FixtureRequest) -> Iterator[dict[tuple[str, Precision]
 
 @pytest.mark.parametrize(
     ("case", "precision"),
-    [(case, precision) for precision in PRECISIONS for case in (*CASES, *groups_in(precision))],
+    [(c, p) for p in PRECISIONS for c in (*CASES, *groups_in(p)) if p in c.precisions],
     ids=lambda value: value.name if isinstance(value, Case) else str(value),
 )
 def test_kernel(case: Case, precision: Precision, libraries: Libraries, worst: dict[tuple[str, Precision], float]):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import mbc.optimize.place
 from mbc.optimize.lifetimes import Block, peak_bytes
 from mbc.optimize.place import place
+from mbc.optimize.skyline import fill_up
 
 UNIT = 256
 
@@ -103,14 +104,37 @@ def cut(rng: random.Random, low: int, high: int, start: int, stop: int, count: i
     return cut(rng, *parts[0], first) + cut(rng, *parts[1], count - first)
 
 
-def test_a_height_that_is_enough_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = cut(random.Random(2), 0, 2000, 0, 400, 400)
+def jigsaw(count: int, seed: int = 2) -> list[Block]:
+    parts = cut(random.Random(seed), 0, 2000, 0, 400, count)
     blocks = [Block((i,), UNIT * (high - low), start, stop) for i, (low, high, start, stop) in enumerate(parts)]
-    blocks.sort(key=lambda block: block.start)
+    return sorted(blocks, key=lambda block: block.start)
+
+
+def nothing(blocks: list[Block], good: int) -> list[list[int]]:
+    return []
+
+
+def test_filling_up_comes_near_what_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = jigsaw(400)
     bound = peak_bytes(blocks)[0]
     offsets, height = place(blocks, int(1.02 * bound))
     assert height <= 1.03 * bound
     assert not overlaps(blocks, offsets)
-    monkeypatch.setattr(mbc.optimize.place, "QUESTIONS", ())
+    monkeypatch.setattr(mbc.optimize.place, "fill_up", nothing)
     _, without = place(blocks, int(1.02 * bound))
     assert without > 1.1 * bound, "greedy and annealing come as near: the test shows nothing"
+
+
+@given(block_lists(30))
+@settings(max_examples=200, deadline=None)
+def test_every_round_of_filling_up_is_legal(blocks: list[Block]) -> None:
+    for offsets in fill_up(blocks, 0) if blocks else ():
+        assert not overlaps(blocks, offsets)
+        assert min(offsets) == 0
+
+
+def test_rounds_get_lower() -> None:
+    blocks = jigsaw(200)
+    heights = [max(o + b.size_bytes for o, b in zip(found, blocks, strict=True)) for found in fill_up(blocks, 0)]
+    assert len(heights) > 2, "the first round is the best: what is too high does not come earlier"
+    assert heights == sorted(heights, reverse=True)

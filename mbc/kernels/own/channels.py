@@ -19,11 +19,11 @@ from mbc.kernels.own.base import (
 )
 from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, UpdateRunning
 
-BLOCKS = (
-    1584  # twelve for each of 132 multiprocessors, which hold three or four; constant: sums are the same on all GPUs
-)
+# Of a sum, on 132 multiprocessors. Channels last they are all there at once; channels first, where a thread has one
+# load on its way, they take turns. Constant, so that sums are the same on all GPUs.
+BLOCKS_LAST = 3 * 132
+BLOCKS_FIRST = 12 * 132
 LEAST_ROWS = 8  # that a thread should sum before its sum is handed on
-MOST_PARTS = BLOCKS
 WARP = 32
 
 SUM_BYTES, SUMS_BYTES, STATISTICS_BYTES = 4, 8, 12  # of the states in channels.cu and batch_norm.cu
@@ -103,14 +103,12 @@ def parts(x: TensorType, layout: Layout) -> int:
     c = Channels.of(x)
     vector = VECTOR_BYTES // x.dtype.size_bytes
     if layout is Layout.CHANNELS_FIRST:
-        tiles, rows_per_block, rows = c.channels, THREADS, c.rows * c.inner // vector
+        most, rows_per_block, rows = -(-BLOCKS_FIRST // c.channels), THREADS, c.rows * c.inner // vector
     else:
         columns = c.channels // vector if c.channels % vector == 0 else c.channels
-        along = WARP
-        while along > 1 and along // 2 >= columns:
-            along //= 2
-        tiles, rows_per_block, rows = -(-columns // along), THREADS // along, c.rows * c.inner
-    return max(1, min(-(-BLOCKS // tiles), rows // (rows_per_block * LEAST_ROWS), MOST_PARTS))
+        tiles = -(-columns // WARP)
+        most, rows_per_block, rows = BLOCKS_LAST // tiles, THREADS // -(-columns // tiles), c.rows * c.inner
+    return max(1, min(most, rows // (rows_per_block * LEAST_ROWS)))
 
 
 def _partial_bytes(x: TensorType, layout: Layout, state_bytes: int) -> int:
@@ -182,7 +180,7 @@ def _statistics_workspace(request: Request, layout: Layout) -> int:
 
 
 KERNELS = (
-    OwnKernel("bias_add", "channels.cu", BiasAddArguments, _bias_add, edition=2),
+    OwnKernel("bias_add", "channels.cu", BiasAddArguments, _bias_add, edition=3),
     OwnKernel(
         "channel_sum",
         "channels.cu",
@@ -191,7 +189,7 @@ KERNELS = (
         workspace=_sum_workspace,
         launches=2,
         accumulates=True,
-        edition=2,
+        edition=3,
     ),
     OwnKernel(
         "batch_statistics",
@@ -200,9 +198,9 @@ KERNELS = (
         _statistics,
         workspace=_statistics_workspace,
         launches=2,
-        edition=2,
+        edition=3,
     ),
-    OwnKernel("batch_normalize", "batch_norm.cu", BatchNormalizeArguments, _normalize, _eps, edition=2),
+    OwnKernel("batch_normalize", "batch_norm.cu", BatchNormalizeArguments, _normalize, _eps, edition=3),
     OwnKernel(
         "batch_normalize_sums",
         "batch_norm.cu",
@@ -212,9 +210,9 @@ KERNELS = (
         workspace=_sums_workspace,
         launches=2,
         accumulates=True,
-        edition=2,
+        edition=3,
     ),
-    OwnKernel("batch_normalize_backward", "batch_norm.cu", BatchNormalizeBackwardArguments, _backward, _eps, edition=2),
+    OwnKernel("batch_normalize_backward", "batch_norm.cu", BatchNormalizeBackwardArguments, _backward, _eps, edition=3),
     OwnKernel(
         "update_running",
         "batch_norm.cu",

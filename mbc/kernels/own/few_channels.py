@@ -14,8 +14,8 @@ from mbc.kernels.own.sides import Sides, attributes
 # As in the source.
 MOST_CHANNELS = 7  # from eight on libraries have nothing to pad
 COLUMNS = 64  # of the output, that a block makes at once
-ELEMENTS = 10240  # of the image in shared memory
-STEPS = 13  # of 16 terms of a sum, whose weights fit shared memory
+ELEMENTS = 12288  # of the image in shared memory
+STEPS = 24  # of 16 terms of a sum, whose weights fit shared memory
 FILTERS = 32  # that a warp makes at least
 BANDS = (8, 4, 2)  # output rows of a block
 MOST_PARTS = 396  # of the filter pass
@@ -146,6 +146,7 @@ KERNELS = (
         launches=2,
         accumulates=True,
         launcher="convolution_few_channels_filter",
+        edition=2,
         takes=_takes,
         tensor_cores=True,
     ),

@@ -103,7 +103,7 @@ def _sum(at: Slice) -> FusedSumArguments:
 
 
 def _mapped(kind: str, launcher: str, *wirings: Wiring, reals: Callable[[Slice], tuple[float, ...]]) -> OwnKernel:
-    return OwnKernel(kind, FILE, FusedMapArguments, _map, reals, launcher=launcher, takes=taking(*wirings))
+    return OwnKernel(kind, FILE, FusedMapArguments, _map, reals, launcher=launcher, takes=taking(*wirings), edition=2)
 
 
 def _summed(
@@ -123,6 +123,7 @@ def _summed(
         launches=2,
         launcher=launcher,
         takes=taking(*wirings),
+        edition=2,
     )
 
 

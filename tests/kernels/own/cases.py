@@ -29,6 +29,8 @@ from mbc.ops.response import Lrn
 from mbc.ops.shape import ChannelSlice, Upsample
 from mbc.ops.update import AdamW, Sgd
 
+PRECISIONS = (Precision.FP32, Precision.BF16, Precision.FP16)
+
 Shape = tuple[int, ...]
 Make = Callable[[np.random.Generator, Shape], Array]
 
@@ -53,7 +55,7 @@ class Case:
     attributes: Attributes
     operands: tuple[Operand, ...]
     first_row: int = 0
-    precisions: tuple[Precision, ...] = (Precision.FP32, Precision.BF16, Precision.FP16)
+    precisions: tuple[Precision, ...] = PRECISIONS
 
     def request(self, precision: Precision) -> Request:
         inputs = tuple(operand.type(precision) for operand in self.operands)
@@ -67,11 +69,19 @@ class Case:
 class Cases:
     known: list[Case] = field(default_factory=list[Case])
 
-    def add(self, kind: str, attributes: Attributes, *operands: Operand, note: str = "", first_row: int = 0) -> None:
+    def add(
+        self,
+        kind: str,
+        attributes: Attributes,
+        *operands: Operand,
+        note: str = "",
+        first_row: int = 0,
+        precisions: tuple[Precision, ...] = PRECISIONS,
+    ) -> None:
         shapes = "x".join(map(str, operands[0].shape))
         name = "-".join(part for part in (kind, note, shapes) if part)
         assert name not in {case.name for case in self.known}, name
-        self.known.append(Case(name, kind, attributes, operands, first_row))
+        self.known.append(Case(name, kind, attributes, operands, first_row, precisions))
 
 
 def normal(rng: np.random.Generator, shape: Shape) -> Array:
@@ -141,7 +151,7 @@ def m(*shape: int, make: Make = normal) -> Operand:
 
 
 NONE = NoAttributes()
-LONG: tuple[Shape, ...] = ((3, 8, 110, 110), (1, 3, 181, 183), (700, 33), (2, 70, 5, 3))
+LONG: tuple[Shape, ...] = ((3, 8, 110, 110), (1, 3, 181, 183), (700, 33), (2, 70, 5, 3), (2, 288, 20, 21))
 SHAPES: tuple[Shape, ...] = ((3, 16, 5, 6), (2, 7, 3, 5), (5, 9), (4, 24, 1, 1), (1, 1, 4, 7))
 
 
@@ -232,10 +242,13 @@ def _images(cases: Cases) -> None:
 
 
 def _moves(cases: Cases) -> None:
-    for shape in (*SHAPES, (2, 3, 40, 41), (3, 67, 7, 9), (13,)):
+    for shape in (*SHAPES, (2, 3, 40, 41), (2, 3, 50, 42), (3, 67, 7, 9), (13,)):
         cases.add("convert", NONE, w(*shape))
         cases.add("convert", NONE, m(*shape), note="fp32")
         cases.add("cast", Cast("fp32"), w(*shape), note="widen")
+        for precision in (Precision.BF16, Precision.FP16):
+            narrow = Cast(precision.working.value)
+            cases.add("cast", narrow, m(*shape), note=f"narrow-{precision}", precisions=(precision,))
     cases.add("convert", NONE, Operand("uint8", (2, 35, 6, 7), bytes_below(9)), note="uint8")
     for shape in SHAPES:
         parts = [w(shape[0], count, *shape[2:]) for count in (8, 3, 16, shape[1])]
@@ -335,6 +348,8 @@ CONVOLUTIONS = (
     (2, 3, (9, 11), 32, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
     (1, 1, (12, 70), 32, (5, 5), (1, 1), (0, 0, 0, 0), (1, 1), 1),
     (2, 4, (10, 9), 96, (3, 3), (2, 2), (0, 1, 1, 0), (1, 1), 1),
+    (1, 3, (35, 43), 64, (11, 11), (4, 4), (2, 2, 2, 2), (1, 1), 1),
+    (1, 3, (12, 20), 32, (5, 5), (1, 1), (2, 2, 2, 2), (1, 1), 1),
 )
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from mbc.ir.types import Precision
 from mbc.kernels.base import DTYPE_CODES
+from mbc.kernels.own import few_channels
 from mbc.resources import folder
 from tests.kernels.own.cases import CASES, Case
 from tests.kernels.own.groups import groups_in
@@ -20,6 +21,7 @@ from tests.kernels.own.launching import HostMemory, Library, check
 EMULATOR = Path(__file__).parent / "emulator"
 PRECISIONS = (Precision.FP32, Precision.BF16)  # one library holds both; fp16 takes the same way through each kernel
 GXX = shutil.which("g++")
+FILTER_PASS = few_channels.KERNELS[-1]
 pytestmark = pytest.mark.skipif(GXX is None, reason="no g++ on this machine")
 
 
@@ -44,7 +46,22 @@ def build(where: Path, working: int, names: Sequence[str] = ()) -> Library:
     return Library(ctypes.CDLL(str(result)), HostMemory())
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("case", (*CASES, *groups_in(Precision.BF16)), ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    ("case", "precision"),
+    [(c, p) for c in (*CASES, *groups_in(Precision.BF16)) for p in PRECISIONS if p in c.precisions],
+    ids=lambda value: value.name if isinstance(value, Case) else str(value),
+)
 def test_kernel(case: Case, precision: Precision, library: Library):
     check(library, case, precision)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3])
+@pytest.mark.parametrize(
+    "case",
+    [c for c in CASES if c.kind == FILTER_PASS.kind and FILTER_PASS.takes(c.request(Precision.BF16))],
+    ids=lambda case: case.name,
+)
+def test_a_block_goes_on_with_the_next_tile(case: Case, parts: int, library: Library, monkeypatch: pytest.MonkeyPatch):
+    """What is fetched ahead may belong to another image."""
+    monkeypatch.setattr(few_channels, "MOST_PARTS", parts)
+    check(library, case, Precision.BF16)

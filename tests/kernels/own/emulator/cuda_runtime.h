@@ -185,6 +185,16 @@ inline void launch(dim3 grid, dim3 block, bool& cooperates, const std::function<
     emulator::launch(dim3(grid), dim3(block), cooperates, [&] { (kernel)(__VA_ARGS__); });            \
   } while (0)
 
+constexpr unsigned MOST_SHARED = 227 << 10;
+#define MBC_DYNAMIC_SHARED(name) alignas(16) static uint4 name[MOST_SHARED / 16]
+#define MBC_LAUNCH_SHARED(kernel, grid, block, bytes, stream, ...)                   \
+  do {                                                                               \
+    if ((bytes) > static_cast<int>(MOST_SHARED))                                     \
+      emulator::status = 9;                                                          \
+    else                                                                             \
+      MBC_LAUNCH(kernel, grid, block, stream, __VA_ARGS__);                          \
+  } while (0)
+
 inline cudaError_t cudaGetLastError() {
   const cudaError_t status = emulator::status;
   emulator::status = cudaSuccess;

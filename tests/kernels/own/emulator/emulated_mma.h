@@ -27,4 +27,31 @@ void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b
   }
 }
 
+// Copies arrive at once.
+inline void copy_16_bytes(uint4* to, const void* from, bool there) {
+  if (there)
+    std::memcpy(to, from, 16);
+  else
+    std::memset(to, 0, 16);
+}
+inline void end_of_copies() {}
+template <int N>
+void wait_for_copies() {}
+
+inline void load_transposed(uint32_t (&words)[4], const uint4* row) {
+  uint32_t mine[6] = {};
+  std::memcpy(mine, &row, sizeof(row));
+  const emulator::WarpWords all(mine);
+  const unsigned lane = emulator::current % emulator::WARP;
+  for (unsigned i = 0; i < 4; ++i) {
+    uint16_t pair[2];
+    for (unsigned half = 0; half < 2; ++half) {
+      const uint16_t* from;
+      std::memcpy(&from, all.of(8 * i + lane % 4 * 2 + half), sizeof(from));
+      pair[half] = from[lane / 4];
+    }
+    std::memcpy(&words[i], pair, 4);
+  }
+}
+
 }  // namespace mbc

@@ -1,0 +1,129 @@
+"""Where training of ResNet-18 has come to after 200 steps, by mbc and by PyTorch, in each precision.
+
+The task can be learnt: each class has a coarse pattern of its own, which noise is laid over. A fifth of the labels is
+drawn at random, so that the loss has a floor well above zero, of which 2 % can be told from rounding. Both start from
+the same weights and see the same mini-batches. Compared is the mean loss of the last 20 steps; beside it stands how far
+PyTorch's own precisions are from its fp32, which is what rounding alone makes of a training. Rule: within 2 % of
+PyTorch's loss.
+
+    python benchmarks/training_loss.py [--steps 200] [--batch 128] [--size 64] [--precisions fp32,...] [--device cpu]
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from modules import Job, build, example, open_module
+from record import attempt, show, start, write
+
+from mbc.bench.job import Contender
+from mbc.bench.job import Job as BenchJob
+from mbc.bench.mbc_contender import start_scale
+from mbc.bench.torch_contender import Trainer
+from mbc.ir.types import Precision
+
+MOST_APART = 0.02
+LAST_STEPS = 20
+CLASSES = 100
+COARSE = 8  # pixels of a pattern's side, before it is enlarged
+WRONG_LABELS = 0.2
+NOISE = 4.0  # standard deviations, of a pattern's 1
+LEARNING_RATE = 0.05
+
+Batch = tuple[np.ndarray, np.ndarray]
+
+
+def batches(steps: int, rows: int, size: int) -> Iterator[Batch]:
+    """Images [rows, 3, size, size] and their classes, the same ones for everybody."""
+    random = np.random.default_rng(0)
+    patterns = random.standard_normal((CLASSES, 3, COARSE, COARSE)).astype(np.float32)
+    patterns = patterns.repeat(size // COARSE, 2).repeat(size // COARSE, 3)
+    for _ in range(steps):
+        classes = random.integers(0, CLASSES, rows)
+        noise = random.standard_normal((rows, 3, size, size), np.float32)
+        labels = np.where(random.random(rows) < WRONG_LABELS, random.integers(0, CLASSES, rows), classes)
+        yield patterns[classes] + np.float32(NOISE) * noise, labels.astype(np.int32)
+
+
+def losses_of_mbc(job: Job, folder: Path, device: str, data: list[Batch]) -> tuple[list[float], int]:
+    """A loss a step, and how many updates were skipped for an overflow."""
+    where: Any = job.plan()
+    if device == "cuda":
+        built = build(job, folder / "package")
+        if built.folder is None:
+            raise RuntimeError(built.failed)
+        where = built.folder
+    module = open_module(where, device)
+    try:
+        if job.lowered().precision is Precision.FP16:
+            start_scale(module)
+        losses = [float(module.step(*batch, lr=LEARNING_RATE)) for batch in data]
+        return losses, int(module.control["skipped"])
+    finally:
+        module.close()
+
+
+def losses_of_torch(job: Job, device: str, data: list[Batch]) -> list[float]:
+    told = BenchJob(job.source, job.settings, job.network, "", device, learning_rate=LEARNING_RATE)
+    half = job.lowered().precision in (Precision.BF16, Precision.FP16)
+    trainer = Trainer(told, Contender("torch", channels_last=half and device == "cuda"))
+    return [float(trainer.step(trainer.module.place(batch), None, trainer.forward)) for batch in data]
+
+
+def compared(job: Job, device: str, data: list[Batch], reference: list[float]) -> dict[str, Any]:
+    """`reference`: PyTorch's losses in fp32, empty where this is them; they are put there then."""
+    with tempfile.TemporaryDirectory() as folder:
+        ours, skipped = losses_of_mbc(job, Path(folder), device, data)
+    theirs = losses_of_torch(job, device, data)
+    reference.extend([] if reference else theirs)
+    end, torch_end, reference_end = (float(np.mean(found[-LAST_STEPS:])) for found in (ours, theirs, reference))
+    return {
+        "first": ours[0],
+        "torch_first": theirs[0],
+        "end": end,
+        "torch_end": torch_end,
+        "apart": abs(end - torch_end) / torch_end,
+        "torch_from_its_fp32": abs(torch_end - reference_end) / reference_end,
+        "skipped": skipped,
+        "losses": ours,
+        "torch_losses": theirs,
+        "passed": abs(end - torch_end) <= MOST_APART * torch_end,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--size", type=int, default=64)
+    parser.add_argument("--precisions", default="fp32,tf32,bf16,fp16")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    arguments = parser.parse_args()
+    data = list(batches(arguments.steps, arguments.batch, arguments.size))
+    sizes = {"depth": 18, "batch": arguments.batch, "classes": CLASSES, "size": arguments.size}
+    job = example("resnet", *((name, str(value)) for name, value in sizes.items()))
+    reference: list[float] = []
+    rows = [
+        attempt(
+            lambda p=precision: compared(
+                job.with_settings(("train.precision", p)), arguments.device, data, reference
+            ),
+            precision,
+        )
+        for precision in arguments.precisions.split(",")
+    ]  # fmt: skip
+    path = write("training_loss", rows, device=arguments.device, **sizes, learning_rate=LEARNING_RATE)
+    show(
+        rows, ["name", "first", "torch_first", "end", "torch_end", "apart", "torch_from_its_fp32", "skipped", "passed"]
+    )
+    print(path.name)
+
+
+if __name__ == "__main__":
+    start(main)
