@@ -132,7 +132,8 @@ def _padded(a: Pool, x: Array, fill: float) -> Array:
 
 
 def _max(a: MaxPool, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
-    """The first of equal maxima wins; NaN counts as greater than everything, the last NaN wins."""
+    """The first of equal maxima wins; NaN counts as greater than everything. Here the last of several NaNs in a window
+    wins, in kernels any one may."""
     padded = _padded(a, inputs[0], -np.inf)
     p, q = a.output_size
     best = np.full((*padded.shape[:2], p, q), -np.inf, padded.dtype)

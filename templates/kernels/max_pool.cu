@@ -1,6 +1,6 @@
 // Maximum pooling of an image as it is, or of what a bias, a batch normalisation or relu makes of it on the way.
 //
-// Of equal elements the first one wins, in the order of rows and then of columns; a NaN wins over everything before it.
+// Of equal elements the first one wins, in the order of rows and then of columns; a NaN wins over all numbers.
 #include "mbc_batch_norm.cuh"
 #include "mbc_pool.cuh"
 

@@ -93,6 +93,14 @@ def coarse(rng: np.random.Generator, shape: Shape) -> Array:
     return np.round(rng.standard_normal(shape) * 2) / 2
 
 
+def special(rng: np.random.Generator, shape: Shape) -> Array:
+    """Infinities, zeros of both signs, and a NaN here and there: no window of three has two."""
+    values = coarse(rng, shape)
+    for place, value in enumerate((np.nan, -np.inf, -np.inf, np.inf, -0.0)):
+        values[..., place::5, place::5] = value
+    return values
+
+
 def positive(rng: np.random.Generator, shape: Shape) -> Array:
     return rng.uniform(0.1, 3.0, shape)
 
@@ -215,6 +223,7 @@ def _pools(cases: Cases) -> None:
             note = f"{number}"
             cases.add("max_pool", MaxPool(size, kernel, stride, pad, ceil), w(*x, make=coarse), note=note)
             cases.add("max_pool", largest, w(*x, make=coarse), note=f"index{number}")
+            cases.add("max_pool", largest, w(*x, make=special), note=f"special{number}")
             index = Operand("uint8", y, bytes_below(kernel[0] * kernel[1]))
             cases.add("max_pool_backward", largest, index, w(*y), note=note)
             for count_pad in (False, True):
