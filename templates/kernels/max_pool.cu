@@ -162,14 +162,14 @@ struct Two<__half> {
 template <typename T, bool RELU>
 __device__ inline uint32_t canonical(uint32_t pair) {
 #ifdef MBC_EMULATED
-  Vec<uint32_t, 1> word{{pair}};
-  const Packed<T, 2> elements{word};
+  Packed<T, 2> elements;
+  elements.words[0] = pair;
   float values[2];
   for (int j = 0; j < 2; ++j) {
     const float value = elements.value(j);
     values[j] = isnan(value) ? NAN : RELU ? max(value, 0.0f) + 0.0f : value + 0.0f;
   }
-  return Packed<T, 2>::of(values).words.v[0];
+  return Packed<T, 2>::of(values).words[0];
 #else
   using Pair = typename Two<T>::Type;
   const uint32_t nothing = 0;
@@ -204,14 +204,14 @@ struct Keys {
   __device__ void take(Packed<T, N>& v, const F& f, const typename F::Channel (&channel)[N], int32_t position) {
 #pragma unroll
     for (int i = 0; i < N / 2; ++i) {
-      uint32_t pair = v.words.v[i];
+      uint32_t pair = v.words[i];
       if constexpr (!F::DIRECT) {
         const float values[2] = {f.before(channel[2 * i], v.value(2 * i)),
                                  f.before(channel[2 * i + 1], v.value(2 * i + 1))};
-        pair = Packed<T, 2>::of(values).words.v[0];
+        pair = Packed<T, 2>::of(values).words[0];
       }
       pair = canonical<T, F::RELU>(pair);
-      if constexpr (F::WRITTEN) v.words.v[i] = pair;
+      if constexpr (F::WRITTEN) v.words[i] = pair;
       if constexpr (SIGNED) pair = ordered(pair);
       const uint32_t place = static_cast<uint32_t>(K - 1 - position);
       key[2 * i] = max(key[2 * i], static_cast<int32_t>(pair << 16 | place));
@@ -225,7 +225,7 @@ struct Keys {
     for (int i = 0; i < N / 2; ++i) {
       const uint32_t low = static_cast<uint32_t>(key[2 * i]), high = static_cast<uint32_t>(key[2 * i + 1]);
       const uint32_t pair = low >> 16 | (high & 0xffff0000u);
-      values.words.v[i] = SIGNED ? ordered(pair) : pair;
+      values.words[i] = SIGNED ? ordered(pair) : pair;
     }
     values.write(y);
     if (index == nullptr) return;
@@ -234,7 +234,7 @@ struct Keys {
       uint32_t bytes = 0;
 #pragma unroll
       for (int j = 0; j < 4; ++j) bytes |= (static_cast<uint32_t>(key[4 * i + j]) & 0xffu) << 8 * j;
-      positions.words.v[i] = 0x01010101u * (K - 1) - bytes;  // each byte by itself: none is larger than K - 1
+      positions.words[i] = 0x01010101u * (K - 1) - bytes;  // each byte by itself: none is larger than K - 1
     }
     positions.write(index);
   }

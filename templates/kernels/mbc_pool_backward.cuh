@@ -186,7 +186,7 @@ __device__ void gather_strip(const Pooled<T, MASKED>& pooled, const Window& wind
       } else {
         w[b] = {};
 #pragma unroll
-        for (auto& word : w[b].where.words.v) word = static_cast<std::decay_t<decltype(word)>>(0xffffffffu);
+        for (auto& word : w[b].where.words) word = static_cast<std::decay_t<decltype(word)>>(0xffffffffu);
       }
     }
   };
