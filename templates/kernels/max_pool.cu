@@ -334,7 +334,7 @@ const char* max_pool(const MbcCall& call, int output, F f) {
     T* image = WRITTEN ? out<T>(call, output) : nullptr;
     T* y = out<T>(call, output + WRITTEN);
     const bool wide = aligned(x, 16) && aligned(image, 16) && aligned(y, 16) && aligned(index, N) && a.channels % N == 0;
-    const bool done = wide && a.layout == MBC_CHANNELS_LAST && for_usual_window(a, [&](auto size) {
+    const bool done = wide && a.layout == MBC_CHANNELS_LAST && for_usual_window<T>(a, [&](auto size) {
       using S = std::conditional_t<F::WRITTEN, Fixed<2, 2, 2, 2>, decltype(size)>;  // no window overlaps another
       const Strips strips(a.channels / N, a.rows, a.out_width, a.out_height, S::LOWEST, MANY_THREADS / (a.channels / N));
       const dim3 grid(static_cast<unsigned>(divide_up(strips.count, strips.down)), strips.tiles);

@@ -155,12 +155,23 @@ struct Fixed {
   }
 };
 
-// Calls `run(Fixed<...>{})` if the windows are of a usual size; whether they are.
-template <typename Run>
+// Pools are in the plan's working type: for another one the general kernels do, which take less long to compile.
+#ifdef MBC_EMULATED
+template <typename T>
+constexpr bool USUAL = true;
+#else
+template <typename T>
+constexpr bool USUAL = std::is_same_v<T, MbcWorking>;
+#endif
+
+// Calls `run(Fixed<...>{})` if the windows are of a usual size, and T is a type to take care of; whether it did.
+template <typename T, typename Run>
 bool for_usual_window(const PoolArguments& a, Run run) {
-  if (Fixed<2, 2, 2, 2>::is(a)) return run(Fixed<2, 2, 2, 2>{}), true;
-  if (Fixed<3, 3, 2, 2>::is(a)) return run(Fixed<3, 3, 2, 2>{}), true;
-  if (Fixed<3, 3, 1, 1>::is(a)) return run(Fixed<3, 3, 1, 1>{}), true;
+  if constexpr (USUAL<T>) {
+    if (Fixed<2, 2, 2, 2>::is(a)) return run(Fixed<2, 2, 2, 2>{}), true;
+    if (Fixed<3, 3, 2, 2>::is(a)) return run(Fixed<3, 3, 2, 2>{}), true;
+    if (Fixed<3, 3, 1, 1>::is(a)) return run(Fixed<3, 3, 1, 1>{}), true;
+  }
   return false;
 }
 
