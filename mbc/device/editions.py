@@ -5,24 +5,40 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mbc.device.profile import Measurement, Profile
+from mbc.device.signature import read_signature
 from mbc.kernels.own import KERNELS, OWN
+from mbc.kernels.own.base import layout_of
 
 
 def current(profile: Profile) -> Profile:
-    """`profile` without the times of earlier editions of kernels: they, and the workspace that was needed, say nothing
-    of today's. A request of which today's kernel was not measured yet counts as not measured, so that it will be."""
+    """`profile` with the times of earlier editions of kernels as what they are of today's: estimates, until today's is
+    measured. A request of which today's kernel was not measured yet counts as not measured, so that it will be."""
     found = {key: tuple(m for m in rows if not _outdated(m)) for key, rows in profile.measurements.items()}
-    renewed = {
-        key
-        for key, rows in profile.measurements.items()
-        if not {m.name for m in rows if _outdated(m)}.issubset(m.name for m in found[key])
-    }
     if all(len(found[key]) == len(rows) for key, rows in profile.measurements.items()):
         return profile
-    extents = {key: extent for key, extent in profile.extents.items() if key not in renewed}
-    return replace(profile, measurements={key: rows for key, rows in found.items() if rows}, extents=extents)
+    earlier: dict[str, tuple[Measurement, ...]] = {}
+    for key, rows in profile.measurements.items():
+        known = {m.name for m in found[key]}
+        if outdated := [m for m in rows if _outdated(m) and m.name not in known]:
+            earlier[key] = tuple(today for m in outdated for today in _of_today(key, m))
+    extents = {key: extent for key, extent in profile.extents.items() if key not in earlier}
+    measurements = {key: rows for key, rows in found.items() if rows}
+    return replace(profile, measurements=measurements, extents=extents, earlier=earlier)
 
 
 def _outdated(measurement: Measurement) -> bool:
     kernel = KERNELS.get(measurement.name) if measurement.provider == OWN.name else None
     return kernel is not None and measurement.settings != kernel.settings
+
+
+def _of_today(key: str, measurement: Measurement) -> tuple[Measurement, ...]:
+    """Today's kernel with the time of `measurement` and its own workspace; none where it would not run."""
+    kernel = KERNELS[measurement.name]
+    try:
+        request = read_signature(key)
+    except ValueError:  # of an operation that this version of mbc does not have
+        return ()
+    if measurement.refused or not kernel.takes(request) or measurement.layouts not in kernel.layouts(request):
+        return ()
+    workspace_bytes = kernel.workspace(request, layout_of(request, measurement.layouts))
+    return (replace(measurement, settings=kernel.settings, workspace_bytes=workspace_bytes),)

@@ -119,6 +119,7 @@ class Profile:
     `constants` are figures of the machine: `graph_gap_us`, the time from one node of a CUDA graph to the next, and
     those of `mbc.device.transfers.link_constants`.
     `stale`: of another machine than the one planned for, and used all the same: its times count as estimates.
+    `earlier`: likewise times of today's own kernels, measured before they were rewritten (`mbc.device.editions`).
     """
 
     identity: Identity
@@ -128,6 +129,7 @@ class Profile:
     extents: Mapping[str, Extent] = field(default_factory=dict[str, Extent])
     constants: Mapping[str, float] = field(default_factory=dict[str, float])
     stale: bool = False
+    earlier: Mapping[str, tuple[Measurement, ...]] = field(default_factory=dict[str, tuple[Measurement, ...]])
 
     @property
     def cudnn(self) -> int:
@@ -158,15 +160,14 @@ class Profile:
     @cached_property
     def _families(self) -> Mapping[Request, Mapping[int, tuple[Candidate, ...]]]:
         found: dict[Request, dict[int, tuple[Candidate, ...]]] = {}
-        for key in dict.fromkeys((*self.measurements, *self.extents)):
+        for key in dict.fromkeys((*self.measurements, *self.earlier, *self.extents)):
             try:
                 request = read_signature(key)
             except ValueError:
                 continue  # of an operation that this version of mbc does not have
-            known = (m for m in self.measurements.get(key, ()) if not m.refused)
-            usable = (m.candidate() for m in known)
-            if self.stale:
-                usable = (replace(c, measured=False) for c in usable)
+            known = [m.candidate() for m in self.measurements.get(key, ()) if not m.refused]
+            usable = known if not self.stale else [replace(c, measured=False) for c in known]
+            usable += [replace(m.candidate(), measured=False) for m in self.earlier.get(key, ())]
             found.setdefault(with_rows(request, 0), {})[rows_of(request)] = tuple(sorted(usable, key=rank))
         return {family: dict(sorted(sizes.items())) for family, sizes in found.items()}
 

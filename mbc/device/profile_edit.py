@@ -22,7 +22,7 @@ def merged(first: Profile, second: Profile, newer_wins: bool = True) -> Profile:
     `first`, which wins also where both are of one time. MBC076 where the machines are not alike.
 
     A request's extent is the wider one; where both were limited in words, both are said. Constants and overheads are
-    those of `first`, where it has them.
+    those of `first`, where it has them. Times of earlier editions are kept for planning, but in no file.
     """
     if not first.identity.alike(second.identity):
         raise MbcError(
@@ -38,7 +38,8 @@ def merged(first: Profile, second: Profile, newer_wins: bool = True) -> Profile:
             sides.sort(key=lambda p: _extent(p, key).date or p.identity.date, reverse=True)
         best_first = [{candidate_key(m): m for m in p.measurements.get(key, ())} for p in sides]
         measurements[key] = tuple(_union(best_first).values())
-        extents[key] = _wider([_extent(p, key) for p in sides])
+        if known := [p for p in sides if key not in p.earlier]:
+            extents[key] = _wider([_extent(p, key) for p in known])
     overheads = {(o.what, o.subject): o for o in (*second.overheads, *first.overheads)}
     identity = replace(first.identity, date=min(first.identity.date, second.identity.date))
     return Profile(
@@ -49,6 +50,7 @@ def merged(first: Profile, second: Profile, newer_wins: bool = True) -> Profile:
         extents,
         {**second.constants, **first.constants},
         first.stale or second.stale,
+        {key: rows for key, rows in {**second.earlier, **first.earlier}.items() if key not in extents},
     )
 
 

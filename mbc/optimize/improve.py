@@ -7,7 +7,9 @@ since the books follow it. What they find is measured before it counts.
 
 from __future__ import annotations
 
+import math
 import random
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,21 +21,31 @@ if TYPE_CHECKING:
 # Decisions that are taken back in a round, and by how much a price may be off in it.
 TAKEN_BACK = (1, 2, 4, 8)
 WHIM = 0.5
+SWAPPED = 0.3  # rounds that send something else to the host
+MEASURED_AFTER = 8  # so many improvements by the books
+MOST_SETTLING = 3  # rounds of making room where these prove wrong
 LESS_US = 1e-3  # an improvement
 
 
-def improve(
-    chooser: Chooser, best: tuple[Resided, NDArray[np.int64]], rounds: int
-) -> tuple[Resided, NDArray[np.int64]]:
-    """What was found from `best`, which fits: how it is, and by how much each run exceeds the room then.
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Decisions as they were measured. `over`: by how much each run exceeds the room; `costs_us`: what they cost."""
+
+    resided: Resided
+    over: NDArray[np.int64]
+    costs_us: float
+
+
+def improve(chooser: Chooser, best: Found, rounds: int) -> Found:
+    """What was found from `best`, which fits and is what the books say.
 
     Seeded and counted in rounds, never in seconds: the same step gets the same decisions.
     """
     draw = random.Random(0)
     ledger = chooser.ledger
-    over = best[1]
-    least_us = chooser.costs_us()
-    for _ in range(rounds):
+    over, least_us = best.over, best.costs_us
+    unmeasured = 0
+    for number in range(rounds):
         start = ledger.mark()
         forced = frozenset(chooser.forced)
         if not _take_back(chooser, draw):
@@ -44,16 +56,83 @@ def improve(
         chooser.whims = {}
         if _fits(chooser, over):
             keep_again(chooser, over, len(chooser.runs))
-            if chooser.costs_us() < least_us - LESS_US:
-                chooser.schedule()
-                found = chooser.measure(ledger.decisions())
-                if found[1].max() <= 0:
-                    best, over, least_us = found, found[1], chooser.costs_us()
-                    ledger.delta_bytes[:] = 0
-                    continue
-        ledger.undo(start)
-        chooser.forced = set(forced)
+        if _fits(chooser, over) and chooser.costs_us() < least_us - LESS_US:
+            least_us = chooser.costs_us()
+            unmeasured += 1
+        else:
+            ledger.undo(start)
+            chooser.forced = set(forced)
+        if unmeasured >= MEASURED_AFTER or (unmeasured and number == rounds - 1):
+            found = _settled(chooser)
+            over, least_us, unmeasured = found.over, found.costs_us, 0
+            if over.max() <= 0 and least_us < best.costs_us:
+                best = found
     return best
+
+
+def squeeze(chooser: Chooser, smallest: Found, rounds: int) -> Found:
+    """What fits, found from what does not and is what the books say; else what is smallest.
+
+    Where room is lacking decisions are taken back and others are made, as long as less is lacking then in all.
+    """
+    draw = random.Random(0)
+    ledger = chooser.ledger
+    over = smallest.over
+    lacking = _lacking(chooser, over)
+    unmeasured = 0
+    for number in range(rounds):
+        start = ledger.mark()
+        forced = frozenset(chooser.forced)
+        again = [(d.buffer, d.before) for d in ledger.decisions().recomputes]
+        if not again:
+            break
+        _take_back_near(chooser, again, int(np.argmax(over + ledger.delta_bytes)), draw)
+        chooser.whims = {b: draw.uniform(1 - WHIM, 1 + WHIM) for b in ledger.movable}
+        chooser.relieve(over)
+        chooser.whims = {}
+        left = _lacking(chooser, over)
+        if left < lacking:
+            lacking = left
+            unmeasured += 1
+        else:
+            ledger.undo(start)
+            chooser.forced = set(forced)
+        if unmeasured >= MEASURED_AFTER or (unmeasured and (not lacking or number == rounds - 1)):
+            found = _settled(chooser)
+            over, unmeasured = found.over, 0
+            lacking = _lacking(chooser, over)
+            if found.resided.live_bytes < smallest.resided.live_bytes:
+                smallest = found
+            if not lacking:
+                return found
+    return smallest
+
+
+def _lacking(chooser: Chooser, over: NDArray[np.int64]) -> int:
+    """By how much all runs together exceed the room, by the books."""
+    return int(np.maximum(over + chooser.ledger.delta_bytes, 0).sum())
+
+
+def _take_back_near(chooser: Chooser, again: list[tuple[int, int]], position: int, draw: random.Random) -> None:
+    """Take back some of what is made again before runs near a position."""
+    count = draw.choice(TAKEN_BACK)
+    for buffer, before in sorted(again, key=lambda decision: abs(decision[1] - position) + draw.random())[:count]:
+        if chooser.ledger.repeats(buffer, before):
+            chooser.ledger.drop(buffer, before)
+
+
+def _settled(chooser: Chooser) -> Found:
+    """The decisions as they are measured; where that does not fit, with a little more room made."""
+    chooser.most_again_us = math.inf
+    for _ in range(MOST_SETTLING):
+        chooser.schedule()
+        resided, over = chooser.measured()
+        if over.max() <= 0:
+            break
+        chooser.relieve(over)
+    else:
+        resided, over = chooser.measured()
+    return Found(resided, over, chooser.costs_us())
 
 
 def keep_again(chooser: Chooser, over: NDArray[np.int64], most: int) -> None:
@@ -90,6 +169,13 @@ def _take_back(chooser: Chooser, draw: random.Random) -> bool:
     for buffer, position in chosen:
         if ledger.repeats(buffer, position):
             ledger.drop(buffer, position)
+    unhurried = chooser.unhurried()
+    if unhurried and draw.random() < SWAPPED:
+        # Others may be worth more of the link.
+        stays = draw.sample(unhurried, min(len(unhurried), draw.choice(TAKEN_BACK[:2])))
+        for buffer in stays:
+            ledger.stay(buffer)
+        chooser.send((*draw.sample([b for b, _ in chosen], len(chosen)), *stays))
     for buffer in draw.sample(sent, min(draw.randrange(count + 1), len(sent))):
         chooser.forced.discard(buffer)
         ledger.stay(buffer)

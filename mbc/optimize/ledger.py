@@ -152,11 +152,21 @@ class Ledger:
                 if not there and self._can_fetch(source, position):
                     self.offload(source, self.offloads[source][0], position)
         for wanted in chain:
-            self._repeat(wanted, position)
+            self.repeat(wanted, position)
         for wanted in chain:
             later = self._next_again(wanted, position) if wanted != buffer else None
             if later is not None:
                 self._unrepeat(wanted, later)
+
+    def repeat(self, buffer: int, position: int) -> None:
+        """Enter that a value is made again before a run, of what is there then."""
+        run = self.made[buffer]
+        outputs = self._again.get((run, position))
+        if not outputs:
+            for source in self.runs[run].reads:
+                self._enter_read(True, source, position)
+        if not outputs or buffer not in outputs:
+            self._enter_repeat(True, buffer, position)
 
     def offload(self, buffer: int, out: int, back: int) -> None:
         """Enter, or move, the way of a value to the host and back."""
@@ -223,15 +233,6 @@ class Ledger:
         if s < len(starts) and buffer in self._again.get((self.made[buffer], starts[s]), ()):
             return starts[s]
         return None
-
-    def _repeat(self, buffer: int, position: int) -> None:
-        run = self.made[buffer]
-        outputs = self._again.get((run, position))
-        if not outputs:
-            for source in self.runs[run].reads:
-                self._enter_read(True, source, position)
-        if not outputs or buffer not in outputs:
-            self._enter_repeat(True, buffer, position)
 
     def _unrepeat(self, buffer: int, position: int) -> None:
         run = self.made[buffer]

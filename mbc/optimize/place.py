@@ -85,8 +85,8 @@ def _improved(
 
     large: list[int] = []
     for count in SMALL_BLOCKS:
-        large = [i for i in order if blocks[i].size_bytes * count >= bound]
-        for places in fill_up([blocks[i] for i in large], good) if large else ():
+        before, large = large, [i for i in order if blocks[i].size_bytes * count >= bound]
+        for places in fill_up([blocks[i] for i in large], good) if large != before else ():
             offsets, height = min((offsets, height), filled(large, places), key=lambda found: found[1])
             if height <= good:
                 return offsets, height

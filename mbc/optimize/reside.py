@@ -2,7 +2,8 @@
 
 First as much goes to the host as its link can carry unseen, what is slowest to make again first. Then, where most is
 taken, the gap that costs least time for its bytes is made again, until everything fits; how much is taken is found
-from the rewritten program, and the choice goes on from there. At last what proves not to be needed is kept after all.
+from the rewritten program, and the choice goes on from there. What proves not to be needed is kept after all. What was
+found so is then improved (`mbc.optimize.improve`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from mbc.device.transfers import HostLink
 from mbc.ir.graph import Operation, TrainingGraph
 from mbc.optimize.homes import persistent_bytes
-from mbc.optimize.improve import improve, keep_again
+from mbc.optimize.improve import Found, improve, keep_again, squeeze
 from mbc.optimize.ledger import Gap, Ledger
 from mbc.optimize.lifetimes import blocks, live_bytes
 from mbc.optimize.order import Draft
@@ -27,13 +28,14 @@ from mbc.optimize.residence import Decisions, in_launch_order, rewrite
 from mbc.optimize.runs import Run, runs_of
 from mbc.optimize.strips import Division
 from mbc.optimize.takeover import take_over
-from mbc.plan.model import Stream
+from mbc.plan.model import Copy, Stream
 
 # Values of less than this part of the room are always kept.
 SMALL_PART = 1 / 20_000
 # Copies shorter than so many latencies are not worth their place in the queue.
 SHORTEST_COPY_LATENCIES = 3
 MOST_ROUNDS = 40
+MOST_IMPROVING = 200  # rounds that improve what was found
 WORSE_ROUNDS = 10  # one after another that are no smaller than what was found
 # Making things again for longer than so many whole steps leads nowhere.
 MOST_AGAIN = 1.0
@@ -65,12 +67,14 @@ class Means:
 @dataclass(frozen=True, slots=True)
 class Resided:
     """`live_bytes`: most bytes alive at once in the training program. `draft` has its final aliases. `sent`: the part
-    of what was too much that goes to the host."""
+    of what was too much that goes to the host, over run `peak`; kernels wait for that of `forced`."""
 
     draft: Draft
     decisions: Decisions
     live_bytes: int
     sent: float = 0.0
+    peak: int = 0
+    forced: frozenset[int] = frozenset()
 
 
 def reside(
@@ -82,12 +86,14 @@ def reside(
     known_us: float = math.inf,
     groups: Sequence[Operation] = (),
     work: int = 0,
+    start: Resided | None = None,
 ) -> Resided:
     """The draft as it fits the room, or as little over it as was found. `draft` must not alias but by updates.
 
     `known_us`: a step that fits; one that would take much longer is given up. `work`: rounds that improve what fits,
-    times the runs of the program."""
-    found = Chooser(graph, draft, link, means, room_bytes, known_us, groups).run(work)
+    times the runs of the program. `start`: what was found for the same draft and as much room or more, to go on from.
+    """
+    found = Chooser(graph, draft, link, means, room_bytes, known_us, groups).run(work, start)
     return replace(found, draft=in_launch_order(found.draft))
 
 
@@ -113,6 +119,9 @@ class Chooser:
         self.ledger = Ledger(draft, self.runs, self._small_bytes)
         self._persistent_bytes = persistent_bytes(draft)
         self._sent = 0.0
+        self._peak = 0  # the run over which values go to the host
+        # Out before the peak and back after it, the directions are in each other's way only where states go, too.
+        self._busy_both = any(isinstance(launch.work, Copy) for launch in draft.train.launches)
         self.whims: dict[int, float] = {}  # by what the price of a value counts more
         self.forced: set[int] = set()  # offloads that kernels wait for
         self._forbidden: set[tuple[int, int]] = set()  # values that are not to be made again before a run
@@ -120,13 +129,17 @@ class Chooser:
         step_us = float(self._times_us.sum())
         self.most_again_us = min(MOST_AGAIN * step_us, WORTH_AGAIN * (known_us - step_us))
 
-    def run(self, work: int) -> Resided:
-        best = self._measured()
+    def run(self, work: int, start: Resided | None) -> Resided:
+        best = self.measured()
         kept_over = best[1]
-        if best[0].live_bytes > self._room_bytes and self._means.offload > 0:
+        if start is not None:
+            self._go_on(start)
+            best = self.measured()
+        elif best[0].live_bytes > self._room_bytes and self._means.offload > 0:
             self._send_away(best[1])
-            best = self._measured()
+            best = self.measured()
         smallest = best[0]  # one round may take more than that before
+        limit_us = math.inf
         worse = 0
         for _ in range(MOST_ROUNDS):
             resided, over = best
@@ -135,15 +148,28 @@ class Chooser:
             if not (self.relieve(over) or self._forbid_at(int(np.argmax(over)))):
                 break
             self.schedule()
-            best = self._measured()
+            best = self.measured()
             worse = 0 if best[0].live_bytes < smallest.live_bytes else worse + 1
             smallest = min(smallest, best[0], key=lambda found: found.live_bytes)
+        rounds = min(MOST_IMPROVING, work // len(self.runs))
+        if best[0].live_bytes > self._room_bytes and rounds:
+            found = squeeze(self, Found(*best, self.costs_us()), rounds)
+            best = found.resided, found.over
+            smallest = min(smallest, found.resided, key=lambda found: found.live_bytes)
         if best[0].live_bytes <= self._room_bytes:
-            best = self._keep_again(best)
-            smallest = improve(self, best, work // len(self.runs))[0]
-        if self._means.recompute and not self.ledger.offloads:
-            return self._proved(smallest, kept_over)
+            kept = self._keep_again(best)
+            found = improve(self, Found(*kept, self.costs_us()), rounds)
+            smallest, limit_us = found.resided, found.costs_us
+        if self._means.recompute and not smallest.decisions.offloads:
+            return self._proved(smallest, kept_over, limit_us)
         return smallest
+
+    def _go_on(self, start: Resided) -> None:
+        for offload in start.decisions.offloads:
+            self.ledger.offload(offload.buffer, offload.out, offload.back)
+        for recompute in start.decisions.recomputes:
+            self.ledger.repeat(recompute.buffer, recompute.before)
+        self._sent, self._peak, self.forced = start.sent, start.peak, set(start.forced)
 
     def _again_too_long(self) -> bool:
         return self.ledger.again_us > self.most_again_us
@@ -157,7 +183,7 @@ class Chooser:
 
     # What is taken
 
-    def _measured(self) -> tuple[Resided, NDArray[np.int64]]:
+    def measured(self) -> tuple[Resided, NDArray[np.int64]]:
         """The program as decided, and by how much each run and what is made again before it exceed the room."""
         measured = self.measure(self.ledger.decisions())
         self.ledger.delta_bytes[:] = 0
@@ -170,7 +196,7 @@ class Chooser:
         live = np.array(live_bytes(program_blocks, len(draft.train.launches)), np.int64) + self._persistent_bytes
         over = np.full(len(self.runs) + 1, -self._room_bytes, np.int64)
         np.maximum.at(over, np.array(rewritten.position), live - self._room_bytes)
-        return Resided(draft, decisions, int(live.max()), self._sent), over
+        return Resided(draft, decisions, int(live.max()), self._sent, self._peak, frozenset(self.forced)), over
 
     def _starts_us(self) -> NDArray[np.float64]:
         """When the launches at each run start, what is made again before it included."""
@@ -182,7 +208,7 @@ class Chooser:
     def _send_away(self, over: NDArray[np.int64]) -> None:
         """Offload while nothing has to wait for it, until the worst run fits or the link is full."""
         starts_us = self._starts_us()
-        peak = int(np.argmax(over))
+        peak = self._peak = int(np.argmax(over))
         needed = wanted = int(over[peak] * self._means.offload)
         shortest = SHORTEST_COPY_LATENCIES * self._link.latency_us
         ledger = self.ledger
@@ -192,22 +218,16 @@ class Chooser:
             time_us = ledger.chain(gap.buffer, gap.before)[0] if self._means.recompute else math.inf
             return -time_us / ledger.size_bytes[gap.buffer], gap.after - gap.before, gap.buffer
 
-        # Time left for the copies of each direction: earliest first out, latest first back.
-        out, back = _Queue(float(starts_us[peak])), _Queue(-float(starts_us[min(peak + 1, len(starts_us) - 1)]))
+        queues = self._queues(starts_us)
         host_bytes = self._means.host_bytes
         chosen: list[Gap] = []
         for gap in sorted(gaps, key=worth):
             if needed <= 0:
                 break
             size_bytes = ledger.size_bytes[gap.buffer]
-            out_us = self._copy_us(gap.buffer, Stream.TO_HOST)
-            back_us = self._copy_us(gap.buffer, Stream.TO_DEVICE)
-            made_us = float(starts_us[ledger.made[gap.buffer] + 1])
-            needed_us = -float(starts_us[gap.before])
-            if size_bytes > host_bytes or out_us < shortest or not out.add(made_us, out_us):
+            if size_bytes > host_bytes or self._copy_us(gap.buffer, Stream.TO_HOST) < shortest:
                 continue
-            if not back.add(needed_us, back_us):
-                out.remove(made_us, out_us)
+            if not self._queued(queues, gap.buffer, gap.before, starts_us):
                 continue
             needed -= size_bytes
             host_bytes -= size_bytes
@@ -216,6 +236,42 @@ class Chooser:
         for gap in chosen:
             ledger.offload(gap.buffer, gap.after + 1, gap.before)
         self.schedule()
+
+    def send(self, buffers: Sequence[int]) -> None:
+        """Send more values to the host over the peak, those that nothing has to wait for."""
+        ledger = self.ledger
+        starts_us = self._starts_us()
+        queues = self._queues(starts_us)
+        for other in self.unhurried():
+            if not self._queued(queues, other, ledger.first_read(other, ledger.offloads[other][1]), starts_us):
+                return
+        left_bytes = self._means.host_bytes - sum(ledger.size_bytes[b] for b in ledger.offloads)
+        for buffer in buffers:
+            gap = ledger.gap(buffer, self._peak)
+            if gap is None or buffer in ledger.offloads or ledger.size_bytes[buffer] > left_bytes:
+                continue
+            if self._queued(queues, buffer, gap.before, starts_us):
+                left_bytes -= ledger.size_bytes[buffer]
+                ledger.offload(buffer, gap.after + 1, gap.before)
+
+    def unhurried(self) -> list[int]:
+        """The values on the host that no kernel waits for."""
+        return sorted(self.ledger.offloads.keys() - self.forced)
+
+    def _queues(self, starts_us: NDArray[np.float64]) -> tuple[_Queue, _Queue]:
+        """Time for the copies of each direction beside the peak: earliest first out, latest first back."""
+        return _Queue(float(starts_us[self._peak])), _Queue(-float(starts_us[min(self._peak + 1, len(starts_us) - 1)]))
+
+    def _queued(self, queues: tuple[_Queue, _Queue], buffer: int, needed: int, starts_us: NDArray[np.float64]) -> bool:
+        """Whether a value can be out and back in time for a run beside those that are queued; only then it is, too."""
+        made_us = float(starts_us[self.ledger.made[buffer] + 1])
+        out_us = self._copy_us(buffer, Stream.TO_HOST)
+        if not queues[0].add(made_us, out_us):
+            return False
+        if queues[1].add(-float(starts_us[needed]), self._copy_us(buffer, Stream.TO_DEVICE)):
+            return True
+        queues[0].remove(made_us, out_us)
+        return False
 
     def schedule(self) -> None:
         """List every copy where its time comes: out as soon as it is over, back as late as it must start."""
@@ -243,7 +299,7 @@ class Chooser:
                 ledger.offload(buffer, out, back)
 
     def _copy_us(self, buffer: int, stream: Stream) -> float:
-        return self._link.copy_us(self.ledger.size_bytes[buffer], stream, busy_both=True)
+        return self._link.copy_us(self.ledger.size_bytes[buffer], stream, self._busy_both)
 
     # Until it fits
 
@@ -325,9 +381,9 @@ class Chooser:
 
     # What is least, where few things can be made again
 
-    def _proved(self, best: Resided, over: NDArray[np.int64]) -> Resided:
+    def _proved(self, best: Resided, over: NDArray[np.int64], limit_us: float) -> Resided:
         """The fastest of all sets of gaps over runs that exceed the room (`over`, with everything kept), each made
-        again where it ends; `best` where there are too many, or none is faster."""
+        again where it ends; `best`, which takes `limit_us`, where there are too many, or none is faster."""
         ledger = Ledger(self._draft, self.runs, self._small_bytes)
         gaps: dict[Gap, None] = {}
         for position in np.flatnonzero(over > 0):
@@ -335,7 +391,6 @@ class Chooser:
             gaps |= dict.fromkeys(gap for gap in found if gap is not None)
             if len(gaps) > PROVED_GAPS:
                 return best
-        limit_us = self.ledger.again_us if best.live_bytes <= self._room_bytes else math.inf
         # What is made first may be needed to make the others.
         ordered = sorted(gaps, key=lambda gap: (-gap.after, gap.before, gap.buffer))
         sets: list[tuple[float, Decisions]] = []

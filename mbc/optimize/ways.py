@@ -34,7 +34,8 @@ WAYS_WORK = 15_000
 # Launches times rounds that improve what is decided: of every way, and of one that is to be placed.
 QUICK_WORK = 8_000
 THOROUGH_WORK = 80_000
-MOST_THOROUGH = 3
+MOST_THOROUGH = 3  # ways
+FEWEST_ROUNDS = 10  # that are worth the trouble
 # Of the room, what placing may leave unused between buffers before another try is worth less.
 MOST_SPARED = 0.15
 LEAST_SPARED = 0.004
@@ -61,6 +62,10 @@ def make_room(problem: Problem, means: Means, known_us: float) -> Iterator[Fitte
     """Steps that make room, placed: the most promising way; where placing takes more than the room, again in less."""
     table, room_bytes = problem.table, problem.room_bytes
     ways = _ways(problem, means, known_us)
+    thorough = bool(ways) and FEWEST_ROUNDS * len(ways[0].ordered.train.launches) <= THOROUGH_WORK
+    if thorough and math.isinf(known_us) and all(way.resided.live_bytes > room_bytes for way in ways):
+        nearest = sorted(ways, key=lambda way: way.resided.live_bytes)[:MOST_THOROUGH]
+        ways += [_improved(problem, way, room_bytes) for way in nearest]
     fitting = [way for way in ways if way.resided.live_bytes <= room_bytes]
     if not fitting:
         if ways and math.isinf(known_us):
@@ -73,9 +78,11 @@ def make_room(problem: Problem, means: Means, known_us: float) -> Iterator[Fitte
     different = {
         (way.resided.decisions, tuple(buffer.layout for buffer in way.ordered.buffers)): way for way in slowest_first
     }.values()
-    promising = sorted(different, key=lambda way: way.time_us)[:MOST_THOROUGH]
-    ways = (_again(problem, way, way.means, room_bytes, work=THOROUGH_WORK) for way in promising)
-    tried = [(way.time_us, number, 0, way) for number, way in enumerate(ways)]
+    promising = sorted(different, key=lambda way: way.time_us)
+    if thorough:
+        improved = [_improved(problem, way, room_bytes) for way in promising[:MOST_THOROUGH]]
+        promising = improved + promising[MOST_THOROUGH:]
+    tried = [(way.time_us, number, 0, way) for number, way in enumerate(promising)]
     heapq.heapify(tried)
     best_us = known_us  # where addresses are tight, kernels may wait longer for copies than it seemed
     most_placed = min(MOST_PLACED, max(LEAST_PLACED, PLACED_WORK // len(fitting[0].resided.draft.train.launches)))
@@ -93,7 +100,7 @@ def make_room(problem: Problem, means: Means, known_us: float) -> Iterator[Fitte
         spared_bytes = max(2 * spared_bytes, lacking_bytes // 4, int(LEAST_SPARED * room_bytes))
         if spared_bytes > MOST_SPARED * room_bytes:
             continue
-        way = _again(problem, way, way.means, room_bytes - spared_bytes, work=THOROUGH_WORK)
+        way = _improved(problem, way, room_bytes - spared_bytes)
         if way.resided.live_bytes <= room_bytes - spared_bytes:
             heapq.heappush(tried, (way.time_us, number, spared_bytes, way))
 
@@ -150,22 +157,32 @@ def _way(
     room_bytes: int,
     known_us: float = math.inf,
     work: int = QUICK_WORK,
+    start: Resided | None = None,
 ) -> _Way:
     table = problem.table
     at_home = (draft.buffers[b] for b in draft.persistent)
     taken_bytes = sum(aligned(buffer.size_bytes) for buffer in at_home if buffer.space is Space.HOST)
     left = replace(means, host_bytes=means.host_bytes - taken_bytes)
     groups = (*choices.train, *choices.infer)
-    resided = reside(table.graph, draft, table.device.host_link, left, room_bytes, known_us, groups, work)
+    resided = reside(table.graph, draft, table.device.host_link, left, room_bytes, known_us, groups, work, start)
     quickly = Fitted(resided.draft, assign_addresses(resided.draft, thorough=False), table.device)
     return _Way(draft, quickly.step_us, resided, choices, means, divided)
 
 
-def _again(
-    problem: Problem, way: _Way, means: Means, room_bytes: int, known_us: float = math.inf, work: int = QUICK_WORK
-) -> _Way:
-    """The same choices by other means, for another room, or with more work."""
-    return _way(problem, way.ordered, way.choices, means, way.divided, room_bytes, known_us, work)
+def _again(problem: Problem, way: _Way, means: Means, room_bytes: int, known_us: float) -> _Way:
+    """The same choices by other means."""
+    return _way(problem, way.ordered, way.choices, means, way.divided, room_bytes, known_us)
+
+
+def _improved(problem: Problem, way: _Way, room_bytes: int) -> _Way:
+    """The same way with more work on its decisions, in as much room or less."""
+
+    def found(start: Resided | None) -> _Way:
+        asked = problem, way.ordered, way.choices, way.means, way.divided, room_bytes, math.inf
+        return _way(*asked, THOROUGH_WORK, start)
+
+    improved = found(way.resided)
+    return improved if improved.resided.live_bytes <= room_bytes else found(None)
 
 
 def _with_free_workspace(problem: Problem, way: _Way, room_bytes: int) -> Draft:

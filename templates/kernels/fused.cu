@@ -126,10 +126,10 @@ struct Behind {
   }
   template <int N>
   __device__ void finish(const Fetched<N>& f, int64_t at) const {
-    Vec<T, N> written;
+    float written[N];
 #pragma unroll
-    for (int j = 0; j < N; ++j) written.v[j] = from_float<T>(gradient<N>(f, j));
-    store(d + at, written);
+    for (int j = 0; j < N; ++j) written[j] = gradient<N>(f, j);
+    store_floats(d + at, written);
   }
   template <int N>
   __device__ float first(const Fetched<N>& f, int j) const {

@@ -85,12 +85,14 @@ __global__ void map_channels_first(Operands<T> x, T* y, int64_t vectors, Steps s
 
 template <typename F, int N>
 constexpr int MAP_BLOCKS = resident(N * sizeof(typename F::Channel) / 4 + 16);
-constexpr int MAP_WAVES = 1;  // of blocks, at most
+template <bool TWO>
+constexpr int MAP_ROWS = TWO ? 2 : 4;  // read at once: 64 bytes on their way for every thread
+constexpr int MAP_WAVES = 3, WAVE_ROWS = 16;  // waves of blocks at most, and rows that a thread should have in each
 
 template <typename T, int N, bool TWO, typename F>
 __global__ void __launch_bounds__(THREADS, (MAP_BLOCKS<F, N>))
     map_channels_last(Operands<T> x, T* y, int64_t rows, int64_t channels, F f) {
-  constexpr int K = TWO ? 2 : 4;  // rows read at once: 64 bytes on their way for every thread
+  constexpr int K = MAP_ROWS<TWO>;
   using Channel = typename F::Channel;
   __shared__ Shelf<Channel, N> shelf;
   const int64_t c = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * N;
@@ -114,11 +116,10 @@ __global__ void __launch_bounds__(THREADS, (MAP_BLOCKS<F, N>))
 #pragma unroll
     for (int k = 0; k < K; ++k)
       if (k < left) {
-        Vec<T, N> made;
+        float made[N];
 #pragma unroll
-        for (int j = 0; j < N; ++j)
-          made.v[j] = from_float<T>(f(channel[j], to_float(a[k][j]), TWO ? to_float(b[k][j]) : 0.0f));
-        store(y + at + int64_t{k} * stride, made);
+        for (int j = 0; j < N; ++j) made[j] = f(channel[j], to_float(a[k][j]), TWO ? to_float(b[k][j]) : 0.0f);
+        store_floats(y + at + int64_t{k} * stride, made);
       }
     left -= K;
     at += int64_t{K} * stride;
@@ -142,9 +143,10 @@ void run_map_channels(cudaStream_t stream, int64_t layout, int64_t rows, int64_t
     MBC_LAUNCH((map_channels_first<T, N, TWO, F>), blocks, THREADS, stream, x, y, vectors, steps, f);
   } else {
     const ChannelTiling tiling(channels / N);
-    const int64_t wanted = divide_up(rows * inner, tiling.down() * 4);
-    const int64_t most = max(int64_t{1}, multiprocessors() * MAP_BLOCKS<F, N> * MAP_WAVES / tiling.columns);
-    const dim3 grid(tiling.columns, static_cast<unsigned>(wanted < most ? wanted : most));
+    const int64_t wanted = divide_up(rows * inner, tiling.down() * MAP_ROWS<TWO>);
+    const int64_t wave = max(int64_t{1}, multiprocessors() * MAP_BLOCKS<F, N> / tiling.columns);
+    const int64_t waves = min(int64_t{MAP_WAVES}, max(int64_t{1}, wanted * MAP_ROWS<TWO> / (wave * WAVE_ROWS)));
+    const dim3 grid(tiling.columns, static_cast<unsigned>(min(wanted, wave * waves)));
     MBC_LAUNCH((map_channels_last<T, N, TWO, F>), grid, dim3(tiling.along, tiling.down()), stream, x, y, rows * inner,
                channels, f);
   }

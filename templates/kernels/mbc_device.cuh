@@ -128,6 +128,53 @@ struct alignas(sizeof(T) * N) Held {
 template <int N, typename T>
 __device__ inline Held<T, N> hold(const T* at) { return *reinterpret_cast<const Held<T, N>*>(at); }
 
+// The elements of one word.
+template <typename T>
+__device__ inline uint32_t rounded_word(const float* x) {
+  uint32_t word = 0;
+#ifndef MBC_EMULATED
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(x[0], x[1]);
+    memcpy(&word, &pair, sizeof(word));
+    return word;
+  }
+  if constexpr (std::is_same_v<T, __half>) {
+    const __half2 pair = __floats2half2_rn(x[0], x[1]);
+    memcpy(&word, &pair, sizeof(word));
+    return word;
+  }
+#endif
+  constexpr int COUNT = sizeof(word) / sizeof(T);
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) {
+    const T value = from_float<T>(x[i]);
+    Bits<sizeof(T)> bits;
+    memcpy(&bits, &value, sizeof(bits));
+    word |= uint32_t{bits} << i * 8 * sizeof(T);
+  }
+  return word;
+}
+
+// Sixteen bytes at once: behind a branch the compiler would store them in pieces.
+template <int N, typename T>
+__device__ inline void store_floats(T* at, const float (&x)[N]) {
+  if constexpr (sizeof(T) * N == sizeof(uint4)) {
+    constexpr int COUNT = N / 4;
+    const uint4 words{rounded_word<T>(x), rounded_word<T>(x + COUNT), rounded_word<T>(x + 2 * COUNT),
+                      rounded_word<T>(x + 3 * COUNT)};
+#ifdef MBC_EMULATED
+    *reinterpret_cast<uint4*>(at) = words;
+#else
+    __stwb(reinterpret_cast<uint4*>(at), words);
+#endif
+  } else {
+    Vec<T, N> value;
+#pragma unroll
+    for (int j = 0; j < N; ++j) value.v[j] = from_float<T>(x[j]);
+    store(at, value);
+  }
+}
+
 // Elements in 16 bytes.
 template <typename T>
 constexpr int WIDTH = 16 / static_cast<int>(sizeof(T));

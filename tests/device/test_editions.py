@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mbc.device.editions import current
 from mbc.device.profile import Extent, Measurement
+from mbc.device.profile_edit import merged
 from mbc.device.profile_file import ProfileWriter, read_profile
 from mbc.device.signature import signature
 from mbc.ir.types import DType, Precision, TensorType
@@ -26,13 +27,27 @@ EXTENT = {REQUEST: Extent(1 << 30)}
 
 
 def test_the_kernel_was_rewritten():
-    assert TODAY.settings == (("edition", 2),)
+    assert TODAY.settings == (("edition", KERNELS["batch_statistics"].edition),) != BEFORE.settings
 
 
-def test_an_earlier_edition_is_left_out_and_its_request_is_to_be_measured():
+def test_an_earlier_edition_is_an_estimate_and_its_request_is_to_be_measured():
     found = current(profile({REQUEST: [BEFORE]}, EXTENT))
     assert KEY not in found.measurements and KEY not in found.extents
-    assert found.candidates(REQUEST) == ()
+    (candidate,) = found.candidates(REQUEST)
+    assert (candidate.settings, candidate.time_us, candidate.measured) == (TODAY.settings, 50.0, False)
+
+
+def test_today_s_kernel_has_its_own_workspace():
+    kernel, large = KERNELS["batch_statistics"], TensorType((256, 64, 56, 56), DType.FP32)
+    vector = TensorType((64,), DType.FP32)
+    request = Request("batch_statistics", NoAttributes(), (large,), (vector, vector), Precision.FP32)
+    (candidate,) = current(profile({request: [BEFORE]}, {request: Extent(1 << 30)})).candidates(request)
+    assert candidate.workspace_bytes == kernel.workspace(request, FIRST) > BEFORE.workspace_bytes
+
+
+def test_what_today_s_kernel_does_not_take_is_left_out():
+    refused, elsewhere = replace(BEFORE, refused="wrong"), replace(BEFORE, layouts=(FIRST,))
+    assert current(profile({REQUEST: [refused, elsewhere]}, EXTENT)).candidates(REQUEST) == ()
 
 
 def test_once_measured_again_the_request_is_known():
@@ -50,4 +65,13 @@ def test_files_are_read_so(tmp_path: Path):
     path = tmp_path / "p.sqlite"
     with ProfileWriter(path, IDENTITY) as writer:
         writer.record(REQUEST, (BEFORE,), Extent(1 << 30))
-    assert read_profile(path).candidates(REQUEST) == ()
+    assert [c.measured for c in read_profile(path).candidates(REQUEST)] == [False]
+
+
+def test_merging_keeps_what_is_to_be_measured_and_lets_go_of_what_was():
+    cudnn = replace(TODAY, provider="cudnn", name="norm", settings=(), time_us=20.0)
+    before, today = (current(profile({REQUEST: [own, cudnn]}, EXTENT)) for own in (BEFORE, TODAY))
+    nothing = profile({}, {})
+    assert KEY not in merged(before, nothing).extents and KEY in merged(before, today).extents
+    assert [c.time_us for c in merged(nothing, before).candidates(REQUEST)] == [20.0, 50.0]
+    assert [c.time_us for c in merged(before, today).candidates(REQUEST)] == [3.0, 20.0]

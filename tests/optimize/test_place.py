@@ -126,7 +126,7 @@ def test_filling_up_comes_near_what_is_alive(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @given(block_lists(30))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_every_round_of_filling_up_is_legal(blocks: list[Block]) -> None:
     for offsets in fill_up(blocks, 0) if blocks else ():
         assert not overlaps(blocks, offsets)
