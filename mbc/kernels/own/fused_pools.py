@@ -119,7 +119,7 @@ _ADDED = "batch_normalize+relu+max_pool_backward+add+relu_backward"
 
 
 def _forward(kind: str, launcher: str, takes: Callable[[Request], bool]) -> OwnKernel:
-    return OwnKernel(kind, FORWARD, PoolArguments, _pool, launcher=launcher, takes=takes, edition=2)
+    return OwnKernel(kind, FORWARD, PoolArguments, _pool, launcher=launcher, takes=takes)
 
 
 def _summed(kind: str, file: str, launcher: str, state_bytes: int, *wirings: Wiring) -> OwnKernel:
@@ -134,7 +134,6 @@ def _summed(kind: str, file: str, launcher: str, state_bytes: int, *wirings: Wir
         launches=2,
         launcher=launcher,
         takes=taking(*wirings),
-        edition=2,
     )
 
 
@@ -148,7 +147,6 @@ def _normalized(kind: str, launcher: str, *wirings: Wiring) -> OwnKernel:
         more=_normalize_more,
         launcher=launcher,
         takes=taking(*wirings),
-        edition=2,
     )
 
 
@@ -164,7 +162,7 @@ KERNELS = (
         more=lambda at: affines(at.request),
         launcher="batch_normalize_relu_max_pool",
         takes=taking(*(_before_pool(n, 2, given) for n in AFFINE for given in (1, 2))),
-        edition=3,
+        edition=2,
     ),
     OwnKernel(
         "batch_normalize+relu+max_pool",
@@ -183,7 +181,6 @@ KERNELS = (
         _pool,
         launcher="relu_max_pool_backward",
         takes=taking((((0, 1), (2, 3)), (4,))),
-        edition=2,
     ),
     OwnKernel(
         "max_pool_backward+add",
@@ -192,7 +189,6 @@ KERNELS = (
         _pool,
         launcher="max_pool_backward_add",
         takes=taking((((0, 1), (2, 3)), (4,)), (((0, 1), (3, 2)), (4,))),
-        edition=2,
     ),
     _summed(
         f"{_BEHIND}+channel_sum",

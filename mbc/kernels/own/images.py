@@ -109,8 +109,8 @@ def _upsample(at: Slice) -> UpsampleArguments:
 
 
 KERNELS = (
-    OwnKernel("max_pool", "max_pool.cu", PoolArguments, _pool, edition=4),
-    OwnKernel("max_pool_backward", "max_pool_backward.cu", PoolArguments, _pool, edition=4),
+    OwnKernel("max_pool", "max_pool.cu", PoolArguments, _pool, edition=3),
+    OwnKernel("max_pool_backward", "max_pool_backward.cu", PoolArguments, _pool, edition=3),
     OwnKernel("avg_pool", "pool.cu", PoolArguments, _pool),
     OwnKernel("avg_pool_backward", "pool.cu", PoolArguments, _pool),
     OwnKernel("lrn", "lrn.cu", LrnArguments, _lrn, _lrn_reals),
