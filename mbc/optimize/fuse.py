@@ -102,12 +102,15 @@ class _Places:
     results: frozenset[str]
 
     def group(self, pattern: Pattern, binding: Binding) -> Group | None:
-        """The group, if nobody misses what it does not write, and its launches come in time for all who read."""
+        """The group, if nobody misses what it does not write, somebody reads all that it does, and its launches come in
+        time for all who read."""
         replaced = frozenset(binding.operations[number].name for number in pattern.replaces)
         given = {binding.values[name] for part in pattern.launches for name in part.gives}
         made = {value for number in pattern.replaces for value in binding.operations[number].outputs}
         unmade = made - given
-        if any(value in self.results or not replaced.issuperset(self.readers.get(value, ())) for value in unmade):
+        if any(self._wanted(value, replaced) for value in unmade) or not all(
+            self._wanted(value, replaced) for value in given
+        ):
             return None
         launches: list[Operation] = []
         stands: list[int] = []
@@ -125,6 +128,10 @@ class _Places:
         if any(KINDS[operation.kind].updates for operation in self.program[first : max(stands)]):
             return None
         return Group(tuple(launches), tuple(stands), replaced, frozenset(unmade))
+
+    def _wanted(self, value: str, replaced: frozenset[str]) -> bool:
+        """Whether anybody else reads it."""
+        return value in self.results or not replaced.issuperset(self.readers.get(value, ()))
 
     def _in_time(self, launch: Operation, place: int, replaced: frozenset[str]) -> bool:
         readers = (name for value in launch.outputs for name in self.readers.get(value, ()))

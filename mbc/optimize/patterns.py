@@ -98,6 +98,16 @@ PATTERNS: tuple[Pattern, ...] = (
         for before in ((f"z = {_NORMALIZE}", "y = relu(z)"), ("z = bias_add(x, bias)", "y = relu(z)"), ("y = relu(x)",))
         for pool in ("p, index = max_pool(y)", "p = max_pool(y)")
     ),
+    # Others read what is pooled: it is written on the way.
+    *(
+        Pattern.of(
+            f"z = {_NORMALIZE}",
+            "y = relu(z)",
+            f"{', '.join(made)} = max_pool(y)",
+            launches=(Part((0, 1, 2), ("y", *made)),),
+        )
+        for made in (("p", "index"), ("p",))
+    ),
     # Backward through such a pool. Gathering the pooled gradient takes less than reading what another launch has
     # gathered, so that both launches of a batch norm do.
     Pattern.of(*_BEHIND_POOL),

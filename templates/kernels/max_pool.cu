@@ -8,7 +8,7 @@ namespace mbc {
 
 // What is pooled is `before` of an element, and with RELU relu of that. DIRECT: of the element itself.
 struct AsItIs {
-  static constexpr bool DIRECT = true, RELU = false;
+  static constexpr bool DIRECT = true, RELU = false, WRITTEN = false;
   struct Channel {};
   __device__ Channel load(int64_t) const { return {}; }
   __device__ float before(const Channel&, float x) const { return x; }
@@ -19,7 +19,7 @@ struct ReluAlone : AsItIs {
 };
 
 struct Biased {
-  static constexpr bool DIRECT = false, RELU = true;
+  static constexpr bool DIRECT = false, RELU = true, WRITTEN = false;
   const float* bias;
   using Channel = float;
   __device__ float load(int64_t c) const { return bias[c]; }
@@ -27,11 +27,16 @@ struct Biased {
 };
 
 struct Normalized {
-  static constexpr bool DIRECT = false, RELU = true;
+  static constexpr bool DIRECT = false, RELU = true, WRITTEN = false;
   Normalize normalize;
   using Channel = Normalize::Channel;
   __device__ Channel load(int64_t c) const { return normalize.load(c); }
   __device__ float before(const Channel& channel, float x) const { return normalize(channel, x, 0.0f); }
+};
+
+// What is pooled is written as well; each pixel is in one window.
+struct NormalizedWritten : Normalized {
+  static constexpr bool WRITTEN = true;
 };
 
 // Rounded as it is where it is stored: which one is the largest is then the same.
@@ -47,6 +52,7 @@ __device__ inline bool wins(float value, float over) { return value > over || is
 template <typename T, typename F>
 struct MaxPool {
   const T* x;
+  T* image;  // what is pooled, where it is WRITTEN
   T* y;
   uint8_t* index;  // null: not wanted
   Window window;
@@ -83,7 +89,9 @@ struct MaxPool {
           for (int j = 0; j < N; ++j) {
             const float value = pooled<T>(f, channel[j], to_float(v[k].v[j]));
             if (wins(value, best[j])) best[j] = value, where[j] = static_cast<uint8_t>(position + k);
+            if constexpr (F::WRITTEN) v[k].v[j] = from_float<T>(value);
           }
+          if constexpr (F::WRITTEN) store(image + from + k * window.input.x_stride, v[k]);
         }
       }
     Vec<T, N> result;
@@ -115,13 +123,16 @@ struct Best {
     for (int j = 0; j < N; ++j)
       if (wins(later.value[j], value[j])) value[j] = later.value[j], where[j] = later.where[j] + offset;
   }
+  // Elements one further on; `v` becomes what is pooled, where that is written.
   template <typename F>
-  __device__ void take(const Packed<T, N>& v, const F& f, const typename F::Channel (&channel)[N], int32_t position) {
+  __device__ void take(Packed<T, N>& v, const F& f, const typename F::Channel (&channel)[N], int32_t position) {
+    float elements[N];
 #pragma unroll
     for (int j = 0; j < N; ++j) {
-      const float element = pooled<T>(f, channel[j], v.value(j));
-      if (wins(element, value[j])) value[j] = element, where[j] = position;
+      elements[j] = pooled<T>(f, channel[j], v.value(j));
+      if (wins(elements[j], value[j])) value[j] = elements[j], where[j] = position;
     }
+    if constexpr (F::WRITTEN) v = Packed<T, N>::of(elements);
   }
   // `start`: the first position that is no padding, which wins where all is as low as can be.
   __device__ void write(T* y, uint8_t* index, int32_t start) const {
@@ -151,14 +162,14 @@ struct Two<__half> {
 template <typename T, bool RELU>
 __device__ inline uint32_t canonical(uint32_t pair) {
 #ifdef MBC_EMULATED
-  Vec<uint32_t, 1> word{{pair}};
-  const Packed<T, 2> elements{word};
+  Packed<T, 2> elements;
+  elements.words[0] = pair;
   float values[2];
   for (int j = 0; j < 2; ++j) {
     const float value = elements.value(j);
     values[j] = isnan(value) ? NAN : RELU ? max(value, 0.0f) + 0.0f : value + 0.0f;
   }
-  return Packed<T, 2>::of(values).words.v[0];
+  return Packed<T, 2>::of(values).words[0];
 #else
   using Pair = typename Two<T>::Type;
   const uint32_t nothing = 0;
@@ -190,16 +201,17 @@ struct Keys {
     for (int j = 0; j < N; ++j) key[j] = max(key[j], later.key[j] - offset);
   }
   template <typename F>
-  __device__ void take(const Packed<T, N>& v, const F& f, const typename F::Channel (&channel)[N], int32_t position) {
+  __device__ void take(Packed<T, N>& v, const F& f, const typename F::Channel (&channel)[N], int32_t position) {
 #pragma unroll
     for (int i = 0; i < N / 2; ++i) {
-      uint32_t pair = v.words.v[i];
+      uint32_t pair = v.words[i];
       if constexpr (!F::DIRECT) {
         const float values[2] = {f.before(channel[2 * i], v.value(2 * i)),
                                  f.before(channel[2 * i + 1], v.value(2 * i + 1))};
-        pair = Packed<T, 2>::of(values).words.v[0];
+        pair = Packed<T, 2>::of(values).words[0];
       }
       pair = canonical<T, F::RELU>(pair);
+      if constexpr (F::WRITTEN) v.words[i] = pair;
       if constexpr (SIGNED) pair = ordered(pair);
       const uint32_t place = static_cast<uint32_t>(K - 1 - position);
       key[2 * i] = max(key[2 * i], static_cast<int32_t>(pair << 16 | place));
@@ -213,7 +225,7 @@ struct Keys {
     for (int i = 0; i < N / 2; ++i) {
       const uint32_t low = static_cast<uint32_t>(key[2 * i]), high = static_cast<uint32_t>(key[2 * i + 1]);
       const uint32_t pair = low >> 16 | (high & 0xffff0000u);
-      values.words.v[i] = SIGNED ? ordered(pair) : pair;
+      values.words[i] = SIGNED ? ordered(pair) : pair;
     }
     values.write(y);
     if (index == nullptr) return;
@@ -222,7 +234,7 @@ struct Keys {
       uint32_t bytes = 0;
 #pragma unroll
       for (int j = 0; j < 4; ++j) bytes |= (static_cast<uint32_t>(key[4 * i + j]) & 0xffu) << 8 * j;
-      positions.words.v[i] = 0x01010101u * (K - 1) - bytes;  // each byte by itself: none is larger than K - 1
+      positions.words[i] = 0x01010101u * (K - 1) - bytes;  // each byte by itself: none is larger than K - 1
     }
     positions.write(index);
   }
@@ -231,8 +243,8 @@ struct Keys {
 // Windows of size S, channels last, N channels a thread. A row that windows share is searched once for all of them.
 template <typename T, int N, typename S, typename F>
 __global__ void __launch_bounds__(THREADS, 2)
-    max_pool_strips(const T* __restrict__ x, T* __restrict__ y, uint8_t* __restrict__ index, Window window,
-                    Strips strips, F f) {
+    max_pool_strips(const T* __restrict__ x, T* __restrict__ image, T* __restrict__ y, uint8_t* __restrict__ index,
+                    Window window, Strips strips, F f) {
   constexpr int G = S::CARRIED == 0 ? 2 : 1;  // windows one below the other: six or eight vectors on their way
   constexpr int FRESH = G * S::STRIDE_HEIGHT, KEPT = S::CARRIED == 0 ? 1 : S::CARRIED;
   const int64_t item = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
@@ -251,7 +263,7 @@ __global__ void __launch_bounds__(THREADS, 2)
 #pragma unroll
   for (int s = 0; s < S::KERNEL_WIDTH; ++s) inside[s] = before + s >= 0 && before + s < width;
   int32_t r = strip.first * S::STRIDE_HEIGHT - window.pad_top;
-  const T* from = x + strip.n * window.input.n_stride + r * line + before * channels + c;
+  int64_t from = strip.n * window.input.n_stride + r * line + before * channels + c;
 
   const auto there = [&](int32_t row) { return row >= 0 && row < height; };
   constexpr int K = S::KERNEL_HEIGHT * S::KERNEL_WIDTH;
@@ -259,12 +271,15 @@ __global__ void __launch_bounds__(THREADS, 2)
   const auto fetch = [&](Packed<T, N>(&v)[S::KERNEL_WIDTH], int i) {
 #pragma unroll
     for (int s = 0; s < S::KERNEL_WIDTH; ++s)
-      if (there(r + i) && inside[s]) v[s] = Packed<T, N>::at(from + i * line + s * channels);
+      if (there(r + i) && inside[s]) v[s] = Packed<T, N>::at(x + from + i * line + s * channels);
   };
-  const auto search = [&](Found& best, const Packed<T, N>(&v)[S::KERNEL_WIDTH], int i, int32_t position) {
+  const auto search = [&](Found& best, Packed<T, N>(&v)[S::KERNEL_WIDTH], int i, int32_t position) {
 #pragma unroll
     for (int s = 0; s < S::KERNEL_WIDTH; ++s)
-      if (there(r + i) && inside[s]) best.take(v[s], f, channel, position + s);
+      if (there(r + i) && inside[s]) {
+        best.take(v[s], f, channel, position + s);
+        if constexpr (F::WRITTEN) v[s].write(image + from + i * line + s * channels);
+      }
   };
 
   Found carried[KEPT];  // of rows, by columns
@@ -307,26 +322,28 @@ __global__ void __launch_bounds__(THREADS, 2)
   }
 }
 
-// `output`: which pointer is the pooled image; the index follows it.
+// `output`: which pointer is the first that is written: what is pooled, if it is; the pooled image; the index.
 template <typename F>
 const char* max_pool(const MbcCall& call, int output, F f) {
+  constexpr int WRITTEN = F::WRITTEN ? 1 : 0;
   const auto& a = arguments<PoolArguments>(call);
-  uint8_t* index = a.option ? out<uint8_t>(call, output + 1) : nullptr;
+  uint8_t* index = a.option ? out<uint8_t>(call, output + WRITTEN + 1) : nullptr;
   MBC_FOR_TYPE(a.type, T, {
     constexpr int N = WIDTH<T>;
     const T* x = in<T>(call, 0);
-    T* y = out<T>(call, output);
-    const bool wide = aligned(x, 16) && aligned(y, 16) && aligned(index, N) && a.channels % N == 0;
-    const bool done = wide && a.layout == MBC_CHANNELS_LAST && for_usual_window(a, [&](auto size) {
-      using S = decltype(size);
+    T* image = WRITTEN ? out<T>(call, output) : nullptr;
+    T* y = out<T>(call, output + WRITTEN);
+    const bool wide = aligned(x, 16) && aligned(image, 16) && aligned(y, 16) && aligned(index, N) && a.channels % N == 0;
+    const bool done = wide && a.layout == MBC_CHANNELS_LAST && for_usual_window<T>(a, [&](auto size) {
+      using S = std::conditional_t<F::WRITTEN, Fixed<2, 2, 2, 2>, decltype(size)>;  // no window overlaps another
       const Strips strips(a.channels / N, a.rows, a.out_width, a.out_height, S::LOWEST, MANY_THREADS / (a.channels / N));
       const dim3 grid(static_cast<unsigned>(divide_up(strips.count, strips.down)), strips.tiles);
-      MBC_LAUNCH((max_pool_strips<T, N, S, F>), grid, dim3(strips.along, strips.down), call.stream, x, y, index,
-                 Window(a), strips, f);
+      MBC_LAUNCH((max_pool_strips<T, N, S, F>), grid, dim3(strips.along, strips.down), call.stream, x, image, y,
+                 index, Window(a), strips, f);
     });
     if (!done)
       for_each_pixel<N>(call.stream, a.layout, a.rows, Image(a.layout, a.channels, a.out_height, a.out_width), wide,
-                        MaxPool<T, F>{x, y, index, Window(a), f});
+                        MaxPool<T, F>{x, image, y, index, Window(a), f});
   });
   return launched();
 }
@@ -353,4 +370,11 @@ extern "C" const char* mbc_batch_normalize_relu_max_pool(const MbcCall& call) {
   using namespace mbc;
   const bool affine = behind_pool(call, 0) != 0;
   return max_pool(call, affine ? 5 : 3, Normalized{normalize(call, 1, affine, eps(call, 0))});
+}
+
+// What the pool is of is read by others, too.
+extern "C" const char* mbc_batch_normalize_relu_and_max_pool(const MbcCall& call) {
+  using namespace mbc;
+  const bool affine = behind_pool(call, 0) != 0;
+  return max_pool(call, affine ? 5 : 3, NormalizedWritten{{normalize(call, 1, affine, eps(call, 0))}});
 }

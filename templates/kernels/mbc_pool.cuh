@@ -98,43 +98,27 @@ struct Window {
   }
 };
 
-// N elements as they were read, in whole words: of a structure of smaller elements the compiler makes a register for each
-// of them as soon as it is read, and writes it four bytes at a time.
+// N elements as they were read, and as they will be written.
 template <typename T, int N>
-struct Packed {
-  static constexpr bool WHOLE = sizeof(T) * N % 4 == 0;
-  using Word = std::conditional_t<WHOLE, uint32_t, T>;
-  static constexpr int WORDS = WHOLE ? sizeof(T) * N / 4 : N;
-  Vec<Word, WORDS> words;
+struct Packed : Held<T, N> {
+  using Word = typename Held<T, N>::Word;
+  using Held<T, N>::words, Held<T, N>::IN_WORD, Held<T, N>::WORDS;
 
-  __device__ static Packed at(const T* from) { return {load<WORDS>(reinterpret_cast<const Word*>(from))}; }
-  __device__ void write(T* to) const {
-#ifndef MBC_EMULATED
-    if constexpr (sizeof(words) == 16) {
-      asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
-                   :
-                   : "l"(__cvta_generic_to_global(to)), "r"(words.v[0]), "r"(words.v[1]), "r"(words.v[2]),
-                     "r"(words.v[3])
-                   : "memory");
-      return;
+  __device__ static Packed at(const T* from) { return *reinterpret_cast<const Packed*>(from); }
+  __device__ static Packed of(const float (&values)[N]) {
+    Packed made;
+#pragma unroll
+    for (int i = 0; i < WORDS; ++i) {
+      T elements[IN_WORD];
+#pragma unroll
+      for (int k = 0; k < IN_WORD; ++k) elements[k] = from_float<T>(values[i * IN_WORD + k]);
+      memcpy(&made.words[i], elements, sizeof(Word));
     }
-#endif
-    store(reinterpret_cast<Word*>(to), words);
-  }
-  __device__ T operator[](int j) const {
-    if constexpr (WHOLE) {
-      constexpr int EACH = 4 / sizeof(T);
-      const uint32_t bits = words.v[j / EACH] >> (j % EACH * 8 * static_cast<int>(sizeof(T)));
-      T element;
-      memcpy(&element, &bits, sizeof(T));
-      return element;
-    } else {
-      return words.v[j];
-    }
+    return made;
   }
   __device__ float value(int j) const {
-    if constexpr (std::is_same_v<T, __nv_bfloat16> && WHOLE) {
-      const uint32_t bits = j % 2 ? words.v[j / 2] & 0xffff0000u : words.v[j / 2] << 16;
+    if constexpr (std::is_same_v<T, __nv_bfloat16> && IN_WORD == 2) {  // an fp32 without its lower half
+      const uint32_t bits = j % 2 ? words[j / 2] & 0xffff0000u : words[j / 2] << 16;
       float found;
       memcpy(&found, &bits, sizeof(found));
       return found;
@@ -142,22 +126,18 @@ struct Packed {
       return to_float((*this)[j]);
     }
   }
-  __device__ static Packed of(const float (&values)[N]) {
-    Packed made;
-    if constexpr (WHOLE) {
-      constexpr int EACH = 4 / sizeof(T);
-#pragma unroll
-      for (int i = 0; i < WORDS; ++i) {
-        T elements[EACH];
-#pragma unroll
-        for (int k = 0; k < EACH; ++k) elements[k] = from_float<T>(values[i * EACH + k]);
-        memcpy(&made.words.v[i], elements, sizeof(uint32_t));
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < N; ++i) made.words.v[i] = from_float<T>(values[i]);
+  // Left to itself the compiler takes a structure apart, and writes four bytes at a time.
+  __device__ void write(T* to) const {
+#ifndef MBC_EMULATED
+    if constexpr (sizeof(words) == 16) {
+      asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
+                   :
+                   : "l"(__cvta_generic_to_global(to)), "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
+                   : "memory");
+      return;
     }
-    return made;
+#endif
+    *reinterpret_cast<Packed*>(to) = *this;
   }
 };
 
@@ -175,12 +155,23 @@ struct Fixed {
   }
 };
 
-// Calls `run(Fixed<...>{})` if the windows are of a usual size; whether they are.
-template <typename Run>
+// Pools are in the plan's working type: for another one the general kernels do, which take less long to compile.
+#ifdef MBC_EMULATED
+template <typename T>
+constexpr bool USUAL = true;
+#else
+template <typename T>
+constexpr bool USUAL = std::is_same_v<T, MbcWorking>;
+#endif
+
+// Calls `run(Fixed<...>{})` if the windows are of a usual size, and T is a type to take care of; whether it did.
+template <typename T, typename Run>
 bool for_usual_window(const PoolArguments& a, Run run) {
-  if (Fixed<2, 2, 2, 2>::is(a)) return run(Fixed<2, 2, 2, 2>{}), true;
-  if (Fixed<3, 3, 2, 2>::is(a)) return run(Fixed<3, 3, 2, 2>{}), true;
-  if (Fixed<3, 3, 1, 1>::is(a)) return run(Fixed<3, 3, 1, 1>{}), true;
+  if constexpr (USUAL<T>) {
+    if (Fixed<2, 2, 2, 2>::is(a)) return run(Fixed<2, 2, 2, 2>{}), true;
+    if (Fixed<3, 3, 2, 2>::is(a)) return run(Fixed<3, 3, 2, 2>{}), true;
+    if (Fixed<3, 3, 1, 1>::is(a)) return run(Fixed<3, 3, 1, 1>{}), true;
+  }
   return false;
 }
 

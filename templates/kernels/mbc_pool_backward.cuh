@@ -186,7 +186,7 @@ __device__ void gather_strip(const Pooled<T, MASKED>& pooled, const Window& wind
       } else {
         w[b] = {};
 #pragma unroll
-        for (auto& word : w[b].where.words.v) word = static_cast<std::decay_t<decltype(word)>>(0xffffffffu);
+        for (auto& word : w[b].where.words) word = static_cast<std::decay_t<decltype(word)>>(0xffffffffu);
       }
     }
   };
@@ -324,9 +324,9 @@ inline int64_t cells(int64_t extent, int64_t pad, int64_t stride) {
 }
 
 // Calls `run(Fixed<...>, strips)` where strips are known to be right; whether it did. `least`: see `Strips`.
-template <typename Run>
+template <typename T, typename Run>
 bool for_strips(const PoolArguments& a, int64_t vectors, bool wide, int64_t least, Run run) {
-  return wide && a.layout == MBC_CHANNELS_LAST && for_usual_window(a, [&](auto size) {
+  return wide && a.layout == MBC_CHANNELS_LAST && for_usual_window<T>(a, [&](auto size) {
            using S = decltype(size);
            run(size, Strips(vectors, a.rows, cells(a.width, a.pad_left, S::STRIDE_WIDTH),
                             cells(a.height, a.pad_top, S::STRIDE_HEIGHT), S::LOWEST, least));
@@ -338,7 +338,7 @@ void gather_pool(cudaStream_t stream, const PoolArguments& a, const Pooled<T, MA
   constexpr int N = WIDTH<T>;
   const bool wide = pooled.whole() && u.whole() && a.channels % N == 0;
   const int64_t vectors = a.channels / N;
-  const bool done = for_strips(a, vectors, wide, wide ? MANY_THREADS / vectors : 0, [&](auto size, Strips strips) {
+  const bool done = for_strips<T>(a, vectors, wide, wide ? MANY_THREADS / vectors : 0, [&](auto size, Strips strips) {
     const dim3 grid(static_cast<unsigned>(divide_up(strips.count, strips.down)), strips.tiles);
     MBC_LAUNCH((gather_strips<T, N, decltype(size), MASKED, U>), grid, dim3(strips.along, strips.down), stream, pooled,
                Window(a), strips, u);
@@ -357,7 +357,7 @@ void gather_pool_sums(cudaStream_t stream, const PoolArguments& a, const Pooled<
   const int64_t vectors = a.channels / N, inner = a.height * a.width;
   const int64_t least = wide ? 4 * parts * (THREADS / std::min<int64_t>(vectors, 32)) : 0;  // four for every thread
   auto* partial = static_cast<typename R::State*>(workspace);
-  const bool done = for_strips(a, vectors, wide, least, [&](auto size, Strips strips) {
+  const bool done = for_strips<T>(a, vectors, wide, least, [&](auto size, Strips strips) {
     const dim3 grid(strips.tiles, static_cast<unsigned>(parts));
     MBC_LAUNCH((reduce_strips<T, N, decltype(size), MASKED, U, R>), grid, dim3(strips.along, strips.down), stream,
                pooled, Window(a), strips, u, partial, r);

@@ -29,8 +29,8 @@ network pools(batch = 6, classes = 5) {
   input target[batch] : class
   x = image |> conv(4, 3, pad=1, bias=true) |> relu |> maxpool(3, stride=1, pad=1)
   y = x |> conv(4, 3, pad=1) |> bn(affine = AFFINE) |> relu
-  z = y |> conv(4, 3, pad=1) |> relu |> maxpool(3, stride=2, pad=1) |> conv(8, 3, pad=1) |> bn |> relu |> maxpool(2)
   u = y |> maxpool(2)
+  z = y |> conv(4, 3, pad=1) |> relu |> maxpool(3, stride=2, pad=1) |> conv(8, 3, pad=1) |> bn |> relu |> maxpool(2)
   v = (u |> maxpool(3, stride=1, pad=1), u |> conv(4, 1)) |> concat
   logits = (z |> flatten, v |> flatten) |> concat |> linear(classes)
   output logits
@@ -66,6 +66,7 @@ def test_every_kernel_finds_its_place():
         "bias_add_relu_max_pool",
         "relu_max_pool",
         "batch_normalize_relu_max_pool",
+        "batch_normalize_relu_and_max_pool",
         "relu_max_pool_backward_channel_sum",
         "relu_max_pool_backward",
         "relu_max_pool_backward_sums",

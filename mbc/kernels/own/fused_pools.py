@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from mbc.ir.types import Layout, TensorType
 from mbc.kernels.base import Request
@@ -22,6 +23,12 @@ def _attributes(request: Request) -> MaxPool:
 
 def _pool(at: Slice) -> PoolArguments:
     return pool_arguments(at, _attributes(at.request))
+
+
+def _pool_behind(at: Slice) -> PoolArguments:
+    """The first output is what is pooled."""
+    made = _pool(at)
+    return replace(made, option=int(len(at.request.outputs) == 3))
 
 
 def _image(request: Request) -> TensorType:
@@ -64,6 +71,18 @@ def _before_pool(operands: int, members_before: int, given: int) -> Wiring:
 
 def _chain(operands: int, members_before: int) -> Callable[[Request], bool]:
     return taking(*(_before_pool(operands, members_before, given) for given in (1, 2)))
+
+
+_wired_for_both = taking(
+    *((wiring[0], (n + 1, *wiring[1])) for n in AFFINE for given in (1, 2) for wiring in (_before_pool(n, 2, given),))
+)
+
+
+def _takes_both(request: Request) -> bool:
+    """What is pooled leaves the group as well, and every pixel is in one window."""
+    a = _attributes(request)
+    apart = a.kernel == a.stride and not any(a.pad) and all(n % k == 0 for n, k in zip(a.size, a.kernel, strict=True))
+    return apart and _wired_for_both(request)
 
 
 def _behind_pool(inputs: int, last: Numbers, given: Numbers) -> Wiring:
@@ -139,6 +158,16 @@ KERNELS = (
         launcher="batch_normalize_relu_max_pool",
         takes=taking(*(_before_pool(n, 2, given) for n in AFFINE for given in (1, 2))),
         edition=2,
+    ),
+    OwnKernel(
+        "batch_normalize+relu+max_pool",
+        FORWARD,
+        PoolArguments,
+        _pool_behind,
+        eps,
+        more=lambda at: affines(at.request),
+        launcher="batch_normalize_relu_and_max_pool",
+        takes=_takes_both,
     ),
     OwnKernel(
         _BEHIND,

@@ -95,7 +95,7 @@ def _cases() -> Iterable[Case]:
                         joined = group(pattern, part, shape, affine, window)
                         operands = tuple(_operand(name, shape, window) for name in joined.inputs)
                         note = ("" if affine else "-plain") + (f"-window{number}" if number else "")
-                        name = f"{joined.kind}{note}-{len(part.gives)}-{'x'.join(map(str, shape))}"
+                        name = f"{joined.kind}{note}-{'.'.join(part.gives)}-{'x'.join(map(str, shape))}"
                         yield Case(name, joined.kind, joined.attributes, operands)
 
 

@@ -176,7 +176,11 @@ class Trial:
         rounded = from_bytes(to_bytes(made, image.dtype, first), image, first)
         evaluate = launch_kind(pool.kind, pool.attributes).evaluate
         assert evaluate is not None
-        return list(evaluate(pool.attributes, [rounded], Call(self.request.outputs, 0, image.shape[0], self.precision)))
+        call = Call(
+            self.request.outputs[len(self.request.outputs) - len(pool.outputs) :], 0, image.shape[0], self.precision
+        )
+        pooled = evaluate(pool.attributes, [rounded], call)
+        return [made, *pooled] if values[0] in group.given else list(pooled)
 
     def candidates(self) -> list[Candidate]:
         return list(OWN.candidates(self.request, find_spec("h200")))
