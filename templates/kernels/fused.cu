@@ -66,9 +66,9 @@ struct NormalizeReluBackward {
     float slope, lift;
   };
   __device__ Channel load(int64_t c) const {
-    const Normalize::Channel f = forward.load(c);
+    const float beta = forward.beta ? forward.beta[c] : 0.0f;
     const NormalizeBackward::Channel b = backward.load(c);
-    return {f.mean, f.scale, f.shift, b.slope, b.shift};
+    return {b.mean, b.scale, beta, b.slope, b.shift};
   }
   __device__ float operator()(const Channel& c, float x, float dy) const {
     const float y = forward({c.mean, c.scale, c.shift}, x, 0.0f);

@@ -79,8 +79,9 @@ struct Normalize {
     float mean, scale, shift;
   };
   __device__ Channel load(int64_t c) const {
-    const float scale = inverse_deviation(variance[c], eps);
-    return {mean[c], gamma ? gamma[c] * scale : scale, beta ? beta[c] : 0.0f};
+    const float m = mean[c], v = variance[c], g = gamma ? gamma[c] : 1.0f, b = beta ? beta[c] : 0.0f;
+    have_read();
+    return {m, g * inverse_deviation(v, eps), b};
   }
   __device__ float operator()(const Channel& channel, float x, float) const {
     return fmaf(x - channel.mean, channel.scale, channel.shift);
@@ -107,8 +108,10 @@ struct NormalizeBackward {
     float mean, scale, slope, shift;
   };
   __device__ Channel load(int64_t c) const {
-    const float inverse = inverse_deviation(variance[c], eps);
-    return {mean[c], gamma ? gamma[c] * inverse : inverse, dgamma[c] * inverse / count, dbeta[c] / count};
+    const float m = mean[c], v = variance[c], g = gamma ? gamma[c] : 1.0f, dg = dgamma[c], db = dbeta[c];
+    have_read();
+    const float inverse = inverse_deviation(v, eps);
+    return {m, g * inverse, dg * inverse / count, db / count};
   }
   __device__ float operator()(const Channel& channel, float x, float dy) const {
     return channel.scale * (dy - channel.shift - (x - channel.mean) * channel.slope);

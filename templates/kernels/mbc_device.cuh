@@ -193,6 +193,14 @@ inline int64_t multiprocessors() {
   return count;
 }
 
+// What was read before is on its way before anything is made of it: the compiler would put off each load until after the
+// divisions that come before its first use.
+__device__ inline void have_read() {
+#ifdef __CUDA_ARCH__
+  asm volatile("" ::: "memory");
+#endif
+}
+
 __device__ inline void let_next_start() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");
