@@ -89,17 +89,17 @@ def missing(needs: Sequence[Need], profile: Profile | None, workspace_limit_byte
     for need in needs:
         ladder = Ladder()
         lacking: list[Request] = []
-        for request in need.requests:
+        for place, request in enumerate(need.requests):
             key = signature(request)
             extent = profile.extents.get(key)
-            if extent is not None and extent.workspace_limit_bytes >= workspace_limit_bytes:
+            if extent is not None and extent.covers(workspace_limit_bytes, whole=need.whole and not place):
                 ladder.add(rows_of(request), profile.measurements.get(key, ()))
             elif ladder.closed:
                 break
             else:
                 lacking.append(request)
         if lacking:
-            found.append(Need(tuple(lacking), need.weight_us))
+            found.append(Need(tuple(lacking), need.weight_us, need.whole and lacking[0] is need.requests[0]))
     return tuple(found)
 
 

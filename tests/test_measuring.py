@@ -205,13 +205,22 @@ def test_sizes_that_cannot_gain_are_not_missed():
     limit = Extent(1 << 30)
     assert missing([need], None, 1) == (need,)
     known = profile({request(8): [fast]}, {request(8): limit})
-    assert missing([need], known, 1) == (Need((request(4), request(2)), 1.0),)
+    assert missing([need], known, 1) == (Need((request(4), request(2)), 1.0, whole=False),)
     # 4 rows take nearly as long as 8: no smaller size can be part of a better division.
     known = profile({request(8): [fast], request(4): [slow]}, {request(8): limit, request(4): limit})
     assert missing([need], known, 1) == ()
     known = profile({request(8): [fast], request(4): [measurement(1, 2.0)]}, {request(8): limit, request(4): limit})
-    assert missing([need], known, 1) == (Need((request(2),), 1.0),)
+    assert missing([need], known, 1) == (Need((request(2),), 1.0, whole=False),)
     assert missing([need], known, 1 << 31) == (need,)
+
+
+def test_what_was_measured_as_a_part_is_missed_as_a_whole():
+    need = Need((request(4), request(2)), 1.0)
+    found = {request(4): [measurement(1, 8.0)], request(2): [measurement(1, 4.0)]}
+    parts = Extent(1 << 30, for_parts=True)
+    known = profile(found, {request(4): parts, request(2): parts})
+    assert missing([need], known, 1) == (Need((request(4),), 1.0),)
+    assert missing([Need(need.requests, 1.0, whole=False)], known, 1) == ()
 
 
 def test_texts():

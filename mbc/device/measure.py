@@ -140,9 +140,11 @@ class _Run:
     summary: Summary = field(default_factory=Summary)
     total: int = 0
     started_s: float = 0.0
+    wholes: frozenset[str] = frozenset()  # signatures of requests that run an operation undivided
 
     def all(self, needs: Sequence[Need]) -> Summary:
         wanted = {signature(r): r for need in needs for r in need.requests}
+        self.wholes = frozenset(signature(need.undivided) for need in needs if need.whole)
         known = sum(self._known(key) for key in wanted)
         self.total = len(wanted) - known
         self.summary = replace(self.summary, known=known)
@@ -164,7 +166,7 @@ class _Run:
 
     def _known(self, key: str) -> bool:
         extent = self.held.extents.get(key)
-        return extent is not None and extent.workspace_limit_bytes >= self.limit_bytes
+        return extent is not None and extent.covers(self.limit_bytes, key in self.wholes)
 
     def _prepare(self, precision: Precision) -> None:
         self.bench.warm(precision)
@@ -232,10 +234,12 @@ class _Run:
         key = signature(request)
         before = self.held.measurements.get(key, ())
         extent = self.held.extents.get(key)
-        measured_bytes = extent.workspace_limit_bytes if extent else -1
+        whole = key in self.wholes
+        # What was passed over for a part lies within any limit.
+        measured_bytes = extent.workspace_limit_bytes if extent and not (whole and extent.for_parts) else -1
         offered = self.bench.offers(request, self.limit_bytes)
-        failing = {key_of(m) for m in before if m.refused == GPU_FAILED}
-        wanted, notes = ladder.worth(_in_turn(_new(offered, measured_bytes, failing)))
+        passed = {key_of(m) for m in before if m.refused == GPU_FAILED or measured_bytes < 0}
+        wanted, notes = (Ladder() if whole else ladder).worth(_in_turn(_new(offered, measured_bytes, passed)))
         session = Session(before, ladder.tried)
         failure = ""
         try:
@@ -251,7 +255,7 @@ class _Run:
             left_out.append(f"sizes under {rows_of(request)}: nothing here is faster per row than a larger size")
         # Where the GPU failed, the rest of this request is for the next run.
         reached_bytes = measured_bytes if failure else self.limit_bytes
-        self.writer.record(request, found, Extent(reached_bytes, "; ".join(left_out)))
+        self.writer.record(request, found, Extent(reached_bytes, "; ".join(left_out), for_parts=bool(notes)))
         new = session.new()
         self.summary = replace(
             self.summary,
@@ -269,12 +273,12 @@ class _Run:
             )
 
 
-def _new(offered: Offered, workspace_bytes: int, failing: Collection[object]) -> Offered:
-    """Without what needs no more workspace than that, and what made the GPU fail."""
+def _new(offered: Offered, workspace_bytes: int, passed: Collection[object]) -> Offered:
+    """Without what needs no more workspace than that, and what is passed over."""
 
     def new(offers: Iterable[Offer]) -> tuple[Offer, ...]:
         beyond = (o for o in offers if o.candidate.workspace_bytes > workspace_bytes)
-        return tuple(o for o in beyond if o.key not in failing)
+        return tuple(o for o in beyond if o.key not in passed)
 
     return replace(offered, offers=new(offered.offers), spare=new(offered.spare))
 

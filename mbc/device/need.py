@@ -14,10 +14,12 @@ class Need:
     """One distinct operation: `requests[0]` runs it undivided, the others are its micro-batches, largest first.
 
     `weight_us` is the estimated time of all its occurrences in a step: what is worth most is measured first.
+    `whole`: without it, all are micro-batches, of a request that is known.
     """
 
     requests: tuple[Request, ...]
     weight_us: float
+    whole: bool = True
 
     @property
     def undivided(self) -> Request:

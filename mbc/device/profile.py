@@ -104,12 +104,18 @@ class Extent:
 
     `workspace_limit_bytes`: candidates that need more were not measured. `left_out` says in words what else was not:
     engines after the best eight, sizes that no division can use. `date` of the last measurement, in UTC as
-    `2026-11-21T10:55:03`; the writer of a file fills it in.
+    `2026-11-21T10:55:03`; the writer of a file fills it in. `for_parts`: what a micro-batch of so many rows gains
+    nothing by was left out, so that a batch of as many rows has still to be measured.
     """
 
     workspace_limit_bytes: int
     left_out: str = ""
     date: str = ""
+    for_parts: bool = False
+
+    def covers(self, workspace_limit_bytes: int, whole: bool) -> bool:
+        """Whether nothing is missed up to a limit of workspace, for a whole batch or a part of one."""
+        return self.workspace_limit_bytes >= workspace_limit_bytes and not (whole and self.for_parts)
 
 
 @dataclass(frozen=True)

@@ -75,8 +75,10 @@ def _union(best_first: list[dict[CandidateKey, Measurement]]) -> Mapping[Candida
 
 def _wider(best_first: list[Extent]) -> Extent:
     limit = max(e.workspace_limit_bytes for e in best_first)
-    words = dict.fromkeys(e.left_out for e in best_first if e.left_out and e.workspace_limit_bytes == limit)
-    return Extent(limit, "; ".join(words), best_first[0].date)
+    widest = [e for e in best_first if e.workspace_limit_bytes == limit]
+    widest = [e for e in widest if not e.for_parts] or widest
+    words = dict.fromkeys(e.left_out for e in widest if e.left_out)
+    return Extent(limit, "; ".join(words), best_first[0].date, widest[0].for_parts)
 
 
 def write_profile(profile: Profile, path: Path) -> None:

@@ -25,8 +25,9 @@ from mbc.ir.types import Layout
 from mbc.kernels.base import Request
 
 APPLICATION_ID = 0x6D626370  # "mbcp", in the header of the file
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 OLDEST_VERSION = 2  # that is still read; it lacks the dates of requests
+DATED_VERSION = 3  # it lacks `for_parts`, and says it in words
 WHOLE_EXTENT = Extent(1 << 62)  # everything was looked for
 COMPRESSED = ".gz"  # end of the name of a file that is packed: it can be read, but not added to
 WAIT_S = 5.0  # for another process that holds the file
@@ -40,6 +41,7 @@ CREATE TABLE request (
   row_count INTEGER NOT NULL,
   workspace_limit_bytes INTEGER NOT NULL,  -- candidates that need more were not measured
   left_out TEXT NOT NULL,       -- what else was not, in words
+  for_parts INTEGER NOT NULL DEFAULT 0,  -- what a micro-batch gains nothing by was left out, too
   date TEXT NOT NULL DEFAULT '' -- of the measurement, UTC, YYYY-MM-DDTHH:MM:SS
 );
 CREATE TABLE candidate (
@@ -64,6 +66,7 @@ CREATE TABLE overhead (what TEXT NOT NULL, subject TEXT NOT NULL, size_bytes INT
   PRIMARY KEY (what, subject)) WITHOUT ROWID;
 CREATE TABLE constant (name TEXT PRIMARY KEY, value REAL NOT NULL) WITHOUT ROWID;
 """
+_SAYS_FOR_PARTS = "left_out LIKE '%were dominated at%' OR left_out LIKE '%gain nothing from sizes below%'"
 _COLUMNS = (
     "provider, name, settings, layouts, workspace_bytes, time_us, spread_us, deterministic, accumulates, notes, "
     "error, refused, accumulate_us, dominated"
@@ -206,7 +209,9 @@ def _read_once(path: Path, state: tuple[int | bytes, ...]) -> Profile:
 
 def _read(path: Path) -> Profile:
     with _explained(path), closing(_opened(path)) as connection:
-        date = "date" if _check(connection, path) > OLDEST_VERSION else "''"
+        version = _check(connection, path)
+        date = "date" if version >= DATED_VERSION else "''"
+        for_parts = "for_parts" if version > DATED_VERSION else f"({_SAYS_FOR_PARTS})"
         identity = _identity(connection, path)
         measurements: dict[str, list[Measurement]] = {}
         query = f"SELECT signature, {_COLUMNS} FROM candidate JOIN request ON request = id ORDER BY id"
@@ -216,8 +221,9 @@ def _read(path: Path) -> Profile:
             overheads = tuple(
                 Overhead(*row) for row in connection.execute("SELECT what, subject, size_bytes FROM overhead")
             )
-            rows = connection.execute(f"SELECT signature, workspace_limit_bytes, left_out, {date} FROM request")
-            extents = {key: Extent(*row) for key, *row in rows}
+            columns = f"signature, workspace_limit_bytes, left_out, {date}, {for_parts}"
+            rows = connection.execute(f"SELECT {columns} FROM request")
+            extents = {key: Extent(*row, for_parts=bool(parts)) for key, *row, parts in rows}
             constants: dict[str, float] = dict(connection.execute("SELECT name, value FROM constant"))
         except (ValueError, TypeError) as error:
             raise MbcError(
@@ -292,8 +298,11 @@ class ProfileWriter:
                     f"the profile '{self.path}' was measured on {found}, this is {identity}",
                     "write to another file: times of two machines are never mixed",
                 )
-            if version == OLDEST_VERSION:
+            if version < DATED_VERSION:
                 self._connection.execute("ALTER TABLE request ADD COLUMN date TEXT NOT NULL DEFAULT ''")
+            if version < SCHEMA_VERSION:
+                self._connection.execute("ALTER TABLE request ADD COLUMN for_parts INTEGER NOT NULL DEFAULT 0")
+                self._connection.execute(f"UPDATE request SET for_parts = 1 WHERE {_SAYS_FOR_PARTS}")
                 self._connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
     def _follow_log(self) -> None:
@@ -344,10 +353,18 @@ class ProfileWriter:
         with _explained(self.path), self._transaction():
             connection = self._connection
             connection.execute(
-                "INSERT INTO request (signature, row_count, workspace_limit_bytes, left_out, date) "
-                "VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET date = excluded.date, "
-                "workspace_limit_bytes = excluded.workspace_limit_bytes, left_out = excluded.left_out",
-                (key, rows, extent.workspace_limit_bytes, extent.left_out, extent.date or _now()),
+                "INSERT INTO request (signature, row_count, workspace_limit_bytes, left_out, date, for_parts) "
+                "VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET workspace_limit_bytes = "
+                "excluded.workspace_limit_bytes, left_out = excluded.left_out, date = excluded.date, "
+                "for_parts = excluded.for_parts",
+                (
+                    key,
+                    rows,
+                    extent.workspace_limit_bytes,
+                    extent.left_out,
+                    extent.date or _now(),
+                    int(extent.for_parts),
+                ),
             )
             identity = connection.execute("SELECT id FROM request WHERE signature = ?", (key,)).fetchone()[0]
             connection.execute("DELETE FROM candidate WHERE request = ?", (identity,))

@@ -328,6 +328,24 @@ def test_layouts_end_apart(path: Path) -> None:
     assert "1 candidates in layouts" in read_profile(path).extents[signature(asked.requests[2])].left_out
 
 
+def test_what_was_passed_over_in_a_part_is_measured_in_a_whole(path: Path) -> None:
+    last = replace(LEAN, name="last", layout=Layout.CHANNELS_LAST)
+    table = Table([FAST, LEAN, last])
+    parts, whole = need([8, 4, 2]), need([2])
+    run(table, path, parts)
+    assert "last 2" not in table.tried() and read_profile(path).extents[signature(whole.undivided)].for_parts
+    table.log.clear()
+    assert run(table, path, whole).measured == 1
+    assert table.tried() == ["last 2"]  # what the part had measured is kept
+    assert not read_profile(path).extents[signature(whole.undivided)].for_parts
+    assert len(found(path, whole)) == 3
+    assert run(table, path, whole, parts).measured == 0
+    # In one run the order does not matter.
+    table.log.clear()
+    assert run(table, path.with_name("other"), parts, whole).measured == 3
+    assert "last 2" in table.tried()
+
+
 def test_the_hopeless_are_not_tried_at_small_sizes(path: Path) -> None:
     # Slow at 16 and 8 beside one with no more workspace; `thin` too, but it needs less than all others.
     heavy = Kernel("heavy", lambda rows: 50.0 * rows, lambda rows: 2 * rows * MIB)

@@ -11,6 +11,7 @@ import pytest
 
 from mbc.compiler import compile_plan
 from mbc.device.profile import (
+    Extent,
     Identity,
     Measurement,
     Overhead,
@@ -181,6 +182,27 @@ def test_another_schema(path: Path) -> None:
         connection.execute("PRAGMA user_version = 99")
     connection.close()
     check_refusal(path, "MBC075", "has schema version 99, this mbc reads version")
+
+
+def test_a_file_of_before_says_in_words_what_was_measured_for_parts(path: Path) -> None:
+    said = ("nhwc engines after the best 8", "12 candidates that were dominated at larger sizes")
+    extents = [Extent(9, words) for words in said]
+    with ProfileWriter(path, IDENTITY) as writer:
+        for rows, extent in enumerate(extents, start=20):
+            writer.record(request(rows), [], extent)
+    with sqlite3.connect(path) as connection:
+        connection.execute("ALTER TABLE request DROP COLUMN for_parts")
+        connection.execute("PRAGMA user_version = 3")
+    connection.close()
+
+    def for_parts() -> list[bool]:
+        known = read_profile(path).extents
+        return [known[signature(request(rows))].for_parts for rows in (20, 21)]
+
+    assert for_parts() == [False, True]
+    with ProfileWriter(path, IDENTITY) as writer:  # brings the file up to date
+        writer.record(request(20), [], replace(extents[0], for_parts=True))
+    assert for_parts() == [True, True]
 
 
 @pytest.mark.parametrize("change", [{"gpu": "Another GPU"}, {"multiprocessors": 66}, {"cudnn": 92800}])
