@@ -18,10 +18,11 @@ from mbc.ir.types import Precision
 from mbc.options import MODES
 
 # How far the losses of the first steps may be apart, relatively: other kernels round otherwise, and training makes the
-# difference grow. A wrong gradient, update or statistic is seen in the second loss already.
+# difference grow: PyTorch's own fp32 kernels, old and new API, are 1.5e-3 apart after three steps of ResNet-50. A wrong
+# gradient, update or statistic is seen in the second loss already.
 TOLERANCES = {
     Precision.FP64: 1e-6,
-    Precision.FP32: 1e-3,
+    Precision.FP32: 2e-3,
     Precision.TF32: 1e-2,
     Precision.BF16: 3e-2,
     Precision.FP16: 1e-2,
