@@ -23,8 +23,9 @@ class Measure(StrEnum):
     ALWAYS = "always"  # everything again
 
 
-# Ways to a smaller or faster plan that can be left out; the order is that of the staircase, the dearest first.
-TECHNIQUES = ("offload", "recompute", "split", "workspace")
+# Ways to a smaller plan that can be left out; the order is that of the staircase, the dearest first.
+STAIRCASE = ("offload", "recompute", "split", "workspace")
+TECHNIQUES = (*STAIRCASE, "beside")
 PEERS = ("torch", "torch.compile", "jax")  # of mbc.bench, here so that help is instant
 MODES = ("default", "max-autotune")  # of torch.compile, likewise
 PROVIDER_NAMES = ("cudnn", "cudnn_legacy", "cublaslt", "mbc")  # of mbc.kernels, here so that help is instant
@@ -38,7 +39,8 @@ class Options:
     moment; with `workspace_total_bytes` all operations of the step share out so many bytes instead, each its own part.
     `providers` names the sources of kernels that may be used (none: all). `micro_batch` divides every convolution into
     calls of so many rows instead of choosing (0: choose). `without` names techniques (of TECHNIQUES) that the plan must
-    do without: offload, recompute, split (no operation is divided) and workspace (each takes the least it can).
+    do without: offload, recompute, split (no operation is divided), workspace (each takes the least it can) and beside
+    (kernels run one after the other).
     """
 
     gpu: str = "auto"  # short name of a device spec; auto: the GPU of this machine, else h200

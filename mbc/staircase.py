@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mbc.errors import BudgetError, MbcError
 from mbc.fit import Figures, figures
-from mbc.options import TECHNIQUES
+from mbc.options import STAIRCASE
 from mbc.plan.model import Plan
 
 MOST_TRIES = 4
@@ -27,10 +27,10 @@ class Stair:
 
 
 def staircase(plan_with: PlanWith, without: frozenset[str] = frozenset()) -> tuple[Stair, ...]:
-    """All techniques but `without`, then one fewer each time, in the order of TECHNIQUES. Raises what planning raises,
+    """All techniques but `without`, then one fewer each time, in the order of STAIRCASE. Raises what planning raises,
     but for budgets that are too small."""
     stairs = [_stair(plan_with, without)]
-    for technique in TECHNIQUES:
+    for technique in STAIRCASE:
         if technique not in without:
             without |= {technique}
             stairs.append(_stair(plan_with, without))

@@ -16,7 +16,8 @@ from mbc.ops.base import NoAttributes
 from mbc.plan.group import operation_of, title
 from mbc.plan.model import Access, Buffer, Copy, Kernel, Launch, Mode, Plan, Program, Space, Stream
 
-STREAMS = (Stream.COMPUTE, Stream.TO_HOST, Stream.TO_DEVICE)  # as the streams of mbc_create (mbc_module.h)
+# As the streams of mbc_create (mbc_module.h).
+STREAMS = (Stream.COMPUTE, Stream.TO_HOST, Stream.TO_DEVICE, Stream.BESIDE)
 COPY = "copy"  # the name of the launcher of copies
 
 

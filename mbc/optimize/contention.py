@@ -1,4 +1,4 @@
-"""What copies cost the kernels beside them, by the kind of each kernel."""
+"""What copies cost the kernels beside them, by the kind of each kernel, and kernels each other."""
 
 from __future__ import annotations
 
@@ -6,36 +6,84 @@ from collections.abc import Sequence
 
 from mbc.device.spec import DeviceSpec
 from mbc.device.transfers import Slowdown
+from mbc.ir.graph import Operation, TrainingGraph
+from mbc.ir.types import Precision
+from mbc.ops import KINDS
 from mbc.optimize.simulate import Contention
-from mbc.plan.model import Buffer, Launch, Program, Stream
+from mbc.plan.model import Buffer, Copy, Launch, Program, Stream
+from mbc.plan.roofline import Ceilings
 
 # A kernel that takes over so many times as long as moving its bytes does not wait for memory.
 COMPUTING = 2.0
+# A kernel that reaches this share of what the GPU can do at most fills it: there is no room for another beside it.
+FILLING = 0.4
 _ALONE = Slowdown()
 
 
-def contention(program: Program, buffers: Sequence[Buffer], device: DeviceSpec) -> Contention | None:
-    """How the launches of a program disturb each other on `device`; None where nothing is copied beside kernels."""
+def contention(
+    program: Program, graph: TrainingGraph, buffers: Sequence[Buffer], device: DeviceSpec
+) -> Contention | None:
+    """How the launches of a program disturb each other on `device`; None where all run one after the other."""
     if all(launch.stream is Stream.COMPUTE for launch in program.launches):
         return None
     link = device.host_link
     return Contention(
         tuple(
-            _slowdown(launch, buffers, device) if launch.stream is Stream.COMPUTE else _ALONE
+            _ALONE if isinstance(launch.work, Copy) else _slowdown(launch, buffers, device)
             for launch in program.launches
         ),
         link.to_host_gb_s / link.to_host_both_gb_s,
         link.to_device_gb_s / link.to_device_both_gb_s,
+        fills(program, graph, buffers, device),
     )
+
+
+def fills(program: Program, graph: TrainingGraph, buffers: Sequence[Buffer], device: DeviceSpec) -> tuple[float, ...]:
+    """The share of the GPU that each launch fills, 0 to 1: the least time that its bytes and its arithmetic could take
+    (Williams et al.'s roofline) over its own, where `FILLING` of that is as much as kernels reach. 0 for copies."""
+    if graph.precision is Precision.FP64:
+        return (1.0,) * len(program.launches)  # which runs on no GPU
+    ceilings = Ceilings.of(device, graph.precision)
+    operations = {op.name: op for op in (*graph.train, *graph.infer)}
+    found: list[float] = []
+    for launch in program.launches:
+        flops = sum(_flops(graph, operations[name]) for name in launch.operations)
+        computing_us = flops / ceilings.flops_per_us * _part(launch, graph, buffers) if flops else 0.0
+        least_us = max(_touched_bytes(launch, buffers) / ceilings.bytes_per_us, computing_us)
+        busy_us = max(launch.work.time_us - device.launch_us, 1e-3)
+        found.append(0.0 if isinstance(launch.work, Copy) else min(1.0, least_us / (FILLING * busy_us)))
+    return tuple(found)
+
+
+def _flops(graph: TrainingGraph, operation: Operation) -> int:
+    flops = KINDS[operation.kind].flops
+    if flops is None:
+        return 0
+    inputs, outputs = (
+        tuple(graph.values[name].type for name in names) for names in (operation.inputs, operation.outputs)
+    )
+    return flops(operation.attributes, inputs, outputs)
+
+
+def _part(launch: Launch, graph: TrainingGraph, buffers: Sequence[Buffer]) -> float:
+    """Of the batch that a launch runs."""
+    touched = ((access, buffers[access.buffer].value) for access in launch.accesses)
+    rows = (a.rows.count for a, value in touched if value is not None and graph.values[value].per_sample)
+    return next(rows, graph.batch) / graph.batch
+
+
+def _touched_bytes(launch: Launch, buffers: Sequence[Buffer]) -> int:
+    touched = 0
+    for access in launch.accesses:
+        buffer = buffers[access.buffer]
+        touched += buffer.size_bytes * access.rows.count // buffer.rows.count
+    return touched
 
 
 def _slowdown(launch: Launch, buffers: Sequence[Buffer], device: DeviceSpec) -> Slowdown:
     """By its kind, told from its time and its bytes: what is slow for its bytes computes; of the rest, what fits in the
     L2 cache is taken to lie there, since what ran before has just written it."""
-    touched = 0
-    for access in launch.accesses:
-        buffer = buffers[access.buffer]
-        touched += buffer.size_bytes * access.rows.count // buffer.rows.count
+    touched = _touched_bytes(launch, buffers)
     link = device.host_link
     if launch.work.time_us > device.launch_us + COMPUTING * touched / (device.copy_gb_s * 1e3):
         return link.computing

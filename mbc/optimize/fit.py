@@ -181,9 +181,9 @@ def _keep_all(problem: Problem, means: Means) -> Fitted:
             break
         placed = assign_addresses(draft, room_bytes, thorough=not hopeless)
         if placed.arena_bytes <= room_bytes:
-            return Fitted(draft, placed, table.device)
+            return Fitted(draft, placed, table)
         if smallest is None or placed.arena_bytes < smallest.placed.arena_bytes:
-            smallest = Fitted(draft, placed, table.device)
+            smallest = Fitted(draft, placed, table)
         if placed.live_bytes <= room_bytes:
             spared_bytes += placed.arena_bytes - room_bytes
             free = free_bytes(draft, room_bytes - spared_bytes)

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from mbc.device.spec import DeviceSpec
 from mbc.ops.fused import SEPARATOR
 from mbc.optimize.addresses import Placed
 from mbc.optimize.candidates import CandidateTable
@@ -60,13 +59,14 @@ class Fitted:
 
     draft: Draft
     placed: Placed
-    device: DeviceSpec
+    table: CandidateTable
 
     @cached_property
     def step_us(self) -> float:
         """Predicted time of the training step, waits for copies included."""
         train = replace(self.draft.train, waits=synchronise(self.draft.train, self.draft.buffers, self.placed.offsets))
-        return simulate(train, contention=contention(train, self.draft.buffers, self.device))
+        device, graph = self.table.device, self.table.graph
+        return simulate(train, contention=contention(train, graph, self.draft.buffers, device))
 
 
 def ordered(table: CandidateTable, choices: Choices, means: Means) -> Draft:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from mbc.optimize.lasting import lasting
 from mbc.plan.model import ALIGNMENT_BYTES, Buffer, Program, Space
 
 
@@ -41,13 +42,14 @@ def blocks(
 ) -> tuple[Block, ...]:
     """The blocks of one space that a program needs beside the persistent ones, ordered by start."""
     owner = owners(buffers)
+    until = lasting(program, buffers, owner)
     end = len(program.launches)
     first = dict.fromkeys(program.entry, 0)
     last = dict.fromkeys(program.entry, 0)
     for i, launch in enumerate(program.launches):
         for access in launch.accesses:
             first.setdefault(access.buffer, i)
-            last[access.buffer] = i
+            last[access.buffer] = max(last.get(access.buffer, 0), until[i])
     for buffer in program.exit:
         first.setdefault(buffer, max(end - 1, 0))
         last[buffer] = max(end - 1, 0)

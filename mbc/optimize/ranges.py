@@ -29,7 +29,7 @@ def time_range_us(
         low, high = (1.0, 1.0) if spread is None else known.factors(spread, device)
         low_us.append(launch.work.time_us * low)
         high_us.append(launch.work.time_us * high)
-    disturbed = contention(program, buffers, device)
+    disturbed = contention(program, graph, buffers, device)
     low, high = simulate(program, low_us, disturbed), simulate(program, high_us, disturbed)
     if disturbed is None:
         return low, high

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import mbc
 from mbc.errors import BudgetError
 from mbc.optimize.addresses import Placed, assign_addresses, check_host
+from mbc.optimize.beside import beside
 from mbc.optimize.bounds import floor_bytes
 from mbc.optimize.candidates import CandidateTable
 from mbc.optimize.choose import check_limit, choose
@@ -78,6 +79,8 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
     if not copies and placed.arena_bytes > GOOD_ENOUGH * placed.live_bytes:
         # No stream waits for another, so that addresses cost no time: the arena is no larger than it has to be.
         placed = min(placed, assign_addresses(draft), key=lambda p: p.arena_bytes)
+    if not copies and "beside" not in limits.without:
+        draft, placed = beside(table.graph, device, draft, placed, budget_bytes - overhead_bytes)
     if placed.arena_bytes + overhead_bytes > budget_bytes:
         needed = placed.arena_bytes + overhead_bytes
         raise BudgetError(
@@ -149,9 +152,9 @@ def _plan(
         return replace(program, waits=synchronise(program, draft.buffers, placed.offsets))
 
     def time_us(program: Program) -> float:
-        return simulate(program, contention=contention(program, draft.buffers, device))
+        return simulate(program, contention=contention(program, graph, draft.buffers, device))
 
-    device = table.device
+    device, graph = table.device, table.graph
     train, infer = finish(draft.train), finish(draft.infer)
     pinned = any(key == "engine" and value >= 0 for p in (train, infer) for key, value in _settings(p))
     cudnn = table.profile.cudnn if pinned and table.profile else 0

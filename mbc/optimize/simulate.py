@@ -15,13 +15,15 @@ _IDLE_US = 1e-9  # less than that is left of a launch that has ended, rounding b
 
 @dataclass(frozen=True, slots=True)
 class Contention:
-    """What launches do to each other. `slowdowns`: of each launch of the compute stream while copies run (those of
-    other launches mean nothing); `to_host`, `to_device`: time of a copy while the other direction is busy, over alone.
+    """What launches do to each other. `slowdowns`: of each kernel while copies run (those of other launches mean
+    nothing); `to_host`, `to_device`: time of a copy while the other direction is busy, over alone. `fills`: the share
+    of the GPU that each kernel fills, 0 to 1: two at the same time take turns with what there is not for both.
     """
 
     slowdowns: tuple[Slowdown, ...]
     to_host: float
     to_device: float
+    fills: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +126,12 @@ def _slower(running: dict[Stream, int], contention: Contention) -> dict[Stream, 
         Stream.TO_HOST: contention.to_host if both else 1.0,
         Stream.TO_DEVICE: contention.to_device if both else 1.0,
     }
-    if Stream.COMPUTE in running:
-        slowdown = contention.slowdowns[running[Stream.COMPUTE]]
+    kernels = [stream for stream in (Stream.COMPUTE, Stream.BESIDE) if stream in running]
+    crowd = max(1.0, sum(contention.fills[running[stream]] for stream in kernels)) if len(kernels) > 1 else 1.0
+    for stream in kernels:
+        slowdown = contention.slowdowns[running[stream]]
         one_way = slowdown.to_host if to_host else slowdown.to_device if to_device else 1.0
-        found[Stream.COMPUTE] = slowdown.both if both else one_way
+        found[stream] = crowd * (slowdown.both if both else one_way)
     return found
 
 

@@ -70,7 +70,7 @@ def make_room(problem: Problem, means: Means, known_us: float) -> Iterator[Fitte
     if not fitting:
         if ways and math.isinf(known_us):
             smallest = min(ways, key=lambda way: way.resided.live_bytes).resided.draft
-            yield Fitted(smallest, assign_addresses(smallest, thorough=False), table.device)
+            yield Fitted(smallest, assign_addresses(smallest, thorough=False), table)
         return
     # The fastest first; one that placing takes more than the room for is tried again in less.
     # Ways that decide the same in the same layouts differ in workspace, which is chosen anew below.
@@ -91,7 +91,7 @@ def make_room(problem: Problem, means: Means, known_us: float) -> Iterator[Fitte
             return
         _, _, spared_bytes, way = heapq.heappop(tried)
         draft = _with_free_workspace(problem, way, room_bytes - spared_bytes)
-        found = Fitted(draft, assign_addresses(draft, room_bytes), table.device)
+        found = Fitted(draft, assign_addresses(draft, room_bytes), table)
         yield found
         lacking_bytes = found.placed.arena_bytes - room_bytes
         if lacking_bytes <= 0:
@@ -165,7 +165,7 @@ def _way(
     left = replace(means, host_bytes=means.host_bytes - taken_bytes)
     groups = (*choices.train, *choices.infer)
     resided = reside(table.graph, draft, table.device.host_link, left, room_bytes, known_us, groups, work, start)
-    quickly = Fitted(resided.draft, assign_addresses(resided.draft, thorough=False), table.device)
+    quickly = Fitted(resided.draft, assign_addresses(resided.draft, thorough=False), table)
     return _Way(draft, quickly.step_us, resided, choices, means, divided)
 
 

@@ -32,11 +32,12 @@ class Mode(StrEnum):
 
 
 class Stream(StrEnum):
-    """Launches of one stream run in order."""
+    """Launches of one stream run in order. BESIDE: kernels that run beside those of COMPUTE."""
 
     COMPUTE = "compute"
     TO_HOST = "to_host"
     TO_DEVICE = "to_device"
+    BESIDE = "beside"
 
 
 @dataclass(frozen=True, slots=True)

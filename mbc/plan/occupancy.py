@@ -9,10 +9,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass, field
 
-from mbc.plan.model import Rows
+from mbc.plan.model import Rows, Stream
 
-STREAMS = 3
-NOBODY = (-1,) * STREAMS
+NOBODY = (-1,) * len(Stream)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from mbc.options import TECHNIQUES
+from mbc.options import STAIRCASE
 from mbc.report.columns import Column, render
 from mbc.report.tables import over, time_cell
 from mbc.staircase import Stair
@@ -29,7 +29,7 @@ def staircase_text(stairs: Sequence[Stair], width: int | None = None) -> str:
     first = next((s.figures for s in stairs if s.figures is not None), None)
     rows: list[tuple[str, ...]] = []
     for stair in stairs:
-        left_out = ", ".join(t for t in TECHNIQUES if t in stair.without) or "-"
+        left_out = ", ".join(t for t in STAIRCASE if t in stair.without) or "-"
         f = stair.figures
         if f is None or first is None:
             rows.append((left_out, *[""] * 6, "no plan was found"))
@@ -53,7 +53,7 @@ def staircase_document(stairs: Sequence[Stair]) -> list[dict[str, Any]]:
     """The same for a script."""
     return [
         {
-            "without": [t for t in TECHNIQUES if t in stair.without],
+            "without": [t for t in STAIRCASE if t in stair.without],
             "fits": stair.fits,
             "figures": None if stair.figures is None else asdict(stair.figures),
         }

@@ -33,7 +33,9 @@ class Stall:
 def predicted_timeline(plan: Plan, program: Program) -> Timeline:
     """When each launch runs, with what copies cost the kernels beside them where the GPU is a known one."""
     device = next((spec for spec in device_specs().values() if spec.name == plan.target.gpu), None)
-    return timeline(program, contention=None if device is None else contention(program, plan.buffers, device))
+    return timeline(
+        program, contention=None if device is None else contention(program, plan.graph, plan.buffers, device)
+    )
 
 
 def stalls(program: Program, times: Timeline) -> tuple[Stall, ...]:

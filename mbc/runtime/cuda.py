@@ -22,7 +22,7 @@ from mbc.errors import MbcError
 from mbc.ir.control import HOST_BYTES
 from mbc.ir.types import Precision
 from mbc.plan.live import rounded
-from mbc.plan.model import ALIGNMENT_BYTES, Plan, Space
+from mbc.plan.model import ALIGNMENT_BYTES, Plan, Space, Stream
 from mbc.plan.prefetch import prefetch_bytes
 from mbc.runtime.arrays import DeviceArray
 from mbc.runtime.feeding import Feeder
@@ -233,7 +233,7 @@ class Cuda:
         for address in self._guards:
             driver.memset_d8(address, _GUARD_PATTERN, GUARD_BYTES)
         # Blocking streams: work on the legacy default stream, where PyTorch is by default, is ordered with them.
-        self._streams = tuple(driver.Stream() for _ in range(3))
+        self._streams = tuple(driver.Stream() for _ in Stream)
         self._compute = self._streams[0]
         self._taken.host = pin(driver, predicted.host_bytes)
         self._slots = deque(self._slot() for _ in range(_STEPS_AHEAD))

@@ -9,8 +9,8 @@ from mbc.plan.model import Program, Stream
 
 
 class Transfers(StrEnum):
-    """When the launches of the two copy streams run. All three give the same result for a sound plan; the extremes
-    find a wait that is missing."""
+    """When the launches of other streams than compute's run. All three give the same result for a sound plan; the
+    extremes find a wait that is missing."""
 
     IN_ORDER = "in_order"  # as the plan lists them
     EARLY = "early"  # as soon as their waits allow
@@ -18,7 +18,8 @@ class Transfers(StrEnum):
 
 
 def execution_order(program: Program, transfers: Transfers) -> tuple[int, ...]:
-    """An order of the launches that their streams and waits allow, with copies where `transfers` wants them."""
+    """An order of the launches that their streams and waits allow, with those of other streams than compute's, copies
+    most of all, where `transfers` wants them."""
     launches = program.launches
     everything = tuple(range(len(launches)))
     if transfers is Transfers.IN_ORDER:
@@ -31,9 +32,8 @@ def execution_order(program: Program, transfers: Transfers) -> tuple[int, ...]:
         latest[launch.stream] = index
     for earlier, later in program.waits:
         before[later].append(earlier)
-    queues = [
-        deque(i for i in everything if launches[i].stream is stream) for stream in (Stream.TO_HOST, Stream.TO_DEVICE)
-    ]
+    others = (stream for stream in Stream if stream is not Stream.COMPUTE)
+    queues = [deque(i for i in everything if launches[i].stream is stream) for stream in others]
     order: dict[int, None] = {}
     for index in everything:
         if launches[index].stream is not Stream.COMPUTE:
@@ -48,7 +48,7 @@ def execution_order(program: Program, transfers: Transfers) -> tuple[int, ...]:
 
 
 def _run_ready(queues: list[deque[int]], before: list[list[int]], order: dict[int, None]) -> None:
-    """Append every copy whose predecessors have run."""
+    """Append every launch of other streams whose predecessors have run."""
     progress = True
     while progress:
         progress = False

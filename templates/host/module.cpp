@@ -8,7 +8,7 @@
 
 namespace {
 
-constexpr int STREAMS = 3;   // compute, to_host, to_device
+constexpr int STREAMS = 4;   // compute, to_host, to_device, beside
 constexpr int COMPUTE = 0;
 constexpr int PROGRAMS = 2;
 

@@ -23,7 +23,7 @@ MBC_EXPORT size_t mbc_cudnn_version();
 // Bytes of device memory and of pinned host memory that the plan was made for.
 MBC_EXPORT uint64_t mbc_arena_bytes();
 MBC_EXPORT uint64_t mbc_host_bytes();
-// `streams`: compute, to_host, to_device: handles of streams of the current context. `host`: pinned memory, or null
+// `streams`: compute, to_host, to_device, beside: handles of streams of the current context. `host`: pinned memory, or null
 // where mbc_host_bytes() is 0. The library owns neither memory nor streams; they must outlive the module.
 MBC_EXPORT int mbc_create(void* arena, uint64_t arena_bytes, void* host, uint64_t host_bytes, void* const* streams,
                           MbcModule** module);

@@ -13,6 +13,7 @@ from mbc.optimize.contention import contention
 from mbc.optimize.simulate import Contention, measured_share, simulate, timeline
 from mbc.optimize.synchronise import synchronise
 from mbc.plan.model import Access, Buffer, Copy, Kernel, Launch, Mode, Program, Rows, Stream
+from tests.optimize.planned import table
 
 WHOLE = Rows(0, 1)
 
@@ -104,7 +105,7 @@ def test_stalls_are_where_a_stream_stood_still() -> None:
 
 ALONE = Slowdown()
 SLOW = Slowdown(1.25, 1.5, 2.0)
-NOTHING = Contention((ALONE,) * 12, 1.0, 1.0)
+NOTHING = Contention((ALONE,) * 12, 1.0, 1.0, (0.0,) * 12)
 
 
 @given(programs())
@@ -126,7 +127,7 @@ def test_without_slowdowns_launches_run_when_streams_and_waits_say(
 def test_slowdowns_only_delay_and_by_no_more_than_they_say(case: tuple[Program, list[Buffer], list[int]]) -> None:
     program, buffers, offsets = case
     timed = replace(program, waits=synchronise(program, buffers, offsets))
-    slowed = simulate(timed, None, Contention((SLOW,) * 12, 1.3, 1.1))
+    slowed = simulate(timed, None, Contention((SLOW,) * 12, 1.3, 1.1, (0.0,) * 12))
     assert simulate(timed) - 1e-6 <= slowed <= 2 * sum(x.work.time_us for x in program.launches) + 1e-6
 
 
@@ -142,12 +143,19 @@ def test_slowdowns_only_delay_and_by_no_more_than_they_say(case: tuple[Program, 
 )
 def test_what_runs_together_slows_each_other_down(streams: tuple[Stream, ...], ends: tuple[float, ...] | None) -> None:
     launches = (launch(Stream.COMPUTE, 12), *(launch(stream, 5) for stream in streams))
-    found = timeline(Program(launches, (), (), ()), None, Contention((SLOW,) * 3, 1.3, 1.1))
+    found = timeline(Program(launches, (), (), ()), None, Contention((SLOW,) * 3, 1.3, 1.1, (1.0,) * 3))
     if ends is None:
         device_end = 5 * 1.1
         host_end = device_end + (5 - device_end / 1.3)
         done = device_end / SLOW.both + (host_end - device_end) / SLOW.to_host
         ends = (host_end + 12 - done, host_end, device_end)
+    assert found.ends_us == pytest.approx(ends)
+
+
+@pytest.mark.parametrize(("fills", "ends"), [((0.3, 0.6), (12, 5)), ((0.5, 1.0), (14.5, 7.5)), ((1.0, 1.0), (17, 10))])
+def test_kernels_beside_each_other_share_what_they_fill(fills: tuple[float, ...], ends: tuple[float, ...]) -> None:
+    launches = (launch(Stream.COMPUTE, 12), launch(Stream.BESIDE, 5))
+    found = timeline(Program(launches, (), (), ()), None, Contention((ALONE,) * 2, 1.0, 1.0, fills))
     assert found.ends_us == pytest.approx(ends)
 
 
@@ -162,9 +170,11 @@ def test_contention_tells_kernels_by_their_time_and_bytes() -> None:
 
     copies = Launch(Copy(9.0, False), (), Stream.TO_HOST, (Access(0, WHOLE, Mode.READ),))
     launches = (kernel(1, 1.1 * large_us), kernel(0, spec.launch_us), kernel(1, 5 * large_us), kernel(0, 100.0), copies)
-    found = contention(Program(launches, (), (), ()), [small, large], spec)
+    graph = table("residual").graph
+    found = contention(Program(launches, (), (), ()), graph, [small, large], spec)
     link = spec.host_link
     assert found is not None
     assert found.slowdowns == (link.streaming, link.cached, link.computing, link.computing, ALONE)
     assert found.to_host == link.to_host_gb_s / link.to_host_both_gb_s > 1
-    assert contention(Program(launches[:4], (), (), ()), [small, large], spec) is None
+    assert found.fills[0] == 1 and found.fills[3] < 0.01 and found.fills[4] == 0
+    assert contention(Program(launches[:4], (), (), ()), graph, [small, large], spec) is None

@@ -1,0 +1,37 @@
+"""How long launches beside others go on, in launches of the others."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import replace
+
+from mbc.optimize.simulate import timeline
+from mbc.optimize.synchronise import synchronise
+from mbc.plan.model import Buffer, Program, Stream
+
+
+def lasting(program: Program, buffers: Sequence[Buffer], owner: Sequence[int]) -> Sequence[int]:
+    """For each launch the last one that runs at the same time: itself, but for launches beside others.
+
+    Bytes that are taken again before that make streams wait for each other, which costs time and is right all the same.
+    `owner`: for each buffer the one whose bytes it has.
+    """
+    launches = program.launches
+    found = list(range(len(launches)))
+    if all(launch.stream is not Stream.BESIDE for launch in launches):
+        return found
+    # As if no byte were used twice, so that launches wait for data only.
+    ends, base = [0], 0
+    for buffer in buffers:
+        base += buffer.size_bytes
+        ends.append(base)
+    waits = synchronise(program, buffers, [ends[owner[i]] for i in range(len(buffers))])
+    times = timeline(replace(program, waits=waits))
+    compute = [i for i, launch in enumerate(launches) if launch.stream is Stream.COMPUTE]
+    starts_us = [times.starts_us[i] for i in compute]
+    for i, launch in enumerate(launches):
+        if launch.stream is Stream.BESIDE:
+            before = bisect_left(starts_us, times.ends_us[i])
+            found[i] = max(i, compute[before - 1]) if before else i
+    return found

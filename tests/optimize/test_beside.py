@@ -1,0 +1,98 @@
+"""Launches beside others: which go, that nothing but the time changes, and that the verifier knows what they need."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+
+import pytest
+
+from mbc.errors import MbcError
+from mbc.optimize.addresses import assign_addresses
+from mbc.optimize.beside import beside
+from mbc.optimize.order import Draft
+from mbc.optimize.search import Limits, search
+from mbc.optimize.takeover import take_over
+from mbc.plan.model import Copy, Launch, Plan, Stream
+from mbc.plan.verify import verify_plan
+from mbc.runtime.transfers import Transfers
+from tests.optimize.planned import draft_of, table
+from tests.optimize.test_residence import trained
+
+ROOM_BYTES = 140 * 10**9
+CASES = [("residual", "fp32"), ("residual", "bf16"), ("dense", "fp16")]
+
+
+def timed(launch: Launch, time_us: float) -> Launch:
+    assert not isinstance(launch.work, Copy)
+    return replace(launch, work=replace(launch.work, time_us=time_us))
+
+
+def drafted(network: str, precision: str) -> Draft:
+    """With filter gradients that take as long as if they had the GPU's attention, and do not."""
+    draft = take_over(table(network, precision).graph, draft_of(network, precision))
+    launches = tuple(
+        timed(launch, 30.0 if "backward_filter" in " ".join(kinds(network, precision, launch)) else 20.0)
+        for launch in draft.train.launches
+    )
+    return replace(draft, train=replace(draft.train, launches=launches))
+
+
+def kinds(network: str, precision: str, launch: Launch) -> list[str]:
+    named = {op.name: op.kind for op in table(network, precision).graph.train}
+    return [named[name] for name in launch.operations]
+
+
+@functools.cache
+def plans(network: str, precision: str) -> tuple[Plan, Plan]:
+    made = table(network, precision)
+    limits = Limits(without=frozenset({"beside"}))
+    plain, found = (search(made, which, ROOM_BYTES) for which in (limits, Limits()))
+    return plain, found
+
+
+def streams(launches: tuple[Launch, ...]) -> set[Stream]:
+    return {launch.stream for launch in launches}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_of_parameters_go_beside_where_the_gpu_is_idle(case: tuple[str, str]) -> None:
+    made, draft = table(*case), drafted(*case)
+    placed = assign_addresses(draft)
+    moved, addresses = beside(made.graph, made.device, draft, placed, ROOM_BYTES)
+    gone = [launch for launch in moved.train.launches if launch.stream is Stream.BESIDE]
+    assert sum("backward_filter" in kind for launch in gone for kind in kinds(*case, launch)) >= 2
+    assert addresses.live_bytes == placed.live_bytes
+    assert [replace(launch, stream=Stream.COMPUTE) for launch in moved.train.launches] == list(draft.train.launches)
+    assert beside(made.graph, made.device, draft, placed, placed.live_bytes - 1) == (draft, placed)  # no room for it
+
+
+def test_what_fills_the_gpu_stays() -> None:
+    made, draft = table("residual"), drafted("residual", "fp32")
+    slow = replace(made.device, copy_gb_s=made.device.copy_gb_s / 1e5)
+    placed = assign_addresses(draft)
+    assert beside(made.graph, slow, draft, placed, ROOM_BYTES) == (draft, placed)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_step_is_faster_by_prediction_and_the_same_to_the_bit(case: tuple[str, str]) -> None:
+    plain, found = plans(*case)
+    assert streams(plain.train.launches) == {Stream.COMPUTE}
+    assert streams(found.train.launches) == {Stream.COMPUTE, Stream.BESIDE}
+    assert found.predictions.train_us < 0.97 * plain.predictions.train_us
+    verify_plan(found)
+    right = trained(plain, Transfers.IN_ORDER)
+    for transfers in Transfers:
+        assert trained(found, transfers) == right
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_wait_is_needed(case: tuple[str, str]) -> None:
+    _, found = plans(*case)
+    waits = found.train.waits
+    assert waits
+    for wait in waits:
+        fewer = replace(found, train=replace(found.train, waits=tuple(w for w in waits if w != wait)))
+        with pytest.raises(MbcError) as caught:
+            verify_plan(fewer)
+        assert caught.value.code.startswith("MBC1")
