@@ -140,6 +140,11 @@ PATTERNS: tuple[Pattern, ...] = (
         launches=(Part((0, 1, 2), ("d", "dgamma", "dbeta")),),
     ),
     Pattern.of("d = relu_backward(y, dy)", "db = channel_sum(d)", launches=(Part((0, 1), ("d", "db")),)),
+    # Of a concatenation, one part of which was not read before (`mbc.ir.statistics`).
+    *(
+        Pattern.of("m, v = batch_statistics(x)", f"mean, variance = join_statistics({pairs})")
+        for pairs in ("m0, v0, m, v", "m, v, m0, v0")
+    ),
 )
 
 

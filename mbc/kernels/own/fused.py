@@ -20,6 +20,7 @@ from mbc.kernels.own.groups import (
     eps,
     members,
     run,
+    statistics_workspace,
     sum_workspace,
     sums_workspace,
     taking,
@@ -51,6 +52,23 @@ class FusedSumArguments(Struct):
     affine: int
     parts: int
     accumulate: int
+
+
+@dataclass(frozen=True, slots=True)
+class StatisticsBesideArguments(Struct):
+    type: int
+    layout: int
+    rows: int
+    channels: int
+    inner: int
+    parts: int
+    joined: int
+    before: int
+
+
+# Of x alone, and those that are there, in either order.
+_BEHIND_KNOWN = (((0,), (1, 2, 3, 4)), (5, 6))
+_BEFORE_KNOWN = (((0,), (3, 4, 1, 2)), (5, 6))
 
 
 def _normalize_relu(operands: int) -> Wiring:
@@ -102,6 +120,12 @@ def _sum(at: Slice) -> FusedSumArguments:
     return FusedSumArguments(*_start(at), affine, parts(at.request.inputs[0], at.layout), int(at.accumulate))
 
 
+def _beside(at: Slice) -> StatisticsBesideArguments:
+    x, joined, _ = at.request.inputs
+    join = members(at.request).members[-1]
+    return StatisticsBesideArguments(*_start(at), parts(x, at.layout), joined.elements, int(join.inputs[0] == 1))
+
+
 def _mapped(kind: str, launcher: str, *wirings: Wiring, reals: Callable[[Slice], tuple[float, ...]]) -> OwnKernel:
     return OwnKernel(kind, FILE, FusedMapArguments, _map, reals, launcher=launcher, takes=taking(*wirings), edition=2)
 
@@ -130,6 +154,16 @@ def _summed(
 _FORWARD_AGAIN = "batch_normalize+relu+relu_backward"
 
 KERNELS = (
+    OwnKernel(
+        "batch_statistics+join_statistics",
+        "batch_norm.cu",
+        StatisticsBesideArguments,
+        _beside,
+        workspace=statistics_workspace,
+        launches=2,
+        launcher="batch_statistics_beside",
+        takes=taking(_BEHIND_KNOWN, _BEFORE_KNOWN),
+    ),
     _mapped("batch_normalize+relu", "batch_normalize_relu", *map(_normalize_relu, AFFINE), reals=eps),
     _mapped(
         "batch_normalize+add+relu",

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from mbc.ir.types import Layout, TensorType
 from mbc.kernels.base import Request
 from mbc.kernels.own.base import Slice
-from mbc.kernels.own.channels import SUM_BYTES, SUMS_BYTES, parts
+from mbc.kernels.own.channels import STATISTICS_BYTES, SUM_BYTES, SUMS_BYTES, parts
 from mbc.ops.fused import Fused
 from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward
 
@@ -62,3 +62,7 @@ def sums_workspace(request: Request, layout: Layout) -> int:
 
 def sum_workspace(request: Request, layout: Layout) -> int:
     return partial_bytes(request.inputs[0], layout, SUM_BYTES)
+
+
+def statistics_workspace(request: Request, layout: Layout) -> int:
+    return partial_bytes(request.inputs[0], layout, STATISTICS_BYTES)

@@ -193,6 +193,9 @@ def _channels(cases: Cases) -> None:
         backward = BatchNormalizeBackward(1e-5, count)
         cases.add("batch_normalize_backward", backward, w(*shape), w(*shape), *vectors, m(c), m(c), note="plain")
         cases.add("batch_normalize_backward", backward, w(*shape), w(*shape), *vectors, m(c), m(c), m(c))
+    for channels in ((7, 300), (64,), (1,) * 33, (5, 8, 1, 40)):
+        pairs = [vector for c in channels for vector in (m(c), m(c, make=positive))]
+        cases.add("join_statistics", NONE, *pairs, note=f"{len(channels)}")
     for proceed in (0, 1):
         states = (m(37), m(37, make=positive), m(37), m(37, make=positive))
         block = control(proceed=proceed)
