@@ -91,6 +91,29 @@ PATTERNS: tuple[Pattern, ...] = (
         launches=(Part((0, 1, 2, 3), ("dgamma", "dbeta")), Part((0, 1, 2, 4), ("dx",))),
         replaces=(2, 3, 4),
     ),
+    # The same where the gradient behind relu is that of a part of a concatenation: it is read where it lies.
+    Pattern.of(
+        f"z = {_NORMALIZE}",
+        "y = relu(z)",
+        "dy = channel_slice(wide)",
+        "d = relu_backward(y, dy)",
+        _SUMS,
+        _BACKWARD,
+        launches=(Part((0, 1, 2, 3, 4), ("dgamma", "dbeta")), Part((0, 1, 2, 3, 5), ("dx",))),
+        replaces=(2, 3, 4, 5),
+    ),
+    # What is normalised is a part of the next concatenation, too, and its gradient the sum of both.
+    Pattern.of(
+        f"z = {_NORMALIZE}",
+        "y = relu(z)",
+        "d = relu_backward(y, dy)",
+        _SUMS,
+        _BACKWARD.replace("dx", "b"),
+        "a = channel_slice(wide)",
+        "dx = add(a, b)",
+        launches=(Part((0, 1, 2, 3), ("dgamma", "dbeta")), Part((0, 1, 2, 4, 5, 6), ("dx",))),
+        replaces=(2, 3, 4, 5, 6),
+    ),
     # Before a pool, which alone needs what relu made (its gradient is told by the pooled image, `mbc.ir.commute`): what
     # is pooled exists nowhere.
     *(

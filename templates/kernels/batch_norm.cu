@@ -267,7 +267,7 @@ extern "C" const char* mbc_batch_normalize(const MbcCall& call) {
   const Normalize f{in<float>(call, 1), in<float>(call, 2), a.affine ? in<float>(call, 3) : nullptr,
                     a.affine ? in<float>(call, 4) : nullptr, static_cast<float>(call.reals[0])};
   MBC_FOR_TYPE(a.type, T, {
-    map_channels<false>(call.stream, a.layout, a.rows, a.channels, a.inner, Operands<T>{in<T>(call, 0), nullptr},
+    map_channels<0>(call.stream, a.layout, a.rows, a.channels, a.inner, Operands<T>{in<T>(call, 0), nullptr},
                         out<T>(call, a.affine ? 5 : 3), f);
   });
   return launched();
@@ -280,7 +280,7 @@ extern "C" const char* mbc_batch_normalize_backward(const MbcCall& call) {
                             a.affine ? in<float>(call, 6) : nullptr, static_cast<float>(call.reals[0]),
                             static_cast<float>(a.count)};
   MBC_FOR_TYPE(a.type, T, {
-    map_channels<true>(call.stream, a.layout, a.rows, a.channels, a.inner, Operands<T>{in<T>(call, 0), in<T>(call, 1)},
+    map_channels<1>(call.stream, a.layout, a.rows, a.channels, a.inner, Operands<T>{in<T>(call, 0), in<T>(call, 1)},
                        out<T>(call, a.affine ? 7 : 6), f);
   });
   return launched();

@@ -34,7 +34,7 @@ extern "C" const char* mbc_bias_add(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<BiasAddArguments>(call);
   MBC_FOR_TYPE(a.type, T, {
-    map_channels<false>(call.stream, a.layout, a.rows, a.channels, a.inner, Operands<T>{in<T>(call, 0), nullptr},
+    map_channels<0>(call.stream, a.layout, a.rows, a.channels, a.inner, Operands<T>{in<T>(call, 0), nullptr},
                         out<T>(call, 2), Bias{in<float>(call, 1)});
   });
   return launched();

@@ -13,6 +13,7 @@ from mbc.kernels.own.base import Slice
 from mbc.kernels.own.channels import STATISTICS_BYTES, SUM_BYTES, SUMS_BYTES, parts
 from mbc.ops.fused import Fused
 from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward
+from mbc.ops.shape import ChannelSlice
 
 AFFINE = (5, 3)  # operands of batch_normalize, with scale and shift and without
 
@@ -48,6 +49,14 @@ def eps(at: Slice) -> tuple[float, ...]:
     """Of every member that has one, in order."""
     attributes = (member.attributes for member in members(at.request).members)
     return tuple(a.eps for a in attributes if isinstance(a, BatchNormalize | BatchNormalizeBackward))
+
+
+def slice_of(at: Slice) -> tuple[int, ...]:
+    """Of the slice that is read in place: its first channel, and how many the tensor has that it is part of."""
+    for member in members(at.request).members:
+        if isinstance(member.attributes, ChannelSlice):
+            return member.attributes.start, at.request.inputs[member.inputs[0]].shape[1]
+    raise ValueError(f"no slice in {at.request.kind}")
 
 
 def partial_bytes(x: TensorType, layout: Layout, state_bytes: int) -> int:
