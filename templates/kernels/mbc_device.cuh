@@ -175,6 +175,21 @@ __device__ inline void store_floats(T* at, const float (&x)[N]) {
   }
 }
 
+// What was held, as it was.
+template <typename T, int N>
+__device__ inline void store_held(T* at, const Held<T, N>& value) {
+  if constexpr (sizeof(value) == sizeof(uint4)) {
+    const uint4 words{value.words[0], value.words[1], value.words[2], value.words[3]};
+#ifdef MBC_EMULATED
+    *reinterpret_cast<uint4*>(at) = words;
+#else
+    __stwb(reinterpret_cast<uint4*>(at), words);
+#endif
+  } else {
+    *reinterpret_cast<Held<T, N>*>(at) = value;
+  }
+}
+
 // Elements in 16 bytes.
 template <typename T>
 constexpr int WIDTH = 16 / static_cast<int>(sizeof(T));
