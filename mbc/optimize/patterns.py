@@ -155,6 +155,19 @@ PATTERNS: tuple[Pattern, ...] = (
         launches=(Part((0, 1, 2, 3, 4, 5), ("dgamma", "dbeta")), Part((0, 1, 2, 3, 4, 6), ("dx",))),
         replaces=(2, 3, 4, 5, 6),
     ),
+    # And was concatenated to others: its other gradient is a part of a wider one.
+    Pattern.of(
+        f"z = {_NORMALIZE}",
+        "y = relu(z)",
+        "b = max_pool_backward(index, dp)",
+        "a = channel_slice(wide)",
+        "dy = add(a, b)",
+        "d = relu_backward(y, dy)",
+        _SUMS,
+        _BACKWARD,
+        launches=(Part((0, 1, 2, 3, 4, 5, 6), ("dgamma", "dbeta")), Part((0, 1, 2, 3, 4, 5, 7), ("dx",))),
+        replaces=(2, 3, 4, 5, 6, 7),
+    ),
     # Where relu comes after a residual sum its gradient goes to both branches: it is written on the way to the sums.
     Pattern.of("d = relu_backward(y, dy)", _SUMS, launches=(Part((0, 1), ("d", "dgamma", "dbeta")),)),
     Pattern.of(
@@ -163,6 +176,7 @@ PATTERNS: tuple[Pattern, ...] = (
         _SUMS,
         launches=(Part((0, 1, 2), ("d", "dgamma", "dbeta")),),
     ),
+    Pattern.of("d = channel_slice(wide)", "db = channel_sum(d)", launches=(Part((0, 1), ("d", "db")),)),
     Pattern.of("d = relu_backward(y, dy)", "db = channel_sum(d)", launches=(Part((0, 1), ("d", "db")),)),
     # Of a concatenation, one part of which was not read before (`mbc.ir.statistics`).
     *(

@@ -5,20 +5,18 @@ A kernel knows its group by how the members feed one another; `mbc.optimize.patt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from mbc.ir.types import Layout
 from mbc.kernels.base import Request
 from mbc.kernels.own.base import (
     Channels,
-    Layouts,
     OwnKernel,
     Slice,
     Struct,
     layout_code,
     no_reals,
-    same_layout,
     touched_us,
     type_code,
 )
@@ -32,7 +30,6 @@ from mbc.kernels.own.groups import (
     members,
     run,
     slice_of,
-    statistics_workspace,
     sum_workspace,
     sums_workspace,
     taking,
@@ -64,23 +61,6 @@ class FusedSumArguments(Struct):
     affine: int
     parts: int
     accumulate: int
-
-
-@dataclass(frozen=True, slots=True)
-class StatisticsBesideArguments(Struct):
-    type: int
-    layout: int
-    rows: int
-    channels: int
-    inner: int
-    parts: int
-    joined: int
-    before: int
-
-
-# Of x alone, and those that are there, in either order.
-_BEHIND_KNOWN = (((0,), (1, 2, 3, 4)), (5, 6))
-_BEFORE_KNOWN = (((0,), (3, 4, 1, 2)), (5, 6))
 
 
 def _normalize_relu(operands: int) -> Wiring:
@@ -141,44 +121,6 @@ def _sum(at: Slice) -> FusedSumArguments:
     return FusedSumArguments(*_start(at), affine, parts(at.request.inputs[0], at.layout), int(at.accumulate))
 
 
-def _beside(at: Slice) -> StatisticsBesideArguments:
-    x, joined, _ = at.request.inputs
-    join = members(at.request).members[-1]
-    return StatisticsBesideArguments(*_start(at), parts(x, at.layout), joined.elements, int(join.inputs[0] == 1))
-
-
-@dataclass(frozen=True, slots=True)
-class BiasConcatArguments(Struct):
-    type: int
-    layout: int
-    rows: int
-    inner: int
-    inputs: int
-    biased: int
-
-
-# Of two parts: the biased one is the first, or the second.
-_BIASED = (3, 2)
-_BIAS_CONCAT = tuple((((0, 1), parts_), (4,)) for parts_ in (_BIASED, _BIASED[::-1]))
-
-
-def _bias_concat(at: Slice) -> BiasConcatArguments:
-    biased = members(at.request).members[-1].inputs.index(_BIASED[0])
-    type_, layout, rows, _, inner = _start(at)
-    return BiasConcatArguments(type_, layout, rows, inner, 2, biased)
-
-
-def _channels_of_parts(at: Slice) -> tuple[int, ...]:
-    biased, _, other = at.request.inputs
-    first = members(at.request).members[-1].inputs[0] == _BIASED[0]
-    parts_ = (biased, other) if first else (other, biased)
-    return tuple(x.shape[1] for x in parts_)
-
-
-def _channels_last(request: Request) -> Iterable[Layouts]:
-    return (layouts for layouts in same_layout(request) if Layout.CHANNELS_LAST in layouts)
-
-
 def _mapped(kind: str, launcher: str, *wirings: Wiring, reals: Callable[[Slice], tuple[float, ...]]) -> OwnKernel:
     return OwnKernel(kind, FILE, FusedMapArguments, _map, reals, launcher=launcher, takes=taking(*wirings), edition=2)
 
@@ -213,16 +155,6 @@ _FORWARD_AGAIN = "batch_normalize+relu+relu_backward"
 _FORWARD_SLICED = "batch_normalize+relu+channel_slice+relu_backward"
 
 KERNELS = (
-    OwnKernel(
-        "batch_statistics+join_statistics",
-        "batch_norm.cu",
-        StatisticsBesideArguments,
-        _beside,
-        workspace=statistics_workspace,
-        launches=2,
-        launcher="batch_statistics_beside",
-        takes=taking(_BEHIND_KNOWN, _BEFORE_KNOWN),
-    ),
     _mapped("batch_normalize+relu", "batch_normalize_relu", *map(_normalize_relu, AFFINE), reals=eps),
     _mapped(
         "batch_normalize+add+relu",
@@ -235,16 +167,6 @@ KERNELS = (
         "batch_normalize_twice_add_relu",
         *(_normalize_twice(n, n2, swapped) for n in AFFINE for n2 in AFFINE for swapped in (False, True)),
         reals=eps,
-    ),
-    OwnKernel(
-        "bias_add+concat",
-        "concat.cu",
-        BiasConcatArguments,
-        _bias_concat,
-        more=_channels_of_parts,
-        layouts=_channels_last,
-        launcher="bias_add_concat",
-        takes=taking(*_BIAS_CONCAT),
     ),
     _mapped("bias_add+relu", "bias_add_relu", (((0, 1), (2,)), (3,)), reals=no_reals),
     _mapped(
