@@ -15,6 +15,7 @@ from mbc.ir.control import INITIAL_LOSS_SCALE
 from mbc.ir.expand import FLOATING, Expander
 from mbc.ir.gradients import Backward
 from mbc.ir.graph import Attributes, Initializer, Network, Operation, Optimizer, Role, State, TrainingGraph, Value
+from mbc.ir.statistics import statistics_by_part
 from mbc.ir.types import Precision, TensorType
 from mbc.ops import KINDS
 from mbc.ops.base import NoAttributes
@@ -90,6 +91,7 @@ def differentiate(network: Network, optimizer: Optimizer, precision: Precision) 
 
     wanted = (total, *metrics, *outputs, *(after for _, after in updates))
     kept = relu_behind_pool(live_operations(train.operations, wanted), values, wanted)
+    kept = statistics_by_part(kept, values)
     return TrainingGraph(
         network.name,
         network.batch,

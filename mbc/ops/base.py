@@ -110,7 +110,7 @@ class OpKind:
     classifies input 0 holds logits (classes on axis 1), input 1 the class numbers
     flops      multiplications and additions of a matrix product, from the types of the inputs and of the outputs
                (None: what bounds the operation is memory)
-    reads      what share of each input is read at all, from the attributes (None: all of it)
+    reads      what share of each input is read at all, from the attributes and the inputs' types (None: all of it)
     signs      inputs of which only the sign is read: a bit an element would do
     """
 
@@ -129,7 +129,7 @@ class OpKind:
     loss: bool = False
     classifies: bool = False
     flops: Callable[[Any, tuple[TensorType, ...], tuple[TensorType, ...]], int] | None = None
-    reads: Callable[[Any], tuple[float, ...]] | None = None
+    reads: Callable[[Any, tuple[TensorType, ...]], tuple[float, ...]] | None = None
     signs: tuple[int, ...] = ()
     view: bool = False  # the output is the input's bytes under another shape (canonical layout); no kernel runs
 

@@ -141,7 +141,7 @@ OPS = (
         divisible=True,
         working_inputs=(1,),
         flops=lambda a, inputs, outputs: _flops(inputs[1], outputs[0]),
-        reads=lambda a: (read_share(a), 1.0),
+        reads=lambda a, _: (read_share(a), 1.0),
     ),
     OpKind(
         "convolution_backward_data",
@@ -162,7 +162,7 @@ OPS = (
         accumulates=True,
         reduces=True,
         flops=lambda a, inputs, outputs: _flops(outputs[0], inputs[1]),
-        reads=lambda a: (read_share(a), 1.0),
+        reads=lambda a, _: (read_share(a), 1.0),
     ),
 )
 

@@ -116,6 +116,7 @@ def _composed(kind: str, attributes: Fused) -> OpKind:
         in_place=in_place,
         updates=updates,
         reduces=all(member.reduces for member in members),
+        reads=_reads,
     )
 
 
@@ -138,6 +139,20 @@ def _sharing(a: Fused) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, in
     in_place = [(i, old) for i, value in enumerate(a.given) if value not in must for old in sorted(may.get(value, ()))]
     updates = [(i, must[value]) for i, value in enumerate(a.given) if value in must]
     return tuple(in_place), tuple(updates)
+
+
+def _reads(a: Fused, inputs: tuple[TensorType, ...]) -> tuple[float, ...]:
+    """Of each input what the member reads that reads most of it."""
+    shares = [0.0] * len(inputs)
+    known = list(inputs)
+    for member in a.members:
+        kind, taken = KINDS[member.kind], tuple(known[n] for n in member.inputs)
+        read = kind.reads(member.attributes, taken) if kind.reads else (1.0,) * len(taken)
+        for number, share in zip(member.inputs, read, strict=True):
+            if number < len(inputs):
+                shares[number] = max(shares[number], share)
+        known += kind.shape(member.attributes, taken)
+    return tuple(shares)
 
 
 def _shape(a: Fused, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:

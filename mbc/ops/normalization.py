@@ -96,6 +96,14 @@ def _statistics_shape(_: NoAttributes, inputs: tuple[TensorType, ...]) -> tuple[
     return vector, vector
 
 
+def _join_shape(_: NoAttributes, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    means, variances = inputs[::2], inputs[1::2]
+    if not means or means != variances or any(len(m.shape) != 1 or m.dtype != means[0].dtype for m in means):
+        raise ShapeError(f"these are not pairs of mean and variance: {', '.join(map(str, inputs))}")
+    vector = TensorType((sum(m.shape[0] for m in means),), means[0].dtype)
+    return vector, vector
+
+
 def _update_shape(_: UpdateRunning, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
     *vectors, control = inputs
     control_shape(control)
@@ -139,6 +147,10 @@ def _statistics(_: NoAttributes, inputs: Sequence[Array], call: Call) -> tuple[A
     deviation = x - _along(near, x)
     variance = channel_sums(deviation * deviation) / count - (mean - near) ** 2
     return near, np.maximum(variance, 0).astype(x.dtype)
+
+
+def _join(_: NoAttributes, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    return np.concatenate(inputs[::2]), np.concatenate(inputs[1::2])
 
 
 def _update(a: UpdateRunning, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
@@ -225,6 +237,7 @@ def _gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple
 OPS = (
     OpKind("batch_norm", BatchNorm, _norm_shape, expand=_expand),
     OpKind("batch_statistics", NoAttributes, _statistics_shape, _statistics, reduces=True),
+    OpKind("join_statistics", NoAttributes, _join_shape, _join, reduces=True),
     OpKind("update_running", UpdateRunning, _update_shape, _update, updates=((0, 0), (1, 1)), reduces=True),
     OpKind(
         "batch_normalize",

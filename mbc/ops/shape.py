@@ -139,7 +139,14 @@ OPS = (
     OpKind("upsample", Upsample, _upsample_shape, _upsample, _upsample_gradient, divisible=True),
     OpKind("upsample_backward", Upsample, _upsample_backward_shape, _upsample_backward, divisible=True),
     OpKind("concat", NoAttributes, _concat_shape, _concat, _concat_gradient, divisible=True),
-    OpKind("channel_slice", ChannelSlice, _slice_shape, _slice, divisible=True),
+    OpKind(
+        "channel_slice",
+        ChannelSlice,
+        _slice_shape,
+        _slice,
+        divisible=True,
+        reads=lambda a, inputs: (a.count / inputs[0].shape[1],),
+    ),
     OpKind("flatten", NoAttributes, _flatten_shape, _reshape, _flatten_gradient, divisible=True, view=True),
     OpKind("unflatten", Unflatten, _unflatten_shape, _reshape, divisible=True, view=True),
 )

@@ -80,6 +80,7 @@ PATTERNS: tuple[Pattern, ...] = (
         "y = relu(s)",
     ),
     Pattern.of("z = bias_add(x, bias)", "y = relu(z)"),
+    *(Pattern.of("z = bias_add(x, bias)", f"y = concat({parts})") for parts in ("z, r", "r, z")),
     # Backward through relu and batch norm. What relu let through is computed again from x, which both launches read
     # anyway, so that neither y nor the gradient between the two is read or written.
     Pattern.of(
@@ -90,6 +91,29 @@ PATTERNS: tuple[Pattern, ...] = (
         _BACKWARD,
         launches=(Part((0, 1, 2, 3), ("dgamma", "dbeta")), Part((0, 1, 2, 4), ("dx",))),
         replaces=(2, 3, 4),
+    ),
+    # The same where the gradient behind relu is that of a part of a concatenation: it is read where it lies.
+    Pattern.of(
+        f"z = {_NORMALIZE}",
+        "y = relu(z)",
+        "dy = channel_slice(wide)",
+        "d = relu_backward(y, dy)",
+        _SUMS,
+        _BACKWARD,
+        launches=(Part((0, 1, 2, 3, 4), ("dgamma", "dbeta")), Part((0, 1, 2, 3, 5), ("dx",))),
+        replaces=(2, 3, 4, 5),
+    ),
+    # What is normalised is a part of the next concatenation, too, and its gradient the sum of both.
+    Pattern.of(
+        f"z = {_NORMALIZE}",
+        "y = relu(z)",
+        "d = relu_backward(y, dy)",
+        _SUMS,
+        _BACKWARD.replace("dx", "b"),
+        "a = channel_slice(wide)",
+        "dx = add(a, b)",
+        launches=(Part((0, 1, 2, 3), ("dgamma", "dbeta")), Part((0, 1, 2, 4, 5, 6), ("dx",))),
+        replaces=(2, 3, 4, 5, 6),
     ),
     # Before a pool, which alone needs what relu made (its gradient is told by the pooled image, `mbc.ir.commute`): what
     # is pooled exists nowhere.
@@ -131,6 +155,19 @@ PATTERNS: tuple[Pattern, ...] = (
         launches=(Part((0, 1, 2, 3, 4, 5), ("dgamma", "dbeta")), Part((0, 1, 2, 3, 4, 6), ("dx",))),
         replaces=(2, 3, 4, 5, 6),
     ),
+    # And was concatenated to others: its other gradient is a part of a wider one.
+    Pattern.of(
+        f"z = {_NORMALIZE}",
+        "y = relu(z)",
+        "b = max_pool_backward(index, dp)",
+        "a = channel_slice(wide)",
+        "dy = add(a, b)",
+        "d = relu_backward(y, dy)",
+        _SUMS,
+        _BACKWARD,
+        launches=(Part((0, 1, 2, 3, 4, 5, 6), ("dgamma", "dbeta")), Part((0, 1, 2, 3, 4, 5, 7), ("dx",))),
+        replaces=(2, 3, 4, 5, 6, 7),
+    ),
     # Where relu comes after a residual sum its gradient goes to both branches: it is written on the way to the sums.
     Pattern.of("d = relu_backward(y, dy)", _SUMS, launches=(Part((0, 1), ("d", "dgamma", "dbeta")),)),
     Pattern.of(
@@ -139,7 +176,13 @@ PATTERNS: tuple[Pattern, ...] = (
         _SUMS,
         launches=(Part((0, 1, 2), ("d", "dgamma", "dbeta")),),
     ),
+    Pattern.of("d = channel_slice(wide)", "db = channel_sum(d)", launches=(Part((0, 1), ("d", "db")),)),
     Pattern.of("d = relu_backward(y, dy)", "db = channel_sum(d)", launches=(Part((0, 1), ("d", "db")),)),
+    # Of a concatenation, one part of which was not read before (`mbc.ir.statistics`).
+    *(
+        Pattern.of("m, v = batch_statistics(x)", f"mean, variance = join_statistics({pairs})")
+        for pairs in ("m0, v0, m, v", "m, v, m0, v0")
+    ),
 )
 
 

@@ -116,18 +116,19 @@ def _moved_bytes(plan: Plan, program: Program, group: Sequence[int], members: Se
     for (index, reads), parts in touched.items():
         buffer = plan.buffers[index]
         rows = sum(part.count for part in parts)
-        share = _read_share(members, buffer.value or "") if reads else 1.0
+        share = _read_share(plan, members, buffer.value or "") if reads else 1.0
         total += share * buffer.size_bytes * rows / buffer.rows.count
     return round(total)
 
 
-def _read_share(members: Sequence[Operation], value: str) -> float:
+def _read_share(plan: Plan, members: Sequence[Operation], value: str) -> float:
     """How much of a value the operations read that take it: most of what any of them does."""
     shares: list[float] = []
     for operation in members:
         share_of = KINDS[operation.kind].reads
+        types = tuple(plan.graph.values[name].type for name in operation.inputs)
         shares += [
-            1.0 if share_of is None else share_of(operation.attributes)[i]
+            1.0 if share_of is None else share_of(operation.attributes, types)[i]
             for i, name in enumerate(operation.inputs)
             if name == value
         ]

@@ -1,6 +1,7 @@
-// Joining tensors along their channels, and taking channels out again. Both copy rows of bytes between two pitches:
-// channels first a row is a sample, channels last a pixel.
-#include "mbc_device.cuh"
+// Joining tensors along their channels, and taking channels out again. Channels first, what belongs to a sample is one
+// piece of memory and is copied as such. Channels last a thread keeps its channels, looks up once where they come from,
+// and goes down the pixels, so that pixels are written whole, by one launch for all parts.
+#include "mbc_channels.cuh"
 
 // Followed by the channels of every input, `inputs` integers.
 struct ConcatArguments {
@@ -9,6 +10,16 @@ struct ConcatArguments {
   int64_t rows;
   int64_t inner;
   int64_t inputs;
+};
+
+// Followed by the channels of every part, `inputs` integers. `biased`: the part that a bias is added to.
+struct BiasConcatArguments {
+  int64_t type;
+  int64_t layout;
+  int64_t rows;
+  int64_t inner;
+  int64_t inputs;
+  int64_t biased;
 };
 
 struct ChannelSliceArguments {
@@ -56,6 +67,122 @@ inline void copy(cudaStream_t stream, const char* from, char* to, int64_t rows, 
   try_copy<uint16_t>(stream, from, to, rows, width_bytes, from_pitch_bytes, to_pitch_bytes);
 }
 
+// Channels that lie side by side in both tensors: from `first` on in the result, from `from` on in their own, whose
+// pixels are `pitch` apart. `bias` may be null.
+template <typename T>
+struct Columns {
+  const T* from;
+  const float* bias;
+  int64_t first, pitch;
+};
+
+template <typename T>
+struct ManyColumns {
+  static constexpr int MANY = 16;  // of a launch
+  Columns<T> each[MANY];
+  int count;
+};
+
+constexpr int COPY_ROWS = 4, COPY_BLOCKS = 4;  // read at once by a thread; blocks of a multiprocessor
+
+// Channels `first` … `first + width - 1` of a tensor whose pixels are `pitch` apart.
+template <typename T, int N, bool BIAS>
+__global__ void __launch_bounds__(THREADS, COPY_BLOCKS)
+    copy_columns(ManyColumns<T> columns, T* y, int64_t rows, int64_t width, int64_t pitch) {
+  const int64_t column = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * N;
+  const int64_t start = static_cast<int64_t>(blockIdx.y) * blockDim.y + threadIdx.y;
+  const int64_t step = static_cast<int64_t>(gridDim.y) * blockDim.y;
+  if (column >= width || start >= rows) return;
+  const int64_t c = column + columns.each[0].first;
+  int part = 0;
+  while (part + 1 < columns.count && c >= columns.each[part + 1].first) ++part;
+  const Columns<T> own = columns.each[part];
+  const T* from = own.from + start * own.pitch + (c - own.first);
+  T* to = y + start * pitch + c;
+  wait_for_previous();
+  let_next_start();
+  float bias[N];
+  if constexpr (BIAS) {
+    if (own.bias != nullptr)
+#pragma unroll
+      for (int j = 0; j < N; ++j) bias[j] = own.bias[c - own.first + j];
+  }
+  const int64_t from_step = step * own.pitch, to_step = step * pitch;
+  for (int64_t left = (rows - start - 1) / step + 1; left > 0; left -= COPY_ROWS) {
+    Held<T, N> x[COPY_ROWS];
+#pragma unroll
+    for (int k = 0; k < COPY_ROWS; ++k)
+      if (k < left) x[k] = hold<N>(from + k * from_step);
+#pragma unroll
+    for (int k = 0; k < COPY_ROWS; ++k) {
+      if (k >= left) break;
+      if (BIAS && own.bias != nullptr) {
+        float sum[N];
+#pragma unroll
+        for (int j = 0; j < N; ++j) sum[j] = to_float(x[k][j]) + bias[j];
+        store_floats(to + k * to_step, sum);
+      } else {
+        store_held(to + k * to_step, x[k]);
+      }
+    }
+    from += COPY_ROWS * from_step;
+    to += COPY_ROWS * to_step;
+  }
+}
+
+// Whether vectors of N elements are whole everywhere.
+template <typename T, int N>
+bool fits(const ManyColumns<T>& columns, const T* y, int64_t width, int64_t pitch) {
+  constexpr int64_t BYTES = N * static_cast<int64_t>(sizeof(T));
+  bool whole = aligned(y, BYTES) && width % N == 0 && pitch % N == 0;
+  for (int i = 0; i < columns.count; ++i) {
+    const Columns<T>& own = columns.each[i];
+    whole = whole && aligned(own.from, BYTES) && own.pitch % N == 0 && own.first % N == 0;
+  }
+  return whole;
+}
+
+template <typename T, int N, bool BIAS>
+void run_copy_columns(cudaStream_t stream, const ManyColumns<T>& columns, T* y, int64_t rows, int64_t width,
+                      int64_t pitch) {
+  const ChannelTiling tiling(width / N);
+  const int64_t wanted = divide_up(rows, tiling.down() * COPY_ROWS);
+  const int64_t most = multiprocessors() * COPY_BLOCKS * MAP_WAVES / tiling.columns;
+  const dim3 grid(tiling.columns, static_cast<unsigned>(min(wanted, max(int64_t{1}, most))));
+  MBC_LAUNCH((copy_columns<T, N, BIAS>), grid, dim3(tiling.along, tiling.down()), stream, columns, y, rows, width, pitch);
+}
+
+template <bool BIAS, typename T>
+void copy_all_columns(cudaStream_t stream, const ManyColumns<T>& columns, T* y, int64_t rows, int64_t width,
+                      int64_t pitch) {
+  constexpr int N = WIDTH<T>;
+  if (fits<T, N>(columns, y, width, pitch))
+    run_copy_columns<T, N, BIAS>(stream, columns, y, rows, width, pitch);
+  else if (fits<T, N / 2>(columns, y, width, pitch))
+    run_copy_columns<T, N / 2, BIAS>(stream, columns, y, rows, width, pitch);
+  else
+    run_copy_columns<T, 1, BIAS>(stream, columns, y, rows, width, pitch);
+}
+
+// Tensors of so many channels one after another, channels last. `operand(i)` is the i-th one's first element, `bias(i)`
+// what is added to it.
+template <bool BIAS, typename T, typename Operand, typename Bias>
+void concat_columns(cudaStream_t stream, int64_t rows, int64_t inputs, const int64_t* channels, T* y, Operand operand,
+                    Bias bias) {
+  int64_t pitch = 0, first = 0;
+  for (int64_t i = 0; i < inputs; ++i) pitch += channels[i];
+  for (int64_t i = 0; i < inputs;) {
+    ManyColumns<T> columns{};
+    int64_t width = 0;
+    for (; i < inputs && columns.count < ManyColumns<T>::MANY; ++i, ++columns.count) {
+      columns.each[columns.count] = {operand(i), bias(i), first + width, channels[i]};
+      width += channels[i];
+    }
+    copy_all_columns<BIAS>(stream, columns, y, rows, width, pitch);
+    first += width;
+  }
+}
+
 inline int64_t element_bytes(int64_t type) { return type == MBC_FP32 ? 4 : 2; }
 
 }  // namespace mbc
@@ -64,23 +191,55 @@ extern "C" const char* mbc_concat(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<ConcatArguments>(call);
   const int64_t* channels = call.integers + sizeof(ConcatArguments) / sizeof(int64_t);
-  const bool last = a.layout == MBC_CHANNELS_LAST;
-  const int64_t rows = last ? a.rows * a.inner : a.rows, unit = element_bytes(a.type) * (last ? 1 : a.inner);
+  const int result = static_cast<int>(a.inputs);
+  if (a.layout == MBC_CHANNELS_LAST) {
+    MBC_FOR_TYPE(a.type, T, {
+      concat_columns<false>(
+          call.stream, a.rows * a.inner, a.inputs, channels, out<T>(call, result),
+          [&](int64_t i) { return in<T>(call, static_cast<int>(i)); }, [](int64_t) { return nullptr; });
+    });
+    return launched();
+  }
+  const int64_t unit = element_bytes(a.type) * a.inner;
   int64_t total = 0, start = 0;
   for (int64_t i = 0; i < a.inputs; ++i) total += channels[i];
-  char* to = out<char>(call, static_cast<int>(a.inputs));
+  char* to = out<char>(call, result);
   for (int64_t i = 0; i < a.inputs; start += channels[i], ++i)
-    copy(call.stream, in<char>(call, static_cast<int>(i)), to + start * unit, rows, channels[i] * unit,
+    copy(call.stream, in<char>(call, static_cast<int>(i)), to + start * unit, a.rows, channels[i] * unit,
          channels[i] * unit, total * unit);
+  return launched();
+}
+
+extern "C" const char* mbc_bias_add_concat(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<BiasConcatArguments>(call);
+  const int64_t* channels = call.integers + sizeof(BiasConcatArguments) / sizeof(int64_t);
+  // Operands: what is biased, the bias, and the other parts in order.
+  const auto operand = [&](int64_t i) {
+    return static_cast<int>(i == a.biased ? 0 : i < a.biased ? i + 2 : i + 1);
+  };
+  MBC_FOR_TYPE(a.type, T, {
+    concat_columns<true>(
+        call.stream, a.rows * a.inner, a.inputs, channels, out<T>(call, static_cast<int>(a.inputs + 1)),
+        [&](int64_t i) { return in<T>(call, operand(i)); },
+        [&](int64_t i) { return i == a.biased ? in<float>(call, 1) : nullptr; });
+  });
   return launched();
 }
 
 extern "C" const char* mbc_channel_slice(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<ChannelSliceArguments>(call);
-  const bool last = a.layout == MBC_CHANNELS_LAST;
-  const int64_t rows = last ? a.rows * a.inner : a.rows, unit = element_bytes(a.type) * (last ? 1 : a.inner);
-  copy(call.stream, in<char>(call, 0) + a.start * unit, out<char>(call, 1), rows, a.count * unit, a.channels * unit,
+  if (a.layout == MBC_CHANNELS_LAST) {
+    MBC_FOR_TYPE(a.type, T, {
+      ManyColumns<T> columns{};
+      columns.each[columns.count++] = {in<T>(call, 0) + a.start, nullptr, 0, a.channels};
+      copy_all_columns<false>(call.stream, columns, out<T>(call, 1), a.rows * a.inner, a.count, a.count);
+    });
+    return launched();
+  }
+  const int64_t unit = element_bytes(a.type) * a.inner;
+  copy(call.stream, in<char>(call, 0) + a.start * unit, out<char>(call, 1), a.rows, a.count * unit, a.channels * unit,
        a.count * unit);
   return launched();
 }

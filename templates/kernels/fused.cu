@@ -76,6 +76,15 @@ struct NormalizeReluBackward {
   }
 };
 
+// The same with another gradient of x added.
+template <typename T>
+struct NormalizeReluBackwardAdd : NormalizeReluBackward<T> {
+  using Channel = typename NormalizeReluBackward<T>::Channel;
+  __device__ float operator()(const Channel& c, float x, float dy, float more) const {
+    return NormalizeReluBackward<T>::operator()(c, x, dy) + more;
+  }
+};
+
 // Sums over what relu lets through, of x and the gradient behind relu.
 template <typename T>
 struct ReluSums : Sums {
@@ -142,9 +151,24 @@ struct Behind {
   }
 };
 
-template <bool TWO, typename T, typename F>
-void map_fused(const MbcCall& call, const FusedMapArguments& a, const T* x, const T* z, T* y, F f) {
-  map_channels<TWO>(call.stream, a.layout, a.rows, a.channels, a.inner, Operands<T>{x, z}, y, f);
+template <int MORE, bool SLICED = false, typename T, typename F>
+void map_fused(const MbcCall& call, const FusedMapArguments& a, const Operands<T>& x, T* y, F f) {
+  map_channels<MORE, SLICED>(call.stream, a.layout, a.rows, a.channels, a.inner, x, y, f);
+}
+
+// Of a launch that reads a slice: which it is, behind the other integers.
+struct Within {
+  int64_t start;
+  int64_t all;  // channels of the tensor
+};
+
+// Its first element, and how to go on.
+template <typename Arguments, typename T>
+const T* slice_of(const MbcCall& call, const T* wide, Slice& slice) {
+  const auto& a = arguments<Arguments>(call);
+  const auto& s = *reinterpret_cast<const Within*>(call.integers + sizeof(Arguments) / sizeof(int64_t));
+  slice = Slice(a.layout, a.channels, s.all, a.inner);
+  return wide + s.start * (a.layout == MBC_CHANNELS_LAST ? 1 : a.inner);
 }
 
 template <bool ADD>
@@ -162,6 +186,46 @@ const char* relu_backward_sums(const MbcCall& call) {
   return launched();
 }
 
+// ADD: a slice of another gradient is added. SLICED: the gradient behind relu is a slice.
+template <bool ADD, bool SLICED>
+const char* normalize_relu_backward(const MbcCall& call) {
+  const auto& a = arguments<FusedMapArguments>(call);
+  const int dy = a.affine ? 5 : 3, more = dy + 3;
+  const Normalize forward = normalize(call, 1, a.affine, eps(call, 0));
+  const NormalizeBackward backward{forward.mean, forward.variance, in<float>(call, dy + 1), in<float>(call, dy + 2),
+                                   forward.gamma, eps(call, 1), static_cast<float>(a.count)};
+  MBC_FOR_TYPE(a.type, T, {
+    Operands<T> x{in<T>(call, 0), in<T>(call, dy)};
+    T* dx = out<T>(call, ADD ? more + 1 : more);
+    const NormalizeReluBackward<T> f{forward, backward};
+    if constexpr (ADD) {
+      x.c = slice_of<FusedMapArguments>(call, in<T>(call, more), x.slice);
+      map_fused<2, true>(call, a, x, dx, NormalizeReluBackwardAdd<T>{f});
+    } else {
+      if constexpr (SLICED) x.b = slice_of<FusedMapArguments>(call, x.b, x.slice);
+      map_fused<1, SLICED>(call, a, x, dx, f);
+    }
+  });
+  return launched();
+}
+
+template <bool SLICED>
+const char* normalize_relu_sums(const MbcCall& call) {
+  const auto& a = arguments<FusedSumArguments>(call);
+  const int dy = a.affine ? 5 : 3;
+  void* workspace = a.parts > 1 ? call.pointers[dy + 3] : nullptr;
+  const Normalize forward = normalize(call, 1, a.affine, eps(call, 0));
+  const Sums sums{forward.mean, forward.variance, out<float>(call, dy + 1), out<float>(call, dy + 2), eps(call, 1),
+                  a.accumulate};
+  MBC_FOR_TYPE(a.type, T, {
+    Operands<T> x{in<T>(call, 0), in<T>(call, dy)};
+    if constexpr (SLICED) x.b = slice_of<FusedSumArguments>(call, x.b, x.slice);
+    reduce_channels<true, SLICED>(call.stream, a.layout, a.rows, a.channels, a.inner, a.parts, x, workspace,
+                                  ReluSums<T>(sums, forward));
+  });
+  return launched();
+}
+
 }  // namespace mbc
 
 extern "C" const char* mbc_batch_normalize_relu(const MbcCall& call) {
@@ -169,8 +233,7 @@ extern "C" const char* mbc_batch_normalize_relu(const MbcCall& call) {
   const auto& a = arguments<FusedMapArguments>(call);
   const NormalizeRelu f{normalize(call, 1, a.affine, eps(call, 0))};
   MBC_FOR_TYPE(a.type, T, {
-    const T* none = nullptr;
-    map_fused<false>(call, a, in<T>(call, 0), none, out<T>(call, a.affine ? 5 : 3), f);
+    map_fused<0>(call, a, Operands<T>{in<T>(call, 0), nullptr}, out<T>(call, a.affine ? 5 : 3), f);
   });
   return launched();
 }
@@ -180,7 +243,9 @@ extern "C" const char* mbc_batch_normalize_add_relu(const MbcCall& call) {
   const auto& a = arguments<FusedMapArguments>(call);
   const NormalizeAddRelu f{normalize(call, 1, a.affine, eps(call, 0))};
   const int r = a.affine ? 5 : 3;
-  MBC_FOR_TYPE(a.type, T, { map_fused<true>(call, a, in<T>(call, 0), in<T>(call, r), out<T>(call, r + 1), f); });
+  MBC_FOR_TYPE(a.type, T, {
+    map_fused<1>(call, a, Operands<T>{in<T>(call, 0), in<T>(call, r)}, out<T>(call, r + 1), f);
+  });
   return launched();
 }
 
@@ -190,7 +255,9 @@ extern "C" const char* mbc_batch_normalize_twice_add_relu(const MbcCall& call) {
   const int second = a.affine ? 5 : 3, y = second + (a.affine2 ? 5 : 3);
   const NormalizeTwiceAddRelu f{normalize(call, 1, a.affine, eps(call, 0)),
                                 normalize(call, second + 1, a.affine2, eps(call, 1))};
-  MBC_FOR_TYPE(a.type, T, { map_fused<true>(call, a, in<T>(call, 0), in<T>(call, second), out<T>(call, y), f); });
+  MBC_FOR_TYPE(a.type, T, {
+    map_fused<1>(call, a, Operands<T>{in<T>(call, 0), in<T>(call, second)}, out<T>(call, y), f);
+  });
   return launched();
 }
 
@@ -199,41 +266,26 @@ extern "C" const char* mbc_bias_add_relu(const MbcCall& call) {
   const auto& a = arguments<FusedMapArguments>(call);
   const BiasRelu f{in<float>(call, 1)};
   MBC_FOR_TYPE(a.type, T, {
-    const T* none = nullptr;
-    map_fused<false>(call, a, in<T>(call, 0), none, out<T>(call, 2), f);
+    map_fused<0>(call, a, Operands<T>{in<T>(call, 0), nullptr}, out<T>(call, 2), f);
   });
   return launched();
 }
 
 extern "C" const char* mbc_batch_normalize_relu_backward(const MbcCall& call) {
-  using namespace mbc;
-  const auto& a = arguments<FusedMapArguments>(call);
-  const int dy = a.affine ? 5 : 3;
-  const Normalize forward = normalize(call, 1, a.affine, eps(call, 0));
-  const NormalizeBackward backward{forward.mean, forward.variance, in<float>(call, dy + 1), in<float>(call, dy + 2),
-                                   forward.gamma, eps(call, 1), static_cast<float>(a.count)};
-  MBC_FOR_TYPE(a.type, T, {
-    const NormalizeReluBackward<T> f{forward, backward};
-    map_fused<true>(call, a, in<T>(call, 0), in<T>(call, dy), out<T>(call, dy + 3), f);
-  });
-  return launched();
+  return mbc::normalize_relu_backward<false, false>(call);
 }
-
+extern "C" const char* mbc_batch_normalize_relu_backward_of_slice(const MbcCall& call) {
+  return mbc::normalize_relu_backward<false, true>(call);
+}
+extern "C" const char* mbc_batch_normalize_relu_backward_add_slice(const MbcCall& call) {
+  return mbc::normalize_relu_backward<true, false>(call);
+}
 extern "C" const char* mbc_batch_normalize_relu_sums(const MbcCall& call) {
-  using namespace mbc;
-  const auto& a = arguments<FusedSumArguments>(call);
-  const int dy = a.affine ? 5 : 3;
-  void* workspace = a.parts > 1 ? call.pointers[dy + 3] : nullptr;
-  const Normalize forward = normalize(call, 1, a.affine, eps(call, 0));
-  const Sums sums{forward.mean, forward.variance, out<float>(call, dy + 1), out<float>(call, dy + 2), eps(call, 1),
-                  a.accumulate};
-  MBC_FOR_TYPE(a.type, T, {
-    reduce_channels<true>(call.stream, a.layout, a.rows, a.channels, a.inner, a.parts,
-                          Operands<T>{in<T>(call, 0), in<T>(call, dy)}, workspace, ReluSums<T>(sums, forward));
-  });
-  return launched();
+  return mbc::normalize_relu_sums<false>(call);
 }
-
+extern "C" const char* mbc_batch_normalize_relu_sums_of_slice(const MbcCall& call) {
+  return mbc::normalize_relu_sums<true>(call);
+}
 extern "C" const char* mbc_relu_backward_sums(const MbcCall& call) { return mbc::relu_backward_sums<false>(call); }
 extern "C" const char* mbc_add_relu_backward_sums(const MbcCall& call) { return mbc::relu_backward_sums<true>(call); }
 

@@ -22,7 +22,7 @@ namespace mbc {
 // S is where the elements come from. It has `template <int N> struct Fetched`, `fetch<N>(at)` that reads N elements of
 // every operand, `finish<N>(fetched, at)` that may write what comes of them, `first(fetched, j)` and
 // `second(fetched, j)`, which R gets, `whole()`, whether its operands are aligned for vectors, and `OPERANDS`.
-template <typename T, bool TWO>
+template <typename T, bool TWO, bool SLICED>
 struct InMemory {
   static constexpr int OPERANDS = TWO ? 2 : 1;
   Operands<T> x;
@@ -31,12 +31,12 @@ struct InMemory {
   struct Fetched {
     Held<T, N> a, b;
   };
-  bool whole() const { return aligned(x.a, 16) && aligned(x.b, 16); }
+  bool whole() const { return x.whole(WIDTH<T>); }
   template <int N>
   __device__ Fetched<N> fetch(int64_t at) const {
     Fetched<N> f;
     f.a = hold<N>(x.a + at);
-    if constexpr (TWO) f.b = hold<N>(x.b + at);
+    if constexpr (TWO) f.b = hold<N>(x.b + (SLICED ? x.slice(at) : at));
     return f;
   }
   template <int N>
@@ -245,10 +245,10 @@ void reduce_channels_of(cudaStream_t stream, int64_t layout, int64_t rows, int64
   if (parts > 1) merge_all_parts(stream, parts, channels, static_cast<const typename R::State*>(workspace), r);
 }
 
-template <bool TWO, typename T, typename R>
+template <bool TWO, bool SLICED = false, typename T, typename R>
 void reduce_channels(cudaStream_t stream, int64_t layout, int64_t rows, int64_t channels, int64_t inner, int64_t parts,
                      Operands<T> x, void* workspace, R r) {
-  reduce_channels_of<T>(stream, layout, rows, channels, inner, parts, InMemory<T, TWO>{x}, workspace, r);
+  reduce_channels_of<T>(stream, layout, rows, channels, inner, parts, InMemory<T, TWO, SLICED>{x}, workspace, r);
 }
 
 }  // namespace mbc

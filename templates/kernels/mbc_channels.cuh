@@ -24,10 +24,33 @@ struct ChannelTiling {
         along(static_cast<unsigned>(divide_up(vectors, columns))) {}
 };
 
-// Up to two operands; the second is null for functions of one.
+// Up to three operands; those that a function does not have are null. The last one may be a slice of a wider tensor.
 template <typename T>
 struct Operands {
-  const T *a, *b;
+  const T *a, *b, *c = nullptr;
+  Slice slice = {};
+
+  bool whole(int width) const { return aligned(a, 16) && aligned(b, 16) && aligned(c, 16) && slice.gap % width == 0; }
+};
+
+// MORE: operands beside the first. SLICED: whether the last of them is a slice.
+template <typename T, int N, int MORE, bool SLICED>
+struct Loaded {
+  Held<T, N> a, b, c;
+
+  __device__ void fetch(const Operands<T>& x, int64_t at) {
+    a = hold<N>(x.a + at);
+    const int64_t last = SLICED ? x.slice(at) : at;
+    if constexpr (MORE == 1) b = hold<N>(x.b + last);
+    if constexpr (MORE == 2) b = hold<N>(x.b + at), c = hold<N>(x.c + last);
+  }
+  template <typename F, typename Channel>
+  __device__ float map(const F& f, const Channel& channel, int j) const {
+    if constexpr (MORE == 2)
+      return f(channel, to_float(a[j]), to_float(b[j]), to_float(c[j]));
+    else
+      return f(channel, to_float(a[j]), MORE == 1 ? to_float(b[j]) : 0.0f);
+  }
 };
 
 // What the channels of a block have, computed by one thread each and not by all that need it: roots and divisions cost
@@ -67,32 +90,33 @@ struct Shelf {
   }
 };
 
-// F has `using Channel`, `Channel load(int64_t c) const` and `float operator()(const Channel&, float a, float b) const`.
-template <typename T, int N, bool TWO, typename F>
+// F has `using Channel`, `Channel load(int64_t c) const` and `float operator()(const Channel&, float a, float b) const`,
+// which gets a third element of functions of three.
+template <typename T, int N, int MORE, bool SLICED, typename F>
 __global__ void map_channels_first(Operands<T> x, T* y, int64_t vectors, Steps steps, F f) {
   const int64_t stride = thread_count();
   Walk at(steps, thread_index());
   for (int64_t i = thread_index(); i < vectors; i += stride, at.advance(steps)) {
     const auto channel = f.load(at.middle);
-    Vec<T, N> a = load<N>(x.a + i * N), b;
-    if constexpr (TWO) b = load<N>(x.b + i * N);
+    Loaded<T, N, MORE, SLICED> loaded;
+    loaded.fetch(x, i * N);
+    float made[N];
 #pragma unroll
-    for (int j = 0; j < N; ++j)
-      a.v[j] = from_float<T>(f(channel, to_float(a.v[j]), TWO ? to_float(b.v[j]) : 0.0f));
-    store(y + i * N, a);
+    for (int j = 0; j < N; ++j) made[j] = loaded.map(f, channel, j);
+    store_floats(y + i * N, made);
   }
 }
 
-template <typename F, int N>
-constexpr int MAP_BLOCKS = resident(N * sizeof(typename F::Channel) / 4 + 16);
-template <bool TWO>
-constexpr int MAP_ROWS = TWO ? 2 : 4;  // read at once: 64 bytes on their way for every thread
+template <typename F, int N, int MORE>
+constexpr int MAP_BLOCKS = MORE > 1 ? 2 : resident(N * sizeof(typename F::Channel) / 4 + 16);
+template <int MORE>
+constexpr int MAP_ROWS = MORE > 0 ? 2 : 4;  // read at once: 64 bytes on their way for every thread
 constexpr int MAP_WAVES = 3, WAVE_ROWS = 16;  // waves of blocks at most, and rows that a thread should have in each
 
-template <typename T, int N, bool TWO, typename F>
-__global__ void __launch_bounds__(THREADS, (MAP_BLOCKS<F, N>))
+template <typename T, int N, int MORE, bool SLICED, typename F>
+__global__ void __launch_bounds__(THREADS, (MAP_BLOCKS<F, N, MORE>))
     map_channels_last(Operands<T> x, T* y, int64_t rows, int64_t channels, F f) {
-  constexpr int K = MAP_ROWS<TWO>;
+  constexpr int K = MAP_ROWS<MORE>;
   using Channel = typename F::Channel;
   __shared__ Shelf<Channel, N> shelf;
   const int64_t c = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * N;
@@ -105,20 +129,17 @@ __global__ void __launch_bounds__(THREADS, (MAP_BLOCKS<F, N>))
   let_next_start();
   Channel channel[N];
   const auto turn = [&](auto meanwhile) {
-    Held<T, N> a[K], b[K];
+    Loaded<T, N, MORE, SLICED> loaded[K];
 #pragma unroll
     for (int k = 0; k < K; ++k)
-      if (k < left) {
-        a[k] = hold<N>(x.a + at + int64_t{k} * stride);
-        if constexpr (TWO) b[k] = hold<N>(x.b + at + int64_t{k} * stride);
-      }
+      if (k < left) loaded[k].fetch(x, at + int64_t{k} * stride);
     meanwhile();
 #pragma unroll
     for (int k = 0; k < K; ++k)
       if (k < left) {
         float made[N];
 #pragma unroll
-        for (int j = 0; j < N; ++j) made[j] = f(channel[j], to_float(a[k][j]), TWO ? to_float(b[k][j]) : 0.0f);
+        for (int j = 0; j < N; ++j) made[j] = loaded[k].map(f, channel[j], j);
         store_floats(y + at + int64_t{k} * stride, made);
       }
     left -= K;
@@ -133,34 +154,34 @@ __global__ void __launch_bounds__(THREADS, (MAP_BLOCKS<F, N>))
   while (left > 0) turn([] {});
 }
 
-template <typename T, int N, bool TWO, typename F>
+template <typename T, int N, int MORE, bool SLICED, typename F>
 void run_map_channels(cudaStream_t stream, int64_t layout, int64_t rows, int64_t channels, int64_t inner,
                       Operands<T> x, T* y, F f) {
   if (layout == MBC_CHANNELS_FIRST) {
     const int64_t vectors = rows * channels * inner / N;
     const unsigned blocks = blocks_for(vectors);
     const Steps steps(inner / N, channels, static_cast<int64_t>(blocks) * THREADS);
-    MBC_LAUNCH((map_channels_first<T, N, TWO, F>), blocks, THREADS, stream, x, y, vectors, steps, f);
+    MBC_LAUNCH((map_channels_first<T, N, MORE, SLICED, F>), blocks, THREADS, stream, x, y, vectors, steps, f);
   } else {
     const ChannelTiling tiling(channels / N);
-    const int64_t wanted = divide_up(rows * inner, tiling.down() * MAP_ROWS<TWO>);
-    const int64_t wave = max(int64_t{1}, multiprocessors() * MAP_BLOCKS<F, N> / tiling.columns);
-    const int64_t waves = min(int64_t{MAP_WAVES}, max(int64_t{1}, wanted * MAP_ROWS<TWO> / (wave * WAVE_ROWS)));
+    const int64_t wanted = divide_up(rows * inner, tiling.down() * MAP_ROWS<MORE>);
+    const int64_t wave = max(int64_t{1}, multiprocessors() * MAP_BLOCKS<F, N, MORE> / tiling.columns);
+    const int64_t waves = min(int64_t{MAP_WAVES}, max(int64_t{1}, wanted * MAP_ROWS<MORE> / (wave * WAVE_ROWS)));
     const dim3 grid(tiling.columns, static_cast<unsigned>(min(wanted, wave * waves)));
-    MBC_LAUNCH((map_channels_last<T, N, TWO, F>), grid, dim3(tiling.along, tiling.down()), stream, x, y, rows * inner,
+    MBC_LAUNCH((map_channels_last<T, N, MORE, SLICED, F>), grid, dim3(tiling.along, tiling.down()), stream, x, y, rows * inner,
                channels, f);
   }
 }
 
-template <bool TWO, typename T, typename F>
+template <int MORE, bool SLICED = false, typename T, typename F>
 void map_channels(cudaStream_t stream, int64_t layout, int64_t rows, int64_t channels, int64_t inner, Operands<T> x,
                   T* y, F f) {
   constexpr int N = WIDTH<T>;
   const bool whole = (layout == MBC_CHANNELS_FIRST ? inner : channels) % N == 0;
-  if (whole && aligned(x.a, 16) && aligned(x.b, 16) && aligned(y, 16))
-    run_map_channels<T, N, TWO>(stream, layout, rows, channels, inner, x, y, f);
+  if (whole && x.whole(N) && aligned(y, 16))
+    run_map_channels<T, N, MORE, SLICED>(stream, layout, rows, channels, inner, x, y, f);
   else
-    run_map_channels<T, 1, TWO>(stream, layout, rows, channels, inner, x, y, f);
+    run_map_channels<T, 1, MORE, SLICED>(stream, layout, rows, channels, inner, x, y, f);
 }
 
 }  // namespace mbc

@@ -175,6 +175,21 @@ __device__ inline void store_floats(T* at, const float (&x)[N]) {
   }
 }
 
+// What was held, as it was.
+template <typename T, int N>
+__device__ inline void store_held(T* at, const Held<T, N>& value) {
+  if constexpr (sizeof(value) == sizeof(uint4)) {
+    const uint4 words{value.words[0], value.words[1], value.words[2], value.words[3]};
+#ifdef MBC_EMULATED
+    *reinterpret_cast<uint4*>(at) = words;
+#else
+    __stwb(reinterpret_cast<uint4*>(at), words);
+#endif
+  } else {
+    *reinterpret_cast<Held<T, N>*>(at) = value;
+  }
+}
+
 // Elements in 16 bytes.
 template <typename T>
 constexpr int WIDTH = 16 / static_cast<int>(sizeof(T));
@@ -306,6 +321,35 @@ struct Walk {
 
 __device__ inline int64_t thread_index() { return static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; }
 __device__ inline int64_t thread_count() { return static_cast<int64_t>(gridDim.x) * blockDim.x; }
+
+// The upper half of a product of 128 bits.
+__device__ inline uint64_t product_above(uint64_t a, uint64_t b) {
+#ifdef MBC_EMULATED
+  return static_cast<uint64_t>(static_cast<unsigned __int128>(a) * b >> 64);
+#else
+  return __umul64hi(a, b);
+#endif
+}
+
+// Channels of a wider tensor, read where they lie: `block` elements are adjacent, `gap` others come behind them. The
+// division is by a reciprocal, right for all i with i * block below 2^64.
+struct Slice {
+  uint64_t reciprocal = 0;  // of the block, times 2^64; 0: of 1
+  int64_t gap = 0;
+
+  Slice() = default;
+  // Of `channels` out of `all`.
+  Slice(int64_t layout, int64_t channels, int64_t all, int64_t inner) {
+    const bool last = layout == MBC_CHANNELS_LAST;
+    reciprocal = UINT64_MAX / static_cast<uint64_t>(last ? channels : channels * inner) + 1;
+    gap = (all - channels) * (last ? 1 : inner);
+  }
+  // Of the i-th element, from the slice's first one on.
+  __device__ int64_t operator()(int64_t i) const {
+    const auto index = static_cast<uint64_t>(i);
+    return i + static_cast<int64_t>(reciprocal == 0 ? index : product_above(index, reciprocal)) * gap;
+  }
+};
 
 // Threads of a block over [rows, columns] with the columns adjacent in memory: as many along the columns as are useful.
 struct Tiling {

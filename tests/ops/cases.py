@@ -112,6 +112,13 @@ def concat(draw: Draw) -> Network:
     return _finish(w, w("concat", *parts))
 
 
+def joined_statistics(draw: Draw) -> Network:
+    """What is concatenated was normalised by itself."""
+    w = Writer(draw(st.integers(2, 4)))
+    x, y = (w("tanh", w.parameter(f"x{i}", w.batch, draw(st.integers(1, 3)), 2)) for i in range(2))
+    return _finish(w, w("concat", w("bn", x), w("bn", w("concat", *draw(st.permutations((x, y)))))))
+
+
 def _elementwise(draw: Draw, layer: str, operands: int, **settings: Any) -> Network:
     w = Writer(draw(st.integers(1, 3)))
     shape = draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
@@ -168,8 +175,8 @@ def two_losses(draw: Draw) -> Network:
 CASES: dict[str, Callable[[Draw], Network]] = {
     f.__name__: f
     for f in (
-        conv, conv_transpose, linear, bn, lrn, maxpool, avgpool, global_avgpool, upsample, concat, leaky_relu, scale,
-        dropout, flatten, softmax_cross_entropy, mse, two_losses,
+        conv, conv_transpose, linear, bn, lrn, maxpool, avgpool, global_avgpool, upsample, concat, joined_statistics,
+        leaky_relu, scale, dropout, flatten, softmax_cross_entropy, mse, two_losses,
     )
 }  # fmt: skip
 CASES |= {

@@ -17,6 +17,7 @@ from mbc.kernels.own import (
     elementwise,
     few_channels,
     fused,
+    fused_concat,
     fused_pools,
     images,
     losses,
@@ -39,6 +40,7 @@ _FAMILIES = (
     depthwise,
     few_channels,
     fused,
+    fused_concat,
     fused_pools,
     many,
 )

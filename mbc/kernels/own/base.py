@@ -9,6 +9,7 @@ from dataclasses import astuple, dataclass
 from mbc.device.spec import DeviceSpec
 from mbc.ir.types import DType, Layout, TensorType, layout_matters
 from mbc.kernels.base import DTYPE_CODES, LAYOUT_CODES, Request
+from mbc.ops.fused import launch_kind
 
 VECTOR_BYTES = 16
 THREADS = 256  # of a block; as in templates/kernels/mbc_device.cuh
@@ -64,6 +65,14 @@ def moved_us(request: Request, device: DeviceSpec) -> float:
     """Time to read every input and write every output once."""
     moved_bytes = sum(t.size_bytes for t in (*request.inputs, *request.outputs))
     return moved_bytes / (device.copy_gb_s * 1e3)
+
+
+def touched_us(request: Request, device: DeviceSpec) -> float:
+    """The same where only a part of some inputs is read."""
+    reads = launch_kind(request.kind, request.attributes).reads
+    shares = reads(request.attributes, request.inputs) if reads else (1.0,) * len(request.inputs)
+    read_bytes = sum(share * t.size_bytes for share, t in zip(shares, request.inputs, strict=True))
+    return (read_bytes + sum(t.size_bytes for t in request.outputs)) / (device.copy_gb_s * 1e3)
 
 
 def always(_: Request) -> bool:

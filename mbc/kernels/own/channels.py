@@ -60,6 +60,11 @@ class BatchStatisticsArguments(Struct):
 
 
 @dataclass(frozen=True, slots=True)
+class JoinStatisticsArguments(Struct):
+    pairs: int
+
+
+@dataclass(frozen=True, slots=True)
 class BatchNormalizeArguments(Struct):
     type: int
     layout: int
@@ -135,6 +140,14 @@ def _statistics(at: Slice) -> BatchStatisticsArguments:
     return BatchStatisticsArguments(*_start(at), parts(at.request.inputs[0], at.layout))
 
 
+def _join(at: Slice) -> JoinStatisticsArguments:
+    return JoinStatisticsArguments(len(at.request.inputs) // 2)
+
+
+def _channels_of_pairs(at: Slice) -> tuple[int, ...]:
+    return tuple(mean.elements for mean in at.request.inputs[::2])
+
+
 def _normalize(at: Slice) -> BatchNormalizeArguments:
     return BatchNormalizeArguments(*_start(at), affine=int(len(at.request.inputs) == 5))
 
@@ -199,6 +212,14 @@ KERNELS = (
         workspace=_statistics_workspace,
         launches=2,
         edition=3,
+    ),
+    OwnKernel(
+        "join_statistics",
+        "batch_norm.cu",
+        JoinStatisticsArguments,
+        _join,
+        more=_channels_of_pairs,
+        layouts=channels_first,
     ),
     OwnKernel("batch_normalize", "batch_norm.cu", BatchNormalizeArguments, _normalize, _eps, edition=3),
     OwnKernel(

@@ -6,11 +6,20 @@ A kernel knows its group by how the members feed one another; `mbc.optimize.patt
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mbc.ir.types import Layout
 from mbc.kernels.base import Request
-from mbc.kernels.own.base import Channels, OwnKernel, Slice, Struct, layout_code, no_reals, type_code
+from mbc.kernels.own.base import (
+    Channels,
+    OwnKernel,
+    Slice,
+    Struct,
+    layout_code,
+    no_reals,
+    touched_us,
+    type_code,
+)
 from mbc.kernels.own.channels import parts
 from mbc.kernels.own.groups import (
     AFFINE,
@@ -20,6 +29,7 @@ from mbc.kernels.own.groups import (
     eps,
     members,
     run,
+    slice_of,
     sum_workspace,
     sums_workspace,
     taking,
@@ -68,20 +78,28 @@ def _normalize_twice(operands: int, operands2: int, swapped: bool) -> Wiring:
     return ((run(0, operands), run(operands, operands2), add, (z + 2,)), (z + 3,))
 
 
-def _through_relu(operands: int, outside: int, last: Callable[[int, int], Numbers], given: int) -> Wiring:
-    """The forward pass over again, relu_backward, and a last member: `last(dy, d)` are its inputs."""
-    dy, z = operands, outside
-    d = z + 2
-    return ((run(0, operands), (z,), (z + 1, dy), last(dy, d)), run(d + 1, given))
+def _through_relu(operands: int, backward: bool, sliced: bool) -> Wiring:
+    """The forward pass over again, the gradient behind relu (a slice of a wider one), relu_backward, and one of sums
+    and batch_normalize_backward."""
+    outside = operands + (3 if backward else 1)
+    y = outside + 1
+    dy, d = (y + 1, y + 2) if sliced else (operands, y + 1)
+    start = (run(0, operands), (outside,), *(((operands,),) if sliced else ()), (y, dy))
+    last = (0, d, 1, 2, *(_of_backward(operands) if backward else ()))
+    return (*start, last), run(d + 1, 1 if backward else 2)
 
 
-_THROUGH_SUMS = tuple(_through_relu(n, n + 1, lambda dy, d: (0, d, 1, 2), given=2) for n in AFFINE)
-_THROUGH_BACKWARD = tuple(
-    _through_relu(
-        n, n + 3, lambda dy, d: (0, d, 1, 2, dy + 1, dy + 2, 3) if dy == 5 else (0, d, 1, 2, dy + 1, dy + 2), given=1
-    )
-    for n in AFFINE
-)
+def _of_backward(operands: int) -> Numbers:
+    """dgamma, dbeta and gamma, the first two right behind the gradient."""
+    return (operands + 1, operands + 2, *((3,) if operands == 5 else ()))
+
+
+def _through_relu_and_add(operands: int, swapped: bool) -> Wiring:
+    """To the gradient of what is normalised a slice of another one is added."""
+    dy, wide, z = operands, operands + 3, operands + 4
+    y, d, b, a = z + 1, z + 2, z + 3, z + 4
+    last = (0, d, 1, 2, *_of_backward(operands))
+    return (run(0, operands), (z,), (y, dy), last, (wide,), (b, a) if swapped else (a, b)), (a + 1,)
 
 
 def _start(at: Slice, operand: int = 0) -> tuple[int, int, int, int, int]:
@@ -92,9 +110,10 @@ def _start(at: Slice, operand: int = 0) -> tuple[int, int, int, int, int]:
 
 def _map(at: Slice) -> FusedMapArguments:
     affine, affine2 = (*affines(at.request), 0, 0)[:2]
-    last = members(at.request).members[-1].attributes
-    count = last.count if isinstance(last, BatchNormalizeBackward) else 0
-    return FusedMapArguments(*_start(at), affine, affine2, count)
+    backward = (
+        m.attributes.count for m in members(at.request).members if isinstance(m.attributes, BatchNormalizeBackward)
+    )
+    return FusedMapArguments(*_start(at), affine, affine2, next(backward, 0))
 
 
 def _sum(at: Slice) -> FusedSumArguments:
@@ -104,6 +123,11 @@ def _sum(at: Slice) -> FusedSumArguments:
 
 def _mapped(kind: str, launcher: str, *wirings: Wiring, reals: Callable[[Slice], tuple[float, ...]]) -> OwnKernel:
     return OwnKernel(kind, FILE, FusedMapArguments, _map, reals, launcher=launcher, takes=taking(*wirings), edition=2)
+
+
+def _of_slice(kernel: OwnKernel) -> OwnKernel:
+    """A new kernel that reads a slice of a tensor where it lies."""
+    return replace(kernel, more=slice_of, time_us=touched_us, edition=1)
 
 
 def _summed(
@@ -128,6 +152,7 @@ def _summed(
 
 
 _FORWARD_AGAIN = "batch_normalize+relu+relu_backward"
+_FORWARD_SLICED = "batch_normalize+relu+channel_slice+relu_backward"
 
 KERNELS = (
     _mapped("batch_normalize+relu", "batch_normalize_relu", *map(_normalize_relu, AFFINE), reals=eps),
@@ -147,15 +172,40 @@ KERNELS = (
     _mapped(
         f"{_FORWARD_AGAIN}+batch_normalize_backward",
         "batch_normalize_relu_backward",
-        *_THROUGH_BACKWARD,
+        *(_through_relu(n, backward=True, sliced=False) for n in AFFINE),
         reals=eps,
+    ),
+    _of_slice(
+        _mapped(
+            f"{_FORWARD_SLICED}+batch_normalize_backward",
+            "batch_normalize_relu_backward_of_slice",
+            *(_through_relu(n, backward=True, sliced=True) for n in AFFINE),
+            reals=eps,
+        )
+    ),
+    _of_slice(
+        _mapped(
+            f"{_FORWARD_AGAIN}+batch_normalize_backward+channel_slice+add",
+            "batch_normalize_relu_backward_add_slice",
+            *(_through_relu_and_add(n, swapped) for n in AFFINE for swapped in (False, True)),
+            reals=eps,
+        )
     ),
     _summed(
         f"{_FORWARD_AGAIN}+batch_normalize_sums",
         "batch_normalize_relu_sums",
-        *_THROUGH_SUMS,
+        *(_through_relu(n, backward=False, sliced=False) for n in AFFINE),
         workspace=sums_workspace,
         reals=eps,
+    ),
+    _of_slice(
+        _summed(
+            f"{_FORWARD_SLICED}+batch_normalize_sums",
+            "batch_normalize_relu_sums_of_slice",
+            *(_through_relu(n, backward=False, sliced=True) for n in AFFINE),
+            workspace=sums_workspace,
+            reals=eps,
+        )
     ),
     _summed(
         "relu_backward+batch_normalize_sums",

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from mbc.ir.types import Layout, TensorType
 from mbc.kernels.base import Request
-from mbc.kernels.own.base import OwnKernel, Slice
+from mbc.kernels.own.base import OwnKernel, Slice, touched_us
 from mbc.kernels.own.channels import SUM_BYTES, SUMS_BYTES, parts
-from mbc.kernels.own.groups import AFFINE, Numbers, Wiring, affines, eps, members, partial_bytes, run, taking
+from mbc.kernels.own.groups import AFFINE, Numbers, Wiring, affines, eps, members, partial_bytes, run, slice_of, taking
 from mbc.kernels.own.images import PoolArguments, pool_arguments
 from mbc.ops.normalization import BatchNormalizeBackward
 from mbc.ops.pooling import MaxPool
@@ -90,20 +90,28 @@ def _behind_pool(inputs: int, last: Numbers, given: Numbers) -> Wiring:
     return ((0, 1), (2, inputs), last), given
 
 
-def _added(operands: int, outside: int, last: Numbers, given: int) -> tuple[Wiring, Wiring]:
-    """batch_normalize and relu over again, max_pool_backward, add, relu_backward, and one more of the `last` inputs
-    beside the gradient, which comes second. `outside`: inputs of the group."""
-    index, more, z = operands, operands + 2, outside
-    y, gathered, total, d = z + 1, z + 2, z + 3, z + 4
-    start, wired = (run(0, operands), (z,), (index, index + 1)), ((y, total), (0, d, *last))
-    leaves = run(d + 1, given)
-    return ((*start, (more, gathered), *wired), leaves), ((*start, (gathered, more), *wired), leaves)
+def _added(operands: int, backward: bool, sliced: bool) -> tuple[Wiring, Wiring]:
+    """batch_normalize and relu over again, max_pool_backward, add (of a slice), relu_backward, and one of sums and
+    batch_normalize_backward, with what is added first or second."""
+    index, more = operands, operands + 2
+    z = operands + (5 if backward else 3)
+    y, gathered = z + 1, z + 2
+    added = gathered + 1 if sliced else more
+    total = gathered + (2 if sliced else 1)
+    d = total + 1
+    last = (0, d, 1, 2, *((more + 1, more + 2, *((3,) if operands == 5 else ())) if backward else ()))
+    start = (run(0, operands), (z,), (index, index + 1), *(((more,),) if sliced else ()))
+    leaves = run(d + 1, 1 if backward else 2)
+    return ((*start, (added, gathered), (y, total), last), leaves), (
+        (*start, (gathered, added), (y, total), last),
+        leaves,
+    )
 
 
-_THROUGH_ADD_SUMS = tuple(w for n in AFFINE for w in _added(n, n + 3, (1, 2), 2))
-_THROUGH_ADD_NORMALIZE = tuple(
-    w for n in AFFINE for w in _added(n, n + 5, (1, 2, n + 3, n + 4, *((3,) if n == 5 else ())), 1)
-)
+def _through_add(backward: bool, sliced: bool = False) -> tuple[Wiring, ...]:
+    return tuple(wiring for operands in AFFINE for wiring in _added(operands, backward, sliced))
+
+
 _BEHIND_NORMALIZE = (
     _behind_pool(9, (3, 10, 4, 5, 6, 7, 8), (11,)),
     _behind_pool(8, (3, 9, 4, 5, 6, 7), (10,)),
@@ -111,6 +119,7 @@ _BEHIND_NORMALIZE = (
 
 _BEHIND = "relu_backward+max_pool_backward"
 _ADDED = "batch_normalize+relu+max_pool_backward+add+relu_backward"
+_ADDED_SLICE = "batch_normalize+relu+max_pool_backward+channel_slice+add+relu_backward"
 
 
 def _forward(kind: str, launcher: str, takes: Callable[[Request], bool]) -> OwnKernel:
@@ -143,6 +152,15 @@ def _normalized(kind: str, launcher: str, *wirings: Wiring) -> OwnKernel:
         launcher=launcher,
         takes=taking(*wirings),
     )
+
+
+def _with_slice(kernel: OwnKernel) -> OwnKernel:
+    """What is added is a slice, read where it lies."""
+
+    def more(at: Slice) -> tuple[int, ...]:
+        return *kernel.more(at), *slice_of(at)
+
+    return replace(kernel, more=more, time_us=touched_us)
 
 
 KERNELS = (
@@ -200,6 +218,28 @@ KERNELS = (
         _behind_pool(6, (3, 7, 4, 5), (8, 9)),
     ),
     _normalized(f"{_BEHIND}+batch_normalize_backward", "relu_max_pool_backward_normalize", *_BEHIND_NORMALIZE),
-    _summed(f"{_ADDED}+batch_normalize_sums", BATCH_NORM, "max_pool_backward_add_sums", SUMS_BYTES, *_THROUGH_ADD_SUMS),
-    _normalized(f"{_ADDED}+batch_normalize_backward", "max_pool_backward_add_normalize", *_THROUGH_ADD_NORMALIZE),
+    _summed(
+        f"{_ADDED}+batch_normalize_sums",
+        BATCH_NORM,
+        "max_pool_backward_add_sums",
+        SUMS_BYTES,
+        *_through_add(backward=False),
+    ),
+    _normalized(f"{_ADDED}+batch_normalize_backward", "max_pool_backward_add_normalize", *_through_add(backward=True)),
+    _with_slice(
+        _summed(
+            f"{_ADDED_SLICE}+batch_normalize_sums",
+            BATCH_NORM,
+            "max_pool_backward_add_slice_sums",
+            SUMS_BYTES,
+            *_through_add(backward=False, sliced=True),
+        )
+    ),
+    _with_slice(
+        _normalized(
+            f"{_ADDED_SLICE}+batch_normalize_backward",
+            "max_pool_backward_add_slice_normalize",
+            *_through_add(backward=True, sliced=True),
+        )
+    ),
 )

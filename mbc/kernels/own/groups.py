@@ -10,9 +10,10 @@ from collections.abc import Callable
 from mbc.ir.types import Layout, TensorType
 from mbc.kernels.base import Request
 from mbc.kernels.own.base import Slice
-from mbc.kernels.own.channels import SUM_BYTES, SUMS_BYTES, parts
+from mbc.kernels.own.channels import STATISTICS_BYTES, SUM_BYTES, SUMS_BYTES, parts
 from mbc.ops.fused import Fused
 from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward
+from mbc.ops.shape import ChannelSlice
 
 AFFINE = (5, 3)  # operands of batch_normalize, with scale and shift and without
 
@@ -50,6 +51,14 @@ def eps(at: Slice) -> tuple[float, ...]:
     return tuple(a.eps for a in attributes if isinstance(a, BatchNormalize | BatchNormalizeBackward))
 
 
+def slice_of(at: Slice) -> tuple[int, ...]:
+    """Of the slice that is read in place: its first channel, and how many the tensor has that it is part of."""
+    for member in members(at.request).members:
+        if isinstance(member.attributes, ChannelSlice):
+            return member.attributes.start, at.request.inputs[member.inputs[0]].shape[1]
+    raise ValueError(f"no slice in {at.request.kind}")
+
+
 def partial_bytes(x: TensorType, layout: Layout, state_bytes: int) -> int:
     """Of the parts in which x is summed by channel; none where there is one."""
     count = parts(x, layout)
@@ -62,3 +71,7 @@ def sums_workspace(request: Request, layout: Layout) -> int:
 
 def sum_workspace(request: Request, layout: Layout) -> int:
     return partial_bytes(request.inputs[0], layout, SUM_BYTES)
+
+
+def statistics_workspace(request: Request, layout: Layout) -> int:
+    return partial_bytes(request.inputs[0], layout, STATISTICS_BYTES)

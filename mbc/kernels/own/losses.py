@@ -20,6 +20,8 @@ from mbc.ops.loss import CrossEntropy, CrossEntropyBackward, MseBackward, Weight
 
 MOST_PARTS = 512
 SCORE_BYTES = 16  # of a partial sum in loss.cu
+FEW_CLASSES = 32  # that a thread goes through by itself
+PIXELS_PER_THREAD = 4  # at least, where there are many
 ELEMENTS_PER_THREAD = 16  # that a thread should sum before its sum is handed on
 
 
@@ -109,6 +111,24 @@ def _entropy_backward_reals(at: Slice) -> tuple[float, ...]:
     return a.smoothing, a.weight
 
 
+def _takes_pixels(request: Request) -> bool:
+    c = Channels.of(request.inputs[0])
+    return c.inner > 1 and c.channels <= FEW_CLASSES
+
+
+def _pixel_parts(logits: TensorType) -> int:
+    c = Channels.of(logits)
+    return min(-(-c.rows * c.inner // (THREADS * PIXELS_PER_THREAD)), MOST_PARTS)
+
+
+def _pixels(at: Slice) -> CrossEntropyArguments:
+    return CrossEntropyArguments(*_start(at), _pixel_parts(at.request.inputs[0]))
+
+
+def _pixels_workspace(request: Request, layout: Layout) -> int:
+    return _partial_bytes(_pixel_parts(request.inputs[0]))
+
+
 def _mse(at: Slice) -> MseArguments:
     x = at.request.inputs[0]
     return MseArguments(type_code(x), x.elements, _mse_parts(x))
@@ -157,6 +177,26 @@ KERNELS = (
         CrossEntropyBackwardArguments,
         _entropy_backward,
         _entropy_backward_reals,
+    ),
+    OwnKernel(
+        "softmax_cross_entropy",
+        FILE,
+        CrossEntropyArguments,
+        _pixels,
+        _entropy_reals,
+        workspace=_pixels_workspace,
+        launches=2,
+        launcher="softmax_cross_entropy_pixels",
+        takes=_takes_pixels,
+    ),
+    OwnKernel(
+        "softmax_cross_entropy_backward",
+        FILE,
+        CrossEntropyBackwardArguments,
+        _entropy_backward,
+        _entropy_backward_reals,
+        launcher="softmax_cross_entropy_pixels_backward",
+        takes=_takes_pixels,
     ),
     OwnKernel("mse", FILE, MseArguments, _mse, workspace=_mse_workspace, launches=2),
     OwnKernel("mse_backward", FILE, MseBackwardArguments, _mse_backward, _mse_factor),

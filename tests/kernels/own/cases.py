@@ -193,6 +193,9 @@ def _channels(cases: Cases) -> None:
         backward = BatchNormalizeBackward(1e-5, count)
         cases.add("batch_normalize_backward", backward, w(*shape), w(*shape), *vectors, m(c), m(c), note="plain")
         cases.add("batch_normalize_backward", backward, w(*shape), w(*shape), *vectors, m(c), m(c), m(c))
+    for channels in ((7, 300), (64,), (1,) * 33, (5, 8, 1, 40)):
+        pairs = [vector for c in channels for vector in (m(c), m(c, make=positive))]
+        cases.add("join_statistics", NONE, *pairs, note=f"{len(channels)}")
     for proceed in (0, 1):
         states = (m(37), m(37, make=positive), m(37), m(37, make=positive))
         block = control(proceed=proceed)
@@ -274,7 +277,15 @@ def _moves(cases: Cases) -> None:
 
 
 def _losses(cases: Cases) -> None:
-    for rows, classes, *rest in ((37, 10), (5, 1000), (1, 2), (3, 7, 5, 6), (2, 5, 20, 21)):
+    for rows, classes, *rest in (
+        (37, 10),
+        (5, 1000),
+        (1, 2),
+        (3, 7, 5, 6),
+        (2, 5, 20, 21),
+        (2, 2, 80, 60),
+        (2, 33, 8, 8),
+    ):
         target = Operand("int32", (rows, *rest), numbers(classes))
         logits = w(rows, classes, *rest, make=lambda rng, shape: 5 * rng.standard_normal(shape))
         for smoothing in (0.0, 0.1):
@@ -287,6 +298,10 @@ def _losses(cases: Cases) -> None:
     wild = Operand("int32", (9,), lambda rng, shape: np.arange(-1, 8, dtype=np.int32))
     cases.add("softmax_cross_entropy", CrossEntropy(), w(9, 5), wild, note="wild")
     cases.add("softmax_cross_entropy_backward", CrossEntropyBackward(0.0, 1.0), w(9, 5), wild, control(), note="wild")
+    wild = Operand("int32", (2, 4, 8), lambda rng, shape: np.arange(-1, 63, dtype=np.int32).reshape(shape) % 9 - 1)
+    cases.add("softmax_cross_entropy", CrossEntropy(), w(2, 5, 4, 8), wild, note="wild-pixels")
+    backward = CrossEntropyBackward(0.0, 1.0)
+    cases.add("softmax_cross_entropy_backward", backward, w(2, 5, 4, 8), wild, control(), note="wild-pixels")
     for shape in ((37, 3), (3, 5, 40, 41), (1,)):
         cases.add("mse", NONE, w(*shape), w(*shape))
         for side in (0, 1):

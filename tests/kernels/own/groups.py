@@ -12,6 +12,7 @@ from mbc.ops.fused import join
 from mbc.ops.matrix import Cast
 from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, UpdateRunning
 from mbc.ops.pooling import MaxPool
+from mbc.ops.shape import ChannelSlice
 from mbc.ops.update import AdamW, Sgd
 from mbc.optimize.patterns import PATTERNS, Part, Pattern, Statement
 from tests.kernels.own.cases import LONG, SHAPES, Case, Operand, Shape, bytes_below, control, m, positive, w
@@ -19,6 +20,7 @@ from tests.kernels.own.cases import LONG, SHAPES, Case, Operand, Shape, bytes_be
 EPS = 1e-3
 SAME = frozenset({"x", "x2", "y", "z", "z2", "s", "r", "d", "dy", "dx", "a", "b"})  # of the shape of the image
 POOLED = frozenset({"p", "dp"})
+_START, _BEHIND = 8, 16  # channels before and behind a slice: vectors stay whole where the slice has whole ones
 
 # Kernel, stride, pad: the sizes that kernels know, and others.
 Window = tuple[tuple[int, int], tuple[int, int], tuple[int, int, int, int]]
@@ -43,6 +45,8 @@ def _attributes(statement: Statement, shape: Shape, window: Window) -> Attribute
         return BatchNormalizeBackward(EPS, count)
     if statement.kind.startswith("max_pool"):
         return _pool(shape, window, index=len(statement.outputs) == 2 or statement.kind != "max_pool")
+    if statement.kind == "channel_slice":
+        return ChannelSlice(_START, shape[1])
     return NoAttributes()
 
 
@@ -66,6 +70,8 @@ def group(pattern: Pattern, part: Part, shape: Shape, affine: bool, window: Wind
 def _operand(name: str, shape: Shape, window: Window) -> Operand:
     if name in POOLED:
         return w(*shape[:2], *_pool(shape, window).output_size)
+    if name == "wide":
+        return w(shape[0], _START + shape[1] + _BEHIND, *shape[2:])
     if name == "index":
         positions = window[0][0] * window[0][1]
         return Operand("uint8", (*shape[:2], *_pool(shape, window).output_size), bytes_below(positions))

@@ -1,0 +1,140 @@
+"""Fused groups beside a concatenation: statistics of a part, a part that gets a bias, a part of a gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from mbc.ir.types import Layout, TensorType
+from mbc.kernels.base import Request
+from mbc.kernels.own.base import (
+    Channels,
+    Layouts,
+    OwnKernel,
+    Slice,
+    Struct,
+    layout_code,
+    same_layout,
+    touched_us,
+    type_code,
+)
+from mbc.kernels.own.channels import SUM_BYTES, parts
+from mbc.kernels.own.groups import members, partial_bytes, slice_of, statistics_workspace, taking
+
+
+@dataclass(frozen=True, slots=True)
+class StatisticsBesideArguments(Struct):
+    type: int
+    layout: int
+    rows: int
+    channels: int
+    inner: int
+    parts: int
+    joined: int
+    before: int
+
+
+# Of x alone, and those that are there, in either order.
+_BEHIND_KNOWN = (((0,), (1, 2, 3, 4)), (5, 6))
+_BEFORE_KNOWN = (((0,), (3, 4, 1, 2)), (5, 6))
+
+
+def _beside(at: Slice) -> StatisticsBesideArguments:
+    x, joined, _ = at.request.inputs
+    join = members(at.request).members[-1]
+    return StatisticsBesideArguments(*_image(at, x), parts(x, at.layout), joined.elements, int(join.inputs[0] == 1))
+
+
+@dataclass(frozen=True, slots=True)
+class SliceSumArguments(Struct):
+    type: int
+    layout: int
+    rows: int
+    channels: int
+    inner: int
+    parts: int
+    accumulate: int
+    start: int
+    all: int
+
+
+def _slice_sum(at: Slice) -> SliceSumArguments:
+    taken = at.request.outputs[0]
+    return SliceSumArguments(*_image(at, taken), parts(taken, at.layout), int(at.accumulate), *slice_of(at))
+
+
+def _slice_sum_workspace(request: Request, layout: Layout) -> int:
+    return partial_bytes(request.outputs[0], layout, SUM_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class BiasConcatArguments(Struct):
+    type: int
+    layout: int
+    rows: int
+    inner: int
+    inputs: int
+    biased: int
+
+
+# Of two parts: the biased one is the first, or the second.
+_BIASED = (3, 2)
+_BIAS_CONCAT = tuple((((0, 1), parts_), (4,)) for parts_ in (_BIASED, _BIASED[::-1]))
+
+
+def _bias_concat(at: Slice) -> BiasConcatArguments:
+    biased = members(at.request).members[-1].inputs.index(_BIASED[0])
+    type_, layout, rows, _, inner = _image(at, at.request.inputs[0])
+    return BiasConcatArguments(type_, layout, rows, inner, 2, biased)
+
+
+def _channels_of_parts(at: Slice) -> tuple[int, ...]:
+    biased, _, other = at.request.inputs
+    first = members(at.request).members[-1].inputs[0] == _BIASED[0]
+    parts_ = (biased, other) if first else (other, biased)
+    return tuple(x.shape[1] for x in parts_)
+
+
+def _channels_last(request: Request) -> Iterable[Layouts]:
+    return (layouts for layouts in same_layout(request) if Layout.CHANNELS_LAST in layouts)
+
+
+def _image(at: Slice, x: TensorType) -> tuple[int, int, int, int, int]:
+    """Type, layout, rows, channels and inner extent."""
+    c = Channels.of(x)
+    return type_code(x), layout_code(at.layout), c.rows, c.channels, c.inner
+
+
+KERNELS = (
+    OwnKernel(
+        "batch_statistics+join_statistics",
+        "batch_norm.cu",
+        StatisticsBesideArguments,
+        _beside,
+        workspace=statistics_workspace,
+        launches=2,
+        launcher="batch_statistics_beside",
+        takes=taking(_BEHIND_KNOWN, _BEFORE_KNOWN),
+    ),
+    OwnKernel(
+        "bias_add+concat",
+        "concat.cu",
+        BiasConcatArguments,
+        _bias_concat,
+        more=_channels_of_parts,
+        layouts=_channels_last,
+        launcher="bias_add_concat",
+        takes=taking(*_BIAS_CONCAT),
+    ),
+    OwnKernel(
+        "channel_slice+channel_sum",
+        "channels.cu",
+        SliceSumArguments,
+        _slice_sum,
+        workspace=_slice_sum_workspace,
+        time_us=touched_us,
+        launches=2,
+        launcher="channel_slice_sum",
+        takes=taking((((0,), (1,)), (1, 2))),
+    ),
+)

@@ -1,0 +1,90 @@
+"""Groups beside a concatenation: where they fit, that they compute what their operations do, what they leave out."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+
+from mbc.frontend.lower import lower
+from mbc.frontend.parse import parse
+from mbc.ir.graph import TrainingGraph
+from mbc.ir.training import differentiate
+from mbc.source import Source
+from tests.optimize.test_fuse_pools import H200, launched, planned, trained
+
+SOURCE = """
+network joined(batch = 6, classes = 5) {
+  input image[batch, 2, 8, 8] : float
+  input target[batch] : class
+  x = image |> conv(8, 3, pad=1)
+  for i in range(2) @dense { x = (x, x |> bn(affine = AFFINE) |> relu |> conv(8, 3, pad=1)) |> concat }
+  y = x |> conv(8, 3, pad=1) |> bn |> relu
+  z = (
+    y |> conv(8, 1) |> bn(affine = AFFINE) |> relu,
+    y |> conv(16, 3, pad=1) |> bn |> relu,
+    y |> maxpool(3, stride=1, pad=1)
+  ) |> concat
+  skip = z |> conv(8, 3, pad=1) |> bn(affine = AFFINE) |> relu
+  up = skip |> maxpool(2) |> conv(16, 3, pad=1) |> relu |> conv_transpose(8, 2, stride=2, bias=true)
+  logits = (skip, up) |> concat |> conv(8, 3, pad=1) |> relu |> flatten |> linear(classes)
+  output logits
+  loss (logits, target) |> softmax_cross_entropy
+}
+train { optimizer = sgd(momentum=0.9)  precision = PRECISION }
+"""
+
+
+@functools.cache
+def graph(precision: str = "bf16", affine: str = "true") -> TrainingGraph:
+    text = SOURCE.replace("PRECISION", precision).replace("AFFINE", affine)
+    lowered = lower(parse(Source("joined.mbc", text)), (), None)
+    return differentiate(lowered.network, lowered.optimizer, lowered.precision)
+
+
+def test_every_kernel_finds_its_place():
+    assert launched(planned(graph())) >= {
+        "batch_statistics_beside",
+        "batch_normalize_relu_backward_add_slice",
+        "batch_normalize_relu_sums_of_slice",
+        "batch_normalize_relu_backward_of_slice",
+        "bias_add_concat",
+        "channel_slice_sum",
+        "max_pool_backward_add_slice_sums",
+        "max_pool_backward_add_slice_normalize",
+    }
+
+
+def test_slices_that_are_read_in_place_exist_nowhere():
+    plan = planned(graph())
+    kept = {buffer.value for buffer in plan.buffers}
+    slices = {op.outputs[0] for op in plan.graph.train if op.kind == "channel_slice"}
+    assert len(slices - kept) >= 4
+
+
+@pytest.mark.parametrize("affine", ["true", "false"])
+def test_groups_compute_what_their_operations_do(affine: str):
+    steps = graph("fp64", affine)
+    fused = planned(steps)
+    assert sum(len(launch.operations) > 1 for launch in fused.train.launches) >= 8
+    states, losses = trained(fused)
+    wanted, wanted_losses = trained(planned(steps, fused=False))
+    assert losses == pytest.approx(wanted_losses, rel=1e-12)
+    for name, value in wanted.items():
+        np.testing.assert_allclose(states[name], value, rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+@pytest.mark.parametrize("share", [0.9, 0.75])
+def test_groups_within_a_budget_give_the_same_bits(share: float):
+    roomy = planned(graph())
+    arena_bytes = int(roomy.predictions.arena_bytes * share)
+    plan = planned(graph(), budget_bytes=arena_bytes + H200.overhead_bytes)
+    assert plan.predictions.arena_bytes <= arena_bytes
+    assert "batch_statistics_beside" in launched(plan)
+    states, losses = trained(plan)
+    wanted, wanted_losses = trained(roomy)
+    assert losses == wanted_losses
+    assert {name: state.tobytes() for name, state in states.items()} == {
+        name: state.tobytes() for name, state in wanted.items()
+    }
