@@ -8,6 +8,7 @@ import pytest
 
 from mbc.plan.diff import diff_plans
 from mbc.plan.memory import memory_curve
+from mbc.plan.model import Stream
 from mbc.plan.summary import summarise
 from mbc.report.columns import Column, cut, render
 from mbc.report.differences import diff_text
@@ -18,7 +19,7 @@ from mbc.report.tables import micro_batches, operations_table
 from mbc.units import show_range
 from tests.plan.chains import random_plan
 
-PLAN = random_plan(3)
+PLAN = random_plan(3, (Stream.COMPUTE, Stream.TO_HOST, Stream.TO_DEVICE))
 
 
 def test_columns_are_aligned():
