@@ -25,13 +25,16 @@ from mbc.optimize.lifetimes import blocks, live_bytes
 from mbc.optimize.order import Draft
 from mbc.optimize.residence import Decisions, in_launch_order, rewrite
 from mbc.optimize.runs import Run, runs_of
+from mbc.optimize.segments import cut_into_segments
 from mbc.optimize.sending import Sender
 from mbc.optimize.strips import Division
-from mbc.optimize.takeover import take_over
+from mbc.optimize.takeover import in_place, take_over
 
 # Values of less than this part of the room are always kept.
 SMALL_PART = 1 / 20_000
 MOST_ROUNDS = 40
+SEGMENT_PARTS = (1.0, 0.7, 0.5, 0.4, 0.3)  # of the room: segments that are tried
+SEGMENT_ROUNDS = 3  # of choosing gap by gap where these do not fit
 MOST_IMPROVING = 200  # rounds that improve what was found
 WORSE_ROUNDS = 10  # one after another that are no smaller than what was found
 # Making things again for longer than so many whole steps leads nowhere.
@@ -74,6 +77,9 @@ class Resided:
     forced: frozenset[int] = frozenset()
 
 
+Measured = tuple[Resided, NDArray[np.int64]]
+
+
 def reside(
     graph: TrainingGraph,
     draft: Draft,
@@ -113,7 +119,8 @@ class Chooser:
         self._room_bytes = room_bytes
         self.runs: tuple[Run, ...] = runs_of(graph, draft, draft.train)
         self._small_bytes = int(room_bytes * SMALL_PART)
-        self.ledger = Ledger(draft, self.runs, self._small_bytes)
+        self._in_place = tuple(in_place(graph, draft, self.runs, groups))
+        self.ledger = Ledger(draft, self.runs, self._small_bytes, self._in_place)
         self._persistent_bytes = persistent_bytes(draft)
         self.sender = Sender(draft, link, self.runs, self.ledger, means.host_bytes)
         self.whims: dict[int, float] = {}  # by what the price of a value counts more
@@ -127,22 +134,10 @@ class Chooser:
         if start is not None:
             self._go_on(start)
             best = self.measured()
-        elif best[0].live_bytes > self._room_bytes and self._means.offload > 0:
-            self.sender.send_away(best[1], self._means.offload, self._means.recompute)
-            best = self.measured()
-        smallest = best[0]  # one round may take more than that before
+        elif best[0].live_bytes > self._room_bytes:
+            best = self._started(best)
+        smallest, best = self._relieved(best, MOST_ROUNDS)
         limit_us = math.inf
-        worse = 0
-        for _ in range(MOST_ROUNDS):
-            resided, over = best
-            if resided.live_bytes <= self._room_bytes or self._again_too_long() or worse >= WORSE_ROUNDS:
-                break
-            if not (self.relieve(over) or self._forbid_at(int(np.argmax(over)))):
-                break
-            self.sender.schedule()
-            best = self.measured()
-            worse = 0 if best[0].live_bytes < smallest.live_bytes else worse + 1
-            smallest = min(smallest, best[0], key=lambda found: found.live_bytes)
         rounds = min(MOST_IMPROVING, work // len(self.runs))
         if best[0].live_bytes > self._room_bytes and rounds:
             found = squeeze(self, Found(*best, self.costs_us()), rounds)
@@ -156,7 +151,53 @@ class Chooser:
             return self._proved(smallest, kept_over, limit_us)
         return smallest
 
+    def _relieved(self, best: Measured, rounds: int) -> tuple[Resided, Measured]:
+        """What is smallest of what choosing gap by gap comes to, and what it ends with."""
+        smallest = best[0]  # one round may take more than that before
+        worse = 0
+        for _ in range(rounds):
+            resided, over = best
+            if resided.live_bytes <= self._room_bytes or self._again_too_long() or worse >= WORSE_ROUNDS:
+                break
+            if not (self.relieve(over) or self._forbid_at(int(np.argmax(over)))):
+                break
+            self.sender.schedule()
+            best = self.measured()
+            worse = 0 if best[0].live_bytes < smallest.live_bytes else worse + 1
+            smallest = min(smallest, best[0], key=lambda found: found.live_bytes)
+        return smallest, best
+
+    def _started(self, kept: Measured) -> Measured:
+        """Where to go on from: as much at the host as its link can carry, and then the segments that cost least once
+        they fit; where choosing gap by gap could cost less than that, nothing yet."""
+        if self._means.offload > 0:
+            self.sender.send_away(kept[1], self._means.offload, self._means.recompute)
+        sent = self.measured()
+        if not self._means.recompute:
+            return sent
+        found: list[tuple[float, Resided]] = []
+        before = self.ledger.mark()
+        peak, most_again_us = int(np.argmax(kept[1])), self.most_again_us
+        for part in (*SEGMENT_PARTS, 0.0):
+            if part:
+                cut_into_segments(self.ledger, peak, int(part * self._room_bytes))
+                self.sender.schedule()
+            best = self._relieved(self.measured(), SEGMENT_ROUNDS if part else MOST_ROUNDS)[1]
+            if best[0].live_bytes <= self._room_bytes:
+                resided, _ = self._keep_again(best)
+                found.append((self.costs_us(), resided))
+                self.most_again_us = min(self.most_again_us, WORTH_AGAIN * self.costs_us())
+            elif not part and not found:
+                return best
+            self.ledger.undo(before)
+            self.sender.forced.clear()
+            self._forbidden.clear()
+        self.most_again_us = most_again_us
+        self._go_on(min(found, key=lambda found: found[0])[1])
+        return self.measured()
+
     def _go_on(self, start: Resided) -> None:
+        self.ledger.undo(0)
         for offload in start.decisions.offloads:
             self.ledger.offload(offload.buffer, offload.out, offload.back)
         for recompute in start.decisions.recomputes:
@@ -172,13 +213,13 @@ class Chooser:
 
     # What is taken
 
-    def measured(self) -> tuple[Resided, NDArray[np.int64]]:
+    def measured(self) -> Measured:
         """The program as decided, and by how much each run and what is made again before it exceed the room."""
         measured = self.measure(self.ledger.decisions())
         self.ledger.delta_bytes[:] = 0
         return measured
 
-    def measure(self, decisions: Decisions) -> tuple[Resided, NDArray[np.int64]]:
+    def measure(self, decisions: Decisions) -> Measured:
         rewritten = rewrite(self._draft, self.runs, decisions, self._link)
         draft = take_over(self._graph, rewritten.draft, self._groups)
         program_blocks = blocks(draft.train, draft.buffers, frozenset(draft.persistent))
@@ -207,11 +248,12 @@ class Chooser:
 
     def _relieve_at(self, position: int, over: NDArray[np.int64]) -> bool:
         ledger = self.ledger
+        # A chain takes longest to look at, so that gaps stand there by what they cost at least at first.
         heap: list[tuple[float, int, int]] = []
         for buffer in ledger.movable:
             gap = ledger.gap(buffer, position)
             if gap is not None:
-                heap.append((self._price(gap), buffer, gap.before))
+                heap.append((self._least_price(gap), buffer, gap.before))
         heapq.heapify(heap)
         done = False
         while heap and over[position] + ledger.delta_bytes[position] > 0 and not self._again_too_long():
@@ -242,8 +284,14 @@ class Chooser:
 
     def _price(self, gap: Gap) -> float:
         """Microseconds a byte of the cheaper way to have the bytes free at a run."""
-        best_us = min(self._recompute_us(gap), self._forced_us(gap))
-        return best_us * self.whims.get(gap.buffer, 1.0) / self.ledger.size_bytes[gap.buffer]
+        return self._a_byte(gap, min(self._recompute_us(gap), self._forced_us(gap)))
+
+    def _least_price(self, gap: Gap) -> float:
+        """No more than `_price`."""
+        return self._a_byte(gap, min(self.ledger.least_us(gap.buffer, gap.before), self._forced_us(gap)))
+
+    def _a_byte(self, gap: Gap, time_us: float) -> float:
+        return time_us * self.whims.get(gap.buffer, 1.0) / self.ledger.size_bytes[gap.buffer]
 
     def _apply(self, gap: Gap) -> None:
         if self._recompute_us(gap) <= self._forced_us(gap):
@@ -304,7 +352,7 @@ class Chooser:
 
     # What is not needed
 
-    def _keep_again(self, best: tuple[Resided, NDArray[np.int64]]) -> tuple[Resided, NDArray[np.int64]]:
+    def _keep_again(self, best: Measured) -> Measured:
         """Take decisions back, the most expensive first, where the books say that it fits without."""
         before = self.ledger.mark()
         keep_again(self, best[1], max(1, KEEP_WORK // len(self.runs)))
