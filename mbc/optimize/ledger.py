@@ -40,8 +40,8 @@ class Gap:
 
 
 class Ledger:
-    """Mutable: decisions are entered one by one. `small_bytes`: values up to that size are always kept. `in_place`: runs
-    and the values that they write over if nobody needs them any more."""
+    """Mutable: decisions are entered one by one. `small_bytes`: values up to that size are always kept. `in_place`:
+    runs and the values that they write over if nobody needs them any more."""
 
     def __init__(
         self, draft: Draft, runs: Sequence[Run], small_bytes: int, in_place: Collection[tuple[int, int]] = ()
