@@ -68,7 +68,7 @@ def make_room(problem: Problem, means: Means, known_us: float) -> Iterator[Fitte
         ways += [_improved(problem, way, room_bytes) for way in nearest]
     fitting = [way for way in ways if way.resided.live_bytes <= room_bytes]
     if not fitting:
-        if ways and math.isinf(known_us):
+        if ways:
             smallest = min(ways, key=lambda way: way.resided.live_bytes).resided.draft
             yield Fitted(smallest, assign_addresses(smallest, thorough=False), table.device)
         return
