@@ -124,7 +124,9 @@ def _lacking(chooser: Chooser, over: NDArray[np.int64]) -> int:
 
 def _relieve(chooser: Chooser, over: NDArray[np.int64], draw: random.Random) -> None:
     """Make room at prices that are off, so that other decisions are made than the last time."""
-    chooser.whims = {b: draw.uniform(1 - WHIM, 1 + WHIM) for b in chooser.ledger.movable}
+    # Runs with less workspace count down from -1.
+    priced = (*chooser.ledger.movable, *range(-len(chooser.runs), 0))
+    chooser.whims = {b: draw.uniform(1 - WHIM, 1 + WHIM) for b in priced}
     chooser.relieve(over)
     chooser.whims = {}
 
@@ -170,6 +172,11 @@ def keep_again(chooser: Chooser, over: NDArray[np.int64], most: int) -> None:
         ledger.drop(decision.buffer, decision.before)
         if not _fits(chooser, over):
             ledger.undo(start)
+    for run in sorted(ledger.leaner, key=lambda run: (-ledger.leaner[run].more_us, run)):
+        start = ledger.mark()
+        ledger.lean(run, None)
+        if not _fits(chooser, over):
+            ledger.undo(start)
 
 
 def _fits(chooser: Chooser, over: NDArray[np.int64]) -> bool:
@@ -181,9 +188,12 @@ def _take_back(chooser: Chooser, draw: random.Random) -> bool:
     ledger = chooser.ledger
     again = _again(chooser)
     sent = sorted(chooser.sender.forced)
-    if not again and not sent:
+    leaner = sorted(ledger.leaner)
+    if not again and not sent and not leaner:
         return False
     count = draw.choice(TAKEN_BACK)
+    for run in draw.sample(leaner, min(draw.randrange(count + 1), len(leaner))):
+        ledger.lean(run, None)
     if again and draw.random() < 0.5:
         _, centre = draw.choice(again)
         chosen = _nearest(again, centre, count, draw)

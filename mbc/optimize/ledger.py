@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right, insort
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +38,14 @@ class Gap:
     buffer: int
     after: int
     before: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leaner:
+    """A run with less workspace, and what it takes longer for that."""
+
+    less_bytes: int
+    more_us: float
 
 
 class Ledger:
@@ -78,6 +87,7 @@ class Ledger:
         self._runs_again: dict[int, set[int]] = {}  # position -> runs
         self._passing_bytes: dict[int, int] = {}  # by position, as they are counted
         self._changed: set[int] = set()  # positions at which they may be others by now
+        self.leaner: dict[int, Leaner] = {}  # by run
 
     @property
     def delta_bytes(self) -> NDArray[np.int64]:
@@ -101,6 +111,22 @@ class Ledger:
         for run, position in self._again:
             found[position] += self.runs[run].time_us
         return found
+
+    def leaner_us(self) -> float:
+        """What runs with less workspace take longer, repetitions included."""
+        times = Counter(run for run, _ in self._again)
+        return sum(found.more_us * (1 + times.get(run, 0)) for run, found in sorted(self.leaner.items()))
+
+    def scratch_bytes(self, run: int) -> int:
+        """The workspace of a run."""
+        return self._scratch_bytes[run]
+
+    def lean(self, run: int, how: Leaner | None) -> None:
+        """Enter that a run has less workspace; None: as much as it was chosen with."""
+        if run in self.leaner:
+            self._enter_leaner(False, run, self.leaner[run])
+        if how is not None:
+            self._enter_leaner(True, run, how)
 
     def gap(self, buffer: int, position: int) -> Gap | None:
         """The gap of a value over a run that does not touch it; None where its bytes are not taken then."""
@@ -321,6 +347,18 @@ class Ledger:
             self.starts[buffer].remove(places[1])
         self._take_all(buffer, 1)
         self._journal.append((self._enter_offload, added, buffer, places))
+
+    def _enter_leaner(self, added: bool, run: int, how: Leaner) -> None:
+        if added:
+            self.leaner[run] = how
+        else:
+            del self.leaner[run]
+        less_bytes = how.less_bytes if added else -how.less_bytes
+        self._delta_bytes[run] -= less_bytes
+        self._scratch_bytes[run] -= less_bytes
+        self._changed.add(run)
+        self._changed.update(position for position, runs in self._runs_again.items() if run in runs)
+        self._journal.append((self._enter_leaner, added, run, how))
 
     def _used(self, buffer: int, start: int) -> bool:
         """Whether the stay that starts there is read."""
