@@ -46,28 +46,37 @@ def improve(chooser: Chooser, best: Found, rounds: int) -> Found:
     """
     draw = random.Random(0)
     ledger = chooser.ledger
-    over, least_us = best.over, best.costs_us
-    unmeasured = 0
+    least_us = best.costs_us
+    known, known_forced = ledger.mark(), frozenset(chooser.sender.forced)  # as `best` was measured
+    unmeasured, most_unmeasured = 0, MEASURED_AFTER
     for number in range(rounds):
         start = ledger.mark()
         forced = frozenset(chooser.sender.forced)
         if not _take_back(chooser, draw):
             break
         chooser.most_again_us = least_us
-        _relieve(chooser, over, draw)
-        if _fits(chooser, over):
-            keep_again(chooser, over, len(chooser.runs))
-        if _fits(chooser, over) and chooser.costs_us() < least_us - LESS_US:
+        _relieve(chooser, best.over, draw)
+        if _fits(chooser, best.over):
+            keep_again(chooser, best.over, len(chooser.runs))
+        if _fits(chooser, best.over) and chooser.costs_us() < least_us - LESS_US:
             least_us = chooser.costs_us()
             unmeasured += 1
         else:
             ledger.undo(start)
             chooser.sender.forced = set(forced)
-        if unmeasured >= MEASURED_AFTER or (unmeasured and number == rounds - 1):
+        if unmeasured >= most_unmeasured or (unmeasured and number == rounds - 1):
             found = _settled(chooser)
-            over, least_us, unmeasured = found.over, found.costs_us, 0
-            if over.max() <= 0 and least_us < best.costs_us:
+            unmeasured = 0
+            if found.over.max() <= 0 and found.costs_us < best.costs_us:
                 best = found
+                known, known_forced = ledger.mark(), frozenset(chooser.sender.forced)
+                most_unmeasured = min(2 * most_unmeasured, MEASURED_AFTER)
+            else:  # the books are further off than that
+                ledger.undo(known)
+                ledger.delta_bytes[:] = 0
+                chooser.sender.forced = set(known_forced)
+                most_unmeasured = max(1, most_unmeasured // 2)
+            least_us = best.costs_us
     return best
 
 
@@ -115,7 +124,9 @@ def _lacking(chooser: Chooser, over: NDArray[np.int64]) -> int:
 
 def _relieve(chooser: Chooser, over: NDArray[np.int64], draw: random.Random) -> None:
     """Make room at prices that are off, so that other decisions are made than the last time."""
-    chooser.whims = {b: draw.uniform(1 - WHIM, 1 + WHIM) for b in chooser.ledger.movable}
+    # Runs with less workspace count down from -1.
+    priced = (*chooser.ledger.movable, *range(-len(chooser.runs), 0))
+    chooser.whims = {b: draw.uniform(1 - WHIM, 1 + WHIM) for b in priced}
     chooser.relieve(over)
     chooser.whims = {}
 
@@ -161,6 +172,11 @@ def keep_again(chooser: Chooser, over: NDArray[np.int64], most: int) -> None:
         ledger.drop(decision.buffer, decision.before)
         if not _fits(chooser, over):
             ledger.undo(start)
+    for run in sorted(ledger.leaner, key=lambda run: (-ledger.leaner[run].more_us, run)):
+        start = ledger.mark()
+        ledger.lean(run, None)
+        if not _fits(chooser, over):
+            ledger.undo(start)
 
 
 def _fits(chooser: Chooser, over: NDArray[np.int64]) -> bool:
@@ -172,9 +188,12 @@ def _take_back(chooser: Chooser, draw: random.Random) -> bool:
     ledger = chooser.ledger
     again = _again(chooser)
     sent = sorted(chooser.sender.forced)
-    if not again and not sent:
+    leaner = sorted(ledger.leaner)
+    if not again and not sent and not leaner:
         return False
     count = draw.choice(TAKEN_BACK)
+    for run in draw.sample(leaner, min(draw.randrange(count + 1), len(leaner))):
+        ledger.lean(run, None)
     if again and draw.random() < 0.5:
         _, centre = draw.choice(again)
         chosen = _nearest(again, centre, count, draw)

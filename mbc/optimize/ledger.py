@@ -1,16 +1,17 @@
 """The books of what is kept: for every value when it is made, read, made again, sent away and fetched back.
 
 Positions are indices of runs. A value has one *stay* from where it is made and one from every position where it is
-made again or is back; a read belongs to the stay that started last, and a stay ends with its last read. Bytes are
-counted as if nothing was done in place, so that the books follow a decision within microseconds; how much is
-really taken is found by `rewrite` and `blocks`.
+made again or is back; a read belongs to the stay that started last, and a stay ends with its last read. Of what is done
+in place only runs themselves count, not repetitions, so that the books follow a decision within microseconds; how much
+is really taken is found by `rewrite` and `blocks`.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 from mbc.optimize.lifetimes import aligned
 from mbc.optimize.order import Draft
+from mbc.optimize.passing import passing_bytes
 from mbc.optimize.residence import Decisions, Offload, Recompute
 from mbc.optimize.runs import Run
 from mbc.plan.model import Space
@@ -38,10 +40,21 @@ class Gap:
     before: int
 
 
-class Ledger:
-    """Mutable: decisions are entered one by one. `small_bytes`: values up to that size are always kept."""
+@dataclass(frozen=True, slots=True)
+class Leaner:
+    """A run with less workspace, and what it takes longer for that."""
 
-    def __init__(self, draft: Draft, runs: Sequence[Run], small_bytes: int) -> None:
+    less_bytes: int
+    more_us: float
+
+
+class Ledger:
+    """Mutable: decisions are entered one by one. `small_bytes`: values up to that size are always kept. `in_place`:
+    runs and the values that they write over if nobody needs them any more."""
+
+    def __init__(
+        self, draft: Draft, runs: Sequence[Run], small_bytes: int, in_place: Collection[tuple[int, int]] = ()
+    ) -> None:
         self.runs = runs
         self.size_bytes = [aligned(b.size_bytes) if b.space is Space.ARENA else 0 for b in draft.buffers]
         self.made: dict[int, int] = dict.fromkeys(draft.train.entry, -1)
@@ -68,7 +81,24 @@ class Ledger:
             if b not in fixed and draft.buffers[b].alias is None and self.size_bytes[b] > small_bytes
         ]
         self._is_movable = frozenset(self.movable)
-        self.delta_bytes: NDArray[np.int64] = np.zeros(len(runs) + 1, np.int64)
+        self._in_place = frozenset(in_place)
+        self._scratch_bytes = [_scratch_bytes(draft, run) for run in runs]
+        self._delta_bytes: NDArray[np.int64] = np.zeros(len(runs) + 1, np.int64)
+        self._runs_again: dict[int, set[int]] = {}  # position -> runs
+        self._passing_bytes: dict[int, int] = {}  # by position, as they are counted
+        self._changed: set[int] = set()  # positions at which they may be others by now
+        self.leaner: dict[int, Leaner] = {}  # by run
+
+    @property
+    def delta_bytes(self) -> NDArray[np.int64]:
+        """What more is taken at each run than when this was last set to 0."""
+        for position in self._changed:
+            taken = self._passing_at(position)
+            self._delta_bytes[position] += taken - self._passing_bytes.pop(position, 0)
+            if taken:
+                self._passing_bytes[position] = taken
+        self._changed.clear()
+        return self._delta_bytes
 
     def decisions(self) -> Decisions:
         recomputes = sorted((p, b) for (_, p), outputs in self._again.items() for b in outputs)
@@ -81,6 +111,22 @@ class Ledger:
         for run, position in self._again:
             found[position] += self.runs[run].time_us
         return found
+
+    def leaner_us(self) -> float:
+        """What runs with less workspace take longer, repetitions included."""
+        times = Counter(run for run, _ in self._again)
+        return sum(found.more_us * (1 + times.get(run, 0)) for run, found in sorted(self.leaner.items()))
+
+    def scratch_bytes(self, run: int) -> int:
+        """The workspace of a run."""
+        return self._scratch_bytes[run]
+
+    def lean(self, run: int, how: Leaner | None) -> None:
+        """Enter that a run has less workspace; None: as much as it was chosen with."""
+        if run in self.leaner:
+            self._enter_leaner(False, run, self.leaner[run])
+        if how is not None:
+            self._enter_leaner(True, run, how)
 
     def gap(self, buffer: int, position: int) -> Gap | None:
         """The gap of a value over a run that does not touch it; None where its bytes are not taken then."""
@@ -129,6 +175,13 @@ class Ledger:
                 elif self._valid_until.get(source, position) < position:
                     return math.inf, []
         return total_us, list(found)
+
+    def least_us(self, buffer: int, position: int) -> float:
+        """What `chain` takes at least."""
+        made = self.made[buffer]
+        if not self.can_repeat(buffer):
+            return math.inf
+        return 0.0 if (made, position) in self._again else self.runs[made].time_us
 
     def resident(self, buffer: int, position: int) -> bool:
         """Whether its bytes are there for a read just before a run."""
@@ -254,6 +307,7 @@ class Ledger:
         if added:
             if key not in self._again:
                 self.again_us += self.runs[key[0]].time_us
+                self._runs_again.setdefault(position, set()).add(key[0])
             self._again.setdefault(key, set()).add(buffer)
             self._take(buffer, at, -1)
             starts.insert(at, position)
@@ -267,6 +321,7 @@ class Ledger:
             self._again[key].remove(buffer)
             if not self._again[key]:
                 del self._again[key]
+                self._runs_again[position].remove(key[0])
                 self.again_us -= self.runs[key[0]].time_us
         self._journal.append((self._enter_repeat, added, buffer, position))
 
@@ -293,6 +348,18 @@ class Ledger:
         self._take_all(buffer, 1)
         self._journal.append((self._enter_offload, added, buffer, places))
 
+    def _enter_leaner(self, added: bool, run: int, how: Leaner) -> None:
+        if added:
+            self.leaner[run] = how
+        else:
+            del self.leaner[run]
+        less_bytes = how.less_bytes if added else -how.less_bytes
+        self._delta_bytes[run] -= less_bytes
+        self._scratch_bytes[run] -= less_bytes
+        self._changed.add(run)
+        self._changed.update(position for position, runs in self._runs_again.items() if run in runs)
+        self._journal.append((self._enter_leaner, added, run, how))
+
     def _used(self, buffer: int, start: int) -> bool:
         """Whether the stay that starts there is read."""
         reads, starts = self.reads[buffer], self.starts[buffer]
@@ -305,12 +372,45 @@ class Ledger:
 
     def _take(self, buffer: int, stay: int, sign: int) -> None:
         """Count the bytes of one stay of a value, the first being 0, at the runs at which they are taken."""
+        start, stop = self._stay(buffer, stay)
+        self._delta_bytes[start:stop] += sign * self.size_bytes[buffer]
+        if stay:
+            self._changed.add(start)
+
+    def _stay(self, buffer: int, stay: int) -> tuple[int, int]:
+        """The runs [start, stop) at which the bytes of one stay are taken."""
         reads, starts = self.reads[buffer], self.starts.get(buffer, ())
         start = starts[stay - 1] if stay else max(self.made[buffer], 0)
         k = bisect_left(reads, starts[stay]) if stay < len(starts) else len(reads)
-        stop = (reads[k - 1] if k and reads[k - 1] > start else start) + 1
+        last = reads[k - 1] if k and reads[k - 1] > start else start
+        stop = last + 1
         if stay and stop == start + 1 and buffer not in self.runs[start].reads:
-            return  # a step on the way to something else, gone again before the run
-        if not stay and buffer in self.offloads:
-            stop = max(stop, self.offloads[buffer][0])
-        self.delta_bytes[start:stop] += sign * self.size_bytes[buffer]
+            return start, start  # a step on the way to something else, gone again before the run
+        if not stay and buffer in self.offloads and self.offloads[buffer][0] > last:
+            return start, max(stop, self.offloads[buffer][0])
+        return start, stop - ((last, buffer) in self._in_place)
+
+    def _passing_at(self, position: int) -> int:
+        again = sorted(self._runs_again.get(position, ()))
+        if not again:
+            return 0
+
+        def stays(buffer: int) -> bool:
+            if buffer not in self._again.get((self.made[buffer], position), ()):
+                return False
+            start, stop = self._stay(buffer, bisect_right(self.starts[buffer], position))
+            return start < stop
+
+        return passing_bytes(again, self.runs, self.size_bytes, self._scratch_bytes, position, stays)
+
+
+def _scratch_bytes(draft: Draft, run: Run) -> int:
+    """The most workspace of a launch of a run."""
+    return max(
+        sum(
+            aligned(draft.buffers[a.buffer].size_bytes)
+            for a in launch.accesses
+            if draft.buffers[a.buffer].value is None
+        )
+        for launch in draft.train.launches[run.start : run.stop]
+    )

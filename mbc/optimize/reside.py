@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,18 +20,21 @@ from mbc.device.transfers import HostLink
 from mbc.ir.graph import Operation, TrainingGraph
 from mbc.optimize.homes import persistent_bytes
 from mbc.optimize.improve import Found, improve, keep_again, squeeze
-from mbc.optimize.ledger import Gap, Ledger
+from mbc.optimize.ledger import Gap, Leaner, Ledger
 from mbc.optimize.lifetimes import blocks, live_bytes
 from mbc.optimize.order import Draft
 from mbc.optimize.residence import Decisions, in_launch_order, rewrite
 from mbc.optimize.runs import Run, runs_of
+from mbc.optimize.segments import cut_into_segments
 from mbc.optimize.sending import Sender
 from mbc.optimize.strips import Division
-from mbc.optimize.takeover import take_over
+from mbc.optimize.takeover import in_place, take_over
 
 # Values of less than this part of the room are always kept.
 SMALL_PART = 1 / 20_000
 MOST_ROUNDS = 40
+SEGMENT_PARTS = (1.0, 0.7, 0.5, 0.4, 0.3)  # of the room: segments that are tried
+SEGMENT_ROUNDS = 3  # of choosing gap by gap where these do not fit
 MOST_IMPROVING = 200  # rounds that improve what was found
 WORSE_ROUNDS = 10  # one after another that are no smaller than what was found
 # Making things again for longer than so many whole steps leads nowhere.
@@ -63,8 +66,9 @@ class Means:
 
 @dataclass(frozen=True, slots=True)
 class Resided:
-    """`live_bytes`: most bytes alive at once in the training program. `draft` has its final aliases. `sent`: the part
-    of what was too much that goes to the host, over run `peak`; kernels wait for that of `forced`."""
+    """`live_bytes`: most bytes alive at once in the training program, runs of `leaner` with less workspace than in
+    `draft`, which take `leaner_us` longer for it. `draft` has its final aliases. `sent`: the part of what was too much
+    that goes to the host, over run `peak`; kernels wait for that of `forced`."""
 
     draft: Draft
     decisions: Decisions
@@ -72,6 +76,12 @@ class Resided:
     sent: float = 0.0
     peak: int = 0
     forced: frozenset[int] = frozenset()
+    leaner: tuple[tuple[int, Leaner], ...] = ()
+    leaner_us: float = 0.0
+
+
+Measured = tuple[Resided, NDArray[np.int64]]
+Points = Mapping[tuple[str, ...], Sequence[tuple[int, float]]]
 
 
 def reside(
@@ -84,13 +94,16 @@ def reside(
     groups: Sequence[Operation] = (),
     work: int = 0,
     start: Resided | None = None,
+    points: Points | None = None,
 ) -> Resided:
     """The draft as it fits the room, or as little over it as was found. `draft` must not alias but by updates.
 
     `known_us`: a step that fits; one that would take much longer is given up. `work`: rounds that improve what fits,
     times the runs of the program. `start`: what was found for the same draft and as much room or more, to go on from.
+    `points`: bytes of workspace and time of the other ways to run operations that are launched together, by their
+    names.
     """
-    found = Chooser(graph, draft, link, means, room_bytes, known_us, groups).run(work, start)
+    found = Chooser(graph, draft, link, means, room_bytes, known_us, groups, points or {}).run(work, start)
     return replace(found, draft=in_launch_order(found.draft))
 
 
@@ -104,6 +117,7 @@ class Chooser:
         room_bytes: int,
         known_us: float,
         groups: Sequence[Operation],
+        points: Points | None = None,
     ) -> None:
         self._graph = graph
         self._groups = groups
@@ -113,10 +127,13 @@ class Chooser:
         self._room_bytes = room_bytes
         self.runs: tuple[Run, ...] = runs_of(graph, draft, draft.train)
         self._small_bytes = int(room_bytes * SMALL_PART)
-        self.ledger = Ledger(draft, self.runs, self._small_bytes)
+        self._in_place = tuple(in_place(graph, draft, self.runs, groups))
+        self.ledger = Ledger(draft, self.runs, self._small_bytes, self._in_place)
         self._persistent_bytes = persistent_bytes(draft)
         self.sender = Sender(draft, link, self.runs, self.ledger, means.host_bytes)
         self.whims: dict[int, float] = {}  # by what the price of a value counts more
+        launches = draft.train.launches
+        self._points = [(points or {}).get(launches[run.start].operations, ()) for run in self.runs]
         self._forbidden: set[tuple[int, int]] = set()  # values that are not to be made again before a run
         step_us = sum(run.time_us for run in self.runs)
         self.most_again_us = min(MOST_AGAIN * step_us, WORTH_AGAIN * (known_us - step_us))
@@ -127,22 +144,10 @@ class Chooser:
         if start is not None:
             self._go_on(start)
             best = self.measured()
-        elif best[0].live_bytes > self._room_bytes and self._means.offload > 0:
-            self.sender.send_away(best[1], self._means.offload, self._means.recompute)
-            best = self.measured()
-        smallest = best[0]  # one round may take more than that before
+        elif best[0].live_bytes > self._room_bytes:
+            best = self._started(best)
+        smallest, best = self._relieved(best, MOST_ROUNDS)
         limit_us = math.inf
-        worse = 0
-        for _ in range(MOST_ROUNDS):
-            resided, over = best
-            if resided.live_bytes <= self._room_bytes or self._again_too_long() or worse >= WORSE_ROUNDS:
-                break
-            if not (self.relieve(over) or self._forbid_at(int(np.argmax(over)))):
-                break
-            self.sender.schedule()
-            best = self.measured()
-            worse = 0 if best[0].live_bytes < smallest.live_bytes else worse + 1
-            smallest = min(smallest, best[0], key=lambda found: found.live_bytes)
         rounds = min(MOST_IMPROVING, work // len(self.runs))
         if best[0].live_bytes > self._room_bytes and rounds:
             found = squeeze(self, Found(*best, self.costs_us()), rounds)
@@ -156,38 +161,101 @@ class Chooser:
             return self._proved(smallest, kept_over, limit_us)
         return smallest
 
+    def _relieved(self, best: Measured, rounds: int) -> tuple[Resided, Measured]:
+        """What is smallest of what choosing gap by gap comes to, and what it ends with."""
+        smallest = best[0]  # one round may take more than that before
+        worse = 0
+        for _ in range(rounds):
+            resided, over = best
+            if resided.live_bytes <= self._room_bytes or self._again_too_long() or worse >= WORSE_ROUNDS:
+                break
+            if not (self.relieve(over) or self._forbid_at(int(np.argmax(over)))):
+                break
+            self.sender.schedule()
+            best = self.measured()
+            worse = 0 if best[0].live_bytes < smallest.live_bytes else worse + 1
+            smallest = min(smallest, best[0], key=lambda found: found.live_bytes)
+        return smallest, best
+
+    def _started(self, kept: Measured) -> Measured:
+        """Where to go on from: as much at the host as its link can carry, and then the segments that cost least once
+        they fit; where choosing gap by gap could cost less than that, nothing yet."""
+        if self._means.offload > 0:
+            self.sender.send_away(kept[1], self._means.offload, self._means.recompute)
+        sent = self.measured()
+        if not self._means.recompute:
+            return sent
+        found: list[tuple[float, Resided]] = []
+        before = self.ledger.mark()
+        peak, most_again_us = int(np.argmax(kept[1])), self.most_again_us
+        for part in (*SEGMENT_PARTS, 0.0):
+            if part:
+                cut_into_segments(self.ledger, peak, int(part * self._room_bytes))
+                self.sender.schedule()
+            best = self._relieved(self.measured(), SEGMENT_ROUNDS if part else MOST_ROUNDS)[1]
+            if best[0].live_bytes <= self._room_bytes:
+                resided, _ = self._keep_again(best)
+                found.append((self.costs_us(), resided))
+                self.most_again_us = min(self.most_again_us, WORTH_AGAIN * self.costs_us())
+            elif not part and not found:
+                return best
+            self.ledger.undo(before)
+            self.sender.forced.clear()
+            self._forbidden.clear()
+        self.most_again_us = most_again_us
+        self._go_on(min(found, key=lambda found: found[0])[1])
+        return self.measured()
+
     def _go_on(self, start: Resided) -> None:
+        self.ledger.undo(0)
         for offload in start.decisions.offloads:
             self.ledger.offload(offload.buffer, offload.out, offload.back)
         for recompute in start.decisions.recomputes:
             self.ledger.repeat(recompute.buffer, recompute.before)
+        for run, how in start.leaner:
+            self.ledger.lean(run, how)
         self.sender.sent, self.sender.peak, self.sender.forced = start.sent, start.peak, set(start.forced)
 
     def _again_too_long(self) -> bool:
         return self.ledger.again_us > self.most_again_us
 
     def costs_us(self) -> float:
-        """What is made again, and copies that kernels wait for."""
-        return self.ledger.again_us + sum(map(self.sender.both_ways_us, sorted(self.sender.forced)))
+        """What is made again, less workspace, and copies that kernels wait for."""
+        ledger = self.ledger
+        return ledger.again_us + ledger.leaner_us() + sum(map(self.sender.both_ways_us, sorted(self.sender.forced)))
 
     # What is taken
 
-    def measured(self) -> tuple[Resided, NDArray[np.int64]]:
+    def measured(self) -> Measured:
         """The program as decided, and by how much each run and what is made again before it exceed the room."""
-        measured = self.measure(self.ledger.decisions())
+        measured = self.measure(self.ledger.decisions(), self.ledger.leaner)
         self.ledger.delta_bytes[:] = 0
         return measured
 
-    def measure(self, decisions: Decisions) -> tuple[Resided, NDArray[np.int64]]:
+    def measure(self, decisions: Decisions, leaner: Mapping[int, Leaner]) -> Measured:
         rewritten = rewrite(self._draft, self.runs, decisions, self._link)
         draft = take_over(self._graph, rewritten.draft, self._groups)
         program_blocks = blocks(draft.train, draft.buffers, frozenset(draft.persistent))
         live = np.array(live_bytes(program_blocks, len(draft.train.launches)), np.int64) + self._persistent_bytes
+        if leaner:
+            less = {self._operations(run): how.less_bytes for run, how in leaner.items()}
+            live -= np.array([less.get(launch.operations, 0) for launch in draft.train.launches])
         over = np.full(len(self.runs) + 1, -self._room_bytes, np.int64)
         np.maximum.at(over, np.array(rewritten.position), live - self._room_bytes)
+        sender = self.sender
         return Resided(
-            draft, decisions, int(live.max()), self.sender.sent, self.sender.peak, frozenset(self.sender.forced)
+            draft,
+            decisions,
+            int(live.max()),
+            sender.sent,
+            sender.peak,
+            frozenset(sender.forced),
+            tuple(sorted(leaner.items())),
+            self.ledger.leaner_us() if leaner else 0.0,
         ), over
+
+    def _operations(self, run: int) -> tuple[str, ...]:
+        return self._draft.train.launches[self.runs[run].start].operations
 
     # Until it fits
 
@@ -207,11 +275,12 @@ class Chooser:
 
     def _relieve_at(self, position: int, over: NDArray[np.int64]) -> bool:
         ledger = self.ledger
+        # A chain takes longest to look at, so that gaps stand there by what they cost at least at first.
         heap: list[tuple[float, int, int]] = []
         for buffer in ledger.movable:
             gap = ledger.gap(buffer, position)
             if gap is not None:
-                heap.append((self._price(gap), buffer, gap.before))
+                heap.append((self._least_price(gap), buffer, gap.before))
         heapq.heapify(heap)
         done = False
         while heap and over[position] + ledger.delta_bytes[position] > 0 and not self._again_too_long():
@@ -225,9 +294,31 @@ class Chooser:
             if heap and price > heap[0][0]:
                 heapq.heappush(heap, (price, buffer, gap.before))
                 continue
+            lacking_bytes = int(over[position] + ledger.delta_bytes[position])
+            if self._lean(position, lacking_bytes, price * max(ledger.size_bytes[buffer], lacking_bytes)):
+                return True
             self._apply(gap)
             done = True
-        return done
+        lacking_bytes = int(over[position] + ledger.delta_bytes[position])
+        return (lacking_bytes > 0 and self._lean(position, lacking_bytes, math.inf)) or done
+
+    def _lean(self, position: int, lacking_bytes: int, most_us: float) -> bool:
+        """Run with so much less workspace, if that takes no longer than something else would."""
+        if position >= len(self.runs) or not self._points[position]:
+            return False
+        ledger = self.ledger
+        known = ledger.leaner.get(position, Leaner(0, 0.0))
+        all_bytes = ledger.scratch_bytes(position) + known.less_bytes
+        most_bytes = all_bytes - known.less_bytes - lacking_bytes
+        fitting = [point for point in self._points[position] if point[0] <= most_bytes]
+        if not fitting:
+            return False
+        workspace_bytes, time_us = max(fitting)
+        more_us = max(0.0, time_us - self.runs[position].time_us)
+        if (more_us - known.more_us) * self.whims.get(-1 - position, 1.0) > most_us:
+            return False
+        ledger.lean(position, Leaner(all_bytes - workspace_bytes, more_us))
+        return True
 
     def _forbid_at(self, position: int) -> bool:
         """Where what is made again before a run is too much together, the largest of it has to come from elsewhere."""
@@ -242,8 +333,14 @@ class Chooser:
 
     def _price(self, gap: Gap) -> float:
         """Microseconds a byte of the cheaper way to have the bytes free at a run."""
-        best_us = min(self._recompute_us(gap), self._forced_us(gap))
-        return best_us * self.whims.get(gap.buffer, 1.0) / self.ledger.size_bytes[gap.buffer]
+        return self._a_byte(gap, min(self._recompute_us(gap), self._forced_us(gap)))
+
+    def _least_price(self, gap: Gap) -> float:
+        """No more than `_price`."""
+        return self._a_byte(gap, min(self.ledger.least_us(gap.buffer, gap.before), self._forced_us(gap)))
+
+    def _a_byte(self, gap: Gap, time_us: float) -> float:
+        return time_us * self.whims.get(gap.buffer, 1.0) / self.ledger.size_bytes[gap.buffer]
 
     def _apply(self, gap: Gap) -> None:
         if self._recompute_us(gap) <= self._forced_us(gap):
@@ -297,19 +394,19 @@ class Chooser:
 
         extend(0)
         for _, decisions in sorted(sets, key=lambda found: found[0])[:PROVED_SETS]:
-            found = self.measure(decisions)[0]
+            found = self.measure(decisions, {})[0]
             if found.live_bytes <= self._room_bytes:
                 return found
         return best
 
     # What is not needed
 
-    def _keep_again(self, best: tuple[Resided, NDArray[np.int64]]) -> tuple[Resided, NDArray[np.int64]]:
+    def _keep_again(self, best: Measured) -> Measured:
         """Take decisions back, the most expensive first, where the books say that it fits without."""
         before = self.ledger.mark()
         keep_again(self, best[1], max(1, KEEP_WORK // len(self.runs)))
         self.sender.schedule()
-        found = self.measure(self.ledger.decisions())
+        found = self.measure(self.ledger.decisions(), self.ledger.leaner)
         if found[0].live_bytes > self._room_bytes:
             self.ledger.undo(before)
             return best

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from mbc.ir.graph import Operation, TrainingGraph
 from mbc.ops.fused import kind_of, names_of
 from mbc.optimize.order import Draft
-from mbc.plan.model import Buffer, Mode, Program
+from mbc.optimize.runs import Run
+from mbc.plan.model import Buffer, Launch, Mode, Program
 
 
 def take_over(graph: TrainingGraph, draft: Draft, groups: Iterable[Operation] = ()) -> Draft:
@@ -23,18 +24,39 @@ def take_over(graph: TrainingGraph, draft: Draft, groups: Iterable[Operation] = 
         for launch in program.launches:
             if not launch.operations:
                 continue
-            operation = operations[launch.operations]
-            count = len(operation.inputs)
-            for output, source in kind_of(operation).in_place:
-                if source >= count or output >= len(operation.outputs):
-                    continue
-                new, old = launch.accesses[count + output].buffer, launch.accesses[source].buffer
+            for old, new in _pairs(operations[launch.operations], launch):
                 read_once = [a.buffer for a in launch.accesses].count(old) == 1
                 dies_here = last_touch[old] == last_write[new]
                 if read_once and dies_here and old not in taken and _same_bytes(buffers[old], buffers[new]):
                     taken.add(old)
                     buffers[new] = replace(buffers[new], alias=old)
     return replace(draft, buffers=tuple(buffers))
+
+
+def in_place(
+    graph: TrainingGraph, draft: Draft, runs: Sequence[Run], groups: Iterable[Operation] = ()
+) -> Iterator[tuple[int, int]]:
+    """Runs of the training program, by index, and the buffers that each writes over where nobody reads them any more;
+    of several for one output the first."""
+    operations = {names_of(operation): operation for operation in (*graph.train, *graph.infer, *groups)}
+    for i, run in enumerate(runs):
+        launch = draft.train.launches[run.start]
+        if launch.operations:
+            buffers = [a.buffer for a in launch.accesses]
+            written: set[int] = set()
+            for old, new in _pairs(operations[launch.operations], launch):
+                same = _same_bytes(draft.buffers[old], draft.buffers[new])
+                if same and new not in written and buffers.count(old) == 1:
+                    written.add(new)
+                    yield i, old
+
+
+def _pairs(operation: Operation, launch: Launch) -> Iterator[tuple[int, int]]:
+    """What a launch may write over, and what it writes there."""
+    count = len(operation.inputs)
+    for output, source in kind_of(operation).in_place:
+        if source < count and output < len(operation.outputs):
+            yield launch.accesses[source].buffer, launch.accesses[count + output].buffer
 
 
 def _last(program: Program) -> tuple[dict[int, int], dict[int, int]]:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from mbc.ops.fused import kind_of
+from mbc.ops.fused import kind_of, names_of
 from mbc.optimize.addresses import assign_addresses
 from mbc.optimize.choose import Choices
 from mbc.optimize.fitted import Fitted, Problem, free_bytes, ordered
@@ -19,7 +19,7 @@ from mbc.optimize.lifetimes import aligned
 from mbc.optimize.menus import Slice
 from mbc.optimize.order import Draft, order
 from mbc.optimize.rechoose import rechosen
-from mbc.optimize.reside import Means, Resided, reside
+from mbc.optimize.reside import Means, Points, Resided, reside
 from mbc.optimize.strips import divided_operations
 from mbc.plan.model import Space
 
@@ -68,7 +68,7 @@ def make_room(problem: Problem, means: Means, known_us: float) -> Iterator[Fitte
         ways += [_improved(problem, way, room_bytes) for way in nearest]
     fitting = [way for way in ways if way.resided.live_bytes <= room_bytes]
     if not fitting:
-        if ways and math.isinf(known_us):
+        if ways:
             smallest = min(ways, key=lambda way: way.resided.live_bytes).resided.draft
             yield Fitted(smallest, assign_addresses(smallest, thorough=False), table)
         return
@@ -164,9 +164,26 @@ def _way(
     taken_bytes = sum(aligned(buffer.size_bytes) for buffer in at_home if buffer.space is Space.HOST)
     left = replace(means, host_bytes=means.host_bytes - taken_bytes)
     groups = (*choices.train, *choices.infer)
-    resided = reside(table.graph, draft, table.device.host_link, left, room_bytes, known_us, groups, work, start)
+    points = _points(problem, choices, divided)
+    link = table.device.host_link
+    resided = reside(table.graph, draft, link, left, room_bytes, known_us, groups, work, start, points)
     quickly = Fitted(resided.draft, assign_addresses(resided.draft, thorough=False), table)
-    return _Way(draft, quickly.step_us, resided, choices, means, divided)
+    return _Way(draft, quickly.step_us + resided.leaner_us, resided, choices, means, divided)
+
+
+def _points(problem: Problem, choices: Choices, divided: Collection[str]) -> Points:
+    """What operations that are not in strips would take with less workspace, in the same layouts."""
+    found: dict[tuple[str, ...], list[tuple[int, float]]] = {}
+    for operation in choices.train:
+        name = operation.name
+        if kind_of(operation).view or name in divided or name not in problem.most:  # what was gathered needs none
+            continue
+        choice = choices.operations[name]
+        menu = problem.table.menus(operation)[choice.layouts]
+        less = [point for point in menu if point.workspace_bytes < choice.point.workspace_bytes]
+        if less:
+            found[names_of(operation)] = [(aligned(point.workspace_bytes), point.time_us) for point in less]
+    return found
 
 
 def _again(problem: Problem, way: _Way, means: Means, room_bytes: int, known_us: float) -> _Way:

@@ -1,0 +1,45 @@
+"""Bytes that are taken just before a run only, while values are made again there one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from mbc.optimize.runs import Run
+
+
+def passing_bytes(
+    again: Sequence[int],
+    runs: Sequence[Run],
+    sizes: Sequence[int],
+    scratch_bytes: Sequence[int],
+    before: int,
+    stays: Callable[[int], bool],
+) -> int:
+    """By how much more is taken while the runs of `again` are repeated, in this order, than by run `before` itself.
+
+    `sizes`: bytes by value; `scratch_bytes`: workspace by run; `stays`: whether a value that is made again is there for
+    run `before` or later. What does not is gone when it was read last.
+    """
+    last = _last_reads(again, runs)
+    makes = [(i, b) for i, run in enumerate(again) for b in runs[run].writes]
+    # Beside what is there for the run: its own outputs and workspace, and what will stay, are still to come.
+    level = -sum(sizes[b] for b in runs[before].writes) - scratch_bytes[before]
+    staying = {b for _, b in makes if stays(b)}
+    level -= sum(sizes[b] for b in staying)
+    gone = [0] * len(again)
+    for i, b in makes:
+        if b not in staying:
+            # What run `before` writes over is there to the end.
+            end = len(again) if b in runs[before].reads else last.get(b, i)
+            if end < len(again):
+                gone[end] += sizes[b]
+    most = 0
+    for i, run in enumerate(again):
+        level += sum(sizes[b] for b in runs[run].writes)
+        most = max(most, level + scratch_bytes[run])
+        level -= gone[i]
+    return most
+
+
+def _last_reads(again: Sequence[int], runs: Sequence[Run]) -> Mapping[int, int]:
+    return {b: i for i, run in enumerate(again) for b in runs[run].reads}
