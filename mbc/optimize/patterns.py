@@ -80,6 +80,12 @@ PATTERNS: tuple[Pattern, ...] = (
         "y = relu(s)",
     ),
     Pattern.of("z = bias_add(x, bias)", "y = relu(z)"),
+    Pattern.of(
+        "c = concat(left, right)",
+        f"z = {_NORMALIZE.replace('(x', '(c')}",
+        "y = relu(z)",
+        launches=(Part((0, 1, 2), ("c", "y")),),
+    ),
     *(Pattern.of("z = bias_add(x, bias)", f"y = concat({parts})") for parts in ("z, r", "r, z")),
     # Backward through relu and batch norm. What relu let through is computed again from x, which both launches read
     # anyway, so that neither y nor the gradient between the two is read or written.

@@ -50,6 +50,7 @@ def test_every_kernel_finds_its_place():
         "batch_normalize_relu_sums_of_slice",
         "batch_normalize_relu_backward_of_slice",
         "bias_add_concat",
+        "concat_batch_normalize_relu",
         "channel_slice_sum",
         "max_pool_backward_add_slice_sums",
         "max_pool_backward_add_slice_normalize",
