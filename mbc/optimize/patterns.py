@@ -150,6 +150,10 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     # Where others read what is pooled, its gradient is a sum.
     Pattern.of("b = max_pool_backward(index, dp)", "dy = add(a, b)"),
+    # So is that of whatever has several readers.
+    Pattern.of("s = add(a, b)", "dy = add(s, r)"),
+    Pattern.of("b = max_pool_backward(index, dp)", "s = add(a, b)", "dy = add(s, r)"),
+    Pattern.of("b = max_pool_backward(index, dp)", "s = add(a, b)", "z = add(s, r)", "dy = add(z, z2)"),
     Pattern.of(
         f"z = {_NORMALIZE}",
         "y = relu(z)",

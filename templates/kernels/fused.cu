@@ -56,6 +56,12 @@ struct BiasRelu {
   __device__ float operator()(float b, float x, float) const { return relu(x + b); }
 };
 
+struct AddThree {
+  struct Channel {};
+  __device__ Channel load(int64_t) const { return {}; }
+  __device__ float operator()(const Channel&, float a, float b, float c) const { return a + b + c; }
+};
+
 // dx from x and the gradient behind relu.
 template <typename T>
 struct NormalizeReluBackward {
@@ -267,6 +273,15 @@ extern "C" const char* mbc_bias_add_relu(const MbcCall& call) {
   const BiasRelu f{in<float>(call, 1)};
   MBC_FOR_TYPE(a.type, T, {
     map_fused<0>(call, a, Operands<T>{in<T>(call, 0), nullptr}, out<T>(call, 2), f);
+  });
+  return launched();
+}
+
+extern "C" const char* mbc_add_three(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<FusedMapArguments>(call);
+  MBC_FOR_TYPE(a.type, T, {
+    map_fused<2>(call, a, Operands<T>{in<T>(call, 0), in<T>(call, 1), in<T>(call, 2)}, out<T>(call, 3), AddThree{});
   });
   return launched();
 }

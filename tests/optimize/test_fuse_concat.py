@@ -24,6 +24,7 @@ network joined(batch = 6, classes = 5) {
   z = (
     y |> conv(8, 1) |> bn(affine = AFFINE) |> relu,
     y |> conv(16, 3, pad=1) |> bn |> relu,
+    y |> conv(8, 5, pad=2) |> relu,
     y |> maxpool(3, stride=1, pad=1)
   ) |> concat
   skip = z |> conv(8, 3, pad=1) |> bn(affine = AFFINE) |> relu
@@ -50,6 +51,7 @@ def test_every_kernel_finds_its_place():
         "batch_normalize_relu_sums_of_slice",
         "batch_normalize_relu_backward_of_slice",
         "bias_add_concat",
+        "max_pool_backward_add_three",
         "concat_batch_normalize_relu",
         "channel_slice_sum",
         "max_pool_backward_add_slice_sums",

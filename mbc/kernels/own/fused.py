@@ -25,6 +25,7 @@ from mbc.kernels.own.groups import (
     AFFINE,
     Numbers,
     Wiring,
+    adds,
     affines,
     eps,
     members,
@@ -169,6 +170,7 @@ KERNELS = (
         reals=eps,
     ),
     _mapped("bias_add+relu", "bias_add_relu", (((0, 1), (2,)), (3,)), reals=no_reals),
+    replace(_mapped("add*", "add_three", *adds(3, ((0, 1),)), reals=no_reals), edition=1),
     _mapped(
         f"{_FORWARD_AGAIN}+batch_normalize_backward",
         "batch_normalize_relu_backward",
