@@ -109,17 +109,25 @@ PATTERNS: tuple[Pattern, ...] = (
         launches=(Part((0, 1, 2, 3, 4), ("dgamma", "dbeta")), Part((0, 1, 2, 3, 5), ("dx",))),
         replaces=(2, 3, 4, 5),
     ),
-    # What is normalised is a part of the next concatenation, too, and its gradient the sum of both.
-    Pattern.of(
-        f"z = {_NORMALIZE}",
-        "y = relu(z)",
-        "d = relu_backward(y, dy)",
-        _SUMS,
-        _BACKWARD.replace("dx", "b"),
-        "a = channel_slice(wide)",
-        "dx = add(a, b)",
-        launches=(Part((0, 1, 2, 3), ("dgamma", "dbeta")), Part((0, 1, 2, 4, 5, 6), ("dx",))),
-        replaces=(2, 3, 4, 5, 6),
+    # What is normalised is a part of the next concatenation, too, and its gradient the sum of both. It is one itself,
+    # and the gradient of its own last part is taken out of the sum on the way.
+    *(
+        Pattern.of(
+            f"z = {_NORMALIZE}",
+            "y = relu(z)",
+            "d = relu_backward(y, dy)",
+            _SUMS,
+            _BACKWARD.replace("dx", "b"),
+            "a = channel_slice(wide)",
+            "dx = add(a, b)",
+            *taken,
+            launches=(
+                Part((0, 1, 2, 3), ("dgamma", "dbeta")),
+                Part((0, 1, 2, 4, 5, 6, *range(7, 7 + len(taken))), ("dx", *(("part",) if taken else ()))),
+            ),
+            replaces=(2, 3, 4, 5, 6, *range(7, 7 + len(taken))),
+        )
+        for taken in ((), ("part = channel_slice(dx)",))
     ),
     # Before a pool, which alone needs what relu made (its gradient is told by the pooled image, `mbc.ir.commute`): what
     # is pooled exists nowhere.

@@ -19,7 +19,7 @@ network joined(batch = 6, classes = 5) {
   input image[batch, 2, 8, 8] : float
   input target[batch] : class
   x = image |> conv(8, 3, pad=1)
-  for i in range(2) @dense { x = (x, x |> bn(affine = AFFINE) |> relu |> conv(8, 3, pad=1)) |> concat }
+  for i in range(3) @dense { x = (x, x |> bn(affine = AFFINE) |> relu |> conv(8, 3, pad=1)) |> concat }
   y = x |> conv(8, 3, pad=1) |> bn |> relu
   z = (
     y |> conv(8, 1) |> bn(affine = AFFINE) |> relu,
@@ -48,6 +48,7 @@ def test_every_kernel_finds_its_place():
     assert launched(planned(graph())) >= {
         "batch_statistics_beside",
         "batch_normalize_relu_backward_add_slice",
+        "batch_normalize_relu_backward_add_slice_and_part",
         "batch_normalize_relu_sums_of_slice",
         "batch_normalize_relu_backward_of_slice",
         "bias_add_concat",

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mbc.ir.types import Layout, TensorType
 from mbc.kernels.base import Request
 from mbc.kernels.own.base import (
     Channels,
-    Layouts,
     OwnKernel,
     Slice,
     Struct,
+    channels_last,
     layout_code,
-    same_layout,
     touched_us,
     type_code,
 )
@@ -131,10 +129,6 @@ def _channels_of_both(at: Slice) -> tuple[int, ...]:
     return tuple(x.shape[1] for x in at.request.inputs[:2])
 
 
-def _channels_last(request: Request) -> Iterable[Layouts]:
-    return (layouts for layouts in same_layout(request) if Layout.CHANNELS_LAST in layouts)
-
-
 def _image(at: Slice, x: TensorType) -> tuple[int, int, int, int, int]:
     """Type, layout, rows, channels and inner extent."""
     c = Channels.of(x)
@@ -158,7 +152,7 @@ KERNELS = (
         BiasConcatArguments,
         _bias_concat,
         more=_channels_of_parts,
-        layouts=_channels_last,
+        layouts=channels_last,
         launcher="bias_add_concat",
         takes=taking(*_BIAS_CONCAT),
     ),
@@ -169,7 +163,7 @@ KERNELS = (
         _concat_normalize,
         eps,
         more=_channels_of_both,
-        layouts=_channels_last,
+        layouts=channels_last,
         launcher="concat_batch_normalize_relu",
         takes=taking(*map(_normalized, AFFINE)),
     ),

@@ -47,7 +47,8 @@ def _attributes(statement: Statement, shape: Shape, window: Window) -> Attribute
     if statement.kind.startswith("max_pool"):
         return _pool(shape, window, index=len(statement.outputs) == 2 or statement.kind != "max_pool")
     if statement.kind == "channel_slice":
-        return ChannelSlice(_START, shape[1])
+        left = _left(shape)
+        return ChannelSlice(_START, shape[1]) if statement.inputs == ("wide",) else ChannelSlice(left, shape[1] - left)
     return NoAttributes()
 
 
@@ -83,8 +84,8 @@ def _operand(name: str, shape: Shape, window: Window) -> Operand:
 
 
 def _left(shape: Shape) -> int:
-    """Channels of the first of two parts: about half, and whole vectors where there are enough."""
-    return max(1, (shape[1] // 2 + 4) // 8 * 8)
+    """Channels of the first of two parts: up to half, in whole vectors where there are enough."""
+    return max(1, shape[1] // 16 * 8)
 
 
 def _fits(shape: Shape, window: Window, number: int) -> bool:
@@ -98,7 +99,7 @@ def _cases() -> Iterable[Case]:
     for pattern in PATTERNS:
         shapes = [*SHAPES, *LONG]
         pools = _pools(pattern.statements)
-        if any("left" in statement.inputs for statement in pattern.statements):
+        if any({"left", "part"} & {*statement.inputs, *statement.outputs} for statement in pattern.statements):
             shapes = [shape for shape in shapes if shape[1] > 1]
         if pools:
             shapes = [shape for shape in shapes if len(shape) == 4]
