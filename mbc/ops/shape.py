@@ -119,12 +119,13 @@ def _concat_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -
     if dy is None:
         return (None,) * len(op.inputs)
     parts: list[str | None] = []
-    start = 0
-    for x in op.inputs:
+    end = g.type(op.outputs[0]).shape[1]
+    # The last part first: where concatenations are joined to what they are made of, it is what is new.
+    for x in reversed(op.inputs):
         count = g.type(x).shape[1]
-        parts.append(g.emit("channel_slice", ChannelSlice(start, count), (dy,), x)[0] if g.needs(x) else None)
-        start += count
-    return tuple(parts)
+        end -= count
+        parts.append(g.emit("channel_slice", ChannelSlice(end, count), (dy,), x)[0] if g.needs(x) else None)
+    return tuple(reversed(parts))
 
 
 def _flatten_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:

@@ -80,6 +80,12 @@ PATTERNS: tuple[Pattern, ...] = (
         "y = relu(s)",
     ),
     Pattern.of("z = bias_add(x, bias)", "y = relu(z)"),
+    Pattern.of(
+        "c = concat(left, right)",
+        f"z = {_NORMALIZE.replace('(x', '(c')}",
+        "y = relu(z)",
+        launches=(Part((0, 1, 2), ("c", "y")),),
+    ),
     *(Pattern.of("z = bias_add(x, bias)", f"y = concat({parts})") for parts in ("z, r", "r, z")),
     # Backward through relu and batch norm. What relu let through is computed again from x, which both launches read
     # anyway, so that neither y nor the gradient between the two is read or written.
@@ -103,17 +109,25 @@ PATTERNS: tuple[Pattern, ...] = (
         launches=(Part((0, 1, 2, 3, 4), ("dgamma", "dbeta")), Part((0, 1, 2, 3, 5), ("dx",))),
         replaces=(2, 3, 4, 5),
     ),
-    # What is normalised is a part of the next concatenation, too, and its gradient the sum of both.
-    Pattern.of(
-        f"z = {_NORMALIZE}",
-        "y = relu(z)",
-        "d = relu_backward(y, dy)",
-        _SUMS,
-        _BACKWARD.replace("dx", "b"),
-        "a = channel_slice(wide)",
-        "dx = add(a, b)",
-        launches=(Part((0, 1, 2, 3), ("dgamma", "dbeta")), Part((0, 1, 2, 4, 5, 6), ("dx",))),
-        replaces=(2, 3, 4, 5, 6),
+    # What is normalised is a part of the next concatenation, too, and its gradient the sum of both. It is one itself,
+    # and the gradient of its own last part is taken out of the sum on the way.
+    *(
+        Pattern.of(
+            f"z = {_NORMALIZE}",
+            "y = relu(z)",
+            "d = relu_backward(y, dy)",
+            _SUMS,
+            _BACKWARD.replace("dx", "b"),
+            "a = channel_slice(wide)",
+            "dx = add(a, b)",
+            *taken,
+            launches=(
+                Part((0, 1, 2, 3), ("dgamma", "dbeta")),
+                Part((0, 1, 2, 4, 5, 6, *range(7, 7 + len(taken))), ("dx", *(("part",) if taken else ()))),
+            ),
+            replaces=(2, 3, 4, 5, 6, *range(7, 7 + len(taken))),
+        )
+        for taken in ((), ("part = channel_slice(dx)",))
     ),
     # Before a pool, which alone needs what relu made (its gradient is told by the pooled image, `mbc.ir.commute`): what
     # is pooled exists nowhere.
@@ -144,6 +158,10 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     # Where others read what is pooled, its gradient is a sum.
     Pattern.of("b = max_pool_backward(index, dp)", "dy = add(a, b)"),
+    # So is that of whatever has several readers.
+    Pattern.of("s = add(a, b)", "dy = add(s, r)"),
+    Pattern.of("b = max_pool_backward(index, dp)", "s = add(a, b)", "dy = add(s, r)"),
+    Pattern.of("b = max_pool_backward(index, dp)", "s = add(a, b)", "z = add(s, r)", "dy = add(z, z2)"),
     Pattern.of(
         f"z = {_NORMALIZE}",
         "y = relu(z)",

@@ -1,7 +1,7 @@
 // Joining tensors along their channels, and taking channels out again. Channels first, what belongs to a sample is one
 // piece of memory and is copied as such. Channels last a thread keeps its channels, looks up once where they come from,
 // and goes down the pixels, so that pixels are written whole, by one launch for all parts.
-#include "mbc_channels.cuh"
+#include "mbc_batch_norm.cuh"
 
 // Followed by the channels of every input, `inputs` integers.
 struct ConcatArguments {
@@ -20,6 +20,16 @@ struct BiasConcatArguments {
   int64_t inner;
   int64_t inputs;
   int64_t biased;
+};
+
+// Followed by the channels of every part.
+struct ConcatNormalizeArguments {
+  int64_t type;
+  int64_t layout;
+  int64_t rows;
+  int64_t inner;
+  int64_t inputs;
+  int64_t affine;
 };
 
 struct ChannelSliceArguments {
@@ -83,7 +93,8 @@ struct ManyColumns {
   int count;
 };
 
-constexpr int COPY_ROWS = 4, COPY_BLOCKS = 4;  // read at once by a thread; blocks of a multiprocessor
+constexpr int COPY_ROWS = 4;                       // read at once by a thread
+constexpr int COPY_BLOCKS = 4, NORMALIZE_BLOCKS = 3;  // of a multiprocessor
 
 // Channels `first` … `first + width - 1` of a tensor whose pixels are `pitch` apart.
 template <typename T, int N, bool BIAS>
@@ -164,6 +175,65 @@ void copy_all_columns(cudaStream_t stream, const ManyColumns<T>& columns, T* y, 
     run_copy_columns<T, 1, BIAS>(stream, columns, y, rows, width, pitch);
 }
 
+// All channels of a concatenation, and what normalising and relu make of them.
+template <typename T, int N>
+__global__ void __launch_bounds__(THREADS, NORMALIZE_BLOCKS)
+    concat_normalize_relu(ManyColumns<T> columns, T* joined, T* y, int64_t rows, int64_t channels, NormalizeRelu f) {
+  using Channel = NormalizeRelu::Channel;
+  __shared__ Shelf<Channel, N> shelf;
+  const int64_t c = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * N;
+  const int64_t start = static_cast<int64_t>(blockIdx.y) * blockDim.y + threadIdx.y;
+  const int64_t step = static_cast<int64_t>(gridDim.y) * blockDim.y;
+  int part = 0;
+  while (part + 1 < columns.count && c >= columns.each[part + 1].first) ++part;
+  const Columns<T> own = columns.each[part];
+  const T* from = own.from + start * own.pitch + (c - own.first);
+  int64_t at = start * channels + c;
+  const int64_t from_step = step * own.pitch, to_step = step * channels;
+  int64_t left = c < channels && start < rows ? (rows - start - 1) / step + 1 : 0;
+  wait_for_previous();
+  let_next_start();
+  Channel channel[N];
+  const auto turn = [&](auto meanwhile) {
+    Held<T, N> x[COPY_ROWS];
+#pragma unroll
+    for (int k = 0; k < COPY_ROWS; ++k)
+      if (k < left) x[k] = hold<N>(from + k * from_step);
+    meanwhile();
+#pragma unroll
+    for (int k = 0; k < COPY_ROWS; ++k)
+      if (k < left) {
+        float made[N];
+#pragma unroll
+        for (int j = 0; j < N; ++j) made[j] = f(channel[j], to_float(x[k][j]), 0.0f);
+        store_held(joined + at + k * to_step, x[k]);
+        store_floats(y + at + k * to_step, made);
+      }
+    left -= COPY_ROWS;
+    from += COPY_ROWS * from_step;
+    at += COPY_ROWS * to_step;
+  };
+  turn([&] {
+    shelf.fill(channels, f);
+    __syncthreads();
+#pragma unroll
+    for (int j = 0; j < N; ++j) channel[j] = shelf.take(j);
+  });
+  while (left > 0) turn([] {});
+}
+
+template <typename T, int N>
+void run_concat_normalize_relu(cudaStream_t stream, const ManyColumns<T>& columns, T* joined, T* y, int64_t rows,
+                               int64_t channels, const NormalizeRelu& f) {
+  const ChannelTiling tiling(channels / N);
+  const int64_t wanted = divide_up(rows, tiling.down() * COPY_ROWS);
+  const int64_t wave = max(int64_t{1}, multiprocessors() * NORMALIZE_BLOCKS / tiling.columns);
+  const int64_t waves = min(int64_t{MAP_WAVES}, max(int64_t{1}, wanted * COPY_ROWS / (wave * WAVE_ROWS)));
+  const dim3 grid(tiling.columns, static_cast<unsigned>(min(wanted, wave * waves)));
+  MBC_LAUNCH((concat_normalize_relu<T, N>), grid, dim3(tiling.along, tiling.down()), stream, columns, joined, y, rows,
+             channels, f);
+}
+
 // Tensors of so many channels one after another, channels last. `operand(i)` is the i-th one's first element, `bias(i)`
 // what is added to it.
 template <bool BIAS, typename T, typename Operand, typename Bias>
@@ -223,6 +293,27 @@ extern "C" const char* mbc_bias_add_concat(const MbcCall& call) {
         call.stream, a.rows * a.inner, a.inputs, channels, out<T>(call, static_cast<int>(a.inputs + 1)),
         [&](int64_t i) { return in<T>(call, operand(i)); },
         [&](int64_t i) { return i == a.biased ? in<float>(call, 1) : nullptr; });
+  });
+  return launched();
+}
+
+extern "C" const char* mbc_concat_batch_normalize_relu(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<ConcatNormalizeArguments>(call);
+  const int64_t* channels = call.integers + sizeof(ConcatNormalizeArguments) / sizeof(int64_t);
+  const int inputs = static_cast<int>(a.inputs), joined = inputs + (a.affine ? 4 : 2);
+  const NormalizeRelu f{normalize(call, inputs, a.affine, eps(call, 0))};
+  MBC_FOR_TYPE(a.type, T, {
+    constexpr int N = WIDTH<T>;
+    ManyColumns<T> columns{};
+    int64_t all = 0;
+    for (; columns.count < inputs; all += channels[columns.count++])
+      columns.each[columns.count] = {in<T>(call, columns.count), nullptr, all, channels[columns.count]};
+    T *to = out<T>(call, joined), *y = out<T>(call, joined + 1);
+    if (fits<T, N>(columns, to, all, all) && aligned(y, 16))
+      run_concat_normalize_relu<T, N>(call.stream, columns, to, y, a.rows * a.inner, all, f);
+    else
+      run_concat_normalize_relu<T, 1>(call.stream, columns, to, y, a.rows * a.inner, all, f);
   });
   return launched();
 }

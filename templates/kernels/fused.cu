@@ -56,6 +56,12 @@ struct BiasRelu {
   __device__ float operator()(float b, float x, float) const { return relu(x + b); }
 };
 
+struct AddThree {
+  struct Channel {};
+  __device__ Channel load(int64_t) const { return {}; }
+  __device__ float operator()(const Channel&, float a, float b, float c) const { return a + b + c; }
+};
+
 // dx from x and the gradient behind relu.
 template <typename T>
 struct NormalizeReluBackward {
@@ -156,17 +162,24 @@ void map_fused(const MbcCall& call, const FusedMapArguments& a, const Operands<T
   map_channels<MORE, SLICED>(call.stream, a.layout, a.rows, a.channels, a.inner, x, y, f);
 }
 
-// Of a launch that reads a slice: which it is, behind the other integers.
+// Of a launch that reads a slice: which it is, behind the other integers. Where a part of what is made is written by
+// itself, too, which one.
 struct Within {
   int64_t start;
   int64_t all;  // channels of the tensor
+  int64_t part_start, part_count;
 };
+
+template <typename Arguments>
+const Within& within(const MbcCall& call) {
+  return *reinterpret_cast<const Within*>(call.integers + sizeof(Arguments) / sizeof(int64_t));
+}
 
 // Its first element, and how to go on.
 template <typename Arguments, typename T>
 const T* slice_of(const MbcCall& call, const T* wide, Slice& slice) {
   const auto& a = arguments<Arguments>(call);
-  const auto& s = *reinterpret_cast<const Within*>(call.integers + sizeof(Arguments) / sizeof(int64_t));
+  const Within& s = within<Arguments>(call);
   slice = Slice(a.layout, a.channels, s.all, a.inner);
   return wide + s.start * (a.layout == MBC_CHANNELS_LAST ? 1 : a.inner);
 }
@@ -186,8 +199,9 @@ const char* relu_backward_sums(const MbcCall& call) {
   return launched();
 }
 
-// ADD: a slice of another gradient is added. SLICED: the gradient behind relu is a slice.
-template <bool ADD, bool SLICED>
+// ADD: a slice of another gradient is added. PART: and a part of the sum is written by itself, too. SLICED: the gradient
+// behind relu is a slice.
+template <bool ADD, bool SLICED, bool PART = false>
 const char* normalize_relu_backward(const MbcCall& call) {
   const auto& a = arguments<FusedMapArguments>(call);
   const int dy = a.affine ? 5 : 3, more = dy + 3;
@@ -200,7 +214,14 @@ const char* normalize_relu_backward(const MbcCall& call) {
     const NormalizeReluBackward<T> f{forward, backward};
     if constexpr (ADD) {
       x.c = slice_of<FusedMapArguments>(call, in<T>(call, more), x.slice);
-      map_fused<2, true>(call, a, x, dx, NormalizeReluBackwardAdd<T>{f});
+      const NormalizeReluBackwardAdd<T> sum{f};
+      if constexpr (PART) {
+        const Within& w = within<FusedMapArguments>(call);
+        const AndPart<T> both{dx, out<T>(call, more + 2), w.part_start, w.part_count};
+        map_channels_to<2, true>(call.stream, a.rows * a.inner, a.channels, x, both, sum);
+      } else {
+        map_fused<2, true>(call, a, x, dx, sum);
+      }
     } else {
       if constexpr (SLICED) x.b = slice_of<FusedMapArguments>(call, x.b, x.slice);
       map_fused<1, SLICED>(call, a, x, dx, f);
@@ -271,6 +292,15 @@ extern "C" const char* mbc_bias_add_relu(const MbcCall& call) {
   return launched();
 }
 
+extern "C" const char* mbc_add_three(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<FusedMapArguments>(call);
+  MBC_FOR_TYPE(a.type, T, {
+    map_fused<2>(call, a, Operands<T>{in<T>(call, 0), in<T>(call, 1), in<T>(call, 2)}, out<T>(call, 3), AddThree{});
+  });
+  return launched();
+}
+
 extern "C" const char* mbc_batch_normalize_relu_backward(const MbcCall& call) {
   return mbc::normalize_relu_backward<false, false>(call);
 }
@@ -279,6 +309,9 @@ extern "C" const char* mbc_batch_normalize_relu_backward_of_slice(const MbcCall&
 }
 extern "C" const char* mbc_batch_normalize_relu_backward_add_slice(const MbcCall& call) {
   return mbc::normalize_relu_backward<true, false>(call);
+}
+extern "C" const char* mbc_batch_normalize_relu_backward_add_slice_and_part(const MbcCall& call) {
+  return mbc::normalize_relu_backward<true, false, true>(call);
 }
 extern "C" const char* mbc_batch_normalize_relu_sums(const MbcCall& call) {
   return mbc::normalize_relu_sums<false>(call);

@@ -4,29 +4,52 @@
 
 namespace mbc {
 
-// Added to another gradient of the same image.
-template <typename T>
-struct AddGradient {
-  static constexpr int OPERANDS = 1;
-  const T* more;
+// Added to other gradients of the same image, one after another.
+template <typename T, int MANY>
+struct AddGradients {
+  static constexpr int OPERANDS = MANY;
+  const T* more[MANY];
   WriteGradient<T> write;
 
   using Channel = typename WriteGradient<T>::Channel;
   template <int N>
   struct Fetched {
-    Packed<T, N> more;
+    Packed<T, N> more[MANY];
   };
-  bool whole() const { return aligned(more, 16) && write.whole(); }
+  bool whole() const {
+    bool all = write.whole();
+    for (const T* one : more) all = all && aligned(one, 16);
+    return all;
+  }
   __device__ Channel load(int64_t) const { return {}; }
   template <int N>
-  __device__ Fetched<N> fetch(int64_t at) const { return {Packed<T, N>::at(more + at)}; }
+  __device__ Fetched<N> fetch(int64_t at) const {
+    Fetched<N> f;
+#pragma unroll
+    for (int i = 0; i < MANY; ++i) f.more[i] = Packed<T, N>::at(more[i] + at);
+    return f;
+  }
   template <int N>
   __device__ void use(const Channel (&channel)[N], const Fetched<N>& f, int64_t at, float (&d)[N]) const {
 #pragma unroll
-    for (int j = 0; j < N; ++j) d[j] += f.more.value(j);
+    for (int i = 0; i < MANY; ++i)
+#pragma unroll
+      for (int j = 0; j < N; ++j) d[j] += f.more[i].value(j);
     write.template use<N>(channel, {}, at, d);
   }
 };
+
+template <int MANY>
+const char* max_pool_backward_add(const MbcCall& call) {
+  const auto& a = arguments<PoolArguments>(call);
+  MBC_FOR_TYPE(a.type, T, {
+    const Pooled<T, false> pooled{in<uint8_t>(call, 0), nullptr, in<T>(call, 1)};
+    AddGradients<T, MANY> u{{}, {out<T>(call, 2 + MANY)}};
+    for (int i = 0; i < MANY; ++i) u.more[i] = in<T>(call, 2 + i);
+    gather_pool(call.stream, a, pooled, u);
+  });
+  return launched();
+}
 
 }  // namespace mbc
 
@@ -40,14 +63,10 @@ extern "C" const char* mbc_max_pool_backward(const MbcCall& call) {
   return launched();
 }
 
-extern "C" const char* mbc_max_pool_backward_add(const MbcCall& call) {
-  using namespace mbc;
-  const auto& a = arguments<PoolArguments>(call);
-  MBC_FOR_TYPE(a.type, T, {
-    const Pooled<T, false> pooled{in<uint8_t>(call, 0), nullptr, in<T>(call, 1)};
-    gather_pool(call.stream, a, pooled, AddGradient<T>{in<T>(call, 2), {out<T>(call, 3)}});
-  });
-  return launched();
+extern "C" const char* mbc_max_pool_backward_add(const MbcCall& call) { return mbc::max_pool_backward_add<1>(call); }
+extern "C" const char* mbc_max_pool_backward_add_two(const MbcCall& call) { return mbc::max_pool_backward_add<2>(call); }
+extern "C" const char* mbc_max_pool_backward_add_three(const MbcCall& call) {
+  return mbc::max_pool_backward_add<3>(call);
 }
 
 extern "C" const char* mbc_relu_max_pool_backward(const MbcCall& call) {

@@ -90,6 +90,30 @@ struct Shelf {
   }
 };
 
+// Where what a map makes goes: to a tensor of the same shape,
+template <typename T>
+struct Whole {
+  T* y;
+
+  bool whole(int) const { return aligned(y, 16); }
+  template <int N>
+  __device__ void store(int64_t at, int64_t, int64_t, const float (&made)[N]) const { store_floats(y + at, made); }
+};
+
+// or there, and some of its channels to one of their own, too; channels last.
+template <typename T>
+struct AndPart {
+  T *y, *part;
+  int64_t start, count;
+
+  bool whole(int width) const { return aligned(y, 16) && aligned(part, 16) && start % width == 0 && count % width == 0; }
+  template <int N>
+  __device__ void store(int64_t at, int64_t row, int64_t c, const float (&made)[N]) const {
+    store_floats(y + at, made);
+    if (c >= start && c < start + count) store_floats(part + row * count + (c - start), made);
+  }
+};
+
 // F has `using Channel`, `Channel load(int64_t c) const` and `float operator()(const Channel&, float a, float b) const`,
 // which gets a third element of functions of three.
 template <typename T, int N, int MORE, bool SLICED, typename F>
@@ -113,9 +137,9 @@ template <int MORE>
 constexpr int MAP_ROWS = MORE > 0 ? 2 : 4;  // read at once: 64 bytes on their way for every thread
 constexpr int MAP_WAVES = 3, WAVE_ROWS = 16;  // waves of blocks at most, and rows that a thread should have in each
 
-template <typename T, int N, int MORE, bool SLICED, typename F>
+template <typename T, int N, int MORE, bool SLICED, typename Out, typename F>
 __global__ void __launch_bounds__(THREADS, (MAP_BLOCKS<F, N, MORE>))
-    map_channels_last(Operands<T> x, T* y, int64_t rows, int64_t channels, F f) {
+    map_channels_last(Operands<T> x, Out out, int64_t rows, int64_t channels, F f) {
   constexpr int K = MAP_ROWS<MORE>;
   using Channel = typename F::Channel;
   __shared__ Shelf<Channel, N> shelf;
@@ -124,7 +148,7 @@ __global__ void __launch_bounds__(THREADS, (MAP_BLOCKS<F, N, MORE>))
   const int64_t step = static_cast<int64_t>(gridDim.y) * blockDim.y;
   const auto stride = static_cast<int32_t>(step * channels);  // no more than all threads hold at once
   int left = c < channels && start < rows ? static_cast<int>((rows - start - 1) / step + 1) : 0;
-  int64_t at = start * channels + c;
+  int64_t at = start * channels + c, row = start;
   wait_for_previous();
   let_next_start();
   Channel channel[N];
@@ -140,10 +164,11 @@ __global__ void __launch_bounds__(THREADS, (MAP_BLOCKS<F, N, MORE>))
         float made[N];
 #pragma unroll
         for (int j = 0; j < N; ++j) made[j] = loaded[k].map(f, channel[j], j);
-        store_floats(y + at + int64_t{k} * stride, made);
+        out.template store<N>(at + int64_t{k} * stride, row + k * step, c, made);
       }
     left -= K;
     at += int64_t{K} * stride;
+    row += K * step;
   };
   turn([&] {
     shelf.fill(channels, f);
@@ -155,33 +180,45 @@ __global__ void __launch_bounds__(THREADS, (MAP_BLOCKS<F, N, MORE>))
 }
 
 template <typename T, int N, int MORE, bool SLICED, typename F>
-void run_map_channels(cudaStream_t stream, int64_t layout, int64_t rows, int64_t channels, int64_t inner,
-                      Operands<T> x, T* y, F f) {
-  if (layout == MBC_CHANNELS_FIRST) {
-    const int64_t vectors = rows * channels * inner / N;
-    const unsigned blocks = blocks_for(vectors);
-    const Steps steps(inner / N, channels, static_cast<int64_t>(blocks) * THREADS);
-    MBC_LAUNCH((map_channels_first<T, N, MORE, SLICED, F>), blocks, THREADS, stream, x, y, vectors, steps, f);
-  } else {
-    const ChannelTiling tiling(channels / N);
-    const int64_t wanted = divide_up(rows * inner, tiling.down() * MAP_ROWS<MORE>);
-    const int64_t wave = max(int64_t{1}, multiprocessors() * MAP_BLOCKS<F, N, MORE> / tiling.columns);
-    const int64_t waves = min(int64_t{MAP_WAVES}, max(int64_t{1}, wanted * MAP_ROWS<MORE> / (wave * WAVE_ROWS)));
-    const dim3 grid(tiling.columns, static_cast<unsigned>(min(wanted, wave * waves)));
-    MBC_LAUNCH((map_channels_last<T, N, MORE, SLICED, F>), grid, dim3(tiling.along, tiling.down()), stream, x, y, rows * inner,
-               channels, f);
-  }
+void run_map_channels_first(cudaStream_t stream, int64_t rows, int64_t channels, int64_t inner, Operands<T> x, T* y,
+                            F f) {
+  const int64_t vectors = rows * channels * inner / N;
+  const unsigned blocks = blocks_for(vectors);
+  const Steps steps(inner / N, channels, static_cast<int64_t>(blocks) * THREADS);
+  MBC_LAUNCH((map_channels_first<T, N, MORE, SLICED, F>), blocks, THREADS, stream, x, y, vectors, steps, f);
+}
+
+template <typename T, int N, int MORE, bool SLICED, typename Out, typename F>
+void run_map_channels_last(cudaStream_t stream, int64_t rows, int64_t channels, Operands<T> x, Out out, F f) {
+  const ChannelTiling tiling(channels / N);
+  const int64_t wanted = divide_up(rows, tiling.down() * MAP_ROWS<MORE>);
+  const int64_t wave = max(int64_t{1}, multiprocessors() * MAP_BLOCKS<F, N, MORE> / tiling.columns);
+  const int64_t waves = min(int64_t{MAP_WAVES}, max(int64_t{1}, wanted * MAP_ROWS<MORE> / (wave * WAVE_ROWS)));
+  const dim3 grid(tiling.columns, static_cast<unsigned>(min(wanted, wave * waves)));
+  MBC_LAUNCH((map_channels_last<T, N, MORE, SLICED, Out, F>), grid, dim3(tiling.along, tiling.down()), stream, x, out,
+             rows, channels, f);
+}
+
+// Channels last: `rows` of everything but channels.
+template <int MORE, bool SLICED, typename T, typename Out, typename F>
+void map_channels_to(cudaStream_t stream, int64_t rows, int64_t channels, Operands<T> x, Out out, F f) {
+  constexpr int N = WIDTH<T>;
+  if (channels % N == 0 && x.whole(N) && out.whole(N))
+    run_map_channels_last<T, N, MORE, SLICED>(stream, rows, channels, x, out, f);
+  else
+    run_map_channels_last<T, 1, MORE, SLICED>(stream, rows, channels, x, out, f);
 }
 
 template <int MORE, bool SLICED = false, typename T, typename F>
 void map_channels(cudaStream_t stream, int64_t layout, int64_t rows, int64_t channels, int64_t inner, Operands<T> x,
                   T* y, F f) {
   constexpr int N = WIDTH<T>;
-  const bool whole = (layout == MBC_CHANNELS_FIRST ? inner : channels) % N == 0;
-  if (whole && x.whole(N) && aligned(y, 16))
-    run_map_channels<T, N, MORE, SLICED>(stream, layout, rows, channels, inner, x, y, f);
+  if (layout == MBC_CHANNELS_LAST)
+    map_channels_to<MORE, SLICED>(stream, rows * inner, channels, x, Whole<T>{y}, f);
+  else if (inner % N == 0 && x.whole(N) && aligned(y, 16))
+    run_map_channels_first<T, N, MORE, SLICED>(stream, rows, channels, inner, x, y, f);
   else
-    run_map_channels<T, 1, MORE, SLICED>(stream, layout, rows, channels, inner, x, y, f);
+    run_map_channels_first<T, 1, MORE, SLICED>(stream, rows, channels, inner, x, y, f);
 }
 
 }  // namespace mbc

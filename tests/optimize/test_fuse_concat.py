@@ -19,11 +19,12 @@ network joined(batch = 6, classes = 5) {
   input image[batch, 2, 8, 8] : float
   input target[batch] : class
   x = image |> conv(8, 3, pad=1)
-  for i in range(2) @dense { x = (x, x |> bn(affine = AFFINE) |> relu |> conv(8, 3, pad=1)) |> concat }
+  for i in range(3) @dense { x = (x, x |> bn(affine = AFFINE) |> relu |> conv(8, 3, pad=1)) |> concat }
   y = x |> conv(8, 3, pad=1) |> bn |> relu
   z = (
     y |> conv(8, 1) |> bn(affine = AFFINE) |> relu,
     y |> conv(16, 3, pad=1) |> bn |> relu,
+    y |> conv(8, 5, pad=2) |> relu,
     y |> maxpool(3, stride=1, pad=1)
   ) |> concat
   skip = z |> conv(8, 3, pad=1) |> bn(affine = AFFINE) |> relu
@@ -47,9 +48,12 @@ def test_every_kernel_finds_its_place():
     assert launched(planned(graph())) >= {
         "batch_statistics_beside",
         "batch_normalize_relu_backward_add_slice",
+        "batch_normalize_relu_backward_add_slice_and_part",
         "batch_normalize_relu_sums_of_slice",
         "batch_normalize_relu_backward_of_slice",
         "bias_add_concat",
+        "max_pool_backward_add_three",
+        "concat_batch_normalize_relu",
         "channel_slice_sum",
         "max_pool_backward_add_slice_sums",
         "max_pool_backward_add_slice_normalize",

@@ -88,6 +88,11 @@ def same_layout(request: Request) -> Iterable[Layouts]:
         yield last
 
 
+def channels_last(request: Request) -> Iterable[Layouts]:
+    """Of `same_layout` what comes second."""
+    return (layouts for layouts in same_layout(request) if Layout.CHANNELS_LAST in layouts)
+
+
 def channels_first(request: Request) -> Iterable[Layouts]:
     """Channels first only: where operands are matrices, vectors or scalars."""
     yield (Layout.CHANNELS_FIRST,) * (len(request.inputs) + len(request.outputs))

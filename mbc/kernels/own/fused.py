@@ -15,6 +15,7 @@ from mbc.kernels.own.base import (
     OwnKernel,
     Slice,
     Struct,
+    channels_last,
     layout_code,
     no_reals,
     touched_us,
@@ -25,6 +26,7 @@ from mbc.kernels.own.groups import (
     AFFINE,
     Numbers,
     Wiring,
+    adds,
     affines,
     eps,
     members,
@@ -35,6 +37,7 @@ from mbc.kernels.own.groups import (
     taking,
 )
 from mbc.ops.normalization import BatchNormalizeBackward
+from mbc.ops.shape import ChannelSlice
 
 FILE = "fused.cu"
 
@@ -94,12 +97,13 @@ def _of_backward(operands: int) -> Numbers:
     return (operands + 1, operands + 2, *((3,) if operands == 5 else ()))
 
 
-def _through_relu_and_add(operands: int, swapped: bool) -> Wiring:
-    """To the gradient of what is normalised a slice of another one is added."""
+def _through_relu_and_add(operands: int, swapped: bool, part: bool = False) -> Wiring:
+    """To the gradient of what is normalised a slice of another one is added, and a part of the sum taken out."""
     dy, wide, z = operands, operands + 3, operands + 4
-    y, d, b, a = z + 1, z + 2, z + 3, z + 4
+    y, d, b, a, dx = run(z + 1, 5)
     last = (0, d, 1, 2, *_of_backward(operands))
-    return (run(0, operands), (z,), (y, dy), last, (wide,), (b, a) if swapped else (a, b)), (a + 1,)
+    start = (run(0, operands), (z,), (y, dy), last, (wide,), (b, a) if swapped else (a, b))
+    return ((*start, (dx,)), (dx, dx + 1)) if part else (start, (dx,))
 
 
 def _start(at: Slice, operand: int = 0) -> tuple[int, int, int, int, int]:
@@ -123,6 +127,12 @@ def _sum(at: Slice) -> FusedSumArguments:
 
 def _mapped(kind: str, launcher: str, *wirings: Wiring, reals: Callable[[Slice], tuple[float, ...]]) -> OwnKernel:
     return OwnKernel(kind, FILE, FusedMapArguments, _map, reals, launcher=launcher, takes=taking(*wirings), edition=2)
+
+
+def _slice_and_part(at: Slice) -> tuple[int, ...]:
+    part = members(at.request).members[-1].attributes
+    assert isinstance(part, ChannelSlice)
+    return *slice_of(at), part.start, part.count
 
 
 def _of_slice(kernel: OwnKernel) -> OwnKernel:
@@ -169,6 +179,7 @@ KERNELS = (
         reals=eps,
     ),
     _mapped("bias_add+relu", "bias_add_relu", (((0, 1), (2,)), (3,)), reals=no_reals),
+    replace(_mapped("add*", "add_three", *adds(3, ((0, 1),)), reals=no_reals), edition=1),
     _mapped(
         f"{_FORWARD_AGAIN}+batch_normalize_backward",
         "batch_normalize_relu_backward",
@@ -190,6 +201,18 @@ KERNELS = (
             *(_through_relu_and_add(n, swapped) for n in AFFINE for swapped in (False, True)),
             reals=eps,
         )
+    ),
+    replace(
+        _of_slice(
+            _mapped(
+                f"{_FORWARD_AGAIN}+batch_normalize_backward+channel_slice+add+channel_slice",
+                "batch_normalize_relu_backward_add_slice_and_part",
+                *(_through_relu_and_add(n, swapped, part=True) for n in AFFINE for swapped in (False, True)),
+                reals=eps,
+            )
+        ),
+        more=_slice_and_part,
+        layouts=channels_last,
     ),
     _summed(
         f"{_FORWARD_AGAIN}+batch_normalize_sums",

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mbc.ir.types import Layout, TensorType
 from mbc.kernels.base import Request
 from mbc.kernels.own.base import (
     Channels,
-    Layouts,
     OwnKernel,
     Slice,
     Struct,
+    channels_last,
     layout_code,
-    same_layout,
     touched_us,
     type_code,
 )
 from mbc.kernels.own.channels import SUM_BYTES, parts
-from mbc.kernels.own.groups import members, partial_bytes, slice_of, statistics_workspace, taking
+from mbc.kernels.own.groups import (
+    AFFINE,
+    Wiring,
+    affines,
+    eps,
+    members,
+    partial_bytes,
+    run,
+    slice_of,
+    statistics_workspace,
+    taking,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +104,29 @@ def _channels_of_parts(at: Slice) -> tuple[int, ...]:
     return tuple(x.shape[1] for x in parts_)
 
 
-def _channels_last(request: Request) -> Iterable[Layouts]:
-    return (layouts for layouts in same_layout(request) if Layout.CHANNELS_LAST in layouts)
+@dataclass(frozen=True, slots=True)
+class ConcatNormalizeArguments(Struct):
+    type: int
+    layout: int
+    rows: int
+    inner: int
+    inputs: int
+    affine: int
+
+
+def _normalized(operands: int) -> Wiring:
+    """Two parts, what is concatenated of them, and batch_normalize and relu of that."""
+    joined = operands + 1
+    return ((0, 1), (joined, *run(2, operands - 1)), (joined + 1,)), (joined, joined + 2)
+
+
+def _concat_normalize(at: Slice) -> ConcatNormalizeArguments:
+    type_, layout, rows, _, inner = _image(at, at.request.inputs[0])
+    return ConcatNormalizeArguments(type_, layout, rows, inner, 2, affines(at.request)[0])
+
+
+def _channels_of_both(at: Slice) -> tuple[int, ...]:
+    return tuple(x.shape[1] for x in at.request.inputs[:2])
 
 
 def _image(at: Slice, x: TensorType) -> tuple[int, int, int, int, int]:
@@ -122,9 +152,20 @@ KERNELS = (
         BiasConcatArguments,
         _bias_concat,
         more=_channels_of_parts,
-        layouts=_channels_last,
+        layouts=channels_last,
         launcher="bias_add_concat",
         takes=taking(*_BIAS_CONCAT),
+    ),
+    OwnKernel(
+        "concat+batch_normalize+relu",
+        "concat.cu",
+        ConcatNormalizeArguments,
+        _concat_normalize,
+        eps,
+        more=_channels_of_both,
+        layouts=channels_last,
+        launcher="concat_batch_normalize_relu",
+        takes=taking(*map(_normalized, AFFINE)),
     ),
     OwnKernel(
         "channel_slice+channel_sum",

@@ -9,7 +9,19 @@ from mbc.ir.types import Layout, TensorType
 from mbc.kernels.base import Request
 from mbc.kernels.own.base import OwnKernel, Slice, touched_us
 from mbc.kernels.own.channels import SUM_BYTES, SUMS_BYTES, parts
-from mbc.kernels.own.groups import AFFINE, Numbers, Wiring, affines, eps, members, partial_bytes, run, slice_of, taking
+from mbc.kernels.own.groups import (
+    AFFINE,
+    Numbers,
+    Wiring,
+    adds,
+    affines,
+    eps,
+    members,
+    partial_bytes,
+    run,
+    slice_of,
+    taking,
+)
 from mbc.kernels.own.images import PoolArguments, pool_arguments
 from mbc.ops.normalization import BatchNormalizeBackward
 from mbc.ops.pooling import MaxPool
@@ -195,13 +207,13 @@ KERNELS = (
         launcher="relu_max_pool_backward",
         takes=taking((((0, 1), (2, 3)), (4,))),
     ),
-    OwnKernel(
-        "max_pool_backward+add",
-        BACKWARD,
-        PoolArguments,
-        _pool,
-        launcher="max_pool_backward_add",
-        takes=taking((((0, 1), (2, 3)), (4,)), (((0, 1), (3, 2)), (4,))),
+    *(
+        OwnKernel(kind, BACKWARD, PoolArguments, _pool, launcher=launcher, takes=taking(*adds(2 + many, ((0, 1),))))
+        for many, kind, launcher in (
+            (1, "max_pool_backward+add", "max_pool_backward_add"),
+            (2, "max_pool_backward+add*", "max_pool_backward_add_two"),
+            (3, "max_pool_backward+add*", "max_pool_backward_add_three"),
+        )
     ),
     _summed(
         f"{_BEHIND}+channel_sum",

@@ -40,6 +40,17 @@ def run(first: int, count: int) -> Numbers:
     return tuple(range(first, first + count))
 
 
+def adds(outside: int, first: tuple[Numbers, ...]) -> tuple[Wiring, ...]:
+    """Groups that start with `first`, which take their operands one after another, and add one more operand at a time,
+    before or behind what is there, until all `outside` are in."""
+    taken = 1 + max(max(numbers) for numbers in first)
+    wirings = [first]
+    for more in range(taken, outside):
+        value = outside + len(wirings[0]) - 1
+        wirings = [(*so_far, pair) for so_far in wirings for pair in ((value, more), (more, value))]
+    return tuple((wiring, (outside + len(wiring) - 1,)) for wiring in wirings)
+
+
 def affines(request: Request) -> tuple[int, ...]:
     """Of each batch normalisation of the group: whether it has scale and shift."""
     return tuple(int(len(m.inputs) == 5) for m in members(request).members if m.kind == "batch_normalize")

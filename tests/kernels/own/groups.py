@@ -20,6 +20,7 @@ from tests.kernels.own.cases import LONG, SHAPES, Case, Operand, Shape, bytes_be
 EPS = 1e-3
 SAME = frozenset({"x", "x2", "y", "z", "z2", "s", "r", "d", "dy", "dx", "a", "b"})  # of the shape of the image
 POOLED = frozenset({"p", "dp"})
+PARTS = frozenset({"left", "right"})  # of one with the channels of the image
 _START, _BEHIND = 8, 16  # channels before and behind a slice: vectors stay whole where the slice has whole ones
 
 # Kernel, stride, pad: the sizes that kernels know, and others.
@@ -46,7 +47,8 @@ def _attributes(statement: Statement, shape: Shape, window: Window) -> Attribute
     if statement.kind.startswith("max_pool"):
         return _pool(shape, window, index=len(statement.outputs) == 2 or statement.kind != "max_pool")
     if statement.kind == "channel_slice":
-        return ChannelSlice(_START, shape[1])
+        left = _left(shape)
+        return ChannelSlice(_START, shape[1]) if statement.inputs == ("wide",) else ChannelSlice(left, shape[1] - left)
     return NoAttributes()
 
 
@@ -75,7 +77,15 @@ def _operand(name: str, shape: Shape, window: Window) -> Operand:
     if name == "index":
         positions = window[0][0] * window[0][1]
         return Operand("uint8", (*shape[:2], *_pool(shape, window).output_size), bytes_below(positions))
+    if name in PARTS:
+        left = _left(shape)
+        return w(shape[0], left if name == "left" else shape[1] - left, *shape[2:])
     return w(*shape) if name in SAME else m(shape[1], make=positive)
+
+
+def _left(shape: Shape) -> int:
+    """Channels of the first of two parts: up to half, in whole vectors where there are enough."""
+    return max(1, shape[1] // 16 * 8)
 
 
 def _fits(shape: Shape, window: Window, number: int) -> bool:
@@ -89,6 +99,8 @@ def _cases() -> Iterable[Case]:
     for pattern in PATTERNS:
         shapes = [*SHAPES, *LONG]
         pools = _pools(pattern.statements)
+        if any({"left", "part"} & {*statement.inputs, *statement.outputs} for statement in pattern.statements):
+            shapes = [shape for shape in shapes if shape[1] > 1]
         if pools:
             shapes = [shape for shape in shapes if len(shape) == 4]
         optional = any(statement.optional for statement in pattern.statements)
