@@ -15,16 +15,17 @@ from itertools import accumulate
 from mbc.device.spec import DeviceSpec
 from mbc.ir.graph import TrainingGraph
 from mbc.optimize.addresses import Placed, assign_addresses
-from mbc.optimize.contention import contention, fills
+from mbc.optimize.contention import contention
+from mbc.optimize.lasting import waiting_for_data
 from mbc.optimize.lifetimes import owners
 from mbc.optimize.order import Draft
 from mbc.optimize.simulate import simulate
 from mbc.optimize.synchronise import synchronise
 from mbc.plan.model import Buffer, Mode, Program, Stream
 
-MOST_FILLED = 0.5  # of the GPU, by a launch that goes beside others
-WORTH = 0.97  # of the step one after the other: a wait between streams costs a little, too
-WAIT_LAUNCHES = 2.0  # gaps between launches that a launch must outlast to be worth a wait
+# Only launches that take so long go, in one attempt after another: fewer of them wait for each other less often.
+LEAST_US = (4.0, 10.0, 25.0)
+WORTH = 0.99  # of the step one after the other
 
 
 def beside(
@@ -32,40 +33,48 @@ def beside(
 ) -> tuple[Draft, Placed]:
     """The draft with launches of its training program beside others, where that is faster by prediction and fits in
     `room_bytes`; else what was given."""
-    moved = _moved(draft.train, draft.buffers, fills(draft.train, graph, draft.buffers, device), device.launch_us)
-    if not moved:
+    alone_us = simulate(draft.train)
+    slack_us = _slack_us(draft.train, draft.buffers)
+    tried: dict[frozenset[int], float] = {}
+    for least_us in LEAST_US:
+        moved = frozenset(
+            i
+            for i, launch in enumerate(draft.train.launches)
+            if launch.stream is Stream.COMPUTE and least_us <= launch.work.time_us <= slack_us[i]
+        )
+        if moved and moved not in tried:
+            apart = waiting_for_data(_with(draft, moved).train, draft.buffers, owners(draft.buffers))
+            tried[moved] = _step_us(graph, device, apart, draft.buffers)
+    best = min(tried, key=lambda moved: tried[moved], default=frozenset[int]())
+    if tried.get(best, alone_us) > WORTH * alone_us:
         return draft, placed
-
-    def step_us(found: Draft, addresses: Placed) -> float:
-        train = replace(found.train, waits=synchronise(found.train, found.buffers, addresses.offsets))
-        return simulate(train, contention=contention(train, graph, found.buffers, device))
-
-    launches = tuple(
-        replace(launch, stream=Stream.BESIDE) if i in moved else launch for i, launch in enumerate(draft.train.launches)
-    )
-    found = replace(draft, train=replace(draft.train, launches=launches))
+    found = _with(draft, best)
     # What is alive at once is counted as the launches are listed: the rest is what this way of running them costs.
     addresses = replace(assign_addresses(found, room_bytes), live_bytes=placed.live_bytes)
-    if addresses.arena_bytes > room_bytes or step_us(found, addresses) > WORTH * step_us(draft, placed):
+    train = replace(found.train, waits=synchronise(found.train, found.buffers, addresses.offsets))
+    if addresses.arena_bytes > room_bytes or _step_us(graph, device, train, found.buffers) > WORTH * alone_us:
         return draft, placed
     return found, addresses
 
 
-def _moved(program: Program, buffers: Sequence[Buffer], filled: Sequence[float], launch_us: float) -> frozenset[int]:
-    """Launches of the compute stream that fill little of the GPU, and have ended, if they begin when those before them
-    have, before anything touches what they write or overwrites what they read."""
+def _with(draft: Draft, moved: frozenset[int]) -> Draft:
+    launches = tuple(
+        replace(launch, stream=Stream.BESIDE) if i in moved else launch for i, launch in enumerate(draft.train.launches)
+    )
+    return replace(draft, train=replace(draft.train, launches=launches))
+
+
+def _step_us(graph: TrainingGraph, device: DeviceSpec, train: Program, buffers: Sequence[Buffer]) -> float:
+    return simulate(train, contention=contention(train, graph, buffers, device))
+
+
+def _slack_us(program: Program, buffers: Sequence[Buffer]) -> list[float]:
+    """For how long each launch may go on after those before it, one after the other, before anything touches what it
+    writes or overwrites what it reads."""
     launches = program.launches
     times_us = [launch.work.time_us if launch.stream is Stream.COMPUTE else 0.0 for launch in launches]
     starts_us = [0.0, *accumulate(times_us)]
-    needed = _needed(program, buffers)
-    return frozenset(
-        i
-        for i, launch in enumerate(launches)
-        if launch.stream is Stream.COMPUTE
-        and filled[i] <= MOST_FILLED
-        and times_us[i] > WAIT_LAUNCHES * launch_us
-        and starts_us[needed[i]] - starts_us[i + 1] >= times_us[i]
-    )
+    return [starts_us[needed] - starts_us[i + 1] for i, needed in enumerate(_needed(program, buffers))]
 
 
 def _needed(program: Program, buffers: Sequence[Buffer]) -> list[int]:

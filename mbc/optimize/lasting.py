@@ -5,10 +5,17 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 from mbc.optimize.simulate import timeline
 from mbc.optimize.synchronise import synchronise
 from mbc.plan.model import Buffer, Program, Stream
+
+
+def waiting_for_data(program: Program, buffers: Sequence[Buffer], owner: Sequence[int]) -> Program:
+    """With waits as if no byte were used twice."""
+    starts = [0, *accumulate(buffer.size_bytes for buffer in buffers)]
+    return replace(program, waits=synchronise(program, buffers, [starts[owner[i]] for i in range(len(buffers))]))
 
 
 def lasting(program: Program, buffers: Sequence[Buffer], owner: Sequence[int]) -> Sequence[int]:
@@ -21,13 +28,7 @@ def lasting(program: Program, buffers: Sequence[Buffer], owner: Sequence[int]) -
     found = list(range(len(launches)))
     if all(launch.stream is not Stream.BESIDE for launch in launches):
         return found
-    # As if no byte were used twice, so that launches wait for data only.
-    ends, base = [0], 0
-    for buffer in buffers:
-        base += buffer.size_bytes
-        ends.append(base)
-    waits = synchronise(program, buffers, [ends[owner[i]] for i in range(len(buffers))])
-    times = timeline(replace(program, waits=waits))
+    times = timeline(waiting_for_data(program, buffers, owner))
     compute = [i for i, launch in enumerate(launches) if launch.stream is Stream.COMPUTE]
     starts_us = [times.starts_us[i] for i in compute]
     for i, launch in enumerate(launches):

@@ -18,12 +18,14 @@ class Contention:
     """What launches do to each other. `slowdowns`: of each kernel while copies run (those of other launches mean
     nothing); `to_host`, `to_device`: time of a copy while the other direction is busy, over alone. `fills`: the share
     of the GPU that each kernel fills, 0 to 1: two at the same time take turns with what there is not for both.
+    `wait_us`: what a kernel takes longer for waiting for one of the other stream of kernels.
     """
 
     slowdowns: tuple[Slowdown, ...]
     to_host: float
     to_device: float
     fills: tuple[float, ...]
+    wait_us: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,8 @@ def _disturbed(
     """From the end of one launch to the next end of any, every running one progresses at the rate that the others
     leave it."""
     count = len(program.launches)
+    crossing = {later for earlier, later in program.waits if _kernels_beside(program, earlier, later)}
+    alone_us = [time_us + contention.wait_us if i in crossing else time_us for i, time_us in enumerate(alone_us)]
     queues = {stream: deque[int]() for stream in Stream}
     for i, launch in enumerate(program.launches):
         queues[launch.stream].append(i)
@@ -116,6 +120,10 @@ def _disturbed(
             if left_us[stream] <= _IDLE_US:
                 ends[running.pop(stream)] = free[stream] = now
     return Timeline(tuple(starts), tuple(end for end in ends if end is not None), tuple(stalls))
+
+
+def _kernels_beside(program: Program, earlier: int, later: int) -> bool:
+    return {program.launches[i].stream for i in (earlier, later)} == {Stream.COMPUTE, Stream.BESIDE}
 
 
 def _slower(running: dict[Stream, int], contention: Contention) -> dict[Stream, float]:
