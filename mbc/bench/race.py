@@ -27,6 +27,7 @@ TOLERANCES = {
     Precision.BF16: 3e-2,
     Precision.FP16: 1e-2,
 }
+INTERRUPTED = "interrupted while it ran"
 _LOG_LINES = 6  # of a contender that died
 
 
@@ -70,24 +71,29 @@ def race(
     say: Callable[[str], None] = lambda _: None,
     modes: Sequence[str] = MODES,
 ) -> Race:
-    """Every setting of every peer, one after the other, of torch.compile those in `modes`. Raises MBC220 where mbc
-    itself fails."""
+    """Every setting of every peer, one after the other, of torch.compile those in `modes`. Ctrl-C ends the race with what
+    was timed. Raises MBC220 where mbc itself fails."""
     say(MBC)
     ours = run_apart(job, Contender(MBC), timeout_s)
     if ours.problem:
         raise MbcError("MBC220", f"mbc's own step cannot be timed: {ours.problem}", "see mbc doctor")
     entries: list[Entry] = []
-    for peer in peers:
-        for contender in contenders(peer, precision, job.device == "cuda", modes):
-            say(contender.name)
-            found = run_apart(job, contender, timeout_s)
-            entries.append(compared(contender, found, ours, TOLERANCES[precision]))
-            if "not installed" in found.problem:
-                break
-    say(f"{MBC} again")
-    again = run_apart(job, Contender(MBC), timeout_s)
-    if again.problem:  # what the others took is worth keeping all the same
-        again = ours
+    again = ours
+    try:
+        for peer in peers:
+            for contender in contenders(peer, precision, job.device == "cuda", modes):
+                say(contender.name)
+                entries.append(Entry(contender, Result(problem=INTERRUPTED)))
+                found = run_apart(job, contender, timeout_s)
+                entries[-1] = compared(contender, found, ours, TOLERANCES[precision])
+                if "not installed" in found.problem:
+                    break
+        say(f"{MBC} again")
+        again = run_apart(job, Contender(MBC), timeout_s)
+    except KeyboardInterrupt:
+        pass  # what has been timed is worth keeping
+    if again.problem or again is ours:  # what the others took is worth keeping all the same
+        return Race(ours, 0.0, TOLERANCES[precision], tuple(entries))
     both = replace(ours, step_ms=(ours.step_ms + again.step_ms) / 2, steps=ours.steps + again.steps)
     return Race(both, again.step_ms / ours.step_ms - 1, TOLERANCES[precision], tuple(entries))
 

@@ -100,6 +100,22 @@ def test_a_second_turn_that_fails_loses_nothing(monkeypatch: pytest.MonkeyPatch,
     assert found.best("jax") is not None
 
 
+def test_an_interrupted_race_keeps_what_was_timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    asked: list[str] = []
+
+    def run(job: Job, contender: Contender, timeout_s: float) -> Result:
+        asked.append(contender.name)
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        return OURS
+
+    monkeypatch.setattr(racing, "run_apart", run)
+    found = race(job(tmp_path), ("torch.compile", "jax"), Precision.BF16, 1.0)
+    assert len(asked) == len(found.entries) + 1 == 3
+    assert found.ours == OURS and found.entries[0].same
+    assert [entry.result.problem for entry in found.entries] == ["", "interrupted while it ran"]
+
+
 def test_mbc_must_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(racing, "run_apart", lambda *_: Result(problem="died with 1: no such device"))
     with pytest.raises(MbcError) as caught:
