@@ -7,7 +7,7 @@ any other. Groups that overlap exclude one another, and those that save most are
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mbc.ir.graph import Operation, TrainingGraph
 from mbc.ops import KINDS
@@ -19,12 +19,14 @@ from mbc.optimize.patterns import PATTERNS, Binding, Pattern, find
 @dataclass(frozen=True, slots=True)
 class Group:
     """A pattern at one place of a program. `launches` and where each stands (it takes the place of an operation with
-    this number); `replaces`: operations by name; `unmade`: values that then exist nowhere."""
+    this number); `replaces`: operations by name; `unmade`: values that then exist nowhere. `late`: others may read
+    these, so that it may be taken only where other groups run them that do not."""
 
     launches: tuple[Operation, ...]
     places: tuple[int, ...]
     replaces: frozenset[str]
     unmade: frozenset[str]
+    late: bool = False
 
     @property
     def reads(self) -> frozenset[str]:
@@ -82,16 +84,39 @@ def groups(program: Sequence[Operation], results: Collection[str]) -> tuple[Grou
             readers.setdefault(name, []).append(operation.name)
     at = _Places(program, places, readers, frozenset(results))
     found: list[Group] = []
+    unfit: list[tuple[Pattern, Binding]] = []
     last_kinds: dict[str, list[Pattern]] = {}
     for pattern in PATTERNS:
         last_kinds.setdefault(pattern.statements[-1].kind, []).append(pattern)
     for operation in program:
         for pattern in last_kinds.get(operation.kind, ()):
             binding = find(pattern, operation, makers)
-            group = None if binding is None else at.group(pattern, binding)
+            if binding is None:
+                continue
+            group = at.group(pattern, binding)
             if group is not None:
                 found.append(group)
+            elif pattern.late:
+                unfit.append((pattern, binding))
+    if unfit:
+        spared = _spared(program, found)
+        left = {value: [name for name in names if (name, value) not in spared] for value, names in readers.items()}
+        at = replace(at, readers=left)
+        late = [group for pattern, binding in unfit if (group := at.group(pattern, binding)) is not None]
+        found += [replace(group, late=True) for group in late]
     return tuple(found)
+
+
+def _spared(program: Sequence[Operation], found: Sequence[Group]) -> set[tuple[str, str]]:
+    """Operations by name, and values that some group runs them without reading."""
+    by_name = {operation.name: operation for operation in program}
+    return {
+        (name, value)
+        for group in found
+        for name in group.replaces
+        for value in by_name[name].inputs
+        if value not in group.reads
+    }
 
 
 @dataclass(frozen=True)
@@ -144,6 +169,8 @@ def _fused(
     by_name = {operation.name: operation for operation in program}
     saving: list[tuple[float, int, Group]] = []
     for number, group in enumerate(groups_):
+        if group.late:
+            continue
         saved_us = _saved_us(table, group, by_name, limit_bytes)
         if saved_us > 0:
             saving.append((-saved_us, number, group))
@@ -158,13 +185,39 @@ def _fused(
             replaced |= group.replaces
             read |= reads
             unmade |= group.unmade
+    for group in groups_:
+        if group.late:
+            taken = _with_late(table, program, taken, group, limit_bytes)
     return _rewritten(program, taken)
+
+
+def _with_late(
+    table: CandidateTable, program: tuple[Operation, ...], taken: list[Group], group: Group, limit_bytes: int | None
+) -> list[Group]:
+    """`taken` with `group` in the place of those that it contains, if nobody else then reads what it leaves unmade, and
+    it takes less time than what it replaces."""
+    others = [other for other in taken if not other.replaces <= group.replaces]
+    inside = [other for other in taken if other.replaces <= group.replaces]
+    gone = group.replaces.union(*(other.replaces for other in others))
+    read = {value for operation in program if operation.name not in gone for value in operation.inputs}
+    read = read.union(kept(table.graph, program), *(other.reads for other in others))
+    fits = all(other.replaces.isdisjoint(group.replaces) and other.unmade.isdisjoint(group.reads) for other in others)
+    if not fits or not read.isdisjoint(group.unmade):
+        return taken
+    covered = frozenset(name for other in inside for name in other.replaces)
+    alone = [operation for operation in program if operation.name in group.replaces - covered]
+    before = [*alone, *(launch for other in inside for launch in other.launches)]
+    return [*others, group] if _gained_us(table, before, group, limit_bytes) > 0 else taken
 
 
 def _saved_us(table: CandidateTable, group: Group, by_name: dict[str, Operation], limit_bytes: int | None) -> float:
     """What the operations take one by one, each in its best layout, less what the group takes; below zero where it
     cannot be run, or a profile has times of only one of the two: a fact and an estimate are not held side by side."""
-    one_by_one = [by_name[name] for name in group.replaces]
+    return _gained_us(table, [by_name[name] for name in group.replaces], group, limit_bytes)
+
+
+def _gained_us(table: CandidateTable, one_by_one: Sequence[Operation], group: Group, limit_bytes: int | None) -> float:
+    """The same of other launches in the place of its operations."""
     fused = [
         [c for c in table.offered(launch) if limit_bytes is None or c.workspace_bytes <= limit_bytes]
         for launch in group.launches

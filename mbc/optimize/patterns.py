@@ -55,18 +55,22 @@ class Part:
 @dataclass(frozen=True, slots=True)
 class Pattern:
     """`replaces`: numbers of the statements that need no launch of their own any more. The last statement is where
-    finding the pattern starts: all others have to be reached from it, from readers to makers."""
+    finding the pattern starts: all others have to be reached from it, from readers to makers. `late`: what it leaves
+    unmade may have readers that other groups run without reading it; it is taken where these are."""
 
     statements: tuple[Statement, ...]
     launches: tuple[Part, ...]
     replaces: tuple[int, ...]
+    late: bool = False
 
     @staticmethod
-    def of(*texts: str, launches: tuple[Part, ...] = (), replaces: tuple[int, ...] = ()) -> Pattern:
+    def of(*texts: str, launches: tuple[Part, ...] = (), replaces: tuple[int, ...] = (), late: bool = False) -> Pattern:
         """One launch of everything that writes what the last statement makes, unless something else is said."""
         statements = tuple(map(Statement.parse, texts))
         everything = tuple(range(len(texts)))
-        return Pattern(statements, launches or (Part(everything, statements[-1].outputs),), replaces or everything)
+        return Pattern(
+            statements, launches or (Part(everything, statements[-1].outputs),), replaces or everything, late
+        )
 
 
 PATTERNS: tuple[Pattern, ...] = (
@@ -85,6 +89,16 @@ PATTERNS: tuple[Pattern, ...] = (
         f"z = {_NORMALIZE.replace('(x', '(c')}",
         "y = relu(z)",
         launches=(Part((0, 1, 2), ("c", "y")),),
+    ),
+    # Parts that are normalised each by itself. relu's gradient makes each again from what was normalised.
+    *(
+        Pattern.of(
+            *(f"z{i} = batch_normalize(x{i}, mean{i}, variance{i}, gamma{i}?, beta{i}?)" for i in parts),
+            *(f"y{i} = relu(z{i})" for i in parts),
+            f"c = concat({', '.join(f'y{i}' for i in parts)})",
+            late=True,
+        )
+        for parts in (range(3, 7), range(3, 6), range(3, 5))
     ),
     *(Pattern.of("z = bias_add(x, bias)", f"y = concat({parts})") for parts in ("z, r", "r, z")),
     # Backward through relu and batch norm. What relu let through is computed again from x, which both launches read

@@ -22,7 +22,7 @@ struct BiasConcatArguments {
   int64_t biased;
 };
 
-// Followed by the channels of every part.
+// Followed by the channels of every part. `affine`: of the normalisation behind, or of those of all parts.
 struct ConcatNormalizeArguments {
   int64_t type;
   int64_t layout;
@@ -175,11 +175,27 @@ void copy_all_columns(cudaStream_t stream, const ManyColumns<T>& columns, T* y, 
     run_copy_columns<T, 1, BIAS>(stream, columns, y, rows, width, pitch);
 }
 
-// All channels of a concatenation, and what normalising and relu make of them.
-template <typename T, int N>
-__global__ void __launch_bounds__(THREADS, NORMALIZE_BLOCKS)
-    concat_normalize_relu(ManyColumns<T> columns, T* joined, T* y, int64_t rows, int64_t channels, NormalizeRelu f) {
+// Each part has a normalisation of its own.
+struct NormalizeReluParts {
+  static constexpr int MANY = 4;
+  NormalizeRelu each[MANY];
+  int64_t first[MANY];
+  int count;
+
   using Channel = NormalizeRelu::Channel;
+  __device__ Channel load(int64_t c) const {
+    int part = 0;
+    while (part + 1 < count && c >= first[part + 1]) ++part;
+    return each[part].load(c - first[part]);
+  }
+  __device__ float operator()(const Channel& channel, float x, float) const { return each[0](channel, x, 0.0f); }
+};
+
+// What normalising and relu make of the channels of a concatenation, and where BOTH those themselves.
+template <typename T, int N, bool BOTH, typename F>
+__global__ void __launch_bounds__(THREADS, NORMALIZE_BLOCKS)
+    concat_normalize_relu(ManyColumns<T> columns, T* joined, T* y, int64_t rows, int64_t channels, F f) {
+  using Channel = typename F::Channel;
   __shared__ Shelf<Channel, N> shelf;
   const int64_t c = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * N;
   const int64_t start = static_cast<int64_t>(blockIdx.y) * blockDim.y + threadIdx.y;
@@ -206,7 +222,7 @@ __global__ void __launch_bounds__(THREADS, NORMALIZE_BLOCKS)
         float made[N];
 #pragma unroll
         for (int j = 0; j < N; ++j) made[j] = f(channel[j], to_float(x[k][j]), 0.0f);
-        store_held(joined + at + k * to_step, x[k]);
+        if constexpr (BOTH) store_held(joined + at + k * to_step, x[k]);
         store_floats(y + at + k * to_step, made);
       }
     left -= COPY_ROWS;
@@ -222,16 +238,32 @@ __global__ void __launch_bounds__(THREADS, NORMALIZE_BLOCKS)
   while (left > 0) turn([] {});
 }
 
-template <typename T, int N>
+template <int N, bool BOTH, typename T, typename F>
 void run_concat_normalize_relu(cudaStream_t stream, const ManyColumns<T>& columns, T* joined, T* y, int64_t rows,
-                               int64_t channels, const NormalizeRelu& f) {
+                               int64_t channels, const F& f) {
   const ChannelTiling tiling(channels / N);
   const int64_t wanted = divide_up(rows, tiling.down() * COPY_ROWS);
   const int64_t wave = max(int64_t{1}, multiprocessors() * NORMALIZE_BLOCKS / tiling.columns);
   const int64_t waves = min(int64_t{MAP_WAVES}, max(int64_t{1}, wanted * COPY_ROWS / (wave * WAVE_ROWS)));
   const dim3 grid(tiling.columns, static_cast<unsigned>(min(wanted, wave * waves)));
-  MBC_LAUNCH((concat_normalize_relu<T, N>), grid, dim3(tiling.along, tiling.down()), stream, columns, joined, y, rows,
-             channels, f);
+  MBC_LAUNCH((concat_normalize_relu<T, N, BOTH, F>), grid, dim3(tiling.along, tiling.down()), stream, columns, joined, y,
+             rows, channels, f);
+}
+
+// The channels of every part are behind the arguments; `operand(i)` is the i-th one's number.
+template <bool BOTH, typename T, typename F, typename Operand>
+void concat_normalized(const MbcCall& call, T* joined, T* y, const F& f, Operand operand) {
+  const auto& a = arguments<ConcatNormalizeArguments>(call);
+  const int64_t* channels = call.integers + sizeof(ConcatNormalizeArguments) / sizeof(int64_t);
+  constexpr int N = WIDTH<T>;
+  ManyColumns<T> columns{};
+  int64_t all = 0;
+  for (; columns.count < a.inputs; all += channels[columns.count++])
+    columns.each[columns.count] = {in<T>(call, operand(columns.count)), nullptr, all, channels[columns.count]};
+  if (fits<T, N>(columns, y, all, all) && aligned(joined, 16))
+    run_concat_normalize_relu<N, BOTH>(call.stream, columns, joined, y, a.rows * a.inner, all, f);
+  else
+    run_concat_normalize_relu<1, BOTH>(call.stream, columns, joined, y, a.rows * a.inner, all, f);
 }
 
 // Tensors of so many channels one after another, channels last. `operand(i)` is the i-th one's first element, `bias(i)`
@@ -300,20 +332,28 @@ extern "C" const char* mbc_bias_add_concat(const MbcCall& call) {
 extern "C" const char* mbc_concat_batch_normalize_relu(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<ConcatNormalizeArguments>(call);
-  const int64_t* channels = call.integers + sizeof(ConcatNormalizeArguments) / sizeof(int64_t);
   const int inputs = static_cast<int>(a.inputs), joined = inputs + (a.affine ? 4 : 2);
   const NormalizeRelu f{normalize(call, inputs, a.affine, eps(call, 0))};
   MBC_FOR_TYPE(a.type, T, {
-    constexpr int N = WIDTH<T>;
-    ManyColumns<T> columns{};
-    int64_t all = 0;
-    for (; columns.count < inputs; all += channels[columns.count++])
-      columns.each[columns.count] = {in<T>(call, columns.count), nullptr, all, channels[columns.count]};
-    T *to = out<T>(call, joined), *y = out<T>(call, joined + 1);
-    if (fits<T, N>(columns, to, all, all) && aligned(y, 16))
-      run_concat_normalize_relu<T, N>(call.stream, columns, to, y, a.rows * a.inner, all, f);
-    else
-      run_concat_normalize_relu<T, 1>(call.stream, columns, to, y, a.rows * a.inner, all, f);
+    concat_normalized<true>(call, out<T>(call, joined), out<T>(call, joined + 1), f, [](int i) { return i; });
+  });
+  return launched();
+}
+
+extern "C" const char* mbc_batch_normalize_relu_concat(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<ConcatNormalizeArguments>(call);
+  const int64_t* channels = call.integers + sizeof(ConcatNormalizeArguments) / sizeof(int64_t);
+  const int operands = a.affine ? 5 : 3;
+  NormalizeReluParts f{};
+  int64_t first = 0;
+  for (; f.count < a.inputs; first += channels[f.count++]) {
+    f.each[f.count] = {normalize(call, f.count * operands + 1, a.affine, eps(call, f.count))};
+    f.first[f.count] = first;
+  }
+  MBC_FOR_TYPE(a.type, T, {
+    T* none = nullptr;
+    concat_normalized<false>(call, none, out<T>(call, operands * f.count), f, [&](int i) { return i * operands; });
   });
   return launched();
 }

@@ -11,6 +11,9 @@ from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.ir.graph import TrainingGraph
 from mbc.ir.training import differentiate
+from mbc.optimize import fuse
+from mbc.optimize.patterns import PATTERNS
+from mbc.plan.model import Kernel
 from mbc.source import Source
 from tests.optimize.test_fuse_pools import H200, launched, planned, trained
 
@@ -27,7 +30,8 @@ network joined(batch = 6, classes = 5) {
     y |> conv(8, 5, pad=2) |> relu,
     y |> maxpool(3, stride=1, pad=1)
   ) |> concat
-  skip = z |> conv(8, 3, pad=1) |> bn(affine = AFFINE) |> relu
+  v = (y |> conv(8, 1) |> bn |> relu, y |> conv(16, 1) |> bn |> relu) |> concat
+  skip = (z, v) |> concat |> conv(8, 3, pad=1) |> bn(affine = AFFINE) |> relu
   up = skip |> maxpool(2) |> conv(16, 3, pad=1) |> relu |> conv_transpose(8, 2, stride=2, bias=true)
   logits = (skip, up) |> concat |> conv(8, 3, pad=1) |> relu |> flatten |> linear(classes)
   output logits
@@ -52,6 +56,7 @@ def test_every_kernel_finds_its_place():
         "batch_normalize_relu_sums_of_slice",
         "batch_normalize_relu_backward_of_slice",
         "bias_add_concat",
+        "batch_normalize_relu_concat",
         "max_pool_backward_add_three",
         "concat_batch_normalize_relu",
         "channel_slice_sum",
@@ -65,6 +70,16 @@ def test_slices_that_are_read_in_place_exist_nowhere():
     kept = {buffer.value for buffer in plan.buffers}
     slices = {op.outputs[0] for op in plan.graph.train if op.kind == "channel_slice"}
     assert len(slices - kept) >= 4
+
+
+def test_what_relu_made_is_written_where_its_gradient_reads_it(monkeypatch: pytest.MonkeyPatch):
+    """Parts are normalised on the way into a concatenation only where groups make them again for their gradients."""
+    again = [p for p in PATTERNS if len(p.launches) < 2]
+    monkeypatch.setattr(fuse, "PATTERNS", tuple(again))
+    plan = planned(graph())
+    assert "batch_normalize_relu_concat" not in launched(plan)
+    inference = {launch.work.name for launch in plan.infer.launches if isinstance(launch.work, Kernel)}
+    assert "batch_normalize_relu_concat" in inference
 
 
 @pytest.mark.parametrize("affine", ["true", "false"])

@@ -120,13 +120,28 @@ def _normalized(operands: int) -> Wiring:
     return ((0, 1), (joined, *run(2, operands - 1)), (joined + 1,)), (joined, joined + 2)
 
 
+MOST_PARTS = 4  # as in the source
+
+
+def _parts_normalized(operands: int, count: int) -> Wiring:
+    """batch_normalize of each part, then relu of each, then what is concatenated of them."""
+    z, y = operands * count, operands * count + count
+    normalized = (run(part * operands, operands) for part in range(count))
+    return (*normalized, *((value,) for value in run(z, count)), run(y, count)), (y + count,)
+
+
+def _joined(at: Slice) -> tuple[TensorType, ...]:
+    """What is concatenated, or normalised to be."""
+    return tuple(x for x in at.request.inputs if len(x.shape) > 1)
+
+
 def _concat_normalize(at: Slice) -> ConcatNormalizeArguments:
     type_, layout, rows, _, inner = _image(at, at.request.inputs[0])
-    return ConcatNormalizeArguments(type_, layout, rows, inner, 2, affines(at.request)[0])
+    return ConcatNormalizeArguments(type_, layout, rows, inner, len(_joined(at)), affines(at.request)[0])
 
 
-def _channels_of_both(at: Slice) -> tuple[int, ...]:
-    return tuple(x.shape[1] for x in at.request.inputs[:2])
+def _channels_joined(at: Slice) -> tuple[int, ...]:
+    return tuple(x.shape[1] for x in _joined(at))
 
 
 def _image(at: Slice, x: TensorType) -> tuple[int, int, int, int, int]:
@@ -162,10 +177,21 @@ KERNELS = (
         ConcatNormalizeArguments,
         _concat_normalize,
         eps,
-        more=_channels_of_both,
+        more=_channels_joined,
         layouts=channels_last,
         launcher="concat_batch_normalize_relu",
         takes=taking(*map(_normalized, AFFINE)),
+    ),
+    OwnKernel(
+        "batch_normalize*+relu*+concat",
+        "concat.cu",
+        ConcatNormalizeArguments,
+        _concat_normalize,
+        eps,
+        more=_channels_joined,
+        layouts=channels_last,
+        launcher="batch_normalize_relu_concat",
+        takes=taking(*(_parts_normalized(n, count) for n in AFFINE for count in range(2, MOST_PARTS + 1))),
     ),
     OwnKernel(
         "channel_slice+channel_sum",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from mbc.ir.graph import Attributes, Operation
@@ -18,6 +19,7 @@ from mbc.optimize.patterns import PATTERNS, Part, Pattern, Statement
 from tests.kernels.own.cases import LONG, SHAPES, Case, Operand, Shape, bytes_below, control, m, positive, w
 
 EPS = 1e-3
+# Of the shape of the image.
 SAME = frozenset({"x", "x2", "y", "z", "z2", "s", "r", "d", "dy", "dx", "a", "b"})  # of the shape of the image
 POOLED = frozenset({"p", "dp"})
 PARTS = frozenset({"left", "right"})  # of one with the channels of the image
@@ -77,6 +79,9 @@ def _operand(name: str, shape: Shape, window: Window) -> Operand:
     if name == "index":
         positions = window[0][0] * window[0][1]
         return Operand("uint8", (*shape[:2], *_pool(shape, window).output_size), bytes_below(positions))
+    if normalised := re.fullmatch(r"(\D+)([3-6])", name):  # a part of several, of its own size
+        channels = shape[1] + 8 * (int(normalised[2]) - 3)
+        return w(shape[0], channels, *shape[2:]) if normalised[1] == "x" else m(channels, make=positive)
     if name in PARTS:
         left = _left(shape)
         return w(shape[0], left if name == "left" else shape[1] - left, *shape[2:])

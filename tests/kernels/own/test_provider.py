@@ -20,6 +20,7 @@ from mbc.kernels.own.base import always
 from mbc.ops import KINDS
 from mbc.ops.base import NoAttributes
 from mbc.ops.convolution import Convolution
+from mbc.ops.loss import CrossEntropy
 from mbc.resources import folder
 from tests.kernels.own.cases import CASES, Case
 from tests.kernels.own.groups import GROUPS
@@ -149,7 +150,16 @@ def test_layouts_that_are_the_same_bytes_are_one_candidate():
 
 def test_class_numbers_stay_channels_first():
     (case,) = (c for c in CASES if c.name == "softmax_cross_entropy-smooth0.0-3x7x5x6")
-    assert [c.layouts for c in _candidates(case)] == [(FIRST,) * 4, (LAST, FIRST, FIRST, FIRST)]
+    assert {c.layouts for c in _candidates(case)} == {(FIRST,) * 4, (LAST, FIRST, FIRST, FIRST)}
+
+
+@pytest.mark.parametrize(("classes", "size", "few"), [(2, (5, 6), True), (32, (5, 6), True), (33, (5, 6), False)])
+def test_few_classes_at_many_positions_have_a_second_kernel(classes: int, size: tuple[int, int], few: bool):
+    logits, target = TensorType((3, classes, *size), DType.BF16), TensorType((3, *size), DType.INT32)
+    scalar = TensorType((1,), DType.FP32)
+    request = Request("softmax_cross_entropy", CrossEntropy(), (logits, target), (scalar, scalar), Precision.BF16)
+    names = {c.name for c in OWN.candidates(request, H200)}
+    assert names == {"softmax_cross_entropy", *(("softmax_cross_entropy_pixels",) if few else ())}
 
 
 def test_a_cast_may_change_the_layout():
