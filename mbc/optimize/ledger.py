@@ -61,6 +61,7 @@ class Ledger:
         self.reads: dict[int, list[int]] = {}
         self.starts: dict[int, list[int]] = {}
         self.offloads: dict[int, tuple[int, int]] = {}  # buffer -> (out, back)
+        self.sent_bytes = 0  # of `offloads`
         self._again: dict[tuple[int, int], set[int]] = {}  # (run, position) -> outputs that are wanted of it
         self.again_us = 0.0  # of all repetitions
         self._journal: list[tuple[Any, bool, int, Any]] = []
@@ -255,6 +256,11 @@ class Ledger:
     def repeats(self, buffer: int, position: int) -> bool:
         return buffer in self._again.get((self.made[buffer], position), ())
 
+    def absent(self, buffer: int, position: int) -> tuple[int, int]:
+        """The runs [start, stop) over which a value is not there that is made again at a position."""
+        stay = bisect_right(self.starts[buffer], position) - 1
+        return self._stay(buffer, stay)[1], position
+
     def mark(self) -> int:
         """For `undo`: the books as they are now."""
         return len(self._journal)
@@ -341,9 +347,11 @@ class Ledger:
         self._take_all(buffer, -1)
         if added:
             self.offloads[buffer] = places
+            self.sent_bytes += self.size_bytes[buffer]
             insort(self.starts.setdefault(buffer, []), places[1])
         else:
             del self.offloads[buffer]
+            self.sent_bytes -= self.size_bytes[buffer]
             self.starts[buffer].remove(places[1])
         self._take_all(buffer, 1)
         self._journal.append((self._enter_offload, added, buffer, places))

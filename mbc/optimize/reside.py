@@ -359,8 +359,7 @@ class Chooser:
         ledger = self.ledger
         if self._means.offload <= 0 or gap.buffer in ledger.offloads:
             return math.inf
-        held = sum(ledger.size_bytes[b] for b in ledger.offloads)
-        if held + ledger.size_bytes[gap.buffer] > self._means.host_bytes:
+        if ledger.sent_bytes + ledger.size_bytes[gap.buffer] > self._means.host_bytes:
             return math.inf
         return self.sender.both_ways_us(gap.buffer)
 
