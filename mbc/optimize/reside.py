@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 
 from mbc.device.transfers import HostLink
 from mbc.ir.graph import Operation, TrainingGraph
+from mbc.optimize.books import Leaner
 from mbc.optimize.homes import persistent_bytes
 from mbc.optimize.improve import Found, improve, keep_again, squeeze
-from mbc.optimize.ledger import Gap, Leaner, Ledger
+from mbc.optimize.ledger import Gap, Ledger
 from mbc.optimize.lifetimes import blocks, live_bytes
 from mbc.optimize.order import Draft
 from mbc.optimize.proved import fastest_first

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from mbc.optimize.ledger import Leaner
+from mbc.optimize.books import Leaner
 from mbc.optimize.passing import passing_bytes
 from mbc.optimize.reside import Chooser
 from mbc.optimize.runs import Run
