@@ -165,12 +165,18 @@ def keep_again(chooser: Chooser, over: NDArray[np.int64], most: int) -> None:
     ledger, runs = chooser.ledger, chooser.runs
     order = sorted(((runs[ledger.made[d.buffer]].time_us, d) for d in ledger.decisions().recomputes),
                    key=lambda pair: (-pair[0], pair[1].before, pair[1].buffer))  # fmt: skip
+    taken = over + ledger.delta_bytes
     for _, decision in order[:most]:
         if not ledger.repeats(decision.buffer, decision.before):
             continue
+        first, last = ledger.absent(decision.buffer, decision.before)
+        if first < last and taken[first:last].max() + ledger.size_bytes[decision.buffer] > 0:
+            continue
         start = ledger.mark()
         ledger.drop(decision.buffer, decision.before)
-        if not _fits(chooser, over):
+        if _fits(chooser, over):
+            taken = over + ledger.delta_bytes
+        else:
             ledger.undo(start)
     for run in sorted(ledger.leaner, key=lambda run: (-ledger.leaner[run].more_us, run)):
         start = ledger.mark()

@@ -3,27 +3,21 @@
 Positions are indices of runs. A value has one *stay* from where it is made and one from every position where it is
 made again or is back; a read belongs to the stay that started last, and a stay ends with its last read. Of what is done
 in place only runs themselves count, not repetitions, so that the books follow a decision within microseconds; how much
-is really taken is found by `rewrite` and `blocks`.
+is really taken is found by `rewrite` and `blocks`. What is entered is in `mbc.optimize.books`.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mbc.optimize.lifetimes import aligned
-from mbc.optimize.order import Draft
-from mbc.optimize.passing import passing_bytes
+from mbc.optimize.books import Books, Leaner
 from mbc.optimize.residence import Decisions, Offload, Recompute
-from mbc.optimize.runs import Run
-from mbc.plan.model import Space
 
 # Values that are made again for one, times runs: each may be moved with each. In a deep network some values between
 # stay where they are, from which the others are made again.
@@ -40,65 +34,8 @@ class Gap:
     before: int
 
 
-@dataclass(frozen=True, slots=True)
-class Leaner:
-    """A run with less workspace, and what it takes longer for that."""
-
-    less_bytes: int
-    more_us: float
-
-
-class Ledger:
-    """Mutable: decisions are entered one by one. `small_bytes`: values up to that size are always kept. `in_place`:
-    runs and the values that they write over if nobody needs them any more."""
-
-    def __init__(
-        self, draft: Draft, runs: Sequence[Run], small_bytes: int, in_place: Collection[tuple[int, int]] = ()
-    ) -> None:
-        self.runs = runs
-        self.size_bytes = [aligned(b.size_bytes) if b.space is Space.ARENA else 0 for b in draft.buffers]
-        self.made: dict[int, int] = dict.fromkeys(draft.train.entry, -1)
-        self.reads: dict[int, list[int]] = {}
-        self.starts: dict[int, list[int]] = {}
-        self.offloads: dict[int, tuple[int, int]] = {}  # buffer -> (out, back)
-        self._again: dict[tuple[int, int], set[int]] = {}  # (run, position) -> outputs that are wanted of it
-        self.again_us = 0.0  # of all repetitions
-        self._journal: list[tuple[Any, bool, int, Any]] = []
-        self._most_chain = max(SHORTEST_CHAIN, CHAIN_WORK // max(1, len(runs)))
-        self._valid_until: dict[int, int] = {}  # of states: the run that writes their next version over them
-        for i, run in enumerate(runs):
-            for buffer in run.reads:
-                self.reads.setdefault(buffer, []).append(i)
-            for buffer in run.writes:
-                self.made[buffer] = i
-                alias = draft.buffers[buffer].alias
-                if alias is not None:
-                    self._valid_until[alias] = i
-        fixed = frozenset((*draft.persistent, *draft.train.exit, *self._valid_until))
-        self.movable = [
-            b
-            for b in sorted(self.reads)
-            if b not in fixed and draft.buffers[b].alias is None and self.size_bytes[b] > small_bytes
-        ]
-        self._is_movable = frozenset(self.movable)
-        self._in_place = frozenset(in_place)
-        self._scratch_bytes = [_scratch_bytes(draft, run) for run in runs]
-        self._delta_bytes: NDArray[np.int64] = np.zeros(len(runs) + 1, np.int64)
-        self._runs_again: dict[int, set[int]] = {}  # position -> runs
-        self._passing_bytes: dict[int, int] = {}  # by position, as they are counted
-        self._changed: set[int] = set()  # positions at which they may be others by now
-        self.leaner: dict[int, Leaner] = {}  # by run
-
-    @property
-    def delta_bytes(self) -> NDArray[np.int64]:
-        """What more is taken at each run than when this was last set to 0."""
-        for position in self._changed:
-            taken = self._passing_at(position)
-            self._delta_bytes[position] += taken - self._passing_bytes.pop(position, 0)
-            if taken:
-                self._passing_bytes[position] = taken
-        self._changed.clear()
-        return self._delta_bytes
+class Ledger(Books):
+    """Mutable: decisions are entered one by one."""
 
     def decisions(self) -> Decisions:
         recomputes = sorted((p, b) for (_, p), outputs in self._again.items() for b in outputs)
@@ -116,10 +53,6 @@ class Ledger:
         """What runs with less workspace take longer, repetitions included."""
         times = Counter(run for run, _ in self._again)
         return sum(found.more_us * (1 + times.get(run, 0)) for run, found in sorted(self.leaner.items()))
-
-    def scratch_bytes(self, run: int) -> int:
-        """The workspace of a run."""
-        return self._scratch_bytes[run]
 
     def lean(self, run: int, how: Leaner | None) -> None:
         """Enter that a run has less workspace; None: as much as it was chosen with."""
@@ -149,6 +82,7 @@ class Ledger:
     def chain(self, buffer: int, position: int) -> tuple[float, list[int]]:
         """What making a value again before a run takes: microseconds beyond what is made again anyway, and the values
         that are. Infinite where it cannot be."""
+        most_chain = max(SHORTEST_CHAIN, CHAIN_WORK // max(1, len(self.runs)))
         found: dict[int, None] = {}
         total_us = 0.0
         paid: set[int] = set()
@@ -158,7 +92,7 @@ class Ledger:
             if wanted in found:
                 continue
             found[wanted] = None
-            if len(found) > self._most_chain:
+            if len(found) > most_chain:
                 return math.inf, []
             if not self.can_repeat(wanted) or self.made[wanted] >= position:
                 return math.inf, []
@@ -255,16 +189,10 @@ class Ledger:
     def repeats(self, buffer: int, position: int) -> bool:
         return buffer in self._again.get((self.made[buffer], position), ())
 
-    def mark(self) -> int:
-        """For `undo`: the books as they are now."""
-        return len(self._journal)
-
-    def undo(self, mark: int) -> None:
-        """Take back everything that was entered since."""
-        while len(self._journal) > mark:
-            entry, added, buffer, position = self._journal.pop()
-            entry(not added, buffer, position)
-            self._journal.pop()
+    def absent(self, buffer: int, position: int) -> tuple[int, int]:
+        """The runs [start, stop) over which a value is not there that is made again at a position."""
+        stay = bisect_right(self.starts[buffer], position) - 1
+        return self._stay(buffer, stay)[1], position
 
     def drop(self, buffer: int, position: int) -> None:
         """Take a repetition back."""
@@ -298,119 +226,8 @@ class Ledger:
             if self.repeats(source, position) and not self._used(source, position):
                 self._unrepeat(source, position)
 
-    # Entries, each of which the journal can take back.
-
-    def _enter_repeat(self, added: bool, buffer: int, position: int) -> None:
-        key = self.made[buffer], position
-        starts = self.starts.setdefault(buffer, [])
-        at = bisect_right(starts, position)
-        if added:
-            if key not in self._again:
-                self.again_us += self.runs[key[0]].time_us
-                self._runs_again.setdefault(position, set()).add(key[0])
-            self._again.setdefault(key, set()).add(buffer)
-            self._take(buffer, at, -1)
-            starts.insert(at, position)
-            self._take(buffer, at, 1)
-            self._take(buffer, at + 1, 1)
-        else:
-            self._take(buffer, at - 1, -1)
-            self._take(buffer, at, -1)
-            del starts[at - 1]
-            self._take(buffer, at - 1, 1)
-            self._again[key].remove(buffer)
-            if not self._again[key]:
-                del self._again[key]
-                self._runs_again[position].remove(key[0])
-                self.again_us -= self.runs[key[0]].time_us
-        self._journal.append((self._enter_repeat, added, buffer, position))
-
-    def _enter_read(self, added: bool, buffer: int, position: int) -> None:
-        stay = bisect_right(self.starts.get(buffer, ()), position) if buffer in self._is_movable else -1
-        if stay >= 0:
-            self._take(buffer, stay, -1)
-        if added:
-            insort(self.reads[buffer], position)
-        else:
-            self.reads[buffer].remove(position)
-        if stay >= 0:
-            self._take(buffer, stay, 1)
-        self._journal.append((self._enter_read, added, buffer, position))
-
-    def _enter_offload(self, added: bool, buffer: int, places: tuple[int, int]) -> None:
-        self._take_all(buffer, -1)
-        if added:
-            self.offloads[buffer] = places
-            insort(self.starts.setdefault(buffer, []), places[1])
-        else:
-            del self.offloads[buffer]
-            self.starts[buffer].remove(places[1])
-        self._take_all(buffer, 1)
-        self._journal.append((self._enter_offload, added, buffer, places))
-
-    def _enter_leaner(self, added: bool, run: int, how: Leaner) -> None:
-        if added:
-            self.leaner[run] = how
-        else:
-            del self.leaner[run]
-        less_bytes = how.less_bytes if added else -how.less_bytes
-        self._delta_bytes[run] -= less_bytes
-        self._scratch_bytes[run] -= less_bytes
-        self._changed.add(run)
-        self._changed.update(position for position, runs in self._runs_again.items() if run in runs)
-        self._journal.append((self._enter_leaner, added, run, how))
-
     def _used(self, buffer: int, start: int) -> bool:
         """Whether the stay that starts there is read."""
         reads, starts = self.reads[buffer], self.starts[buffer]
         k, s = bisect_left(reads, start), bisect_right(starts, start)
         return k < len(reads) and (s == len(starts) or reads[k] < starts[s])
-
-    def _take_all(self, buffer: int, sign: int) -> None:
-        for stay in range(len(self.starts.get(buffer, ())) + 1):
-            self._take(buffer, stay, sign)
-
-    def _take(self, buffer: int, stay: int, sign: int) -> None:
-        """Count the bytes of one stay of a value, the first being 0, at the runs at which they are taken."""
-        start, stop = self._stay(buffer, stay)
-        self._delta_bytes[start:stop] += sign * self.size_bytes[buffer]
-        if stay:
-            self._changed.add(start)
-
-    def _stay(self, buffer: int, stay: int) -> tuple[int, int]:
-        """The runs [start, stop) at which the bytes of one stay are taken."""
-        reads, starts = self.reads[buffer], self.starts.get(buffer, ())
-        start = starts[stay - 1] if stay else max(self.made[buffer], 0)
-        k = bisect_left(reads, starts[stay]) if stay < len(starts) else len(reads)
-        last = reads[k - 1] if k and reads[k - 1] > start else start
-        stop = last + 1
-        if stay and stop == start + 1 and buffer not in self.runs[start].reads:
-            return start, start  # a step on the way to something else, gone again before the run
-        if not stay and buffer in self.offloads and self.offloads[buffer][0] > last:
-            return start, max(stop, self.offloads[buffer][0])
-        return start, stop - ((last, buffer) in self._in_place)
-
-    def _passing_at(self, position: int) -> int:
-        again = sorted(self._runs_again.get(position, ()))
-        if not again:
-            return 0
-
-        def stays(buffer: int) -> bool:
-            if buffer not in self._again.get((self.made[buffer], position), ()):
-                return False
-            start, stop = self._stay(buffer, bisect_right(self.starts[buffer], position))
-            return start < stop
-
-        return passing_bytes(again, self.runs, self.size_bytes, self._scratch_bytes, position, stays)
-
-
-def _scratch_bytes(draft: Draft, run: Run) -> int:
-    """The most workspace of a launch of a run."""
-    return max(
-        sum(
-            aligned(draft.buffers[a.buffer].size_bytes)
-            for a in launch.accesses
-            if draft.buffers[a.buffer].value is None
-        )
-        for launch in draft.train.launches[run.start : run.stop]
-    )

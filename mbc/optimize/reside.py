@@ -18,11 +18,13 @@ from numpy.typing import NDArray
 
 from mbc.device.transfers import HostLink
 from mbc.ir.graph import Operation, TrainingGraph
+from mbc.optimize.books import Leaner
 from mbc.optimize.homes import persistent_bytes
 from mbc.optimize.improve import Found, improve, keep_again, squeeze
-from mbc.optimize.ledger import Gap, Leaner, Ledger
+from mbc.optimize.ledger import Gap, Ledger
 from mbc.optimize.lifetimes import blocks, live_bytes
 from mbc.optimize.order import Draft
+from mbc.optimize.proved import fastest_first
 from mbc.optimize.residence import Decisions, in_launch_order, rewrite
 from mbc.optimize.runs import Run, runs_of
 from mbc.optimize.segments import cut_into_segments
@@ -43,9 +45,6 @@ MOST_AGAIN = 1.0
 WORTH_AGAIN = 1.5
 # Trials of keeping a value after all, each of which looks at the whole program.
 KEEP_WORK = 60_000_000
-# All sets of so few gaps are looked at, and of those that are faster so many are measured.
-PROVED_GAPS = 12
-PROVED_SETS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +157,11 @@ class Chooser:
             found = improve(self, Found(*kept, self.costs_us()), rounds)
             smallest, limit_us = found.resided, found.costs_us
         if self._means.recompute and not smallest.decisions.offloads:
-            return self._proved(smallest, kept_over, limit_us)
+            ledger = Ledger(self._draft, self.runs, self._small_bytes)
+            for decisions in fastest_first(ledger, kept_over, limit_us):
+                proved = self.measure(decisions, {})[0]
+                if proved.live_bytes <= self._room_bytes:
+                    return proved
         return smallest
 
     def _relieved(self, best: Measured, rounds: int) -> tuple[Resided, Measured]:
@@ -359,45 +362,9 @@ class Chooser:
         ledger = self.ledger
         if self._means.offload <= 0 or gap.buffer in ledger.offloads:
             return math.inf
-        held = sum(ledger.size_bytes[b] for b in ledger.offloads)
-        if held + ledger.size_bytes[gap.buffer] > self._means.host_bytes:
+        if ledger.sent_bytes + ledger.size_bytes[gap.buffer] > self._means.host_bytes:
             return math.inf
         return self.sender.both_ways_us(gap.buffer)
-
-    # What is least, where few things can be made again
-
-    def _proved(self, best: Resided, over: NDArray[np.int64], limit_us: float) -> Resided:
-        """The fastest of all sets of gaps over runs that exceed the room (`over`, with everything kept), each made
-        again where it ends; `best`, which takes `limit_us`, where there are too many, or none is faster."""
-        ledger = Ledger(self._draft, self.runs, self._small_bytes)
-        gaps: dict[Gap, None] = {}
-        for position in np.flatnonzero(over > 0):
-            found = (ledger.gap(b, int(position)) for b in ledger.movable if ledger.can_repeat(b))
-            gaps |= dict.fromkeys(gap for gap in found if gap is not None)
-            if len(gaps) > PROVED_GAPS:
-                return best
-        # What is made first may be needed to make the others.
-        ordered = sorted(gaps, key=lambda gap: (-gap.after, gap.before, gap.buffer))
-        sets: list[tuple[float, Decisions]] = []
-
-        def extend(index: int) -> None:
-            if ledger.again_us >= limit_us:
-                return
-            if index == len(ordered):
-                sets.append((ledger.again_us, ledger.decisions()))
-                return
-            extend(index + 1)
-            start = ledger.mark()
-            ledger.recompute(ordered[index].buffer, ordered[index].before)
-            extend(index + 1)
-            ledger.undo(start)
-
-        extend(0)
-        for _, decisions in sorted(sets, key=lambda found: found[0])[:PROVED_SETS]:
-            found = self.measure(decisions, {})[0]
-            if found.live_bytes <= self._room_bytes:
-                return found
-        return best
 
     # What is not needed
 

@@ -80,7 +80,7 @@ class Sender:
         for other in self.unhurried():
             if not self._queued(queues, other, ledger.first_read(other, ledger.offloads[other][1]), starts_us):
                 return
-        left_bytes = self._host_bytes - sum(ledger.size_bytes[b] for b in ledger.offloads)
+        left_bytes = self._host_bytes - ledger.sent_bytes
         for buffer in buffers:
             gap = ledger.gap(buffer, self.peak)
             if gap is None or buffer in ledger.offloads or ledger.size_bytes[buffer] > left_bytes:

@@ -1,0 +1,89 @@
+"""The books of what is kept: what they say of bytes is what the rewritten program takes, and they can be taken back."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from mbc.optimize.books import Leaner
+from mbc.optimize.passing import passing_bytes
+from mbc.optimize.reside import Chooser
+from mbc.optimize.runs import Run
+from tests.optimize.test_improve import network
+from tests.optimize.test_reside import RECOMPUTE
+
+SEEDS = range(4)
+DECISIONS = 12
+
+
+def chooser(seed: int) -> Chooser:
+    made, draft = network(seed)
+    return Chooser(made.graph, draft, made.device.host_link, RECOMPUTE, 0, float("inf"), ())
+
+
+def decide(found: Chooser, rng: random.Random) -> None:
+    """Some values are made again over the run that takes most."""
+    peak = int(np.argmax(found.measured()[1]))
+    ledger = found.ledger
+    gaps = [gap for b in ledger.movable if ledger.can_repeat(b) and (gap := ledger.gap(b, peak)) is not None]
+    for gap in rng.sample(gaps, min(DECISIONS, len(gaps))):
+        ledger.recompute(gap.buffer, gap.before)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_books_know_what_the_program_takes(seed: int) -> None:
+    found = chooser(seed)
+    kept = found.measured()[1]
+    decide(found, random.Random(seed))
+    by_books = kept + found.ledger.delta_bytes
+    taken = found.measured()[1]
+    assert by_books.max() == taken.max()
+    # Which of two values a sum is written over is not followed.
+    off_bytes = np.abs(by_books - taken)
+    assert off_bytes.max() <= max(found.ledger.size_bytes)
+    assert np.count_nonzero(off_bytes > 0.01 * off_bytes.max()) <= 3
+    assert np.count_nonzero(taken != kept) > DECISIONS, "little changed: the test shows nothing"
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_is_taken_back_leaves_no_trace(seed: int) -> None:
+    found = chooser(seed)
+    found.measured()
+    start = found.ledger.mark()
+    decide(found, random.Random(seed))
+    found.ledger.delta_bytes[:] = 0
+    middle = found.ledger.mark()
+    found.ledger.lean(3, Leaner(1 << 20, 5.0))
+    decide_more = random.Random(seed + 100)
+    peak = int(np.argmax(found.measured()[1]))
+    for buffer in decide_more.sample(found.ledger.movable, DECISIONS):
+        gap = found.ledger.gap(buffer, peak)
+        if gap is not None and found.ledger.can_repeat(buffer):
+            found.ledger.recompute(buffer, gap.before)
+    found.ledger.undo(middle)
+    assert not found.ledger.leaner
+    found.ledger.undo(start)
+    decisions = found.ledger.decisions()
+    assert not decisions.recomputes
+    assert not decisions.offloads
+    assert found.ledger.again_us == pytest.approx(0.0, abs=1e-6)
+
+
+def run(reads: tuple[int, ...], writes: tuple[int, ...]) -> Run:
+    return Run(0, 1, reads, writes, 1.0, True)
+
+
+def test_what_passes_between_repetitions_is_counted() -> None:
+    """0 -> 1 -> 2 are made again for the last run, which reads value 2 and writes value 3."""
+    runs = (run((), (0,)), run((0,), (1,)), run((1,), (2,)), run((2,), (3,)))
+    sizes = (100, 40, 10, 5)
+    nothing = (0, 0, 0, 0)
+    # While value 1 is made, value 0 is there; neither 2 nor 3 is yet.
+    assert passing_bytes((0, 1, 2), runs, sizes, nothing, 3, lambda b: b == 2) == 100 + 40 - 10 - 5
+    # What stays is no more than is counted anyway.
+    assert passing_bytes((0, 1, 2), runs, sizes, nothing, 3, lambda b: b < 3) == 0
+    # A repetition has its workspace, and the run has its own.
+    assert passing_bytes((0,), runs, sizes, (30, 0, 0, 0), 3, lambda b: b == 0) == 30 - 5
+    assert passing_bytes((0,), runs, sizes, (30, 0, 0, 20), 3, lambda b: b == 0) == 30 - 20 - 5
