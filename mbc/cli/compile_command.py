@@ -11,6 +11,7 @@ from mbc.cli.arguments.groups import measuring_options
 from mbc.cli.places import Planned, build_package, output_folder, plan_file, plan_source
 from mbc.errors import MbcError
 from mbc.ir.types import Precision
+from mbc.plan.model import Stream
 from mbc.plan.prefetch import prefetch_bytes
 from mbc.report.tables import profile_of
 from mbc.units import show_range, show_size, show_time
@@ -76,9 +77,11 @@ def summary(plan: Plan) -> list[str]:
             f"  step       {len(plan.train.launches)} launches; inference {len(plan.infer.launches)}",
             f"  arena      {show_size(p.arena_bytes)} ({placed} the most alive at once, {show_size(b.live_bytes)})",
         ]
+    beside = sum(launch.stream is Stream.BESIDE for launch in plan.train.launches)
+    launches = f"{len(plan.train.launches)} launches" + (f", {beside} of them beside others" if beside else "")
     lines = [
         f"{graph.name}: batch {graph.batch}, {graph.precision}, for {plan.target.gpu} ({plan.target.architecture})",
-        f"  step       {step[0]}{show_time(p.train_us)} ({step[1]}{known}; {len(plan.train.launches)} launches; "
+        f"  step       {step[0]}{show_time(p.train_us)} ({step[1]}{known}; {launches}; "
         f"{over} the fastest choice of known kernels{price})",
         f"  inference  {inference[0]}{show_time(p.infer_us)} ({inference[1]}{len(plan.infer.launches)} launches)",
         f"  profile    {profile_of(plan.target)}",

@@ -168,7 +168,8 @@ class Bounds:
     `fastest_us`: the fastest choice of kernels, divisions and layouts together, whatever workspace it takes: no plan
     made of the same candidates and fused groups is faster. `nondeterministic_us`: the same with kernels that give other
     bits in each run; 0 where these are admitted anyway. `within_us`: with the operations in this order no plan within
-    the budget is faster; 0 where this was not computed.
+    the budget is faster; 0 where this was not computed. All three are of kernels one after the other: a plan that runs
+    some beside others may be faster.
     """
 
     floor_bytes: int
