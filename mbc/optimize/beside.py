@@ -25,6 +25,7 @@ from mbc.plan.model import Buffer, Mode, Program, Stream
 
 # Only launches that take so long go, in one attempt after another: fewer of them wait for each other less often.
 LEAST_US = (4.0, 10.0, 25.0)
+MOST_US = 60.0  # what takes longer has work for every multiprocessor, however far it stays from the roofline
 WORTH = 0.99  # of the step one after the other
 
 
@@ -40,7 +41,7 @@ def beside(
         moved = frozenset(
             i
             for i, launch in enumerate(draft.train.launches)
-            if launch.stream is Stream.COMPUTE and least_us <= launch.work.time_us <= slack_us[i]
+            if launch.stream is Stream.COMPUTE and least_us <= launch.work.time_us <= min(slack_us[i], MOST_US)
         )
         if moved and moved not in tried:
             apart = waiting_for_data(_with(draft, moved).train, draft.buffers, owners(draft.buffers))
