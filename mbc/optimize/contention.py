@@ -17,7 +17,7 @@ from mbc.plan.roofline import Ceilings
 COMPUTING = 2.0
 # A kernel that reaches this share of what the GPU can do at most fills it: there is no room for another beside it. And
 # what a launch takes longer for waiting for another stream's kernel. Both as they predict six steps of ResNet-18 and 50
-# of batches 1 to 32 best, within 5 % (decision 017).
+# of batches 1 to 32 best, within 5 % (decision 019).
 FILLING = 0.6
 WAIT_US = 5.0
 _ALONE = Slowdown()
