@@ -122,7 +122,7 @@ def _concat_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -
     counts = [g.type(x).shape[1] for x in op.inputs]
     starts = [0, *itertools.accumulate(counts)]
     parts: list[str | None] = [None] * len(counts)
-    # The narrowest first, of equal ones the last: what is new in a concatenation that grows, whose gradient can be taken
+    # The narrowest first, of equal ones the last: what is new in a concatenation that grows. Its gradient can be taken
     # out where the whole is made. The widest is read by what makes the next one.
     for i in sorted(range(len(counts)), key=lambda i: (counts[i], -i)):
         x = op.inputs[i]
