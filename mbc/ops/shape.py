@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -118,14 +119,16 @@ def _concat_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -
     (dy,) = dys
     if dy is None:
         return (None,) * len(op.inputs)
-    parts: list[str | None] = []
-    end = g.type(op.outputs[0]).shape[1]
-    # The last part first: where concatenations are joined to what they are made of, it is what is new.
-    for x in reversed(op.inputs):
-        count = g.type(x).shape[1]
-        end -= count
-        parts.append(g.emit("channel_slice", ChannelSlice(end, count), (dy,), x)[0] if g.needs(x) else None)
-    return tuple(reversed(parts))
+    counts = [g.type(x).shape[1] for x in op.inputs]
+    starts = [0, *itertools.accumulate(counts)]
+    parts: list[str | None] = [None] * len(counts)
+    # The narrowest first, of equal ones the last: what is new in a concatenation that grows. Its gradient can be taken
+    # out where the whole is made. The widest is read by what makes the next one.
+    for i in sorted(range(len(counts)), key=lambda i: (counts[i], -i)):
+        x = op.inputs[i]
+        if g.needs(x):
+            (parts[i],) = g.emit("channel_slice", ChannelSlice(starts[i], counts[i]), (dy,), x)
+    return tuple(parts)
 
 
 def _flatten_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:

@@ -65,6 +65,20 @@ def test_every_kernel_finds_its_place():
     }
 
 
+def test_what_is_new_may_come_first():
+    old = "(x, x |> bn(affine = AFFINE) |> relu |> conv(8, 3, pad=1))"
+    assert old in SOURCE
+    text = SOURCE.replace(old, "(x |> bn |> relu |> conv(4, 3, pad=1), x)").replace("PRECISION", "bf16")
+    lowered = lower(parse(Source("joined.mbc", text.replace("AFFINE", "true"))), (), None)
+    found = launched(planned(differentiate(lowered.network, lowered.optimizer, lowered.precision)))
+    assert found >= {
+        "batch_statistics_beside",
+        "concat_batch_normalize_relu",
+        "batch_normalize_relu_backward_add_slice",
+        "batch_normalize_relu_backward_add_slice_and_part",
+    }
+
+
 def test_slices_that_are_read_in_place_exist_nowhere():
     plan = planned(graph())
     kept = {buffer.value for buffer in plan.buffers}

@@ -26,7 +26,7 @@ SHAPE = (3, 16, 5, 6)
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
     pools = ("max_pool.cu", "max_pool_backward.cu", "max_pool_batch_norm.cu")
-    files = ("batch_norm.cu", "elementwise.cu", "fused.cu", "many.cu", *pools)
+    files = ("batch_norm.cu", "channels.cu", "concat.cu", "elementwise.cu", "fused.cu", "many.cu", *pools)
     return build(Path(tmp_path_factory.mktemp("fused")), DTYPE_CODES["fp16"], files)
 
 
