@@ -64,7 +64,10 @@ def summary(plan: Plan) -> list[str]:
     known = "measured" if p.measured_share >= 1 else "estimated" if p.measured_share <= 0 else (
         f"{p.measured_share:.0%} of it measured, the rest estimated"
     )  # fmt: skip
-    over = f"{p.train_us / b.fastest_us - 1:+.1%} over" if b.fastest_us > 0 else "no bound from"
+    beside = sum(launch.stream is Stream.BESIDE for launch in plan.train.launches)
+    slower = p.train_us / b.fastest_us - 1 if b.fastest_us > 0 else 0.0
+    over = "no bound from" if b.fastest_us <= 0 else f"{-slower:.1%} under" if slower < 0 else f"{slower:+.1%} over"
+    alone = " one after the other" if beside else ""
     price = f", {p.train_us / b.nondeterministic_us - 1:+.1%} for deterministic = true" if b.nondeterministic_us else ""
     placed = f"{p.arena_bytes / b.live_bytes - 1:+.1%} over" if b.live_bytes > 0 else "nothing over"
     overhead = "measured" if p.overhead_measured else "reserved: never measured on this GPU"
@@ -77,12 +80,11 @@ def summary(plan: Plan) -> list[str]:
             f"  step       {len(plan.train.launches)} launches; inference {len(plan.infer.launches)}",
             f"  arena      {show_size(p.arena_bytes)} ({placed} the most alive at once, {show_size(b.live_bytes)})",
         ]
-    beside = sum(launch.stream is Stream.BESIDE for launch in plan.train.launches)
     launches = f"{len(plan.train.launches)} launches" + (f", {beside} of them beside others" if beside else "")
     lines = [
         f"{graph.name}: batch {graph.batch}, {graph.precision}, for {plan.target.gpu} ({plan.target.architecture})",
         f"  step       {step[0]}{show_time(p.train_us)} ({step[1]}{known}; {launches}; "
-        f"{over} the fastest choice of known kernels{price})",
+        f"{over} the fastest choice of known kernels{alone}{price})",
         f"  inference  {inference[0]}{show_time(p.infer_us)} ({inference[1]}{len(plan.infer.launches)} launches)",
         f"  profile    {profile_of(plan.target)}",
         f"  arena      {show_size(p.arena_bytes)} ({placed} the most alive at once, {show_size(b.live_bytes)}; "

@@ -8,7 +8,7 @@ from itertools import groupby
 from mbc.plan.group import title
 from mbc.plan.live import rounded
 from mbc.plan.memory import memory_curve, taken_at
-from mbc.plan.model import Plan, Program, Target
+from mbc.plan.model import Plan, Program, Stream, Target
 from mbc.plan.prefetch import prefetch_bytes
 from mbc.plan.summary import OperationSummary
 from mbc.report.columns import Column, render
@@ -178,9 +178,11 @@ def totals_text(plan: Plan) -> str:
         limit = plan.host_limit_bytes
         most = "" if limit is None else f", of at most {show_size(limit)}"
         rows.append(("host memory", show_size(predictions.host_bytes), f"pinned{most}"))
+    beside = any(launch.stream is Stream.BESIDE for launch in plan.train.launches)
+    alone = ", one after the other" if beside else ""
     limits = [
         (
-            "fastest choice of known kernels",
+            f"fastest choice of known kernels{alone}",
             time_cell(bounds.fastest_us, guess),
             over(predictions.train_us, bounds.fastest_us),
         ),
