@@ -27,13 +27,15 @@ from mbc.plan.model import Buffer, Mode, Program, Stream
 LEAST_US = (4.0, 10.0, 25.0)
 MOST_US = 60.0  # what takes longer has work for every multiprocessor, however far it stays from the roofline
 WORTH = 0.99  # of the step one after the other
+MOST_BYTES = 1.1  # of the arena one after the other: what runs at the same time lasts longer
 
 
 def beside(
     graph: TrainingGraph, device: DeviceSpec, draft: Draft, placed: Placed, room_bytes: int
 ) -> tuple[Draft, Placed]:
-    """The draft with launches of its training program beside others, where that is faster by prediction and fits in
-    `room_bytes`; else what was given."""
+    """The draft with launches of its training program beside others, where that is faster by prediction, takes little
+    more memory, and no more than `room_bytes`; else what was given."""
+    room_bytes = min(room_bytes, int(MOST_BYTES * placed.arena_bytes))
     alone_us = simulate(draft.train)
     slack_us = _slack_us(draft.train, draft.buffers)
     tried: dict[frozenset[int], float] = {}

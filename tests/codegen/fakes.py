@@ -29,7 +29,7 @@ from mbc.resources import folder
 FAKE = Path(__file__).parent / "fake"
 ARENA = 1 << 40  # an address; nothing is ever read there
 HOST = 1 << 44
-STREAMS = (Stream.COMPUTE, Stream.TO_HOST, Stream.TO_DEVICE)
+STREAMS = (Stream.COMPUTE, Stream.TO_HOST, Stream.TO_DEVICE, Stream.BESIDE)
 PROGRAMS = ("train", "infer")
 
 
@@ -175,7 +175,7 @@ class loaded:
             self.lib.fake_have_everything()
 
     def create(self, arena: int = ARENA, arena_bytes: int | None = None) -> int:
-        streams = (ctypes.c_void_p * 3)(1, 2, 3)
+        streams = (ctypes.c_void_p * len(STREAMS))(*range(1, len(STREAMS) + 1))
         size = self.lib.mbc_arena_bytes() if arena_bytes is None else arena_bytes
         self.lib.fake_reset(ctypes.c_void_p(arena), ctypes.c_void_p(HOST))
         return self.lib.mbc_create(
@@ -232,7 +232,7 @@ def expected_log(plan: Plan, name: str) -> Log:
         waits.setdefault(later, []).append(earlier)
     others = sorted({STREAMS.index(launch.stream) for launch in program.launches} - {0})
     log: list[Call | Wait] = [Wait(stream, -1) for stream in others]
-    last = dict.fromkeys(range(3), -1)
+    last = dict.fromkeys(range(len(STREAMS)), -1)
     for number, launch in enumerate(program.launches):
         stream = STREAMS.index(launch.stream)
         log += [Wait(stream, earlier) for earlier in sorted(waits.get(number, ()))]

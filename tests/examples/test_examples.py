@@ -15,9 +15,10 @@ import pytest
 
 from mbc.compiler import compile_plan
 from mbc.ir.types import DType
+from mbc.optimize.beside import MOST_BYTES
 from mbc.options import Options
 from mbc.plan.file import dump_plan, load_plan
-from mbc.plan.model import Plan
+from mbc.plan.model import Plan, Stream
 from mbc.plan.verify import verify_plan
 from mbc.runtime.module import Module
 from mbc.source import Source
@@ -53,13 +54,19 @@ def planned(precision: str) -> list[object]:
 every_plan = pytest.mark.parametrize(("name", "precision"), [p for kind in PRECISIONS for p in planned(kind)])
 
 
+def most_bytes(plan: Plan) -> float:
+    """Of the arena. What launches beside others touch lasts longer."""
+    beside = any(launch.stream is Stream.BESIDE for launch in plan.train.launches)
+    return (MOST_BYTES if beside else 1) * ARENA_OVER_LIVE * plan.bounds.live_bytes
+
+
 @every_plan
 def test_plan_is_sound_and_tight(name: str, precision: str) -> None:
     plan = plan_of(name, f"train.precision={precision}")
     verified = verify_plan(plan)
     assert verified.arena_bytes == plan.predictions.arena_bytes
     assert verified.live_bytes == plan.bounds.live_bytes
-    assert verified.arena_bytes <= ARENA_OVER_LIVE * verified.live_bytes
+    assert verified.arena_bytes <= most_bytes(plan)
 
 
 @every_plan
@@ -119,5 +126,5 @@ def test_a_step_on_the_cpu(name: str) -> None:
 
 @pytest.mark.parametrize("depth", [34, 50, 101, 152])
 def test_resnets_of_every_depth_compile(depth: int) -> None:
-    verified = verify_plan(plan_of("resnet.mbc", f"depth={depth}"))
-    assert verified.arena_bytes <= ARENA_OVER_LIVE * verified.live_bytes
+    plan = plan_of("resnet.mbc", f"depth={depth}")
+    assert verify_plan(plan).arena_bytes <= most_bytes(plan)

@@ -67,7 +67,7 @@ def table(steps: TrainingGraph, fused: bool = True) -> CandidateTable:
 
 
 def planned(steps: TrainingGraph, fused: bool = True, budget_bytes: int = 10**12) -> Plan:
-    plan = search(table(steps, fused), Limits(), budget_bytes)
+    plan = search(table(steps, fused), Limits(without=frozenset({"beside"})), budget_bytes)
     verify_plan(plan)
     return plan
 

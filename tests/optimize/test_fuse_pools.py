@@ -51,7 +51,7 @@ def planned(steps: TrainingGraph, fused: bool = True, budget_bytes: int = 10**12
     providers = (INTERPRETER,) if steps.precision == "fp64" else PROVIDERS
     chosen = tuple(Favouring(p) if fused else Without(p) for p in providers)
     table = CandidateTable(steps, H200, chosen, rules=Rules())  # type: ignore[arg-type]
-    plan = search(table, Limits(), budget_bytes)
+    plan = search(table, Limits(without=frozenset({"beside"})), budget_bytes)
     verify_plan(plan)
     return plan
 
