@@ -12,15 +12,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 
-from mbc.device.spec import DeviceSpec
-from mbc.ir.graph import TrainingGraph
-from mbc.optimize.addresses import Placed, assign_addresses
+from mbc.optimize.addresses import assign_addresses
 from mbc.optimize.contention import contention
+from mbc.optimize.fitted import Fitted
 from mbc.optimize.lasting import waiting_for_data
 from mbc.optimize.lifetimes import owners
 from mbc.optimize.order import Draft
 from mbc.optimize.simulate import simulate
-from mbc.optimize.synchronise import synchronise
 from mbc.plan.model import Buffer, Mode, Program, Stream
 
 # Only launches that take so long go, in one attempt after another: fewer of them wait for each other less often.
@@ -30,13 +28,11 @@ WORTH = 0.99  # of the step one after the other
 MOST_BYTES = 1.1  # of the arena one after the other: what runs at the same time lasts longer
 
 
-def beside(
-    graph: TrainingGraph, device: DeviceSpec, draft: Draft, placed: Placed, room_bytes: int
-) -> tuple[Draft, Placed]:
-    """The draft with launches of its training program beside others, where that is faster by prediction, takes little
-    more memory, and no more than `room_bytes`; else what was given."""
-    room_bytes = min(room_bytes, int(MOST_BYTES * placed.arena_bytes))
-    alone_us = simulate(draft.train)
+def beside(alone: Fitted, room_bytes: int) -> Fitted:
+    """A step whose launches run one after the other with some of its training program beside others, where that is
+    faster by prediction, takes little more memory, and no more than `room_bytes`; else `alone`."""
+    draft, table = alone.draft, alone.table
+    room_bytes = min(room_bytes, int(MOST_BYTES * alone.placed.arena_bytes))
     slack_us = _slack_us(draft.train, draft.buffers)
     tried: dict[frozenset[int], float] = {}
     for least_us in LEAST_US:
@@ -46,29 +42,26 @@ def beside(
             if launch.stream is Stream.COMPUTE and least_us <= launch.work.time_us <= min(slack_us[i], MOST_US)
         )
         if moved and moved not in tried:
-            apart = waiting_for_data(_with(draft, moved).train, draft.buffers, owners(draft.buffers))
-            tried[moved] = _step_us(graph, device, apart, draft.buffers)
-    best = min(tried, key=lambda moved: tried[moved], default=frozenset[int]())
-    if tried.get(best, alone_us) > WORTH * alone_us:
-        return draft, placed
-    found = _with(draft, best)
+            # Before anything is placed, which takes longest.
+            train = waiting_for_data(_moved(draft, moved).train, draft.buffers, owners(draft.buffers))
+            disturbed = contention(train, table.graph, draft.buffers, table.device)
+            tried[moved] = simulate(train, contention=disturbed)
+    best = min(tried, key=lambda moved: tried[moved], default=None)
+    if best is None or tried[best] > WORTH * alone.step_us:
+        return alone
+    found = _moved(draft, best)
     # What is alive at once is counted as the launches are listed: the rest is what this way of running them costs.
-    addresses = replace(assign_addresses(found, room_bytes), live_bytes=placed.live_bytes)
-    train = replace(found.train, waits=synchronise(found.train, found.buffers, addresses.offsets))
-    if addresses.arena_bytes > room_bytes or _step_us(graph, device, train, found.buffers) > WORTH * alone_us:
-        return draft, placed
-    return found, addresses
+    placed = replace(assign_addresses(found, room_bytes), live_bytes=alone.placed.live_bytes)
+    fitted = Fitted(found, placed, table)
+    return fitted if placed.arena_bytes <= room_bytes and fitted.step_us <= WORTH * alone.step_us else alone
 
 
-def _with(draft: Draft, moved: frozenset[int]) -> Draft:
+def _moved(draft: Draft, moved: frozenset[int]) -> Draft:
+    """With these launches on the other stream of kernels."""
     launches = tuple(
         replace(launch, stream=Stream.BESIDE) if i in moved else launch for i, launch in enumerate(draft.train.launches)
     )
     return replace(draft, train=replace(draft.train, launches=launches))
-
-
-def _step_us(graph: TrainingGraph, device: DeviceSpec, train: Program, buffers: Sequence[Buffer]) -> float:
-    return simulate(train, contention=contention(train, graph, buffers, device))
 
 
 def _slack_us(program: Program, buffers: Sequence[Buffer]) -> list[float]:

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 
 from mbc.device.spec import DeviceSpec
 from mbc.device.transfers import Slowdown
-from mbc.ir.graph import Operation, TrainingGraph
+from mbc.ir.graph import TrainingGraph
 from mbc.ir.types import Precision
-from mbc.ops import KINDS
 from mbc.optimize.simulate import Contention
 from mbc.plan.model import Buffer, Copy, Launch, Program, Stream
-from mbc.plan.roofline import Ceilings
+from mbc.plan.roofline import Ceilings, flops_of
 
 # A kernel that takes over so many times as long as moving its bytes does not wait for memory.
 COMPUTING = 2.0
@@ -30,6 +29,7 @@ def contention(
     if all(launch.stream is Stream.COMPUTE for launch in program.launches):
         return None
     link = device.host_link
+    beside = any(launch.stream is Stream.BESIDE for launch in program.launches)
     return Contention(
         tuple(
             _ALONE if isinstance(launch.work, Copy) else _slowdown(launch, buffers, device)
@@ -37,12 +37,12 @@ def contention(
         ),
         link.to_host_gb_s / link.to_host_both_gb_s,
         link.to_device_gb_s / link.to_device_both_gb_s,
-        fills(program, graph, buffers, device),
+        _fills(program, graph, buffers, device) if beside else (0.0,) * len(program.launches),
         WAIT_US,
     )
 
 
-def fills(program: Program, graph: TrainingGraph, buffers: Sequence[Buffer], device: DeviceSpec) -> tuple[float, ...]:
+def _fills(program: Program, graph: TrainingGraph, buffers: Sequence[Buffer], device: DeviceSpec) -> tuple[float, ...]:
     """The share of the GPU that each launch fills, 0 to 1: the least time that its bytes and its arithmetic could take
     (Williams et al.'s roofline) over its own, where `FILLING` of that is as much as kernels reach. 0 for copies."""
     if graph.precision is Precision.FP64:
@@ -51,29 +51,11 @@ def fills(program: Program, graph: TrainingGraph, buffers: Sequence[Buffer], dev
     operations = {op.name: op for op in (*graph.train, *graph.infer)}
     found: list[float] = []
     for launch in program.launches:
-        flops = sum(_flops(graph, operations[name]) for name in launch.operations)
-        computing_us = flops / ceilings.flops_per_us * _part(launch, graph, buffers) if flops else 0.0
-        least_us = max(_touched_bytes(launch, buffers) / ceilings.bytes_per_us, computing_us)
+        flops = sum(flops_of(launch, operations[name], graph, buffers) for name in launch.operations)
+        least_us = max(_touched_bytes(launch, buffers) / ceilings.bytes_per_us, flops / ceilings.flops_per_us)
         busy_us = max(launch.work.time_us - device.launch_us, 1e-3)
         found.append(0.0 if isinstance(launch.work, Copy) else min(1.0, least_us / (FILLING * busy_us)))
     return tuple(found)
-
-
-def _flops(graph: TrainingGraph, operation: Operation) -> int:
-    flops = KINDS[operation.kind].flops
-    if flops is None:
-        return 0
-    inputs, outputs = (
-        tuple(graph.values[name].type for name in names) for names in (operation.inputs, operation.outputs)
-    )
-    return flops(operation.attributes, inputs, outputs)
-
-
-def _part(launch: Launch, graph: TrainingGraph, buffers: Sequence[Buffer]) -> float:
-    """Of the batch that a launch runs."""
-    touched = ((access, buffers[access.buffer].value) for access in launch.accesses)
-    rows = (a.rows.count for a, value in touched if value is not None and graph.values[value].per_sample)
-    return next(rows, graph.batch) / graph.batch
 
 
 def _touched_bytes(launch: Launch, buffers: Sequence[Buffer]) -> int:

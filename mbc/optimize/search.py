@@ -80,7 +80,8 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
         # No stream waits for another, so that addresses cost no time: the arena is no larger than it has to be.
         placed = min(placed, assign_addresses(draft), key=lambda p: p.arena_bytes)
     if not copies and "beside" not in limits.without:
-        draft, placed = beside(table.graph, device, draft, placed, budget_bytes - overhead_bytes)
+        fitted = beside(Fitted(draft, placed, table), budget_bytes - overhead_bytes)
+        draft, placed = fitted.draft, fitted.placed
     if placed.arena_bytes + overhead_bytes > budget_bytes:
         needed = placed.arena_bytes + overhead_bytes
         raise BudgetError(

@@ -15,11 +15,11 @@ from enum import StrEnum
 
 from mbc.device.spec import DeviceSpec, spec_like
 from mbc.errors import MbcError
-from mbc.ir.graph import Operation
+from mbc.ir.graph import Operation, TrainingGraph
 from mbc.ir.types import Precision
 from mbc.kernels.calibration import peak_tflops
 from mbc.ops import KINDS
-from mbc.plan.model import Mode, Plan, Program, Rows, Space
+from mbc.plan.model import Buffer, Launch, Mode, Plan, Program, Rows, Space
 from mbc.plan.summary import OperationSummary, grouped, summarise
 
 
@@ -97,7 +97,9 @@ def limits(plan: Plan, program: Program, ceilings: Ceilings) -> tuple[Limit, ...
         group = groups[summary.name]
         members = [operations[name] for name in program.launches[group[0]].operations]
         moved_bytes = _moved_bytes(plan, program, group, members)
-        flops = sum(_flops(plan, program, group, member) for member in members)
+        # An operation that is run again for some rows counts them again.
+        launches = [program.launches[i] for i in group]
+        flops = sum(flops_of(launch, member, plan.graph, plan.buffers) for launch in launches for member in members)
         found.append(
             Limit(summary, moved_bytes, flops, moved_bytes / ceilings.bytes_per_us, flops / ceilings.flops_per_us)
         )
@@ -135,20 +137,17 @@ def _read_share(plan: Plan, members: Sequence[Operation], value: str) -> float:
     return max(shares, default=1.0)
 
 
-def _flops(plan: Plan, program: Program, group: Sequence[int], operation: Operation) -> int:
-    """Of all launches of a group: an operation that is run again for some rows counts them again."""
+def flops_of(launch: Launch, operation: Operation, graph: TrainingGraph, buffers: Sequence[Buffer]) -> int:
+    """Of one of the operations of a launch, for the rows that it runs; 0 of what is no matrix product."""
     flops = KINDS[operation.kind].flops
     if flops is None:
         return 0
-    values = plan.graph.values
+    values = graph.values
     of_all = flops(
         operation.attributes,
         tuple(values[name].type for name in operation.inputs),
         tuple(values[name].type for name in operation.outputs),
     )
     sampled = {name for name in (*operation.inputs, *operation.outputs) if values[name].per_sample}
-    rows = 0
-    for i in group:
-        parts = (a.rows.count for a in program.launches[i].accesses if plan.buffers[a.buffer].value in sampled)
-        rows += next(parts, plan.graph.batch)
-    return of_all * rows // plan.graph.batch
+    rows = (a.rows.count for a in launch.accesses if buffers[a.buffer].value in sampled)
+    return of_all * next(rows, graph.batch) // graph.batch

@@ -12,7 +12,7 @@ from mbc.compiler import compile_plan
 from mbc.errors import MbcError
 from mbc.optimize.addresses import assign_addresses
 from mbc.optimize.beside import beside
-from mbc.optimize.order import Draft
+from mbc.optimize.fitted import Fitted
 from mbc.optimize.simulate import simulate
 from mbc.optimize.takeover import take_over
 from mbc.options import Options
@@ -34,14 +34,15 @@ def timed(launch: Launch, time_us: float) -> Launch:
     return replace(launch, work=replace(launch.work, time_us=time_us))
 
 
-def drafted(network: str, precision: str) -> Draft:
+def fitted(network: str, precision: str) -> Fitted:
     """With filter gradients that take as long as if they had the GPU's attention, and do not."""
     draft = take_over(table(network, precision).graph, draft_of(network, precision))
     launches = tuple(
         timed(launch, 30.0 if "backward_filter" in " ".join(kinds(network, precision, launch)) else 20.0)
         for launch in draft.train.launches
     )
-    return replace(draft, train=replace(draft.train, launches=launches))
+    draft = replace(draft, train=replace(draft.train, launches=launches))
+    return Fitted(draft, assign_addresses(draft), table(network, precision))
 
 
 def kinds(network: str, precision: str, launch: Launch) -> list[str]:
@@ -52,9 +53,8 @@ def kinds(network: str, precision: str, launch: Launch) -> list[str]:
 @functools.cache
 def plans(network: str, precision: str) -> tuple[Plan, Plan]:
     """One after the other, and beside each other."""
-    made, draft, kept = table(network, precision), drafted(network, precision), kept_plan(network, precision)
-    moved, _ = beside(made.graph, made.device, draft, assign_addresses(draft), ROOM_BYTES)
-    return plan_of(kept, draft), plan_of(kept, moved)
+    alone, kept = fitted(network, precision), kept_plan(network, precision)
+    return plan_of(kept, alone.draft), plan_of(kept, beside(alone, ROOM_BYTES).draft)
 
 
 def streams(launches: tuple[Launch, ...]) -> set[Stream]:
@@ -63,21 +63,20 @@ def streams(launches: tuple[Launch, ...]) -> set[Stream]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_gradients_of_parameters_go_beside_where_the_gpu_is_idle(case: tuple[str, str]) -> None:
-    made, draft = table(*case), drafted(*case)
-    placed = assign_addresses(draft)
-    moved, addresses = beside(made.graph, made.device, draft, placed, ROOM_BYTES)
-    gone = [launch for launch in moved.train.launches if launch.stream is Stream.BESIDE]
+    alone = fitted(*case)
+    found = beside(alone, ROOM_BYTES)
+    gone = [launch for launch in found.draft.train.launches if launch.stream is Stream.BESIDE]
     assert sum("backward_filter" in kind for launch in gone for kind in kinds(*case, launch)) >= 2
-    assert addresses.live_bytes == placed.live_bytes
-    assert [replace(launch, stream=Stream.COMPUTE) for launch in moved.train.launches] == list(draft.train.launches)
-    assert beside(made.graph, made.device, draft, placed, placed.live_bytes - 1) == (draft, placed)  # no room for it
+    assert found.placed.live_bytes == alone.placed.live_bytes and found.step_us < alone.step_us
+    assert [replace(x, stream=Stream.COMPUTE) for x in found.draft.train.launches] == list(alone.draft.train.launches)
+    assert beside(alone, alone.placed.live_bytes - 1) is alone  # no room for it
 
 
 def test_what_fills_the_gpu_stays() -> None:
-    made, draft = table("residual"), drafted("residual", "fp32")
-    slow = replace(made.device, copy_gb_s=made.device.copy_gb_s / 1e7)
-    placed = assign_addresses(draft)
-    assert beside(made.graph, slow, draft, placed, ROOM_BYTES) == (draft, placed)
+    alone = fitted("residual", "fp32")
+    slow = replace(alone.table.device, copy_gb_s=alone.table.device.copy_gb_s / 1e7)
+    alone = replace(alone, table=replace(alone.table, device=slow))
+    assert beside(alone, ROOM_BYTES) is alone
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -176,5 +176,10 @@ def test_contention_tells_kernels_by_their_time_and_bytes() -> None:
     assert found is not None
     assert found.slowdowns == (link.streaming, link.cached, link.computing, link.computing, ALONE)
     assert found.to_host == link.to_host_gb_s / link.to_host_both_gb_s > 1
-    assert found.fills[0] == 1 and found.fills[3] < 0.01 and found.fills[4] == 0
+    # What each fills matters only where kernels run beside each other.
+    assert found.fills == (0,) * 5
+    aside = (*launches, replace(launches[3], stream=Stream.BESIDE))
+    together = contention(Program(aside, (), (), ()), graph, [small, large], spec)
+    assert together is not None
+    assert together.fills[0] == 1 and together.fills[5] < 0.01 and together.fills[4] == 0
     assert contention(Program(launches[:4], (), (), ()), graph, [small, large], spec) is None
