@@ -19,7 +19,7 @@ from mbc.kernels.own.base import (
 from mbc.ops.loss import CrossEntropy, CrossEntropyBackward, MseBackward, WeightedSum
 
 MOST_PARTS = 512
-SCORE_BYTES = 16  # of a partial sum in loss.cu
+SCORE_BYTES = 16  # of a partial sum in mbc_loss.cuh
 FEW_CLASSES = 32  # that a thread goes through by itself
 PIXELS_PER_THREAD = 4  # at least, where there are many
 ELEMENTS_PER_THREAD = 16  # that a thread should sum before its sum is handed on
@@ -159,7 +159,7 @@ def _weights(at: Slice) -> tuple[float, ...]:
     return a.weights
 
 
-FILE = "loss.cu"
+FILE, PIXELS = "loss.cu", "cross_entropy_pixels.cu"
 
 KERNELS = (
     OwnKernel(
@@ -180,7 +180,7 @@ KERNELS = (
     ),
     OwnKernel(
         "softmax_cross_entropy",
-        FILE,
+        PIXELS,
         CrossEntropyArguments,
         _pixels,
         _entropy_reals,
@@ -191,7 +191,7 @@ KERNELS = (
     ),
     OwnKernel(
         "softmax_cross_entropy_backward",
-        FILE,
+        PIXELS,
         CrossEntropyBackwardArguments,
         _entropy_backward,
         _entropy_backward_reals,
