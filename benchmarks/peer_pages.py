@@ -19,10 +19,12 @@ def peer_pages(results: Path) -> tuple[dict[str, str], list[str]]:
     head = ["network", "batch", "precision", "mbc, ms", "memory, GiB", "predicted", "over the floor"]
     head += [text for peer in PEERS for text in (f"{peer}'s best, ms", "over mbc")]
     lines = [head, ["---"] * len(head), *map(_line, found)]
-    where = sorted({f"{d['device']}, driver {d['driver']}, {d['date'][:10]}" for d in found})
+    machines = ", ".join(sorted({f"{d['device']} (driver {d['driver']})" for d in found}))
+    dates = [d["date"][:10] for d in found]
+    where = f"{machines}, {min(dates)} to {max(dates)}"
     return {}, [
         "## Beside PyTorch and JAX", "",
-        f"{'; '.join(where)}: `mbc bench`, every peer's settings in the same run as mbc. Memory is that of tensors. A "
+        f"{where}: `mbc bench`, every peer's settings in the same run as mbc. Memory is that of tensors. A "
         "peer without a figure was not asked, or took longer than it was given; each file says which.", "",
         *("| " + " | ".join(line) + " |" for line in lines), "",
     ]  # fmt: skip

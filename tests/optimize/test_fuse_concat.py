@@ -9,12 +9,12 @@ import pytest
 
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
-from mbc.ir.graph import TrainingGraph
 from mbc.ir.training import differentiate
 from mbc.optimize import fuse
 from mbc.optimize.patterns import PATTERNS
 from mbc.plan.model import Kernel
 from mbc.source import Source
+from tests.optimize import test_fuse_pools as pools
 from tests.optimize.test_fuse_pools import H200, launched, planned, trained
 
 SOURCE = """
@@ -41,11 +41,7 @@ train { optimizer = sgd(momentum=0.9)  precision = PRECISION }
 """
 
 
-@functools.cache
-def graph(precision: str = "bf16", affine: str = "true") -> TrainingGraph:
-    text = SOURCE.replace("PRECISION", precision).replace("AFFINE", affine)
-    lowered = lower(parse(Source("joined.mbc", text)), (), None)
-    return differentiate(lowered.network, lowered.optimizer, lowered.precision)
+graph = functools.partial(pools.graph, source=SOURCE)
 
 
 def test_every_kernel_finds_its_place():

@@ -41,8 +41,8 @@ train { optimizer = sgd(momentum=0.9)  precision = PRECISION }
 
 
 @functools.cache
-def graph(precision: str = "bf16", affine: str = "true") -> TrainingGraph:
-    text = SOURCE.replace("PRECISION", precision).replace("AFFINE", affine)
+def graph(precision: str = "bf16", affine: str = "true", source: str = SOURCE) -> TrainingGraph:
+    text = source.replace("PRECISION", precision).replace("AFFINE", affine)
     lowered = lower(parse(Source("pools.mbc", text)), (), None)
     return differentiate(lowered.network, lowered.optimizer, lowered.precision)
 

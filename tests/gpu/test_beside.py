@@ -1,0 +1,60 @@
+"""Kernels beside each other on a real GPU give the bits that they give one after the other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mbc.codegen.build import write_package
+from mbc.codegen.toolchain import find_toolchain
+from mbc.compiler import compile_plan
+from mbc.options import Options
+from mbc.plan.model import Stream
+from mbc.runtime.module import Module
+from mbc.source import Source
+
+ROOT = Path(__file__).parents[2]
+STEPS = 5
+
+
+def states(folder: Path) -> dict[str, bytes]:
+    """Of ResNet-18 at batch 8, after some steps on noise."""
+    random = np.random.default_rng(0)
+    net = Module(folder, seed=4, device="cuda", canaries=True)
+    try:
+        for _ in range(STEPS):
+            net.step(random.standard_normal((8, 3, 224, 224)).astype(np.float32), random.integers(0, 1000, 8), lr=0.01)
+        net.check_canaries()
+        return {name: net.state(name).tobytes() for name in net.states}
+    finally:
+        net.close()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_same_bits(tmp_path: Path, precision: str) -> None:
+    driver = pytest.importorskip(
+        "pycuda.driver", reason="PyCUDA is not installed, or finds no driver", exc_type=ImportError
+    )
+    try:
+        driver.init()
+        count = driver.Device.count()
+    except driver.Error as error:
+        pytest.skip(f"no GPU: {error}")
+    if count == 0:
+        pytest.skip("no GPU: the driver knows none")
+    source = Source("resnet.mbc", (ROOT / "examples" / "resnet.mbc").read_text())
+    settings = (
+        ("depth", "18"), ("batch", "8"), ("train.precision", precision), ("train.deterministic", "true")
+    )  # fmt: skip
+    found: list[dict[str, bytes]] = []
+    for without in (frozenset[str](), frozenset({"beside"})):
+        plan = compile_plan(source, Options(settings=settings, without=without))
+        if not without and all(launch.stream is Stream.COMPUTE for launch in plan.train.launches):
+            pytest.skip("on this GPU no kernels run beside each other")
+        package = write_package(plan, tmp_path / f"{precision}{len(found)}", find_toolchain())
+        if package.library is None:
+            pytest.skip("the library cannot be built here: " + "; ".join(map(str, package.missing)))
+        found.append(states(package.folder))
+    assert found[0] == found[1]
