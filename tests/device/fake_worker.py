@@ -1,6 +1,6 @@
 """A process that measures without a GPU, as `mbc.device.worker` does: `python -m tests.device.fake_worker BEHAVIOUR`.
 
-`slow` waits between requests; `dies` ends without a word at its second request; `refuses` fails as a GPU would;
+`slow` waits between requests, `stays` at its second one longer than anybody does; `dies` ends without a word at its second request; `refuses` fails as a GPU would;
 `trips` fails once with MBC088 after its first request, and goes on when it is started again.
 """
 
@@ -38,6 +38,8 @@ def measuring(gpu, needs, path, measure_for_s, workspace_limit_bytes, progress, 
                     raise MbcError("MBC077", "no GPU", "run `mbc doctor`")
                 if BEHAVIOUR == "slow":
                     time.sleep(0.1)
+                if BEHAVIOUR == "stays" and done == 1:
+                    time.sleep(3600)
                 writer.record(request, [measurement(1, 10.0)])
                 if BEHAVIOUR == "trips" and not known:
                     raise MbcError("MBC088", "the GPU failed", "run it again")
