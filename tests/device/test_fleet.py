@@ -147,7 +147,7 @@ def test_ctrl_c_leaves_a_profile_and_says_what_is_left(tmp_path: Path):
     process.send_signal(signal.SIGINT)
     said = process.communicate(timeout=60)[0].splitlines()
     known = len(read_profile(path).extents)
-    assert 0 < len(EVERYTHING) - known
+    assert known < len(EVERYTHING)
     assert said[-1] == f"left {len(EVERYTHING) - known} True"
     assert process.returncode == 0
 
