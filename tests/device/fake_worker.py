@@ -1,8 +1,8 @@
 """A process that measures without a GPU, as `mbc.device.worker` does: `python -m tests.device.fake_worker BEHAVIOUR`.
 
-`slow` waits between requests, `stays` at its second one for longer than anybody waits; `dies` ends without a word at its
-second request; `refuses` fails as a GPU would; `trips` fails once with MBC088 after its first request, and goes on when
-it is started again.
+`slow` waits between requests, `stays` at its second one for longer than anybody waits; `dies` ends without a word at
+its second request; `refuses` fails as a GPU would; `trips` fails once with MBC088 after its first request, and goes on
+when it is started again.
 """
 
 from __future__ import annotations
