@@ -19,6 +19,9 @@ COMPUTING = 2.0
 # of batches 1 to 32 best, within 5 % (decision 019).
 FILLING = 0.6
 WAIT_US = 5.0
+# What a kernel that waits for a copy takes longer, and one that a copy waits for: as gaps between the kernels of three
+# steps of ResNet-50 show it, captured into graphs (decision 020).
+COPY_WAIT_US = 10.0
 _ALONE = Slowdown()
 
 
@@ -39,6 +42,7 @@ def contention(
         link.to_device_gb_s / link.to_device_both_gb_s,
         _fills(program, graph, buffers, device) if beside else (0.0,) * len(program.launches),
         WAIT_US,
+        COPY_WAIT_US,
     )
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from mbc.device.transfers import Slowdown
 from mbc.plan.model import Program, Stream
 
+_COPIES = (Stream.TO_HOST, Stream.TO_DEVICE)
 _IDLE_US = 1e-9  # less than that is left of a launch that has ended, rounding being what it is
 
 
@@ -18,7 +19,8 @@ class Contention:
     """What launches do to each other. `slowdowns`: of each kernel while copies run (those of other launches mean
     nothing); `to_host`, `to_device`: time of a copy while the other direction is busy, over alone. `fills`: the share
     of the GPU that each kernel fills, 0 to 1: two at the same time take turns with what there is not for both.
-    `wait_us`: what a kernel takes longer for waiting for one of the other stream of kernels.
+    `wait_us`: what a kernel takes longer for waiting for one of the other stream of kernels. `copy_wait_us`: what it
+    takes longer for waiting for a copy, or for a copy that waits for it.
     """
 
     slowdowns: tuple[Slowdown, ...]
@@ -26,6 +28,7 @@ class Contention:
     to_device: float
     fills: tuple[float, ...]
     wait_us: float = 0.0
+    copy_wait_us: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +95,7 @@ def _disturbed(
     """From the end of one launch to the next end of any, every running one progresses at the rate that the others
     leave it."""
     count = len(program.launches)
-    crossing = {later for earlier, later in program.waits if _kernels_beside(program, earlier, later)}
-    alone_us = [time_us + contention.wait_us if i in crossing else time_us for i, time_us in enumerate(alone_us)]
+    alone_us = [time + wait for time, wait in zip(alone_us, _waiting_us(program, contention), strict=True)]
     queues = {stream: deque[int]() for stream in Stream}
     for i, launch in enumerate(program.launches):
         queues[launch.stream].append(i)
@@ -122,8 +124,20 @@ def _disturbed(
     return Timeline(tuple(starts), tuple(end for end in ends if end is not None), tuple(stalls))
 
 
-def _kernels_beside(program: Program, earlier: int, later: int) -> bool:
-    return {program.launches[i].stream for i in (earlier, later)} == {Stream.COMPUTE, Stream.BESIDE}
+def _waiting_us(program: Program, contention: Contention) -> list[float]:
+    """What each launch takes longer for being at an end of a wait between two streams."""
+    found = [0.0] * len(program.launches)
+    for earlier, later in program.waits:
+        first, second = program.launches[earlier].stream, program.launches[later].stream
+        if first in _COPIES:
+            if second is Stream.COMPUTE:
+                found[later] = max(found[later], contention.copy_wait_us)
+        elif second in _COPIES:
+            if first is Stream.COMPUTE:
+                found[earlier] = max(found[earlier], contention.copy_wait_us)
+        elif first is not second:
+            found[later] = max(found[later], contention.wait_us)
+    return found
 
 
 def _slower(running: dict[Stream, int], contention: Contention) -> dict[Stream, float]:

@@ -84,10 +84,13 @@ class CopyingGpu(Memory):
         return Event(at)
 
     def copy_to_host(self, target: np.ndarray, source: int, stream: Line | None = None) -> None:
-        (stream or self.own).queue.append(Op(Stream.TO_HOST, self.link.copy_us(target.size, Stream.TO_HOST)))
+        (stream or self.own).queue.append(Op(Stream.TO_HOST, self.alone_us(target.size, self.link.to_host_gb_s)))
 
     def copy_to_device(self, target: int, source: np.ndarray, stream: Line | None = None) -> None:
-        (stream or self.own).queue.append(Op(Stream.TO_DEVICE, self.link.copy_us(source.size, Stream.TO_DEVICE)))
+        (stream or self.own).queue.append(Op(Stream.TO_DEVICE, self.alone_us(source.size, self.link.to_device_gb_s)))
+
+    def alone_us(self, size_bytes: int, gb_s: float) -> float:
+        return self.link.latency_us + size_bytes / (gb_s * 1e3)
 
     def launch(self, kind: str) -> None:
         self.own.queue.append(Op(kind, KERNELS_US[kind]))

@@ -11,7 +11,7 @@ from mbc.device.profile import Identity, Profile, calibrated
 from mbc.device.profile_edit import write_profile
 from mbc.device.profile_file import read_profile
 from mbc.device.spec import device_specs, find_spec
-from mbc.device.transfers import HostLink, Slowdown, estimated_link, link_constants, measured_link
+from mbc.device.transfers import IN_STEP, HostLink, Slowdown, estimated_link, link_constants, measured_link
 from mbc.plan.model import Stream
 
 LINK = HostLink(
@@ -20,12 +20,12 @@ LINK = HostLink(
 IDENTITY = Identity("NVIDIA H200", "sm_90", 132, "580.1", 91900, "2026-11-21")
 
 
-def test_a_copy_takes_its_latency_and_the_time_of_its_bytes() -> None:
+def test_a_copy_takes_its_latency_and_the_time_of_its_bytes_in_a_step() -> None:
     assert LINK.copy_us(0, Stream.TO_HOST) == 5.0
-    assert LINK.copy_us(10**6, Stream.TO_HOST) == pytest.approx(55.0)
-    assert LINK.copy_us(10**6, Stream.TO_DEVICE) == pytest.approx(45.0)
-    assert LINK.copy_us(10**6, Stream.TO_HOST, busy_both=True) == pytest.approx(67.5)
-    assert LINK.copy_us(9 * 10**6, Stream.TO_DEVICE, busy_both=True) == pytest.approx(505.0)
+    assert LINK.copy_us(10**6, Stream.TO_HOST) == pytest.approx(5 + 50 / IN_STEP)
+    assert LINK.copy_us(10**6, Stream.TO_DEVICE) == pytest.approx(5 + 40 / IN_STEP)
+    assert LINK.copy_us(10**6, Stream.TO_HOST, busy_both=True) == pytest.approx(5 + 62.5 / IN_STEP)
+    assert LINK.copy_us(9 * 10**6, Stream.TO_DEVICE, busy_both=True) == pytest.approx(5 + 500 / IN_STEP)
     with pytest.raises(ValueError, match="direction"):
         LINK.copy_us(1, Stream.COMPUTE)
 

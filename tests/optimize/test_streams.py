@@ -159,6 +159,15 @@ def test_kernels_beside_each_other_share_what_they_fill(fills: tuple[float, ...]
     assert found.ends_us == pytest.approx(ends)
 
 
+def test_kernels_at_an_end_of_a_wait_take_longer() -> None:
+    streams = (Stream.COMPUTE, Stream.TO_HOST, Stream.COMPUTE, Stream.COMPUTE, Stream.BESIDE)
+    launches = tuple(launch(stream, 10) for stream in streams)
+    waiting = replace(NOTHING, slowdowns=(ALONE,) * 5, fills=(0.0,) * 5, wait_us=2.0, copy_wait_us=3.0)
+    found = timeline(Program(launches, ((0, 1), (1, 3), (2, 4)), (), ()), None, waiting)
+    # The first is waited for by the copy and the fourth waits for it; the last waits for the third.
+    assert found.ends_us == (13, 23, 23, 36, 35)
+
+
 def test_contention_tells_kernels_by_their_time_and_bytes() -> None:
     spec = find_spec("h200")
     small, large = (Buffer("x", WHOLE, Layout.CHANNELS_FIRST, DType.UINT8, size) for size in (1 << 20, 1 << 30))
