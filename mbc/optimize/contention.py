@@ -21,7 +21,7 @@ FILLING = 0.6
 WAIT_US = 5.0
 # What a kernel that waits for a copy takes longer, and one that a copy waits for: as gaps between the kernels of three
 # steps of ResNet-50 show it, captured into graphs (decision 020).
-COPY_WAIT_US = 10.0
+COPY_WAIT_US = 7.0
 _ALONE = Slowdown()
 
 

@@ -19,8 +19,8 @@ from mbc.optimize.order import Draft
 from mbc.optimize.runs import Run
 from mbc.plan.model import Copy, Stream
 
-# Copies shorter than so many latencies are not worth their place in the queue.
-SHORTEST_COPY_LATENCIES = 3
+# Shorter copies are not worth what the kernels that wait for them, and that they wait for, start later (decision 020).
+SHORTEST_COPY_US = 100.0
 
 
 class Sender:
@@ -45,7 +45,6 @@ class Sender:
         starts_us = self._starts_us()
         peak = self.peak = int(np.argmax(over))
         needed = wanted = int(over[peak] * part)
-        shortest = SHORTEST_COPY_LATENCIES * self._link.latency_us
         ledger = self._ledger
         gaps = [gap for buffer in ledger.movable if (gap := ledger.gap(buffer, peak)) is not None]
 
@@ -60,7 +59,7 @@ class Sender:
             if needed <= 0:
                 break
             size_bytes = ledger.size_bytes[gap.buffer]
-            if size_bytes > host_bytes or self._copy_us(gap.buffer, Stream.TO_HOST) < shortest:
+            if size_bytes > host_bytes or self._copy_us(gap.buffer, Stream.TO_HOST) < SHORTEST_COPY_US:
                 continue
             if not self._queued(queues, gap.buffer, gap.before, starts_us):
                 continue

@@ -156,6 +156,7 @@ class Cuda:
 
     def train(self, control: bytes) -> Figures:
         self._expire()
+        before = None if self._overhead_checked else self._measured_overhead()
         slot = self._slots[0]
         self._slots.rotate(-1)
         earlier = slot.pending() if slot.pending is not None else None
@@ -179,7 +180,7 @@ class Cuda:
         figures = Figures(fetch)
         slot.pending = weakref.ref(figures)
         if not self._overhead_checked:
-            self._check_overhead()
+            self._check_overhead(before)
         return figures
 
     def infer(self) -> None:
@@ -306,11 +307,14 @@ class Cuda:
         canaries = len(self._guards) * GUARD_BYTES
         return None if taken is None else max(0, taken - self._arena_bytes - self._prefetch_bytes - canaries)
 
-    def _check_overhead(self) -> None:
-        """After the first step everything is loaded: what the module takes must be within its budget."""
+    def _check_overhead(self, before: int | None) -> None:
+        """After the first step everything is loaded: what the module takes must be within its budget. What this process
+        took between opening it and that step (`before` was measured there) is its caller's: tensors to be fed, say."""
         self._compute.synchronize()
         self._overhead_checked = True
-        self._overhead = self._measured_overhead()
+        after = self._measured_overhead()
+        if self._overhead is not None and before is not None and after is not None:
+            self._overhead += max(0, after - before)
         budget, predicted = self._plan.budget_bytes, self._plan.predictions
         ours = self._arena_bytes + self._prefetch_bytes
         if self._overhead is None or ours + self._overhead <= budget:

@@ -340,6 +340,15 @@ def test_what_others_take_of_the_gpu_is_not_the_module_s(gpu: Gpu, tmp_path: Pat
     assert net.memory.overhead_taken == 256
 
 
+def test_what_the_caller_takes_before_the_first_step_is_not_the_module_s(gpu: Gpu, tmp_path: Path):
+    plan = small_plan()
+    net = Module(package(tmp_path, replace(plan, budget_bytes=plan.predictions.arena_bytes + 300)), device="cuda")
+    held = cuda._driver().mem_alloc(1 << 20)  # pyright: ignore[reportPrivateUsage]
+    net.step(*batch(), lr=0.1)
+    assert net.memory.overhead_taken == 256
+    held.free()
+
+
 def test_which_process_took_what():
     def taken(before: dict[int, int] | None, now: dict[int, int] | None) -> int | None:
         used = [None if told is None else 10 + sum(told.values()) for told in (before, now)]
