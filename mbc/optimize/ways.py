@@ -85,10 +85,11 @@ def make_room(problem: Problem, means: Means, known_us: float) -> Iterator[Fitte
         promising = improved + promising[MOST_THOROUGH:]
     tried = [(way.time_us, number, 0, way) for number, way in enumerate(promising)]
     heapq.heapify(tried)
-    best_us = known_us  # where addresses are tight, kernels may wait longer for copies than it seemed
+    best_us = known_us
+    longer = 1.0  # than a way seemed to take: where addresses are tight, kernels wait longer for copies
     most_placed = min(MOST_PLACED, max(LEAST_PLACED, PLACED_WORK // len(fitting[0].resided.draft.train.launches)))
     for number in range(len(fitting), len(fitting) + most_placed):
-        if not tried or tried[0][0] >= best_us:
+        if not tried or longer * tried[0][0] >= best_us:
             return
         _, _, spared_bytes, way = heapq.heappop(tried)
         draft = _with_free_workspace(problem, way, room_bytes - spared_bytes)
@@ -96,7 +97,8 @@ def make_room(problem: Problem, means: Means, known_us: float) -> Iterator[Fitte
         yield found
         lacking_bytes = found.placed.arena_bytes - room_bytes
         if lacking_bytes <= 0:
-            best_us = min(best_us, found.step_us)
+            if found.step_us < best_us:
+                best_us, longer = found.step_us, max(1.0, found.step_us / way.time_us)
             continue
         spared_bytes = max(2 * spared_bytes, lacking_bytes // 2, int(LEAST_SPARED * room_bytes))
         if spared_bytes > MOST_SPARED * room_bytes:
