@@ -7,13 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mbc.codegen.build import write_package
-from mbc.codegen.toolchain import find_toolchain
 from mbc.compiler import compile_plan
 from mbc.options import Options
 from mbc.plan.model import Stream
 from mbc.runtime.module import Module
 from mbc.source import Source
+from tests.gpu.packages import built, need_gpu
 
 ROOT = Path(__file__).parents[2]
 STEPS = 5
@@ -33,16 +32,7 @@ def states(folder: Path) -> dict[str, bytes]:
 
 
 def test_the_same_bits(tmp_path: Path) -> None:
-    driver = pytest.importorskip(
-        "pycuda.driver", reason="PyCUDA is not installed, or finds no driver", exc_type=ImportError
-    )
-    try:
-        driver.init()
-        count = driver.Device.count()
-    except driver.Error as error:
-        pytest.skip(f"no GPU: {error}")
-    if count == 0:
-        pytest.skip("no GPU: the driver knows none")
+    need_gpu()
     source = Source("resnet.mbc", (ROOT / "examples" / "resnet.mbc").read_text())
     settings = (("depth", "18"), ("batch", "8"), ("train.precision", "bf16"), ("train.deterministic", "true"))
     found: list[dict[str, bytes]] = []
@@ -50,8 +40,5 @@ def test_the_same_bits(tmp_path: Path) -> None:
         plan = compile_plan(source, Options(settings=settings, without=without))
         if not without and all(launch.stream is Stream.COMPUTE for launch in plan.train.launches):
             pytest.skip("on this GPU no kernels run beside each other")
-        package = write_package(plan, tmp_path / str(len(found)), find_toolchain())
-        if package.library is None:
-            pytest.skip("the library cannot be built here: " + "; ".join(map(str, package.missing)))
-        found.append(states(package.folder))
+        found.append(states(built(plan, tmp_path / str(len(found)))))
     assert found[0] == found[1]

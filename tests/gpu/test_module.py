@@ -8,13 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mbc.codegen.build import write_package
-from mbc.codegen.toolchain import find_toolchain
 from mbc.compiler import compile_plan
 from mbc.errors import MbcError
 from mbc.options import Options
 from mbc.runtime.module import Module
 from mbc.source import Source
+from tests.gpu.packages import built, need_gpu
 
 SOURCE = """
 network small(batch = 16, classes = 10) {
@@ -40,28 +39,16 @@ TOLERANCES = {"fp32": 1e-5, "tf32": 3e-2, "bf16": 6e-2, "fp16": 1e-2}
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Builds the network for this machine's GPU, once for each precision and division."""
-    driver = pytest.importorskip(
-        "pycuda.driver", reason="PyCUDA is not installed, or finds no driver", exc_type=ImportError
-    )
-    try:
-        driver.init()
-        count = driver.Device.count()
-    except driver.Error as error:
-        pytest.skip(f"no GPU: {error}")
-    if count == 0:
-        pytest.skip("no GPU: the driver knows none")
-    built: dict[tuple[str, int], Path] = {}
+    need_gpu()
+    packages: dict[tuple[str, int], Path] = {}
 
     def build(precision: str = "fp32", micro_batch: int = 0) -> Path:
         key = precision, micro_batch
-        if key not in built:
+        if key not in packages:
             options = Options(settings=(("train.precision", precision),), micro_batch=micro_batch)
             folder = tmp_path_factory.mktemp("packages") / f"{precision}_{micro_batch}"
-            done = write_package(compile_plan(Source("small.mbc", SOURCE), options), folder, find_toolchain())
-            if done.library is None:
-                pytest.skip("the library cannot be built here: " + "; ".join(map(str, done.missing)))
-            built[key] = folder
-        return built[key]
+            packages[key] = built(compile_plan(Source("small.mbc", SOURCE), options), folder)
+        return packages[key]
 
     return build
 
