@@ -19,6 +19,8 @@ _COMMUTATIVE = frozenset({"add", "mul"})
 
 _NORMALIZE = "batch_normalize(x, mean, variance, gamma?, beta?)"
 _SUMS = "dgamma, dbeta = batch_normalize_sums(x, d, mean, variance)"
+_TWICE = "z2 = batch_normalize(x2, mean2, variance2, gamma2?, beta2?)"
+_THROUGH_RELU = "d = relu_backward(y, dy)"
 _BEHIND_POOL = ("m = relu_backward(p, dp)", "d = max_pool_backward(index, m)")
 _BACKWARD = "dx = batch_normalize_backward(x, d, mean, variance, dgamma, dbeta, gamma?)"
 
@@ -79,7 +81,7 @@ PATTERNS: tuple[Pattern, ...] = (
     Pattern.of(f"z = {_NORMALIZE}", "s = add(z, r)", "y = relu(s)"),
     Pattern.of(
         f"z = {_NORMALIZE}",
-        "z2 = batch_normalize(x2, mean2, variance2, gamma2?, beta2?)",
+        _TWICE,
         "s = add(z, z2)",
         "y = relu(s)",
     ),
@@ -214,6 +216,37 @@ PATTERNS: tuple[Pattern, ...] = (
     *(
         Pattern.of("m, v = batch_statistics(x)", f"mean, variance = join_statistics({pairs})")
         for pairs in ("m0, v0, m, v", "m, v, m0, v0")
+    ),
+)
+
+# Sums over a gradient behind relu that make relu's output again on the way, for whoever reads it next: what that is made
+# of is read anyway. Within a budget they stand where relu's output was not kept (`mbc.optimize.along`).
+ALONG: tuple[Pattern, ...] = (
+    Pattern.of(
+        f"z = {_NORMALIZE}",
+        "y = relu(z)",
+        _THROUGH_RELU,
+        _SUMS,
+        launches=(Part((0, 1, 2, 3), ("y", "dgamma", "dbeta")),),
+        replaces=(2, 3),
+    ),
+    *(
+        Pattern.of(
+            f"z = {_NORMALIZE}",
+            *others,
+            "y = relu(s)",
+            *added,
+            _THROUGH_RELU,
+            sums,
+            launches=(Part(tuple(range(4 + len(others) + len(added))), ("y", "d", "dgamma", "dbeta")),),
+            replaces=tuple(range(2 + len(others), 4 + len(others) + len(added))),
+        )
+        for others, of_sums in (
+            (("s = add(z, r)",), (_SUMS,)),
+            ((_TWICE, "s = add(z, z2)"), (_SUMS, _SUMS.replace("x, d, mean, variance", "x2, d, mean2, variance2"))),
+        )
+        for added in ((), ("dy = add(a, b)",))
+        for sums in of_sums
     ),
 )
 
