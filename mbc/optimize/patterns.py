@@ -219,8 +219,8 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
 )
 
-# Sums over a gradient behind relu that make relu's output again on the way, for whoever reads it next: what that is made
-# of is read anyway. Within a budget they stand where relu's output was not kept (`mbc.optimize.along`).
+# Sums over a gradient behind relu that make relu's output again on the way, for whoever reads it next: most of what it is
+# made of is read anyway. Within a budget they run where relu's output was not kept (`mbc.optimize.along`).
 ALONG: tuple[Pattern, ...] = (
     Pattern.of(
         f"z = {_NORMALIZE}",
@@ -237,16 +237,12 @@ ALONG: tuple[Pattern, ...] = (
             "y = relu(s)",
             *added,
             _THROUGH_RELU,
-            sums,
+            _SUMS,
             launches=(Part(tuple(range(4 + len(others) + len(added))), ("y", "d", "dgamma", "dbeta")),),
             replaces=tuple(range(2 + len(others), 4 + len(others) + len(added))),
         )
-        for others, of_sums in (
-            (("s = add(z, r)",), (_SUMS,)),
-            ((_TWICE, "s = add(z, z2)"), (_SUMS, _SUMS.replace("x, d, mean, variance", "x2, d, mean2, variance2"))),
-        )
+        for others in (("s = add(z, r)",), (_TWICE, "s = add(z, z2)"))
         for added in ((), ("dy = add(a, b)",))
-        for sums in of_sums
     ),
 )
 
