@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mbc.optimize.along import AlongRuns
 from mbc.optimize.lifetimes import aligned
 from mbc.optimize.order import Draft
 from mbc.optimize.passing import passing_bytes
@@ -32,12 +33,18 @@ class Leaner:
 
 class Books:
     """Mutable. `small_bytes`: values up to that size are always kept. `in_place`: runs and the values that they write
-    over if nobody needs them any more."""
+    over if nobody needs them any more. `along`: repetitions that cost less than their run."""
 
     def __init__(
-        self, draft: Draft, runs: Sequence[Run], small_bytes: int, in_place: Collection[tuple[int, int]] = ()
+        self,
+        draft: Draft,
+        runs: Sequence[Run],
+        small_bytes: int,
+        in_place: Collection[tuple[int, int]] = (),
+        along: AlongRuns | None = None,
     ) -> None:
         self.runs = runs
+        self._along = along or {}
         self.size_bytes = [aligned(b.size_bytes) if b.space is Space.ARENA else 0 for b in draft.buffers]
         self.made: dict[int, int] = dict.fromkeys(draft.train.entry, -1)
         self.reads: dict[int, list[int]] = {}
@@ -82,6 +89,11 @@ class Books:
         self._changed.clear()
         return self._delta_bytes
 
+    def again_us_of(self, run: int, position: int) -> float:
+        """Microseconds of a run just before another, or along with what stands there."""
+        along = self._along.get((run, position))
+        return self.runs[run].time_us if along is None else along.more_us
+
     def scratch_bytes(self, run: int) -> int:
         """The workspace of a run."""
         return self._scratch_bytes[run]
@@ -105,7 +117,7 @@ class Books:
         at = bisect_right(starts, position)
         if added:
             if key not in self._again:
-                self.again_us += self.runs[key[0]].time_us
+                self.again_us += self.again_us_of(*key)
                 self._runs_again.setdefault(position, set()).add(key[0])
             self._again.setdefault(key, set()).add(buffer)
             self._take(buffer, at, -1)
@@ -121,7 +133,7 @@ class Books:
             if not self._again[key]:
                 del self._again[key]
                 self._runs_again[position].remove(key[0])
-                self.again_us -= self.runs[key[0]].time_us
+                self.again_us -= self.again_us_of(*key)
         self._journal.append((self._enter_repeat, added, buffer, position))
 
     def _enter_read(self, added: bool, buffer: int, position: int) -> None:

@@ -162,8 +162,8 @@ def _settled(chooser: Chooser) -> Found:
 
 def keep_again(chooser: Chooser, over: NDArray[np.int64], most: int) -> None:
     """Keep after all, by the books, of what takes longest to make again and so many what fits."""
-    ledger, runs = chooser.ledger, chooser.runs
-    order = sorted(((runs[ledger.made[d.buffer]].time_us, d) for d in ledger.decisions().recomputes),
+    ledger = chooser.ledger
+    order = sorted(((ledger.again_us_of(ledger.made[d.buffer], d.before), d) for d in ledger.decisions().recomputes),
                    key=lambda pair: (-pair[0], pair[1].before, pair[1].buffer))  # fmt: skip
     taken = over + ledger.delta_bytes
     for _, decision in order[:most]:

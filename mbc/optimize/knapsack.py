@@ -19,6 +19,8 @@ from dataclasses import dataclass
 
 from mbc.ir.graph import Operation, Role
 from mbc.ops import KINDS
+from mbc.ops.fused import names_of
+from mbc.optimize.along import alongs_of
 from mbc.optimize.candidates import CandidateTable, least_workspace_bytes
 from mbc.optimize.fuse import Group, all_groups
 from mbc.optimize.gather import is_gathered
@@ -94,7 +96,7 @@ class _Step:
         groups = [g for g in all_groups(table) if g.replaces <= names]
         self.grouped = frozenset(name for group in groups for name in group.replaces)
         self._unmade = frozenset(value for group in groups for value in group.unmade)
-        self._launch_us: dict[str, float] = {}  # the cheapest launch of a group that makes a value
+        self._launch_us: dict[str, float] = {}  # of a value: the cheapest launch of a group, or what one more takes
         self._stands: dict[str, int] = {}  # where the last launch of a group that an operation may be in stands at most
         self._alone_us = alone_us
         self.times_us = self._shared(groups, alone_us)
@@ -120,17 +122,23 @@ class _Step:
         """What each operation takes at least: alone, or its share of a group; nothing where many may run at once."""
         places = {op.name: i for i, op in enumerate(self.operations)}
         found = [0.0 if is_gathered(op) else time_us for op, time_us in zip(self.operations, alone_us, strict=True)]
+        sums_us: dict[str, float] = {}  # the cheapest launch of a group that ends with an operation
         for group in groups:
             launches_us = [min((c.time_us for c in self._table.offered(o)), default=math.inf) for o in group.launches]
             for launch, time_us in zip(group.launches, launches_us, strict=True):
                 for name in launch.outputs:
                     self._launch_us[name] = min(self._launch_us.get(name, math.inf), time_us)
+                sums_us[names_of(launch)[-1]] = min(sums_us.get(names_of(launch)[-1], math.inf), time_us)
             members = [places[name] for name in group.replaces]
             part = sum(launches_us) / max(1e-9, sum(alone_us[i] for i in members))
             for i in members:
                 found[i] = min(found[i], alone_us[i] * part)
                 name = self.operations[i].name
                 self._stands[name] = max(self._stands.get(name, 0), *members)
+        for along in alongs_of(self._table):
+            time_us = min(c.time_us for c in self._table.offered(along.operation))
+            more_us = max(0.0, time_us - sums_us.get(names_of(along.operation)[-1], time_us))
+            self._launch_us[along.value] = min(self._launch_us.get(along.value, math.inf), more_us)
         return found
 
     def _sure_reads(self, groups: Sequence[Group]) -> Mapping[str, int]:

@@ -46,7 +46,7 @@ class Ledger(Books):
         """Time of the repetitions just before each run."""
         found = np.zeros(len(self.runs) + 1)
         for run, position in self._again:
-            found[position] += self.runs[run].time_us
+            found[position] += self.again_us_of(run, position)
         return found
 
     def leaner_us(self) -> float:
@@ -100,8 +100,8 @@ class Ledger(Books):
             if run in paid or (run, position) in self._again:
                 continue
             paid.add(run)
-            moves = wanted != buffer and self._next_again(wanted, position) is not None
-            total_us += 0.0 if moves else self.runs[run].time_us
+            later = self._next_again(wanted, position) if wanted != buffer else None
+            total_us += self.again_us_of(run, position) - (0.0 if later is None else self.again_us_of(run, later))
             for source in self.runs[run].reads:
                 if source in self._is_movable:
                     if not self.resident(source, position) and not self._can_fetch(source, position):
@@ -115,7 +115,7 @@ class Ledger(Books):
         made = self.made[buffer]
         if not self.can_repeat(buffer):
             return math.inf
-        return 0.0 if (made, position) in self._again else self.runs[made].time_us
+        return 0.0 if (made, position) in self._again else self.again_us_of(made, position)
 
     def resident(self, buffer: int, position: int) -> bool:
         """Whether its bytes are there for a read just before a run."""

@@ -11,6 +11,7 @@ from mbc.ir.types import Precision, layout_matters
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Request
 from mbc.ops.fused import Fused, join, kind_of
+from mbc.optimize.along import alongs_of
 from mbc.optimize.candidates import CandidateTable, Rules, conversion_request, request_of
 from mbc.optimize.fuse import Group, groups_of
 from mbc.optimize.gather import bundles
@@ -42,6 +43,7 @@ def needs(graph: TrainingGraph, device: DeviceSpec, policy: Policy) -> tuple[Nee
     first: dict[Request, Operation] = {}
     train, infer = groups_of(table)
     launches = [(o, 1.0) for o in _launches(graph.train, train, table)]
+    launches += [(along.operation, 1.0) for along in alongs_of(table)]
     launches += [(o, _INFERENCE_WEIGHT) for o in _launches(graph.infer, infer, table)]
     for operation, weight in launches:
         offered = table.offered(operation)

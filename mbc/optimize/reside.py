@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from mbc.device.transfers import HostLink
 from mbc.ir.graph import Operation, TrainingGraph
+from mbc.optimize.along import AlongRuns
 from mbc.optimize.books import Leaner
 from mbc.optimize.homes import persistent_bytes
 from mbc.optimize.improve import Found, improve, keep_again, squeeze
@@ -37,6 +38,8 @@ SMALL_PART = 1 / 20_000
 MOST_ROUNDS = 40
 SEGMENT_PARTS = (1.0, 0.7, 0.5, 0.4, 0.3)  # of the room: segments that are tried
 SEGMENT_ROUNDS = 3  # of choosing gap by gap where these do not fit
+# Runs times parts that are tried; of a longer program only shorter segments, and gaps one by one if none of these fit.
+SEGMENT_WORK = 25_000
 MOST_IMPROVING = 200  # rounds that improve what was found
 WORSE_ROUNDS = 10  # one after another that are no smaller than what was found
 # Making things again for longer than so many whole steps leads nowhere.
@@ -94,15 +97,17 @@ def reside(
     work: int = 0,
     start: Resided | None = None,
     points: Points | None = None,
+    along: AlongRuns | None = None,
 ) -> Resided:
     """The draft as it fits the room, or as little over it as was found. `draft` must not alias but by updates.
 
     `known_us`: a step that fits; one that would take much longer is given up. `work`: rounds that improve what fits,
     times the runs of the program. `start`: what was found for the same draft and as much room or more, to go on from.
     `points`: bytes of workspace and time of the other ways to run operations that are launched together, by their
-    names.
+    names. `along`: what can be made again along with other runs, whose operations are among `groups`.
     """
-    found = Chooser(graph, draft, link, means, room_bytes, known_us, groups, points or {}).run(work, start)
+    chooser = Chooser(graph, draft, link, means, room_bytes, known_us, groups, points or {}, along or {})
+    found = chooser.run(work, start)
     return replace(found, draft=in_launch_order(found.draft))
 
 
@@ -117,6 +122,7 @@ class Chooser:
         known_us: float,
         groups: Sequence[Operation],
         points: Points | None = None,
+        along: AlongRuns | None = None,
     ) -> None:
         self._graph = graph
         self._groups = groups
@@ -127,7 +133,8 @@ class Chooser:
         self.runs: tuple[Run, ...] = runs_of(graph, draft, draft.train)
         self._small_bytes = int(room_bytes * SMALL_PART)
         self._in_place = tuple(in_place(graph, draft, self.runs, groups))
-        self.ledger = Ledger(draft, self.runs, self._small_bytes, self._in_place)
+        self._along = along or {}
+        self.ledger = Ledger(draft, self.runs, self._small_bytes, self._in_place, self._along)
         self._persistent_bytes = persistent_bytes(draft)
         self.sender = Sender(draft, link, self.runs, self.ledger, means.host_bytes)
         self.whims: dict[int, float] = {}  # by what the price of a value counts more
@@ -157,7 +164,7 @@ class Chooser:
             found = improve(self, Found(*kept, self.costs_us()), rounds)
             smallest, limit_us = found.resided, found.costs_us
         if self._means.recompute and not smallest.decisions.offloads:
-            ledger = Ledger(self._draft, self.runs, self._small_bytes)
+            ledger = Ledger(self._draft, self.runs, self._small_bytes, along=self._along)
             for decisions in fastest_first(ledger, kept_over, limit_us):
                 proved = self.measure(decisions, {})[0]
                 if proved.live_bytes <= self._room_bytes:
@@ -191,7 +198,10 @@ class Chooser:
         found: list[tuple[float, Resided]] = []
         before = self.ledger.mark()
         peak, most_again_us = int(np.argmax(kept[1])), self.most_again_us
-        for part in (*SEGMENT_PARTS, 0.0):
+        parts = SEGMENT_PARTS[-max(1, SEGMENT_WORK // len(self.runs)) :]
+        for part in (*parts, 0.0):
+            if not part and found and len(parts) < len(SEGMENT_PARTS):
+                break
             if part:
                 cut_into_segments(self.ledger, peak, int(part * self._room_bytes))
                 self.sender.schedule()
@@ -236,7 +246,7 @@ class Chooser:
         return measured
 
     def measure(self, decisions: Decisions, leaner: Mapping[int, Leaner]) -> Measured:
-        rewritten = rewrite(self._draft, self.runs, decisions, self._link)
+        rewritten = rewrite(self._draft, self.runs, decisions, self._link, self._along)
         draft = take_over(self._graph, rewritten.draft, self._groups)
         program_blocks = blocks(draft.train, draft.buffers, frozenset(draft.persistent))
         live = np.array(live_bytes(program_blocks, len(draft.train.launches)), np.int64) + self._persistent_bytes

@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from mbc.device.transfers import HostLink
-from mbc.optimize.order import Draft, renumbered
+from mbc.ir.types import DType, Layout
+from mbc.optimize.along import AlongRun, AlongRuns
+from mbc.optimize.order import WHOLE, Draft, renumbered
 from mbc.optimize.runs import Run
 from mbc.plan.model import Access, Buffer, Copy, Launch, Mode, Space, Stream
 
@@ -54,15 +56,23 @@ class Rewritten:
     position: tuple[int, ...]
 
 
-def rewrite(draft: Draft, runs: Sequence[Run], decisions: Decisions, link: HostLink) -> Rewritten:
-    """The draft with the decisions carried out in its training program. `draft` must not alias but by updates."""
+def rewrite(
+    draft: Draft, runs: Sequence[Run], decisions: Decisions, link: HostLink, along: AlongRuns | None = None
+) -> Rewritten:
+    """The draft with the decisions carried out in its training program. `draft` must not alias but by updates. What is
+    made again according to `along` has no launch of its own."""
     writer = _Writer(draft, runs, link)
     made_by = {buffer: i for i, run in enumerate(runs) for buffer in run.writes}
     again: dict[int, dict[int, list[int]]] = {}  # position -> run -> outputs
+    instead: dict[int, AlongRun] = {}  # by the run in whose place it is launched
     for decision in decisions.recomputes:
         run = made_by[decision.buffer]
         assert run < decision.before and runs[run].again
-        again.setdefault(decision.before, {}).setdefault(run, []).append(decision.buffer)
+        found = (along or {}).get((run, decision.before))
+        if found is not None and found.sums not in instead:
+            instead[found.sums] = found
+        else:
+            again.setdefault(decision.before, {}).setdefault(run, []).append(decision.buffer)
     out: dict[int, list[int]] = {}
     back: dict[int, list[int]] = {}
     for decision in decisions.offloads:
@@ -76,7 +86,10 @@ def rewrite(draft: Draft, runs: Sequence[Run], decisions: Decisions, link: HostL
             writer.to_device(buffer, position)
         for clone, outputs in sorted(again.get(position, {}).items()):
             writer.run(runs[clone], position, outputs)
-        writer.run(run, position, None)
+        if position in instead:
+            writer.along(instead[position], position)
+        else:
+            writer.run(run, position, None)
     return writer.finish()
 
 
@@ -121,6 +134,17 @@ class _Writer:
             self._add(self._renamed(launch, moved, again is not None), position)
         if again is not None:
             self._now |= {buffer: moved[buffer] for buffer in again}
+
+    def along(self, along: AlongRun, position: int) -> None:
+        """A launch that makes a value again along with what it makes the first time."""
+        target = self._new(replace(self._draft.buffers[along.target], alias=None))
+        launch = self._renamed(along.launch, {}, again=False)
+        accesses = [Access(target, a.rows, a.mode) if a.buffer == along.target else a for a in launch.accesses]
+        if along.workspace_bytes:
+            scratch = Buffer(None, WHOLE, Layout.CHANNELS_FIRST, DType.UINT8, along.workspace_bytes)
+            accesses.append(Access(self._new(scratch), WHOLE, Mode.WRITE))
+        self._add(replace(launch, accesses=tuple(accesses)), position)
+        self._now[along.target] = target
 
     def finish(self) -> Rewritten:
         program = replace(

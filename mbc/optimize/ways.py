@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from mbc.ops.fused import kind_of, names_of
 from mbc.optimize.addresses import assign_addresses
+from mbc.optimize.along import along_runs, alongs_of, readers_late
 from mbc.optimize.choose import Choices
 from mbc.optimize.fitted import Fitted, Problem, free_bytes, ordered
 from mbc.optimize.lifetimes import aligned
@@ -20,6 +21,7 @@ from mbc.optimize.menus import Slice
 from mbc.optimize.order import Draft, order
 from mbc.optimize.rechoose import rechosen
 from mbc.optimize.reside import Means, Points, Resided, reside
+from mbc.optimize.runs import runs_of
 from mbc.optimize.strips import divided_operations
 from mbc.plan.model import Space
 
@@ -127,6 +129,7 @@ def _ways(problem: Problem, means: Means, known_us: float) -> list[_Way]:
         if points in known or choices.train_us >= best_us:
             continue
         known.add(points)
+        choices = readers_late(table, choices)
         draft = ordered(table, choices, means)
         found.append(_way(problem, draft, choices, means, divided, room_bytes, best_us))
         left -= len(choices.operations)
@@ -166,10 +169,11 @@ def _way(
     at_home = (draft.buffers[b] for b in draft.persistent)
     taken_bytes = sum(aligned(buffer.size_bytes) for buffer in at_home if buffer.space is Space.HOST)
     left = replace(means, host_bytes=means.host_bytes - taken_bytes)
-    groups = (*choices.train, *choices.infer)
+    along = along_runs(table, draft, runs_of(table.graph, draft, draft.train), choices.train)
+    groups = (*choices.train, *choices.infer, *(found.operation for found in alongs_of(table)))
     points = _points(problem, choices, divided)
     link = table.device.host_link
-    resided = reside(table.graph, draft, link, left, room_bytes, known_us, groups, work, start, points)
+    resided = reside(table.graph, draft, link, left, room_bytes, known_us, groups, work, start, points, along)
     quickly = Fitted(resided.draft, assign_addresses(resided.draft, thorough=False), table)
     return _Way(draft, quickly.step_us + resided.leaner_us, resided, choices, means, divided)
 

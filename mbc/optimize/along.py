@@ -1,0 +1,179 @@
+"""What is made again along with another launch, nearly for nothing.
+
+Within a budget relu's output is often made again, for the gradient of the next convolution's filter. The sums of batch
+norm's backward pass, a little later, read nearly all that it is made of: if they write it, too (`patterns.ALONG`), that
+takes as long as writing it, where a launch of its own would read everything once more. For that the gradient of the
+filter has to come after the sums, which nothing keeps it from: only an update waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from mbc.ir.graph import Operation
+from mbc.ops.fused import join, kind_of, names_of
+from mbc.optimize.candidates import CandidateTable
+from mbc.optimize.choose import Choices
+from mbc.optimize.order import Draft
+from mbc.optimize.patterns import ALONG, find
+from mbc.optimize.runs import Run
+from mbc.plan.model import Access, Kernel, Launch, Mode, Stream
+
+# Runs behind the sums until which what they made along with them may be read first: it takes memory from there on.
+NEAR = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Along:
+    """A place where `value`, which the operations `makes` make together, can be made again by the launch of
+    `operation`, which stands for the sums `sums` as well."""
+
+    value: str
+    makes: frozenset[str]
+    sums: frozenset[str]
+    operation: Operation
+
+    def stands_for(self, operations: Sequence[str]) -> bool:
+        """Whether a launch of these operations makes the sums, be it that it computes the value for itself."""
+        return self.sums <= frozenset(operations) <= self.sums | self.makes
+
+
+@dataclass(frozen=True, slots=True)
+class AlongRun:
+    """How run `sums` of a draft makes a value again, whose buffer is `target`: by `launch` in the place of its own,
+    with a workspace of so many bytes as its last operand (0: none), in `more_us` more."""
+
+    sums: int
+    target: int
+    launch: Launch
+    workspace_bytes: int
+    more_us: float
+
+
+# By the run that made the value, and the position before which it is wanted again.
+AlongRuns = Mapping[tuple[int, int], AlongRun]
+
+
+def alongs_of(table: CandidateTable) -> tuple[Along, ...]:
+    """Every place of the training step where a kernel makes a value again along with sums; found once."""
+    if "along" not in table.groups:
+        table.groups["along"] = tuple(_alongs(table))
+    return table.groups["along"]
+
+
+def _alongs(table: CandidateTable) -> Iterator[Along]:
+    program = table.graph.train
+    makers = {output: operation for operation in program for output in operation.outputs}
+    for pattern in ALONG:
+        (part,) = pattern.launches
+        for operation in program:
+            if operation.kind != pattern.statements[-1].kind:
+                continue
+            binding = find(pattern, operation, makers)
+            if binding is None:
+                continue
+            members = [binding.operations[number] for number in part.runs]
+            joined = join(members, [binding.values[name] for name in part.gives])
+            if not table.offered(joined):
+                continue
+            sums = frozenset(binding.operations[number].name for number in pattern.replaces)
+            makes = frozenset(member.name for member in members) - sums
+            yield Along(binding.values[part.gives[0]], makes, sums, joined)
+
+
+def readers_late(table: CandidateTable, choices: Choices) -> Choices:
+    """The same choices with every operation behind the sums that reads what they could make again, and whose own
+    results only later operations need."""
+    program = choices.train
+    last = _last_places(program, alongs_of(table))
+    if not last:
+        return choices
+    readers: dict[str, list[int]] = {}
+    for place, operation in enumerate(program):
+        for name in operation.inputs:
+            readers.setdefault(name, []).append(place)
+    places = [float(place) for place in range(len(program))]
+    for value, sums in last.items():
+        for place in readers.get(value, ()):
+            needed = [reader for name in program[place].outputs for reader in readers.get(name, ())]
+            if place < sums and not kind_of(program[place]).view and min(needed, default=sums + 1) > sums:
+                places[place] = max(places[place], sums + 0.5)
+    order = sorted(range(len(program)), key=lambda place: (places[place], place))
+    train = tuple(program[place] for place in order)
+    return Choices(train, choices.infer, choices.operations, choices.states, choices.train_us, choices.infer_us)
+
+
+def _last_places(program: Sequence[Operation], alongs: Sequence[Along]) -> dict[str, int]:
+    """Values that could be made again along with an operation of the program, and where that stands."""
+    by_name = {name: (place, names_of(op)) for place, op in enumerate(program) for name in names_of(op)[-1:]}
+    found: dict[str, int] = {}
+    for along in alongs:
+        standing = by_name.get(names_of(along.operation)[-1])
+        if standing is not None and along.stands_for(standing[1]):
+            found[along.value] = standing[0]
+    return found
+
+
+def along_runs(table: CandidateTable, draft: Draft, runs: Sequence[Run], program: Sequence[Operation]) -> AlongRuns:
+    """What the runs of a training program could make again on the way: where kernels are known in the layouts of the
+    draft, both or none of them measured, and take less than a launch more. `program`: the operations of the runs."""
+    launches = draft.train.launches
+    single = {
+        launches[run.start].operations: i
+        for i, run in enumerate(runs)
+        if run.stop == run.start + 1 and launches[run.start].operations
+    }
+    makers = {frozenset(names): i for names, i in single.items()}
+    last = {names[-1]: (names, i) for names, i in single.items()}
+    operations = {names_of(operation): operation for operation in program}
+    reads: dict[int, list[int]] = {}
+    for i, run in enumerate(runs):
+        for buffer in run.reads:
+            reads.setdefault(buffer, []).append(i)
+    found: dict[tuple[int, int], AlongRun] = {}
+    for along in alongs_of(table):
+        maker = makers.get(along.makes)
+        standing = last.get(names_of(along.operation)[-1])
+        if maker is None or standing is None:
+            continue
+        names, sums = standing
+        if not along.stands_for(names) or maker >= sums:
+            continue
+        if table.timed(along.operation) != table.timed(operations[names]):
+            continue
+        run = _run_along(table, draft, along, runs[maker], sums, runs[sums])
+        if run is None or run.more_us >= runs[maker].time_us:
+            continue
+        for position in reads.get(run.target, ()):
+            if sums <= position <= sums + NEAR:
+                found[maker, position] = run
+                break
+    return found
+
+
+def _run_along(
+    table: CandidateTable, draft: Draft, along: Along, maker: Run, number: int, sums: Run
+) -> AlongRun | None:
+    first, second = draft.train.launches[maker.start], draft.train.launches[sums.start]
+    buffers: dict[str, int] = {}
+    for access in (*first.accesses, *second.accesses):
+        name = draft.buffers[access.buffer].value
+        if name is not None and buffers.setdefault(name, access.buffer) != access.buffer:
+            return None  # one value in two layouts
+    operation = along.operation
+    names = (*operation.inputs, *operation.outputs)
+    if any(name not in buffers for name in names):
+        return None
+    operands = [buffers[name] for name in names]
+    menu = table.menus(operation).get(tuple(draft.buffers[b].layout for b in operands))
+    if not menu or len(menu[-1].slices) > 1:
+        return None
+    candidate = menu[-1].slices[0].candidate
+    rows = {access.buffer: access.rows for access in (*first.accesses, *second.accesses)}
+    count = len(operation.inputs)
+    accesses = tuple(Access(b, rows[b], Mode.READ if i < count else Mode.WRITE) for i, b in enumerate(operands))
+    kernel = Kernel(candidate.provider, candidate.name, candidate.settings, candidate.time_us, candidate.measured)
+    launch = Launch(kernel, names_of(operation), Stream.COMPUTE, accesses)
+    more_us = max(0.0, candidate.time_us - sums.time_us)
+    return AlongRun(number, buffers[along.value], launch, candidate.workspace_bytes, more_us)
