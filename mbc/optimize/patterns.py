@@ -219,8 +219,8 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
 )
 
-# Sums over a gradient behind relu that make relu's output again on the way, for whoever reads it next: most of what it is
-# made of is read anyway. Within a budget they run where relu's output was not kept (`mbc.optimize.along`).
+# Sums over a gradient behind relu that make relu's output again on the way, for whoever reads it next: most of what it
+# is made of is read anyway. Within a budget they run where relu's output was not kept (`mbc.optimize.along`).
 ALONG: tuple[Pattern, ...] = (
     Pattern.of(
         f"z = {_NORMALIZE}",
