@@ -47,8 +47,8 @@ struct TakenOut {
   bool whole() const { return aligned(wide, 16) && aligned(y, 16) && slice.gap % WIDTH<T> == 0; }
   template <int N>
   __device__ Fetched<N> fetch(int64_t at) const { return hold<N>(wide + slice(at)); }
-  template <int N>
-  __device__ void finish(const Fetched<N>& f, int64_t at) const { store_held(y + at, f); }
+  template <int N, typename Of>
+  __device__ void finish(const Fetched<N>& f, const Of&, int64_t at) const { store_held(y + at, f); }
   template <int N>
   __device__ float first(const Fetched<N>& f, int j) const { return to_float(f[j]); }
   template <int N>

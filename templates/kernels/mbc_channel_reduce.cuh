@@ -20,8 +20,9 @@ namespace mbc {
 //   finish(c, Known, Total)                writes the result
 //
 // S is where the elements come from. It has `template <int N> struct Fetched`, `fetch<N>(at)` that reads N elements of
-// every operand, `finish<N>(fetched, at)` that may write what comes of them, `first(fetched, j)` and
-// `second(fetched, j)`, which R gets, `whole()`, whether its operands are aligned for vectors, and `OPERANDS`.
+// every operand, `finish<N>(fetched, of, at)` that may write what comes of them and of what R's channels have, of(j) for
+// the j-th element, and keep it in `fetched`, `first(fetched, j)` and `second(fetched, j)`, which R gets, `whole()`,
+// whether its operands are aligned for vectors, and `OPERANDS`.
 template <typename T, bool TWO, bool SLICED>
 struct InMemory {
   static constexpr int OPERANDS = TWO ? 2 : 1;
@@ -39,8 +40,8 @@ struct InMemory {
     if constexpr (TWO) f.b = hold<N>(x.b + (SLICED ? x.slice(at) : at));
     return f;
   }
-  template <int N>
-  __device__ void finish(const Fetched<N>&, int64_t) const {}
+  template <int N, typename Of>
+  __device__ void finish(const Fetched<N>&, const Of&, int64_t) const {}
   template <int N>
   __device__ float first(const Fetched<N>& f, int j) const { return to_float(f.a[j]); }
   template <int N>
@@ -98,13 +99,14 @@ __global__ void reduce_channels_first(S source, int64_t rows, int64_t channels, 
   const Share share(rows * per_row);
   const int64_t start = share.begin + threadIdx.y;
   const auto channel = r.load(c);
+  const auto of = [&](int) { return channel; };
   typename R::Running running{};
   int64_t row = start / per_row, s = start % per_row;
   const int64_t step_row = THREADS / per_row, step_s = THREADS % per_row;
   for (int64_t i = start; i < share.end; i += THREADS) {
     const int64_t at = (row * channels + c) * inner + s * N;
-    const auto fetched = source.template fetch<N>(at);
-    source.template finish<N>(fetched, at);
+    auto fetched = source.template fetch<N>(at);
+    source.template finish<N>(fetched, of, at);
     float a[N], b[N];
 #pragma unroll
     for (int j = 0; j < N; ++j) {
@@ -125,10 +127,16 @@ __global__ void reduce_channels_first(S source, int64_t rows, int64_t channels, 
   if (threadIdx.y == 0) hand_on(partial, shared[0], channels, c, r);
 }
 
+// Whether a thread keeps what its channels have. Beside many operands registers do not last for more than a word of each
+// channel: it is taken off the shelf again for every row.
+template <typename S, typename R>
+constexpr bool KEEPS_CHANNELS = S::OPERANDS <= 2 || sizeof(typename R::Channel) <= sizeof(float);
+
 // What a thread sums in is needed twice, as it was and as it becomes.
 template <typename S, typename R, int N>
-constexpr int REDUCE_BLOCKS =
-    resident(N * (2 * sizeof(typename R::Running) + sizeof(typename R::Channel)) / 4 + (S::OPERANDS > 2 ? 32 : 16));
+constexpr int REDUCE_BLOCKS = resident(
+    N * (2 * sizeof(typename R::Running) + (KEEPS_CHANNELS<S, R> ? sizeof(typename R::Channel) : sizeof(float))) / 4 +
+    (S::OPERANDS > 2 ? 32 : 16));
 
 template <int N, typename S, typename R>
 __global__ void __launch_bounds__(THREADS, (REDUCE_BLOCKS<S, R, N>))
@@ -151,6 +159,12 @@ __global__ void __launch_bounds__(THREADS, (REDUCE_BLOCKS<S, R, N>))
   int64_t at = (start + (count - 1) * step) * channels + c;
   typename R::Running running[N] = {};
   Channel channel[N];
+  const auto of = [&](int j) -> std::conditional_t<KEEPS_CHANNELS<S, R>, const Channel&, Channel> {
+    if constexpr (KEEPS_CHANNELS<S, R>)
+      return channel[j];
+    else
+      return shelf.take(j);
+  };
   const auto turn = [&](auto meanwhile) {
     typename S::template Fetched<N> fetched[K];
 #pragma unroll
@@ -160,12 +174,12 @@ __global__ void __launch_bounds__(THREADS, (REDUCE_BLOCKS<S, R, N>))
 #pragma unroll
     for (int k = 0; k < K; ++k)
       if (k < left) {
-        source.template finish<N>(fetched[k], at + int64_t{k} * stride);
+        source.template finish<N>(fetched[k], of, at + int64_t{k} * stride);
 #pragma unroll
         for (int j = 0; j < N; ++j) {
           const float a[1] = {source.template first<N>(fetched[k], j)};
           const float b[1] = {source.template second<N>(fetched[k], j)};
-          r.template push<1>(running[j], channel[j], a, b);
+          r.template push<1>(running[j], of(j), a, b);
         }
       }
     left -= K;
@@ -176,13 +190,13 @@ __global__ void __launch_bounds__(THREADS, (REDUCE_BLOCKS<S, R, N>))
     __syncthreads();
 #pragma unroll
     for (int j = 0; j < N; ++j) {
-      channel[j] = shelf.take(j);
+      if constexpr (KEEPS_CHANNELS<S, R>) channel[j] = shelf.take(j);
       if (left > 0) running[j] = r.begin(source.template first<N>(fetched, j));
     }
   });
   while (left > 0) turn([](const auto&) {});
 #pragma unroll
-  for (int j = 0; j < N; ++j) shared[j * THREADS + thread] = r.settle(channel[j], running[j], count);
+  for (int j = 0; j < N; ++j) shared[j * THREADS + thread] = r.settle(of(j), running[j], count);
   merge_threads<N>(shared, r);
   for (unsigned j = threadIdx.y; j < N; j += blockDim.y)
     if (c < channels) hand_on(partial, shared[j * THREADS + threadIdx.x], channels, c + j, r);

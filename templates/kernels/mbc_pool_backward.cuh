@@ -147,8 +147,8 @@ struct GatherSource {
     u.template use<N>(channel, f.own, at, f.d);
     return f;
   }
-  template <int N>
-  __device__ void finish(const Fetched<N>&, int64_t) const {}
+  template <int N, typename Of>
+  __device__ void finish(const Fetched<N>&, const Of&, int64_t) const {}
   template <int N>
   __device__ float first(const Fetched<N>& f, int j) const { return u.template first<N>(f.own, f.d, j); }
   template <int N>

@@ -19,6 +19,7 @@ from mbc.kernels.own import (
     fused,
     fused_concat,
     fused_pools,
+    fused_sums,
     images,
     losses,
     many,
@@ -42,6 +43,7 @@ _FAMILIES = (
     fused,
     fused_concat,
     fused_pools,
+    fused_sums,
     many,
 )
 

@@ -15,7 +15,7 @@ from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, Update
 from mbc.ops.pooling import MaxPool
 from mbc.ops.shape import ChannelSlice
 from mbc.ops.update import AdamW, Sgd
-from mbc.optimize.patterns import PATTERNS, Part, Pattern, Statement
+from mbc.optimize.patterns import ALONG, PATTERNS, Part, Pattern, Statement
 from tests.kernels.own.cases import LONG, SHAPES, Case, Operand, Shape, bytes_below, control, m, positive, w
 
 EPS = 1e-3
@@ -101,7 +101,7 @@ def _fits(shape: Shape, window: Window, number: int) -> bool:
 
 
 def _cases() -> Iterable[Case]:
-    for pattern in PATTERNS:
+    for pattern in (*PATTERNS, *ALONG):
         shapes = [*SHAPES, *LONG]
         pools = _pools(pattern.statements)
         if any({"left", "part"} & {*statement.inputs, *statement.outputs} for statement in pattern.statements):

@@ -1,0 +1,101 @@
+"""Sums of batch normalisation that make relu's output again on the way (`ALONG` of `mbc.optimize.patterns`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from mbc.kernels.own.base import Channels, OwnKernel, Slice, Struct, layout_code, type_code
+from mbc.kernels.own.channels import parts
+from mbc.kernels.own.groups import AFFINE, Wiring, affines, eps, run, sums_workspace, taking
+
+FILE = "sums_along.cu"
+
+
+@dataclass(frozen=True, slots=True)
+class SumsAlongArguments(Struct):
+    type: int
+    layout: int
+    rows: int
+    channels: int
+    inner: int
+    affine: int
+    affine2: int
+    parts: int
+    accumulate: int
+
+
+def _arguments(at: Slice) -> SumsAlongArguments:
+    x = at.request.inputs[0]
+    c = Channels.of(x)
+    affine, affine2 = (*affines(at.request), 0)[:2]
+    return SumsAlongArguments(
+        type_code(x),
+        layout_code(at.layout),
+        c.rows,
+        c.channels,
+        c.inner,
+        affine,
+        affine2,
+        parts(x, at.layout),
+        int(at.accumulate),
+    )
+
+
+def _of_x(operands: int) -> Wiring:
+    """batch_normalize, relu, relu_backward, sums."""
+    dy, z = operands, operands + 1
+    y, d, dgamma, dbeta = run(z + 1, 4)
+    return ((run(0, operands), (z,), (y, dy), (0, d, 1, 2)), (y, dgamma, dbeta))
+
+
+def _behind_add(operands: int, operands2: int, added: bool, swapped: bool) -> Wiring:
+    """What is added to the first batch_normalize is an operand (`operands2` is 0) or another batch_normalize. `added`:
+    the gradient behind relu is a sum of two."""
+    second = (run(operands, operands2),) if operands2 else ()
+    dy = operands + (operands2 or 1)
+    z = dy + (2 if added else 1)
+    other, s = (z + 1, z + 2) if second else (operands, z + 1)
+    y = s + 1
+    total = ((dy, dy + 1),) if added else ()
+    gradient, d = (y + 1, y + 2) if added else (dy, y + 1)
+    add = (other, z) if swapped else (z, other)
+    start = (run(0, operands), *second, add, (s,), *total)
+    return ((*start, (y, gradient), (0, d, 1, 2)), (y, d, d + 1, d + 2))
+
+
+def _along(forward: str, launcher: str, wirings: Iterable[Wiring], added: bool = False) -> OwnKernel:
+    return OwnKernel(
+        f"{forward}{'+add' if added else ''}+relu_backward+batch_normalize_sums",
+        FILE,
+        SumsAlongArguments,
+        _arguments,
+        eps,
+        workspace=sums_workspace,
+        launches=2,
+        launcher=launcher + ("_of_two" if added else ""),
+        takes=taking(*wirings),
+    )
+
+
+KERNELS = (
+    _along("batch_normalize+relu", "batch_normalize_relu_and_sums", map(_of_x, AFFINE)),
+    *(
+        _along(
+            "batch_normalize+add+relu",
+            "batch_normalize_add_relu_and_sums",
+            (_behind_add(n, 0, added, swapped) for n in AFFINE for swapped in (False, True)),
+            added,
+        )
+        for added in (False, True)
+    ),
+    *(
+        _along(
+            "batch_normalize*+add+relu",
+            "batch_normalize_twice_add_relu_and_sums",
+            (_behind_add(n, n2, added, swapped) for n in AFFINE for n2 in AFFINE for swapped in (False, True)),
+            added,
+        )
+        for added in (False, True)
+    ),
+)

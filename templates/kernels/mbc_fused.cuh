@@ -1,0 +1,94 @@
+// What fused groups share: residual sums behind batch normalisation, and gradients through relu.
+#pragma once
+
+#include "mbc_batch_norm.cuh"
+
+namespace mbc {
+
+struct NormalizeAddRelu {
+  Normalize normalize;
+  using Channel = Normalize::Channel;
+  __device__ Channel load(int64_t c) const { return normalize.load(c); }
+  __device__ float operator()(const Channel& channel, float x, float r) const {
+    return relu(normalize(channel, x, 0.0f) + r);
+  }
+};
+
+struct NormalizeTwiceAddRelu {
+  Normalize one, two;
+  struct Channel {
+    Normalize::Channel one, two;
+  };
+  __device__ Channel load(int64_t c) const { return {one.load(c), two.load(c)}; }
+  __device__ float operator()(const Channel& channel, float x, float z) const {
+    return relu(one(channel.one, x, 0.0f) + two(channel.two, z, 0.0f));
+  }
+};
+
+// Sums over what relu lets through, of x and the gradient behind relu.
+template <typename T>
+struct ReluSums : Sums {
+  Normalize forward;
+  using Channel = Normalize::Channel;
+
+  ReluSums(const Sums& sums, const Normalize& normalize) : Sums(sums), forward(normalize) {}
+  __device__ Channel load(int64_t c) const { return forward.load(c); }
+  template <int K>
+  __device__ void push(State& state, const Channel& channel, const float (&x)[K], const float (&dy)[K]) const {
+    float d[K];
+#pragma unroll
+    for (int k = 0; k < K; ++k) d[k] = forward(channel, x[k], 0.0f) > VANISHES<T> ? dy[k] : 0.0f;
+    Sums::push<K>(state, channel.mean, x, d);
+  }
+};
+
+// The gradient through relu, by the stored activation y, written on the way. `more`: added to dy, where ADD. `x` is what
+// the sums are over beside the gradient, where TWO.
+template <typename T, bool ADD, bool TWO>
+struct Behind {
+  static constexpr int OPERANDS = 2 + ADD + TWO;
+  const T *y, *dy, *more, *x;
+  T* d;
+
+  template <int N>
+  struct Fetched {
+    Held<T, N> y, d, more, x;
+  };
+  bool whole() const {
+    return aligned(y, 16) && aligned(dy, 16) && aligned(more, 16) && aligned(x, 16) && aligned(d, 16);
+  }
+  template <int N>
+  __device__ Fetched<N> fetch(int64_t at) const {
+    Fetched<N> f;
+    f.y = hold<N>(y + at);
+    f.d = hold<N>(dy + at);
+    if constexpr (ADD) f.more = hold<N>(more + at);
+    if constexpr (TWO) f.x = hold<N>(x + at);
+    return f;
+  }
+  // In fp32: sums are over what is written before it is rounded.
+  template <int N>
+  __device__ float gradient(const Fetched<N>& f, int j) const {
+    float value = to_float(f.d[j]);
+    if constexpr (ADD) value += to_float(f.more[j]);
+    return to_float(f.y[j]) > 0.0f ? value : 0.0f;
+  }
+  template <int N, typename Of>
+  __device__ void finish(const Fetched<N>& f, const Of&, int64_t at) const {
+    float written[N];
+#pragma unroll
+    for (int j = 0; j < N; ++j) written[j] = gradient<N>(f, j);
+    store_floats(d + at, written);
+  }
+  template <int N>
+  __device__ float first(const Fetched<N>& f, int j) const {
+    if constexpr (TWO) return to_float(f.x[j]);
+    return gradient<N>(f, j);
+  }
+  template <int N>
+  __device__ float second(const Fetched<N>& f, int j) const {
+    return TWO ? gradient<N>(f, j) : 0.0f;
+  }
+};
+
+}  // namespace mbc

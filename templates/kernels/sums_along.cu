@@ -1,0 +1,163 @@
+// Sums of batch normalisation over a gradient behind relu that make relu's output again on the way, for whoever reads it
+// next: most of what it is made of is read anyway. It is what the forward kernels write, to the bit.
+#include "mbc_fused.cuh"
+
+struct SumsAlongArguments {
+  int64_t type;
+  int64_t layout;
+  int64_t rows;
+  int64_t channels;
+  int64_t inner;
+  int64_t affine;
+  int64_t affine2;
+  int64_t parts;
+  int64_t accumulate;
+};
+
+namespace mbc {
+
+// Rounded as they would be stored.
+template <typename T, int N>
+__device__ inline Held<T, N> rounded(const float (&x)[N]) {
+  using Result = Held<T, N>;
+  Result result;
+#pragma unroll
+  for (int w = 0; w < Result::WORDS; ++w) {
+    if constexpr (sizeof(typename Result::Word) == sizeof(uint32_t)) {
+      result.words[w] = rounded_word<T>(x + w * Result::IN_WORD);
+    } else {
+      const T value = from_float<T>(x[w]);
+      memcpy(&result.words[w], &value, sizeof(value));
+    }
+  }
+  return result;
+}
+
+// x and the gradient behind relu, whose output is made of x alone.
+template <typename T>
+struct AlongX : InMemory<T, true, false> {
+  static constexpr int OPERANDS = 3;  // with y, for which registers have to last, too
+  using Memory = InMemory<T, true, false>;
+  T* y;
+  NormalizeRelu f;
+
+  AlongX(const Operands<T>& x, T* y_, const NormalizeRelu& f_) : Memory{x}, y(y_), f(f_) {}
+  bool whole() const { return Memory::whole() && aligned(y, 16); }
+  template <int N, typename Of>
+  __device__ void finish(const typename Memory::template Fetched<N>& fetched, const Of& of, int64_t at) const {
+    float made[N];
+#pragma unroll
+    for (int j = 0; j < N; ++j) made[j] = f(of(j), to_float(fetched.a[j]), 0.0f);
+    store_floats(y + at, made);
+  }
+};
+
+// The gradient through relu, by the activation that is made of x and of `beside`. Where the stored one would be read,
+// `beside` is, and takes its place: both may lie in the same memory.
+template <typename T, bool ADD, typename F>
+struct AlongBehind : Behind<T, ADD, true> {
+  using Stored = Behind<T, ADD, true>;
+  T* made;
+  F f;
+
+  AlongBehind(const T* beside, const T* dy, const T* more, const T* x, T* d, T* made_, const F& f_)
+      : Stored{beside, dy, more, x, d}, made(made_), f(f_) {}
+  bool whole() const { return Stored::whole() && aligned(made, 16); }
+  template <int N, typename Of>
+  __device__ void finish(typename Stored::template Fetched<N>& fetched, const Of& of, int64_t at) const {
+    float y[N];
+#pragma unroll
+    for (int j = 0; j < N; ++j) y[j] = f(of(j), to_float(fetched.x[j]), to_float(fetched.y[j]));
+    fetched.y = rounded<T>(y);
+    store_held(made + at, fetched.y);
+    Stored::template finish<N>(fetched, of, at);
+  }
+};
+
+__device__ inline float mean_of(const Normalize::Channel& channel) { return channel.mean; }
+__device__ inline float mean_of(const NormalizeTwiceAddRelu::Channel& channel) { return channel.one.mean; }
+
+// Sums of a gradient of x beside F, which makes something of x by what channels have.
+template <typename F>
+struct SumsBeside : Sums {
+  F f;
+  using Channel = typename F::Channel;
+
+  SumsBeside(const Sums& sums, const F& f_) : Sums(sums), f(f_) {}
+  __device__ Channel load(int64_t c) const { return f.load(c); }
+  template <int K>
+  __device__ void push(State& state, const Channel& channel, const float (&x)[K], const float (&d)[K]) const {
+    Sums::push<K>(state, mean_of(channel), x, d);
+  }
+};
+
+template <typename T, typename S, typename R>
+void sum_along(const MbcCall& call, const S& source, int workspace, const R& r) {
+  const auto& a = arguments<SumsAlongArguments>(call);
+  reduce_channels_of<T>(call.stream, a.layout, a.rows, a.channels, a.inner, a.parts, source,
+                        a.parts > 1 ? call.pointers[workspace] : nullptr, r);
+}
+
+// Of the first batch normalisation, with dgamma and dbeta from `out_index` on.
+inline Sums sums_of_first(const MbcCall& call, int out_index, float eps) {
+  return {in<float>(call, 1), in<float>(call, 2), out<float>(call, out_index), out<float>(call, out_index + 1), eps,
+          arguments<SumsAlongArguments>(call).accumulate};
+}
+
+// F makes y of x and of operand `beside`; behind `before` operands comes the gradient, or the two that are added to it.
+template <bool ADD, typename F>
+const char* sums_along(const MbcCall& call, const F& f, int beside, int before, float eps) {
+  const auto& a = arguments<SumsAlongArguments>(call);
+  const int y = before + (ADD ? 2 : 1);
+  const SumsBeside<F> sums(sums_of_first(call, y + 2, eps), f);
+  MBC_FOR_TYPE(a.type, T, {
+    const AlongBehind<T, ADD, F> source(in<T>(call, beside), in<T>(call, before),
+                                        ADD ? in<T>(call, before + 1) : nullptr, in<T>(call, 0), out<T>(call, y + 1),
+                                        out<T>(call, y), f);
+    sum_along<T>(call, source, y + 4, sums);
+  });
+  return launched();
+}
+
+template <bool ADD>
+const char* normalize_add_relu_and_sums(const MbcCall& call) {
+  const auto& a = arguments<SumsAlongArguments>(call);
+  const int r = a.affine ? 5 : 3;
+  return sums_along<ADD>(call, NormalizeAddRelu{normalize(call, 1, a.affine, eps(call, 0))}, r, r + 1, eps(call, 1));
+}
+
+template <bool ADD>
+const char* normalize_twice_add_relu_and_sums(const MbcCall& call) {
+  const auto& a = arguments<SumsAlongArguments>(call);
+  const int second = a.affine ? 5 : 3;
+  const NormalizeTwiceAddRelu f{normalize(call, 1, a.affine, eps(call, 0)),
+                                normalize(call, second + 1, a.affine2, eps(call, 1))};
+  return sums_along<ADD>(call, f, second, second + (a.affine2 ? 5 : 3), eps(call, 2));
+}
+
+}  // namespace mbc
+
+extern "C" const char* mbc_batch_normalize_relu_and_sums(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<SumsAlongArguments>(call);
+  const int dy = a.affine ? 5 : 3;
+  const Normalize forward = normalize(call, 1, a.affine, eps(call, 0));
+  const Sums sums = sums_of_first(call, dy + 2, eps(call, 1));
+  MBC_FOR_TYPE(a.type, T, {
+    const AlongX<T> source({in<T>(call, 0), in<T>(call, dy)}, out<T>(call, dy + 1), NormalizeRelu{forward});
+    sum_along<T>(call, source, dy + 4, ReluSums<T>(sums, forward));
+  });
+  return launched();
+}
+extern "C" const char* mbc_batch_normalize_add_relu_and_sums(const MbcCall& call) {
+  return mbc::normalize_add_relu_and_sums<false>(call);
+}
+extern "C" const char* mbc_batch_normalize_add_relu_and_sums_of_two(const MbcCall& call) {
+  return mbc::normalize_add_relu_and_sums<true>(call);
+}
+extern "C" const char* mbc_batch_normalize_twice_add_relu_and_sums(const MbcCall& call) {
+  return mbc::normalize_twice_add_relu_and_sums<false>(call);
+}
+extern "C" const char* mbc_batch_normalize_twice_add_relu_and_sums_of_two(const MbcCall& call) {
+  return mbc::normalize_twice_add_relu_and_sums<true>(call);
+}
