@@ -167,9 +167,12 @@ def _run_along(
         return None
     operands = [buffers[name] for name in names]
     menu = table.menus(operation).get(tuple(draft.buffers[b].layout for b in operands))
-    if not menu or len(menu[-1].slices) > 1:
+    if not menu:
         return None
-    candidate = menu[-1].slices[0].candidate
+    piece, *more = menu[-1].slices
+    if more:
+        return None
+    candidate = piece.candidate
     rows = {access.buffer: access.rows for access in (*first.accesses, *second.accesses)}
     count = len(operation.inputs)
     accesses = tuple(Access(b, rows[b], Mode.READ if i < count else Mode.WRITE) for i, b in enumerate(operands))
