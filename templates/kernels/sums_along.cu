@@ -1,5 +1,5 @@
-// Sums of batch normalisation over a gradient behind relu that make relu's output again on the way, for whoever reads it
-// next: most of what it is made of is read anyway. It is what the forward kernels write, to the bit.
+// Sums of batch normalisation over a gradient behind relu that make relu's output again on the way, for whoever reads
+// it next: most of what it is made of is read anyway. It is what the forward kernels write, to the bit.
 #include "mbc_fused.cuh"
 
 struct SumsAlongArguments {

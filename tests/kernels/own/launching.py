@@ -6,8 +6,9 @@ Every output is poisoned first, every buffer is followed by bytes that must not 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
@@ -15,9 +16,11 @@ import numpy as np
 from mbc.device.kernel_library import MbcCall
 from mbc.device.signature import asked_kind
 from mbc.device.spec import find_spec
+from mbc.ir.graph import Operation
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import Arguments, Candidate, Request
 from mbc.kernels.own import OWN
+from mbc.kernels.own.base import layout_of
 from mbc.ops.base import Array, Call
 from mbc.ops.fused import Fused, launch_kind
 from tests.kernels.own.cases import Case
@@ -83,6 +86,36 @@ class Library:
         )
         message = function(ctypes.byref(call))
         assert message is None, f"{name}: {message!r}"
+
+
+def request_of(operation: Operation, types: Sequence[TensorType], precision: Precision) -> Request:
+    a = operation.attributes
+    outputs = launch_kind(operation.kind, a).shape(a, tuple(types))
+    return Request(operation.kind, a, tuple(types), outputs, precision)
+
+
+def launched(
+    library: Library,
+    request: Request,
+    operands: Sequence[bytes],
+    layout: Layout = Layout.CHANNELS_LAST,
+    shared: Mapping[int, int] = MappingProxyType({}),
+) -> list[bytes]:
+    """What a kernel writes; `shared`: inputs in whose place outputs are written, by output."""
+    candidate = next(c for c in OWN.candidates(request, find_spec("h200")) if layout_of(request, c.layouts) is layout)
+    memory = library.memory
+    pointers = [memory.allocate(len(data)) for data in operands]
+    for pointer, data in zip(pointers, operands, strict=True):
+        memory.write(pointer, data)
+    outputs = [
+        pointers[shared[i]] if i in shared else memory.allocate(t.size_bytes) for i, t in enumerate(request.outputs)
+    ]
+    workspace = [memory.allocate(candidate.workspace_bytes)] if candidate.workspace_bytes else []
+    arguments = OWN.arguments(request, candidate.name, (), candidate.layouts, 0, False, candidate.workspace_bytes)
+    library.launch(candidate.name, [*pointers, *outputs, *workspace], arguments)
+    results = [memory.read(at, t.size_bytes) for at, t in zip(outputs, request.outputs, strict=True)]
+    memory.free_all()
+    return results
 
 
 def to_bytes(values: Array, dtype: DType, layout: Layout) -> bytes:

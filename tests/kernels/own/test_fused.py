@@ -7,16 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mbc.device.spec import find_spec
 from mbc.ir.types import DType, Layout, Precision, TensorType
-from mbc.kernels.base import DTYPE_CODES, Request
-from mbc.kernels.own import OWN
+from mbc.kernels.base import DTYPE_CODES
 from mbc.ops.base import Array
-from mbc.ops.fused import launch_kind
 from mbc.optimize.patterns import PATTERNS
 from tests.kernels.own.cases import Case
 from tests.kernels.own.groups import group, groups_in
-from tests.kernels.own.launching import Library, check, to_bytes
+from tests.kernels.own.launching import Library, check, launched, request_of, to_bytes
 from tests.kernels.own.test_emulated import GXX, build
 
 pytestmark = pytest.mark.skipif(GXX is None, reason="no g++ on this machine")
@@ -36,26 +33,6 @@ def test_in_half_precision(case: Case, library: Library):
     check(library, case, Precision.FP16)
 
 
-def _run(library: Library, request: Request, operands: list[bytes]) -> list[bytes]:
-    candidate = next(c for c in OWN.candidates(request, find_spec("h200")) if Layout.CHANNELS_LAST in c.layouts)
-    memory = library.memory
-    pointers = [memory.allocate(len(data)) for data in operands]
-    for pointer, data in zip(pointers, operands, strict=True):
-        memory.write(pointer, data)
-    outputs = [memory.allocate(t.size_bytes) for t in request.outputs]
-    workspace = [memory.allocate(candidate.workspace_bytes)] if candidate.workspace_bytes else []
-    arguments = OWN.arguments(request, candidate.name, (), candidate.layouts, 0, False, candidate.workspace_bytes)
-    library.launch(candidate.name, [*pointers, *outputs, *workspace], arguments)
-    results = [memory.read(at, t.size_bytes) for at, t in zip(outputs, request.outputs, strict=True)]
-    memory.free_all()
-    return results
-
-
-def _request(kind: str, attributes: object, types: list[TensorType]) -> Request:
-    outputs = launch_kind(kind, attributes).shape(attributes, tuple(types))  # type: ignore[arg-type]
-    return Request(kind, attributes, tuple(types), outputs, Precision.FP16)  # type: ignore[arg-type]
-
-
 def test_what_vanishes_when_stored_lets_nothing_through(library: Library):
     """Activations around the smallest number of fp16: where the stored one is zero, its gradient is, too."""
     rng = np.random.default_rng(1)
@@ -72,12 +49,12 @@ def test_what_vanishes_when_stored_lets_nothing_through(library: Library):
     again = group(backward, backward.launches[0], SHAPE, affine=True)
     apart = next(p for p in PATTERNS if p.statements[0].kind == "relu_backward" and len(p.launches[0].gives) == 3)
     singly = group(apart, apart.launches[0], SHAPE, affine=True)
-    normalized = _request(forward.kind, forward.attributes, [image, *[vector] * 4])
-    (y,) = _run(library, normalized, [x, mean, variance, gamma, beta])
+    normalized = request_of(forward, [image, *[vector] * 4], Precision.FP16)
+    (y,) = launched(library, normalized, [x, mean, variance, gamma, beta])
     positive = np.frombuffer(y, np.float16) > 0
     assert 0.05 < positive.mean() < 0.45, "some of what is positive vanishes, and some does not"
-    sums = _request(again.kind, again.attributes, [image, *[vector] * 4, image])
-    masked = _request(singly.kind, singly.attributes, [image, image, image, vector, vector])
-    found = _run(library, sums, [x, mean, variance, gamma, beta, dy])
-    _, *wanted = _run(library, masked, [y, dy, x, mean, variance])
+    sums = request_of(again, [image, *[vector] * 4, image], Precision.FP16)
+    masked = request_of(singly, [image, image, image, vector, vector], Precision.FP16)
+    found = launched(library, sums, [x, mean, variance, gamma, beta, dy])
+    _, *wanted = launched(library, masked, [y, dy, x, mean, variance])
     assert found == wanted
