@@ -340,7 +340,7 @@ class Chooser:
 
     def _least_price(self, gap: Gap) -> float:
         """No more than `_price`."""
-        return self._a_byte(gap, min(self.ledger.least_us(gap.buffer, gap.before), self._forced_us(gap)))
+        return self._a_byte(gap, min(self.ledger.least_us(gap.buffer, gap.before), self._copies_us(gap)))
 
     def _a_byte(self, gap: Gap, time_us: float) -> float:
         return time_us * self.whims.get(gap.buffer, 1.0) / self.ledger.size_bytes[gap.buffer]
@@ -358,7 +358,13 @@ class Chooser:
         return self.ledger.chain(gap.buffer, gap.before)[0]
 
     def _forced_us(self, gap: Gap) -> float:
-        """What an offload costs where kernels wait for it, the queues of the copies taken to be free."""
+        """What an offload costs where kernels wait for it. A short copy is none, but where nothing else is left."""
+        if not self.sender.worth_sending(gap.buffer) and self._recompute_us(gap) < math.inf:
+            return math.inf
+        return self._copies_us(gap)
+
+    def _copies_us(self, gap: Gap) -> float:
+        """What sending a value takes, the queues of the copies taken to be free."""
         ledger = self.ledger
         if self._means.offload <= 0 or gap.buffer in ledger.offloads:
             return math.inf
