@@ -318,7 +318,7 @@ class Chooser:
             return False
         workspace_bytes, time_us = max(fitting)
         more_us = max(0.0, time_us - self.runs[position].time_us)
-        if (more_us - known.more_us) * self.whims.get(-1 - position, 1.0) > most_us:
+        if (more_us - known.more_us) * ledger.times(position) * self.whims.get(-1 - position, 1.0) > most_us:
             return False
         ledger.lean(position, Leaner(all_bytes - workspace_bytes, more_us))
         return True
