@@ -107,6 +107,9 @@ def reside(
 
 
 class Chooser:
+    """What is decided of one draft, in its ledger and its sender, until it fits the room and for as little time as is
+    found. Mutable. `runs`: of the training program."""
+
     def __init__(
         self,
         graph: TrainingGraph,
@@ -116,7 +119,7 @@ class Chooser:
         room_bytes: int,
         known_us: float,
         groups: Sequence[Operation],
-        points: Points | None = None,
+        points: Points,
     ) -> None:
         self._graph = graph
         self._groups = groups
@@ -132,7 +135,7 @@ class Chooser:
         self.sender = Sender(draft, link, self.runs, self.ledger, means.host_bytes)
         self.whims: dict[int, float] = {}  # by what the price of a value counts more
         launches = draft.train.launches
-        self._points = [(points or {}).get(launches[run.start].operations, ()) for run in self.runs]
+        self._points = [points.get(launches[run.start].operations, ()) for run in self.runs]
         self._forbidden: set[tuple[int, int]] = set()  # values that are not to be made again before a run
         step_us = sum(run.time_us for run in self.runs)
         self.most_again_us = min(MOST_AGAIN * step_us, WORTH_AGAIN * (known_us - step_us))
