@@ -95,12 +95,16 @@ def drive(name: str, tasks: Sequence[Task], columns: Sequence[str], arguments: a
     wanted = [task for task in tasks if not arguments.only or any(word in task.name for word in arguments.only)]
     planned = results(f"{name}_planned", arguments.again and arguments.plan_only, **more)
     measured = results(name, arguments.again, **more)
+
+    def ready(task: Task) -> bool:
+        return planned.done(task.name) and shelf.has(planned.rows[task.name])
+
+    if wanted and all(ready(task) if arguments.plan_only else measured.done(task.name) for task in wanted):
+        print("nothing is left to do, every row is there: --again makes them anew")
     for task in wanted:
-        row = planned.rows.get(task.name, {"failed": "not planned yet"})
-        ready = "failed" not in row and shelf.has(row)
         # Where steps are to run, a plan that could not be made is not tried again: a GPU would wait for it.
-        hopeless = not arguments.plan_only and task.name in planned.rows and "failed" in row
-        if ready or hopeless or (not arguments.plan_only and measured.done(task.name)):
+        hopeless = not arguments.plan_only and task.name in planned.rows and not planned.done(task.name)
+        if ready(task) or hopeless or (not arguments.plan_only and measured.done(task.name)):
             continue
         planned.put(attempt(lambda t=task: t.prepare(shelf), task.name))
         show([planned.rows[task.name]], columns)

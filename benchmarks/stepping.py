@@ -12,6 +12,7 @@ import json
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -125,6 +126,9 @@ def time_packages(
             [sys.executable, __file__, "--child"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         ) as process:
             assert process.stdin and process.stdout
+            # Reading a line may wait for ever.
+            late = threading.Timer(max(0.0, deadline - time.monotonic()), process.kill)
+            late.start()
             process.stdin.write(request)
             process.stdin.close()
             for line in process.stdout:
@@ -134,12 +138,14 @@ def time_packages(
                     found[name] = row
                     waiting.pop(name, None)
                     print(f"  {name}: {row.get('failed') or format(row['step_ms'], '.3f') + ' ms'}", flush=True)
-                if time.monotonic() > deadline:
-                    process.kill()
-        if waiting and time.monotonic() < deadline:
-            # Names are timed in order: the first one left is that which ended the process.
+            late.cancel()
+        if waiting:
+            # Names are timed in order: the first one left is that which ended the process, or was not done.
             name = next(iter(waiting))
-            found[name] = {"failed": f"the process ended with {process.returncode}"}
+            over = time.monotonic() >= deadline
+            found[name] = {
+                "failed": f"not done in {timeout_s:g} s" if over else f"the process ended with {process.returncode}"
+            }
             waiting.pop(name)
     return {**found, **{name: {"failed": "not reached in the time allowed"} for name in waiting}}
 

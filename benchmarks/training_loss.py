@@ -76,25 +76,32 @@ def losses_of_torch(job: Job, device: str, data: list[Batch]) -> list[float]:
     return [float(trainer.step(trainer.module.place(batch), None, trainer.forward)) for batch in data]
 
 
-def compared(job: Job, device: str, data: list[Batch], reference: list[float]) -> dict[str, Any]:
-    """`reference`: PyTorch's losses in fp32, empty where this is them; they are put there then."""
+def compared(job: Job, device: str, data: list[Batch]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         ours, skipped = losses_of_mbc(job, Path(folder), device, data)
     theirs = losses_of_torch(job, device, data)
-    reference.extend([] if reference else theirs)
-    end, torch_end, reference_end = (float(np.mean(found[-LAST_STEPS:])) for found in (ours, theirs, reference))
+    end, torch_end = (float(np.mean(found[-LAST_STEPS:])) for found in (ours, theirs))
     return {
         "first": ours[0],
         "torch_first": theirs[0],
         "end": end,
         "torch_end": torch_end,
         "apart": abs(end - torch_end) / torch_end,
-        "torch_from_its_fp32": abs(torch_end - reference_end) / reference_end,
         "skipped": skipped,
         "losses": ours,
         "torch_losses": theirs,
         "passed": abs(end - torch_end) <= MOST_APART * torch_end,
     }
+
+
+def beside_fp32(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """With how far PyTorch's loss is from its own in fp32, None where that did not run."""
+    fp32_end = next((row["torch_end"] for row in rows if row["name"] == "fp32" and "failed" not in row), None)
+
+    def apart(end: float) -> float | None:
+        return None if fp32_end is None else abs(end - fp32_end) / fp32_end
+
+    return [row if "failed" in row else {**row, "torch_from_its_fp32": apart(row["torch_end"])} for row in rows]
 
 
 def main() -> None:
@@ -108,16 +115,13 @@ def main() -> None:
     data = list(batches(arguments.steps, arguments.batch, arguments.size))
     sizes = {"depth": 18, "batch": arguments.batch, "classes": CLASSES, "size": arguments.size}
     job = example("resnet", *((name, str(value)) for name, value in sizes.items()))
-    reference: list[float] = []
-    rows = [
-        attempt(
-            lambda p=precision: compared(
-                job.with_settings(("train.precision", p)), arguments.device, data, reference
-            ),
-            precision,
-        )
-        for precision in arguments.precisions.split(",")
-    ]  # fmt: skip
+    rows = beside_fp32(
+        [
+            attempt(lambda p=precision: compared(job.with_settings(("train.precision", p)), arguments.device, data),
+                    precision)
+            for precision in arguments.precisions.split(",")
+        ]
+    )  # fmt: skip
     path = write("training_loss", rows, device=arguments.device, **sizes, learning_rate=LEARNING_RATE)
     show(
         rows, ["name", "first", "torch_first", "end", "torch_end", "apart", "torch_from_its_fp32", "skipped", "passed"]

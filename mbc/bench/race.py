@@ -45,10 +45,10 @@ class Entry:
 @dataclass(frozen=True, slots=True)
 class Race:
     """`ours` is mbc's two turns as one: the mean of their times. `drift`: of the second turn from the first,
-    relatively."""
+    relatively; None where there was no second."""
 
     ours: Result
-    drift: float
+    drift: float | None
     tolerance: float
     entries: tuple[Entry, ...]
 
@@ -93,7 +93,7 @@ def race(
     except KeyboardInterrupt:
         pass  # what has been timed is worth keeping
     if again.problem or again is ours:  # what the others took is worth keeping all the same
-        return Race(ours, 0.0, TOLERANCES[precision], tuple(entries))
+        return Race(ours, None, TOLERANCES[precision], tuple(entries))
     both = replace(ours, step_ms=(ours.step_ms + again.step_ms) / 2, steps=ours.steps + again.steps)
     return Race(both, again.step_ms / ours.step_ms - 1, TOLERANCES[precision], tuple(entries))
 

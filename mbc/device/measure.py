@@ -197,7 +197,9 @@ class _Run:
                 if key in seen:
                     continue  # measured in this run, as a size of another operation
                 if ladder.closed:
-                    rest = [k for _, k in sizes[place:] if not self._known(k) and k not in seen]
+                    # What another operation runs undivided is measured there, whatever was found out here.
+                    there = seen | self.wholes
+                    rest = [k for _, k in sizes[place:] if not self._known(k) and k not in there]
                     seen.update(rest)
                     self.summary = replace(self.summary, ruled_out=self.summary.ruled_out + len(rest))
                     return

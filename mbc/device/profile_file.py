@@ -184,8 +184,8 @@ def _now() -> str:
 
 
 def read_profile(path: Path) -> Profile:
-    """The whole profile, read once while the file stays as it is, without the times of kernels that were rewritten
-    since. MBC072 unreadable, MBC073 damaged or no profile, MBC074 in use, MBC075 another schema."""
+    """The whole profile, read once while the file stays as it is; times of kernels that were rewritten since count as
+    estimates. MBC072 unreadable, MBC073 damaged or no profile, MBC074 in use, MBC075 another schema."""
     state = _state(path)
     return _read(path) if state is None else _read_once(path, state)
 

@@ -22,8 +22,8 @@ def relu_behind_pool(
     """`operations` with every `relu_backward(y, max_pool_backward(index, dp))` as `max_pool_backward(index,
     relu_backward(p, dp))`, where p and index are the maximum pool of y and nobody else reads what was between the two.
 
-    `values` gets the gradient of the pooled image behind relu, `<dp>.relu`, and loses what was between. `results` are
-    read after the end.
+    `values` gets the gradient of the pooled image behind relu, `<between>.pooled`, and loses what was between: of dp
+    there may be several readers, as where branches are summed. `results` are read after the end.
     """
     makers = {value: op for op in operations for value in op.outputs}
     reads = Counter(value for op in operations for value in op.inputs)
@@ -40,7 +40,7 @@ def relu_behind_pool(
         pool = makers.get(index)
         if pool is None or pool.kind != "max_pool" or pool.inputs != (y,):
             continue
-        name = f"{dp}.relu"
+        name = f"{between}.pooled"
         assert name not in values
         values[name] = replace(values[dp], name=name)
         del values[between]

@@ -308,6 +308,7 @@ def conversion_request(type_: TensorType, graph: TrainingGraph) -> Request:
 
 
 def least_workspace_bytes(menus: Mapping[tuple[Layout, ...], Menu]) -> int:
+    """Of the candidate that needs least, in any layouts."""
     return min(front[0].workspace_bytes for front in menus.values())
 
 

@@ -49,7 +49,23 @@ def improve(chooser: Chooser, best: Found, rounds: int) -> Found:
     least_us = best.costs_us
     known, known_forced = ledger.mark(), frozenset(chooser.sender.forced)  # as `best` was measured
     unmeasured, most_unmeasured = 0, MEASURED_AFTER
-    for number in range(rounds):
+
+    def settle() -> None:
+        nonlocal best, least_us, known, known_forced, unmeasured, most_unmeasured
+        found = _settled(chooser)
+        unmeasured = 0
+        if found.over.max() <= 0 and found.costs_us < best.costs_us:
+            best = found
+            known, known_forced = ledger.mark(), frozenset(chooser.sender.forced)
+            most_unmeasured = min(2 * most_unmeasured, MEASURED_AFTER)
+        else:  # the books are further off than that
+            ledger.undo(known)
+            ledger.delta_bytes[:] = 0
+            chooser.sender.forced = set(known_forced)
+            most_unmeasured = max(1, most_unmeasured // 2)
+        least_us = best.costs_us
+
+    for _ in range(rounds):
         start = ledger.mark()
         forced = frozenset(chooser.sender.forced)
         if not _take_back(chooser, draw):
@@ -64,19 +80,10 @@ def improve(chooser: Chooser, best: Found, rounds: int) -> Found:
         else:
             ledger.undo(start)
             chooser.sender.forced = set(forced)
-        if unmeasured >= most_unmeasured or (unmeasured and number == rounds - 1):
-            found = _settled(chooser)
-            unmeasured = 0
-            if found.over.max() <= 0 and found.costs_us < best.costs_us:
-                best = found
-                known, known_forced = ledger.mark(), frozenset(chooser.sender.forced)
-                most_unmeasured = min(2 * most_unmeasured, MEASURED_AFTER)
-            else:  # the books are further off than that
-                ledger.undo(known)
-                ledger.delta_bytes[:] = 0
-                chooser.sender.forced = set(known_forced)
-                most_unmeasured = max(1, most_unmeasured // 2)
-            least_us = best.costs_us
+        if unmeasured >= most_unmeasured:
+            settle()
+    if unmeasured:
+        settle()
     return best
 
 
@@ -90,7 +97,15 @@ def squeeze(chooser: Chooser, smallest: Found, rounds: int) -> Found:
     over = smallest.over
     lacking = _lacking(chooser, over)
     unmeasured = 0
-    for number in range(rounds):
+
+    def settle() -> None:
+        nonlocal over, lacking, smallest, unmeasured
+        found = _settled(chooser)
+        over, unmeasured = found.over, 0
+        lacking = _lacking(chooser, over)
+        smallest = min(smallest, found, key=lambda found: found.resided.live_bytes)
+
+    for _ in range(rounds):
         start = ledger.mark()
         forced = frozenset(chooser.sender.forced)
         again = _again(chooser)
@@ -106,14 +121,12 @@ def squeeze(chooser: Chooser, smallest: Found, rounds: int) -> Found:
         else:
             ledger.undo(start)
             chooser.sender.forced = set(forced)
-        if unmeasured >= MEASURED_AFTER or (unmeasured and (not lacking or number == rounds - 1)):
-            found = _settled(chooser)
-            over, unmeasured = found.over, 0
-            lacking = _lacking(chooser, over)
-            if found.resided.live_bytes < smallest.resided.live_bytes:
-                smallest = found
+        if unmeasured >= MEASURED_AFTER or (unmeasured and not lacking):
+            settle()
             if not lacking:
-                return found
+                break
+    if unmeasured:
+        settle()
     return smallest
 
 

@@ -54,6 +54,10 @@ class Ledger(Books):
         times = Counter(run for run, _ in self._again)
         return sum(found.more_us * (1 + times.get(run, 0)) for run, found in sorted(self.leaner.items()))
 
+    def times(self, run: int) -> int:
+        """How often a run is executed, repetitions included."""
+        return 1 + sum(again == run for again, _ in self._again)
+
     def lean(self, run: int, how: Leaner | None) -> None:
         """Enter that a run has less workspace; None: as much as it was chosen with."""
         if run in self.leaner:

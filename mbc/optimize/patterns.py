@@ -27,6 +27,9 @@ _BACKWARD = "dx = batch_normalize_backward(x, d, mean, variance, dgamma, dbeta, 
 
 @dataclass(frozen=True, slots=True)
 class Statement:
+    """One operation of a pattern: `outputs = kind(inputs)`, values by names that hold for the pattern alone. Of
+    `optional` inputs it has all or none."""
+
     kind: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]

@@ -112,6 +112,9 @@ def reside(
 
 
 class Chooser:
+    """What is decided of one draft, in its ledger and its sender, until it fits the room and for as little time as is
+    found. Mutable. `runs`: of the training program."""
+
     def __init__(
         self,
         graph: TrainingGraph,
@@ -121,8 +124,8 @@ class Chooser:
         room_bytes: int,
         known_us: float,
         groups: Sequence[Operation],
-        points: Points | None = None,
-        along: AlongRuns | None = None,
+        points: Points,
+        along: AlongRuns,
     ) -> None:
         self._graph = graph
         self._groups = groups
@@ -133,13 +136,13 @@ class Chooser:
         self.runs: tuple[Run, ...] = runs_of(graph, draft, draft.train)
         self._small_bytes = int(room_bytes * SMALL_PART)
         self._in_place = tuple(in_place(graph, draft, self.runs, groups))
-        self._along = along or {}
+        self._along = along
         self.ledger = Ledger(draft, self.runs, self._small_bytes, self._in_place, self._along)
         self._persistent_bytes = persistent_bytes(draft)
         self.sender = Sender(draft, link, self.runs, self.ledger, means.host_bytes)
         self.whims: dict[int, float] = {}  # by what the price of a value counts more
         launches = draft.train.launches
-        self._points = [(points or {}).get(launches[run.start].operations, ()) for run in self.runs]
+        self._points = [points.get(launches[run.start].operations, ()) for run in self.runs]
         self._forbidden: set[tuple[int, int]] = set()  # values that are not to be made again before a run
         step_us = sum(run.time_us for run in self.runs)
         self.most_again_us = min(MOST_AGAIN * step_us, WORTH_AGAIN * (known_us - step_us))
@@ -328,7 +331,7 @@ class Chooser:
             return False
         workspace_bytes, time_us = max(fitting)
         more_us = max(0.0, time_us - self.runs[position].time_us)
-        if (more_us - known.more_us) * self.whims.get(-1 - position, 1.0) > most_us:
+        if (more_us - known.more_us) * ledger.times(position) * self.whims.get(-1 - position, 1.0) > most_us:
             return False
         ledger.lean(position, Leaner(all_bytes - workspace_bytes, more_us))
         return True
@@ -350,7 +353,7 @@ class Chooser:
 
     def _least_price(self, gap: Gap) -> float:
         """No more than `_price`."""
-        return self._a_byte(gap, min(self.ledger.least_us(gap.buffer, gap.before), self._forced_us(gap)))
+        return self._a_byte(gap, min(self.ledger.least_us(gap.buffer, gap.before), self._copies_us(gap)))
 
     def _a_byte(self, gap: Gap, time_us: float) -> float:
         return time_us * self.whims.get(gap.buffer, 1.0) / self.ledger.size_bytes[gap.buffer]
@@ -368,7 +371,13 @@ class Chooser:
         return self.ledger.chain(gap.buffer, gap.before)[0]
 
     def _forced_us(self, gap: Gap) -> float:
-        """What an offload costs where kernels wait for it, the queues of the copies taken to be free."""
+        """What an offload costs where kernels wait for it. A short copy is none, but where nothing else is left."""
+        if not self.sender.worth_sending(gap.buffer) and self._recompute_us(gap) < math.inf:
+            return math.inf
+        return self._copies_us(gap)
+
+    def _copies_us(self, gap: Gap) -> float:
+        """What sending a value takes, the queues of the copies taken to be free."""
         ledger = self.ledger
         if self._means.offload <= 0 or gap.buffer in ledger.offloads:
             return math.inf

@@ -28,7 +28,8 @@ from mbc.optimize.share import share
 from mbc.optimize.simulate import measured_share, simulate
 from mbc.optimize.synchronise import synchronise
 from mbc.options import Policy
-from mbc.plan.model import Bounds, Copy, Kernel, Plan, Predictions, Program, Target
+from mbc.plan.model import Bounds, Copy, Kernel, Plan, Predictions, Program, Stream, Target
+from mbc.plan.prefetch import ahead_bytes
 from mbc.units import show_size
 
 # Where many launches leave less room, a plan for that has more of them again.
@@ -80,7 +81,7 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
         # No stream waits for another, so that addresses cost no time: the arena is no larger than it has to be.
         placed = min(placed, assign_addresses(draft), key=lambda p: p.arena_bytes)
     if not copies and "beside" not in limits.without:
-        fitted = beside(Fitted(draft, placed, table), budget_bytes - overhead_bytes)
+        fitted = _beside(Fitted(draft, placed, table), budget_bytes - overhead_bytes)
         draft, placed = fitted.draft, fitted.placed
     if placed.arena_bytes + overhead_bytes > budget_bytes:
         needed = placed.arena_bytes + overhead_bytes
@@ -112,6 +113,19 @@ def _fitted(table: CandidateTable, limits: Limits, means: Means, room_bytes: int
     if together.holds(found) and found.step_us <= WORTH_ALONE * alone.fastest_us:
         return found
     return alone.best((found, fit(alone, means)))
+
+
+def _beside(alone: Fitted, room_bytes: int) -> Fitted:
+    """With launches beside others. Inputs keep the room in which they travel ahead, unless the step saves more than
+    that."""
+    table = alone.table
+    inputs_bytes = ahead_bytes(table.graph, room_bytes - alone.placed.arena_bytes)
+    found = beside(alone, room_bytes - inputs_bytes)
+    if found is not alone or not inputs_bytes:
+        return found
+    found = beside(alone, room_bytes)
+    saved_us = alone.step_us - found.step_us
+    return found if saved_us > table.device.host_link.copy_us(inputs_bytes, Stream.TO_DEVICE) else alone
 
 
 def _means(table: CandidateTable, limits: Limits) -> Means:

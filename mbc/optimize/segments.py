@@ -45,6 +45,4 @@ def _handed_on(ledger: Ledger, movable: Collection[int], peak: int, segment_byte
         cut = first + int(np.argmin(crossing_bytes[first : max(stop, first + 1)]))
         found.update(b for b in movable if ledger.made[b] <= cut < last[b])
         start = int(total[cut])
-        if start == total[peak]:
-            break
     return frozenset(found)

@@ -59,7 +59,7 @@ class Sender:
             if needed <= 0:
                 break
             size_bytes = ledger.size_bytes[gap.buffer]
-            if size_bytes > host_bytes or self._copy_us(gap.buffer, Stream.TO_HOST) < SHORTEST_COPY_US:
+            if size_bytes > host_bytes or not self.worth_sending(gap.buffer):
                 continue
             if not self._queued(queues, gap.buffer, gap.before, starts_us):
                 continue
@@ -84,7 +84,7 @@ class Sender:
             gap = ledger.gap(buffer, self.peak)
             if gap is None or buffer in ledger.offloads or ledger.size_bytes[buffer] > left_bytes:
                 continue
-            if self._queued(queues, buffer, gap.before, starts_us):
+            if self.worth_sending(buffer) and self._queued(queues, buffer, gap.before, starts_us):
                 left_bytes -= ledger.size_bytes[buffer]
                 ledger.offload(buffer, gap.after + 1, gap.before)
 
@@ -134,6 +134,10 @@ class Sender:
 
     def _copy_us(self, buffer: int, stream: Stream) -> float:
         return self._link.copy_us(self._ledger.size_bytes[buffer], stream, self._busy_both)
+
+    def worth_sending(self, buffer: int) -> bool:
+        """Whether its copies are not too short to be sent."""
+        return self._copy_us(buffer, Stream.TO_HOST) >= SHORTEST_COPY_US
 
     def both_ways_us(self, buffer: int) -> float:
         return self._copy_us(buffer, Stream.TO_HOST) + self._copy_us(buffer, Stream.TO_DEVICE)

@@ -11,7 +11,7 @@ from typing import Any, NoReturn, cast
 from mbc.errors import MbcError
 from mbc.plan.decode import decode_plan
 from mbc.plan.encode import encode_plan
-from mbc.plan.model import SCHEMA_VERSION, Plan
+from mbc.plan.model import OLDEST_SCHEMA_VERSION, SCHEMA_VERSION, Plan
 from mbc.plan.records import BadField, short
 from mbc.plan.schema import CHECKSUM, FORMAT, content_checksum
 
@@ -54,10 +54,11 @@ def load_plan(text: str, name: str) -> Plan:
     document = _parse(text, name)
     if document.get("format") != FORMAT:
         raise MbcError("MBC111", f"{name} is not a plan file: its format is {short(document.get('format'))}", _AGAIN)
-    if document.get("schema") != SCHEMA_VERSION:
+    if document.get("schema") not in range(OLDEST_SCHEMA_VERSION, SCHEMA_VERSION + 1):
         raise MbcError(
             "MBC112",
-            f"{name} is a plan of schema version {short(document.get('schema'))}, this mbc reads {SCHEMA_VERSION}",
+            f"{name} is a plan of schema version {short(document.get('schema'))}, this mbc reads "
+            f"{OLDEST_SCHEMA_VERSION} to {SCHEMA_VERSION}",
             f"use the version of mbc that wrote it ({short(document.get('mbc'))}), or {_AGAIN}",
         )
     if document.get(CHECKSUM) != content_checksum(document):

@@ -12,7 +12,8 @@ from enum import StrEnum
 from mbc.ir.graph import TrainingGraph
 from mbc.ir.types import DType, Layout
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
+OLDEST_SCHEMA_VERSION = 3  # that can be read: it knows no stream `beside`
 ALIGNMENT_BYTES = 256
 
 

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from mbc.ir.graph import TrainingGraph
 from mbc.ir.types import Precision
 from mbc.plan.live import rounded
 from mbc.plan.model import Plan
 
 
-def input_bytes(plan: Plan) -> int:
+def input_bytes(graph: TrainingGraph) -> int:
     """Of every input of a step, as it lies in the arena."""
-    return sum(rounded(plan.graph.values[name].type.size_bytes) for name in plan.graph.inputs)
+    return sum(rounded(graph.values[name].type.size_bytes) for name in graph.inputs)
+
+
+def ahead_bytes(graph: TrainingGraph, room_bytes: int) -> int:
+    """Each input once more, where there is so much room for it; else 0, and inputs wait for the step before."""
+    if graph.precision is Precision.FP64:
+        return 0  # runs on the CPU only
+    wanted = input_bytes(graph)
+    return wanted if wanted <= room_bytes else 0
 
 
 def prefetch_bytes(plan: Plan) -> int:
-    """What a module takes beside the arena for prefetching: each input once more, where the budget has room for it
-    beside arena and overhead; else 0, and inputs wait for the step before."""
-    if plan.graph.precision is Precision.FP64:
-        return 0  # runs on the CPU only
-    predicted, wanted = plan.predictions, input_bytes(plan)
-    return wanted if predicted.arena_bytes + predicted.overhead_bytes + wanted <= plan.budget_bytes else 0
+    """What a module takes beside the arena for prefetching, where the budget has room for it beside arena and
+    overhead."""
+    predicted = plan.predictions
+    return ahead_bytes(plan.graph, plan.budget_bytes - predicted.arena_bytes - predicted.overhead_bytes)

@@ -28,7 +28,8 @@ _COLUMNS = (
 def bench_text(plan: Plan, found: Race, floor: Floor | None, width: int) -> str:
     """Everybody, then each peer's best against mbc, then mbc against its prediction and the network's floor."""
     graph, ours = plan.graph, found.ours
-    rows = [_row(MBC, ours, graph.batch, ours.step_ms, "", f"two turns, {found.drift:+.1%} apart")]
+    turns = "one turn only" if found.drift is None else f"two turns, {found.drift:+.1%} apart"
+    rows = [_row(MBC, ours, graph.batch, ours.step_ms, "", turns)]
     for entry in found.entries:
         if entry.result.problem:
             rows.append((entry.contender.name, *("-",) * 7, entry.result.problem))

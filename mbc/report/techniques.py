@@ -11,7 +11,7 @@ from mbc.device.spec import device_specs
 from mbc.optimize.contention import contention
 from mbc.optimize.simulate import Timeline, timeline
 from mbc.plan.memory import memory_curve
-from mbc.plan.model import Copy, Plan, Program, Stream
+from mbc.plan.model import Copy, Kernel, Plan, Program, Stream
 from mbc.plan.techniques import Techniques, techniques
 from mbc.report.columns import Column, render
 from mbc.report.tables import launch_title, micro_batches, over, time_cell
@@ -23,7 +23,7 @@ WORTH_SAYING = 1e-4  # of the step: shorter stalls are left out of the table
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """The compute stream waits `time_us` before `launch` for the end of `cause`."""
+    """The compute stream waits `time_us` before `launch` for the end of `cause`, a copy."""
 
     launch: int
     cause: int
@@ -39,7 +39,8 @@ def predicted_timeline(plan: Plan, program: Program) -> Timeline:
 
 
 def stalls(program: Program, times: Timeline) -> tuple[Stall, ...]:
-    """Every stall of the compute stream, in order, each with the launch that ends last of those it waits for."""
+    """Every stall of the compute stream, in order, for which a copy is to blame: it ends last of what is waited for.
+    Waiting for kernels beside it is none, since these are work of the step."""
     causes: dict[int, int] = {}
     for earlier, later in program.waits:
         if later not in causes or times.ends_us[earlier] > times.ends_us[causes[later]]:
@@ -48,6 +49,7 @@ def stalls(program: Program, times: Timeline) -> tuple[Stall, ...]:
         Stall(i, causes[i], times.stalls_us[i])
         for i, launch in enumerate(program.launches)
         if launch.stream is Stream.COMPUTE and i in causes and times.stalls_us[i] > 0
+        if isinstance(program.launches[causes[i]].work, Copy)
     )
 
 
@@ -86,7 +88,7 @@ def _overview(plan: Plan, program: Program, found: Techniques, waits: Sequence[S
     recompute_us = sum(r.time_us for r in found.recomputed)
     copies_us, stall_us = sum(o.time_us for o in found.offloaded), sum(s.time_us for s in waits)
     # A share of the kernels' time, which is what the step would take without them.
-    kernels_us = sum(launch.work.time_us for launch in program.launches if launch.stream is Stream.COMPUTE)
+    kernels_us = sum(launch.work.time_us for launch in program.launches if isinstance(launch.work, Kernel))
     share = over(kernels_us, kernels_us - recompute_us)
     workspace_bytes = max((d.workspace_bytes for d in found.divided), default=0)
     rows = [
@@ -178,8 +180,6 @@ def _stalls_table(plan: Plan, program: Program, waits: Sequence[Stall], width: i
 
 def _cause(plan: Plan, program: Program, index: int) -> str:
     launch = program.launches[index]
-    if not isinstance(launch.work, Copy):
-        return launch_title(program, index)
     value = next((plan.buffers[a.buffer].value for a in launch.accesses), None)
     way = "to the host" if launch.stream is Stream.TO_HOST else "from the host"
     return f"launch {index} ({value} {way})"

@@ -13,7 +13,7 @@ from mbc.errors import MbcError
 from mbc.plan.model import Plan
 
 LIBRARY_FILE = "libmodule.so"
-ABI_VERSION = 1  # MBC_ABI_VERSION of templates/include/mbc_module.h
+ABI_VERSION = 2  # MBC_ABI_VERSION of templates/include/mbc_module.h
 PROGRAMS = {"train": 0, "infer": 1}
 
 _CUDNN = "libcudnn.so."

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#define MBC_ABI_VERSION 1
+#define MBC_ABI_VERSION 2
 
 #if defined(_WIN32)
 #define MBC_EXPORT extern "C" __declspec(dllexport)
@@ -23,8 +23,8 @@ MBC_EXPORT size_t mbc_cudnn_version();
 // Bytes of device memory and of pinned host memory that the plan was made for.
 MBC_EXPORT uint64_t mbc_arena_bytes();
 MBC_EXPORT uint64_t mbc_host_bytes();
-// `streams`: compute, to_host, to_device, beside: handles of streams of the current context. `host`: pinned memory, or null
-// where mbc_host_bytes() is 0. The library owns neither memory nor streams; they must outlive the module.
+// `streams`: compute, to_host, to_device, beside: handles of streams of the current context. `host`: pinned memory, or
+// null where mbc_host_bytes() is 0. The library owns neither memory nor streams; they must outlive the module.
 MBC_EXPORT int mbc_create(void* arena, uint64_t arena_bytes, void* host, uint64_t host_bytes, void* const* streams,
                           MbcModule** module);
 // Runs every launch of both programs once, one by one, each waited for: loads kernels and finds errors where they

@@ -264,8 +264,7 @@ extern "C" const char* mbc_batch_normalize_sums(const MbcCall& call) {
 extern "C" const char* mbc_batch_normalize(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<BatchNormalizeArguments>(call);
-  const Normalize f{in<float>(call, 1), in<float>(call, 2), a.affine ? in<float>(call, 3) : nullptr,
-                    a.affine ? in<float>(call, 4) : nullptr, static_cast<float>(call.reals[0])};
+  const Normalize f = normalize(call, 1, a.affine, eps(call, 0));
   MBC_FOR_TYPE(a.type, T, {
     map_channels<0>(call.stream, a.layout, a.rows, a.channels, a.inner, Operands<T>{in<T>(call, 0), nullptr},
                         out<T>(call, a.affine ? 5 : 3), f);

@@ -44,7 +44,7 @@ struct Pooled {
 //   Channel load(int64_t c)               what a channel has, loaded once a thread
 //   Fetched<N> fetch<N>(int64_t at)        what else it needs of N elements from `at` on
 //   use<N>(channel, fetched, at, d)        writes; d may become what is summed
-//   first<N>(fetched, d, j), second        what a reduction takes of element j (mbc_channels.cuh)
+//   first<N>(fetched, d, j), second        what a reduction takes of element j (mbc_channel_reduce.cuh)
 template <typename T>
 struct WriteGradient {
   static constexpr int OPERANDS = 0;
@@ -348,7 +348,7 @@ void gather_pool(cudaStream_t stream, const PoolArguments& a, const Pooled<T, MA
                       GatherPixel<T, MASKED, U>{{pooled, Window(a)}, u});
 }
 
-// The same with sums over all pixels of each channel, in `parts` (mbc_channels.cuh).
+// The same with sums over all pixels of each channel, in `parts` (mbc_channel_reduce.cuh).
 template <typename T, bool MASKED, typename U, typename R>
 void gather_pool_sums(cudaStream_t stream, const PoolArguments& a, const Pooled<T, MASKED>& pooled, U u, int64_t parts,
                       void* workspace, R r) {

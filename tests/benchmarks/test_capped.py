@@ -150,7 +150,7 @@ class Here:
         return SimpleNamespace(result=lambda: work(*given), cancel=lambda: None)
 
 
-def test_plans_first_and_steps_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plans_first_and_steps_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     log, rows = driven(tmp_path, monkeypatch, "--plan-only")
     assert (
         log == ["plan a", "plan b", "plan c"] and rows["a"]["predicted_ms"] == 2.0 and "no plan" in rows["c"]["failed"]
@@ -160,8 +160,10 @@ def test_plans_first_and_steps_later(tmp_path: Path, monkeypatch: pytest.MonkeyP
     log, rows = driven(tmp_path, monkeypatch, "--steps", "7")
     assert log == ["time 7 5"], "nor what could not be planned while a GPU waits"
     assert rows["a"]["step_ms"] == 1.0 and rows["b"]["failed"] == "no compiler" and "c" not in rows
+    assert "--again" not in capsys.readouterr().out
     log, rows = driven(tmp_path, monkeypatch, "--only", "a")
     assert log == [], "what is measured is not measured again"
+    assert "--again" in capsys.readouterr().out
     log, rows = driven(tmp_path, monkeypatch, "--only", "a", "--again")
     assert log == ["time 20 5"]
     (tmp_path / "plans" / "a.step.json.gz").unlink()
@@ -169,6 +171,9 @@ def test_plans_first_and_steps_later(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert log == ["plan a", "time 20 5"]
     log, rows = driven(tmp_path, monkeypatch, "--again", "--plan-only", "--only", "b")
     assert log == ["plan b"]
+    assert "--again" not in capsys.readouterr().out
+    log, rows = driven(tmp_path, monkeypatch, "--plan-only", "--only", "b")
+    assert log == [] and "--again" in capsys.readouterr().out
 
 
 def test_no_row_is_begun_when_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

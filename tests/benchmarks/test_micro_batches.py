@@ -6,6 +6,7 @@ import argparse
 import json
 import math
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,23 @@ def test_a_package_that_ends_the_process_does_not_take_the_others(
     found = stepping.time_packages({name: Path(name) for name in ("a", "bad", "b")}, 3)
     assert found["a"] == found["b"] == {"step_ms": 1.0, "steps": 3}
     assert found["bad"] == {"failed": "the process ended with 7"}
+
+
+def test_a_package_that_hangs_ends_at_the_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "child.py"
+    script.write_text(
+        "import json, sys, time\n"
+        "for name in json.loads(sys.stdin.read())[0]:\n"
+        "    if name == 'hangs':\n"
+        "        time.sleep(60)\n"
+        "    print(json.dumps({'name': name, 'step_ms': 1.0}), flush=True)\n"
+    )
+    monkeypatch.setattr(stepping, "__file__", str(script))
+    began = time.monotonic()
+    found = stepping.time_packages({name: Path(name) for name in ("a", "hangs", "b")}, 3, timeout_s=2.0)
+    assert time.monotonic() - began < 30
+    assert found["a"] == {"step_ms": 1.0} and found["hangs"] == {"failed": "not done in 2 s"}
+    assert found["b"] == {"failed": "not reached in the time allowed"}
 
 
 def test_steps_are_built_once_and_failures_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

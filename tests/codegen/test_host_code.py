@@ -9,6 +9,7 @@ import pytest
 
 from mbc.codegen.view import view
 from mbc.ir.types import Precision
+from mbc.runtime.library import ABI_VERSION
 from tests.codegen.fakes import (
     ARENA,
     PROGRAMS,
@@ -114,7 +115,7 @@ def test_kernels_get_their_arguments(tmp_path: Path) -> None:
 def test_failures_name_the_operation(tmp_path: Path) -> None:
     library = compile_against_fake(view(small_plan(), providers()), tmp_path)
     with loaded(library) as (lib, module):
-        assert lib.mbc_abi_version() == 1
+        assert lib.mbc_abi_version() == ABI_VERSION
         assert lib.mbc_cudnn_version() == 91900
         assert lib.mbc_run(module, 0) == 1
         assert "mbc_capture" in lib.mbc_last_error(module).decode()

@@ -344,6 +344,11 @@ def test_what_was_passed_over_in_a_part_is_measured_in_a_whole(path: Path) -> No
     table.log.clear()
     assert run(table, path.with_name("other"), parts, whole).measured == 3
     assert "last 2" in table.tried()
+    # Nor where sizes end before it.
+    alone = Table([Kernel("linear", lambda rows: 10.0 * rows)])
+    summary = run(alone, path.with_name("alone"), parts, whole)
+    assert (summary.measured, summary.ruled_out, summary.left) == (3, 0, 0)
+    assert alone.tried() == ["linear 8", "linear 4", "linear 2"]
 
 
 def test_the_hopeless_are_not_tried_at_small_sizes(path: Path) -> None:

@@ -87,6 +87,15 @@ def test_what_relu_made_is_not_read_backwards():
     assert made.values[backward.outputs[0]].type == made.values[backward.inputs[0]].type
 
 
+def test_branches_that_are_summed_share_a_gradient():
+    branch = "(x |> conv(4, 3, pad=1) |> relu |> maxpool(2))"
+    made = graph(f"  y = {branch} + {branch}")
+    by = makers(made)
+    backward = [op for op in made.train if op.kind == "relu_backward"]
+    assert [by[op.inputs[0]].kind for op in backward] == ["max_pool"] * 2
+    assert backward[0].inputs[1] == backward[1].inputs[1]
+
+
 @pytest.mark.parametrize(
     "body",
     [

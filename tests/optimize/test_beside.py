@@ -10,6 +10,7 @@ import pytest
 
 from mbc.compiler import compile_plan
 from mbc.errors import MbcError
+from mbc.optimize import search
 from mbc.optimize.addresses import assign_addresses
 from mbc.optimize.beside import beside
 from mbc.optimize.fitted import Fitted
@@ -17,6 +18,7 @@ from mbc.optimize.simulate import simulate
 from mbc.optimize.takeover import take_over
 from mbc.options import Options
 from mbc.plan.model import Copy, Launch, Plan, Stream
+from mbc.plan.prefetch import input_bytes
 from mbc.plan.verify import verify_plan
 from mbc.runtime.transfers import Transfers
 from mbc.source import Source
@@ -101,6 +103,28 @@ def test_every_wait_is_needed(case: tuple[str, str]) -> None:
         with pytest.raises(MbcError) as caught:
             verify_plan(fewer)
         assert caught.value.code.startswith("MBC1")
+
+
+def test_inputs_travel_ahead_unless_the_step_saves_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = fitted("residual", "fp32")
+    graph = alone.table.graph
+    wide_bytes = alone.placed.arena_bytes + input_bytes(graph)
+    rooms: list[int] = []
+    saves_us = 0.0
+
+    def beside(one: Fitted, room_bytes: int) -> Fitted:
+        rooms.append(room_bytes)
+        return replace(one) if room_bytes >= needs_bytes else one
+
+    monkeypatch.setattr(search, "beside", beside)
+    monkeypatch.setattr(Fitted, "step_us", property(lambda one: 1e3 - (one is not alone) * saves_us))
+    needs_bytes = alone.placed.arena_bytes
+    assert search._beside(alone, wide_bytes) is not alone and rooms == [needs_bytes]  # there is room for both
+    assert search._beside(alone, wide_bytes - 1) is not alone and rooms[1:] == [wide_bytes - 1]  # inputs have none
+    needs_bytes += 1
+    assert search._beside(alone, wide_bytes) is alone
+    saves_us = 1.01 * alone.table.device.host_link.copy_us(input_bytes(graph), Stream.TO_DEVICE)
+    assert search._beside(alone, wide_bytes) is not alone
 
 
 def test_a_small_batch_is_planned_so() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 
 import numpy as np
@@ -20,7 +21,7 @@ DECISIONS = 12
 
 def chooser(seed: int) -> Chooser:
     made, draft = network(seed)
-    return Chooser(made.graph, draft, made.device.host_link, RECOMPUTE, 0, float("inf"), ())
+    return Chooser(made.graph, draft, made.device.host_link, RECOMPUTE, 0, float("inf"), (), {})
 
 
 def decide(found: Chooser, rng: random.Random) -> None:
@@ -55,20 +56,33 @@ def test_what_is_taken_back_leaves_no_trace(seed: int) -> None:
     decide(found, random.Random(seed))
     found.ledger.delta_bytes[:] = 0
     middle = found.ledger.mark()
+    delta_bytes, reads = found.ledger.delta_bytes.copy(), copy.deepcopy(found.ledger.reads)
     found.ledger.lean(3, Leaner(1 << 20, 5.0))
     decide_more = random.Random(seed + 100)
-    peak = int(np.argmax(found.measured()[1]))
-    for buffer in decide_more.sample(found.ledger.movable, DECISIONS):
-        gap = found.ledger.gap(buffer, peak)
-        if gap is not None and found.ledger.can_repeat(buffer):
-            found.ledger.recompute(buffer, gap.before)
+    peak = int(np.argmax(found.measure(found.ledger.decisions(), {})[1]))
+    ledger = found.ledger
+    gaps = [gap for b in ledger.movable if ledger.can_repeat(b) and (gap := ledger.gap(b, peak)) is not None]
+    for gap in decide_more.sample(gaps, min(DECISIONS, len(gaps))):
+        ledger.recompute(gap.buffer, gap.before)
+    assert (found.ledger.delta_bytes != delta_bytes).any() and found.ledger.reads != reads
     found.ledger.undo(middle)
+    assert (found.ledger.delta_bytes == delta_bytes).all() and found.ledger.reads == reads
     assert not found.ledger.leaner
     found.ledger.undo(start)
     decisions = found.ledger.decisions()
     assert not decisions.recomputes
     assert not decisions.offloads
     assert found.ledger.again_us == pytest.approx(0.0, abs=1e-6)
+
+
+def test_what_runs_again_with_less_workspace_takes_longer_each_time() -> None:
+    found = chooser(0)
+    decide(found, random.Random(0))
+    ledger = found.ledger
+    again = ledger.made[ledger.decisions().recomputes[0].buffer]
+    assert (ledger.times(again), ledger.times(len(ledger.runs) - 1)) == (2, 1)
+    ledger.lean(again, Leaner(1 << 20, 5.0))
+    assert ledger.leaner_us() == 5.0 * ledger.times(again)
 
 
 def run(reads: tuple[int, ...], writes: tuple[int, ...]) -> Run:

@@ -16,7 +16,7 @@ from mbc.errors import MbcError
 from mbc.ops import KINDS
 from mbc.plan.encode import encode_plan
 from mbc.plan.file import dump_plan, load_plan
-from mbc.plan.model import SCHEMA_VERSION, Plan
+from mbc.plan.model import OLDEST_SCHEMA_VERSION, SCHEMA_VERSION, Plan
 from mbc.plan.schema import content_checksum
 from mbc.plan.verify import verify_plan
 from tests.plan.chains import random_plan
@@ -144,6 +144,14 @@ def test_no_plan(text):
 def test_another_schema_version():
     refused(changed(put("schema", SCHEMA_VERSION + 1), seal=False), "MBC112", f"version {SCHEMA_VERSION + 1}")
     assert "0.1.0" in error_of(changed(put("schema", 99), seal=False)).remedy
+    refused(changed(put("schema", OLDEST_SCHEMA_VERSION - 1)), "MBC112", f"reads {OLDEST_SCHEMA_VERSION} to")
+    for text in ("4", None, [4]):
+        refused(changed(put("schema", text)), "MBC112")
+
+
+def test_older_schema_versions():
+    for version in range(OLDEST_SCHEMA_VERSION, SCHEMA_VERSION):
+        assert load_plan(changed(put("schema", version)), "plan.json") == PLAN
 
 
 @given(st.data())

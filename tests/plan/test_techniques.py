@@ -147,6 +147,21 @@ def test_stalls_are_blamed_on_what_ends_last():
     assert seen
 
 
+def test_waiting_for_kernels_beside_is_no_stall():
+    others = 0
+    for seed in SEEDS:
+        plan = offloaded_plan(seed, (Stream.COMPUTE, Stream.BESIDE))
+        launches, times = plan.train.launches, timeline(plan.train)
+        found = {stall.launch for stall in stalls(plan.train, times)}
+        for i, launch in enumerate(launches):
+            if launch.stream is not Stream.COMPUTE or not times.stalls_us[i]:
+                continue
+            last = max((j for j, later in plan.train.waits if later == i), key=lambda j: times.ends_us[j])
+            assert (i in found) == isinstance(launches[last].work, Copy)
+            others += i not in found
+    assert others, "nobody waits for kernels: the test shows nothing"
+
+
 def test_pages_say_it():
     plan = next(
         p for p in map(offloaded_plan, SEEDS)

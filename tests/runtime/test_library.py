@@ -12,7 +12,7 @@ import pytest
 from mbc.errors import MbcError
 from mbc.plan.model import Plan
 from mbc.resources import folder as resource_folder
-from mbc.runtime.library import LIBRARY_FILE, Library
+from mbc.runtime.library import ABI_VERSION, LIBRARY_FILE, Library
 from tests.runtime.nets import small_plan
 
 SOURCE = """
@@ -50,7 +50,7 @@ def built(tmp_path_factory: pytest.TempPathFactory, plan: Plan) -> Path:
         pytest.skip("needs g++ to build a library to load")
     folder = tmp_path_factory.mktemp("library")
     (folder / "module.cpp").write_text(SOURCE)
-    command = [compiler, "-shared", "-fPIC", "-DABI=1", f"-DARENA={plan.predictions.arena_bytes}",
+    command = [compiler, "-shared", "-fPIC", f"-DABI={ABI_VERSION}", f"-DARENA={plan.predictions.arena_bytes}",
                f"-I{resource_folder('templates') / 'include'}", str(folder / "module.cpp"),
                "-o", str(folder / LIBRARY_FILE)]  # fmt: skip
     subprocess.run(command, check=True)

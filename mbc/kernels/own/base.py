@@ -49,6 +49,13 @@ class Channels:
         return Channels(rows, channels, math.prod(rest))
 
 
+def image_of(at: Slice, x: TensorType | None = None) -> tuple[int, int, int, int, int]:
+    """Type, layout, rows, channels and inner extent of an operand, the first one unless it is given."""
+    x = x or at.request.inputs[0]
+    c = Channels.of(x)
+    return type_code(x), layout_code(at.layout), c.rows, c.channels, c.inner
+
+
 def no_workspace(_: Request, layout: Layout) -> int:
     return 0
 

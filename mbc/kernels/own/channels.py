@@ -14,8 +14,7 @@ from mbc.kernels.own.base import (
     Slice,
     Struct,
     channels_first,
-    layout_code,
-    type_code,
+    image_of,
 )
 from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, UpdateRunning
 
@@ -26,7 +25,8 @@ BLOCKS_FIRST = 12 * 132
 LEAST_ROWS = 8  # that a thread should sum before its sum is handed on
 WARP = 32
 
-SUM_BYTES, SUMS_BYTES, STATISTICS_BYTES = 4, 8, 12  # of the states in channels.cu and batch_norm.cu
+# Of the states in mbc_channel_sum.cuh, mbc_batch_norm.cuh and batch_norm.cu.
+SUM_BYTES, SUMS_BYTES, STATISTICS_BYTES = 4, 8, 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,28 +116,22 @@ def parts(x: TensorType, layout: Layout) -> int:
     return max(1, min(most, rows // (rows_per_block * LEAST_ROWS)))
 
 
-def _partial_bytes(x: TensorType, layout: Layout, state_bytes: int) -> int:
+def partial_bytes(x: TensorType, layout: Layout, state_bytes: int) -> int:
+    """Of the parts in which x is summed by channel; none where there is one."""
     count = parts(x, layout)
     return count * x.shape[1] * state_bytes if count > 1 else 0
 
 
-def _start(at: Slice) -> tuple[int, int, int, int, int]:
-    """Type, layout, rows, channels and inner extent of the first operand."""
-    x = at.request.inputs[0]
-    c = Channels.of(x)
-    return type_code(x), layout_code(at.layout), c.rows, c.channels, c.inner
-
-
 def _bias_add(at: Slice) -> BiasAddArguments:
-    return BiasAddArguments(*_start(at))
+    return BiasAddArguments(*image_of(at))
 
 
 def _channel_sum(at: Slice) -> ChannelSumArguments:
-    return ChannelSumArguments(*_start(at), parts(at.request.inputs[0], at.layout), int(at.accumulate))
+    return ChannelSumArguments(*image_of(at), parts(at.request.inputs[0], at.layout), int(at.accumulate))
 
 
 def _statistics(at: Slice) -> BatchStatisticsArguments:
-    return BatchStatisticsArguments(*_start(at), parts(at.request.inputs[0], at.layout))
+    return BatchStatisticsArguments(*image_of(at), parts(at.request.inputs[0], at.layout))
 
 
 def _join(at: Slice) -> JoinStatisticsArguments:
@@ -149,17 +143,17 @@ def _channels_of_pairs(at: Slice) -> tuple[int, ...]:
 
 
 def _normalize(at: Slice) -> BatchNormalizeArguments:
-    return BatchNormalizeArguments(*_start(at), affine=int(len(at.request.inputs) == 5))
+    return BatchNormalizeArguments(*image_of(at), affine=int(len(at.request.inputs) == 5))
 
 
 def _sums(at: Slice) -> BatchNormalizeSumsArguments:
-    return BatchNormalizeSumsArguments(*_start(at), parts(at.request.inputs[0], at.layout), int(at.accumulate))
+    return BatchNormalizeSumsArguments(*image_of(at), parts(at.request.inputs[0], at.layout), int(at.accumulate))
 
 
 def _backward(at: Slice) -> BatchNormalizeBackwardArguments:
     a = at.request.attributes
     assert isinstance(a, BatchNormalizeBackward)
-    return BatchNormalizeBackwardArguments(*_start(at), affine=int(len(at.request.inputs) == 7), count=a.count)
+    return BatchNormalizeBackwardArguments(*image_of(at), affine=int(len(at.request.inputs) == 7), count=a.count)
 
 
 def _update_running(at: Slice) -> UpdateRunningArguments:
@@ -180,16 +174,16 @@ def _momentum(at: Slice) -> tuple[float, ...]:
     return (a.momentum,)
 
 
-def _sum_workspace(request: Request, layout: Layout) -> int:
-    return _partial_bytes(request.inputs[0], layout, SUM_BYTES)
+def sum_workspace(request: Request, layout: Layout) -> int:
+    return partial_bytes(request.inputs[0], layout, SUM_BYTES)
 
 
-def _sums_workspace(request: Request, layout: Layout) -> int:
-    return _partial_bytes(request.inputs[0], layout, SUMS_BYTES)
+def sums_workspace(request: Request, layout: Layout) -> int:
+    return partial_bytes(request.inputs[0], layout, SUMS_BYTES)
 
 
-def _statistics_workspace(request: Request, layout: Layout) -> int:
-    return _partial_bytes(request.inputs[0], layout, STATISTICS_BYTES)
+def statistics_workspace(request: Request, layout: Layout) -> int:
+    return partial_bytes(request.inputs[0], layout, STATISTICS_BYTES)
 
 
 KERNELS = (
@@ -199,7 +193,7 @@ KERNELS = (
         "channels.cu",
         ChannelSumArguments,
         _channel_sum,
-        workspace=_sum_workspace,
+        workspace=sum_workspace,
         launches=2,
         accumulates=True,
         edition=3,
@@ -209,7 +203,7 @@ KERNELS = (
         "batch_norm.cu",
         BatchStatisticsArguments,
         _statistics,
-        workspace=_statistics_workspace,
+        workspace=statistics_workspace,
         launches=2,
         edition=3,
     ),
@@ -228,7 +222,7 @@ KERNELS = (
         BatchNormalizeSumsArguments,
         _sums,
         _eps,
-        workspace=_sums_workspace,
+        workspace=sums_workspace,
         launches=2,
         accumulates=True,
         edition=3,

@@ -11,17 +11,15 @@ from dataclasses import dataclass, replace
 from mbc.ir.types import Layout
 from mbc.kernels.base import Request
 from mbc.kernels.own.base import (
-    Channels,
     OwnKernel,
     Slice,
     Struct,
     channels_last,
-    layout_code,
+    image_of,
     no_reals,
     touched_us,
-    type_code,
 )
-from mbc.kernels.own.channels import parts
+from mbc.kernels.own.channels import parts, sum_workspace, sums_workspace
 from mbc.kernels.own.groups import (
     AFFINE,
     Numbers,
@@ -32,8 +30,6 @@ from mbc.kernels.own.groups import (
     members,
     run,
     slice_of,
-    sum_workspace,
-    sums_workspace,
     taking,
 )
 from mbc.ops.normalization import BatchNormalizeBackward
@@ -106,23 +102,17 @@ def _through_relu_and_add(operands: int, swapped: bool, part: bool = False) -> W
     return ((*start, (dx,)), (dx, dx + 1)) if part else (start, (dx,))
 
 
-def _start(at: Slice, operand: int = 0) -> tuple[int, int, int, int, int]:
-    x = at.request.inputs[operand]
-    c = Channels.of(x)
-    return type_code(x), layout_code(at.layout), c.rows, c.channels, c.inner
-
-
 def _map(at: Slice) -> FusedMapArguments:
     affine, affine2 = (*affines(at.request), 0, 0)[:2]
     backward = (
         m.attributes.count for m in members(at.request).members if isinstance(m.attributes, BatchNormalizeBackward)
     )
-    return FusedMapArguments(*_start(at), affine, affine2, next(backward, 0))
+    return FusedMapArguments(*image_of(at), affine, affine2, next(backward, 0))
 
 
 def _sum(at: Slice) -> FusedSumArguments:
     affine = (*affines(at.request), 0)[0]
-    return FusedSumArguments(*_start(at), affine, parts(at.request.inputs[0], at.layout), int(at.accumulate))
+    return FusedSumArguments(*image_of(at), affine, parts(at.request.inputs[0], at.layout), int(at.accumulate))
 
 
 def _mapped(kind: str, launcher: str, *wirings: Wiring, reals: Callable[[Slice], tuple[float, ...]]) -> OwnKernel:

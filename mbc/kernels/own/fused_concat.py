@@ -7,26 +7,22 @@ from dataclasses import dataclass
 from mbc.ir.types import Layout, TensorType
 from mbc.kernels.base import Request
 from mbc.kernels.own.base import (
-    Channels,
     OwnKernel,
     Slice,
     Struct,
     channels_last,
-    layout_code,
+    image_of,
     touched_us,
-    type_code,
 )
-from mbc.kernels.own.channels import SUM_BYTES, parts
+from mbc.kernels.own.channels import SUM_BYTES, partial_bytes, parts, statistics_workspace
 from mbc.kernels.own.groups import (
     AFFINE,
     Wiring,
     affines,
     eps,
     members,
-    partial_bytes,
     run,
     slice_of,
-    statistics_workspace,
     taking,
 )
 
@@ -51,7 +47,7 @@ _BEFORE_KNOWN = (((0,), (3, 4, 1, 2)), (5, 6))
 def _beside(at: Slice) -> StatisticsBesideArguments:
     x, joined, _ = at.request.inputs
     join = members(at.request).members[-1]
-    return StatisticsBesideArguments(*_image(at, x), parts(x, at.layout), joined.elements, int(join.inputs[0] == 1))
+    return StatisticsBesideArguments(*image_of(at, x), parts(x, at.layout), joined.elements, int(join.inputs[0] == 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +65,7 @@ class SliceSumArguments(Struct):
 
 def _slice_sum(at: Slice) -> SliceSumArguments:
     taken = at.request.outputs[0]
-    return SliceSumArguments(*_image(at, taken), parts(taken, at.layout), int(at.accumulate), *slice_of(at))
+    return SliceSumArguments(*image_of(at, taken), parts(taken, at.layout), int(at.accumulate), *slice_of(at))
 
 
 def _slice_sum_workspace(request: Request, layout: Layout) -> int:
@@ -93,7 +89,7 @@ _BIAS_CONCAT = tuple((((0, 1), parts_), (4,)) for parts_ in (_BIASED, _BIASED[::
 
 def _bias_concat(at: Slice) -> BiasConcatArguments:
     biased = members(at.request).members[-1].inputs.index(_BIASED[0])
-    type_, layout, rows, _, inner = _image(at, at.request.inputs[0])
+    type_, layout, rows, _, inner = image_of(at)
     return BiasConcatArguments(type_, layout, rows, inner, 2, biased)
 
 
@@ -136,18 +132,12 @@ def _joined(at: Slice) -> tuple[TensorType, ...]:
 
 
 def _concat_normalize(at: Slice) -> ConcatNormalizeArguments:
-    type_, layout, rows, _, inner = _image(at, at.request.inputs[0])
+    type_, layout, rows, _, inner = image_of(at)
     return ConcatNormalizeArguments(type_, layout, rows, inner, len(_joined(at)), affines(at.request)[0])
 
 
 def _channels_joined(at: Slice) -> tuple[int, ...]:
     return tuple(x.shape[1] for x in _joined(at))
-
-
-def _image(at: Slice, x: TensorType) -> tuple[int, int, int, int, int]:
-    """Type, layout, rows, channels and inner extent."""
-    c = Channels.of(x)
-    return type_code(x), layout_code(at.layout), c.rows, c.channels, c.inner
 
 
 KERNELS = (

@@ -8,7 +8,7 @@ from dataclasses import replace
 from mbc.ir.types import Layout, TensorType
 from mbc.kernels.base import Request
 from mbc.kernels.own.base import OwnKernel, Slice, touched_us
-from mbc.kernels.own.channels import SUM_BYTES, SUMS_BYTES, parts
+from mbc.kernels.own.channels import SUM_BYTES, SUMS_BYTES, partial_bytes, parts
 from mbc.kernels.own.groups import (
     AFFINE,
     Numbers,
@@ -17,7 +17,6 @@ from mbc.kernels.own.groups import (
     affines,
     eps,
     members,
-    partial_bytes,
     run,
     slice_of,
     taking,

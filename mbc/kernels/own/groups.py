@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mbc.ir.types import Layout, TensorType
 from mbc.kernels.base import Request
 from mbc.kernels.own.base import Slice
-from mbc.kernels.own.channels import STATISTICS_BYTES, SUM_BYTES, SUMS_BYTES, parts
 from mbc.ops.fused import Fused
 from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward
 from mbc.ops.shape import ChannelSlice
@@ -68,21 +66,3 @@ def slice_of(at: Slice) -> tuple[int, ...]:
         if isinstance(member.attributes, ChannelSlice):
             return member.attributes.start, at.request.inputs[member.inputs[0]].shape[1]
     raise ValueError(f"no slice in {at.request.kind}")
-
-
-def partial_bytes(x: TensorType, layout: Layout, state_bytes: int) -> int:
-    """Of the parts in which x is summed by channel; none where there is one."""
-    count = parts(x, layout)
-    return count * x.shape[1] * state_bytes if count > 1 else 0
-
-
-def sums_workspace(request: Request, layout: Layout) -> int:
-    return partial_bytes(request.inputs[0], layout, SUMS_BYTES)
-
-
-def sum_workspace(request: Request, layout: Layout) -> int:
-    return partial_bytes(request.inputs[0], layout, SUM_BYTES)
-
-
-def statistics_workspace(request: Request, layout: Layout) -> int:
-    return partial_bytes(request.inputs[0], layout, STATISTICS_BYTES)

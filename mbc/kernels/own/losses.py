@@ -13,7 +13,7 @@ from mbc.kernels.own.base import (
     Slice,
     Struct,
     channels_first,
-    layout_code,
+    image_of,
     type_code,
 )
 from mbc.ops.loss import CrossEntropy, CrossEntropyBackward, MseBackward, WeightedSum
@@ -81,14 +81,8 @@ def _partial_bytes(parts: int) -> int:
     return parts * SCORE_BYTES if parts > 1 else 0
 
 
-def _start(at: Slice) -> tuple[int, int, int, int, int]:
-    logits = at.request.inputs[0]
-    c = Channels.of(logits)
-    return type_code(logits), layout_code(at.layout), c.rows, c.channels, c.inner
-
-
 def _entropy(at: Slice) -> CrossEntropyArguments:
-    return CrossEntropyArguments(*_start(at), _entropy_parts(at.request.inputs[0], at.layout))
+    return CrossEntropyArguments(*image_of(at), _entropy_parts(at.request.inputs[0], at.layout))
 
 
 def _entropy_reals(at: Slice) -> tuple[float, ...]:
@@ -102,7 +96,7 @@ def _entropy_workspace(request: Request, layout: Layout) -> int:
 
 
 def _entropy_backward(at: Slice) -> CrossEntropyBackwardArguments:
-    return CrossEntropyBackwardArguments(*_start(at))
+    return CrossEntropyBackwardArguments(*image_of(at))
 
 
 def _entropy_backward_reals(at: Slice) -> tuple[float, ...]:
@@ -122,7 +116,7 @@ def _pixel_parts(logits: TensorType) -> int:
 
 
 def _pixels(at: Slice) -> CrossEntropyArguments:
-    return CrossEntropyArguments(*_start(at), _pixel_parts(at.request.inputs[0]))
+    return CrossEntropyArguments(*image_of(at), _pixel_parts(at.request.inputs[0]))
 
 
 def _pixels_workspace(request: Request, layout: Layout) -> int:

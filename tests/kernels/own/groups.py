@@ -19,7 +19,6 @@ from mbc.optimize.patterns import ALONG, PATTERNS, Part, Pattern, Statement
 from tests.kernels.own.cases import LONG, SHAPES, Case, Operand, Shape, bytes_below, control, m, positive, w
 
 EPS = 1e-3
-# Of the shape of the image.
 SAME = frozenset({"x", "x2", "y", "z", "z2", "s", "r", "d", "dy", "dx", "a", "b"})  # of the shape of the image
 POOLED = frozenset({"p", "dp"})
 PARTS = frozenset({"left", "right"})  # of one with the channels of the image
