@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections import Counter
 
 import pytest
 
@@ -11,7 +10,7 @@ from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.ir.training import differentiate
 from mbc.optimize import reserve
-from mbc.plan.model import Plan
+from mbc.plan.model import Launch, Mode, Plan
 from mbc.source import Source
 from tests.optimize.test_fuse import H200, graph, planned, trained
 
@@ -28,6 +27,18 @@ def within(precision: str, share: float) -> Plan:
     return planned(graph(precision), budget_bytes=int(kept(precision).predictions.arena_bytes * share) + OVERHEAD_BYTES)
 
 
+def made_again(plan: Plan) -> list[Launch]:
+    """Launches of a training step that write a value which another has written before."""
+    found: list[Launch] = []
+    made: dict[str, int] = {}
+    for launch in plan.train.launches:
+        for access in launch.accesses:
+            name = plan.buffers[access.buffer].value
+            if name is not None and access.mode is Mode.WRITE and made.setdefault(name, access.buffer) != access.buffer:
+                found.append(launch)
+    return found
+
+
 @pytest.mark.parametrize(
     ("precision", "share"),
     [*(("bf16", share) for share in (0.95, 0.7, 0.65, 0.6)), *(("fp32", share) for share in (0.95, 0.9, 0.85, 0.8))],
@@ -35,8 +46,8 @@ def within(precision: str, share: float) -> Plan:
 def test_groups_run_again_and_give_the_same_bits(precision: str, share: float):
     plan = within(precision, share)
     assert plan.predictions.arena_bytes <= share * kept(precision).predictions.arena_bytes
-    times = Counter(launch.operations for launch in plan.train.launches)
-    assert any(len(operations) > 1 and count > 1 for operations, count in times.items())
+    # By a launch of its own, or along with what a later launch of a group does.
+    assert any(len(launch.operations) > 1 for launch in made_again(plan))
     states, losses = trained(plan)
     wanted, wanted_losses = trained(kept(precision))
     assert losses == wanted_losses

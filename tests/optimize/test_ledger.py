@@ -21,7 +21,7 @@ DECISIONS = 12
 
 def chooser(seed: int) -> Chooser:
     made, draft = network(seed)
-    return Chooser(made.graph, draft, made.device.host_link, RECOMPUTE, 0, float("inf"), (), {})
+    return Chooser(made.graph, draft, made.device.host_link, RECOMPUTE, 0, float("inf"), (), {}, {})
 
 
 def decide(found: Chooser, rng: random.Random) -> None:

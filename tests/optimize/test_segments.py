@@ -17,7 +17,7 @@ SEEDS = range(4)
 
 def chooser(seed: int) -> Chooser:
     made, draft = network(seed)
-    return Chooser(made.graph, draft, made.device.host_link, RECOMPUTE, 0, float("inf"), (), {})
+    return Chooser(made.graph, draft, made.device.host_link, RECOMPUTE, 0, float("inf"), (), {}, {})
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mbc.kernels.own.base import Channels, OwnKernel, Slice, Struct, layout_code, type_code
-from mbc.kernels.own.channels import parts
-from mbc.kernels.own.groups import AFFINE, Wiring, affines, eps, run, sums_workspace, taking
+from mbc.kernels.own.channels import parts, sums_workspace
+from mbc.kernels.own.groups import AFFINE, Wiring, affines, eps, run, taking
 
 FILE = "sums_along.cu"
 
