@@ -19,6 +19,7 @@ from mbc.units import show_size
 BATCH = "batch"  # the parameter of a network that counts the rows of its inputs
 MOST_BATCH = 1 << 20
 UNLIMITED_BYTES = 1 << 61
+MOST_GUESSES = 2
 LOWEST_SHARE = 64  # the curve over batches goes down to this part of the largest
 
 PlanAt = Callable[[int], Plan]
@@ -119,7 +120,8 @@ class Search:
 
 
 def largest_batch(plan_at: PlanAt, start: int = 1, multiple: int = 1, tell: Tell = _untold) -> BatchFit:
-    """The largest multiple of `multiple` rows that plans, by doubling from about `start`, then by bisection.
+    """The largest multiple of `multiple` rows that plans, by doubling from about `start`, then between what
+    fits and what does not, where the memory of the smallest plan found lets it be guessed.
 
     Between the largest and a part of it (LOWEST_SHARE) powers of two are planned as well, as points of the curve of
     images/s. Ctrl-C ends the search with what was found, if a batch was. Raises MBC194 where not even `multiple` rows
@@ -156,14 +158,49 @@ def _seek(search: Search, start: int, multiple: int) -> None:
     while high is None and low < most:
         further = min(2 * low, most)
         low, high = (further, None) if fits(further) else (low, further)
-    while high is not None and high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
+    if high is not None:
+        lowest = low
+
+        def guess(count: int) -> int:
+            return _guess(search, lowest * multiple, count * multiple) // multiple
+
+        low = _between(fits, guess, low, high)
     count = 1
     while count < low:
         if count * LOWEST_SHARE >= low:
             fits(count)
         count *= 2
+
+
+def _between(fits: Callable[[int], bool], guess: Callable[[int], int], low: int, high: int) -> int:
+    """The largest count that fits, where `low` does and `high` does not.
+
+    A try takes minutes where much has to be moved: the first is where `guess` of a count that does not fit says. After
+    a guess that fits steps are twice as long each time; after MOST_GUESSES that do not what is left is halved."""
+    guesses, step = MOST_GUESSES, 0
+    while high - low > 1:
+        at = (low + high) // 2
+        guessing = not step and guesses > 0
+        if step:
+            at = min(low + step, at)
+        elif guessing:
+            at = min(max(guess(high), low + 1), high - 1)
+        if fits(at):
+            low, step, guesses = at, 1 if guessing else 2 * step, 0
+        else:
+            high, step, guesses = at, 0, guesses - guessing
+    return low
+
+
+def _guess(search: Search, fitting: int, refused: int) -> int:
+    """The batch that may just fit, if what the smallest plan of a `refused` one takes beside the overhead were in
+    proportion to the rows; half-way where there was none."""
+    here, refusal = search.probe(fitting).figures, search.probe(refused).refusal
+    assert here is not None
+    if not isinstance(refusal, BudgetError):
+        return (fitting + refused) // 2
+    overhead_bytes = here.needed_bytes - here.arena_bytes
+    return refused * (here.budget_bytes - overhead_bytes) // max(1, refusal.needed_bytes - overhead_bytes)
 
 
 def budget_curve(plan_at: PlanAt, points: int, tell: Tell = _untold) -> BudgetCurve:

@@ -61,6 +61,34 @@ def test_the_largest_batch_is_found_from_wherever_it_starts(start, most):
         assert refused and min(p.at for p in refused) == most + 1
 
 
+def test_few_are_tried_between_what_fits_and_what_does_not():
+    planner = Planner(OVERHEAD_BYTES + FIXED_BYTES + ROW_BYTES * 770)
+    assert largest_batch(planner.at_batch, 512).largest.batch == 770
+    assert len([batch for batch in planner.asked if 512 < batch < 1024]) <= 4
+
+
+@pytest.mark.parametrize("most", [512, 513, 770, 1000, 1023])
+def test_refusals_that_tell_nothing_of_the_rows_cost_little_more_than_bisection(most):
+    planner = Planner(OVERHEAD_BYTES + FIXED_BYTES + ROW_BYTES * most)
+
+    def barely(batch):
+        try:
+            return planner.at_batch(batch)
+        except BudgetError as error:
+            error.needed_bytes = planner.budget_bytes + 1
+            raise
+
+    assert largest_batch(barely, 512).largest.batch == most
+    assert len([batch for batch in planner.asked if 512 < batch < 1024]) <= 9 + 3
+
+    def speechless(batch):
+        if batch > most:
+            raise MbcError("MBC210", "too much in host memory")
+        return planner.at_batch(batch)
+
+    assert largest_batch(speechless, 512).largest.batch == most
+
+
 def test_multiples():
     planner = Planner(OVERHEAD_BYTES + FIXED_BYTES + ROW_BYTES * 103)
     fit = largest_batch(planner.at_batch, 20, 8)
