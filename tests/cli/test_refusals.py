@@ -150,3 +150,12 @@ def test_a_host_limit_that_makes_offloading_impossible_is_planned_without(mbc, h
     done = mbc("show", "tiny.mbc", *H200, *tight, "--set", f"memory.host={host}", "--json")
     assert done.code == 0, done.err
     assert done.json["predictions"]["host_bytes"] == 0
+
+
+def test_settings_that_make_no_sense(mbc):
+    error = refused(mbc, *H200, "--set", "memory.device=-1GB")
+    assert "error MBC026: `memory.device` is negative, but must be positive" in error
+    assert "but must be 0 B or more" in refused(mbc, *H200, "--set", "memory.host=-1GB")
+    error = refused(mbc, *H200, "--set", "batch=abc")
+    assert "error MBC005: the name `abc` is not known here" in error
+    assert "help: `batch` takes a number (or an expression of numbers): write --set batch=8" in error
