@@ -19,10 +19,10 @@ from mbc.units import show_size
 BATCH = "batch"  # the parameter of a network that counts the rows of its inputs
 MOST_BATCH = 1 << 20
 UNLIMITED_BYTES = 1 << 61
+MOST_GUESSES = 2
 LOWEST_SHARE = 64  # the curve over batches goes down to this part of the largest
 
 PlanAt = Callable[[int], Plan]
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,29 +70,41 @@ class Probe:
     refusal: MbcError | None = None
 
 
+Tell = Callable[[Probe], None]
+
+
+def _untold(_: Probe) -> None:
+    pass
+
+
 @dataclass(frozen=True, slots=True)
 class BatchFit:
-    """`probes` by batch. `largest` is the largest batch that was found to fit, `fastest` that with most images/s."""
+    """`probes` by batch. `largest` is the largest batch that was found to fit, `fastest` that with most images/s.
+    `finished`: whether the search has ended, else larger ones may fit."""
 
     probes: tuple[Probe, ...]
     largest: Figures
     fastest: Figures
+    finished: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetCurve:
-    """`probes` by budget, from the floor to what the plan without a limit takes (`unlimited`)."""
+    """`probes` by budget, from the floor to what the plan without a limit takes (`unlimited`). `finished`: whether all
+    budgets were tried."""
 
     probes: tuple[Probe, ...]
     unlimited: Figures
+    finished: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """Plans by their batch or their budget, each once."""
+    """Plans by their batch or their budget, each once. `tell` hears of each as soon as it is known."""
 
     plan_at: PlanAt
     found: dict[int, Probe]
+    tell: Tell = _untold
 
     def probe(self, at: int) -> Probe:
         """Raises MbcError for what is wrong at any batch and any budget."""
@@ -103,17 +115,36 @@ class Search:
                 if not _is_of_search(error):
                     raise
                 self.found[at] = Probe(at, None, error)
+            self.tell(self.found[at])
         return self.found[at]
 
 
-def largest_batch(plan_at: PlanAt, start: int = 1, multiple: int = 1) -> BatchFit:
-    """The largest multiple of `multiple` rows that plans, by doubling from about `start`, then by bisection.
+def largest_batch(plan_at: PlanAt, start: int = 1, multiple: int = 1, tell: Tell = _untold) -> BatchFit:
+    """The largest multiple of `multiple` rows that plans, by doubling from about `start`, then between what
+    fits and what does not, where the memory of the smallest plan found lets it be guessed.
 
     Between the largest and a part of it (LOWEST_SHARE) powers of two are planned as well, as points of the curve of
-    images/s. Raises MBC194 where not even `multiple` rows fit, and what planning raises that no batch would mend.
+    images/s. Ctrl-C ends the search with what was found, if a batch was. Raises MBC194 where not even `multiple` rows
+    fit, and what planning raises that no batch would mend.
     """
-    search = Search(plan_at, {})
+    search = Search(plan_at, {}, tell)
+    finished = True
+    try:
+        _seek(search, start, multiple)
+    except KeyboardInterrupt:
+        finished = False
+    planned = [probe.figures for probe in search.found.values() if probe.figures is not None]
+    if not planned:
+        raise KeyboardInterrupt
+    return BatchFit(
+        tuple(search.found[at] for at in sorted(search.found)),
+        max(planned, key=lambda f: f.batch),
+        max(planned, key=lambda f: (f.images_per_s, f.batch)),
+        finished,
+    )
 
+
+def _seek(search: Search, start: int, multiple: int) -> None:
     def fits(count: int) -> bool:
         return search.probe(count * multiple).figures is not None
 
@@ -127,30 +158,64 @@ def largest_batch(plan_at: PlanAt, start: int = 1, multiple: int = 1) -> BatchFi
     while high is None and low < most:
         further = min(2 * low, most)
         low, high = (further, None) if fits(further) else (low, further)
-    while high is not None and high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
+    if high is not None:
+        lowest = low
+
+        def guess(count: int) -> int:
+            return _guess(search, lowest * multiple, count * multiple) // multiple
+
+        low = _between(fits, guess, low, high)
     count = 1
     while count < low:
         if count * LOWEST_SHARE >= low:
             fits(count)
         count *= 2
-    planned = [probe.figures for probe in search.found.values() if probe.figures is not None]
-    return BatchFit(
-        tuple(search.found[at] for at in sorted(search.found)),
-        max(planned, key=lambda f: f.batch),
-        max(planned, key=lambda f: (f.images_per_s, f.batch)),
-    )
 
 
-def budget_curve(plan_at: PlanAt, points: int) -> BudgetCurve:
-    """Plans at `points` (two or more) budgets, evenly from the floor to what the plan without a limit takes."""
-    search = Search(plan_at, {})
+def _between(fits: Callable[[int], bool], guess: Callable[[int], int], low: int, high: int) -> int:
+    """The largest count that fits, where `low` does and `high` does not.
+
+    A try takes minutes where much has to be moved: the first is where `guess` of a count that does not fit says. After
+    a guess that fits steps are twice as long each time; after MOST_GUESSES that do not what is left is halved."""
+    guesses, step = MOST_GUESSES, 0
+    while high - low > 1:
+        at = (low + high) // 2
+        guessing = not step and guesses > 0
+        if step:
+            at = min(low + step, at)
+        elif guessing:
+            at = min(max(guess(high), low + 1), high - 1)
+        if fits(at):
+            low, step, guesses = at, 1 if guessing else 2 * step, 0
+        else:
+            high, step, guesses = at, 0, guesses - guessing
+    return low
+
+
+def _guess(search: Search, fitting: int, refused: int) -> int:
+    """The batch that may just fit, if what the smallest plan of a `refused` one takes beside the overhead were in
+    proportion to the rows; half-way where there was none."""
+    here, refusal = search.probe(fitting).figures, search.probe(refused).refusal
+    assert here is not None
+    if not isinstance(refusal, BudgetError):
+        return (fitting + refused) // 2
+    overhead_bytes = here.needed_bytes - here.arena_bytes
+    return refused * (here.budget_bytes - overhead_bytes) // max(1, refusal.needed_bytes - overhead_bytes)
+
+
+def budget_curve(plan_at: PlanAt, points: int, tell: Tell = _untold) -> BudgetCurve:
+    """Plans at `points` (two or more) budgets, evenly from the floor to what the plan without a limit takes, the
+    largest first. Ctrl-C ends it with what was found, if the plan without a limit was."""
+    search = Search(plan_at, {}, tell)
     unlimited = figures(plan_at(UNLIMITED_BYTES))
     least, most = unlimited.floor_bytes, unlimited.needed_bytes
-    for i in reversed(range(points)):
-        search.probe(least + (most - least) * i // (points - 1))
-    return BudgetCurve(tuple(search.found[at] for at in sorted(search.found)), unlimited)
+    finished = True
+    try:
+        for i in reversed(range(points)):
+            search.probe(least + (most - least) * i // (points - 1))
+    except KeyboardInterrupt:
+        finished = False
+    return BudgetCurve(tuple(search.found[at] for at in sorted(search.found)), unlimited, finished)
 
 
 def own_batch(source: Source, options: Options) -> int:

@@ -9,7 +9,7 @@ import pytest
 from mbc.errors import BudgetError, MbcError
 from mbc.fit import BatchFit, Figures, budget_curve, largest_batch, own_batch, with_batch, with_budget
 from mbc.options import Options
-from mbc.report.fit import batches_text, budgets_text, reason
+from mbc.report.fit import batch_line, batches_text, budget_line, budgets_text, reason
 from mbc.source import Source
 from tests.plan.chains import random_plan
 
@@ -59,6 +59,34 @@ def test_the_largest_batch_is_found_from_wherever_it_starts(start, most):
     if start <= most:
         refused = [p for p in fit.probes if p.figures is None]
         assert refused and min(p.at for p in refused) == most + 1
+
+
+def test_few_are_tried_between_what_fits_and_what_does_not():
+    planner = Planner(OVERHEAD_BYTES + FIXED_BYTES + ROW_BYTES * 770)
+    assert largest_batch(planner.at_batch, 512).largest.batch == 770
+    assert len([batch for batch in planner.asked if 512 < batch < 1024]) <= 4
+
+
+@pytest.mark.parametrize("most", [512, 513, 770, 1000, 1023])
+def test_refusals_that_tell_nothing_of_the_rows_cost_little_more_than_bisection(most):
+    planner = Planner(OVERHEAD_BYTES + FIXED_BYTES + ROW_BYTES * most)
+
+    def barely(batch):
+        try:
+            return planner.at_batch(batch)
+        except BudgetError as error:
+            error.needed_bytes = planner.budget_bytes + 1
+            raise
+
+    assert largest_batch(barely, 512).largest.batch == most
+    assert len([batch for batch in planner.asked if 512 < batch < 1024]) <= 9 + 3
+
+    def speechless(batch):
+        if batch > most:
+            raise MbcError("MBC210", "too much in host memory")
+        return planner.at_batch(batch)
+
+    assert largest_batch(speechless, 512).largest.batch == most
 
 
 def test_multiples():
@@ -151,3 +179,45 @@ def test_the_batch_of_a_network():
 def test_settings_replace_each_other():
     asked = with_budget(with_batch(Options(settings=(("batch", "1"), ("wide", "7"))), 9), 10**9)
     assert asked.settings == (("wide", "7"), ("batch", "9"), ("memory.device", "1000000000 B"))
+
+
+def test_each_probe_is_told_when_it_is_known():
+    planner = Planner(OVERHEAD_BYTES + FIXED_BYTES + ROW_BYTES * 5)
+    told = []
+    fit = largest_batch(planner.at_batch, 2, tell=told.append)
+    assert [p.at for p in told] == planner.asked and {p.at for p in told} == {p.at for p in fit.probes}
+    lines = [batch_line(p) for p in told]
+    assert lines[0].startswith("batch 2: ") and " images/s, takes " in lines[0]
+    assert any(line.startswith("batch 6: MBC204: the smallest plan found takes ") for line in lines)
+    told.clear()
+    curve = budget_curve(planner.at_budget, 3, told.append)
+    assert [p.at for p in told] == [p.at for p in reversed(curve.probes)], "the largest budget first"
+    assert budget_line(told[0]).startswith("within ")
+
+
+def interrupted(plan_at, after):
+    """`plan_at`, and Ctrl-C while the plan after so many is made."""
+    calls = []
+
+    def stopped(at):
+        calls.append(at)
+        if len(calls) > after:
+            raise KeyboardInterrupt
+        return plan_at(at)
+
+    return stopped
+
+
+def test_ctrl_c_keeps_what_was_found():
+    planner = Planner(OVERHEAD_BYTES + FIXED_BYTES + ROW_BYTES * 50)
+    fit = largest_batch(interrupted(planner.at_batch, 3), 8)
+    assert not fit.finished and [p.at for p in fit.probes] == [8, 16, 32] and fit.largest.batch == 32
+    assert " so far: 32, " in batches_text(fit)
+    assert " so far" not in batches_text(largest_batch(planner.at_batch, 8))
+    curve = budget_curve(interrupted(planner.at_budget, 3), 5)
+    assert not curve.finished and len(curve.probes) == 2
+    for after in (0, 1):  # nothing was found that fits
+        with pytest.raises(KeyboardInterrupt):
+            largest_batch(interrupted(planner.at_batch, after), 1000)
+    with pytest.raises(KeyboardInterrupt):
+        budget_curve(interrupted(planner.at_budget, 0), 5)

@@ -7,6 +7,7 @@ import re
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ PAGES = [
     *sorted((ROOT / "examples").rglob("README.md")),
     ROOT / "docs" / "errors.md",
     ROOT / "docs" / "memory.md",
+    ROOT / "docs" / "plans.md",
 ]
 
 
@@ -65,10 +67,10 @@ def test_the_network_and_the_python_of_the_readme(tmp_path, monkeypatch):
     Path("net.mbc").write_text(network)
     assert main(["compile", "net.mbc", "--gpu", "h200", "--set", "train.precision=fp32"]) == 0
     generator = np.random.default_rng(0)
-    names = {
-        "images": generator.normal(size=(64, 1, 8, 8)).astype(np.float32),
-        "labels": generator.integers(0, 10, 64).astype(np.int32),
-    }
+    images = generator.normal(size=(70, 1, 8, 8)).astype(np.float32)
+    Path("build").mkdir()
+    np.savez("build/digits.train.npz", images=images, labels=generator.integers(0, 10, 70))
+    names: dict[str, Any] = {}
     importlib.invalidate_caches()
     monkeypatch.delitem(sys.modules, "digits", raising=False)
     with pytest.warns(RuntimeWarning, match="running on the CPU"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 from mbc.equivalence.step import random_inputs
@@ -92,6 +93,11 @@ class Result:
     versions: str = ""
     unchecked: str = ""
     problem: str = ""
+
+
+def missing(peers: Sequence[str]) -> tuple[str, ...]:
+    """The packages that `peers` need and Python does not find, sorted."""
+    return tuple(sorted({PACKAGES[peer] for peer in peers if find_spec(PACKAGES[peer]) is None}))
 
 
 def contenders(peer: str, precision: Precision, on_gpu: bool, modes: Sequence[str] = MODES) -> tuple[Contender, ...]:

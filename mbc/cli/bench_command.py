@@ -6,8 +6,10 @@ import argparse
 import datetime
 import json
 import platform
+import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,6 +37,8 @@ def run(arguments: argparse.Namespace) -> int:
     output = None if arguments.output is None else Path(arguments.output)
     if output is not None:
         _check_writable(output)
+    _check_peers(arguments.against)
+    _check_device(arguments.device)
     asked = measuring_options(arguments)
     planned = plan_source(arguments.source, asked)
     on_gpu = _on_gpu(arguments.device, planned)
@@ -84,11 +88,38 @@ def _race(job: Job, arguments: argparse.Namespace, planned: Planned) -> Race:
         return race(job, arguments.against, planned.plan.graph.precision, arguments.most, say, arguments.modes)
 
 
-def _on_gpu(device: str, planned: Planned) -> bool:
-    here = current_gpu() is not None and planned.plan.graph.precision is not Precision.FP64
-    if device == "cuda" and not here:
+def _check_peers(peers: Sequence[str]) -> None:
+    """Before anything is planned or timed: a note of the peers that are not installed; MBC223 where none is."""
+    from mbc.bench.job import PACKAGES, missing
+
+    packages = missing(peers)
+    absent = [peer for peer in peers if PACKAGES[peer] in packages]
+    if not absent:
+        return
+    here = f"{'is' if len(packages) == 1 else 'are'} not installed here"
+    remedy = f"install {' or '.join(packages)} into this Python, or name other peers with --against"
+    if len(absent) == len(peers):
+        raise MbcError("MBC223", f"there is nobody to compare with: {' and '.join(packages)} {here}", remedy)
+    print(f"note: {' and '.join(packages)} {here}: {', '.join(absent)} will not run", file=sys.stderr)
+
+
+def _check_device(device: str) -> None:
+    if device == "cpu" or current_gpu() is not None:
+        return
+    if device == "cuda":
         raise MbcError("MBC221", "there is no GPU here to time on", "use --device cpu; mbc doctor says more")
-    return here and device != "cpu"
+    print("note: there is no GPU here: everybody is timed on the CPU, where large networks take long", file=sys.stderr)
+
+
+def _on_gpu(device: str, planned: Planned) -> bool:
+    if device == "cpu" or current_gpu() is None:
+        return False
+    if planned.plan.graph.precision is not Precision.FP64:
+        return True
+    if device == "cuda":
+        raise MbcError("MBC221", "no GPU times a step in fp64", "use --device cpu, or another train.precision")
+    print("note: fp64 runs on the CPU only: everybody is timed there", file=sys.stderr)
+    return False
 
 
 def _package(planned: Planned, folder: Path, on_gpu: bool) -> Path:

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from mbc.cli.arguments.groups import measuring_options
-from mbc.cli.places import Planned, build_package, output_folder, plan_file, plan_source
+from mbc.cli.places import Planned, build_package, check_asked, output_folder, plan_file, plan_source
 from mbc.errors import MbcError
 from mbc.ir.types import Precision
 from mbc.plan.model import Stream
@@ -28,8 +28,13 @@ def run(arguments: argparse.Namespace) -> int:
     if plan_file(arguments.source) is not None:
         raise MbcError("MBC188", f"'{arguments.source}' is planned already", "give its source (.mbc)")
     folder = output_folder(arguments.source, arguments.network, arguments.output)
-    check_output(folder, arguments.force)
-    planned = plan_source(arguments.source, measuring_options(arguments))
+    asked = measuring_options(arguments)
+    try:
+        check_output(folder, arguments.force)
+    except MbcError:
+        check_asked(arguments.source, asked)  # what --force would not mend is said first
+        raise
+    planned = plan_source(arguments.source, asked)
     plan = planned.plan
     began_s = time.monotonic()
     built = build_package(plan, folder, arguments.force)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,33 +22,45 @@ if TYPE_CHECKING:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the largest batch within a budget, or the time of a step over the budget."""
+    """Print the largest batch within a budget, or the time of a step over the budget. Each probe is told on stderr when
+    it is known; Ctrl-C ends with the table of what is known, and 130."""
     from mbc.fit import budget_curve, largest_batch, own_batch, with_batch, with_budget
-    from mbc.report.fit import batches_document, batches_text, budgets_document, budgets_text
+    from mbc.report.fit import (
+        batch_line,
+        batches_document,
+        batches_text,
+        budget_line,
+        budgets_document,
+        budgets_text,
+    )
     from mbc.units import show_size
 
     if plan_file(arguments.source) is not None:
         raise MbcError("MBC188", f"'{arguments.source}' is planned already", "give its source (.mbc)")
     source = Source(arguments.source, read_text(Path(arguments.source)))
     asked = _asked(arguments)
-    with notes(), busy(f"fitting {arguments.source}") as say:
+    with notes(), busy(f"fitting {arguments.source}") as at:
         if arguments.curve:
 
             def plan_within(budget_bytes: int) -> Plan:
-                return _plan(source, with_budget(asked, budget_bytes), f"within {show_size(budget_bytes)}", say)
+                return _plan(source, with_budget(asked, budget_bytes), f"within {show_size(budget_bytes)}", at)
 
-            curve = budget_curve(plan_within, arguments.points)
+            curve = budget_curve(plan_within, arguments.points, lambda probe: at.line(budget_line(probe)))
             text, document = budgets_text(curve, output_width()), budgets_document(curve)
+            finished = curve.finished
         else:
             start = own_batch(source, asked)
 
             def plan_batch(batch: int) -> Plan:
-                return _plan(source, with_batch(asked, batch), f"batch {batch}", say)
+                return _plan(source, with_batch(asked, batch), f"batch {batch}", at)
 
-            fit = largest_batch(plan_batch, start, arguments.multiple)
+            fit = largest_batch(plan_batch, start, arguments.multiple, lambda probe: at.line(batch_line(probe)))
             text, document = batches_text(fit, output_width()), batches_document(fit)
+            finished = fit.finished
     print(json.dumps(document, indent=2) if arguments.json else text)
-    return 0
+    if not finished:
+        print("interrupted", file=sys.stderr)
+    return 0 if finished else 130
 
 
 def _asked(arguments: argparse.Namespace) -> Options:

@@ -93,6 +93,17 @@ def check_plannable(place: str, options: Options) -> None:
         )  # fmt: skip
 
 
+def check_asked(place: str, options: Options) -> None:
+    """Raises what planning would raise of the source, its settings and the GPU's name; quick, since nothing is
+    planned."""
+    from mbc.device.target import find_device
+    from mbc.frontend.lower import lower
+    from mbc.frontend.parse import parse
+
+    lower(parse(Source(place, read_text(Path(place)))), options.settings, options.network)
+    find_device(options.gpu)
+
+
 def build_package(plan: Plan, folder: Path, overwrite: bool) -> Package:
     """Write the package of a plan and build what can be built."""
     from mbc.codegen.build import write_package

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TextIO
 
@@ -61,38 +61,49 @@ class StatusLine:
         self._stream.flush()
 
 
+class Busy:
+    """By which the body of `busy` says what it is at now, and what shall stay."""
+
+    def __init__(self, line: StatusLine) -> None:
+        self.stage = ""
+        self.turn = threading.Lock()  # to write
+        self._line = line
+
+    def __call__(self, now: str) -> None:
+        self.stage = f" ({now})"
+
+    def line(self, text: str) -> None:
+        """A line that stays."""
+        with self.turn:
+            self._line.line(text)
+
+
 @contextmanager
-def busy(what: str, stream: TextIO | None = None) -> Generator[Callable[[str], None]]:
+def busy(what: str, stream: TextIO | None = None) -> Generator[Busy]:
     """Says `what` is going on, and for how long, while the body runs for more than a second.
 
-    Gives a function by which the body says what it is at now."""
+    Gives that by which the body says what it is at now."""
     line = StatusLine(stream)
     finished = threading.Event()
     began_s = time.monotonic()
-    stage = ""
-
-    def say(now: str) -> None:
-        nonlocal stage
-        stage = f" ({now})"
+    at = Busy(line)
 
     def show() -> None:
         if finished.wait(_PATIENCE_S):
             return
+        said = at.stage
         if not line.on_terminal:
-            line.line(f"{what} ...")
-            said = stage
-            while not finished.wait(_REDRAW_S):
-                if stage != said and line.due():
-                    said = stage
-                    line.update(f"{what}{stage} ... {time.monotonic() - began_s:.0f} s")
-            return
+            at.line(f"{what} ...")
         while not finished.wait(_REDRAW_S):
-            line.update(f"{what}{stage} ... {time.monotonic() - began_s:.0f} s")
+            if line.on_terminal or (at.stage != said and line.due()):
+                said = at.stage
+                with at.turn:
+                    line.update(f"{what}{said} ... {time.monotonic() - began_s:.0f} s")
 
     thread = threading.Thread(target=show, daemon=True)
     thread.start()
     try:
-        yield say
+        yield at
     finally:
         finished.set()
         thread.join()

@@ -114,6 +114,10 @@ class Expansion:
         if not frame.outermost:
             message = f"input `{name.text}` is declared in a loop"
             raise MbcError("MBC037", message, "declare every input at the start of the network", statement.span)
+        bound = frame.get(name.text)
+        if bound is not None:
+            message = f"`{name.text}` is {describe(bound)} already, and cannot be an input as well"
+            raise MbcError("MBC012", message, "rename one of them", name.span)
         path = frame.scope.claim(name.text, name.span)
         if len(shape) == 0 or len(shape) > 8:
             message = f"input `{name.text}` has {len(shape)} dimensions"

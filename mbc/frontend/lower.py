@@ -158,7 +158,7 @@ def _bind_parameters(
         worth = None if default is None else expansion.evaluator.worth(default, frame)
         if override is not None:
             # Only the command line's own words may stand there, not the parameters bound so far.
-            given = expansion.evaluator.worth(override, Frame(frame.scope))
+            given = _given(parameter.name, override, worth, expansion, Frame(frame.scope))
             if worth is not None and _kind(given) != _kind(worth):
                 message = f"`{parameter.name}` is {describe(worth)} in the source, but --set gives {describe(given)}"
                 raise MbcError("MBC022", message, "give a value of the same kind", override.span)
@@ -167,6 +167,20 @@ def _bind_parameters(
         frame.bind_here(parameter.name, worth)
         shown.append((parameter.name, _text(worth)))
     return tuple(shown)
+
+
+def _given(name: str, override: ast.Expression, default: Worth | None, expansion: Expansion, nothing: Frame) -> Worth:
+    """What --set gives to a parameter. A name that means nothing there says what the parameter takes."""
+    try:
+        return expansion.evaluator.worth(override, nothing)
+    except MbcError as error:
+        if error.code != "MBC005" or "did you mean" in error.remedy:
+            raise
+        takes = "a value" if default is None else f"a {_kind(default)}"
+        if default is None or _kind(default) == "number":
+            takes += " (or an expression of numbers)"
+        remedy = f"`{name}` takes {takes}: write --set {name}={'VALUE' if default is None else _text(default)}"
+        raise MbcError(error.code, error.message, remedy, error.span) from error
 
 
 def _kind(worth: Worth) -> str:

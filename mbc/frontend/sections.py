@@ -104,6 +104,11 @@ def _host(sections: Sections, value: ast.Expression, evaluator: Evaluator, frame
 
 
 def _bytes(name: str, least: int, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> int | None:
+    allowed = "positive" if least else "0 B or more"
+    negated = value.operand if isinstance(value, ast.Unary) and value.operator == "-" else None
+    if negated is not None and isinstance(evaluator.worth(negated, frame), Bytes):
+        message = f"`memory.{name}` is negative, but must be {allowed}"
+        raise MbcError("MBC026", message, "write a size that a machine can have, such as 12 GB", value.span)
     worth = WordValue(value.text) if isinstance(value, ast.Name) else evaluator.worth(value, frame)
     if isinstance(worth, WordValue) and worth.text == AUTO:
         return None
@@ -112,6 +117,7 @@ def _bytes(name: str, least: int, value: ast.Expression, evaluator: Evaluator, f
         raise MbcError("MBC026", message, "write a unit, such as 12 GB (10^9 bytes) or 8 GiB (2^30)", value.span)
     if not least <= worth.size_bytes < 2**62:
         message = f"`memory.{name}` is {worth.size_bytes} bytes"
+        message += f", but must be {allowed}" if worth.size_bytes < least else ""
         raise MbcError("MBC026", message, "write a size that a machine can have", value.span)
     return worth.size_bytes
 

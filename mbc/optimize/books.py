@@ -81,13 +81,15 @@ class Books:
     @property
     def delta_bytes(self) -> NDArray[np.int64]:
         """What more is taken at each run than when this was last set to 0."""
-        for position in self._changed:
-            taken = self._passing_at(position)
-            self._delta_bytes[position] += taken - self._passing_bytes.pop(position, 0)
-            if taken:
-                self._passing_bytes[position] = taken
-        self._changed.clear()
+        for position in tuple(self._changed):
+            self._count_passing(position)
         return self._delta_bytes
+
+    def delta_at(self, position: int) -> int:
+        """The same at one run; what exists between repetitions at others is left to be counted when it is asked for."""
+        if position in self._changed:
+            self._count_passing(position)
+        return int(self._delta_bytes[position])
 
     def again_us_of(self, run: int, position: int) -> float:
         """Microseconds of a run just before another, or along with what stands there."""
@@ -196,6 +198,13 @@ class Books:
         if not stay and buffer in self.offloads and self.offloads[buffer][0] > last:
             return start, max(stop, self.offloads[buffer][0])
         return start, stop - ((last, buffer) in self._in_place)
+
+    def _count_passing(self, position: int) -> None:
+        taken = self._passing_at(position)
+        self._delta_bytes[position] += taken - self._passing_bytes.pop(position, 0)
+        if taken:
+            self._passing_bytes[position] = taken
+        self._changed.remove(position)
 
     def _passing_at(self, position: int) -> int:
         again = sorted(self._runs_again.get(position, ()))

@@ -25,7 +25,7 @@ def cannot_fit(
     """MBC203, for a floor (`floor_bytes`, set by `operation`) that with the overhead is above the budget. `host_bytes`:
     what may be in host memory. `split`: operations may run row by row."""
     graph = table.graph
-    ways = [f"raise memory.device to at least {floor + overhead_bytes} B"]
+    ways = [f"raise memory.device: no plan takes less than {floor + overhead_bytes} B, and most take more"]
     room_bytes = budget_bytes - overhead_bytes
     movable_bytes = _states_bytes(table, of_optimizer=True)
     if room_bytes > 0 and movable_bytes > host_bytes:
@@ -35,16 +35,46 @@ def cannot_fit(
         ways.insert(0, "set train.precision to bf16, in which activations take half")
     if 0 < rows < graph.batch:
         ways.insert(0, f"lower the batch to {rows} or less")
+    reserved, budget = apart(overhead_bytes, budget_bytes)
+    reason = f"{reserved} are reserved for the GPU's context and libraries, before any tensor"
+    if room_bytes > 0:
+        needed, budget = apart(floor + overhead_bytes, budget_bytes)
+        reason = (
+            f"no plan takes less than {needed}: '{operation.name}' ({operation.kind}) alone needs {show_size(floor)} "
+            f"with the states, and {show_size(overhead_bytes)} are reserved for the GPU's context and libraries"
+        )
     return BudgetError(
         "MBC203",
-        f"'{graph.name}' cannot fit {show_size(budget_bytes)}: '{operation.name}' "
-        f"({operation.kind}) alone needs {show_size(floor)} with the states, "
-        f"and {show_size(overhead_bytes)} are reserved for the GPU's context and libraries",
+        f"'{graph.name}' cannot fit {budget}: {reason}",
         ways[0] if len(ways) == 1 else f"{', '.join(ways[:-1])}, or {ways[-1]}",
-        operation.span,
+        operation.span if room_bytes > 0 else None,
         needed_bytes=floor + overhead_bytes,
         floor_bytes=floor + overhead_bytes,
     )
+
+
+def not_found(
+    table: CandidateTable, floor: int, arena_bytes: int, overhead_bytes: int, budget_bytes: int
+) -> BudgetError:
+    """MBC204, for the best plan that was found. `floor`: what no plan goes below, with the overhead."""
+    needed_bytes = arena_bytes + overhead_bytes
+    needed, budget = apart(needed_bytes, budget_bytes)
+    return BudgetError(
+        "MBC204",
+        f"the best plan of '{table.graph.name}' that was found takes {needed}: its arena {show_size(arena_bytes)}, "
+        f"and {show_size(overhead_bytes)} outside it; the budget is {budget}",
+        f"lower the batch, or raise memory.device to {needed_bytes} B",
+        needed_bytes=needed_bytes,
+        floor_bytes=floor,
+    )
+
+
+def apart(a_bytes: int, b_bytes: int) -> tuple[str, str]:
+    """Both as people read them; with their bytes where rounding hides that they differ."""
+    a, b = show_size(a_bytes), show_size(b_bytes)
+    if a != b or a_bytes == b_bytes:
+        return a, b
+    return f"{a} ({a_bytes} B)", f"{b} ({b_bytes} B)"
 
 
 def _states_bytes(table: CandidateTable, of_optimizer: bool = False) -> int:

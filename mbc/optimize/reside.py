@@ -38,8 +38,6 @@ SMALL_PART = 1 / 20_000
 MOST_ROUNDS = 40
 SEGMENT_PARTS = (1.0, 0.7, 0.5, 0.4, 0.3)  # of the room: segments that are tried
 SEGMENT_ROUNDS = 3  # of choosing gap by gap where these do not fit
-# Runs times parts that are tried; of a longer program only shorter segments, and gaps one by one if none of these fit.
-SEGMENT_WORK = 25_000
 MOST_IMPROVING = 200  # rounds that improve what was found
 WORSE_ROUNDS = 10  # one after another that are no smaller than what was found
 # Making things again for longer than so many whole steps leads nowhere.
@@ -201,10 +199,7 @@ class Chooser:
         found: list[tuple[float, Resided]] = []
         before = self.ledger.mark()
         peak, most_again_us = int(np.argmax(kept[1])), self.most_again_us
-        parts = SEGMENT_PARTS[-max(1, SEGMENT_WORK // len(self.runs)) :]
-        for part in (*parts, 0.0):
-            if not part and found and len(parts) < len(SEGMENT_PARTS):
-                break
+        for part in (*SEGMENT_PARTS, 0.0):
             if part:
                 cut_into_segments(self.ledger, peak, int(part * self._room_bytes))
                 self.sender.schedule()
@@ -299,7 +294,7 @@ class Chooser:
                 heap.append((self._least_price(gap), buffer, gap.before))
         heapq.heapify(heap)
         done = False
-        while heap and over[position] + ledger.delta_bytes[position] > 0 and not self._again_too_long():
+        while heap and over[position] + ledger.delta_at(position) > 0 and not self._again_too_long():
             _, buffer, _ = heapq.heappop(heap)
             gap = ledger.gap(buffer, position)
             if gap is None:
@@ -310,12 +305,12 @@ class Chooser:
             if heap and price > heap[0][0]:
                 heapq.heappush(heap, (price, buffer, gap.before))
                 continue
-            lacking_bytes = int(over[position] + ledger.delta_bytes[position])
+            lacking_bytes = int(over[position]) + ledger.delta_at(position)
             if self._lean(position, lacking_bytes, price * max(ledger.size_bytes[buffer], lacking_bytes)):
                 return True
             self._apply(gap)
             done = True
-        lacking_bytes = int(over[position] + ledger.delta_bytes[position])
+        lacking_bytes = int(over[position]) + ledger.delta_at(position)
         return (lacking_bytes > 0 and self._lean(position, lacking_bytes, math.inf)) or done
 
     def _lean(self, position: int, lacking_bytes: int, most_us: float) -> bool:

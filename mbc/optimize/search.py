@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import mbc
-from mbc.errors import BudgetError
 from mbc.optimize.addresses import Placed, assign_addresses, check_host
 from mbc.optimize.beside import beside
 from mbc.optimize.bounds import floor_bytes
@@ -21,7 +20,7 @@ from mbc.optimize.knapsack import within_us
 from mbc.optimize.order import Draft
 from mbc.optimize.place import GOOD_ENOUGH
 from mbc.optimize.ranges import time_range_us
-from mbc.optimize.refusal import cannot_fit
+from mbc.optimize.refusal import cannot_fit, not_found
 from mbc.optimize.reserve import reserved_bytes, usual_bytes
 from mbc.optimize.reside import Means
 from mbc.optimize.share import share
@@ -30,7 +29,6 @@ from mbc.optimize.synchronise import synchronise
 from mbc.options import Policy
 from mbc.plan.model import Bounds, Copy, Kernel, Plan, Predictions, Program, Stream, Target
 from mbc.plan.prefetch import ahead_bytes
-from mbc.units import show_size
 
 # Where many launches leave less room, a plan for that has more of them again.
 MOST_REFITS, REFIT_MARGIN = 3, 1.25
@@ -84,15 +82,7 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
         fitted = _beside(Fitted(draft, placed, table), budget_bytes - overhead_bytes)
         draft, placed = fitted.draft, fitted.placed
     if placed.arena_bytes + overhead_bytes > budget_bytes:
-        needed = placed.arena_bytes + overhead_bytes
-        raise BudgetError(
-            "MBC204",
-            f"the best plan of '{table.graph.name}' that was found takes {show_size(needed)} "
-            f"({show_size(overhead_bytes)} of it outside the arena), the budget is {show_size(budget_bytes)}",
-            f"lower the batch, or raise memory.device to {needed} B",
-            needed_bytes=needed,
-            floor_bytes=floor + usual,
-        )
+        raise not_found(table, floor + usual, placed.arena_bytes, overhead_bytes, budget_bytes)
     check_host(placed, limits.host_bytes, table.graph.name)
     any_us = choose(table.without_determinism(), {}).train_us if table.rules.deterministic else 0.0
     least_us = within_us(table, means, room_bytes, unlimited.train_us)

@@ -36,6 +36,24 @@ _BUDGETS = (
 )
 
 
+def batch_line(probe: Probe) -> str:
+    """One try at a batch, as it is told while others run."""
+    return f"batch {probe.at}: {_line(probe)}"
+
+
+def budget_line(probe: Probe) -> str:
+    """One try at a budget, as it is told while others run."""
+    return f"within {show_size(probe.at)}: {_line(probe)}"
+
+
+def _line(probe: Probe) -> str:
+    f = probe.figures
+    if f is None:
+        return reason(probe)
+    step = time_cell(f.train_us, f.measured_share < 1)
+    return f"{step}, {_guess(f)}{f.images_per_s:,.0f} images/s, takes {show_size(f.needed_bytes)}"
+
+
 def batches_text(fit: BatchFit, width: int | None = None) -> str:
     """Images/s over the batch, and the largest and the fastest batch."""
     top = fit.fastest.images_per_s or 1.0
@@ -64,7 +82,7 @@ def batches_text(fit: BatchFit, width: int | None = None) -> str:
     lines = [
         render(_BATCHES, rows, width),
         "",
-        f"largest batch in {show_size(largest.budget_bytes)}: {largest.batch}, "
+        f"largest batch in {show_size(largest.budget_bytes)}{'' if fit.finished else ' so far'}: {largest.batch}, "
         f"{_guess(largest)}{largest.images_per_s:,.0f} images/s, takes {show_size(largest.needed_bytes)}",
     ]
     if fastest is not largest:
@@ -106,13 +124,18 @@ def batches_document(fit: BatchFit) -> dict[str, Any]:
     return {
         "largest": _document(fit.largest),
         "fastest": _document(fit.fastest),
+        "finished": fit.finished,
         "probes": _probes(fit.probes, "batch"),
     }
 
 
 def budgets_document(curve: BudgetCurve) -> dict[str, Any]:
     """The same for a script."""
-    return {"unlimited": _document(curve.unlimited), "probes": _probes(curve.probes, "budget_bytes")}
+    return {
+        "unlimited": _document(curve.unlimited),
+        "finished": curve.finished,
+        "probes": _probes(curve.probes, "budget_bytes"),
+    }
 
 
 def reason(probe: Probe) -> str:

@@ -69,6 +69,8 @@ class Module:
     ) -> None:
         if device not in DEVICES:
             raise MbcError("MBC167", f"unknown device '{device}'", f"choose one of {', '.join(DEVICES)}")
+        if not isinstance(cast(object, seed), int | np.integer):
+            raise MbcError("MBC167", f"the seed {seed!r} is no whole number", "choose one from 0 to 2^63 - 1")
         if not 0 <= seed < 1 << 63:
             raise MbcError("MBC167", f"the seed {seed} is not in [0, 2^63)", "choose another one")
         self._plan, folder = _opened(subject)

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from mbc.bench import job as jobs
 from mbc.bench import race as racing
 from mbc.bench.job import MBC, Result
+from mbc.cli import bench_command
 
 QUICK = ("--device", "cpu", "--blocks", "2", "--block", "0s")
 OURS = Result(losses=(1.0, 0.9, 0.8, 0.7), step_ms=2.0, spread_ms=0.1, steps=2, first_step_s=0.5, peak_bytes=1 << 20)
@@ -22,6 +24,7 @@ def results(monkeypatch):
         "torch": Result(**{**as_fields(OURS), "step_ms": 5.0}),
         "jax": Result(problem="jax is not installed"),
     }
+    monkeypatch.setattr(jobs, "missing", lambda peers: ())
     monkeypatch.setattr(racing, "run_apart", lambda job, contender, timeout_s: answers[contender.peer])
     return answers
 
@@ -53,7 +56,8 @@ def test_another_mathematics_fails(mbc, results):
     assert "NOT THE SAME" in done.out and "against torch: nothing to compare with" in done.out
 
 
-def test_for_real(mbc):
+def test_for_real(mbc, monkeypatch):
+    monkeypatch.setattr(jobs, "missing", lambda peers: ())
     done = mbc("bench", "tiny.mbc", "--against", "torch", *QUICK, "--json")
     assert done.code == 0, done.err
     (entry,) = done.json["contenders"]
@@ -90,3 +94,30 @@ def test_our_own_failure(mbc, results):
     results[MBC] = Result(problem="died with 1: out of memory")
     done = mbc("bench", "tiny.mbc", "--against", "torch", *QUICK)
     assert done.code == 1 and "error MBC220" in done.err and "out of memory" in done.err
+
+
+def test_peers_that_are_not_installed_are_named_before_anything_is_planned(mbc, results, monkeypatch):
+    def unplanned(*_):
+        raise AssertionError("planned")
+
+    monkeypatch.setattr(jobs, "missing", lambda peers: ("jax",) if "jax" in peers else ())
+    done = mbc("bench", "tiny.mbc", "--against", "torch,jax", *QUICK)
+    assert done.code == 0 and "note: jax is not installed here: jax will not run" in done.err
+    monkeypatch.setattr(bench_command, "plan_source", unplanned)
+    monkeypatch.setattr(jobs, "missing", lambda peers: ("jax", "torch"))
+    done = mbc("bench", "tiny.mbc", *QUICK)
+    assert done.code == 1
+    assert "error MBC223: there is nobody to compare with: jax and torch are not installed here" in done.err
+
+
+def test_what_is_missing():
+    assert jobs.missing(()) == ()
+    assert set(jobs.missing(("torch", "torch.compile", "jax"))) <= {"torch", "jax"}
+
+
+def test_without_a_gpu_it_says_so_first(mbc, results, monkeypatch):
+    monkeypatch.setattr(bench_command, "current_gpu", lambda: None)
+    quick = ("--blocks", "2", "--block", "0s", "--against", "torch")
+    done = mbc("bench", "tiny.mbc", *quick)
+    assert done.code == 0 and "note: there is no GPU here: everybody is timed on the CPU" in done.err
+    assert "note: there is no GPU" not in mbc("bench", "tiny.mbc", *quick, "--device", "cpu").err

@@ -198,3 +198,10 @@ def test_doctor_says_what_is_missing_and_what_it_costs(mbc):
     assert "run on the CPU" in done.out and "get it: " in done.out
     findings = json.loads(mbc("doctor", "--json").out)["findings"]
     assert all(bool(f["remedy"]) == bool(f["cost"]) == (f["found"] is None) for f in findings)
+
+
+def test_what_force_would_not_mend_is_said_before_that_a_package_is_there(mbc):
+    assert mbc("compile", "tiny.mbc", "--gpu", "h200").code == 0
+    assert "error MBC070: unknown GPU 'h900'" in mbc("compile", "tiny.mbc", "--gpu", "h900").err
+    assert "error MBC021: --set bacth: " in mbc("compile", "tiny.mbc", "--gpu", "h200", "--set", "bacth=9").err
+    assert "error MBC093" in mbc("compile", "tiny.mbc", "--gpu", "h200", "--set", "batch=9").err

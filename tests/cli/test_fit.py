@@ -49,3 +49,26 @@ def test_refusals(mbc):
     assert done.code == 1 and "error MBC195: `tiny` has no parameter `batch`" in done.err
     assert mbc("compile", "tiny.mbc", *H200).code == 0
     assert "error MBC188" in mbc("fit", "tiny", *H200).err
+
+
+def test_rows_as_they_are_found_and_what_is_known_on_ctrl_c(mbc, monkeypatch):
+    from mbc import compiler
+
+    done = mbc("fit", "tiny.mbc", *H200, "--curve", "--points", "2")
+    assert done.err.count("within ") == 2 and " images/s, takes " in done.err
+    plan, calls = compiler.compile_plan, []
+
+    def stopped(source, options, stages):
+        calls.append(options)
+        if len(calls) > 3:
+            raise KeyboardInterrupt
+        return plan(source, options, stages)
+
+    monkeypatch.setattr(compiler, "compile_plan", stopped)
+    done = mbc("fit", "tiny.mbc", *H200, "--memory", "1GB")
+    assert done.code == 130 and "interrupted" in done.err
+    assert [f"batch {batch}: " in done.err for batch in (8, 16, 32, 64)] == [True, True, True, False]
+    assert "largest batch in 953.7 MiB so far: 32, " in done.out
+    calls.clear()
+    done = mbc("fit", "tiny.mbc", *H200, "--memory", "1GB", "--json")
+    assert done.code == 130 and done.json["finished"] is False and len(done.json["probes"]) == 3

@@ -66,16 +66,27 @@ def test_no_deterministic_kernel(mbc, monkeypatch):
     assert "set deterministic = false" in error
 
 
-def test_a_budget_below_the_floor(mbc):
+def test_a_budget_below_the_overhead(mbc):
     figures = mbc("show", "tiny.mbc", *H200, "--json").json
     overhead, floor = figures["predictions"]["overhead_bytes"], figures["bounds"]["floor_bytes"]
     error = refused(mbc, *H200, "--set", "memory.device=300MiB")
-    assert f"error MBC203: 'tiny' cannot fit 300.0 MiB: '{figures['bounds']['floor_operation']}' (" in error
+    reserved = f"{show_size(overhead)} are reserved for the GPU's context and libraries, before any tensor"
+    assert f"error MBC203: 'tiny' cannot fit 300.0 MiB: {reserved}\n" in error
+    assert f"help: raise memory.device: no plan takes less than {overhead + floor} B, and most take more" in error
+    assert "alone needs" not in error and "tiny.mbc:" not in error, "no operation is to blame"
+
+
+def test_a_budget_below_the_floor(mbc):
+    figures = mbc("show", "tiny.mbc", *H200, "--json").json
+    overhead, floor = figures["predictions"]["overhead_bytes"], figures["bounds"]["floor_bytes"]
+    error = refused(mbc, *H200, "--set", f"memory.device={overhead + floor - 1}B")
+    # Rounded they are the same.
+    size = show_size(overhead + floor)
+    assert f"error MBC203: 'tiny' cannot fit {size} ({overhead + floor - 1} B): no plan takes less than " in error
+    assert f"no plan takes less than {size} ({overhead + floor} B): '{figures['bounds']['floor_operation']}' (" in error
     assert f") alone needs {show_size(floor)} with the states" in error
     assert f"{show_size(overhead)} are reserved for the GPU's context and libraries" in error
-    assert f"help: raise memory.device to at least {overhead + floor} B" in error
-    error = refused(mbc, *H200, "--set", f"memory.device={overhead + floor - 1}B")
-    assert f", or raise memory.device to at least {overhead + floor} B" in error
+    assert f", or raise memory.device: no plan takes less than {overhead + floor} B, and most take more" in error
 
 
 def test_what_lowers_the_bound_of_a_budget(mbc):
@@ -123,6 +134,7 @@ def test_a_budget_that_no_plan_was_found_for(mbc):
     kept = ("--without", "offload,recompute")
     error = refused(mbc, *H200, *kept, "--set", f"memory.device={overhead + floor + 3 * (arena - floor) // 10}B")
     assert f"error MBC204: the best plan of 'tiny' that was found takes {show_size(overhead + arena)} (" in error
+    assert ": its arena " in error and f" KiB, and {show_size(overhead)} outside it; the budget is " in error
     assert "help: lower the batch, or raise memory.device to " in error
     enough = error.split("raise memory.device to ")[1]
     assert mbc("show", "tiny.mbc", *H200, *kept, "--set", f"memory.device={enough}").code == 0
@@ -138,3 +150,12 @@ def test_a_host_limit_that_makes_offloading_impossible_is_planned_without(mbc, h
     done = mbc("show", "tiny.mbc", *H200, *tight, "--set", f"memory.host={host}", "--json")
     assert done.code == 0, done.err
     assert done.json["predictions"]["host_bytes"] == 0
+
+
+def test_settings_that_make_no_sense(mbc):
+    error = refused(mbc, *H200, "--set", "memory.device=-1GB")
+    assert "error MBC026: `memory.device` is negative, but must be positive" in error
+    assert "but must be 0 B or more" in refused(mbc, *H200, "--set", "memory.host=-1GB")
+    error = refused(mbc, *H200, "--set", "batch=abc")
+    assert "error MBC005: the name `abc` is not known here" in error
+    assert "help: `batch` takes a number (or an expression of numbers): write --set batch=8" in error

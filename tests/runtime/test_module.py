@@ -218,6 +218,9 @@ def test_unknown_devices_and_seeds():
     error = code_of(Module, small_plan(), device="tpu")
     assert error.code == "MBC167" and error.remedy == "choose one of auto, cuda, cpu"
     assert code_of(Module, small_plan(), seed=-1).code == "MBC167"
+    error = code_of(Module, small_plan(), seed="x")
+    assert error.code == "MBC167" and error.message == "the seed 'x' is no whole number"
+    assert Module(small_plan(), seed=np.int64(3), device="cpu").control["seed"] == 3
 
 
 def test_learning_rates_that_are_no_numbers(net: Module):

@@ -53,7 +53,7 @@ def add_bench(commands: Commands) -> None:
         "Each contender runs in a process of its own, one after the other; mbc runs first and last. All start from\n"
         "the same weights, and the losses of their first steps are compared: exit code 1 where they differ. Of each\n"
         "peer every setting that may be its best is tried (channels_last, cudnn.benchmark, fused optimizers, CUDA\n"
-        "graphs, the modes of torch.compile), and the fastest counts. A peer that is not installed is said so.",
+        "graphs, the modes of torch.compile), and the fastest counts. Peers that are not installed are named first.",
     )  # fmt: skip
     made.add_argument("source", metavar="NET", help="the network (.mbc)")
     made.add_argument("--against", type=peers, default=PEERS, metavar="P,P", help=f"peers (default {','.join(PEERS)})")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from mbc.kernels.own.base import Channels, OwnKernel, Slice, Struct, layout_code, type_code
+from mbc.kernels.own.base import OwnKernel, Slice, Struct, image_of
 from mbc.kernels.own.channels import parts, sums_workspace
 from mbc.kernels.own.groups import AFFINE, Wiring, affines, eps, run, taking
 
@@ -27,14 +27,9 @@ class SumsAlongArguments(Struct):
 
 def _arguments(at: Slice) -> SumsAlongArguments:
     x = at.request.inputs[0]
-    c = Channels.of(x)
     affine, affine2 = (*affines(at.request), 0)[:2]
     return SumsAlongArguments(
-        type_code(x),
-        layout_code(at.layout),
-        c.rows,
-        c.channels,
-        c.inner,
+        *image_of(at),
         affine,
         affine2,
         parts(x, at.layout),
