@@ -100,6 +100,8 @@ def readers_late(table: CandidateTable, choices: Choices) -> Choices:
             if place < sums and not kind_of(program[place]).view and min(needed, default=sums + 1) > sums:
                 places[place] = max(places[place], sums + 0.5)
     order = sorted(range(len(program)), key=lambda place: (places[place], place))
+    if order == list(range(len(program))):
+        return choices
     train = tuple(program[place] for place in order)
     return Choices(train, choices.infer, choices.operations, choices.states, choices.train_us, choices.infer_us)
 

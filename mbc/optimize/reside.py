@@ -281,7 +281,7 @@ class Chooser:
                 return done
             if self._relieve_at(worst, over):
                 done = True
-            if over[worst] + self.ledger.delta_bytes[worst] > 0:
+            if over[worst] + self.ledger.delta_at(worst) > 0:
                 hopeless[worst] = True
 
     def _relieve_at(self, position: int, over: NDArray[np.int64]) -> bool:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from mbc.ir.graph import Operation
 from mbc.ops.fused import kind_of, names_of
 from mbc.optimize.addresses import assign_addresses
 from mbc.optimize.along import along_runs, alongs_of, readers_late
@@ -116,6 +117,7 @@ def _ways(problem: Problem, means: Means, known_us: float) -> list[_Way]:
     table, most, room_bytes = problem.table, problem.most, problem.room_bytes
     known: set[tuple[float, ...]] = set()
     found: list[_Way] = []
+    as_written: dict[tuple[Operation, ...], Choices] = {}  # by the same with readers behind what makes values again
     left, best_us, worse = WAYS_WORK, known_us, 0
     for part in WORKSPACE_PARTS:
         limit_bytes = int(part * room_bytes)
@@ -129,9 +131,11 @@ def _ways(problem: Problem, means: Means, known_us: float) -> list[_Way]:
         if points in known or choices.train_us >= best_us:
             continue
         known.add(points)
-        choices = readers_late(table, choices)
-        draft = ordered(table, choices, means)
-        found.append(_way(problem, draft, choices, means, divided, room_bytes, best_us))
+        late = readers_late(table, choices)
+        draft = ordered(table, late, means)
+        found.append(_way(problem, draft, late, means, divided, room_bytes, best_us))
+        if late is not choices:
+            as_written[late.train] = choices
         left -= len(choices.operations)
         better = found[-1].resided.live_bytes <= room_bytes and found[-1].time_us < best_us
         if better:
@@ -144,6 +148,10 @@ def _ways(problem: Problem, means: Means, known_us: float) -> list[_Way]:
     if not means.recompute:
         return found
     for way in sorted(found, key=lambda way: (way.resided.live_bytes > room_bytes, way.time_us))[:2]:
+        choices = as_written.get(way.choices.train)
+        if choices is not None:  # what is read later is there for longer
+            draft = ordered(table, choices, means)
+            found.append(_way(problem, draft, choices, means, way.divided, room_bytes, best_us))
         sent = way.resided.sent
         for part in OFFLOAD_PARTS:
             # More than the link can carry makes no difference.
