@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from mbc.ir.graph import Role
 from mbc.optimize.addresses import assign_addresses
+from mbc.optimize.along import alongs_of
 from mbc.optimize.bounds import floor_bytes
 from mbc.optimize.candidates import CandidateTable
 from mbc.optimize.fitted import Fitted, Problem, free_bytes, ordered
@@ -162,7 +163,11 @@ def _fit(problem: Problem, means: Means, known_us: float) -> Fitted | None:
             return kept
         found.append(kept)
     if means.division is not None or means.recompute or means.offload > 0:
-        found += make_room(problem, means, known_us)
+        # What is read late is there for longer: where that leaves no room, in the order as it is written.
+        for late in (True, False) if problem.programs is not None and alongs_of(problem.table) else (False,):
+            found += make_room(problem, means, known_us, late)
+            if any(map(problem.holds, found)) or known_us < math.inf:
+                break
     return problem.best(found) if found else None
 
 

@@ -11,7 +11,6 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from mbc.ir.graph import Operation
 from mbc.ops.fused import kind_of, names_of
 from mbc.optimize.addresses import assign_addresses
 from mbc.optimize.along import along_runs, alongs_of, readers_late
@@ -62,10 +61,12 @@ class _Way:
     divided: Collection[str]
 
 
-def make_room(problem: Problem, means: Means, known_us: float) -> Iterator[Fitted]:
-    """Steps that make room, placed: the most promising way; where placing takes more than the room, again in less."""
+def make_room(problem: Problem, means: Means, known_us: float, late: bool) -> Iterator[Fitted]:
+    """Steps that make room, placed: the most promising way; where placing takes more than the room, again in less.
+
+    `late`: who reads what could be made again along with another launch comes behind it (`mbc.optimize.along`)."""
     table, room_bytes = problem.table, problem.room_bytes
-    ways = _ways(problem, means, known_us)
+    ways = _ways(problem, means, known_us, late)
     thorough = bool(ways) and FEWEST_ROUNDS * len(ways[0].ordered.train.launches) <= THOROUGH_WORK
     if thorough and math.isinf(known_us) and all(way.resided.live_bytes > room_bytes for way in ways):
         nearest = sorted(ways, key=lambda way: way.resided.live_bytes)[:MOST_THOROUGH]
@@ -111,13 +112,12 @@ def make_room(problem: Problem, means: Means, known_us: float) -> Iterator[Fitte
             heapq.heappush(tried, ((1 - LIKELIER) * way.time_us, number, spared_bytes, way))
 
 
-def _ways(problem: Problem, means: Means, known_us: float) -> list[_Way]:
+def _ways(problem: Problem, means: Means, known_us: float, late: bool) -> list[_Way]:
     """The step fitted under several limits of workspace; under those that are best for it, with less sent to the
     host."""
     table, most, room_bytes = problem.table, problem.most, problem.room_bytes
     known: set[tuple[float, ...]] = set()
     found: list[_Way] = []
-    as_written: dict[tuple[Operation, ...], Choices] = {}  # by the same with readers behind what makes values again
     left, best_us, worse = WAYS_WORK, known_us, 0
     for part in WORKSPACE_PARTS:
         limit_bytes = int(part * room_bytes)
@@ -131,11 +131,10 @@ def _ways(problem: Problem, means: Means, known_us: float) -> list[_Way]:
         if points in known or choices.train_us >= best_us:
             continue
         known.add(points)
-        late = readers_late(table, choices)
-        draft = ordered(table, late, means)
-        found.append(_way(problem, draft, late, means, divided, room_bytes, best_us))
-        if late is not choices:
-            as_written[late.train] = choices
+        if late:
+            choices = readers_late(table, choices)
+        draft = ordered(table, choices, means)
+        found.append(_way(problem, draft, choices, means, divided, room_bytes, best_us))
         left -= len(choices.operations)
         better = found[-1].resided.live_bytes <= room_bytes and found[-1].time_us < best_us
         if better:
@@ -148,10 +147,6 @@ def _ways(problem: Problem, means: Means, known_us: float) -> list[_Way]:
     if not means.recompute:
         return found
     for way in sorted(found, key=lambda way: (way.resided.live_bytes > room_bytes, way.time_us))[:2]:
-        choices = as_written.get(way.choices.train)
-        if choices is not None:  # what is read later is there for longer
-            draft = ordered(table, choices, means)
-            found.append(_way(problem, draft, choices, means, way.divided, room_bytes, best_us))
         sent = way.resided.sent
         for part in OFFLOAD_PARTS:
             # More than the link can carry makes no difference.
