@@ -5,12 +5,16 @@ from __future__ import annotations
 from mbc.device.spec import DeviceSpec
 from mbc.ir.types import Precision
 from mbc.optimize.order import Draft
+from mbc.plan.model import Space
 
 # Of a GPU on which it was never measured.
 UNMEASURED_BYTES = 650_000_000
 # Graphs of so many launches are within what was measured, and what each further one takes.
-USUAL_LAUNCHES = 2500
+USUAL_LAUNCHES = 2000
 LAUNCH_BYTES = 16 << 10
+# Host memory beyond this is mapped by page tables that nothing else was reserved for: 8 bytes for 4 KiB.
+USUAL_HOST_BYTES = 4 * 10**9
+HOST_BYTES_MAPPED = 512  # by one byte on the device
 
 
 def usual_bytes(device: DeviceSpec, precision: Precision) -> int:
@@ -21,5 +25,9 @@ def usual_bytes(device: DeviceSpec, precision: Precision) -> int:
 def reserved_bytes(device: DeviceSpec, precision: Precision, draft: Draft) -> int:
     """What the plan of a draft leaves."""
     usual = usual_bytes(device, precision)
+    if not usual:
+        return 0
     launches = len(draft.train.launches) + len(draft.infer.launches)
-    return usual + max(0, launches - USUAL_LAUNCHES) * LAUNCH_BYTES if usual else 0
+    host_bytes = sum(buffer.size_bytes for buffer in draft.buffers if buffer.space is Space.HOST)
+    tables_bytes = max(0, host_bytes - USUAL_HOST_BYTES) // HOST_BYTES_MAPPED
+    return usual + max(0, launches - USUAL_LAUNCHES) * LAUNCH_BYTES + tables_bytes
