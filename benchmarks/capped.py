@@ -113,11 +113,11 @@ def measured(row: dict[str, Any], timed: Mapping[str, dict[str, Any]]) -> dict[s
     row["loss_predicted"] = row["loss"]
     row |= stepped(row, timed["capped"])
     if "failed" in row:
-        return row
+        return row | {"passed": False}
     row["time_near"] = abs(row["predicted_over_measured"] - 1) <= NEAR_TIME
     whole = timed["free"].get("step_ms")
     if whole is None:
-        return row | {"failed": f"without a cap: {timed['free'].get('failed')}"}
+        return row | {"failed": f"without a cap: {timed['free'].get('failed')}", "passed": False}
     row |= {"free_ms": whole, "free_images_s": row["free_batch"] * 1e3 / whole}
     return judged(row | {"loss": row["free_images_s"] / row["images_s"] - 1})
 
