@@ -1,0 +1,52 @@
+"""What is made again along with the sums that follow: fewer bytes, the same bits, and no later than it is read."""
+
+from __future__ import annotations
+
+import pytest
+
+from mbc.kernels import PROVIDERS
+from mbc.ops.fused import names_of
+from mbc.optimize.along import alongs_of, readers_late
+from mbc.optimize.candidates import CandidateTable
+from mbc.optimize.choose import choose
+from mbc.optimize.fuse import fuse
+from mbc.plan.model import Launch, Mode
+from tests.optimize.test_fuse import H200, graph
+from tests.optimize.test_groups_within import kept, made_again, within
+
+
+def along(precision: str, share: float) -> list[Launch]:
+    """Launches that make sums and, again, what these are through."""
+    return [
+        launch
+        for launch in made_again(within(precision, share))
+        if launch.operations and "sums" in launch.operations[-1]
+    ]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_launch_of_sums_writes_what_was_dropped(precision: str):
+    found = along(precision, 0.85)
+    assert found
+    assert all(sum(access.mode is not Mode.READ for access in launch.accesses) >= 3 for launch in found)
+
+
+def test_nothing_is_made_again_where_all_fits():
+    assert not any(launch.operations for launch in made_again(kept("fp32")))  # but for conversions
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_readers_come_behind_the_sums_and_before_who_needs_them(precision: str):
+    made = graph(precision)
+    table = CandidateTable(made, H200, PROVIDERS)
+    choices = readers_late(table, choose(table, {}, programs=fuse(table)))
+    places = {name: place for place, op in enumerate(choices.train) for name in names_of(op)}
+    outputs = {name: place for place, op in enumerate(choices.train) for name in op.outputs}
+    for place, operation in enumerate(choices.train):
+        assert all(outputs.get(name, -1) < place for name in operation.inputs)
+    late = 0
+    for found in alongs_of(table):
+        sums = places[names_of(found.operation)[-1]]
+        if found.stands_for(names_of(choices.train[sums])):
+            late += any(found.value in operation.inputs for operation in choices.train[sums + 1 :])
+    assert late
