@@ -9,7 +9,7 @@ filter has to come after the sums, which nothing keeps it from: only an update w
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mbc.ir.graph import Operation
 from mbc.ops.fused import join, kind_of, names_of
@@ -34,9 +34,11 @@ class Along:
     sums: frozenset[str]
     operation: Operation
 
-    def stands_for(self, operations: Sequence[str]) -> bool:
-        """Whether a launch of these operations makes the sums, be it that it computes the value for itself."""
-        return self.sums <= frozenset(operations) <= self.sums | self.makes
+    def stands_for(self, operation: Operation) -> bool:
+        """Whether an operation or group makes the sums, be it that it computes the value for itself, and nothing that
+        would be missed."""
+        names = frozenset(names_of(operation))
+        return self.sums <= names <= self.sums | self.makes and set(operation.outputs) <= set(self.operation.outputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +105,12 @@ def readers_late(table: CandidateTable, choices: Choices) -> Choices:
     if order == list(range(len(program))):
         return choices
     train = tuple(program[place] for place in order)
-    return Choices(train, choices.infer, choices.operations, choices.states, choices.train_us, choices.infer_us)
+    return replace(choices, train=train)
 
 
 def _last_places(program: Sequence[Operation], alongs: Sequence[Along]) -> dict[str, int]:
     """Values that could be made again along with an operation of the program, and where that stands."""
-    by_name = {name: (place, names_of(op)) for place, op in enumerate(program) for name in names_of(op)[-1:]}
+    by_name = {names_of(operation)[-1]: (place, operation) for place, operation in enumerate(program)}
     found: dict[str, int] = {}
     for along in alongs:
         standing = by_name.get(names_of(along.operation)[-1])
@@ -127,8 +129,8 @@ def along_runs(table: CandidateTable, draft: Draft, runs: Sequence[Run], program
         if run.stop == run.start + 1 and launches[run.start].operations
     }
     makers = {frozenset(names): i for names, i in single.items()}
-    last = {names[-1]: (names, i) for names, i in single.items()}
     operations = {names_of(operation): operation for operation in program}
+    last = {names[-1]: (operations[names], i) for names, i in single.items() if names in operations}
     reads: dict[int, list[int]] = {}
     for i, run in enumerate(runs):
         for buffer in run.reads:
@@ -139,10 +141,10 @@ def along_runs(table: CandidateTable, draft: Draft, runs: Sequence[Run], program
         standing = last.get(names_of(along.operation)[-1])
         if maker is None or standing is None:
             continue
-        names, sums = standing
-        if not along.stands_for(names) or maker >= sums:
+        operation, sums = standing
+        if not along.stands_for(operation) or maker >= sums:
             continue
-        if table.timed(along.operation) != table.timed(operations[names]):
+        if table.timed(along.operation) != table.timed(operation):
             continue
         run = _run_along(table, draft, along, runs[maker], sums, runs[sums])
         if run is None or run.more_us >= runs[maker].time_us:

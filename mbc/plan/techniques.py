@@ -6,16 +6,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from mbc.plan.group import title
 from mbc.plan.live import rounded
 from mbc.plan.model import Copy, Launch, Mode, Plan, Program, Space
 
 Launches = tuple[int, int]  # half-open
+Anew = tuple[int, tuple[int, ...]]  # a launch, and buffers of values that it makes again
 
 
 @dataclass(frozen=True, slots=True)
 class Recomputed:
-    """One operation that runs again for what it has made before. `outputs` are the values made again, `launches` those
-    that make them, `time_us` what these take. `saved_bytes` are out of the arena during `absent`."""
+    """One operation, or group, whose values are made again. `outputs` are these, `launches` those that make them,
+    `time_us` what these take: of one that does other work on the way its part by the bytes that it touches.
+    `saved_bytes` are out of the arena during `absent`."""
 
     operation: str
     outputs: tuple[str, ...]
@@ -82,9 +85,9 @@ def techniques(plan: Plan, program: Program) -> Techniques:
     for buffer in touches:
         by_value.setdefault(plan.buffers[buffer].value or "", []).append(buffer)
     return Techniques(
-        tuple(_recomputed(plan, program, name, at, touches, by_value) for name, at in again.items()),
+        tuple(_recomputed(plan, program, names, anew, touches, by_value) for names, anew in again.items()),
         _offloaded(plan, program, touches),
-        _divided(plan, program, {launch for launches in again.values() for launch in launches}),
+        _divided(plan, program, {launch for anew in again.values() for launch, _ in anew}),
         _handed_on(plan, by_value),
     )
 
@@ -98,53 +101,62 @@ def _touches(program: Program) -> Mapping[int, list[int]]:
     return found
 
 
-def _made_again(plan: Plan, program: Program) -> Mapping[str, list[int]]:
-    """By operation, the launches that write rows which it has written before into another buffer."""
-    written: dict[tuple[str, str], list[tuple[int, int, int]]] = {}
-    found: dict[str, list[int]] = {}
+def _made_again(plan: Plan, program: Program) -> Mapping[tuple[str, ...], list[Anew]]:
+    """By the operations of the launch that makes them first: launches that write rows of values into another buffer
+    than before, and these buffers."""
+    makers: dict[str, tuple[str, ...]] = {}
+    written: dict[str, list[tuple[int, int, int]]] = {}
+    found: dict[tuple[str, ...], list[Anew]] = {}
     for i, launch in enumerate(program.launches):
-        for name in launch.operations:
-            for access in launch.accesses:
-                value = plan.buffers[access.buffer].value
-                if access.mode is Mode.READ or value is None:
-                    continue
-                before = written.setdefault((name, value), [])
-                start, stop = access.rows.start, access.rows.stop
-                if any(buffer != access.buffer and low < stop and start < high for buffer, low, high in before):
-                    found.setdefault(name, [])
-                    if found[name][-1:] != [i]:
-                        found[name].append(i)
-                before.append((access.buffer, start, stop))
+        if not launch.operations:
+            continue  # a conversion or a copy
+        anew: dict[tuple[str, ...], list[int]] = {}
+        for access in launch.accesses:
+            value = plan.buffers[access.buffer].value
+            if access.mode is Mode.READ or value is None:
+                continue
+            maker = makers.setdefault(value, launch.operations)
+            before = written.setdefault(value, [])
+            start, stop = access.rows.start, access.rows.stop
+            if any(buffer != access.buffer and low < stop and start < high for buffer, low, high in before):
+                anew.setdefault(maker, []).append(access.buffer)
+            before.append((access.buffer, start, stop))
+        for maker, buffers in anew.items():
+            found.setdefault(maker, []).append((i, tuple(buffers)))
     return found
 
 
 def _recomputed(
     plan: Plan,
     program: Program,
-    name: str,
-    launches: list[int],
+    operations: tuple[str, ...],
+    anew: list[Anew],
     touches: Mapping[int, list[int]],
     by_value: Mapping[str, list[int]],
 ) -> Recomputed:
-    made = _written(plan, [program.launches[i] for i in launches])
+    launches = tuple(i for i, _ in anew)
+    made = tuple(dict.fromkeys(b for _, buffers in anew for b in buffers))
     values = tuple(dict.fromkeys(plan.buffers[b].value or "" for b in made))
     # Gone since the last touch of any earlier buffer of these values, back when the first launch writes anew.
     earlier = (b for value in values for b in by_value[value] if b not in made)
     last = max((i for b in earlier for i in touches[b] if i < launches[0]), default=launches[0] - 1)
     return Recomputed(
-        name,
+        title(operations),
         values,
-        tuple(launches),
-        sum(program.launches[i].work.time_us for i in launches),
+        launches,
+        sum(_share(plan, program.launches[i], buffers) * program.launches[i].work.time_us for i, buffers in anew),
         sum(rounded(plan.buffers[b].size_bytes) for b in made),
         (last + 1, launches[0]),
     )
 
 
-def _written(plan: Plan, launches: list[Launch]) -> tuple[int, ...]:
-    """Buffers with values that the launches write."""
-    written = (a.buffer for launch in launches for a in launch.accesses if a.mode is not Mode.READ)
-    return tuple(dict.fromkeys(b for b in written if plan.buffers[b].value is not None))
+def _share(plan: Plan, launch: Launch, buffers: tuple[int, ...]) -> float:
+    """Of a launch, what writing these buffers counts: all of it where it writes nothing else."""
+    values = [a for a in launch.accesses if plan.buffers[a.buffer].value is not None]
+    if all(a.buffer in buffers for a in values if a.mode is not Mode.READ):
+        return 1.0
+    touched = {a.buffer: plan.buffers[a.buffer].size_bytes for a in values}
+    return sum(touched[b] for b in buffers) / sum(touched.values())
 
 
 def _offloaded(plan: Plan, program: Program, touches: Mapping[int, list[int]]) -> tuple[Offloaded, ...]:

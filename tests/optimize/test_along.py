@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mbc.kernels import PROVIDERS
-from mbc.ops.fused import names_of
+from mbc.ops.fused import join, names_of
 from mbc.optimize.along import alongs_of, readers_late
 from mbc.optimize.candidates import CandidateTable
 from mbc.optimize.choose import choose
@@ -47,6 +47,22 @@ def test_readers_come_behind_the_sums_and_before_who_needs_them(precision: str):
     late = 0
     for found in alongs_of(table):
         sums = places[names_of(found.operation)[-1]]
-        if found.stands_for(names_of(choices.train[sums])):
+        if found.stands_for(choices.train[sums]):
             late += any(found.value in operation.inputs for operation in choices.train[sums + 1 :])
     assert late
+
+
+def test_sums_that_write_more_are_not_stood_for():
+    """relu's gradient beside them: who reads it would find nothing."""
+    made = graph("fp32")
+    by_name = {operation.name: operation for operation in made.train}
+    checked = 0
+    for found in alongs_of(CandidateTable(made, H200, PROVIDERS)):
+        members = [by_name[name] for name in names_of(found.operation) if name in found.sums]
+        between = [name for member in members[:-1] for name in member.outputs]
+        wanted = [name for name in found.operation.outputs if name != found.value]
+        assert found.stands_for(join(members, wanted))
+        if not set(between) <= set(wanted):
+            assert not found.stands_for(join(members, [*between, *wanted]))
+            checked += 1
+    assert checked
