@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import pytest
 
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.ir.training import differentiate
+from mbc.ir.types import DType, Layout, Precision
 from mbc.optimize import reserve
-from mbc.plan.model import Launch, Mode, Plan
+from mbc.optimize.order import WHOLE, Draft
+from mbc.plan.model import Buffer, Launch, Mode, Plan, Program, Space
 from mbc.source import Source
 from tests.optimize.test_fuse import H200, graph, planned, trained
 
@@ -99,3 +102,13 @@ def test_many_launches_take_of_the_budget(monkeypatch: pytest.MonkeyPatch):
 def test_operations_by_themselves_take_over_where_groups_need_too_much_at_once():
     plan = within("bf16", 0.4)
     assert all(len(launch.operations) <= 1 for launch in plan.train.launches)
+
+
+def test_page_tables_of_much_host_memory_are_reserved_for():
+    draft = Draft((), (), Program((), (), (), ()), Program((), (), (), ()))
+    away = Buffer("x", WHOLE, Layout.CHANNELS_FIRST, DType.UINT8, reserve.USUAL_HOST_BYTES, space=Space.HOST)
+    usual = reserve.reserved_bytes(H200, Precision.FP32, replace(draft, buffers=(away,)))
+    assert usual == H200.overhead_bytes
+    assert reserve.reserved_bytes(H200, Precision.FP32, replace(draft, buffers=(away, away))) - usual == (
+        reserve.USUAL_HOST_BYTES // reserve.HOST_BYTES_MAPPED
+    )
