@@ -164,7 +164,8 @@ def _fit(problem: Problem, means: Means, known_us: float) -> Fitted | None:
         found.append(kept)
     if means.division is not None or means.recompute or means.offload > 0:
         # What is read late is there for longer: where that leaves no room, in the order as it is written.
-        for late in (True, False) if problem.programs is not None and alongs_of(problem.table) else (False,):
+        again = means.recompute and problem.programs is not None and alongs_of(problem.table)
+        for late in (True, False) if again else (False,):
             found += make_room(problem, means, known_us, late)
             if any(map(problem.holds, found)) or known_us < math.inf:
                 break
