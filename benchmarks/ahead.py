@@ -96,7 +96,7 @@ def drive(name: str, tasks: Sequence[Task], columns: Sequence[str], arguments: a
         and (arguments.plan_only or (not measured.done(task.name) and not _hopeless(planned, task.name)))
     ]
     if missing:
-        _plan(missing, planned, probes, shelf, columns, arguments)
+        _plan(missing, [task.name for task in tasks], planned, probes, shelf, columns, arguments)
     found = planned
     if not arguments.plan_only:
         waiting = [task for task in wanted if planned.done(task.name) and not measured.done(task.name)]
@@ -112,6 +112,7 @@ def _hopeless(planned: Results, name: str) -> bool:
 
 def _plan(
     missing: Sequence[Task],
+    order: Sequence[str],
     planned: Results,
     probes: Results,
     shelf: Shelf,
@@ -128,6 +129,7 @@ def _plan(
             planner.rows.discard(name)
             planned.put(attempt(done.result, name))
             show([planned.rows[name]], columns)
+    planned.arrange(order)
     if all(planned.done(task.name) for task in missing):
         probes.remove()  # which a search that was cut off goes on from
 

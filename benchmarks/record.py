@@ -97,6 +97,13 @@ class Results:
         self.rows[row["name"]] = row
         write(self.name, list(self.rows.values()), **self.more)
 
+    def arrange(self, names: Sequence[str]) -> None:
+        """Write the rows once more, these in this order before others: which is known first is chance."""
+        if self.rows:
+            first = [name for name in names if name in self.rows]
+            self.rows = {name: self.rows[name] for name in dict.fromkeys((*first, *self.rows))}
+            write(self.name, list(self.rows.values()), **self.more)
+
     def remove(self) -> None:
         """The file of this run."""
         self.rows.clear()
