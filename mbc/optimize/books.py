@@ -233,13 +233,13 @@ class Books:
         if not again:
             return 0
 
-        def stays(buffer: int) -> bool:
-            if buffer not in self._again.get((self.made[buffer], position), ()):
-                return False
-            start, stop = self._stay(buffer, bisect_right(self.starts[buffer], position))
-            return start < stop
-
-        return passing_bytes(again, self.runs, self.size_bytes, self._scratch_bytes, position, stays)
+        staying: set[int] = set()
+        for run in again:
+            for buffer in self._again[run, position]:
+                start, stop = self._stay(buffer, bisect_right(self.starts[buffer], position))
+                if start < stop:
+                    staying.add(buffer)
+        return passing_bytes(again, self.runs, self.size_bytes, self._scratch_bytes, position, staying)
 
 
 def _scratch_bytes(draft: Draft, run: Run) -> int:
