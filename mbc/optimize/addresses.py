@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mbc.errors import MbcError
 from mbc.optimize.lifetimes import aligned, blocks, owners, peak_bytes
 from mbc.optimize.order import Draft
-from mbc.optimize.place import place
+from mbc.optimize.place import place, place_around
 from mbc.plan.model import Space
 from mbc.units import show_size
 
@@ -23,10 +24,13 @@ class Placed:
     host_bytes: int
 
 
-def assign_addresses(draft: Draft, room_bytes: int = 0, thorough: bool = True) -> Placed:
+def assign_addresses(
+    draft: Draft, room_bytes: int = 0, thorough: bool = True, known: Mapping[int, int] | None = None
+) -> Placed:
     """In each space persistent buffers at the bottom, above them the two programs, which never run at the same time.
 
-    `room_bytes`: an arena so large is small enough. Not `thorough`: quickly, for a first look.
+    `room_bytes`: an arena so large is small enough. Not `thorough`: quickly, for a first look. `known`: offsets of
+    blocks in the arena above the persistent buffers, by owner; what else the same program needs goes between them.
     """
     offsets = [0] * len(draft.buffers)
     ends: dict[Space, int] = {}
@@ -41,9 +45,14 @@ def assign_addresses(draft: Draft, room_bytes: int = 0, thorough: bool = True) -
         top = live = 0
         for program in (draft.train, draft.infer):
             program_blocks = blocks(program, draft.buffers, persistent, space)
-            places, height = place(program_blocks, room_bytes - base if space is Space.ARENA else 0, thorough)
-            for block, offset in zip(program_blocks, places, strict=True):
-                offsets[block.buffers[0]] = base + offset
+            owned = {i: block.buffers[0] for i, block in enumerate(program_blocks)}
+            there = {i: known[owner] for i, owner in owned.items() if owner in known} if known else {}
+            if there:
+                places, height = place_around(program_blocks, there)
+            else:
+                places, height = place(program_blocks, room_bytes - base if space is Space.ARENA else 0, thorough)
+            for i, owner in owned.items():
+                offsets[owner] = base + places[i]
             top, live = max(top, height), max(live, peak_bytes(program_blocks)[0])
         ends[space], lives[space] = base + top, base + live
     for buffer, owner in enumerate(owners(draft.buffers)):

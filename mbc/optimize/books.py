@@ -70,6 +70,9 @@ class Books:
             if b not in fixed and draft.buffers[b].alias is None and self.size_bytes[b] > small_bytes
         ]
         self._is_movable = frozenset(self.movable)
+        self._row = {b: i for i, b in enumerate(self.movable)}
+        # Of each movable value: where it is made and read last, and the runs [from, until] over which it is first away.
+        self._spans: NDArray[np.int64] = np.zeros((4, len(self.movable)), np.int64)
         self._in_place = frozenset(in_place)
         self._scratch_bytes = [_scratch_bytes(draft, run) for run in runs]
         self._delta_bytes: NDArray[np.int64] = np.zeros(len(runs) + 1, np.int64)
@@ -77,6 +80,8 @@ class Books:
         self._passing_bytes: dict[int, int] = {}  # by position, as they are counted
         self._changed: set[int] = set()  # positions at which they may be others by now
         self.leaner: dict[int, Leaner] = {}  # by run
+        for buffer in self.movable:
+            self._note(buffer)
 
     @property
     def delta_bytes(self) -> NDArray[np.int64]:
@@ -95,6 +100,12 @@ class Books:
         """Microseconds of a run just before another, or along with what stands there."""
         along = self._along.get((run, position))
         return self.runs[run].time_us if along is None else along.more_us
+
+    def across(self, position: int) -> list[int]:
+        """The movable values that may be there over a run that does not touch them, found without a look at each."""
+        made, last, away, back = self._spans
+        rows = np.flatnonzero((made < position) & (last > position) & ((position < away) | (position > back)))
+        return [self.movable[row] for row in rows.tolist()]
 
     def scratch_bytes(self, run: int) -> int:
         """The workspace of a run."""
@@ -136,18 +147,21 @@ class Books:
                 del self._again[key]
                 self._runs_again[position].remove(key[0])
                 self.again_us -= self.again_us_of(*key)
+        self._note(buffer)
         self._journal.append((self._enter_repeat, added, buffer, position))
 
     def _enter_read(self, added: bool, buffer: int, position: int) -> None:
         stay = bisect_right(self.starts.get(buffer, ()), position) if buffer in self._is_movable else -1
-        if stay >= 0:
-            self._take(buffer, stay, -1)
+        before = self._stay(buffer, stay) if stay >= 0 else None
         if added:
             insort(self.reads[buffer], position)
         else:
             self.reads[buffer].remove(position)
-        if stay >= 0:
-            self._take(buffer, stay, 1)
+        if before is not None:
+            self._note(buffer)
+            if self._stay(buffer, stay) != before:
+                self._delta_bytes[before[0] : before[1]] -= self.size_bytes[buffer]
+                self._take(buffer, stay, 1)
         self._journal.append((self._enter_read, added, buffer, position))
 
     def _enter_offload(self, added: bool, buffer: int, places: tuple[int, int]) -> None:
@@ -161,6 +175,7 @@ class Books:
             self.sent_bytes -= self.size_bytes[buffer]
             self.starts[buffer].remove(places[1])
         self._take_all(buffer, 1)
+        self._note(buffer)
         self._journal.append((self._enter_offload, added, buffer, places))
 
     def _enter_leaner(self, added: bool, run: int, how: Leaner) -> None:
@@ -174,6 +189,13 @@ class Books:
         self._changed.add(run)
         self._changed.update(position for position, runs in self._runs_again.items() if run in runs)
         self._journal.append((self._enter_leaner, added, run, how))
+
+    def _note(self, buffer: int) -> None:
+        """Keep the spans of a value up to date."""
+        if buffer in self._row:
+            starts = self.starts.get(buffer)
+            away, back = (self._stay(buffer, 0)[1], starts[0]) if starts else (len(self.runs) + 1, -1)
+            self._spans[:, self._row[buffer]] = self.made[buffer], self.reads[buffer][-1], away, back
 
     def _take_all(self, buffer: int, sign: int) -> None:
         for stay in range(len(self.starts.get(buffer, ())) + 1):
@@ -211,13 +233,13 @@ class Books:
         if not again:
             return 0
 
-        def stays(buffer: int) -> bool:
-            if buffer not in self._again.get((self.made[buffer], position), ()):
-                return False
-            start, stop = self._stay(buffer, bisect_right(self.starts[buffer], position))
-            return start < stop
-
-        return passing_bytes(again, self.runs, self.size_bytes, self._scratch_bytes, position, stays)
+        staying: set[int] = set()
+        for run in again:
+            for buffer in self._again[run, position]:
+                start, stop = self._stay(buffer, bisect_right(self.starts[buffer], position))
+                if start < stop:
+                    staying.add(buffer)
+        return passing_bytes(again, self.runs, self.size_bytes, self._scratch_bytes, position, staying)
 
 
 def _scratch_bytes(draft: Draft, run: Run) -> int:

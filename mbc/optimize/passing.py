@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from mbc.optimize.runs import Run
 
@@ -13,18 +13,17 @@ def passing_bytes(
     sizes: Sequence[int],
     scratch_bytes: Sequence[int],
     before: int,
-    stays: Callable[[int], bool],
+    staying: Collection[int],
 ) -> int:
     """By how much more is taken while the runs of `again` are repeated, in this order, than by run `before` itself.
 
-    `sizes`: bytes by value; `scratch_bytes`: workspace by run; `stays`: whether a value that is made again is there for
-    run `before` or later. What does not is gone when it was read last.
+    `sizes`: bytes by value; `scratch_bytes`: workspace by run; `staying`: values that are made again and there for run
+    `before` or later. The others are gone when they were read last.
     """
     last = _last_reads(again, runs)
     makes = [(i, b) for i, run in enumerate(again) for b in runs[run].writes]
     # Beside what is there for the run: its own outputs and workspace, and what will stay, are still to come.
     level = -sum(sizes[b] for b in runs[before].writes) - scratch_bytes[before]
-    staying = {b for _, b in makes if stays(b)}
     level -= sum(sizes[b] for b in staying)
     gone = [0] * len(again)
     for i, b in makes:

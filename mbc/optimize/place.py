@@ -33,6 +33,8 @@ TIGHT_PART = 0.6  # of the bound: blocks that are never alive beside so much are
 PROOF_EFFORT = 1.0  # in CP-SAT's deterministic time
 # Blocks smaller than the bound over so many fill the gaps that others leave; the latter are annealed.
 SMALL_BLOCKS = (2000, 20_000)
+# Rounds from the bottom up, where it is only asked whether that fits.
+QUICK_ROUNDS = 8
 # Blocks times orders that greedy may look at; bigger programs try fewer orders, the one that is placed fast first.
 GREEDY_WORK = 40_000
 
@@ -72,6 +74,26 @@ def place(blocks: Sequence[Block], enough_bytes: int = 0, thorough: bool = True)
     return _improved(blocks, best, height, best_order, bound, good)
 
 
+def fit_within(blocks: Sequence[Block], room_bytes: int) -> list[int] | None:
+    """Offsets of the blocks within a room that is nearly full, where such are found quickly."""
+    order = sorted(range(len(blocks)), key=lambda i: _ORDERS[0](blocks[i]))
+    offsets, reached = _greedy(blocks, order)
+    if reached <= room_bytes:
+        return offsets
+    large = [i for i in order if blocks[i].size_bytes * SMALL_BLOCKS[0] >= room_bytes]
+    for places in fill_up([blocks[i] for i in large], room_bytes, QUICK_ROUNDS):
+        offsets, reached = place_around(blocks, dict(zip(large, places, strict=True)))
+        if reached <= room_bytes:
+            return offsets
+    return None
+
+
+def place_around(blocks: Sequence[Block], known: Mapping[int, int]) -> tuple[list[int], int]:
+    """Offsets of the blocks and the height they reach, where those of some are `known`."""
+    rest = sorted(set(range(len(blocks))) - known.keys(), key=lambda i: (-blocks[i].size_bytes, blocks[i].start))
+    return _greedy(blocks, (*sorted(known, key=lambda i: known[i]), *rest), known)
+
+
 def _improved(
     blocks: Sequence[Block], offsets: list[int], height: int, order: list[int], bound: int, good: int
 ) -> tuple[list[int], int]:
@@ -79,9 +101,7 @@ def _improved(
     what these leave."""
 
     def filled(chosen: list[int], places: list[int]) -> tuple[list[int], int]:
-        known = dict(zip(chosen, places, strict=True))
-        rest = sorted(set(range(len(blocks))) - set(chosen), key=lambda i: (-blocks[i].size_bytes, blocks[i].start))
-        return _greedy(blocks, (*sorted(chosen, key=lambda i: known[i]), *rest), known)
+        return place_around(blocks, dict(zip(chosen, places, strict=True)))
 
     large: list[int] = []
     for count in SMALL_BLOCKS:

@@ -288,7 +288,7 @@ class Chooser:
         ledger = self.ledger
         # A chain takes longest to look at, so that gaps stand there by what they cost at least at first.
         heap: list[tuple[float, int, int]] = []
-        for buffer in ledger.movable:
+        for buffer in ledger.across(position):
             gap = ledger.gap(buffer, position)
             if gap is not None:
                 heap.append((self._least_price(gap), buffer, gap.before))

@@ -17,7 +17,7 @@ from mbc.optimize.fit import fit
 from mbc.optimize.fitted import UNLIMITED_BYTES, Fitted, Problem
 from mbc.optimize.fuse import Programs, fuse, plain
 from mbc.optimize.knapsack import within_us
-from mbc.optimize.order import Draft
+from mbc.optimize.order import Draft, order
 from mbc.optimize.place import GOOD_ENOUGH
 from mbc.optimize.ranges import time_range_us
 from mbc.optimize.refusal import cannot_fit, not_found
@@ -66,7 +66,9 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
         raise cannot_fit(table, floor, floor_operation, usual, budget_bytes, host_bytes, means.split)
     unlimited = choose(table, {}, programs=fuse(table))
     room_bytes = budget_bytes - usual  # of a plan with few launches, which bounds all
-    fitted = _fitted(table, limits, means, room_bytes)
+    # What keeps everything has fewer launches than most plans within a budget.
+    more_bytes = reserved_bytes(device, precision, order(table, unlimited)) - usual
+    fitted = _fitted(table, limits, means, room_bytes - int(more_bytes * REFIT_MARGIN))
     for _ in range(MOST_REFITS):
         more_bytes = reserved_bytes(device, precision, fitted.draft) - usual
         if not room_bytes - more_bytes < fitted.placed.arena_bytes <= room_bytes:

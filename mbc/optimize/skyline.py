@@ -23,7 +23,7 @@ MOST_ROUNDS = 200
 EARLIER, ANY_EARLIER = 2.5, 1.02
 
 
-def fill_up(blocks: Sequence[Block], good: int) -> Iterator[list[int]]:
+def fill_up(blocks: Sequence[Block], good: int, most_rounds: int = MOST_ROUNDS) -> Iterator[list[int]]:
     """Offsets of the blocks, those of each round that reaches at most `good` or lower than all before.
 
     Seeded and counted in rounds, never in seconds: the same blocks get the same offsets.
@@ -36,7 +36,7 @@ def fill_up(blocks: Sequence[Block], good: int) -> Iterator[list[int]]:
     draw = np.random.default_rng(0)
     ranks = [lives, lives * sizes, sizes.astype(float)]
     lowest = 0
-    for number in range(max(1, min(MOST_ROUNDS, PLACED_WORK // len(blocks)))):
+    for number in range(max(1, min(most_rounds, PLACED_WORK // len(blocks)))):
         rank = ranks[number % len(ranks)]
         offsets = _filled(sizes, starts, stops, np.argsort(-rank, kind="stable"))
         tops = offsets + sizes

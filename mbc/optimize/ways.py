@@ -15,14 +15,13 @@ from mbc.ops.fused import kind_of, names_of
 from mbc.optimize.addresses import assign_addresses
 from mbc.optimize.along import along_runs, alongs_of, readers_late
 from mbc.optimize.choose import Choices
-from mbc.optimize.fitted import Fitted, Problem, free_bytes, ordered
+from mbc.optimize.fitted import Fitted, Problem, ordered
 from mbc.optimize.lifetimes import aligned
-from mbc.optimize.menus import Slice
 from mbc.optimize.order import Draft, order
-from mbc.optimize.rechoose import rechosen
 from mbc.optimize.reside import Means, Points, Resided, reside
 from mbc.optimize.runs import runs_of
 from mbc.optimize.strips import divided_operations
+from mbc.optimize.workspaces import Decided
 from mbc.plan.model import Space
 
 # Limits of workspace that are tried, as parts of the room; the rest is for what is kept.
@@ -45,6 +44,7 @@ LIKELIER = 0.01  # of its time: what a way that is tried again may take more, si
 # Ways that are placed, at most and at least; launches of all of them together.
 MOST_PLACED = 8
 LEAST_PLACED = 5
+MORE_PLACED = 2  # where one is within the room
 PLACED_WORK = 15_000
 
 
@@ -78,31 +78,29 @@ def make_room(problem: Problem, means: Means, known_us: float, late: bool) -> It
             yield Fitted(smallest, assign_addresses(smallest, thorough=False), table)
         return
     # The fastest first; one that placing takes more than the room for is tried again in less.
-    # Ways that decide the same in the same layouts differ in workspace, which is chosen anew below.
-    slowest_first = sorted(fitting, key=lambda way: -way.time_us)
-    different = {
-        (way.resided.decisions, tuple(buffer.layout for buffer in way.ordered.buffers)): way for way in slowest_first
-    }.values()
-    promising = sorted(different, key=lambda way: way.time_us)
+    promising = _different(fitting)
     if thorough:
         improved = [_improved(problem, way, room_bytes) for way in promising[:MOST_THOROUGH]]
-        promising = improved + promising[MOST_THOROUGH:]
+        promising = _different((*improved, *promising[MOST_THOROUGH:]))
     tried = [(way.time_us, number, 0, way) for number, way in enumerate(promising)]
     heapq.heapify(tried)
     best_us = known_us
     longer = 1.0  # than a way seemed to take: where addresses are tight, kernels wait longer for copies
     most_placed = min(MOST_PLACED, max(LEAST_PLACED, PLACED_WORK // len(fitting[0].resided.draft.train.launches)))
-    for number in range(len(fitting), len(fitting) + most_placed):
-        if not tried or longer * tried[0][0] >= best_us:
+    last = len(fitting) + most_placed
+    for number in range(len(fitting), last):
+        if not tried or longer * tried[0][0] >= best_us or number > last:
             return
         _, _, spared_bytes, way = heapq.heappop(tried)
-        draft = _with_free_workspace(problem, way, room_bytes - spared_bytes)
-        found = Fitted(draft, assign_addresses(draft, room_bytes), table)
+        found, as_fast = Decided(problem, way.resided.draft, way.choices, way.divided).placed(spared_bytes)
         yield found
         lacking_bytes = found.placed.arena_bytes - room_bytes
         if lacking_bytes <= 0:
-            if found.step_us < best_us:
-                best_us, longer = found.step_us, max(1.0, found.step_us / way.time_us)
+            last = min(last, number + MORE_PLACED)
+        if lacking_bytes <= 0 and found.step_us < best_us:
+            best_us = found.step_us
+            longer = max(1.0, best_us / way.time_us) if as_fast else longer
+        if as_fast:
             continue
         spared_bytes = max(2 * spared_bytes, lacking_bytes // 2, int(LEAST_SPARED * room_bytes))
         if spared_bytes > MOST_SPARED * room_bytes:
@@ -110,6 +108,15 @@ def make_room(problem: Problem, means: Means, known_us: float, late: bool) -> It
         way = _improved(problem, way, room_bytes - spared_bytes)
         if way.resided.live_bytes <= room_bytes - spared_bytes:
             heapq.heappush(tried, ((1 - LIKELIER) * way.time_us, number, spared_bytes, way))
+
+
+def _different(ways: Sequence[_Way]) -> Sequence[_Way]:
+    """The fastest of those that decide the same in the same layouts: they differ in workspace, which is chosen anew."""
+    different: dict[object, _Way] = {}
+    for way in sorted(ways, key=lambda way: way.time_us):
+        layouts = tuple(buffer.layout for buffer in way.ordered.buffers if buffer.value is not None)
+        different.setdefault((way.resided.decisions, layouts), way)
+    return list(different.values())
 
 
 def _ways(problem: Problem, means: Means, known_us: float, late: bool) -> list[_Way]:
@@ -210,22 +217,3 @@ def _improved(problem: Problem, way: _Way, room_bytes: int) -> _Way:
 
     improved = found(way.resided)
     return improved if improved.resided.live_bytes <= room_bytes else found(None)
-
-
-def _with_free_workspace(problem: Problem, way: _Way, room_bytes: int) -> Draft:
-    """The same decisions and layouts; every operation takes what workspace is free where it runs, again included."""
-    table, most = problem.table, problem.most
-    free = free_bytes(way.resided.draft, room_bytes)
-    slices: dict[str, Sequence[Slice]] = {}
-    operations = {op.name: op for op in (*way.choices.train, *way.choices.infer) if not kind_of(op).view}
-    for name, operation in operations.items():
-        if name in way.divided or name not in most:  # what was gathered needs none
-            continue
-        choice = way.choices.operations[name]
-        limit = min(most[name], free.get(name, most[name]))
-        menu = table.menus(operation)[choice.layouts]
-        # Where nothing is small enough, the smallest.
-        point = ([point for point in menu if aligned(point.workspace_bytes) <= limit] or menu[:1])[-1]
-        if point is not choice.point:
-            slices[name] = point.slices
-    return rechosen(table, way.resided.draft, operations, slices)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import mbc.optimize.place
 from mbc.optimize.lifetimes import Block, peak_bytes
-from mbc.optimize.place import place
+from mbc.optimize.place import fit_within, place, place_around
 from mbc.optimize.skyline import fill_up
 
 UNIT = 256
@@ -44,6 +44,27 @@ def test_placement_is_legal(blocks: list[Block]) -> None:
     assert all(offset % UNIT == 0 and offset >= 0 for offset in offsets)
     assert height == max((o + b.size_bytes for o, b in zip(offsets, blocks, strict=True)), default=0)
     assert height >= peak_bytes(blocks)[0]
+
+
+@given(block_lists(30), st.integers(0, 4))
+@settings(max_examples=100, deadline=None)
+def test_what_fits_is_within_the_room(blocks: list[Block], more: int) -> None:
+    room_bytes = peak_bytes(blocks)[0] + more * UNIT
+    offsets = fit_within(blocks, room_bytes)
+    if offsets is not None:
+        assert not overlaps(blocks, offsets)
+        assert all(offset + block.size_bytes <= room_bytes for offset, block in zip(offsets, blocks, strict=True))
+    assert fit_within(blocks, sum(block.size_bytes for block in blocks)) is not None
+
+
+@given(block_lists(30), st.integers(0, 30))
+@settings(max_examples=100, deadline=None)
+def test_known_places_are_kept(blocks: list[Block], count: int) -> None:
+    known = dict(enumerate(place(blocks[:count])[0]))
+    offsets, height = place_around(blocks, known)
+    assert offsets[:count] == list(known.values())
+    assert not overlaps(blocks, offsets)
+    assert height == max((o + b.size_bytes for o, b in zip(offsets, blocks, strict=True)), default=0)
 
 
 def lowest_height(blocks: list[Block]) -> int:
