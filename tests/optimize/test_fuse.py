@@ -59,15 +59,17 @@ def graph(precision: str = "fp32", optimizer: str = "sgd(momentum=0.9)", affine:
     return differentiate(lowered.network, lowered.optimizer, lowered.precision)
 
 
-def table(steps: TrainingGraph, fused: bool = True) -> CandidateTable:
+def table(steps: TrainingGraph, fused: bool = True, gpu: DeviceSpec = H200) -> CandidateTable:
     providers = (INTERPRETER,) if steps.precision == "fp64" else PROVIDERS
     # Both are asked for candidates only.
     chosen = tuple(Favouring(p) if fused else Without(p) for p in providers)
-    return CandidateTable(steps, H200, chosen, rules=Rules())  # type: ignore[arg-type]
+    return CandidateTable(steps, gpu, chosen, rules=Rules())  # type: ignore[arg-type]
 
 
-def planned(steps: TrainingGraph, fused: bool = True, budget_bytes: int = 10**12) -> Plan:
-    plan = search(table(steps, fused), Limits(without=frozenset({"beside"})), budget_bytes)
+def planned(
+    steps: TrainingGraph, fused: bool = True, budget_bytes: int = 10**12, gpu: DeviceSpec = H200
+) -> Plan:
+    plan = search(table(steps, fused, gpu), Limits(without=frozenset({"beside"})), budget_bytes)
     verify_plan(plan)
     return plan
 
@@ -77,7 +79,7 @@ def launched(program: Program) -> set[str]:
 
 
 def test_every_kernel_of_a_group_finds_its_place():
-    found = launched(planned(graph("bf16")).train)
+    found = launched(planned(graph("bf16"), gpu=find_spec("a100")).train)
     assert found >= {
         "batch_normalize_relu",
         "batch_normalize_add_relu",
@@ -92,6 +94,19 @@ def test_every_kernel_of_a_group_finds_its_place():
         "casts",
     }
     assert not found & {"relu", "relu_backward", "sgd_update", "update_running"}
+
+
+def test_small_tensors_are_normalised_at_once_where_blocks_form_clusters():
+    found = launched(planned(graph("bf16")).train)
+    assert found >= {
+        "batch_normalize_at_once",
+        "batch_normalize_relu_at_once",
+        "batch_normalize_add_relu_at_once",
+        "batch_normalize_relu_backward_at_once",
+        "add_relu_backward_batch_normalize_at_once",
+        "batch_normalize_backward_at_once",
+    }
+    assert not found & {"batch_statistics", "batch_normalize_relu_sums", "batch_normalize_sums"}
 
 
 def test_a_plan_without_groups_takes_longer_and_more_memory():

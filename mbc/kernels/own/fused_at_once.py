@@ -26,8 +26,8 @@ FILE = "at_once.cu"
 # Above, the few multiprocessors that share a tile of channels read for longer than two launches of all of them take.
 MOST_BYTES = 4 << 20
 MOST_PARTS = 8  # blocks of a cluster, on any GPU that has them
-BLOCKS = 128  # that a launch should have, if its channels do for them
-LEAST_ROWS = 1  # that a thread should read
+MOST_BLOCKS = 132  # more would wait for those before them
+SECTOR, LINE = 2, 4  # vectors that memory reads together
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,29 +40,44 @@ class AtOnceArguments(Struct):
     parts: int
 
 
-def tiling(x: TensorType) -> tuple[int, int]:
-    """Vectors of a row that a block takes, a power of two, and blocks that share the rows."""
+def tiling(x: TensorType, operands: int) -> tuple[int, int]:
+    """Vectors of a row that a block takes, a power of two, and blocks that share the rows: as few as can hold them."""
     c = Channels.of(x)
-    vectors = max(1, c.channels * x.dtype.size_bytes // VECTOR_BYTES)
-    along = 1
-    while along < 32 and vectors * MOST_PARTS > 2 * along * BLOCKS:
+    vectors, rows = max(1, c.channels * x.dtype.size_bytes // VECTOR_BYTES), c.rows * c.inner
+    held = 2 if operands > 2 else 4  # rows, by a thread
+
+    def least_parts(along: int) -> int:
+        parts = 1
+        while parts < MOST_PARTS and rows * along > parts * THREADS * held:
+            parts *= 2
+        return parts
+
+    along = min(SECTOR, vectors)
+    parts = least_parts(along)
+    if along == SECTOR and -(-vectors // along) * parts > MOST_BLOCKS:
+        along = LINE
+        parts = least_parts(along)
+    while along < THREADS // VECTOR_BYTES and -(-vectors // along) > MOST_BLOCKS:
         along *= 2
-    rows = c.rows * c.inner
-    parts = 1
-    while parts < MOST_PARTS and rows * along >= 2 * parts * THREADS * LEAST_ROWS:
-        parts *= 2
+    while parts > 1 and -(-vectors // along) * parts > MOST_BLOCKS:
+        parts //= 2
     return along, parts
 
 
 def _arguments(at: Slice) -> AtOnceArguments:
     x = _image(at.request)
     c = Channels.of(x)
-    return AtOnceArguments(type_code(x), c.rows * c.inner, c.channels, int(_affine(at.request)), *tiling(x))
+    return AtOnceArguments(type_code(x), c.rows * c.inner, c.channels, int(_affine(at.request)), *tiling(x, _operands(at.request)))
 
 
 def _image(request: Request) -> TensorType:
     """What is normalised: it is of the shape of all others."""
     return request.inputs[0]
+
+
+def _operands(request: Request) -> int:
+    """Images that are read."""
+    return sum(t.shape == _image(request).shape for t in request.inputs)
 
 
 def _affine(request: Request) -> bool:
