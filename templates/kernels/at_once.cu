@@ -3,12 +3,13 @@
 #include "mbc_at_once.cuh"
 #include "mbc_fused.cuh"
 
-// `along` and `parts` as in mbc_at_once.cuh.
+// `along` and `parts` as in mbc_at_once.cuh. `count`: of what is averaged, backwards.
 struct AtOnceArguments {
   int64_t type;
   int64_t rows;
   int64_t channels;
   int64_t affine;
+  int64_t count;
   int64_t along;
   int64_t parts;
 };
@@ -210,7 +211,7 @@ inline Sums sums_of(const MbcCall& call, int mean, int dgamma) {
 }
 inline NormalizeBackward map_of(const MbcCall& call, int mean, int gamma) {
   return {in<float>(call, mean), in<float>(call, mean + 1), nullptr, nullptr, gamma ? in<float>(call, gamma) : nullptr,
-          eps(call, 0), static_cast<float>(arguments<AtOnceArguments>(call).rows)};
+          eps(call, 0), static_cast<float>(arguments<AtOnceArguments>(call).count)};
 }
 
 // The gradient through relu by its stored output, written on the way. ADD: it is a sum of two.

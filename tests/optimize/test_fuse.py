@@ -66,9 +66,7 @@ def table(steps: TrainingGraph, fused: bool = True, gpu: DeviceSpec = H200) -> C
     return CandidateTable(steps, gpu, chosen, rules=Rules())  # type: ignore[arg-type]
 
 
-def planned(
-    steps: TrainingGraph, fused: bool = True, budget_bytes: int = 10**12, gpu: DeviceSpec = H200
-) -> Plan:
+def planned(steps: TrainingGraph, fused: bool = True, budget_bytes: int = 10**12, gpu: DeviceSpec = H200) -> Plan:
     plan = search(table(steps, fused, gpu), Limits(without=frozenset({"beside"})), budget_bytes)
     verify_plan(plan)
     return plan

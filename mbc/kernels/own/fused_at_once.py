@@ -19,7 +19,7 @@ from mbc.kernels.own.base import (
     type_code,
 )
 from mbc.kernels.own.groups import AFFINE, Wiring, eps, members, run, taking
-from mbc.ops.fused import launch_kind
+from mbc.ops.normalization import BatchNormalizeBackward
 
 FILE = "at_once.cu"
 
@@ -36,6 +36,7 @@ class AtOnceArguments(Struct):
     rows: int
     channels: int
     affine: int
+    count: int
     along: int
     parts: int
 
@@ -67,7 +68,10 @@ def tiling(x: TensorType, operands: int) -> tuple[int, int]:
 def _arguments(at: Slice) -> AtOnceArguments:
     x = _image(at.request)
     c = Channels.of(x)
-    return AtOnceArguments(type_code(x), c.rows * c.inner, c.channels, int(_affine(at.request)), *tiling(x, _operands(at.request)))
+    attributes = (member.attributes for member in members(at.request).members)
+    count = next((a.count for a in attributes if isinstance(a, BatchNormalizeBackward)), 0)
+    tiled = tiling(x, _operands(at.request))
+    return AtOnceArguments(type_code(x), c.rows * c.inner, c.channels, int(_affine(at.request)), count, *tiled)
 
 
 def _image(request: Request) -> TensorType:
