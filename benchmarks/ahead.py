@@ -2,61 +2,36 @@
 
 A plan takes a minute of a processor and a step a second of a GPU. So `--plan-only`, run anywhere, writes the
 predictions (`results/<name>_planned.json`) and leaves the plans in a folder; without it the plans that are there are
-built, side by side, and run, and only those that are missing are made. Both write every row when it is done and go on
-where they stopped.
+built and run, and only those that are missing are made. Plans are made and built by `--workers` processes side by side.
+Both write every row when it is done and go on where they stopped.
 """
 
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
-import multiprocessing
 import os
-import re
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from cap import Card
 from modules import errors, median
+from planner import Planner, processes
 from record import ROOT, Results, attempt, need_gpu, results, show
+from shelf import Shelf, unpack
 from stepping import time_packages
-
-from mbc.plan.model import Plan
 
 PLANS = ROOT / "build" / "plans"
 GRADIENT_TIMEOUT_S = 300.0
 TIMES_TORCH = 2.0  # the rule for gradients: twice PyTorch's own error against float64
-
-
-@dataclass(frozen=True)
-class Shelf:
-    """Plans by row and by what they are of it."""
-
-    folder: Path
-
-    def keep(self, row: str, what: str, plan: Plan) -> None:
-        from mbc.plan.file import dump_plan
-
-        path = self.path(row, what)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")
-        part.write_bytes(gzip.compress(dump_plan(plan).encode(), 6, mtime=0))
-        part.replace(path)
-
-    def path(self, row: str, what: str) -> Path:
-        return self.folder / f"{re.sub('[^a-z0-9]+', '_', row.lower()).strip('_')}.{what}.json.gz"
-
-    def has(self, row: Mapping[str, Any]) -> bool:
-        """Whether all of the row's plans (`row["plans"]`: their caps by name) are there."""
-        return all(self.path(row["name"], what).exists() for what in row.get("plans", {}))
 
 
 @dataclass(frozen=True)
@@ -66,7 +41,7 @@ class Task:
     was measured, by the names of the plans. `torch_gradient`: PyTorch's own median error, where it is known."""
 
     name: str
-    prepare: Callable[[Shelf], dict[str, Any]]
+    prepare: Callable[[Planner], dict[str, Any]]
     finish: Callable[[dict[str, Any], Mapping[str, dict[str, Any]]], dict[str, Any]]
     torch_gradient: float | None = None
 
@@ -77,13 +52,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--profile", help="default: what mbc finds for the GPU")
     parser.add_argument("--gpu", default="h200", help="what to plan for (default h200)")
     parser.add_argument("--plans", type=Path, default=PLANS, help="folder of plans (default build/plans)")
-    parser.add_argument("--plan-only", action="store_true", help="plans and predictions only; needs no GPU")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--plan-only", action="store_true", help="plans and predictions only; needs no GPU")
+    how.add_argument(
+        "--measure", dest="plan_only", action="store_false", help="run the plans on this machine's GPU (the default)"
+    )
     parser.add_argument("--again", action="store_true", help="not only what is missing")
     parser.add_argument("--no-gradients", action="store_true", help="steps only")
     parser.add_argument(
         "--for", dest="for_s", type=float, default=1e9, metavar="S", help="start no row after S seconds"
     )
-    parser.add_argument("--workers", type=int, default=min(8, os.cpu_count() or 1), help="packages built side by side")
+    parser.add_argument(
+        "--workers", type=int, default=min(8, os.cpu_count() or 1), metavar="N",
+        help="processes that plan and build side by side (default: the cores, 8 at most)",
+    )  # fmt: skip
 
 
 def drive(name: str, tasks: Sequence[Task], columns: Sequence[str], arguments: argparse.Namespace, **more: Any) -> None:
@@ -93,29 +75,63 @@ def drive(name: str, tasks: Sequence[Task], columns: Sequence[str], arguments: a
         need_gpu("--plan-only predicts without running")
     shelf = Shelf(arguments.plans)
     wanted = [task for task in tasks if not arguments.only or any(word in task.name for word in arguments.only)]
-    planned = results(f"{name}_planned", arguments.again and arguments.plan_only, **more)
-    measured = results(name, arguments.again, **more)
+    planned, measured = results(f"{name}_planned", **more), results(name, **more)
+    probes = results(f"{name}_probes")
+    if arguments.again:
+        for task in wanted:
+            (planned if arguments.plan_only else measured).rows.pop(task.name, None)
+        # A plan of one row may be asked for by another: none is taken for what it was.
+        probes.rows.clear()
 
     def ready(task: Task) -> bool:
         return planned.done(task.name) and shelf.has(planned.rows[task.name])
 
     if wanted and all(ready(task) if arguments.plan_only else measured.done(task.name) for task in wanted):
         print("nothing is left to do, every row is there: --again makes them anew")
-    for task in wanted:
-        # Where steps are to run, a plan that could not be made is not tried again: a GPU would wait for it.
-        hopeless = not arguments.plan_only and task.name in planned.rows and not planned.done(task.name)
-        if ready(task) or hopeless or (not arguments.plan_only and measured.done(task.name)):
-            continue
-        planned.put(attempt(lambda t=task: t.prepare(shelf), task.name))
-        show([planned.rows[task.name]], columns)
-    if arguments.plan_only:
-        found = planned
-    else:
+    # Where steps are to run, a plan that could not be made is not tried again: a GPU would wait for it.
+    missing = [
+        task
+        for task in wanted
+        if not ready(task)
+        and (arguments.plan_only or (not measured.done(task.name) and not _hopeless(planned, task.name)))
+    ]
+    if missing:
+        _plan(missing, [task.name for task in tasks], planned, probes, shelf, columns, arguments)
+    found = planned
+    if not arguments.plan_only:
         waiting = [task for task in wanted if planned.done(task.name) and not measured.done(task.name)]
         _measure(waiting, planned, measured, shelf, columns, arguments, began)
         found = measured
     print()
     show([found.rows[task.name] for task in wanted if task.name in found.rows], columns)
+
+
+def _hopeless(planned: Results, name: str) -> bool:
+    return name in planned.rows and not planned.done(name)
+
+
+def _plan(
+    missing: Sequence[Task],
+    order: Sequence[str],
+    planned: Results,
+    probes: Results,
+    shelf: Shelf,
+    columns: Sequence[str],
+    arguments: argparse.Namespace,
+) -> None:
+    # Threads of rows only wait for plans, and end when the processes do: these have to end first.
+    with ThreadPoolExecutor(len(missing)) as rows, processes(arguments.workers) as pool:
+        card = Card(arguments.gpu, arguments.profile)
+        planner = Planner(card, shelf, probes, pool, arguments.workers, {task.name for task in missing})
+        waiting = {rows.submit(task.prepare, planner): task.name for task in missing}
+        for done in as_completed(waiting):
+            name = waiting[done]
+            planner.rows.discard(name)
+            planned.put(attempt(done.result, name))
+            show([planned.rows[name]], columns)
+    planned.arrange(order)
+    if all(planned.done(task.name) for task in missing):
+        probes.remove()  # which a search that was cut off goes on from
 
 
 def _measure(
@@ -127,7 +143,7 @@ def _measure(
     arguments: argparse.Namespace,
     began: float,
 ) -> None:
-    with tempfile.TemporaryDirectory() as folder, _pool(arguments.workers) as pool:
+    with tempfile.TemporaryDirectory() as folder, processes(arguments.workers) as pool:
         built = {
             (task.name, what): pool.submit(build, shelf.path(task.name, what), _place(Path(folder), number, what))
             for number, task in enumerate(waiting)
@@ -168,20 +184,13 @@ def _place(folder: Path, number: int, what: str) -> Path:
     return folder / f"p{number}_{what}"
 
 
-def _pool(workers: int) -> ProcessPoolExecutor:
-    # New processes, not copies of this one: a CUDA context and threads of BLAS do not survive a fork.
-    return ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
-
-
 def build(plan: Path, folder: Path) -> str:
     """Build the plan in a file into a package; what went wrong, if anything."""
     from mbc.codegen.build import write_package
     from mbc.codegen.toolchain import find_toolchain
-    from mbc.plan.file import load_plan
 
     try:
-        text = gzip.decompress(plan.read_bytes()).decode()
-        package = write_package(load_plan(text, plan.name), folder, find_toolchain(), overwrite=True)
+        package = write_package(unpack(plan), folder, find_toolchain(), overwrite=True)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "" if package.library else "not built: " + ", ".join(m.name for m in package.missing)

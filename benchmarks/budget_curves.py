@@ -2,29 +2,37 @@
 
 For each network, at budgets that are shares of what its plan without a limit takes (the bare context apart): the
 predicted step over the one without a limit, and over the bound. Two pictures: time over budget of all, and for each the
-arena over the step by kind, without a limit and at --after of it. Plans only: no GPU is needed. `capped.py` measures.
+arena over the step by kind, without a limit and at --after of it. On a GPU the steps then run like those of
+`capped.py`, with the rest of the card occupied.
 
-    python benchmarks/budget_curves.py [--only NAME ...] [--shares 1,0.8,0.66,0.5,0.4,0.33] [--after 0.33]
-                                       [--precision fp32] [--profile FILE] [--gpu h200]
+    python benchmarks/budget_curves.py --plan-only --workers 32 [--only NAME ...] [--shares 1,0.8,0.66,0.5,0.4,0.33]
+                                       [--after 0.33] [--precision fp32] [--profile FILE] [--gpu h200] [--again]
+    python benchmarks/budget_curves.py --measure [--workers 8] [--only NAME ...] [--precision fp32] [--steps 20]
+                                       [--for SECONDS]
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
+from functools import partial
 from html import escape
 from typing import Any
 
-from cap import GB, Card, planned
+from ahead import Task, add_arguments, drive
+from cap import GB, stepped
 from chart import COLOURS, HEIGHT, LEFT, RIGHT, STYLE, TOP, WIDTH, Line, chart
 from modules import Job, example
-from record import RESULTS, attempt, show, start, write
+from planner import Planner, Wanted
+from record import RESULTS, results, start
+from shelf import Shelf, unpack
 
 from mbc.plan.live import Kind
 from mbc.plan.memory import memory_curve
 from mbc.plan.model import Plan
 
 MOST_OVER_BOUND, BOUND_SHARE = 0.03, 0.5  # what is asked of every network
+PLAN = "capped"
 PICTURE_POINTS = 240
 UNSEEN = 1000  # what takes less than this part of the scale is not drawn
 
@@ -44,27 +52,33 @@ def networks() -> dict[str, Job]:
     }
 
 
-def curve(card: Card, name: str, job: Job, shares: Sequence[float]) -> list[dict[str, Any]]:
-    """One row a share; the plan without a limit comes first."""
-    free, _ = planned(card, card.unlimited(job))
+def prepared(planner: Planner, name: str, network: str, job: Job, share: float) -> dict[str, Any]:
+    """One network at one share of what its plan without a limit takes."""
+    free = planner.ask(Wanted.of(planner.card.unlimited(job))).figures
+    row: dict[str, Any] = {"network": network, "share": share}
     if "failed" in free:
-        return [{"name": name, **free}]
-    rows: list[dict[str, Any]] = []
-    for share in shares:
-        cap_bytes = int(share * free["counted_gb"] * GB) + 1
-        row: dict[str, Any] = {"name": name, "share": share, "cap_gb": cap_bytes / GB}
-        row |= planned(card, card.capped(job, cap_bytes))[0]
-        if "predicted_ms" in row:
-            row["over_unlimited"] = row["predicted_ms"] / free["predicted_ms"] - 1
-            if share == BOUND_SHARE:
-                row["passed"] = row["over_bound"] <= MOST_OVER_BOUND
-        rows.append(row)
-    return rows
+        return row | {"failed": free["failed"]}
+    cap_bytes = int(share * free["counted_gb"] * GB) + 1
+    row |= {"cap_gb": cap_bytes / GB} | planner.keep(name, PLAN, Wanted.of(planner.card.capped(job, cap_bytes)))
+    if "failed" in row:
+        return row
+    row |= {"plans": {PLAN: cap_bytes}, "over_unlimited": row["predicted_ms"] / free["predicted_ms"] - 1}
+    if share == BOUND_SHARE:
+        row["passed"] = row["over_bound"] <= MOST_OVER_BOUND
+    return row
+
+
+def measured(row: dict[str, Any], timed: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    return row | stepped(row, timed[PLAN])
+
+
+def row_name(network: str, share: float) -> str:
+    return f"{network} at {share:.0%}"
 
 
 def time_picture(rows: Sequence[Mapping[str, Any]]) -> str:
     """The step over the budget, both in per cent of what they are without a limit."""
-    names = dict.fromkeys(row["name"] for row in rows)
+    names = dict.fromkeys(row["network"] for row in rows)
     lines = [
         Line(
             name,
@@ -72,7 +86,7 @@ def time_picture(rows: Sequence[Mapping[str, Any]]) -> str:
                 sorted(
                     (100 * row["share"], 100 * (1 + row["over_unlimited"]))
                     for row in rows
-                    if row["name"] == name and "over_unlimited" in row
+                    if row["network"] == name and "over_unlimited" in row
                 )
             ),
         )
@@ -140,46 +154,49 @@ def _colour(kinds: Sequence[Kind], kind: Kind) -> str:
     return COLOURS[kinds.index(kind) % len(COLOURS)]
 
 
+def draw(shelf: Shelf, name: str, shares: Sequence[float], after: float, precision: str) -> None:
+    """The pictures of what is planned by now, whatever made it."""
+    rows = list(results(f"{name}_planned").rows.values())
+    drawn = [row for row in rows if "over_unlimited" in row]
+    if drawn:
+        (RESULTS / f"{name}.svg").write_text(time_picture(drawn), encoding="utf-8")
+    for network in networks():
+        paths = {f"{network}, no limit": shelf.path(row_name(network, max(shares)), PLAN)}
+        paths[f"{network}, {after:.0%} of it"] = shelf.path(row_name(network, after), PLAN)
+        if all(path.exists() for path in paths.values()):
+            picture = memory_picture(
+                f"Arena over the step: {network}, {precision}", {what: unpack(path) for what, path in paths.items()}
+            )
+            path = RESULTS / f"memory_{network.replace(' ', '_')}.svg"
+            path.write_text(picture, encoding="utf-8")
+            print(f"{network}: {path.name}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help="networks whose name holds one of these")
-    parser.add_argument("--shares", default="1,0.8,0.66,0.5,0.4,0.33")
+    parser.add_argument("--shares", default="1,0.8,0.66,0.5,0.4,0.33", help="1 is planned whatever is said here")
     parser.add_argument("--after", type=float, default=0.33, help="share of the second memory picture (default 0.33)")
     parser.add_argument("--precision", default="fp32")
-    parser.add_argument("--profile", help="default: what mbc finds for the GPU")
-    parser.add_argument("--gpu", default="h200")
+    add_arguments(parser)
     arguments = parser.parse_args()
-    card = Card(arguments.gpu, arguments.profile)
-    rows: list[dict[str, Any]] = []
-    shares = [float(share) for share in arguments.shares.split(",")]
-    for name, network in networks().items():
-        if arguments.only and not any(word in name for word in arguments.only):
-            continue
-        job = network.with_settings(("train.precision", arguments.precision))
-        rows += curve(card, name, job, shares)
+    shares = sorted({1.0, arguments.after, *map(float, arguments.shares.split(","))}, reverse=True)
+    name = f"budget_curves_{arguments.precision}"
+    tasks = [
+        Task(row, partial(prepared, name=row, network=network, job=job, share=share), measured)
+        for network, plain in networks().items()
+        for job in [plain.with_settings(("train.precision", arguments.precision))]
+        for share in shares
+        for row in [row_name(network, share)]
+    ]
+    drive(name, tasks, _COLUMNS, arguments)
+    if arguments.plan_only:
+        draw(Shelf(arguments.plans), name, shares, arguments.after, arguments.precision)
 
-        def draw(name: str = name, job: Job = job) -> dict[str, Any]:
-            free = card.unlimited(job).plan()
-            cap_bytes = int(arguments.after * card.counted_bytes(free))
-            plans = {
-                f"{name}, no limit": free,
-                f"{name}, {arguments.after:.0%} of it": card.capped(job, cap_bytes).plan(),
-            }
-            picture = memory_picture(f"Arena over the step: {name}, {arguments.precision}", plans)
-            path = RESULTS / f"memory_{name.replace(' ', '_')}.svg"
-            path.write_text(picture, encoding="utf-8")
-            return {"picture": path.name}
 
-        write(f"budget_curves_{arguments.precision}", rows)
-        drawn = attempt(draw, name)
-        print(f"{name}: {drawn.get('picture') or drawn['failed']}", flush=True)
-    if any("over_unlimited" in row for row in rows):
-        path = write(f"budget_curves_{arguments.precision}", rows).with_suffix(".svg")
-        path.write_text(time_picture(rows), encoding="utf-8")
-    show(
-        rows,
-        ["name", "share", "cap_gb", "counted_gb", "host_gb", "predicted_ms", "over_unlimited", "over_bound", "passed"],
-    )
+_COLUMNS = [
+    "name", "cap_gb", "counted_gb", "host_gb", "predicted_ms", "step_ms", "over_unlimited", "over_bound",
+    "predicted_over_measured", "plan_s", "passed",
+]  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ used.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -53,13 +54,19 @@ class Card:
         p = plan.predictions
         return p.arena_bytes + p.overhead_bytes - self.context_bytes
 
+    @property
+    def room_gb(self) -> float:
+        """What the card holds, counted as a cap counts."""
+        return (find_device(self.gpu).memory_bytes - self.context_bytes) / GB
+
     def holds(self, plan: Plan) -> bool:
         """Whether the card has the memory that the plan takes."""
         p = plan.predictions
         return p.arena_bytes + p.overhead_bytes <= find_device(self.gpu).memory_bytes
 
-    def free_here(self, job: Job, free: Plan) -> Plan:
-        """The plan without a limit at the largest batch that the card holds, `free` being that at the job's own."""
+    def free_here(self, job: Job) -> Plan:
+        """The plan without a limit at the largest batch that the card holds, the job's own at most."""
+        free = self.unlimited(job).plan()
         while not self.holds(free):
             states = sum(free.graph.values[state.value].type.size_bytes for state in free.graph.states)
             room = find_device(self.gpu).memory_bytes - free.predictions.overhead_bytes - states
@@ -74,16 +81,17 @@ class Card:
         return replace(job, gpu=self.gpu).with_options(profile=self.profile)
 
 
-def planned(card: Card, job: Job) -> tuple[dict[str, Any], Plan | None]:
+def planned(card: Card, work: Callable[[], Plan]) -> tuple[dict[str, Any], Plan | None]:
     """A plan and its figures, or why there is none."""
+    began = time.perf_counter()
     try:
-        plan = job.plan()
+        plan = work()
     except MbcError as error:
         found: dict[str, Any] = {"failed": str(error).splitlines()[0]}
         if isinstance(error, BudgetError):
             found["needed_gb"] = (error.needed_bytes - card.context_bytes) / GB
         return found, None
-    return figures(card, plan), plan
+    return {**figures(card, plan), "plan_s": time.perf_counter() - began}, plan
 
 
 def figures(card: Card, plan: Plan) -> dict[str, Any]:
@@ -96,7 +104,8 @@ def figures(card: Card, plan: Plan) -> dict[str, Any]:
         "counted_gb": card.counted_bytes(plan) / GB,
         "arena_bytes": p.arena_bytes,
         "host_gb": p.host_bytes / GB,
-        "over_bound": p.train_us / (plan.bounds.within_us or plan.bounds.fastest_us) - 1,
+        "over_bound": p.train_us / plan.bounds.least_us - 1,
+        "beside": plan.bounds.beside_us > 0,  # which bound it is
         "over_fastest": p.train_us / plan.bounds.fastest_us - 1,
         "measured_share": p.measured_share,
         "launches": len(plan.train.launches),

@@ -4,7 +4,7 @@
 card, against the images/s of the largest batch that does (`free_batch`). The cap is enforced by occupying the rest of
 the card; gradients of a first step are compared with those of the uncapped plan, where both have the same batch.
 
-    python benchmarks/capped.py [--plan-only] [--only NAME ...] [--steps 20] [--for SECONDS] [--again]
+    python benchmarks/capped.py [--plan-only] [--only NAME ...] [--workers N] [--steps 20] [--for SECONDS] [--again]
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from ahead import Shelf, Task, add_arguments, drive
-from cap import GB, Card, planned, stepped, torch_median
+from ahead import Task, add_arguments, drive
+from cap import GB, stepped, torch_median
 from modules import Job, example
+from planner import Planner, Probe, Wanted
 from record import start
 
 NEAR_TIME = 0.08  # predicted against measured
@@ -26,11 +28,11 @@ ACCUDNN_PLAIN_BYTES = 24 * GB
 
 @dataclass(frozen=True)
 class Case:
-    """`cap_bytes`, or `cap_share` of what the plan without a limit takes. `most_loss`: what is asked."""
+    """`cap_bytes`, or `cap_share` of what the plan without a limit takes. `most_loss`: what is asked, if anything."""
 
     name: str
     job: Job
-    most_loss: float
+    most_loss: float | None
     cap_bytes: int = 0
     cap_share: float = 0.0
 
@@ -55,53 +57,53 @@ def cases() -> Iterator[Case]:
             yield Case(f"monet resnet50 {precision} {share:.0%}", job, loss, cap_share=share)
 
 
-def accudnn_batch(card: Card, job: Job) -> int:
+def accudnn_batch(planner: Planner, job: Job) -> int:
     """The smallest batch, in steps of eight, whose plain plan takes more than AccUDNN's 24 GB."""
-    low, high = 0, 8
-    while _plain_bytes(card, job, high) <= ACCUDNN_PLAIN_BYTES:
-        low, high = high, 2 * high
-    while high - low > 8:
-        middle = (low + high) // 16 * 8
-        low, high = (middle, high) if _plain_bytes(card, job, middle) <= ACCUDNN_PLAIN_BYTES else (low, middle)
-    return high
+
+    def plain(count: int) -> list[Wanted]:
+        return [Wanted.of(planner.card.plain(job.with_settings(("batch", str(8 * count)))))]
+
+    def little(probes: list[Probe]) -> bool:
+        return probes[0].figures["counted_gb"] * GB <= ACCUDNN_PLAIN_BYTES
+
+    return 8 * (planner.largest(plain, little, 1) + 1)
 
 
-def _plain_bytes(card: Card, job: Job, batch: int) -> int:
-    return card.counted_bytes(card.plain(job.with_settings(("batch", str(batch)))).plan())
-
-
-def settled(card: Card, case: Case) -> Case:
+def settled(planner: Planner, case: Case) -> Case:
     """The case with its batch and its cap in bytes."""
     job = case.job
     if "batch" not in dict(job.settings):
-        job = job.with_settings(("batch", str(accudnn_batch(card, job))))
+        job = job.with_settings(("batch", str(accudnn_batch(planner, job))))
     cap_bytes = case.cap_bytes
     if not cap_bytes:
-        cap_bytes = int(case.cap_share * card.counted_bytes(card.unlimited(job).plan()))
+        free = planner.ask(Wanted.of(planner.card.unlimited(job))).figures
+        cap_bytes = int(case.cap_share * free["counted_gb"] * GB)
     return replace(case, job=job, cap_bytes=cap_bytes)
 
 
-def prepared(card: Card, case: Case, shelf: Shelf) -> dict[str, Any]:
+def prepared(planner: Planner, case: Case) -> dict[str, Any]:
     """Plans under the cap and without one, and what they predict."""
-    case = settled(card, case)
-    limited, plan = planned(card, card.capped(case.job, case.cap_bytes))
-    row: dict[str, Any] = {"cap_gb": case.cap_bytes / GB, "most_loss": case.most_loss, **limited}
-    if plan is None:
+    case = settled(planner, case)
+    card, unlimited = planner.card, Wanted.of(planner.card.unlimited(case.job))
+    ((limited,), (free,)) = planner.each([[Wanted.of(card.capped(case.job, case.cap_bytes))], [unlimited]])
+    row: dict[str, Any] = {"cap_gb": case.cap_bytes / GB, "most_loss": case.most_loss}
+    row |= planner.keep(case.name, "capped", Wanted.of(card.capped(case.job, case.cap_bytes)))
+    if not limited.fits:
         return row
-    free = card.unlimited(case.job).plan()
-    here = card.free_here(case.job, free)
-    row |= {"unlimited_gb": card.counted_bytes(free) / GB, "unlimited_predicted_ms": free.predictions.train_us / 1e3}
-    row |= {"free_batch": here.graph.batch, "free_predicted_ms": here.predictions.train_us / 1e3}
+    row |= {"unlimited_gb": free.figures["counted_gb"], "unlimited_predicted_ms": free.figures["predicted_ms"]}
+    if free.figures["counted_gb"] > card.room_gb:
+        unlimited = Wanted(f"{unlimited.name} where the card holds it", partial(card.free_here, case.job))
+    here = planner.keep(case.name, "free", unlimited)
+    row |= {"free_batch": here["batch"], "free_predicted_ms": here["predicted_ms"]}
     row["plans"] = {"capped": case.cap_bytes, "free": 0}
-    row["compare"] = ["capped", "free"] if here.graph.batch == plan.graph.batch else []
-    shelf.keep(case.name, "capped", plan)
-    shelf.keep(case.name, "free", here)
-    return judged(row | {"loss": limited["predicted_ms"] / row["unlimited_predicted_ms"] - 1})
+    row["compare"] = ["capped", "free"] if here["batch"] == row["batch"] else []
+    return judged(row | {"loss": row["predicted_ms"] / row["unlimited_predicted_ms"] - 1})
 
 
 def judged(row: dict[str, Any]) -> dict[str, Any]:
     """With what is asked of it."""
-    row["passed"] = row["loss"] <= row["most_loss"]
+    if row["most_loss"] is not None:
+        row["passed"] = row["loss"] <= row["most_loss"]
     if row["cap_gb"] >= BOUND_SHARE * row["unlimited_gb"]:
         row["bound_kept"] = row["over_bound"] <= MOST_OVER_BOUND
     return row
@@ -122,16 +124,16 @@ def measured(row: dict[str, Any], timed: Mapping[str, dict[str, Any]]) -> dict[s
     return judged(row | {"loss": row["free_images_s"] / row["images_s"] - 1})
 
 
-def tasks(card: Card) -> Iterator[Task]:
+def tasks() -> Iterator[Task]:
     for case in cases():
-        yield Task(case.name, lambda shelf, c=case: prepared(card, c, shelf), measured, torch_median(case.job))
+        yield Task(case.name, partial(prepared, case=case), measured, torch_median(case.job))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_arguments(parser)
     arguments = parser.parse_args()
-    drive("capped", tuple(tasks(Card(arguments.gpu, arguments.profile))), _COLUMNS, arguments)
+    drive("capped", tuple(tasks()), _COLUMNS, arguments)
 
 
 _COLUMNS = [

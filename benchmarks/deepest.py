@@ -3,28 +3,28 @@
 At batch 16 n3 is found by planning, by doubling and bisection; n3 = 596 (1,922 layers, theirs) comes first. At batch 1
 n3 = 788 is 2,498 layers deep. On a GPU what is found then runs, with the rest of the card occupied.
 
-    python benchmarks/deepest.py [--plan-only] [--cap 12GB] [--finest 32] [--steps 20] [--for SECONDS] [--again]
+    python benchmarks/deepest.py [--plan-only] [--workers N] [--cap 12GB] [--finest 32] [--steps 20]
+                                 [--for SECONDS] [--again]
 """
 
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from ahead import Shelf, Task, add_arguments, drive
-from cap import GB, Card, planned, stepped
+from ahead import Task, add_arguments, drive
+from cap import GB, stepped
 from modules import Job, example
+from planner import Planner, Wanted
 from record import start
 
-from mbc.errors import BudgetError
 from mbc.units import parse_size
 
 STAGES = (6, 32, 6)  # n1, n2, n4
 THEIRS, AT_BATCH_ONE = 596, 788
 ASKED_LAYERS = 3700
-MOST = 1 << 14
 DEEPEST = "deepest at batch 16"
 
 
@@ -39,49 +39,33 @@ def layers(n3: int) -> int:
     return 3 * (sum(STAGES) + n3) + 2
 
 
-def prepared(card: Card, name: str, n3: int, batch: int, cap_bytes: int, shelf: Shelf) -> dict[str, Any]:
-    began = time.perf_counter()
-    row, plan = planned(card, card.capped(network(n3, batch), cap_bytes))
-    row |= {"layers": layers(n3), "n3": n3, "cap_gb": cap_bytes / GB, "plan_s": time.perf_counter() - began}
-    if plan is not None:
-        shelf.keep(name, "step", plan)
+def prepared(planner: Planner, name: str, n3: int, batch: int, cap_bytes: int) -> dict[str, Any]:
+    row = planner.keep(name, "step", Wanted.of(planner.card.capped(network(n3, batch), cap_bytes)))
+    row |= {"layers": layers(n3), "n3": n3, "cap_gb": cap_bytes / GB}
+    if "failed" not in row:
         row["plans"] = {"step": cap_bytes}
         row["passed"] = name != DEEPEST or row["layers"] >= ASKED_LAYERS
     return row
 
 
-def prepared_deepest(card: Card, cap_bytes: int, finest: int, shelf: Shelf) -> dict[str, Any]:
-    n3 = deepest(card, 16, cap_bytes, finest)
-    if not n3:
+def prepared_deepest(planner: Planner, cap_bytes: int, finest: int) -> dict[str, Any]:
+    n3 = deepest(planner, 16, cap_bytes, finest)
+    if n3 < THEIRS:
         raise RuntimeError(f"not even {layers(THEIRS)} layers fit")
-    return prepared(card, DEEPEST, n3, 16, cap_bytes, shelf)
+    return prepared(planner, DEEPEST, n3, 16, cap_bytes)
 
 
 def measured(row: dict[str, Any], timed: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     return row | stepped(row, timed["step"])
 
 
-def deepest(card: Card, batch: int, cap_bytes: int, finest: int) -> int:
-    """The largest n3 known to fit, to within `finest`; 0 where not even theirs does."""
+def deepest(planner: Planner, batch: int, cap_bytes: int, finest: int) -> int:
+    """The largest n3 that fits, to within `finest`."""
 
-    def fits(n3: int) -> bool:
-        try:
-            card.capped(network(n3, batch), cap_bytes).plan()
-        except BudgetError as error:
-            print(f"  {layers(n3)} layers: {error.message}", flush=True)
-            return False
-        print(f"  {layers(n3)} layers fit", flush=True)
-        return True
+    def plans(n3: int) -> list[Wanted]:
+        return [Wanted.of(planner.card.capped(network(n3, batch), cap_bytes))]
 
-    if not fits(THEIRS):
-        return 0
-    low, high = THEIRS, 2 * THEIRS
-    while high < MOST and fits(high):
-        low, high = high, 2 * high
-    while high - low > finest:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    return planner.largest(plans, lambda probes: probes[0].fits, THEIRS, finest)
 
 
 def main() -> None:
@@ -90,13 +74,14 @@ def main() -> None:
     parser.add_argument("--finest", type=int, default=32, help="bottlenecks that bisection ends at (default 32)")
     add_arguments(parser)
     arguments = parser.parse_args()
-    card, cap_bytes = Card(arguments.gpu, arguments.profile), arguments.cap
+    cap_bytes = arguments.cap
     tasks = [
-        Task(name, lambda shelf, m=name, n=n3, b=batch: prepared(card, m, n, b, cap_bytes, shelf), measured)
+        Task(name, partial(prepared, name=name, n3=n3, batch=batch, cap_bytes=cap_bytes), measured)
         for n3, batch in ((AT_BATCH_ONE, 1), (THEIRS, 16))
         for name in [f"({STAGES[0]},{STAGES[1]},{n3},{STAGES[2]}) batch {batch}"]
     ]
-    tasks.append(Task(DEEPEST, lambda shelf: prepared_deepest(card, cap_bytes, arguments.finest, shelf), measured))
+    search = partial(prepared_deepest, cap_bytes=cap_bytes, finest=arguments.finest)
+    tasks.append(Task(DEEPEST, search, measured))
     drive("deepest", tasks, _COLUMNS, arguments, cap_gb=cap_bytes / GB)
 
 

@@ -1,27 +1,30 @@
 """The largest mini-batch that trains under a cap on memory, and the largest that is nearly as fast as without one.
 
-fp32 with batch statistics of the full mini-batch. Plans find the batches: the largest there is, by doubling and
-bisection, and the largest whose step takes at most 1/0.7 of what it takes with unlimited memory. On a GPU both then
-run, with the rest of the card occupied.
+fp32 with batch statistics of the full mini-batch. Two rows a network: the largest batch whose step takes at most 1/0.7
+of what it takes with unlimited memory, of which at least twice SuperNeurons' is asked at 12 GB, and the largest that
+fits at all, whatever its speed. Plans find them, several batches at once where there are several workers. On a GPU
+they then run like those of `capped.py`: with the rest of the card occupied, and without a cap beside.
 
-    python benchmarks/largest_batch.py [--plan-only] [--cap 12GB] [--only NAME ...] [--multiple 8] [--steps 20]
-                                       [--for SECONDS] [--again]
+    python benchmarks/largest_batch.py --plan-only --workers 32 [--cap 12GB] [--only NAME ...] [--multiple 8] [--again]
+    python benchmarks/largest_batch.py --measure [--workers 8] [--cap 12GB] [--only NAME ...] [--steps 20]
+                                       [--for SECONDS] [--no-gradients]
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from ahead import Shelf, Task, add_arguments, drive
-from cap import GB, Card
+import capped
+from ahead import Task, add_arguments, drive
+from cap import GB, torch_median
 from modules import Job, example
+from planner import Planner, Probe, Wanted
 from record import start
 
-from mbc.fit import Probe, Search, largest_batch
-from mbc.plan.model import Plan
 from mbc.units import parse_size
 
 LEAST_SPEED = 0.7  # of the same network's speed without a cap
@@ -31,116 +34,86 @@ SUPERNEURONS_CAP, CAPUCHIN_CAP = 12 * GB, 16 * GB
 
 @dataclass(frozen=True)
 class Case:
-    """`published`: largest batches by what reports them, at 12 GB (SuperNeurons) or 16 GB (Capuchin)."""
+    """`published`: the largest batches that others report, SuperNeurons at 12 GB and Capuchin at 16."""
 
     name: str
     job: Job
     superneurons: int
     capuchin: int = 0
 
+    def at(self, batch: int) -> Job:
+        return self.job.with_settings(("batch", str(batch)))
 
-def cases() -> list[Case]:
+
+def cases() -> tuple[Case, ...]:
     def resnet(depth: int) -> Job:
         return example("resnet", ("depth", str(depth)))
 
-    return [
+    return (
         Case("alexnet", example("alexnet_caffe"), 1792),
         Case("vgg16", example("vgg16"), 224, 350),
         Case("inception_v4", example("inception_v4"), 240, 468),
         Case("resnet50", resnet(50), 384, 1014),
         Case("resnet101", resnet(101), 256),
         Case("resnet152", resnet(152), 176, 798),
-    ]
+    )
 
 
-def fastest_enough(limited: Search, free: Callable[[int], float], multiple: int, most: int) -> Probe | None:
-    """The largest batch of `limited` up to `most` that keeps LEAST_SPEED of `free` (µs by batch), by bisection."""
+def largest(planner: Planner, case: Case, cap_bytes: int, multiple: int, least_speed: float) -> int:
+    """The largest batch, in steps of `multiple`, that fits and keeps this share of the speed without a cap, or 0."""
+    card = planner.card
 
-    def keeps(count: int) -> bool:
-        figures = limited.probe(count * multiple).figures
-        return figures is not None and figures.train_us * LEAST_SPEED <= free(figures.batch)
+    def plans(count: int) -> list[Wanted]:
+        job = case.at(count * multiple)
+        return [Wanted.of(card.capped(job, cap_bytes)), *([Wanted.of(card.unlimited(job))] if least_speed else [])]
 
-    low, high = 0, most // multiple + 1
-    if keeps(high - 1):
-        low = high - 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if keeps(middle) else (low, middle)
-    return limited.probe(low * multiple) if low else None
+    return multiple * planner.largest(plans, partial(keeps, least_speed), max(1, case.superneurons // multiple))
 
 
-def prepared(card: Card, case: Case, cap_bytes: int, multiple: int, shelf: Shelf) -> dict[str, Any]:
-    """Batches by planning; the plans of the two are kept."""
-    plans: dict[int, Plan] = {}
+def keeps(least_speed: float, probes: list[Probe]) -> bool:
+    """Whether a plan fits and keeps this share of the speed of that without a cap, if there is one."""
+    limited, *free = (probe.figures for probe in probes)
+    return "failed" not in limited and all(limited["predicted_ms"] * least_speed <= f["predicted_ms"] for f in free)
 
-    def plan_at(batch: int) -> Plan:
-        plans[batch] = card.capped(case.job.with_settings(("batch", str(batch))), cap_bytes).plan()
-        return plans[batch]
 
-    times: dict[int, float] = {}
+def prepared(
+    planner: Planner, name: str, case: Case, cap_bytes: int, multiple: int, least_speed: float
+) -> dict[str, Any]:
+    """The batch, and its plans as `capped.py` has them."""
+    batch = largest(planner, case, cap_bytes, multiple, least_speed)
+    if not batch:
+        raise RuntimeError("no batch fits" + (f" at {least_speed:.0%} of the speed" if least_speed else ""))
+    most_loss = 1 / least_speed - 1 if least_speed else None
+    row = capped.prepared(planner, capped.Case(name, case.at(batch), most_loss, cap_bytes))
+    return judged(row | {"superneurons": case.superneurons, "capuchin": case.capuchin or None})
 
-    def free_us(batch: int) -> float:
-        if batch not in times:
-            job = card.unlimited(case.job.with_settings(("batch", str(batch))))
-            times[batch] = job.plan().predictions.train_us
-        return times[batch]
 
-    fit = largest_batch(plan_at, case.superneurons, multiple)
-    limited = Search(plan_at, {probe.at: probe for probe in fit.probes})
-    largest = fit.largest
-    enough = fastest_enough(limited, free_us, multiple, largest.batch)
-    row: dict[str, Any] = {
-        "cap_gb": cap_bytes / GB,
-        "superneurons": case.superneurons,
-        "capuchin": case.capuchin or None,
-        "largest": largest.batch,
-        "largest_predicted_ms": largest.train_us / 1e3,
-        "largest_images_s": largest.images_per_s,
-        "largest_speed": free_us(largest.batch) / largest.train_us,
-        "times_superneurons": largest.batch / case.superneurons,
-        "plans": {"largest": cap_bytes},
-        "probes": [
-            {"batch": p.at, "images_s": p.figures.images_per_s if p.figures else None} for p in limited.found.values()
-        ],
-    }
-    shelf.keep(case.name, "largest", plans[largest.batch])
-    if case.capuchin and cap_bytes == CAPUCHIN_CAP:
-        row["passed"] = largest.batch > case.capuchin
-    if enough is not None and enough.figures is not None:
-        f = enough.figures
-        row |= {"at_speed": f.batch, "at_speed_predicted_ms": f.train_us / 1e3, "at_speed_images_s": f.images_per_s}
-        row["at_speed_speed"] = free_us(f.batch) / f.train_us
-        row["plans"]["at_speed"] = cap_bytes
-        shelf.keep(case.name, "at_speed", plans[f.batch])
-        if cap_bytes == SUPERNEURONS_CAP:
-            row["passed"] = f.batch >= TIMES_SUPERNEURONS * case.superneurons
-            # What the speed is measured against: without a cap, at the largest batch that the card holds.
-            job = case.job.with_settings(("batch", str(f.batch)))
-            here = card.free_here(job, card.unlimited(job).plan())
-            row |= {"free_batch": here.graph.batch, "free_predicted_ms": here.predictions.train_us / 1e3}
-            row["plans"]["free"] = 0
-            shelf.keep(case.name, "free", here)
+def judged(row: dict[str, Any]) -> dict[str, Any]:
+    """With what is asked of the batch: at 12 GB of the one that is fast enough, at 16 GB of the largest."""
+    row |= {"speed": 1 / (1 + row["loss"]), "times_superneurons": row["batch"] / row["superneurons"]}
+    if row["most_loss"] is not None and row["cap_gb"] * GB == SUPERNEURONS_CAP:
+        row["passed"] = row["passed"] and row["times_superneurons"] >= TIMES_SUPERNEURONS
+    if row["most_loss"] is None and row["cap_gb"] * GB == CAPUCHIN_CAP and row["capuchin"]:
+        row["passed"] = row["batch"] > row["capuchin"]
     return row
 
 
 def measured(row: dict[str, Any], timed: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     """The row with its steps."""
-    for what, step in timed.items():
-        if "failed" in step:
-            row["failed"] = f"{what}: {step['failed']}"
-            continue
-        batch = row["free_batch" if what == "free" else what]
-        row[f"{what}_ms"] = step["step_ms"]
-        row[f"{what}_images_s"] = batch * 1e3 / step["step_ms"]
-        row[f"{what}_arena_equal"] = step["arena_predicted"] == step["arena_taken"]
-        row[f"{what}_predicted_over_measured"] = row[f"{what}_predicted_ms"] / step["step_ms"]
-    if "free_ms" in row:
-        for what in ("largest", "at_speed"):
-            if f"{what}_ms" in row:
-                row[f"{what}_speed"] = row[f"{what}_images_s"] / row["free_images_s"]
-        if "at_speed_ms" in row:
-            row["passed"] = row["passed"] and row["at_speed_speed"] >= LEAST_SPEED
-    return row
+    row = capped.measured(row, timed)
+    return row if "failed" in row else judged(row)
+
+
+def tasks(cap_bytes: int, multiple: int) -> Iterator[Task]:
+    """What is fast enough comes first."""
+    for least_speed, what in ((LEAST_SPEED, f"at {LEAST_SPEED:.0%} of the speed"), (0.0, "at all")):
+        for case in cases():
+            if cap_bytes != CAPUCHIN_CAP or case.capuchin:
+                name = f"{case.name} {what}"
+                prepare = partial(
+                    prepared, name=name, case=case, cap_bytes=cap_bytes, multiple=multiple, least_speed=least_speed
+                )
+                yield Task(name, prepare, measured, torch_median(case.job))
 
 
 def main() -> None:
@@ -149,21 +122,13 @@ def main() -> None:
     parser.add_argument("--multiple", type=int, default=8, help="try multiples of so many rows (default 8)")
     add_arguments(parser)
     arguments = parser.parse_args()
-    card = Card(arguments.gpu, arguments.profile)
-    gb = arguments.cap // GB
-    tasks = [
-        Task(f"{case.name} {gb} GB", lambda shelf, c=named: prepared(card, c, arguments.cap, arguments.multiple, shelf),
-             measured)
-        for case in cases()
-        for named in [replace(case, name=f"{case.name} {gb} GB")]
-        if arguments.cap != CAPUCHIN_CAP or case.capuchin
-    ]  # fmt: skip
-    drive(f"largest_batch_{gb}gb", tasks, _COLUMNS, arguments)
+    found = tuple(tasks(arguments.cap, arguments.multiple))
+    drive(f"largest_batch_{arguments.cap // GB}gb", found, _COLUMNS, arguments)
 
 
 _COLUMNS = [
-    "name", "largest", "largest_images_s", "largest_speed", "largest_ms", "at_speed", "at_speed_images_s",
-    "at_speed_speed", "at_speed_ms", "free_batch", "superneurons", "capuchin", "times_superneurons", "passed",
+    "name", "batch", "superneurons", "times_superneurons", "capuchin", "counted_gb", "host_gb", "images_s", "speed",
+    "predicted_ms", "step_ms", "free_batch", "free_ms", "predicted_over_measured", "arena_equal", "passed",
 ]  # fmt: skip
 
 

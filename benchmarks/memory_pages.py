@@ -34,11 +34,10 @@ def memory_pages(results: Path) -> tuple[dict[str, str], list[str]]:
         "Beside torch.compile with an activation budget, ResNet-50, batch 256, bf16", results,
         "torch_memory_budget", TORCH,
     )  # fmt: skip
-    for path in sorted(results.glob("budget_curves_*.json")):
-        precision = path.stem.removeprefix("budget_curves_")
-        page += [f"### Predicted step over the budget, {precision}", ""]
-        page += [f"![Predicted step over the budget, {precision}](results/{path.stem}.svg)", ""]
-        page += _table(CURVES, _rows(results, path.stem))
+    for path in sorted(results.glob("budget_curves_*_planned.json")):
+        name = path.stem.removesuffix("_planned")
+        title = f"Predicted step over the budget, {name.removeprefix('budget_curves_')}"
+        page += _titled(title, results, name, CURVES, [f"![{title}](results/{name}.svg)", ""])
     for path in sorted(results.glob("memory_*.svg")):
         page += [f"![{path.stem.removeprefix('memory_').replace('_', ' ')}](results/{path.name})", ""]
     return pictures, ["## Under a memory budget", "", *page] if page else []
@@ -71,13 +70,13 @@ def staircase_picture(rows: Sequence[Row]) -> str:
     return "\n".join((*parts, "</svg>")) + "\n"
 
 
-def _titled(title: str, results: Path, name: str, columns: Columns) -> list[str]:
+def _titled(title: str, results: Path, name: str, columns: Columns, pictures: Sequence[str] = ()) -> list[str]:
     measured = _document(results, name)
     found = measured or _document(results, f"{name}_planned")
     if found is None:
         return []
     gpu = f"{found['gpu']}, driver {found['driver']}" if measured else "predicted by the plans, not run"
-    return [f"### {title}", "", f"{gpu}, {found['date'][:10]}: `{found['command']}`", "",
+    return [f"### {title}", "", f"{gpu}, {found['date'][:10]}: `{found['command']}`", "", *pictures,
             *_table(columns, found["rows"])]  # fmt: skip
 
 
@@ -150,13 +149,15 @@ CAPPED: Columns = {
 }
 LARGEST: Columns = {
     "network": _name,
-    "largest": _of("largest", "d"),
-    "images/s": _of("largest_images_s", ",.0f"),
-    "of the speed without a cap": _of("largest_speed", ".0%"),
-    "at 70 % of the speed": _of("at_speed", "d"),
-    "its images/s": _of("at_speed_images_s", ",.0f"),
+    "batch": _of("batch", "d"),
     "SuperNeurons": _of("superneurons", "d"),
     "Capuchin (16 GB)": _of("capuchin", "d"),
+    "host, GB": _of("host_gb"),
+    "predicted, ms": _of("predicted_ms", ",.0f"),
+    "measured, ms": _of("step_ms", ",.0f"),
+    "images/s": _of("images_s", ",.0f"),
+    "of the speed without a cap": _of("speed", ".0%"),
+    "predicted over measured": _of("predicted_over_measured", ".3f"),
     "as asked": _passed,
 }
 DEEPEST: Columns = {
@@ -187,6 +188,7 @@ CURVES: Columns = {
     "GB": _of("cap_gb", ".2f"),
     "host, GB": _of("host_gb"),
     "predicted, ms": _of("predicted_ms"),
+    "measured, ms": _of("step_ms"),
     "over no limit": _of("over_unlimited", "+.1%"),
     "over its bound": _of("over_bound", ".1%"),
 }

@@ -75,6 +75,9 @@ def start(main: Callable[[], None]) -> None:
         main()
     except MbcError as error:
         raise SystemExit(str(error)) from error
+    except KeyboardInterrupt as error:
+        print("interrupted: what was written is kept", file=sys.stderr)
+        raise SystemExit(130) from error
 
 
 @dataclass
@@ -93,6 +96,18 @@ class Results:
     def put(self, row: dict[str, Any]) -> None:
         self.rows[row["name"]] = row
         write(self.name, list(self.rows.values()), **self.more)
+
+    def arrange(self, names: Sequence[str]) -> None:
+        """Write the rows once more, these in this order before others: which is known first is chance."""
+        if self.rows:
+            first = [name for name in names if name in self.rows]
+            self.rows = {name: self.rows[name] for name in dict.fromkeys((*first, *self.rows))}
+            write(self.name, list(self.rows.values()), **self.more)
+
+    def remove(self) -> None:
+        """The file of this run."""
+        self.rows.clear()
+        (RESULTS / f"{self.name}.json").unlink(missing_ok=True)
 
 
 def results(name: str, again: bool = False, **more: Any) -> Results:

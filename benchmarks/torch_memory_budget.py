@@ -15,11 +15,13 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from ahead import Shelf, Task, add_arguments, drive
-from cap import Card, planned, stepped
+from ahead import Task, add_arguments, drive
+from cap import Card, stepped
 from modules import Job, example
+from planner import Planner, Wanted
 from record import start
 from resnet50_vs_torch import timed
 
@@ -83,16 +85,15 @@ def cap_of(card: Card, arena_bytes: int) -> int:
     return arena_bytes + max(0, find_device(card.gpu).overhead_bytes - card.context_bytes)
 
 
-def prepared(card: Card, job: Job, name: str, budget: float, shelf: Shelf) -> dict[str, Any]:
+def prepared(planner: Planner, job: Job, name: str, budget: float) -> dict[str, Any]:
     """mbc at the memory that torch was found to take."""
     theirs = known(budget)
-    cap_bytes = cap_of(card, theirs["peak_bytes"])
-    row, plan = planned(card, card.capped(job, cap_bytes))
+    cap_bytes = cap_of(planner.card, theirs["peak_bytes"])
+    row = planner.keep(name, "step", Wanted.of(planner.card.capped(job, cap_bytes)))
     row |= {"budget": budget, "torch_ms": theirs["median_ms"], "torch_gib": theirs["peak_bytes"] / GIB}
-    if plan is None:
+    if "failed" in row:
         return row
-    shelf.keep(name, "step", plan)
-    row |= {"arena_gib": plan.predictions.arena_bytes / GIB, "plans": {"step": cap_bytes}}
+    row |= {"arena_gib": row["arena_bytes"] / GIB, "plans": {"step": cap_bytes}}
     return judged(row, row["predicted_ms"])
 
 
@@ -122,10 +123,9 @@ def main() -> None:
     if arguments.child:
         print(json.dumps(run_torch(*json.loads(arguments.child))))
         return
-    card = Card(arguments.gpu, arguments.profile)
     job = example("resnet", ("depth", "50"), ("batch", str(BATCH)), ("train.precision", "bf16"))
     tasks = [
-        Task(name, lambda shelf, m=name, b=budget: prepared(card, job, m, b, shelf),
+        Task(name, partial(prepared, job=job, name=name, budget=budget),
              lambda row, timed: measured(row, timed, BATCH, arguments.steps))
         for budget in map(float, arguments.budgets.split(","))
         for name in [f"activation budget {budget:g}"]

@@ -70,9 +70,12 @@ def summary(plan: Plan) -> list[str]:
         f"{p.measured_share:.0%} of it measured, the rest estimated"
     )  # fmt: skip
     beside = sum(launch.stream is Stream.BESIDE for launch in plan.train.launches)
-    slower = p.train_us / b.fastest_us - 1 if b.fastest_us > 0 else 0.0
-    over = "no bound from" if b.fastest_us <= 0 else f"{-slower:.1%} under" if slower < 0 else f"{slower:+.1%} over"
-    alone = " one after the other" if beside else ""
+    over = f"{_over(p.train_us, b.fastest_us)} the fastest choice of known kernels"
+    if b.beside_us:
+        over = (
+            f"{_over(p.train_us, b.beside_us)} the bound of known kernels beside each other, "
+            f"{_over(p.train_us, b.fastest_us)} the fastest choice one after the other"
+        )
     price = f", {p.train_us / b.nondeterministic_us - 1:+.1%} for deterministic = true" if b.nondeterministic_us else ""
     placed = f"{p.arena_bytes / b.live_bytes - 1:+.1%} over" if b.live_bytes > 0 else "nothing over"
     overhead = "measured" if p.overhead_measured else "reserved: never measured on this GPU"
@@ -88,8 +91,7 @@ def summary(plan: Plan) -> list[str]:
     launches = f"{len(plan.train.launches)} launches" + (f", {beside} of them beside others" if beside else "")
     lines = [
         f"{graph.name}: batch {graph.batch}, {graph.precision}, for {plan.target.gpu} ({plan.target.architecture})",
-        f"  step       {step[0]}{show_time(p.train_us)} ({step[1]}{known}; {launches}; "
-        f"{over} the fastest choice of known kernels{alone}{price})",
+        f"  step       {step[0]}{show_time(p.train_us)} ({step[1]}{known}; {launches}; {over}{price})",
         f"  inference  {inference[0]}{show_time(p.infer_us)} ({inference[1]}{len(plan.infer.launches)} launches)",
         f"  profile    {profile_of(plan.target)}",
         f"  arena      {show_size(p.arena_bytes)} ({placed} the most alive at once, {show_size(b.live_bytes)}; "
@@ -105,6 +107,13 @@ def summary(plan: Plan) -> list[str]:
         most = "" if plan.host_limit_bytes is None else f", of at most {show_size(plan.host_limit_bytes)}"
         lines.append(f"  host       {show_size(p.host_bytes)} of pinned memory{most}")
     return lines
+
+
+def _over(train_us: float, bound_us: float) -> str:
+    if bound_us <= 0:
+        return "no bound from"
+    slower = train_us / bound_us - 1
+    return f"{-slower:.1%} under" if slower < 0 else f"{slower:+.1%} over"
 
 
 def _figures(planned: Planned, built: Package, build_seconds: float) -> dict[str, Any]:
@@ -139,6 +148,7 @@ def _figures(planned: Planned, built: Package, build_seconds: float) -> dict[str
         "fastest_us": b.fastest_us,
         "nondeterministic_us": b.nondeterministic_us,
         "within_us": b.within_us,
+        "beside_us": b.beside_us,
         "package": str(built.folder),
         "library": None if built.library is None else str(built.library),
         "missing": [

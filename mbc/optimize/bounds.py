@@ -2,11 +2,91 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
 from mbc.ir.graph import Operation, Role
 from mbc.ops.fused import kind_of, names_of
+from mbc.optimize.along import alongs_of
 from mbc.optimize.candidates import CandidateTable, least_workspace_bytes
-from mbc.optimize.fuse import all_groups
+from mbc.optimize.fuse import all_groups, groups_of, kept
+from mbc.optimize.gather import is_gathered
 from mbc.optimize.lifetimes import aligned
+from mbc.plan.model import Buffer, Program, Stream
+
+KERNEL_STREAMS = (Stream.COMPUTE, Stream.BESIDE)
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A launch that makes some values of others, and what it takes at least."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    time_us: float
+
+
+def beside_us(table: CandidateTable, train: Program, buffers: Sequence[Buffer], fastest_us: float) -> float:
+    """Microseconds that no step takes less than whose kernels run beside each other as those of `train` do; 0 where
+    they run one after the other. `fastest_us`: what all steps take at least that do that.
+
+    Every stream of kernels takes its share at most, and a result is not there before all that it is made of: the
+    critical path, as in Graham, "Bounds on multiprocessing timing anomalies" (1969). What is divided may be handed on
+    in part, and then makes no chain.
+    """
+    if all(launch.stream is not Stream.BESIDE for launch in train.launches):
+        return 0.0
+    shared_us = fastest_us / len(KERNEL_STREAMS)
+    if _divided(table, train, buffers):
+        return shared_us
+    ends_us = earliest_us(tuple(_ways(table)))
+    return max([shared_us, *(ends_us.get(name, 0.0) for name in kept(table.graph, table.graph.train))])
+
+
+def _divided(table: CandidateTable, train: Program, buffers: Sequence[Buffer]) -> bool:
+    """Whether a launch works on some rows only."""
+    values = table.graph.values
+    accesses = ((access, buffers[access.buffer].value) for launch in train.launches for access in launch.accesses)
+    return any(
+        value is not None and values[value].per_sample and access.rows.count < table.whole.count
+        for access, value in accesses
+    )
+
+
+def _ways(table: CandidateTable) -> Iterator[Way]:
+    """Every launch of the training step that there may be, whatever the choice."""
+    launches = [launch for group in groups_of(table)[0] for launch in group.launches]
+    launches += [along.operation for along in alongs_of(table)]
+    for operation in (*table.graph.train, *launches):
+        free = kind_of(operation).view or is_gathered(operation)  # the latter share a launch with many
+        times_us = () if free else tuple(candidate.time_us for candidate in table.offered(operation))
+        if free or times_us:
+            yield Way(operation.inputs, operation.outputs, min(times_us, default=0.0))
+
+
+def earliest_us(ways: Sequence[Way]) -> dict[str, float]:
+    """When each value can be there at the earliest, however many launches run at once: the least, over the ways to make
+    it, of the last of what they need and their time. (Knuth, "A generalization of Dijkstra's algorithm", 1977.)"""
+    made = {name for way in ways for name in way.outputs}
+    lacking = [len(made.intersection(way.inputs)) for way in ways]
+    readers: dict[str, list[int]] = {}
+    for i, way in enumerate(ways):
+        for name in made.intersection(way.inputs):
+            readers.setdefault(name, []).append(i)
+    ready = sorted((way.time_us, i) for i, way in enumerate(ways) if not lacking[i])
+    found: dict[str, float] = {}
+    while ready:
+        end_us, i = heappop(ready)
+        for name in ways[i].outputs:
+            if name in found:
+                continue
+            found[name] = end_us
+            for reader in readers.get(name, ()):
+                lacking[reader] -= 1
+                if not lacking[reader]:
+                    heappush(ready, (end_us + ways[reader].time_us, reader))
+    return found
 
 
 def floor_bytes(table: CandidateTable, host_bytes: int = 0, split: bool = False) -> tuple[int, Operation]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import mbc
 from mbc.optimize.addresses import Placed, assign_addresses, check_host
 from mbc.optimize.beside import beside
-from mbc.optimize.bounds import floor_bytes
+from mbc.optimize.bounds import beside_us, floor_bytes
 from mbc.optimize.candidates import CandidateTable
 from mbc.optimize.choose import check_limit, choose
 from mbc.optimize.contention import contention
@@ -86,7 +86,8 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
     check_host(placed, limits.host_bytes, table.graph.name)
     any_us = choose(table.without_determinism(), {}).train_us if table.rules.deterministic else 0.0
     least_us = within_us(table, means, room_bytes, unlimited.train_us)
-    bounds = Bounds(floor, floor_operation.name, placed.live_bytes, unlimited.train_us, any_us, least_us)
+    chain_us = beside_us(table, draft.train, draft.buffers, unlimited.train_us)
+    bounds = Bounds(floor, floor_operation.name, placed.live_bytes, unlimited.train_us, any_us, least_us, chain_us)
     return _plan(table, draft, placed, bounds, budget_bytes, overhead_bytes, limits.host_bytes)
 
 

@@ -120,6 +120,7 @@ def _figures(plan: Plan) -> tuple[tuple[str, Figure], ...]:
         ("live_bytes", plan.bounds.live_bytes),
         ("floor_bytes", plan.bounds.floor_bytes),
         ("fastest_us", plan.bounds.fastest_us),
+        ("least_us", plan.bounds.least_us),
         ("train_launches", len(plan.train.launches)),
         ("infer_launches", len(plan.infer.launches)),
         ("waits", len(plan.train.waits) + len(plan.infer.waits)),

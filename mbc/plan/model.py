@@ -170,7 +170,8 @@ class Bounds:
     made of the same candidates and fused groups is faster. `nondeterministic_us`: the same with kernels that give other
     bits in each run; 0 where these are admitted anyway. `within_us`: with the operations in this order no plan within
     the budget is faster; 0 where this was not computed. All three are of kernels one after the other: a plan that runs
-    some beside others may be faster.
+    some beside others may be faster. `beside_us`: no such plan is faster, undivided where this one is; 0 where all run
+    one after the other.
     """
 
     floor_bytes: int
@@ -179,6 +180,12 @@ class Bounds:
     fastest_us: float
     nondeterministic_us: float = 0.0
     within_us: float = 0.0
+    beside_us: float = 0.0
+
+    @property
+    def least_us(self) -> float:
+        """What no plan beats whose kernels run as this one's do, beside each other or one after the other."""
+        return self.beside_us or max(self.fastest_us, self.within_us)
 
 
 @dataclass(frozen=True, slots=True)

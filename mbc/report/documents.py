@@ -28,6 +28,7 @@ def plan_document(plan: Plan, *, memory: bool = False) -> dict[str, Any]:
         "prefetch_bytes": prefetch_bytes(plan),
         "bounds": asdict(plan.bounds),
         "above_bounds": {
+            "train_us_over_least": _over(plan.predictions.train_us, plan.bounds.least_us),
             "train_us_over_fastest": _over(plan.predictions.train_us, plan.bounds.fastest_us),
             "arena_over_live": _over(plan.predictions.arena_bytes, plan.bounds.live_bytes),
             "arena_over_floor": _over(plan.predictions.arena_bytes, plan.bounds.floor_bytes),

@@ -72,7 +72,7 @@ def batches_text(fit: BatchFit, width: int | None = None) -> str:
                 f"{_guess(f)}{f.images_per_s:,.0f}",
                 _bar(f.images_per_s / top),
                 time_cell(f.train_us, f.measured_share < 1),
-                over(f.train_us, f.fastest_us),
+                over(f.train_us, f.least_us),
                 show_size(f.needed_bytes),
                 show_size(f.host_bytes) if f.host_bytes else "-",
                 note,

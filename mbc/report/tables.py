@@ -8,7 +8,7 @@ from itertools import groupby
 from mbc.plan.group import title
 from mbc.plan.live import rounded
 from mbc.plan.memory import memory_curve, taken_at
-from mbc.plan.model import Plan, Program, Stream, Target
+from mbc.plan.model import Plan, Program, Target
 from mbc.plan.prefetch import prefetch_bytes
 from mbc.plan.summary import OperationSummary
 from mbc.report.columns import Column, render
@@ -178,11 +178,9 @@ def totals_text(plan: Plan) -> str:
         limit = plan.host_limit_bytes
         most = "" if limit is None else f", of at most {show_size(limit)}"
         rows.append(("host memory", show_size(predictions.host_bytes), f"pinned{most}"))
-    beside = any(launch.stream is Stream.BESIDE for launch in plan.train.launches)
-    alone = ", one after the other" if beside else ""
     limits = [
         (
-            f"fastest choice of known kernels{alone}",
+            "fastest choice of known kernels" + (", one after the other" if bounds.beside_us else ""),
             time_cell(bounds.fastest_us, guess),
             over(predictions.train_us, bounds.fastest_us),
         ),
@@ -203,6 +201,9 @@ def totals_text(plan: Plan) -> str:
     if bounds.nondeterministic_us:
         price = time_cell(bounds.nondeterministic_us, guess), over(predictions.train_us, bounds.nondeterministic_us)
         limits.insert(1, ("the same without deterministic = true", *price))
+    if bounds.beside_us:
+        least = time_cell(bounds.beside_us, guess), over(predictions.train_us, bounds.beside_us)
+        limits.insert(0, ("bound of known kernels beside each other", *least))
     totals = render((Column("in all"), Column("", right=True), Column("")), rows)
     return (
         totals

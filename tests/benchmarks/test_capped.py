@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import re
 import sys
+import time
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,15 +26,17 @@ import capped
 import deepest
 import largest_batch
 import record
+import seek
 import stepping
 import torch_memory_budget
-from ahead import Shelf
 from cap import GB, Card
 from capped import Case, settled
 from modules import Job, example
+from planner import Planner, Probe, Wanted, processes
+from record import Results
+from shelf import Shelf, unpack
 
 from mbc.errors import BudgetError, MbcError
-from mbc.fit import Figures, Search
 from mbc.plan.memory import memory_curve
 
 CARD = Card("h200", None)
@@ -40,17 +46,39 @@ def small() -> Job:
     return example("alexnet", ("batch", "8"), ("size", "64"), ("width", "8"), ("classes", "10"))
 
 
+class Here:
+    """A pool that works at once, in this process."""
+
+    def __enter__(self) -> Here:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def submit(self, work: Any, *given: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(work(*given))
+        return done
+
+
+@pytest.fixture
+def planner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Planner:
+    monkeypatch.setattr(record, "RESULTS", tmp_path / "results")
+    pool: Any = Here()
+    return Planner(CARD, Shelf(tmp_path), Results("probes", {}, {}), pool, 1, set())
+
+
 def test_what_a_cap_counts_is_the_plan_without_the_bare_context() -> None:
     job = CARD.capped(small(), GB)
     plan = job.plan()
     assert plan.budget_bytes == GB + CARD.context_bytes
     p = plan.predictions
     assert CARD.counted_bytes(plan) == p.arena_bytes + p.overhead_bytes - CARD.context_bytes <= GB
-    found, same = cap.planned(CARD, job)
+    found, same = cap.planned(CARD, job.plan)
     assert same is not None and same.offsets == plan.offsets
     assert found["counted_gb"] == CARD.counted_bytes(plan) / GB and found["arena_bytes"] == p.arena_bytes
-    assert "MBC203" in cap.planned(CARD, CARD.capped(small(), 1))[0]["failed"]
-    assert cap.planned(CARD, CARD.capped(small(), 1))[0]["needed_gb"] > 0
+    assert "MBC203" in cap.planned(CARD, CARD.capped(small(), 1).plan)[0]["failed"]
+    assert cap.planned(CARD, CARD.capped(small(), 1).plan)[0]["needed_gb"] > 0
     plain = CARD.plain(small()).options
     assert plain.without == {"offload", "recompute", "split"} and plain.workspace_limit_bytes == 512 << 20
 
@@ -79,41 +107,41 @@ def test_rows_of_measurements() -> None:
     assert "too large" in capped.measured(row(), {"capped": step, "free": {"failed": "too large"}})["failed"]
 
 
-def test_plans_of_a_case_are_kept(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path)
-    made = {"name": "x y"} | capped.prepared(CARD, Case("x y", small(), 0.5, cap_share=1.0), shelf)
+def test_plans_of_a_case_are_kept(tmp_path: Path, planner: Planner) -> None:
+    shelf = planner.shelf
+    made = {"name": "x y"} | capped.prepared(planner, Case("x y", small(), 0.5, cap_share=1.0))
     assert made["plans"] == {"capped": made["cap_gb"] * GB, "free": 0} and made["compare"] == ["capped", "free"]
     assert made["passed"] and made["loss"] == pytest.approx(0.0, abs=0.02)
-    assert shelf.has(made) and sorted(p.name for p in tmp_path.iterdir()) == [
+    assert shelf.has(made) and sorted(p.name for p in tmp_path.glob("*.gz")) == [
         "x_y.capped.json.gz", "x_y.free.json.gz"]  # fmt: skip
-    assert "plans" not in capped.prepared(CARD, Case("z", small(), 0.5, 1), shelf)
+    assert unpack(shelf.path("x y", "free")).offsets == CARD.unlimited(small()).plan().offsets
+    assert "plans" not in capped.prepared(planner, Case("z", small(), 0.5, 1))
     assert not shelf.has({"name": "z", "plans": {"capped": 1}})
 
 
 def test_the_largest_batch_that_the_card_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     job = small().with_settings(("batch", "64"))
     free = CARD.unlimited(job).plan()
-    assert CARD.free_here(job, free) is free
+    assert CARD.free_here(job).offsets == free.offsets
     p = free.predictions
     spec = SimpleNamespace(memory_bytes=p.overhead_bytes + p.arena_bytes * 3 // 4)
     monkeypatch.setattr(cap, "find_device", lambda gpu: spec)
-    found = CARD.free_here(job, free)
+    found = CARD.free_here(job)
     assert CARD.holds(found) and found.graph.batch % 8 == 0 and 8 <= found.graph.batch < 64
     spec.memory_bytes = p.overhead_bytes
     with pytest.raises(RuntimeError, match="holds no plan"):
-        CARD.free_here(job, free)
+        CARD.free_here(job)
 
 
 def driven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[list[str], dict[str, Any]]:
     """What was prepared and timed, and the rows that are there afterwards."""
     log: list[str] = []
 
-    def prepare(shelf: Shelf, name: str) -> dict[str, Any]:
+    def prepare(planner: Planner, name: str) -> dict[str, Any]:
         log.append(f"plan {name}")
         if name == "c":
             raise RuntimeError("no plan")
-        shelf.path(name, "step").parent.mkdir(exist_ok=True)
-        shelf.path(name, "step").touch()
+        planner.shelf.keep(name, "step", b"")
         return {"plans": {"step": 5}, "predicted_ms": 2.0}
 
     def time_packages(folders: dict[str, Path], steps: int, cap_bytes: int) -> dict[str, Any]:
@@ -122,14 +150,14 @@ def driven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> tupl
 
     monkeypatch.setattr(ahead, "need_gpu", lambda instead: None)
     monkeypatch.setattr(ahead, "time_packages", time_packages)
-    monkeypatch.setattr(ahead, "_pool", lambda workers: Here())
+    monkeypatch.setattr(ahead, "processes", lambda workers: Here())
     monkeypatch.setattr(ahead, "build", lambda plan, folder: "no compiler" if plan.name.startswith("b") else "")
     monkeypatch.setattr(record, "RESULTS", tmp_path)
     parser = argparse.ArgumentParser()
     ahead.add_arguments(parser)
     arguments = parser.parse_args([*words, "--plans", str(tmp_path / "plans")])
     tasks = [
-        ahead.Task(name, lambda shelf, n=name: prepare(shelf, n), lambda row, timed: {**row, **timed["step"]})
+        ahead.Task(name, lambda planner, n=name: prepare(planner, n), lambda row, timed: {**row, **timed["step"]})
         for name in ("a", "b", "c")
     ]
     ahead.drive("made_up", tasks, ["name"], arguments)
@@ -137,23 +165,12 @@ def driven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> tupl
     return log, {row["name"]: row for row in json.loads(path.read_text())["rows"]} if path.exists() else {}
 
 
-class Here:
-    """A pool that works at once, in this process."""
-
-    def __enter__(self) -> Here:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def submit(self, work: Any, *given: Any) -> Any:
-        return SimpleNamespace(result=lambda: work(*given), cancel=lambda: None)
-
-
 def test_plans_first_and_steps_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     log, rows = driven(tmp_path, monkeypatch, "--plan-only")
     assert (
-        log == ["plan a", "plan b", "plan c"] and rows["a"]["predicted_ms"] == 2.0 and "no plan" in rows["c"]["failed"]
+        sorted(log) == ["plan a", "plan b", "plan c"]
+        and rows["a"]["predicted_ms"] == 2.0
+        and "no plan" in rows["c"]["failed"]
     )
     log, rows = driven(tmp_path, monkeypatch, "--plan-only")
     assert log == ["plan c"], "what is there is not planned again"
@@ -182,15 +199,30 @@ def test_no_row_is_begun_when_time_is_over(tmp_path: Path, monkeypatch: pytest.M
     assert log == [] and "2 rows are left: run this again" in capsys.readouterr().out
 
 
-def test_caps_that_are_shares() -> None:
-    found = settled(CARD, Case("x", small(), 0.1, cap_share=0.5))
+def test_caps_that_are_shares(planner: Planner) -> None:
+    found = settled(planner, Case("x", small(), 0.1, cap_share=0.5))
     assert found.cap_bytes == CARD.counted_bytes(CARD.unlimited(small()).plan()) // 2
-    assert settled(CARD, Case("x", small(), 0.1, 3 * GB)).cap_bytes == 3 * GB
+    assert settled(planner, Case("x", small(), 0.1, 3 * GB)).cap_bytes == 3 * GB
 
 
-def test_the_batch_whose_plain_plan_first_exceeds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capped, "_plain_bytes", lambda card, job, batch: GB * batch // 3)
-    assert capped.accudnn_batch(CARD, small()) == 80  # 72 rows take just 24 GB
+def made_up(
+    monkeypatch: pytest.MonkeyPatch, figures: Callable[[dict[str, str]], dict[str, Any]]
+) -> list[dict[str, str]]:
+    """Plans have these figures, by the settings of their jobs; those that were made."""
+    made: list[dict[str, str]] = []
+
+    def planned(_: Card, work: Callable[[], Any]) -> tuple[dict[str, Any], None]:
+        made.append(work())
+        return figures(made[-1]), None
+
+    monkeypatch.setattr(Job, "plan", lambda job: dict(job.settings))
+    monkeypatch.setattr("planner.planned", planned)
+    return made
+
+
+def test_the_batch_whose_plain_plan_first_exceeds(planner: Planner, monkeypatch: pytest.MonkeyPatch) -> None:
+    made_up(monkeypatch, lambda settings: {"counted_gb": int(settings["batch"]) / 3})
+    assert capped.accudnn_batch(planner, small()) == 80  # 72 rows take just 24 GB
 
 
 def test_cases_are_those_of_the_papers() -> None:
@@ -201,42 +233,99 @@ def test_cases_are_those_of_the_papers() -> None:
     assert {c.cap_bytes for c in found.values()} == {0, 8 * GB, 12 * GB, 16 * GB}
 
 
-def probe_at(batch: int) -> Any:
-    if batch > 100:
-        raise BudgetError("MBC204", "too much", needed_bytes=1)
-    return SimpleNamespace(batch=batch)
+@pytest.mark.parametrize(("speed", "most"), [(0.7, 104), (0.8, 80), (1.1, 0), (0.0, 104)])
+def test_the_largest_batch_that_is_fast_enough(
+    speed: float, most: int, planner: Planner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def figures(settings: dict[str, str]) -> dict[str, Any]:
+        batch = int(settings["batch"])
+        if settings["memory.device"] == f"{cap.UNLIMITED_BYTES} B":
+            return {"predicted_ms": batch}
+        # From 60 on a step takes a ms more for every further row; up to 107 rows fit.
+        return {"predicted_ms": batch + max(0, batch - 60)} if batch <= 107 else {"failed": "MBC204"}
+
+    made = made_up(monkeypatch, figures)
+    case = largest_batch.Case("x", small(), 16)
+    # b + (b - 60) <= b / 0.7 up to b = 105; b / 0.8 up to b = 80.
+    assert largest_batch.largest(planner, case, GB, 4, speed) == most
+    count = len(made)
+    assert largest_batch.largest(planner, case, GB, 4, speed) == most and len(made) == count, "each plan is made once"
 
 
-def test_the_largest_batch_that_is_fast_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    def figures(plan: Any) -> Figures:
-        # A step takes its batch in µs, and from 60 on a µs more for every further row.
-        return Figures(plan.batch, 0, 0, 0, 0, 0, plan.batch + max(0.0, plan.batch - 60.0), 1.0, 1.0)
+def test_what_is_asked_of_the_largest_batches() -> None:
+    made = row(batch=500, superneurons=240, capuchin=468, cap_gb=12.0, most_loss=1 / 0.7 - 1, loss=0.25, passed=True)
+    found = largest_batch.judged(dict(made))
+    assert found["passed"] and found["speed"] == pytest.approx(0.8)
+    assert not largest_batch.judged({**made, "batch": 479})["passed"]
+    assert not largest_batch.judged({**made, "passed": False})["passed"]
+    assert largest_batch.judged({**made, "cap_gb": 16.0, "most_loss": None, "batch": 469})["passed"]
+    assert not largest_batch.judged({**made, "cap_gb": 16.0, "most_loss": None, "batch": 468})["passed"]
+    names = [task.name for task in largest_batch.tasks(12 * GB, 8)]
+    assert len(names) == 12 and "at all" in names[6] and len(list(largest_batch.tasks(16 * GB, 8))) == 8
 
-    monkeypatch.setattr("mbc.fit.figures", figures)
-    found = largest_batch.fastest_enough(Search(probe_at, {}), float, 4, 100)
-    # b + (b - 60) <= b / 0.7 up to b = 105: all of them; half the speed is too slow from 86 on.
-    assert found is not None and found.at == 100
-    monkeypatch.setattr(largest_batch, "LEAST_SPEED", 0.8)
-    found = largest_batch.fastest_enough(Search(probe_at, {}), float, 4, 100)
-    assert found is not None and found.at == 80
-    monkeypatch.setattr(largest_batch, "LEAST_SPEED", 1.1)
-    assert largest_batch.fastest_enough(Search(probe_at, {}), float, 4, 100) is None
+
+@pytest.mark.parametrize("width", [1, 2, 5])
+@pytest.mark.parametrize(("most", "start", "finest"), [(0, 1, 1), (1, 1, 1), (77, 3, 1), (77, 300, 1), (596, 596, 32)])
+def test_several_counts_are_tried_at_once(width: int, most: int, start: int, finest: int) -> None:
+    asked: list[int] = []
+    waited: list[int] = []
+
+    def answers(counts: Sequence[int]) -> Generator[bool]:
+        assert 1 <= len(counts) <= width and list(counts) == sorted(set(counts) - set(asked))
+        asked.extend(counts)
+        for count in counts:
+            waited.append(count)
+            yield count <= most
+
+    found = seek.largest(answers, lambda: width, start, finest)
+    assert most - finest < found <= most
+    assert sum(count > most for count in waited) <= len(asked) / width + 1, "nothing is waited for behind a no"
+
+
+def test_plans_that_nobody_waits_for_are_not_begun(planner: Planner) -> None:
+    begun: list[Future[Any]] = []
+
+    class Busy(Here):
+        def submit(self, work: Any, *given: Any) -> Future[Any]:
+            begun.append(Future())
+            return begun[-1]
+
+    pool: Any = Busy()
+    planner.pool = pool
+    first, second = Wanted("a", small().plan), Wanted("b", small().plan)
+    planner._begin(first), planner._begin(second), planner._begin(second)
+    assert len(begun) == 2, "each once"
+    planner._withdraw("b")
+    assert not begun[1].cancelled()
+    planner._withdraw("b")
+    assert begun[1].cancelled() and not begun[0].cancelled()
+    begun[0].set_result(Probe({"name": "a", "batch": 8}))
+    assert planner.ask(first).figures["batch"] == 8 and list(planner.known.rows) == ["a"]
+    planner._begin(second)
+    assert len(begun) == 3, "what was withdrawn may be wanted again"
+
+
+def test_figures_of_an_earlier_run_are_taken_and_their_plans_made_when_kept(planner: Planner) -> None:
+    wanted = Wanted.of(CARD.unlimited(small()))
+    planner.known.rows[wanted.name] = {"name": wanted.name, "batch": 7}
+    assert planner.ask(wanted).figures["batch"] == 7
+    assert planner.keep("x", "step", wanted) == {"batch": 7}
+    assert unpack(planner.shelf.path("x", "step")).graph.batch == 8
+
+
+def test_processes_end_with_the_block() -> None:
+    with pytest.raises(ZeroDivisionError), processes(1) as pool:
+        endless = pool.submit(time.sleep, 1000)
+        while not endless.running():
+            time.sleep(0.01)
+        raise ZeroDivisionError
+    assert endless.exception() is not None and not multiprocessing.active_children()
 
 
 @pytest.mark.parametrize("most", [595, 596, 1000, 3000])
-def test_the_deepest_network(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Planned:
-        def __init__(self, n3: int) -> None:
-            self.n3 = n3
-
-        def plan(self) -> None:
-            if self.n3 > most:
-                raise BudgetError("MBC204", "too much", needed_bytes=1)
-
-    monkeypatch.setattr(deepest, "network", lambda n3, batch: n3)
-    monkeypatch.setattr(Card, "capped", lambda self, n3, cap_bytes: Planned(n3))
-    found = deepest.deepest(CARD, 16, 12 * GB, 8)
-    assert found == 0 if most < 596 else most - 8 <= found <= most
+def test_the_deepest_network(most: int, planner: Planner, monkeypatch: pytest.MonkeyPatch) -> None:
+    made_up(monkeypatch, lambda settings: {} if int(settings["n3"]) <= most else {"failed": "MBC204"})
+    assert most - 8 < deepest.deepest(planner, 16, 12 * GB, 8) <= most
 
 
 def test_depths_are_counted_as_the_paper_does() -> None:
@@ -284,14 +373,14 @@ def test_the_rest_of_the_card_is_occupied(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_failures_are_told() -> None:
     broken = small().with_settings(("no_such", "1"))
-    assert "MBC021" in cap.planned(CARD, broken)[0]["failed"]
+    assert "MBC021" in cap.planned(CARD, broken.plan)[0]["failed"]
     assert isinstance(BudgetError("MBC204", "x"), MbcError)
 
 
-def test_curves_over_the_budget_and_their_pictures() -> None:
-    rows = budget_curves.curve(CARD, "small", small(), (1.0, 0.5))
+def test_curves_over_the_budget_and_their_pictures(planner: Planner) -> None:
+    rows = [budget_curves.prepared(planner, f"small {share}", "small", small(), share) for share in (1.0, 0.5)]
     assert [row["share"] for row in rows] == [1.0, 0.5]
-    assert rows[0]["over_unlimited"] == pytest.approx(0.0)
+    assert rows[0]["over_unlimited"] == pytest.approx(0.0) and planner.shelf.has({"name": "small 1.0", **rows[0]})
     assert ("failed" in rows[1]) or rows[1]["passed"] == (rows[1]["over_bound"] <= 0.03)
     picture = budget_curves.time_picture([*rows, {**rows[0], "share": 0.8, "over_unlimited": 0.1}])
     assert picture.startswith("<svg") and "small" in picture and "small, 80: 110.00" in picture

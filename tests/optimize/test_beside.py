@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from mbc.cli.compile_command import summary
 from mbc.compiler import compile_plan
 from mbc.errors import MbcError
 from mbc.optimize import search
@@ -20,6 +21,7 @@ from mbc.options import Options
 from mbc.plan.model import Copy, Launch, Plan, Stream
 from mbc.plan.prefetch import input_bytes
 from mbc.plan.verify import verify_plan
+from mbc.report.tables import totals_text
 from mbc.runtime.transfers import Transfers
 from mbc.source import Source
 from tests.optimize.planned import draft_of, kept_plan, plan_of, table
@@ -135,3 +137,10 @@ def test_a_small_batch_is_planned_so() -> None:
     assert streams(found.train.launches) == {Stream.COMPUTE, Stream.BESIDE}
     assert streams(plain.train.launches) == {Stream.COMPUTE}
     assert found.predictions.train_us < 0.95 * plain.predictions.train_us
+    bounds = found.bounds
+    assert bounds.fastest_us / 2 < bounds.beside_us == bounds.least_us < found.predictions.train_us < bounds.fastest_us
+    assert plain.bounds.beside_us == 0.0 and plain.bounds.least_us == bounds.fastest_us
+    shown = totals_text(found)
+    assert "bound of known kernels beside each other" in shown and "known kernels, one after the other" in shown
+    assert "each other" not in totals_text(plain)
+    assert "over the bound of known kernels beside each other" in summary(found)[1]

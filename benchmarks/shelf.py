@@ -1,0 +1,45 @@
+"""Plans on disk, between the machine that makes them and the one that runs them."""
+
+from __future__ import annotations
+
+import gzip
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mbc.plan.file import dump_plan, load_plan
+from mbc.plan.model import Plan
+
+
+def pack(plan: Plan) -> bytes:
+    """The plan's file, compressed."""
+    return gzip.compress(dump_plan(plan).encode(), 6, mtime=0)
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """Plans by row and by what they are of it."""
+
+    folder: Path
+
+    def keep(self, row: str, what: str, packed: bytes) -> None:
+        path = self.path(row, what)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(".part")
+        part.write_bytes(packed)
+        part.replace(path)
+
+    def path(self, row: str, what: str) -> Path:
+        return self.folder / f"{re.sub('[^a-z0-9]+', '_', row.lower()).strip('_')}.{what}.json.gz"
+
+    def has(self, row: Mapping[str, Any]) -> bool:
+        """Whether all of the row's plans (`row["plans"]`: their caps by name) are there."""
+        plans = row.get("plans")
+        return plans is not None and all(self.path(row["name"], what).exists() for what in plans)
+
+
+def unpack(path: Path) -> Plan:
+    """The plan in a file of a shelf."""
+    return load_plan(gzip.decompress(path.read_bytes()).decode(), path.name)
