@@ -40,7 +40,17 @@ class DeviceSpec:
     @property
     def has_bf16(self) -> bool:
         """Whether cuDNN and cuBLASLt compute in bf16 on it: from compute capability 8.0 on."""
-        return int(self.architecture.removeprefix("sm_").rstrip("af")) >= 80
+        return self._compute_capability >= 80
+
+    @property
+    def has_clusters(self) -> bool:
+        """Whether blocks of a cluster read each other's shared memory: from compute capability 9.0 on."""
+        return self._compute_capability >= 90
+
+    @property
+    def _compute_capability(self) -> int:
+        """In tenths."""
+        return int(self.architecture.removeprefix("sm_").rstrip("af"))
 
 
 def device_specs() -> dict[str, DeviceSpec]:

@@ -106,13 +106,16 @@ def _frozen(value: object) -> object:
 def _composed(kind: str, attributes: Fused) -> OpKind:
     members = [KINDS[member.kind] for member in attributes.members]
     in_place, updates = _sharing(attributes)
+    # What is summed over the whole mini-batch must be there before a member reads it.
+    summed = {value for m in attributes.members if KINDS[m.kind].accumulates for value in m.outputs}
+    apart = summed.isdisjoint(value for member in attributes.members for value in member.inputs)
     return OpKind(
         kind,
         Fused,
         _shape,
         _evaluate,
-        divisible=all(member.divisible for member in members),
-        accumulates=any(member.accumulates for member in members),
+        divisible=apart and all(member.divisible for member in members),
+        accumulates=apart and any(member.accumulates for member in members),
         in_place=in_place,
         updates=updates,
         reduces=all(member.reduces for member in members),

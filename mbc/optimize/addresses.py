@@ -60,6 +60,15 @@ def assign_addresses(
     return Placed(tuple(offsets), ends[Space.ARENA], lives[Space.ARENA], ends[Space.HOST])
 
 
+def most_alive_bytes(draft: Draft) -> int:
+    """Most bytes of the arena that are alive at once where launches run one after the other."""
+    persistent = frozenset(draft.persistent)
+    kept = (draft.buffers[buffer] for buffer in draft.persistent)
+    kept_bytes = sum(aligned(buffer.size_bytes) for buffer in kept if buffer.space is Space.ARENA)
+    programs = (draft.train, draft.infer)
+    return kept_bytes + max(peak_bytes(blocks(program, draft.buffers, persistent))[0] for program in programs)
+
+
 def check_host(placed: Placed, limit_bytes: int | None, network: str) -> None:
     """MBC210 where the pinned memory of a plan is more than the limit (None: there is none)."""
     if limit_bytes is None or placed.host_bytes <= limit_bytes:

@@ -8,16 +8,17 @@ has to last for that.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
-from mbc.optimize.addresses import assign_addresses
+from mbc.optimize.addresses import assign_addresses, most_alive_bytes
 from mbc.optimize.contention import contention
 from mbc.optimize.fitted import Fitted
 from mbc.optimize.lasting import waiting_for_data
 from mbc.optimize.lifetimes import owners
 from mbc.optimize.order import Draft
+from mbc.optimize.pieces import PIECES, divisible_us, in_pieces
 from mbc.optimize.simulate import simulate
 from mbc.plan.model import Buffer, Mode, Program, Stream
 
@@ -31,29 +32,44 @@ MOST_BYTES = 1.1  # of the arena one after the other: what runs at the same time
 def beside(alone: Fitted, room_bytes: int) -> Fitted:
     """A step whose launches run one after the other with some of its training program beside others, where that is
     faster by prediction, takes little more memory, and no more than `room_bytes`; else `alone`."""
-    draft, table = alone.draft, alone.table
+    table = alone.table
     room_bytes = min(room_bytes, int(MOST_BYTES * alone.placed.arena_bytes))
-    slack_us = _slack_us(draft.train, draft.buffers)
-    tried: dict[frozenset[int], float] = {}
-    for least_us in LEAST_US:
-        moved = frozenset(
-            i
-            for i, launch in enumerate(draft.train.launches)
-            if launch.stream is Stream.COMPUTE and least_us <= launch.work.time_us <= min(slack_us[i], MOST_US)
-        )
-        if moved and moved not in tried:
+    best, best_us = (alone.draft, alone.draft), WORTH * alone.step_us
+    for draft in _drafts(alone):
+        slack_us = _slack_us(draft.train, draft.buffers)
+        tried: set[frozenset[int]] = set()
+        for least_us in LEAST_US:
+            moved = frozenset(
+                i
+                for i, launch in enumerate(draft.train.launches)
+                if launch.stream is Stream.COMPUTE and least_us <= launch.work.time_us <= min(slack_us[i], MOST_US)
+            )
+            if not moved or moved in tried:
+                continue
+            tried.add(moved)
             # Before anything is placed, which takes longest.
-            train = waiting_for_data(_moved(draft, moved).train, draft.buffers, owners(draft.buffers))
-            disturbed = contention(train, table.graph, draft.buffers, table.device)
-            tried[moved] = simulate(train, contention=disturbed)
-    best = min(tried, key=lambda moved: tried[moved], default=None)
-    if best is None or tried[best] > WORTH * alone.step_us:
+            found = _moved(draft, moved)
+            train = waiting_for_data(found.train, found.buffers, owners(found.buffers))
+            step_us = simulate(train, contention=contention(train, table.graph, found.buffers, table.device))
+            if step_us < best_us:
+                best, best_us = (draft, found), step_us
+    listed, found = best
+    if found is alone.draft:
         return alone
-    found = _moved(draft, best)
     # What is alive at once is counted as the launches are listed: the rest is what this way of running them costs.
-    placed = replace(assign_addresses(found, room_bytes), live_bytes=alone.placed.live_bytes)
+    placed = replace(assign_addresses(found, room_bytes), live_bytes=most_alive_bytes(listed))
     fitted = Fitted(found, placed, table)
     return fitted if placed.arena_bytes <= room_bytes and fitted.step_us <= WORTH * alone.step_us else alone
+
+
+def _drafts(alone: Fitted) -> Iterator[Draft]:
+    """As it is, and with launches of many operations in pieces, where that could be worth it."""
+    yield alone.draft
+    graph = alone.table.graph
+    operations = {operation.name: operation for operation in graph.train}
+    if divisible_us(alone.draft, operations) > (1 - WORTH) * alone.step_us:
+        for count in PIECES:
+            yield in_pieces(alone.draft, count, operations, alone.table.device)
 
 
 def _moved(draft: Draft, moved: frozenset[int]) -> Draft:

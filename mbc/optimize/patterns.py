@@ -23,6 +23,7 @@ _TWICE = "z2 = batch_normalize(x2, mean2, variance2, gamma2?, beta2?)"
 _THROUGH_RELU = "d = relu_backward(y, dy)"
 _BEHIND_POOL = ("m = relu_backward(p, dp)", "d = max_pool_backward(index, m)")
 _BACKWARD = "dx = batch_normalize_backward(x, d, mean, variance, dgamma, dbeta, gamma?)"
+_STATISTICS = "mean, variance = batch_statistics(x)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +216,36 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     Pattern.of("d = channel_slice(wide)", "db = channel_sum(d)", launches=(Part((0, 1), ("d", "db")),)),
     Pattern.of("d = relu_backward(y, dy)", "db = channel_sum(d)", launches=(Part((0, 1), ("d", "db")),)),
+    # Small tensors, where a launch takes longer than what it reads: sums and what needs them, at once.
+    *(
+        Pattern.of(
+            _STATISTICS,
+            f"{'y' if not behind else 'z'} = {_NORMALIZE}",
+            *behind,
+            launches=(Part(tuple(range(2 + len(behind))), ("mean", "variance", "y")),),
+        )
+        for behind in ((), ("y = relu(z)",), ("s = add(z, r)", "y = relu(s)"))
+    ),
+    Pattern.of(_SUMS, _BACKWARD, launches=(Part((0, 1), ("dgamma", "dbeta", "dx")),)),
+    Pattern.of(
+        f"z = {_NORMALIZE}",
+        "y = relu(z)",
+        _THROUGH_RELU,
+        _SUMS,
+        _BACKWARD,
+        launches=(Part((0, 1, 2, 3, 4), ("dgamma", "dbeta", "dx")),),
+        replaces=(2, 3, 4),
+    ),
+    *(
+        Pattern.of(
+            *added,
+            _THROUGH_RELU,
+            _SUMS,
+            _BACKWARD,
+            launches=(Part(tuple(range(3 + len(added))), ("d", "dgamma", "dbeta", "dx")),),
+        )
+        for added in ((), ("dy = add(a, b)",))
+    ),
     # Of a concatenation, one part of which was not read before (`mbc.ir.statistics`).
     *(
         Pattern.of("m, v = batch_statistics(x)", f"mean, variance = join_statistics({pairs})")

@@ -98,15 +98,17 @@ class Demands:
         updates: set[tuple[int, int]] = set()
         through: dict[str, set[int]] = {}  # what stays inside a group -> inputs that it might have been written over
         inside = {output for op in group for output in op.outputs}
-        read: set[str] = set()
+        read: dict[str, int] = {}
         for op in group:
             kind = KINDS[op.kind]
             position: dict[int, int] = {}
             for i, name in enumerate(op.inputs):
-                if len(group) > 1 and (self.root(name) in inside or name in read):
-                    continue  # a fused group reads what comes from outside, once
-                read.add(name)
-                position[i] = len(inputs)
+                if len(group) > 1 and self.root(name) in inside:
+                    continue
+                if len(group) > 1 and name in read:  # a fused group reads what comes from outside, once
+                    position[i] = read[name]
+                    continue
+                read[name] = position[i] = len(inputs)
                 inputs.append(self._operand(name))
             first_output = len(outputs)
             outputs += [self._operand(name, kind.accumulates) for name in op.outputs]
@@ -119,6 +121,9 @@ class Demands:
             updates |= {
                 (first_output + o, position[i]) for o, i in kind.updates if i in position and o < len(op.outputs)
             }
+        # A sum over all rows that another member reads is not there before the last of them.
+        summed = {output for op in group if KINDS[op.kind].accumulates for output in op.outputs}
+        whole = any(name in summed for op in group for name in op.inputs)
         batched = any(operand.per_sample for operand in (*inputs, *outputs))
         if not batched:  # nothing to sum over
             outputs = [replace(operand, sums=False) for operand in outputs]
@@ -126,7 +131,7 @@ class Demands:
             tuple(inputs),
             tuple(outputs),
             Rows(0, self._graph.batch) if batched else Rows(0, 1),
-            batched and all(KINDS[op.kind].divisible for op in group),
+            batched and not whole and all(KINDS[op.kind].divisible for op in group),
             len(group) > 1,
             _by_output(in_place | updates),
             _by_output(updates),

@@ -42,26 +42,6 @@ struct AddThree {
   __device__ float operator()(const Channel&, float a, float b, float c) const { return a + b + c; }
 };
 
-// dx from x and the gradient behind relu.
-template <typename T>
-struct NormalizeReluBackward {
-  Normalize forward;
-  NormalizeBackward backward;
-  struct Channel {
-    float mean, scale, shift;  // forward; backward has the same mean and scale
-    float slope, lift;
-  };
-  __device__ Channel load(int64_t c) const {
-    const float beta = forward.beta ? forward.beta[c] : 0.0f;
-    const NormalizeBackward::Channel b = backward.load(c);
-    return {b.mean, b.scale, beta, b.slope, b.shift};
-  }
-  __device__ float operator()(const Channel& c, float x, float dy) const {
-    const float y = forward({c.mean, c.scale, c.shift}, x, 0.0f);
-    return backward({c.mean, c.scale, c.slope, c.lift}, x, y > VANISHES<T> ? dy : 0.0f);
-  }
-};
-
 // The same with another gradient of x added.
 template <typename T>
 struct NormalizeReluBackwardAdd : NormalizeReluBackward<T> {

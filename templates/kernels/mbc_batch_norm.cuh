@@ -56,10 +56,17 @@ struct Sums {
   __device__ Known known(int64_t c) const {
     return {variance[c], accumulate ? dgamma[c] : 0.0f, accumulate ? dbeta[c] : 0.0f};
   }
+  struct Gradients {
+    float dgamma, dbeta;
+  };
+  __device__ void keep(int64_t c, const Gradients& found) const {
+    dgamma[c] = found.dgamma;
+    dbeta[c] = found.dbeta;
+  }
   __device__ void finish(int64_t c, const Known& known, const Total& total) const {
     const double product = total.products / sqrt(static_cast<double>(known.variance) + eps);
-    dgamma[c] = static_cast<float>(static_cast<double>(known.dgamma) + product);
-    dbeta[c] = static_cast<float>(static_cast<double>(known.dbeta) + total.sum);
+    keep(c, {static_cast<float>(static_cast<double>(known.dgamma) + product),
+             static_cast<float>(static_cast<double>(known.dbeta) + total.sum)});
   }
 };
 
@@ -81,8 +88,9 @@ struct Normalize {
   __device__ Channel load(int64_t c) const {
     const float m = mean[c], v = variance[c], g = gamma ? gamma[c] : 1.0f, b = beta ? beta[c] : 0.0f;
     have_read();
-    return {m, g * inverse_deviation(v, eps), b};
+    return of(m, v, g, b);
   }
+  __device__ Channel of(float m, float v, float g, float b) const { return {m, g * inverse_deviation(v, eps), b}; }
   __device__ float operator()(const Channel& channel, float x, float) const {
     return fmaf(x - channel.mean, channel.scale, channel.shift);
   }
@@ -107,11 +115,25 @@ struct NormalizeBackward {
   struct Channel {
     float mean, scale, slope, shift;
   };
+  // What does not wait for the sums.
+  struct Before {
+    float mean, inverse, scale;
+  };
+  __device__ Before before(float m, float v, float g) const {
+    const float inverse = inverse_deviation(v, eps);
+    return {m, inverse, g * inverse};
+  }
+  __device__ Before before(int64_t c) const {
+    const float m = mean[c], v = variance[c], g = gamma ? gamma[c] : 1.0f;
+    return before(m, v, g);
+  }
+  __device__ Channel behind(const Before& before, float dg, float db) const {
+    return {before.mean, before.scale, dg * before.inverse / count, db / count};
+  }
   __device__ Channel load(int64_t c) const {
     const float m = mean[c], v = variance[c], g = gamma ? gamma[c] : 1.0f, dg = dgamma[c], db = dbeta[c];
     have_read();
-    const float inverse = inverse_deviation(v, eps);
-    return {m, g * inverse, dg * inverse / count, db / count};
+    return behind(before(m, v, g), dg, db);
   }
   __device__ float operator()(const Channel& channel, float x, float dy) const {
     return channel.scale * (dy - channel.shift - (x - channel.mean) * channel.slope);

@@ -80,11 +80,13 @@ __device__ void hand_on(State* partial, const State& state, int64_t channels, in
 // The rows (or vectors) of this part.
 struct Share {
   int64_t begin, end;
-  __device__ explicit Share(int64_t total) {
-    const int64_t parts = gridDim.y, part = blockIdx.y, each = total / parts, more = total % parts;
+  __device__ explicit Share(int64_t total) : Share(total, gridDim.y, blockIdx.y) {}
+  __device__ Share(int64_t total, int64_t parts, int64_t part) {
+    const int64_t each = total / parts, more = total % parts;
     begin = each * part + min(part, more);
     end = begin + each + (part < more ? 1 : 0);
   }
+  __device__ int64_t size() const { return end - begin; }
   // Of those `step` apart from `first` on.
   __device__ int64_t count(int64_t first, int64_t step) const { return first < end ? (end - first - 1) / step + 1 : 0; }
 };

@@ -69,12 +69,17 @@ struct Shelf {
 #pragma unroll 1
       for (unsigned i = thread; i < count; i += blockDim.x * blockDim.y) {
         if (first + i >= channels) break;
-        const Channel channel = f.load(first + i);
-        float own[WORDS];
-        memcpy(own, &channel, sizeof(channel));
-#pragma unroll
-        for (int w = 0; w < WORDS; ++w) words[(w * N + i % N) * 32 + i / N] = own[w];
+        put(i, f.load(first + i));
       }
+    }
+  }
+  // That of the tile's i-th channel.
+  __device__ void put(unsigned i, const Channel& channel) {
+    if constexpr (WORDS > 0) {
+      float own[WORDS];
+      memcpy(own, &channel, sizeof(channel));
+#pragma unroll
+      for (int w = 0; w < WORDS; ++w) words[(w * N + i % N) * 32 + i / N] = own[w];
     }
   }
   // The j-th of this thread's.

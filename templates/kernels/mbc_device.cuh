@@ -51,6 +51,13 @@ using MbcWorking = float;
 #endif
 #endif
 
+// A cluster of grid.y blocks for every grid.x, which see each other's shared memory; likewise early. From compute
+// capability 9.0; before it grid.y is 1.
+#ifndef MBC_LAUNCH_CLUSTER
+#define MBC_LAUNCH_CLUSTER(kernel, grid, block, stream, ...) mbc::launch_cluster(kernel, grid, block, stream, __VA_ARGS__)
+#define MBC_CLUSTER_SHARED(type, name) __shared__ type name
+#endif
+
 // Runs the statement with `T` standing for the element type of `code`; leaves the launcher with a text otherwise.
 #if MBC_WORKING == 0
 #define MBC_FOR_TYPE(code, T, ...)                                        \
@@ -239,17 +246,65 @@ inline bool overlaps_launches() {
 }
 
 template <typename... Parameters, typename... Given>
-void launch_next(void (*kernel)(Parameters...), dim3 grid, dim3 block, cudaStream_t stream, const Given&... given) {
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
+void launch_with(int attributes, cudaLaunchAttribute* attribute, void (*kernel)(Parameters...), dim3 grid, dim3 block,
+                 cudaStream_t stream, const Given&... given) {
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = block;
   config.stream = stream;
-  config.attrs = &early;
-  config.numAttrs = overlaps_launches() ? 1 : 0;
+  config.attrs = attribute;
+  config.numAttrs = overlaps_launches() ? attributes : 0;
   cudaLaunchKernelEx(&config, kernel, given...);
+}
+
+inline cudaLaunchAttribute early() {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  return attribute;
+}
+
+template <typename Kernel, typename... Given>
+void launch_next(Kernel* kernel, dim3 grid, dim3 block, cudaStream_t stream, const Given&... given) {
+  cudaLaunchAttribute attributes[]{early()};
+  launch_with(1, attributes, kernel, grid, block, stream, given...);
+}
+
+template <typename Kernel, typename... Given>
+void launch_cluster(Kernel* kernel, dim3 grid, dim3 block, cudaStream_t stream, const Given&... given) {
+  cudaLaunchAttribute attributes[]{{}, early()};
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim.x = 1;
+  attributes[0].val.clusterDim.y = grid.y;
+  attributes[0].val.clusterDim.z = 1;
+#ifdef MBC_TRIAL_LATE
+  launch_with(1, attributes, kernel, grid, block, stream, given...);
+#else
+  launch_with(2, attributes, kernel, grid, block, stream, given...);
+#endif
+}
+
+// All blocks of a cluster have arrived before any of them goes on, and what they wrote before is there to be read.
+__device__ inline void cluster_arrive() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+__device__ inline void cluster_wait() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+// What another block of the cluster, by its place in it, has where this one has `mine` in shared memory.
+template <typename Shared>
+__device__ inline const Shared& of_block(const Shared& mine, unsigned place) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  uint64_t at;
+  asm("mapa.u64 %0, %1, %2;" : "=l"(at) : "l"(&mine), "r"(place));
+  return *reinterpret_cast<const Shared*>(at);
+#else
+  return mine;
+#endif
 }
 #endif
 

@@ -25,6 +25,36 @@ struct NormalizeTwiceAddRelu {
   }
 };
 
+// dx from x and the gradient behind relu.
+template <typename T>
+struct NormalizeReluBackward {
+  Normalize forward;
+  NormalizeBackward backward;
+  struct Channel {
+    float mean, scale, shift;  // forward; backward has the same mean and scale
+    float slope, lift;
+  };
+  struct Before : NormalizeBackward::Before {
+    float beta;
+  };
+  __device__ float beta(int64_t c) const { return forward.beta ? forward.beta[c] : 0.0f; }
+  __device__ Before before(int64_t c) const { return {backward.before(c), beta(c)}; }
+  __device__ Channel behind(const Before& before, float dg, float db) const {
+    return with(backward.behind(before, dg, db), before.beta);
+  }
+  __device__ Channel load(int64_t c) const {
+    const float shift = beta(c);
+    return with(backward.load(c), shift);
+  }
+  __device__ static Channel with(const NormalizeBackward::Channel& b, float beta) {
+    return {b.mean, b.scale, beta, b.slope, b.shift};
+  }
+  __device__ float operator()(const Channel& c, float x, float dy) const {
+    const float y = forward({c.mean, c.scale, c.shift}, x, 0.0f);
+    return backward({c.mean, c.scale, c.slope, c.lift}, x, y > VANISHES<T> ? dy : 0.0f);
+  }
+};
+
 // Sums over what relu lets through, of x and the gradient behind relu.
 template <typename T>
 struct ReluSums : Sums {

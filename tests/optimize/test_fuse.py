@@ -20,7 +20,7 @@ from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate, Request
 from mbc.kernels.interpreter import INTERPRETER
 from mbc.kernels.own import OWN
-from mbc.ops.fused import Fused, kind_of, names_of
+from mbc.ops.fused import Fused, kind_of, launch_kind, names_of
 from mbc.optimize.bounds import floor_bytes
 from mbc.optimize.candidates import CandidateTable, Rules
 from mbc.optimize.fuse import all_groups, fuse, groups, kept, plain
@@ -34,6 +34,7 @@ from mbc.source import Source
 from tests.optimize.planned import Favouring, Without
 
 H200 = find_spec("h200")
+A100 = find_spec("a100-80")  # whose blocks form no clusters: small tensors are not normalised at once
 SOURCE = """
 network small(batch = 6, classes = 5) {
   input image[batch, 2, 6, 6] : float
@@ -59,15 +60,15 @@ def graph(precision: str = "fp32", optimizer: str = "sgd(momentum=0.9)", affine:
     return differentiate(lowered.network, lowered.optimizer, lowered.precision)
 
 
-def table(steps: TrainingGraph, fused: bool = True) -> CandidateTable:
+def table(steps: TrainingGraph, fused: bool = True, gpu: DeviceSpec = H200) -> CandidateTable:
     providers = (INTERPRETER,) if steps.precision == "fp64" else PROVIDERS
     # Both are asked for candidates only.
     chosen = tuple(Favouring(p) if fused else Without(p) for p in providers)
-    return CandidateTable(steps, H200, chosen, rules=Rules())  # type: ignore[arg-type]
+    return CandidateTable(steps, gpu, chosen, rules=Rules())  # type: ignore[arg-type]
 
 
-def planned(steps: TrainingGraph, fused: bool = True, budget_bytes: int = 10**12) -> Plan:
-    plan = search(table(steps, fused), Limits(without=frozenset({"beside"})), budget_bytes)
+def planned(steps: TrainingGraph, fused: bool = True, budget_bytes: int = 10**12, gpu: DeviceSpec = H200) -> Plan:
+    plan = search(table(steps, fused, gpu), Limits(without=frozenset({"beside"})), budget_bytes)
     verify_plan(plan)
     return plan
 
@@ -77,7 +78,7 @@ def launched(program: Program) -> set[str]:
 
 
 def test_every_kernel_of_a_group_finds_its_place():
-    found = launched(planned(graph("bf16")).train)
+    found = launched(planned(graph("bf16"), gpu=A100).train)
     assert found >= {
         "batch_normalize_relu",
         "batch_normalize_add_relu",
@@ -92,6 +93,19 @@ def test_every_kernel_of_a_group_finds_its_place():
         "casts",
     }
     assert not found & {"relu", "relu_backward", "sgd_update", "update_running"}
+
+
+def test_small_tensors_are_normalised_at_once_where_blocks_form_clusters():
+    found = launched(planned(graph("bf16")).train)
+    assert found >= {
+        "batch_normalize_at_once",
+        "batch_normalize_relu_at_once",
+        "batch_normalize_add_relu_at_once",
+        "batch_normalize_relu_backward_at_once",
+        "add_relu_backward_batch_normalize_at_once",
+        "batch_normalize_backward_at_once",
+    }
+    assert not found & {"batch_statistics", "batch_normalize_relu_sums", "batch_normalize_sums"}
 
 
 def test_a_plan_without_groups_takes_longer_and_more_memory():
@@ -157,7 +171,7 @@ train { optimizer = sgd() }
     lowered = lower(parse(Source("small.mbc", text)), (), None)
     steps = differentiate(lowered.network, lowered.optimizer, lowered.precision)
     assert not [g for g in groups(steps.train, kept(steps, steps.train)) if "bn" in str(g.unmade)]
-    plan = planned(steps)
+    plan = planned(steps, gpu=A100)
     assert "batch_normalize" in launched(plan.train)
 
 
@@ -189,7 +203,7 @@ def test_a_group_that_is_slower_than_its_operations_is_left_alone():
                 yield replace(candidate, time_us=1e6 if slower else candidate.time_us)
 
     others = tuple(p for p in PROVIDERS if p.name != "mbc")
-    programs = fuse(CandidateTable(steps, H200, (*others, Slow())))  # type: ignore[arg-type]
+    programs = fuse(CandidateTable(steps, A100, (*others, Slow())))  # type: ignore[arg-type]
     kinds = {operation.kind for operation in programs.train}
     assert "batch_normalize+relu" in kinds
     assert not [kind for kind in kinds if kind.startswith("batch_normalize+relu+")]
@@ -232,8 +246,10 @@ def test_groups_are_measured_like_operations():
     assert {"batch_normalize+relu", "sgd_update*", "cast*", "update_running*"} <= asked
     for request in wanted:
         assert read_signature(signature(request)) == request
-        halved = with_rows(request, 3)
-        if isinstance(request.attributes, Fused) and request.kind.startswith("batch_normalize+relu"):
+        if not isinstance(request.attributes, Fused) or not request.kind.startswith("batch_normalize+relu"):
+            continue
+        if launch_kind(request.kind, request.attributes).divisible:
+            halved = with_rows(request, 3)
             assert halved.inputs[0].shape[0] == 3
             assert halved.inputs[1] == request.inputs[1]  # a mean has no rows
 
@@ -255,7 +271,7 @@ def test_what_needs_too_much_at_once_runs_one_by_one():
 
 
 def test_the_verifier_wants_every_operation_of_a_group():
-    plan = planned(graph("bf16"))
+    plan = planned(graph("bf16"), gpu=A100)
     index = next(i for i, launch in enumerate(plan.train.launches) if launch.work.name == "batch_normalize_relu_sums")
     launch = plan.train.launches[index]
     shorter = replace(launch, operations=launch.operations[:-1])
@@ -263,6 +279,15 @@ def test_the_verifier_wants_every_operation_of_a_group():
     with pytest.raises(MbcError) as caught:
         verify_plan(replace(plan, train=replace(plan.train, launches=launches)))
     assert caught.value.code in ("MBC123", "MBC127")
+
+
+def test_sums_that_a_member_reads_are_not_divided():
+    asked = {need.undivided for need in needs(graph("bf16"), H200, Policy.ALL)}
+    whole = [r for r in asked if r.kind.endswith("batch_normalize_sums+batch_normalize_backward")]
+    assert whole
+    for request in whole:
+        kind = launch_kind(request.kind, request.attributes)
+        assert not kind.divisible and not kind.accumulates
 
 
 def test_a_group_writes_over_what_its_members_may_write_over():

@@ -17,6 +17,7 @@ from mbc.kernels.own import (
     elementwise,
     few_channels,
     fused,
+    fused_at_once,
     fused_concat,
     fused_pools,
     fused_sums,
@@ -41,6 +42,7 @@ _FAMILIES = (
     depthwise,
     few_channels,
     fused,
+    fused_at_once,
     fused_concat,
     fused_pools,
     fused_sums,
@@ -73,7 +75,8 @@ class Own:
         if request.precision is Precision.FP64 or any(t.dtype is DType.FP64 for t in operands):
             return
         for kernel in _BY_KIND.get(request.kind, ()):
-            if not kernel.takes(request) or (kernel.tensor_cores and not device.has_bf16):
+            able = (device.has_bf16 or not kernel.tensor_cores) and (device.has_clusters or not kernel.clusters)
+            if not able or not kernel.takes(request):
                 continue
             for layouts in kernel.layouts(request):
                 workspace_bytes = kernel.workspace(request, layout_of(request, layouts))

@@ -137,6 +137,7 @@ class OwnKernel:
     time_us     estimated time of the kernels, launch not included
     launches    how many kernels run one after another
     tensor_cores whether it needs tensor cores that compute in bf16
+    clusters    whether its blocks read each other's shared memory
     edition     one more when the kernel was rewritten: what was measured of another edition does not count
     """
 
@@ -154,6 +155,7 @@ class OwnKernel:
     launcher: str = ""
     takes: Callable[[Request], bool] = always
     tensor_cores: bool = False
+    clusters: bool = False
     edition: int = 1
 
     @property

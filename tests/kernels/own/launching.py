@@ -244,7 +244,8 @@ class Trial:
         kind = asked_kind(self.request)
         shared = dict(kind.updates) if kind else {}
         if variant.in_place and kind:
-            shared |= dict(kind.in_place)
+            # What several outputs may lie on goes to the first of them.
+            shared |= {output: source for source, output in {s: o for o, s in reversed(kind.in_place)}.items()}
         types = (*request.inputs, *request.outputs)
         pointers: list[int] = []
         guards: list[tuple[int, bytes]] = []

@@ -1,5 +1,5 @@
 // Enough of CUDA to run the kernels of templates/kernels on a CPU: every thread of a block is a fiber, blocks run one
-// after another. Threads run from the last to the first between two barriers, so that a missing barrier shows.
+// after another, those of a cluster together. Threads run from the last to the first between two barriers, so that a missing barrier shows.
 //
 // A kernel is first tried without fibers, one thread after another; the first barrier ends that, and the launch starts
 // again with them. No kernel writes its results before its first barrier, so nothing is done twice.
@@ -9,6 +9,7 @@
 #include <ucontext.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -25,7 +26,10 @@ using std::min;
 #define __global__
 #define __device__
 #define __host__
-#define __shared__ static  // blocks run one after another
+#define __shared__ static  // blocks run one after another, and those of a cluster each have their own:
+#define MBC_CLUSTER_SHARED(type, name)                           \
+  static std::array<type, emulator::MOST_OF_CLUSTER> name##_of;  \
+  type& name = name##_of[blockIdx.y]
 #define __launch_bounds__(...)
 
 struct dim3 {
@@ -51,17 +55,17 @@ inline dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace emulator {
 
-constexpr unsigned WARP = 32, MOST_THREADS = 1024;
+constexpr unsigned WARP = 32, MOST_THREADS = 1024, MOST_OF_CLUSTER = 8;
 constexpr size_t STACK_BYTES = 64 << 10;
 
-enum class State { READY, AT_BLOCK_BARRIER, AT_WARP_BARRIER, DONE };
+enum class State { READY, AT_CLUSTER_BARRIER, AT_BLOCK_BARRIER, AT_WARP_BARRIER, DONE };
 
 struct Fiber {
   ucontext_t context;  // where it starts
   jmp_buf at;          // where it waits; jumping is far cheaper than swapping contexts
   bool started;
   State state;
-  dim3 index;
+  dim3 index, block;
   unsigned exchanges;
   uint64_t words[2];  // what it gave in the last two exchanges of its warp
   uint32_t shown[2][6];
@@ -91,12 +95,16 @@ inline void enter() {
 inline void resume(unsigned t) {
   current = t;
   threadIdx = fibers[t].index;
+  blockIdx = fibers[t].block;
   if (_setjmp(scheduler) != 0) return;
   if (fibers[t].started) _longjmp(fibers[t].at, 1);
   fibers[t].started = true;
   setcontext(&fibers[t].context);
 }
 
+inline unsigned block_threads() { return blockDim.x * blockDim.y * blockDim.z; }
+
+// Of a thread of its block.
 inline dim3 index_of(unsigned t) {
   return dim3(t % blockDim.x, t / blockDim.x % blockDim.y, t / blockDim.x / blockDim.y);
 }
@@ -113,7 +121,12 @@ inline bool release(unsigned first, unsigned last, State state) {
   return any;
 }
 
-inline void run_block(unsigned threads) {
+// `blocks` of them, one behind another along y, of which blockIdx is the first.
+inline void run_blocks(unsigned blocks) {
+  const unsigned each = block_threads(), threads = blocks * each;
+  const dim3 first = blockIdx;
+  fibers.resize(std::max<size_t>(fibers.size(), threads));
+  stacks.resize(fibers.size() * STACK_BYTES);
   ucontext_t fresh;
   getcontext(&fresh);
   for (unsigned t = 0; t < threads; ++t) {
@@ -126,14 +139,18 @@ inline void run_block(unsigned threads) {
     fiber.started = false;
     fiber.state = State::READY;
     fiber.exchanges = 0;
-    fiber.index = index_of(t);
+    fiber.index = index_of(t % each);
+    fiber.block = dim3(first.x, first.y + t / each, first.z);
   }
   for (;;) {
     for (unsigned t = threads; t-- > 0;)
       if (fibers[t].state == State::READY) resume(t);
-    bool any = release(0, threads, State::AT_BLOCK_BARRIER);
-    for (unsigned t = 0; t < threads; t += WARP)
-      any = release(t, std::min(t + WARP, threads), State::AT_WARP_BARRIER) || any;
+    bool any = release(0, threads, State::AT_CLUSTER_BARRIER);
+    for (unsigned block = 0; block < threads; block += each) {
+      any = release(block, block + each, State::AT_BLOCK_BARRIER) || any;
+      for (unsigned t = 0; t < each; t += WARP)
+        any = release(block + t, block + std::min(t + WARP, each), State::AT_WARP_BARRIER) || any;
+    }
     if (any) continue;
     for (unsigned t = 0; t < threads; ++t)
       if (fibers[t].state != State::DONE) status = 1;  // some threads wait for others that never come
@@ -141,49 +158,51 @@ inline void run_block(unsigned threads) {
   }
 }
 
-inline void run_block_alone(unsigned threads) {
-  for (unsigned t = threads; t-- > 0;) {
+inline void run_block_alone() {
+  for (unsigned t = block_threads(); t-- > 0;) {
     threadIdx = index_of(t);
     (*body)();
   }
 }
 
 // `cooperates`: whether threads of this kernel wait for one another, as far as is known; belongs to the place of launch.
-inline void launch(dim3 grid, dim3 block, bool& cooperates, const std::function<void()>& kernel) {
+// `cluster`: blocks of a cluster, along y.
+inline void launch(dim3 grid, dim3 block, unsigned cluster, bool& cooperates, const std::function<void()>& kernel) {
   const unsigned threads = block.x * block.y * block.z;
   if (threads == 0 || threads > MOST_THREADS || grid.x == 0 || grid.x > 0x7fffffffu || grid.y == 0 ||
-      grid.y > 65535 || grid.z == 0 || grid.z > 65535) {
+      grid.y > 65535 || grid.z == 0 || grid.z > 65535 || cluster > MOST_OF_CLUSTER) {
     status = 9;
     return;
   }
-  fibers.resize(MOST_THREADS);
-  stacks.resize(MOST_THREADS * STACK_BYTES);
   gridDim = grid;
   blockDim = block;
   body = &kernel;
   alone = !cooperates;
   try {
     for (unsigned z = 0; z < grid.z; ++z)
-      for (unsigned y = 0; y < grid.y; ++y)
+      for (unsigned y = 0; y < grid.y; y += alone ? 1 : cluster)
         for (unsigned x = 0; x < grid.x; ++x) {
           blockIdx = dim3(x, y, z);
-          alone ? run_block_alone(threads) : run_block(threads);
+          alone ? run_block_alone() : run_blocks(cluster);
         }
     body = nullptr;
   } catch (const NeedsFibers&) {
     cooperates = true;
-    launch(grid, block, cooperates, kernel);
+    launch(grid, block, cluster, cooperates, kernel);
   }
 }
 
 }  // namespace emulator
 
-#define MBC_LAUNCH(kernel, grid, block, stream, ...)                                                  \
-  do {                                                                                               \
-    static bool cooperates = false;                                                                  \
-    static_cast<void>(stream);                                                                       \
-    emulator::launch(dim3(grid), dim3(block), cooperates, [&] { (kernel)(__VA_ARGS__); });            \
+#define MBC_LAUNCH_BLOCKS(kernel, grid, block, cluster, stream, ...)                                     \
+  do {                                                                                                   \
+    static bool cooperates = false;                                                                      \
+    static_cast<void>(stream);                                                                           \
+    emulator::launch(dim3(grid), dim3(block), cluster, cooperates, [&] { (kernel)(__VA_ARGS__); });      \
   } while (0)
+#define MBC_LAUNCH(kernel, grid, block, stream, ...) MBC_LAUNCH_BLOCKS(kernel, grid, block, 1, stream, __VA_ARGS__)
+#define MBC_LAUNCH_CLUSTER(kernel, grid, block, stream, ...) \
+  MBC_LAUNCH_BLOCKS(kernel, grid, block, (grid).y, stream, __VA_ARGS__)
 
 constexpr unsigned MOST_SHARED = 227 << 10;
 #define MBC_DYNAMIC_SHARED(name) alignas(16) static uint4 name[MOST_SHARED / 16]
@@ -205,6 +224,12 @@ inline const char* cudaGetErrorString(cudaError_t status) {
 }
 
 inline void __syncthreads() { emulator::wait(emulator::State::AT_BLOCK_BARRIER); }
+inline void cluster_arrive() {}
+inline void cluster_wait() { emulator::wait(emulator::State::AT_CLUSTER_BARRIER); }
+template <typename Shared>
+const Shared& of_block(const Shared& mine, unsigned place) {
+  return *(&mine + (static_cast<int>(place) - static_cast<int>(blockIdx.y)));
+}
 
 template <typename T>
 T __shfl_xor_sync(unsigned, T value, int mask) {
