@@ -125,7 +125,8 @@ def _ways(problem: Problem, means: Means, known_us: float, late: bool) -> list[_
         choices = problem.choose(limits)
         divided: Mapping[str, int] = {}
         if means.division is not None:
-            divided = divided_operations(table, order(table, choices), means.division)
+            operations = (*choices.train, *choices.infer)
+            divided = divided_operations(table, order(table, choices), operations, means.division)
             choices = problem.choose(limits, divided)
         points = tuple(float(c.point.workspace_bytes) for c in choices.operations.values())
         if points in known or choices.train_us >= best_us:
