@@ -46,8 +46,7 @@ def fit(problem: Problem, means: Means) -> Fitted:
     """The fastest step that was found within the room; where none was, the smallest.
 
     The states of the optimizer go to the host where they are much of the room, and something else does not fit beside
-    them or takes long to. Of a step with groups values are kept, made again or sent to the host as a whole, and states
-    stay.
+    them or takes long to. Those of a step with groups stay.
     """
     table, room_bytes = problem.table, problem.room_bytes
     found: list[Fitted] = []
