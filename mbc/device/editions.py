@@ -1,4 +1,4 @@
-"""What a profile says of mbc's own kernels as they were before they were rewritten."""
+"""What a profile says of mbc's own kernels as they were before they were rewritten, or could add to what is there."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from mbc.kernels.own.base import layout_of
 def current(profile: Profile) -> Profile:
     """`profile` with the times of earlier editions of kernels as what they are of today's: estimates, until today's is
     measured. A request of which today's kernel was not measured yet counts as not measured, so that it will be."""
-    found = {key: tuple(m for m in rows if not _outdated(m)) for key, rows in profile.measurements.items()}
-    if all(len(found[key]) == len(rows) for key, rows in profile.measurements.items()):
+    found = {key: tuple(_adding(m) for m in rows if not _outdated(m)) for key, rows in profile.measurements.items()}
+    if found == profile.measurements:
         return profile
     earlier: dict[str, tuple[Measurement, ...]] = {}
     for key, rows in profile.measurements.items():
@@ -29,6 +29,14 @@ def current(profile: Profile) -> Profile:
 def _outdated(measurement: Measurement) -> bool:
     kernel = KERNELS.get(measurement.name) if measurement.provider == OWN.name else None
     return kernel is not None and measurement.settings != kernel.settings
+
+
+def _adding(measurement: Measurement) -> Measurement:
+    """Whether a kernel of mbc's can add is known from its code; one that could not when it was measured takes as long
+    for it."""
+    kernel = KERNELS.get(measurement.name) if measurement.provider == OWN.name else None
+    can = kernel is not None and kernel.accumulates and not measurement.refused
+    return replace(measurement, accumulates=True) if can and not measurement.accumulates else measurement
 
 
 def _of_today(key: str, measurement: Measurement) -> tuple[Measurement, ...]:

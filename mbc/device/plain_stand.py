@@ -20,6 +20,7 @@ from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate, Request
 from mbc.ops.base import Array
 from mbc.ops.base import Call as Evaluation
+from mbc.ops.fused import sums
 from mbc.runtime.formats import loaded, stored_bytes
 
 # Normalised L2 distance from float64 that outputs may have: sums are in fp32 whatever the storage type, and an output
@@ -91,17 +92,20 @@ class PlainStand(Stand):
             for _ in range(2 if accumulate else 1):
                 call.enqueue()
             gpu.synchronize()
-            return self._judge(candidate, pointers[len(request.inputs) :], 2 if accumulate else 1)
+            return self._judge(candidate, pointers[len(request.inputs) :], accumulate)
         finally:
             gpu.reset(mark)
 
-    def _judge(self, candidate: Candidate, addresses: Sequence[int], times: int) -> tuple[str, float]:
+    def _judge(self, candidate: Candidate, addresses: Sequence[int], accumulate: bool) -> tuple[str, float]:
         worst = 0.0
+        few = self._few
+        twice = sums(few.kind, few.attributes, len(few.outputs)) if accumulate else (False,) * len(few.outputs)
         layouts = candidate.layouts[len(self._few.inputs) :]
         results = zip(self._few.outputs, addresses, layouts, self._wanted(), strict=True)
         for number, (tensor, address, layout, wanted) in enumerate(results):
             data = self.gpu.download(address, tensor.size_bytes)
-            error = distance(loaded(data, tensor.shape, tensor.dtype, layout), wanted * times)
+            wanted = 2 * wanted if twice[number] else wanted
+            error = distance(loaded(data, tensor.shape, tensor.dtype, layout), wanted)
             allowed = TOLERANCES.get(tensor.dtype, 0.0)
             if not error <= allowed:
                 return f"output {number} is {error:.2e} off, {allowed:.0e} is allowed", error

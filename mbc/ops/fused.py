@@ -86,6 +86,14 @@ def launch_kind(kind: str, attributes: Attributes) -> OpKind:
     return _composed(kind, attributes) if isinstance(attributes, Fused) else KINDS[kind]
 
 
+def sums(kind: str, attributes: Attributes, outputs: int) -> tuple[bool, ...]:
+    """Of each output of an operation or a group, whether it is a sum over rows, to which those of other rows add."""
+    if not isinstance(attributes, Fused):
+        return (KINDS[kind].accumulates,) * outputs
+    summed = {value for member in attributes.members if KINDS[member.kind].accumulates for value in member.outputs}
+    return tuple(value in summed for value in attributes.given)
+
+
 def read_fused(fields: Mapping[str, Any]) -> Fused:
     """The attributes whose `dataclasses.asdict` is `fields`. KeyError or TypeError where there are none such."""
 

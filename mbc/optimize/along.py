@@ -135,6 +135,12 @@ def along_runs(table: CandidateTable, draft: Draft, runs: Sequence[Run], program
     for i, run in enumerate(runs):
         for buffer in run.reads:
             reads.setdefault(buffer, []).append(i)
+    converted: dict[int, list[int]] = {}
+    for run in runs:
+        launch = launches[run.start]
+        if isinstance(launch.work, Kernel) and not launch.operations and run.stop == run.start + 1:
+            for source in run.reads:
+                converted.setdefault(source, []).extend(run.writes)
     found: dict[tuple[int, int], AlongRun] = {}
     for along in alongs_of(table):
         maker = makers.get(along.makes)
@@ -149,10 +155,12 @@ def along_runs(table: CandidateTable, draft: Draft, runs: Sequence[Run], program
         run = _run_along(table, draft, along, runs[maker], sums, runs[sums])
         if run is None or run.more_us >= runs[maker].time_us:
             continue
-        for position in reads.get(run.target, ()):
-            if sums <= position <= sums + NEAR:
-                found[maker, position] = run
-                break
+        # Who reads it in another layout has it converted behind the sums.
+        wanted = [i for i in reads.get(run.target, ()) if i >= sums]
+        wanted += [i for other in converted.get(run.target, ()) for i in reads.get(other, ()) if i > sums]
+        position = min(wanted, default=len(runs))
+        if position <= sums + NEAR:
+            found[maker, position] = run
     return found
 
 

@@ -73,7 +73,7 @@ def ordered(table: CandidateTable, choices: Choices, means: Means) -> Draft:
     """The launches as they are chosen, in strips and with states at the host where `means` says so."""
     draft = order(table, choices)
     if means.division is not None:
-        draft = interleaved(table, draft, means.division)
+        draft = interleaved(table, draft, (*choices.train, *choices.infer), means.division)
     states = states_of(table.graph, draft, means.states_bytes, means.host_bytes)
     if not states:
         return draft

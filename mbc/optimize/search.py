@@ -94,8 +94,8 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
 
 
 def _fitted(table: CandidateTable, limits: Limits, means: Means, room_bytes: int) -> Fitted:
-    """The faster of a step with groups of operations and, where that could be much better, one without: only operations
-    by themselves are executed in strips, and only their optimizer's states go to the host."""
+    """The faster of a step with groups of operations and, where that could be much better, one without: only with
+    operations by themselves the optimizer's states go to the host."""
     graph, groups = table.graph, fuse(table, limits.operation_bytes)
     alone = Problem(table, _most(table, limits, plain(graph)), room_bytes)
     together = Problem(table, _most(table, limits, groups), room_bytes, groups)

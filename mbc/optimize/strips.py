@@ -14,8 +14,8 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from mbc.ir.graph import TrainingGraph
-from mbc.ops import KINDS
+from mbc.ir.graph import Operation, TrainingGraph
+from mbc.ops.fused import SEPARATOR, kind_of, names_of
 from mbc.optimize.candidates import CandidateTable
 from mbc.optimize.order import Draft, renumbered
 from mbc.optimize.runs import Run, runs_of
@@ -48,23 +48,28 @@ class _Strip:
     again: tuple[int, ...] = ()
 
 
-def divided_operations(table: CandidateTable, draft: Draft, division: Division) -> Mapping[str, int]:
-    """Rows of a micro-batch by operation, of all that would be in strips. `draft` is one without any."""
+def divided_operations(
+    table: CandidateTable, draft: Draft, operations: Sequence[Operation], division: Division
+) -> Mapping[str, int]:
+    """Rows of a micro-batch by operation or group, of all that would be in strips. `draft` is one without any;
+    `operations`: what it launches."""
     names: dict[str, int] = {}
     for program in (draft.train, draft.infer):
-        found = _Cutter(table, draft, program, division, settled=False)
+        found = _Cutter(table, draft, program, operations, division, settled=False)
         for strip in found.strips():
             for run in (*strip.again, *strip.rows):
-                names |= dict.fromkeys(program.launches[found.runs[run].start].operations, division.rows)
+                launched = program.launches[found.runs[run].start].operations
+                if launched:  # a conversion is none
+                    names[SEPARATOR.join(launched)] = division.rows
     return names
 
 
-def interleaved(table: CandidateTable, draft: Draft, division: Division) -> Draft:
-    """The draft with its strips, `draft` having the operations of `divided_operations` divided so."""
+def interleaved(table: CandidateTable, draft: Draft, operations: Sequence[Operation], division: Division) -> Draft:
+    """The draft with its strips, `draft` having those of `operations` that `divided_operations` names divided so."""
     buffers = list(draft.buffers)
 
     def of(program: Program) -> Program:
-        cutter = _Cutter(table, draft, program, division, settled=True)
+        cutter = _Cutter(table, draft, program, operations, division, settled=True)
         strips = cutter.strips()
         return _Writer(table.graph, program, buffers, cutter.runs, division, cutter.given_up).write(strips)
 
@@ -80,12 +85,18 @@ class _Cutter:
     """Finds the strips of a program. `settled`: only runs that are divided already can be in one."""
 
     def __init__(
-        self, table: CandidateTable, draft: Draft, program: Program, division: Division, settled: bool
+        self,
+        table: CandidateTable,
+        draft: Draft,
+        program: Program,
+        operations: Sequence[Operation],
+        division: Division,
+        settled: bool,
     ) -> None:
         graph = table.graph
         self._table, self._draft, self._program, self._division = table, draft, program, division
         self._parts = division.parts(graph.batch)
-        self._operations = {op.name: op for op in (*graph.train, *graph.infer)}
+        self._operations = {names_of(operation): operation for operation in operations}
         self.runs = runs_of(graph, draft, program)
         self._made: dict[int, int] = {}
         self._reads: dict[int, list[int]] = {}
@@ -150,8 +161,8 @@ class _Cutter:
             return False
         if not launches[0].operations:
             return self._per_sample(run.writes[0])
-        operation = self._operations[launches[0].operations[0]]
-        kind = KINDS[operation.kind]
+        operation = self._operations[launches[0].operations]
+        kind = kind_of(operation)
         # What is no sum over rows, and not per sample, needs all rows at once.
         if not kind.divisible or not (kind.accumulates or all(map(self._per_sample, run.writes))):
             return False

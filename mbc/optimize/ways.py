@@ -37,6 +37,8 @@ QUICK_WORK = 8_000
 THOROUGH_WORK = 80_000
 MOST_THOROUGH = 3  # ways
 FEWEST_ROUNDS = 10  # that are worth the trouble
+# As many rounds more, and so many times, where the last ones made the step shorter by such a part of it.
+MOST_MORE, WORTH_MORE = 4, 1e-3
 # Of the room, what placing may leave unused between buffers before another try is worth less.
 MOST_SPARED = 0.15
 LEAST_SPARED = 0.004
@@ -132,7 +134,8 @@ def _ways(problem: Problem, means: Means, known_us: float, late: bool) -> list[_
         choices = problem.choose(limits)
         divided: Mapping[str, int] = {}
         if means.division is not None:
-            divided = divided_operations(table, order(table, choices), means.division)
+            operations = (*choices.train, *choices.infer)
+            divided = divided_operations(table, order(table, choices), operations, means.division)
             choices = problem.choose(limits, divided)
         points = tuple(float(c.point.workspace_bytes) for c in choices.operations.values())
         if points in known or choices.train_us >= best_us:
@@ -216,4 +219,10 @@ def _improved(problem: Problem, way: _Way, room_bytes: int) -> _Way:
         return _way(*asked, THOROUGH_WORK, start)
 
     improved = found(way.resided)
-    return improved if improved.resided.live_bytes <= room_bytes else found(None)
+    if improved.resided.live_bytes > room_bytes:
+        improved = found(None)
+    for _ in range(MOST_MORE):
+        before, improved = improved, found(improved.resided)
+        if improved.time_us > (1 - WORTH_MORE) * before.time_us:
+            break
+    return improved

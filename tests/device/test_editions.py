@@ -75,3 +75,11 @@ def test_merging_keeps_what_is_to_be_measured_and_lets_go_of_what_was():
     assert KEY not in merged(before, nothing).extents and KEY in merged(before, today).extents
     assert [c.time_us for c in merged(nothing, before).candidates(REQUEST)] == [20.0, 50.0]
     assert [c.time_us for c in merged(before, today).candidates(REQUEST)] == [3.0, 20.0]
+
+
+def test_a_kernel_that_could_not_add_when_it_was_measured_can_today():
+    kernel = KERNELS["relu_backward_channel_sum"]
+    before = Measurement("mbc", kernel.name, kernel.settings, (FIRST,) * 4, 0, 3.0, 0.1, True, False, (), 0.0)
+    refused = replace(before, refused="wrong")
+    found = current(profile({REQUEST: [before, refused, TODAY]}, EXTENT)).measurements[KEY]
+    assert [m.accumulates for m in found] == [True, False, KERNELS[TODAY.name].accumulates]

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from mbc.kernels import PROVIDERS
 from mbc.ops.fused import join, names_of
-from mbc.optimize.along import alongs_of, readers_late
+from mbc.optimize.along import along_runs, alongs_of, readers_late
 from mbc.optimize.candidates import CandidateTable
 from mbc.optimize.choose import choose
 from mbc.optimize.fuse import fuse
-from mbc.plan.model import Launch, Mode
+from mbc.optimize.order import order
+from mbc.optimize.residence import Decisions, Recompute, rewrite
+from mbc.optimize.runs import runs_of
+from mbc.plan.model import Access, Kernel, Launch, Mode, Stream
 from tests.optimize.test_fuse import H200, graph
+from tests.optimize.test_fuse import table as favouring
 from tests.optimize.test_groups_within import kept, made_again, within
 
 
@@ -66,3 +72,42 @@ def test_sums_that_write_more_are_not_stood_for():
             assert not found.stands_for(join(members, [*between, *wanted]))
             checked += 1
     assert checked
+
+
+def test_what_is_read_in_another_layout_only_is_converted_behind_the_sums():
+    made = graph("fp32")
+    table = favouring(made)
+    choices = readers_late(table, choose(table, {}, programs=fuse(table)))
+    draft = order(table, choices)
+    runs = runs_of(made, draft, draft.train)
+    (maker, position), found = next(
+        (at, run) for at, run in along_runs(table, draft, runs, choices.train).items() if at[1] > run.sums
+    )
+    # Whoever reads the value reads a copy of it instead.
+    old, other = found.target, len(draft.buffers)
+    rows = draft.buffers[old].rows
+    convert = Launch(
+        Kernel("mbc", "convert", (), 1.0, False),
+        (),
+        Stream.COMPUTE,
+        (Access(old, rows, Mode.READ), Access(other, rows, Mode.WRITE)),
+    )
+
+    def renamed(launch: Launch) -> Launch:
+        return replace(
+            launch, accesses=tuple(replace(a, buffer=other) if a.buffer == old else a for a in launch.accesses)
+        )
+
+    launches = draft.train.launches
+    stop = runs[maker].stop
+    train = replace(draft.train, launches=(*launches[:stop], convert, *map(renamed, launches[stop:])))
+    copied = replace(draft, buffers=(*draft.buffers, replace(draft.buffers[old], alias=None)), train=train)
+    runs = runs_of(made, copied, train)
+    alongs = along_runs(table, copied, runs, choices.train)
+    (again,) = (run for (by, at), run in alongs.items() if (by, at) == (maker, position + 1))
+    decisions = Decisions((Recompute(old, position + 1), Recompute(other, position + 1)))
+    written = rewrite(copied, runs, decisions, H200.host_link, alongs).draft.train.launches
+    conversions = [i for i, launch in enumerate(written) if launch.work == convert.work]
+    sums = [i for i, launch in enumerate(written) if launch.operations == again.launch.operations]
+    assert len(conversions) == 2 and conversions[0] < sums[0] < conversions[1]
+    assert len(written) == len(train.launches) + 1

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from mbc.optimize.candidates import CandidateTable
 from mbc.optimize.choose import choose
+from mbc.optimize.fuse import Programs
 from mbc.optimize.order import Draft, order
 from mbc.optimize.strips import Division, divided_operations, interleaved
 from mbc.optimize.takeover import take_over
 from mbc.plan.model import Plan
 from mbc.plan.verify import verify_plan
 from mbc.runtime.transfers import Transfers
-from tests.optimize.planned import draft_of, kept_plan, plan_of, table
+from tests.optimize.planned import kept_plan, plan_of, table
 from tests.optimize.test_residence import trained
 
 CASES = [
@@ -26,10 +28,16 @@ CASES = [
 def stripped(network: str, precision: str, rows: int, large_bytes: int) -> tuple[Draft, Draft]:
     """Divided operations one after another, and in strips."""
     made = table(network, precision)
-    division = Division(large_bytes, rows)
-    divided = divided_operations(made, draft_of(network, precision), division)
-    draft = order(made, choose(made, {}, divided))
-    return draft, interleaved(made, draft, division)
+    return in_strips(made, Division(large_bytes, rows))
+
+
+def in_strips(made: CandidateTable, division: Division, programs: Programs | None = None) -> tuple[Draft, Draft]:
+    """Operations, or groups, divided and one after another, and in strips."""
+    whole = choose(made, {}, None, programs)
+    operations = (*whole.train, *whole.infer)
+    divided = divided_operations(made, order(made, whole), operations, division)
+    draft = order(made, choose(made, {}, divided, programs))
+    return draft, interleaved(made, draft, operations, division)
 
 
 def plan(network: str, precision: str, draft: Draft) -> Plan:

@@ -145,6 +145,7 @@ def _summed(
         reals,
         workspace=workspace,
         launches=2,
+        accumulates=True,
         launcher=launcher,
         takes=taking(*wirings),
         edition=2,

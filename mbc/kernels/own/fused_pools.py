@@ -147,6 +147,7 @@ def _summed(kind: str, file: str, launcher: str, state_bytes: int, *wirings: Wir
         more=_sum_more,
         workspace=_workspace(state_bytes),
         launches=2,
+        accumulates=True,
         launcher=launcher,
         takes=taking(*wirings),
     )
