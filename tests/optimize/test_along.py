@@ -16,7 +16,7 @@ from mbc.optimize.order import order
 from mbc.optimize.residence import Decisions, Recompute, rewrite
 from mbc.optimize.runs import runs_of
 from mbc.plan.model import Access, Kernel, Launch, Mode, Stream
-from tests.optimize.test_fuse import H200, graph
+from tests.optimize.test_fuse import UNCLUSTERED, graph
 from tests.optimize.test_fuse import table as favouring
 from tests.optimize.test_groups_within import kept, made_again, within
 
@@ -44,7 +44,7 @@ def test_nothing_is_made_again_where_all_fits():
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_readers_come_behind_the_sums_and_before_who_needs_them(precision: str):
     made = graph(precision)
-    table = CandidateTable(made, H200, PROVIDERS)
+    table = CandidateTable(made, UNCLUSTERED, PROVIDERS)
     choices = readers_late(table, choose(table, {}, programs=fuse(table)))
     places = {name: place for place, op in enumerate(choices.train) for name in names_of(op)}
     outputs = {name: place for place, op in enumerate(choices.train) for name in op.outputs}
@@ -63,7 +63,7 @@ def test_sums_that_write_more_are_not_stood_for():
     made = graph("fp32")
     by_name = {operation.name: operation for operation in made.train}
     checked = 0
-    for found in alongs_of(CandidateTable(made, H200, PROVIDERS)):
+    for found in alongs_of(CandidateTable(made, UNCLUSTERED, PROVIDERS)):
         members = [by_name[name] for name in names_of(found.operation) if name in found.sums]
         between = [name for member in members[:-1] for name in member.outputs]
         wanted = [name for name in found.operation.outputs if name != found.value]
@@ -76,7 +76,7 @@ def test_sums_that_write_more_are_not_stood_for():
 
 def test_what_is_read_in_another_layout_only_is_converted_behind_the_sums():
     made = graph("fp32")
-    table = favouring(made)
+    table = favouring(made, gpu=UNCLUSTERED)
     choices = readers_late(table, choose(table, {}, programs=fuse(table)))
     draft = order(table, choices)
     runs = runs_of(made, draft, draft.train)
@@ -106,7 +106,7 @@ def test_what_is_read_in_another_layout_only_is_converted_behind_the_sums():
     alongs = along_runs(table, copied, runs, choices.train)
     (again,) = (run for (by, at), run in alongs.items() if (by, at) == (maker, position + 1))
     decisions = Decisions((Recompute(old, position + 1), Recompute(other, position + 1)))
-    written = rewrite(copied, runs, decisions, H200.host_link, alongs).draft.train.launches
+    written = rewrite(copied, runs, decisions, UNCLUSTERED.host_link, alongs).draft.train.launches
     conversions = [i for i, launch in enumerate(written) if launch.work == convert.work]
     sums = [i for i, launch in enumerate(written) if launch.operations == again.launch.operations]
     assert len(conversions) == 2 and conversions[0] < sums[0] < conversions[1]

@@ -34,7 +34,8 @@ from mbc.source import Source
 from tests.optimize.planned import Favouring, Without
 
 H200 = find_spec("h200")
-A100 = find_spec("a100-80")  # whose blocks form no clusters: small tensors are not normalised at once
+# Its blocks form no clusters: small tensors are not normalised at once.
+UNCLUSTERED = replace(H200, architecture="sm_80")
 SOURCE = """
 network small(batch = 6, classes = 5) {
   input image[batch, 2, 6, 6] : float
@@ -78,7 +79,7 @@ def launched(program: Program) -> set[str]:
 
 
 def test_every_kernel_of_a_group_finds_its_place():
-    found = launched(planned(graph("bf16"), gpu=A100).train)
+    found = launched(planned(graph("bf16"), gpu=UNCLUSTERED).train)
     assert found >= {
         "batch_normalize_relu",
         "batch_normalize_add_relu",
@@ -171,7 +172,7 @@ train { optimizer = sgd() }
     lowered = lower(parse(Source("small.mbc", text)), (), None)
     steps = differentiate(lowered.network, lowered.optimizer, lowered.precision)
     assert not [g for g in groups(steps.train, kept(steps, steps.train)) if "bn" in str(g.unmade)]
-    plan = planned(steps, gpu=A100)
+    plan = planned(steps, gpu=UNCLUSTERED)
     assert "batch_normalize" in launched(plan.train)
 
 
@@ -203,7 +204,7 @@ def test_a_group_that_is_slower_than_its_operations_is_left_alone():
                 yield replace(candidate, time_us=1e6 if slower else candidate.time_us)
 
     others = tuple(p for p in PROVIDERS if p.name != "mbc")
-    programs = fuse(CandidateTable(steps, A100, (*others, Slow())))  # type: ignore[arg-type]
+    programs = fuse(CandidateTable(steps, UNCLUSTERED, (*others, Slow())))  # type: ignore[arg-type]
     kinds = {operation.kind for operation in programs.train}
     assert "batch_normalize+relu" in kinds
     assert not [kind for kind in kinds if kind.startswith("batch_normalize+relu+")]
@@ -271,7 +272,7 @@ def test_what_needs_too_much_at_once_runs_one_by_one():
 
 
 def test_the_verifier_wants_every_operation_of_a_group():
-    plan = planned(graph("bf16"), gpu=A100)
+    plan = planned(graph("bf16"), gpu=UNCLUSTERED)
     index = next(i for i, launch in enumerate(plan.train.launches) if launch.work.name == "batch_normalize_relu_sums")
     launch = plan.train.launches[index]
     shorter = replace(launch, operations=launch.operations[:-1])

@@ -15,19 +15,23 @@ from mbc.optimize import reserve
 from mbc.optimize.order import WHOLE, Draft
 from mbc.plan.model import Buffer, Launch, Mode, Plan, Program, Space
 from mbc.source import Source
-from tests.optimize.test_fuse import H200, graph, planned, trained
+from tests.optimize.test_fuse import UNCLUSTERED, graph, planned, trained
 
-OVERHEAD_BYTES = H200.overhead_bytes
+OVERHEAD_BYTES = UNCLUSTERED.overhead_bytes
 
 
 @functools.cache
 def kept(precision: str) -> Plan:
-    return planned(graph(precision))
+    return planned(graph(precision), gpu=UNCLUSTERED)
 
 
 def within(precision: str, share: float) -> Plan:
     """Planned for so much of the arena that keeping everything takes."""
-    return planned(graph(precision), budget_bytes=int(kept(precision).predictions.arena_bytes * share) + OVERHEAD_BYTES)
+    return planned(
+        graph(precision),
+        budget_bytes=int(kept(precision).predictions.arena_bytes * share) + OVERHEAD_BYTES,
+        gpu=UNCLUSTERED,
+    )
 
 
 def made_again(plan: Plan) -> list[Launch]:
@@ -84,7 +88,9 @@ def test_what_a_group_computes_again_is_not_taken_to_be_kept():
     """Backwards, the group of relu and batch norm computes the large output of the relu again and reads it nowhere."""
     lowered = lower(parse(Source("stem.mbc", STEM)), (), None)
     steps = differentiate(lowered.network, lowered.optimizer, lowered.precision)
-    plan = planned(steps, budget_bytes=planned(steps).predictions.arena_bytes + OVERHEAD_BYTES)
+    plan = planned(
+        steps, budget_bytes=planned(steps, gpu=UNCLUSTERED).predictions.arena_bytes + OVERHEAD_BYTES, gpu=UNCLUSTERED
+    )
     assert plan.predictions.train_us >= plan.bounds.within_us * (1 - 1e-9) > 0
 
 
@@ -93,7 +99,7 @@ def test_many_launches_take_of_the_budget(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(reserve, "USUAL_LAUNCHES", 0)
     monkeypatch.setattr(reserve, "LAUNCH_BYTES", 8)
     arena_bytes = kept("bf16").predictions.arena_bytes
-    plan = planned(graph("bf16"), budget_bytes=arena_bytes + OVERHEAD_BYTES)
+    plan = planned(graph("bf16"), budget_bytes=arena_bytes + OVERHEAD_BYTES, gpu=UNCLUSTERED)
     launches = len(plan.train.launches) + len(plan.infer.launches)
     assert plan.predictions.overhead_bytes == OVERHEAD_BYTES + 8 * launches
     assert plan.predictions.arena_bytes < arena_bytes
@@ -107,8 +113,8 @@ def test_operations_by_themselves_take_over_where_groups_need_too_much_at_once()
 def test_page_tables_of_much_host_memory_are_reserved_for():
     draft = Draft((), (), Program((), (), (), ()), Program((), (), (), ()))
     away = Buffer("x", WHOLE, Layout.CHANNELS_FIRST, DType.UINT8, reserve.USUAL_HOST_BYTES, space=Space.HOST)
-    usual = reserve.reserved_bytes(H200, Precision.FP32, replace(draft, buffers=(away,)))
-    assert usual == H200.overhead_bytes
-    assert reserve.reserved_bytes(H200, Precision.FP32, replace(draft, buffers=(away, away))) - usual == (
+    usual = reserve.reserved_bytes(UNCLUSTERED, Precision.FP32, replace(draft, buffers=(away,)))
+    assert usual == UNCLUSTERED.overhead_bytes
+    assert reserve.reserved_bytes(UNCLUSTERED, Precision.FP32, replace(draft, buffers=(away, away))) - usual == (
         reserve.USUAL_HOST_BYTES // reserve.HOST_BYTES_MAPPED
     )
