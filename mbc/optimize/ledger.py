@@ -220,15 +220,20 @@ class Ledger(Books):
         return None
 
     def _unrepeat(self, buffer: int, position: int) -> None:
-        run = self.made[buffer]
-        self._enter_repeat(False, buffer, position)
-        if (run, position) in self._again:
-            return
-        for source in self.runs[run].reads:
-            self._enter_read(False, source, position)
-            # A value that was made again for this repetition only.
-            if self.repeats(source, position) and not self._used(source, position):
-                self._unrepeat(source, position)
+        pending = [buffer]  # a chain may be longer than Python's stack
+        while pending:
+            buffer = pending.pop()
+            if not self.repeats(buffer, position):
+                continue
+            run = self.made[buffer]
+            self._enter_repeat(False, buffer, position)
+            if (run, position) in self._again:
+                continue
+            for source in self.runs[run].reads:
+                self._enter_read(False, source, position)
+                # A value that was made again for this repetition only.
+                if self.repeats(source, position) and not self._used(source, position):
+                    pending.append(source)
 
     def _used(self, buffer: int, start: int) -> bool:
         """Whether the stay that starts there is read."""

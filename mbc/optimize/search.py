@@ -100,7 +100,9 @@ def _fitted(table: CandidateTable, limits: Limits, means: Means, room_bytes: int
     alone = Problem(table, _most(table, limits, plain(graph)), room_bytes)
     together = Problem(table, _most(table, limits, groups), room_bytes, groups)
     chosen = together.choose(together.most)
-    if (chosen.train, chosen.infer) == (graph.train, graph.infer):
+    # Of a step with groups the optimizer's states stay in the arena.
+    hopeless = floor_bytes(table, 0, means.split)[0] > room_bytes
+    if hopeless or (chosen.train, chosen.infer) == (graph.train, graph.infer):
         return fit(alone, means)
     found = fit(together, means)
     if together.holds(found) and found.step_us <= WORTH_ALONE * alone.fastest_us:
