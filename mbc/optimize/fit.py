@@ -69,7 +69,8 @@ def fit(problem: Problem, means: Means) -> Fitted:
     moved_bytes = _movable_bytes(table, means)
     if moved_bytes > CROWDED * room_bytes:
         tried(replace(means, states_bytes=moved_bytes, lead=LONG_LEAD))  # beside them little room is left
-    if whole_bytes <= room_bytes or not means.split:
+    stay_bytes, _ = floor_bytes(table, split=means.split)
+    if (stay_bytes <= room_bytes or not found) and (whole_bytes <= room_bytes or not means.split):
         tried(means)
     best = _in_strips(problem, means, found, tried)
     if not looked_at:
