@@ -277,11 +277,7 @@ void launch_cluster(Kernel* kernel, dim3 grid, dim3 block, cudaStream_t stream, 
   attributes[0].val.clusterDim.x = 1;
   attributes[0].val.clusterDim.y = grid.y;
   attributes[0].val.clusterDim.z = 1;
-#ifdef MBC_TRIAL_LATE
-  launch_with(1, attributes, kernel, grid, block, stream, given...);
-#else
   launch_with(2, attributes, kernel, grid, block, stream, given...);
-#endif
 }
 
 // All blocks of a cluster have arrived before any of them goes on, and what they wrote before is there to be read.
