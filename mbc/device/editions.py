@@ -8,6 +8,7 @@ from mbc.device.profile import Measurement, Profile
 from mbc.device.signature import read_signature
 from mbc.kernels.own import KERNELS, OWN
 from mbc.kernels.own.base import layout_of
+from mbc.ops.fused import SEPARATOR
 
 
 def current(profile: Profile) -> Profile:
@@ -32,10 +33,10 @@ def _outdated(measurement: Measurement) -> bool:
 
 
 def _adding(measurement: Measurement) -> Measurement:
-    """Whether a kernel of mbc's can add is known from its code; one that could not when it was measured takes as long
-    for it."""
+    """A group's kernels were measured when they did not say that they can add: they take as long for it. Of other
+    kernels of mbc's that add it was tried, and counts as it was found."""
     kernel = KERNELS.get(measurement.name) if measurement.provider == OWN.name else None
-    can = kernel is not None and kernel.accumulates and not measurement.refused
+    can = kernel is not None and kernel.accumulates and SEPARATOR in kernel.kind and not measurement.refused
     return replace(measurement, accumulates=True) if can and not measurement.accumulates else measurement
 
 

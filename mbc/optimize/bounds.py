@@ -28,8 +28,8 @@ class Way:
 
 
 def beside_us(table: CandidateTable, train: Program, buffers: Sequence[Buffer], fastest_us: float) -> float:
-    """Microseconds that no step takes less than whose kernels run beside each other as those of `train` do; 0 where
-    they run one after the other. `fastest_us`: what all steps take at least that do that.
+    """Microseconds that no step of the same groups takes less than whose kernels run beside each other as those of
+    `train` do; 0 where they run one after the other. `fastest_us`: what all such steps take at least that do that.
 
     Every stream of kernels takes its share at most, and a result is not there before all that it is made of: the
     critical path, as in Graham, "Bounds on multiprocessing timing anomalies" (1969). What is divided may be handed on

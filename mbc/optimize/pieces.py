@@ -105,13 +105,20 @@ def _by_value(
 
 
 def _cut(members: Sequence[_Member], count: int) -> list[list[_Member]]:
-    """In order, in pieces of about the same bytes."""
+    """In order, in pieces of about the same bytes. None has one member alone, which is no group: it goes with those
+    before it, the first one with those behind."""
     behind = list(accumulate(member.touched_bytes for member in members))
     found: dict[int, list[_Member]] = {}
     for member, end in zip(members, behind, strict=True):
         middle = end - member.touched_bytes / 2
         found.setdefault(min(count - 1, int(middle * count / behind[-1])), []).append(member)
-    return list(found.values())
+    pieces: list[list[_Member]] = []
+    for piece in found.values():
+        if pieces and (len(piece) == 1 or len(pieces[-1]) == 1):
+            pieces[-1] += piece
+        else:
+            pieces.append(piece)
+    return pieces
 
 
 def _launch(

@@ -105,7 +105,9 @@ class Demands:
             for i, name in enumerate(op.inputs):
                 if len(group) > 1 and self.root(name) in inside:
                     continue
-                if len(group) > 1 and name in read:  # a fused group reads what comes from outside, once
+                # A fused group reads what comes from outside, once. Where a member writes over it, its kernel has read
+                # there for all members before.
+                if len(group) > 1 and name in read:
                     position[i] = read[name]
                     continue
                 read[name] = position[i] = len(inputs)
@@ -123,7 +125,7 @@ class Demands:
             }
         # A sum over all rows that another member reads is not there before the last of them.
         summed = {output for op in group if KINDS[op.kind].accumulates for output in op.outputs}
-        whole = any(name in summed for op in group for name in op.inputs)
+        whole = any(self.root(name) in summed for op in group for name in op.inputs)
         batched = any(operand.per_sample for operand in (*inputs, *outputs))
         if not batched:  # nothing to sum over
             outputs = [replace(operand, sums=False) for operand in outputs]

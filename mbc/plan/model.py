@@ -170,8 +170,8 @@ class Bounds:
     made of the same candidates and fused groups is faster. `nondeterministic_us`: the same with kernels that give other
     bits in each run; 0 where these are admitted anyway. `within_us`: with the operations in this order no plan within
     the budget is faster; 0 where this was not computed. All three are of kernels one after the other: a plan that runs
-    some beside others may be faster. `beside_us`: no such plan is faster, undivided where this one is; 0 where all run
-    one after the other.
+    some beside others may be faster. `beside_us`: no such plan is faster that is made of the same candidates and fused
+    groups, undivided where this one is; 0 where all run one after the other.
     """
 
     floor_bytes: int

@@ -15,7 +15,7 @@ from mbc.optimize.patterns import PATTERNS
 from mbc.plan.model import Kernel
 from mbc.source import Source
 from tests.optimize import test_fuse_pools as pools
-from tests.optimize.test_fuse_pools import H200, launched, planned, trained
+from tests.optimize.test_fuse_pools import UNCLUSTERED, launched, planned, trained
 
 SOURCE = """
 network joined(batch = 6, classes = 5) {
@@ -108,7 +108,7 @@ def test_groups_compute_what_their_operations_do(affine: str):
 def test_groups_within_a_budget_give_the_same_bits(share: float):
     roomy = planned(graph())
     arena_bytes = int(roomy.predictions.arena_bytes * share)
-    plan = planned(graph(), budget_bytes=arena_bytes + H200.overhead_bytes)
+    plan = planned(graph(), budget_bytes=arena_bytes + UNCLUSTERED.overhead_bytes)
     assert plan.predictions.arena_bytes <= arena_bytes
     assert "batch_statistics_beside" in launched(plan)
     states, losses = trained(plan)

@@ -21,7 +21,7 @@ from mbc.plan.verify import verify_plan
 from mbc.runtime.transfers import Transfers
 from mbc.source import Source
 from tests.optimize.planned import plan_of
-from tests.optimize.test_fuse import table
+from tests.optimize.test_fuse import UNCLUSTERED, table
 from tests.optimize.test_residence import trained
 from tests.optimize.test_strips import in_strips
 
@@ -63,7 +63,7 @@ def graph(source: str) -> TrainingGraph:
 @functools.cache
 def plans(source: str, rows: int) -> tuple[Plan, Plan]:
     """With groups that are divided one after another, and in strips."""
-    made = table(graph(source))
+    made = table(graph(source), gpu=UNCLUSTERED)
     programs = fuse(made)
     kept = search(made, Limits(), 1 << 40)
     every = choose(made, {}, None, programs)

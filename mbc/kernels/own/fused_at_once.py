@@ -25,8 +25,8 @@ FILE = "at_once.cu"
 
 # Above, the few multiprocessors that share a tile of channels read for longer than two launches of all of them take.
 MOST_BYTES = 4 << 20
-MOST_PARTS = 8  # blocks of a cluster, on any GPU that has them
-MOST_BLOCKS = 132  # more would wait for those before them
+MOST_PARTS = 8  # blocks of a cluster, on any GPU that has them; as in templates/kernels/mbc_at_once.cuh
+MOST_BLOCKS = 132  # of an H200's multiprocessors: more would wait for those before them
 SECTOR, LINE = 2, 4  # vectors that memory reads together
 
 

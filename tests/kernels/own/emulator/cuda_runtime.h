@@ -1,5 +1,6 @@
 // Enough of CUDA to run the kernels of templates/kernels on a CPU: every thread of a block is a fiber, blocks run one
-// after another, those of a cluster together. Threads run from the last to the first between two barriers, so that a missing barrier shows.
+// after another, those of a cluster together. Threads run from the last to the first between two barriers, so that a
+// missing barrier shows.
 //
 // A kernel is first tried without fibers, one thread after another; the first barrier ends that, and the launch starts
 // again with them. No kernel writes its results before its first barrier, so nothing is done twice.
