@@ -40,20 +40,28 @@ def divisible_us(draft: Draft, operations: Mapping[str, Operation]) -> float:
 
 
 def in_pieces(draft: Draft, count: int, operations: Mapping[str, Operation], device: DeviceSpec) -> Draft:
-    """The training program with every launch that may be in `count` pieces of the same bytes, if it has as many
-    operations. `operations` by name."""
+    """The training program with every launch that may be in up to `count` pieces of about the same bytes, whole where
+    it has too few operations. `operations` by name."""
     launches = draft.train.launches
     owner = owners(draft.buffers)
     before: dict[int, list[Launch]] = {}  # by the place in front of which they come
-    rest: list[tuple[Launch, ...]] = []
+    stays = set(range(len(launches)))
     for i, launch in enumerate(launches):
-        rest.append(() if _divides(launch, operations) else (launch,))
-        if rest[i]:
+        if not _divides(launch, operations):
             continue
-        for piece in _cut(_members(i, launches, draft.buffers, owner, operations), count):
+        accesses = _by_value(launch, operations, draft.buffers)
+        pieces = _cut(_members(i, accesses, launches, draft.buffers, owner, operations), count)
+        if len(pieces) == 1:
+            continue
+        stays.remove(i)
+        all_bytes = sum(member.touched_bytes for piece in pieces for member in piece)
+        for piece in pieces:
+            share = sum(member.touched_bytes for member in piece) / all_bytes
             ready = max(member.ready for member in piece)
-            before.setdefault(ready, []).append(_launch(launch, piece, operations, draft.buffers, device))
-    order = (launch for i, own in enumerate(rest) for launch in (*before.get(i, ()), *own))
+            before.setdefault(ready, []).append(_launch(launch, piece, accesses, share, device))
+    order = (
+        launch for i, whole in enumerate(launches) for launch in (*before.get(i, ()), *((whole,) if i in stays else ()))
+    )
     return replace(draft, train=replace(draft.train, launches=tuple(order)))
 
 
@@ -67,11 +75,10 @@ def _divides(launch: Launch, operations: Mapping[str, Operation]) -> bool:
 
 
 def _members(
-    at: int, launches: Sequence[Launch], buffers: Sequence[Buffer], owner: Sequence[int],
-    operations: Mapping[str, Operation],
+    at: int, accesses: Mapping[str, Access], launches: Sequence[Launch], buffers: Sequence[Buffer],
+    owner: Sequence[int], operations: Mapping[str, Operation],
 ) -> list[_Member]:  # fmt: skip
     """Of the launch at `at`, those that are ready first, and of these those that are needed first, in front."""
-    accesses = _by_value(launches[at], operations, buffers)
     read: dict[int, list[int]] = {}
     written: dict[int, list[int]] = {}
     for i, launch in enumerate(launches):
@@ -122,19 +129,11 @@ def _cut(members: Sequence[_Member], count: int) -> list[list[_Member]]:
 
 
 def _launch(
-    whole: Launch, piece: Sequence[_Member], operations: Mapping[str, Operation], buffers: Sequence[Buffer],
-    device: DeviceSpec,
-) -> Launch:  # fmt: skip
+    whole: Launch, piece: Sequence[_Member], accesses: Mapping[str, Access], share: float, device: DeviceSpec
+) -> Launch:
     """A piece takes its share of the bytes' time: an estimate."""
-    accesses = _by_value(whole, operations, buffers)
     members = [member.operation for member in piece]
     joined = join(members, [name for operation in members for name in operation.outputs])
-    all_bytes = sum(
-        buffers[accesses[value].buffer].size_bytes
-        for name in whole.operations
-        for value in (*operations[name].inputs, *operations[name].outputs)
-    )
-    share = sum(member.touched_bytes for member in piece) / all_bytes
     moving_us = max(0.0, whole.work.time_us - device.launch_us)
     return replace(
         whole,

@@ -28,6 +28,7 @@ MOST_BYTES = 4 << 20
 MOST_PARTS = 8  # blocks of a cluster, on any GPU that has them; as in templates/kernels/mbc_at_once.cuh
 MOST_BLOCKS = 132  # of an H200's multiprocessors: more would wait for those before them
 SECTOR, LINE = 2, 4  # vectors that memory reads together
+MOST_ALONG = 16  # vectors of a tile, whose channels have a thread each
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ def tiling(x: TensorType, operands: int) -> tuple[int, int]:
     if along == SECTOR and -(-vectors // along) * parts > MOST_BLOCKS:
         along = LINE
         parts = least_parts(along)
-    while along < THREADS // VECTOR_BYTES and -(-vectors // along) > MOST_BLOCKS:
+    while along < MOST_ALONG and -(-vectors // along) > MOST_BLOCKS:
         along *= 2
     while parts > 1 and -(-vectors // along) * parts > MOST_BLOCKS:
         parts //= 2
