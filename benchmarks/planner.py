@@ -36,13 +36,9 @@ def processes(count: int) -> Generator[ProcessPoolExecutor]:
     try:
         yield pool
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-        children = multiprocessing.active_children()
-        for process in children:
+        for process in multiprocessing.active_children():
             process.terminate()
-        for process in children:
-            process.join()
-        pool.shutdown()
+        pool.shutdown(cancel_futures=True)  # by whom they are joined
 
 
 @dataclass(frozen=True)
