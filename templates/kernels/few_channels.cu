@@ -11,7 +11,7 @@ constexpr int FEW_WARPS = 4, FEW_THREADS = 32 * FEW_WARPS;
 // Two elements of the weights of one filter as a word, zeros beyond the ends.
 template <typename T>
 __device__ inline uint32_t weight_word(const T* filter, const FewChannels& f, int32_t term) {
-  const int32_t r = term / f.even_run, at = term - r * f.even_run;
+  const int32_t r = term / f.padded_run, at = term - r * f.padded_run;
   if (r >= f.kernel_height) return 0;
   const T* pair = filter + r * f.run + at;
   return word_of(pair[0], at + 1 < f.run ? pair[1] : from_float<T>(0.0f));
@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(FEW_THREADS, 4)
                            step * 16 + half * 8 + i / 4 % 4 * 2);
   }
   for (int i = threadIdx.x; i < f.steps * 8; i += FEW_THREADS) {
-    const int32_t r = 2 * i / f.even_run, at = 2 * i - r * f.even_run;
+    const int32_t r = 2 * i / f.padded_run, at = 2 * i - r * f.padded_run;
     const bool inside = r < f.kernel_height;
     terms[i].x = inside ? static_cast<uint32_t>(r * f.pitch + at) / 2 : 0;
     terms[i].y = !inside ? 0 : at + 1 < f.run ? 0xffffffffu : 0xffffu;

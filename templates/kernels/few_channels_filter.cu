@@ -1,10 +1,7 @@
 // The gradient of the filters of convolutions with few channels (mbc_few_channels.cuh). Nobody asks for that of an image.
-#include "mbc_few_channels.cuh"
+#include "mbc_few_channels_filter.cuh"
 
 namespace mbc {
-
-constexpr int FEW_MOST_THREADS = FEW_STEPS / 2 * 32, FEW_STAGES = 3;
-constexpr int SUM_ELEMENTS = 32, SUM_SHARERS = 16;  // of a block that adds parts
 
 // Where eight filters of a pixel's gradient lie in a row in shared memory, in 16 bytes: so that those of eight
 // neighbouring pixels are in different banks.
@@ -61,8 +58,8 @@ __global__ void __launch_bounds__(FEW_MOST_THREADS)
   for (int m = 0; m < 2; ++m)
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int32_t term = (2 * group + m) * 16 + g + 8 * h, r = term / f.even_run;
-      terms[m][h] = r < f.kernel_height ? r * f.pitch + term - r * f.even_run : 0;
+      const int32_t term = (2 * group + m) * 16 + g + 8 * h, r = term / f.padded_run;
+      terms[m][h] = r < f.kernel_height ? r * f.pitch + term - r * f.padded_run : 0;
     }
   // What this thread shows of 16 pixels by 16 filters: matrices of 8 x 8, (pixels, filters) low low, high low, low high,
   // high high.
@@ -107,57 +104,7 @@ __global__ void __launch_bounds__(FEW_MOST_THREADS)
     }
   }
 
-  // Of the warps that shared pixels, in order.
-  float* exchanged = reinterpret_cast<float*>(shared) + group * 64 * TILES * 4 + lane;
-  for (int32_t from = 1; from < f.sharers(); ++from) {
-    __syncthreads();
-    if (sharer == from) {
-#pragma unroll
-      for (int v = 0; v < 8 * TILES; ++v) exchanged[v * 32] = sums[v / 4 / TILES][v / 4 % TILES][v % 4];
-    }
-    __syncthreads();
-    if (sharer == 0) {
-#pragma unroll
-      for (int v = 0; v < 8 * TILES; ++v) sums[v / 4 / TILES][v / 4 % TILES][v % 4] += exchanged[v * 32];
-    }
-  }
-  if (sharer != 0) return;
-#pragma unroll
-  for (int m = 0; m < 2; ++m)
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int32_t term = (2 * group + m) * 16 + g + 8 * h;
-      if (term >= f.steps * 16) continue;
-      float* to = partial + (static_cast<int64_t>(blockIdx.x) * f.steps * 16 + term) * f.filters + first + 2 * t;
-#pragma unroll
-      for (int j = 0; j < TILES; ++j)
-        store(to + 8 * j, Vec<float, 2>{{sums[m][j][2 * h], sums[m][j][2 * h + 1]}});
-    }
-}
-
-// The parts in order: every thread some of them, then those of an element.
-__global__ void few_channels_filter_sum(const float* partial, float* dw, FewChannels f, int64_t parts, bool accumulate) {
-  __shared__ double sums[SUM_SHARERS][SUM_ELEMENTS];
-  const int64_t size = static_cast<int64_t>(f.steps) * 16 * f.filters;
-  const int64_t i = static_cast<int64_t>(blockIdx.x) * SUM_ELEMENTS + threadIdx.x;
-  const int64_t share = (parts + SUM_SHARERS - 1) / SUM_SHARERS, first = threadIdx.y * share;
-  const int64_t last = first + share < parts ? first + share : parts;
-  double sum = 0.0;
-  if (i < size) {
-#pragma unroll 8
-    for (int64_t part = first; part < last; ++part) sum += partial[part * size + i];
-  }
-  sums[threadIdx.y][threadIdx.x] = sum;
-  __syncthreads();
-  if (threadIdx.y != 0 || i >= size) return;
-  const int32_t term = static_cast<int32_t>(i / f.filters), filter = static_cast<int32_t>(i - term * f.filters);
-  const int32_t r = term / f.even_run, at = term - r * f.even_run;
-  if (r >= f.kernel_height || at >= f.run) return;
-  float* to = dw + (static_cast<int64_t>(filter) * f.kernel_height + r) * f.run + at;
-  double all = accumulate ? *to : 0.0;
-#pragma unroll
-  for (int s = 0; s < SUM_SHARERS; ++s) all += sums[s][threadIdx.x];
-  *to = static_cast<float>(all);
+  write_part<TILES>(sums, reinterpret_cast<float*>(shared), partial, f, group, sharer, first);
 }
 
 template <typename T, int TILES>
@@ -168,9 +115,7 @@ void run_few_channels_filter(const MbcCall& call, const FewChannels& f, int64_t 
   const int ring = FEW_STAGES * FEW_COLUMNS * TILES * 16 + f.copy * 2, exchange = f.groups() * 64 * TILES * 16;
   MBC_LAUNCH_SHARED((few_channels_filter<T, TILES>), grid, threads, ring > exchange ? ring : exchange, call.stream,
                     in<T>(call, 0), in<T>(call, 1), partial, f);
-  const unsigned blocks = static_cast<unsigned>(divide_up(int64_t{16} * f.steps * f.filters, SUM_ELEMENTS));
-  MBC_LAUNCH(few_channels_filter_sum, blocks, dim3(SUM_ELEMENTS, SUM_SHARERS), call.stream, partial,
-             out<float>(call, 2), f, parts, accumulate);
+  add_parts(call.stream, partial, out<float>(call, 2), f, parts, accumulate);
 }
 
 }  // namespace mbc

@@ -2,8 +2,8 @@
 //
 // Libraries pad three channels to eight, so that most of what they load and multiply is zeros. Here a row of a window,
 // kernel_width * channels elements, is one run of memory: the terms of a sum are those runs one after another, each
-// padded to an even length only. A block works on a tile of the output and keeps the band of the image under it in
-// shared memory.
+// padded to whole words only. A block works on a tile of the output and keeps the band of the image under it in shared
+// memory.
 #pragma once
 
 #include "mbc_mma.cuh"
@@ -26,6 +26,8 @@ struct FewChannelsArguments {
   int64_t band;  // output rows of a block, even
   int64_t parts;  // of the filter pass: blocks that share out the image
   int64_t accumulate;
+  int64_t image_layout;  // of fp32 images: others are channels last
+  int64_t products;      // of fp32: in tf32 that make one, 1 or 3
 };
 
 namespace mbc {
@@ -42,10 +44,11 @@ struct FewTile {
 struct FewChannels {
   int32_t channels, height, width, filters, out_height, out_width, kernel_height, kernel_width, stride_height,
       stride_width, pad_top, pad_left, band;
-  int32_t run, even_run;  // elements of a row of a window; padded
+  int32_t run, padded_run;  // elements of a row of a window; to whole words
   int32_t steps;          // of 16 terms
   int32_t band_rows, pitch, copy;  // of the image in shared memory; elements of a row and of all rows
   bool twice, wide;  // two copies of the band; the output takes vectors
+  int32_t planes;     // of an image in memory: its channels where they come first
   int32_t chunks, bands;  // of the output: of FEW_COLUMNS columns and of `band` rows
   int64_t tiles;
 
@@ -57,13 +60,15 @@ struct FewChannels {
         stride_height(static_cast<int32_t>(a.stride_height)), stride_width(static_cast<int32_t>(a.stride_width)),
         pad_top(static_cast<int32_t>(a.pad_top)), pad_left(static_cast<int32_t>(a.pad_left)),
         band(static_cast<int32_t>(a.band)) {
+    const bool words = a.type == MBC_FP32;
     run = kernel_width * channels;
-    even_run = (run + 1) / 2 * 2;
-    steps = (kernel_height * even_run + 15) / 16;
+    padded_run = words ? run : (run + 1) / 2 * 2;
+    steps = (kernel_height * padded_run + 15) / 16;
     band_rows = (band - 1) * stride_height + kernel_height;
     pitch = (span(FEW_COLUMNS) + 3) / 2 * 2;
     copy = band_rows * pitch;
-    twice = forward && stride_width * channels % 2 != 0;
+    twice = forward && !words && stride_width * channels % 2 != 0;
+    planes = words && a.image_layout == MBC_CHANNELS_FIRST ? channels : 1;
     chunks = static_cast<int32_t>(divide_up(out_width, FEW_COLUMNS));
     bands = static_cast<int32_t>(divide_up(out_height, band));
     tiles = a.rows * bands * chunks;
@@ -114,6 +119,36 @@ __device__ inline void fetch_band(const T* x, T* image, const FewChannels& f, co
         const int32_t at = e + 32 * k;
         if (at < f.pitch) image[row * f.pitch + at] = read[k];
         if (f.twice && at + 1 < f.pitch) image[f.copy + row * f.pitch + at + 1] = read[k];
+      }
+    }
+  }
+}
+
+// The same of fp32 images. Planes of channels are put together on the way. `keep`: what is kept of an element.
+template <typename Keep>
+__device__ inline void fetch_band_of_words(
+    const float* x, float* image, const FewChannels& f, const FewTile& tile, Keep keep) {
+  constexpr int K = 8;
+  const int32_t apart = f.planes, together = f.channels / f.planes;  // elements of a pixel
+  const int32_t from = (tile.x0 * f.stride_width - f.pad_left) * together, width = f.width * together;
+  const int32_t span = f.span(tile.across * 16) / f.planes;
+  for (int32_t line = threadIdx.x / 32; line < f.band_rows * f.planes; line += blockDim.x / 32) {
+    const int32_t row = line / f.planes, plane = line - row * f.planes;
+    const int32_t image_y = tile.y0 * f.stride_height - f.pad_top + row;
+    const bool inside = image_y >= 0 && image_y < f.height;
+    const float* read_from = x + ((tile.n * f.planes + plane) * f.height + image_y) * width + from;
+    float* to = image + row * f.pitch + plane;
+    for (int32_t e = threadIdx.x % 32; e * apart + plane < f.pitch; e += 32 * K) {
+      float read[K];
+#pragma unroll
+      for (int k = 0; k < K; ++k) {
+        const int32_t at = e + 32 * k;
+        read[k] = inside && at < span && from + at >= 0 && from + at < width ? read_from[at] : 0.0f;
+      }
+#pragma unroll
+      for (int k = 0; k < K; ++k) {
+        const int32_t at = (e + 32 * k) * apart;
+        if (at + plane < f.pitch) to[at] = keep(read[k]);
       }
     }
   }

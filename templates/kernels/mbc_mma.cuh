@@ -38,6 +38,33 @@ __device__ inline void multiply_add<__half>(float (&d)[4], const uint32_t (&a)[4
 
 #undef MBC_MMA
 
+// The same of words in tf32, whose last 13 bits are not looked at: A 16 x 8, (row, column) (g, t), (g + 8, t), (g, t + 4),
+// (g + 8, t + 4); B 8 x 8, (t, g), (t + 4, g). "Matrix Fragments for mma.m16n8k8".
+__device__ inline void multiply_add_tf32(float (&d)[4], const float (&a)[4], float b0, float b1) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])), "r"(__float_as_uint(a[2])), "r"(__float_as_uint(a[3])),
+        "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
+#else
+  static_cast<void>(d), static_cast<void>(a), static_cast<void>(b0), static_cast<void>(b1);
+#endif
+}
+
+// What tf32 holds of a word, cut off; NaN of the GPU's own stay what they are.
+__device__ inline float cut_to_tf32(float x) { return __uint_as_float(__float_as_uint(x) & 0xffffe000u); }
+
+// The nearest in tf32.
+__device__ inline float to_tf32(float x) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  uint32_t word;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(word) : "f"(x));
+  return __uint_as_float(word);
+#else
+  return x;
+#endif
+}
+
 // Copies to shared memory that are waited for later: 16 bytes, zeros where they are not `there`.
 __device__ inline void copy_16_bytes(uint4* to, const void* from, bool there) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
 
 from mbc.device.spec import DeviceSpec
-from mbc.ir.types import DType, Layout
+from mbc.ir.types import DType, Layout, Precision
 from mbc.kernels.base import Request
-from mbc.kernels.own.base import Layouts, OwnKernel, Slice, Struct, moved_us, ordered, type_code
+from mbc.kernels.calibration import peak_tflops
+from mbc.kernels.own.base import Layouts, OwnKernel, Slice, Struct, layout_code, moved_us, ordered, type_code
 from mbc.kernels.own.sides import Sides, attributes
 
 MOST_CHANNELS = 7  # from eight on libraries have nothing to pad
@@ -41,12 +43,19 @@ class FewChannelsArguments(Struct):
     band: int
     parts: int
     accumulate: int
+    image_layout: int
+    products: int
+
+
+def _in_words(request: Request) -> bool:
+    """Whether an element is a word: of 16 bits two are."""
+    return Sides.of(request).image.dtype is DType.FP32
 
 
 def _run(request: Request) -> int:
-    """Elements of one row of a window, padded to an even number."""
+    """Elements of one row of a window, padded to whole words."""
     run = attributes(request).kernel[1] * Sides.of(request).image.shape[1]
-    return run + run % 2
+    return run if _in_words(request) else run + run % 2
 
 
 def _steps(request: Request) -> int:
@@ -58,16 +67,25 @@ def band(request: Request) -> int:
     """Output rows that a block makes: as many as the image rows under them fit shared memory; 0 where none do."""
     a, channels = attributes(request), Sides.of(request).image.shape[1]
     pitch = (((COLUMNS - 1) * a.stride[1] + a.kernel[1]) * channels + 3) // 2 * 2
-    copies = 1 + a.stride[1] * channels % 2
+    copies = 1 if _in_words(request) else 1 + a.stride[1] * channels % 2
     fitting = (rows for rows in BANDS if ((rows - 1) * a.stride[0] + a.kernel[0]) * pitch * copies <= ELEMENTS)
     return next(fitting, 0)
 
 
-def _takes(request: Request) -> bool:
+def _takes(*types: DType) -> Callable[[Request], bool]:
+    return lambda request: _type(request) in types and _fits(request)
+
+
+def _type(request: Request) -> DType | None:
+    """Of both images, where they have the same."""
+    sides = Sides.of(request)
+    return sides.image.dtype if sides.image.dtype is sides.features.dtype else None
+
+
+def _fits(request: Request) -> bool:
     a, sides = attributes(request), Sides.of(request)
     return (
-        {sides.image.dtype, sides.features.dtype} in ({DType.BF16}, {DType.FP16})
-        and len(sides.image.shape) == 4
+        len(sides.image.shape) == 4
         and sides.image.shape[1] <= MOST_CHANNELS
         and sides.features.shape[1] % FILTERS == 0
         and a.groups == 1
@@ -93,7 +111,14 @@ def _channels_last(request: Request) -> Iterable[Layouts]:
     yield tuple(Layout.CHANNELS_LAST if ordered(t) else Layout.CHANNELS_FIRST for t in operands)
 
 
-def _arguments(at: Slice) -> FewChannelsArguments:
+def _image_first(request: Request) -> Iterable[Layouts]:
+    """The image, which is the first operand of both passes, in the other layout, where there is one."""
+    for last in _channels_last(request):
+        if last[0] is Layout.CHANNELS_LAST:
+            yield Layout.CHANNELS_FIRST, *last[1:]
+
+
+def _arguments(at: Slice, image: Layout = Layout.CHANNELS_LAST) -> FewChannelsArguments:
     request, a, sides = at.request, attributes(at.request), Sides.of(at.request)
     rows, channels, height, width = sides.image.shape
     _, filters, out_height, out_width = sides.features.shape
@@ -115,39 +140,62 @@ def _arguments(at: Slice) -> FewChannelsArguments:
         band=band(request),
         parts=_parts(request),
         accumulate=int(at.accumulate),
+        image_layout=layout_code(image),
+        products=_products(at.request),
     )
 
 
+def _products(request: Request) -> int:
+    """Of tensor cores for one of the convolution: in strict fp32 what tf32 leaves of a word is multiplied, too."""
+    return 3 if request.precision is Precision.FP32 else 1
+
+
 def _time_us(request: Request, device: DeviceSpec) -> float:
-    operations = 2 * Sides.of(request).features.elements * _steps(request) * 16
-    return max(operations / (device.bf16_tflops * 1e6 * TENSOR_SHARE), moved_us(request, device))
+    operations = 2 * Sides.of(request).features.elements * _steps(request) * 16 * _products(request)
+    precision = Precision.TF32 if _in_words(request) else request.precision
+    return max(operations / (peak_tflops(device, precision) * 1e6 * TENSOR_SHARE), moved_us(request, device))
 
 
-KERNELS = (
-    OwnKernel(
-        "convolution",
-        "few_channels.cu",
-        FewChannelsArguments,
-        _arguments,
-        layouts=_channels_last,
-        time_us=_time_us,
-        launcher="convolution_few_channels",
-        takes=_takes,
-        tensor_cores=True,
-    ),
-    OwnKernel(
-        "convolution_backward_filter",
-        "few_channels_filter.cu",
-        FewChannelsArguments,
-        _arguments,
-        layouts=_channels_last,
-        workspace=_partial_bytes,
-        time_us=_time_us,
-        launches=2,
-        accumulates=True,
-        launcher="convolution_few_channels_filter",
-        edition=2,
-        takes=_takes,
-        tensor_cores=True,
-    ),
+_FORWARD = OwnKernel(
+    "convolution",
+    "few_channels.cu",
+    FewChannelsArguments,
+    _arguments,
+    layouts=_channels_last,
+    time_us=_time_us,
+    launcher="convolution_few_channels",
+    takes=_takes(DType.BF16, DType.FP16),
+    tensor_cores=True,
 )
+_BACKWARD_FILTER = OwnKernel(
+    "convolution_backward_filter",
+    "few_channels_filter.cu",
+    FewChannelsArguments,
+    _arguments,
+    layouts=_channels_last,
+    workspace=_partial_bytes,
+    time_us=_time_us,
+    launches=2,
+    accumulates=True,
+    launcher="convolution_few_channels_filter",
+    edition=2,
+    takes=_takes(DType.BF16, DType.FP16),
+    tensor_cores=True,
+)
+
+
+def _in_fp32(kernel: OwnKernel) -> tuple[OwnKernel, OwnKernel]:
+    """Of the image as it lies in either layout: inputs of a network in fp32 are used as they arrive."""
+    launcher = f"{kernel.launcher}_fp32"
+    file = kernel.file.replace(".cu", "_fp32.cu")
+    last = replace(kernel, file=file, launcher=launcher, takes=_takes(DType.FP32), edition=1)
+    first = replace(
+        last,
+        launcher=f"{launcher}_of_planes",
+        layouts=_image_first,
+        integers=partial(_arguments, image=Layout.CHANNELS_FIRST),
+    )
+    return last, first
+
+
+KERNELS = (_FORWARD, _BACKWARD_FILTER, *_in_fp32(_FORWARD), *_in_fp32(_BACKWARD_FILTER))

@@ -16,12 +16,13 @@ from mbc.kernels.own import few_channels
 from mbc.resources import folder
 from tests.kernels.own.cases import CASES, Case
 from tests.kernels.own.groups import groups_in
-from tests.kernels.own.launching import HostMemory, Library, check
+from tests.kernels.own.launching import HostMemory, Library, Trial, check
 
 EMULATOR = Path(__file__).parent / "emulator"
 PRECISIONS = (Precision.FP32, Precision.BF16)  # one library holds both; fp16 takes the same way through each kernel
 GXX = shutil.which("g++")
-FILTER_PASS = few_channels.KERNELS[-1]
+FILTER_PASS = few_channels.KERNELS[1]
+FIRST_LAYERS = {k.kind: k for k in few_channels.KERNELS if k.name.endswith("_fp32")}
 pytestmark = pytest.mark.skipif(GXX is None, reason="no g++ on this machine")
 
 
@@ -65,3 +66,21 @@ def test_a_block_goes_on_with_the_next_tile(case: Case, parts: int, library: Lib
     """What is fetched ahead may belong to another image."""
     monkeypatch.setattr(few_channels, "MOST_PARTS", parts)
     check(library, case, Precision.BF16)
+    check(library, case, Precision.FP32)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [c for c in CASES if c.kind in FIRST_LAYERS and FIRST_LAYERS[c.kind].takes(c.request(Precision.FP32))],
+    ids=lambda case: case.name,
+)
+def test_first_layers_on_tensor_cores_are_as_exact_as_asked(case: Case, library: Library):
+    """In fp32 what tf32 leaves of a word counts; in tf32 words are rounded, not cut off, which would be 6e-4 off."""
+    for precision, low, high in ((Precision.FP32, 0.0, 1e-6), (Precision.TF32, 1e-4, 4e-4)):
+        trial = Trial(library, case, precision)
+        ours = [c for c in trial.candidates() if c.name.startswith(FIRST_LAYERS[case.kind].name)]
+        assert ours
+        for candidate in ours:
+            for variant in trial.variants(candidate):
+                (error,) = trial.errors(candidate, variant)
+                assert low <= error <= high, (candidate.name, variant.name)

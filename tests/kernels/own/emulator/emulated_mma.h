@@ -1,4 +1,4 @@
-// mma.m16n8k16 in software: every thread shows its fragments to its warp and computes its own four results.
+// mma.m16n8k16 and mma.m16n8k8 in software: every thread shows its fragments to its warp and computes its own four results.
 #pragma once
 
 namespace mbc {
@@ -25,6 +25,40 @@ void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b
       d[i] += element<T>(left, k % 2) * element<T>(right, k % 2);
     }
   }
+}
+
+inline uint32_t bits_of(float x) {
+  uint32_t word;
+  std::memcpy(&word, &x, 4);
+  return word;
+}
+inline float of_bits(uint32_t word) {
+  float x;
+  std::memcpy(&x, &word, 4);
+  return x;
+}
+
+inline float cut_to_tf32(float x) { return of_bits(bits_of(x) & 0xffffe000u); }
+
+// Element (row, k) of A is held by thread (row % 8, k % 4), in word row / 8 + 2 * (k / 4).
+inline void multiply_add_tf32(float (&d)[4], const float (&a)[4], float b0, float b1) {
+  const uint32_t mine[6] = {bits_of(a[0]), bits_of(a[1]), bits_of(a[2]), bits_of(a[3]), bits_of(b0), bits_of(b1)};
+  const emulator::WarpWords all(mine);
+  const unsigned lane = emulator::current % emulator::WARP;
+  for (int i = 0; i < 4; ++i) {
+    const unsigned row = lane / 4 + 8 * (i / 2), column = lane % 4 * 2 + i % 2;
+    for (unsigned k = 0; k < 8; ++k) {
+      const uint32_t left = all.of(row % 8 * 4 + k % 4)[row / 8 + 2 * (k / 4)];
+      const uint32_t right = all.of(column * 4 + k % 4)[4 + k / 4];
+      d[i] += cut_to_tf32(of_bits(left)) * cut_to_tf32(of_bits(right));
+    }
+  }
+}
+
+// Ties away from zero; what is not finite stays.
+inline float to_tf32(float x) {
+  const uint32_t word = bits_of(x);
+  return (word & 0x7f800000u) == 0x7f800000u ? x : of_bits((word + 0x1000u) & 0xffffe000u);
 }
 
 // Copies arrive at once.

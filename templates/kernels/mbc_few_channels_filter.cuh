@@ -1,0 +1,78 @@
+// How the gradient of the filters of convolutions with few channels is put together of what blocks and warps made.
+#pragma once
+
+#include "mbc_few_channels.cuh"
+
+namespace mbc {
+
+constexpr int FEW_MOST_THREADS = FEW_STEPS / 2 * 32, FEW_STAGES = 3;
+constexpr int SUM_ELEMENTS = 32, SUM_SHARERS = 16;  // of a block that adds parts
+
+// What a block made, terms by filters: two tiles of 16 terms a warp, those of warps that shared pixels added in order.
+// `shared` is free for it.
+template <int TILES>
+__device__ inline void write_part(
+    float (&sums)[2][TILES][4], float* shared, float* partial, const FewChannels& f, int32_t group, int32_t sharer,
+    int32_t first) {
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  float* exchanged = shared + group * 64 * TILES * 4 + lane;
+  for (int32_t from = 1; from < f.sharers(); ++from) {
+    __syncthreads();
+    if (sharer == from) {
+#pragma unroll
+      for (int v = 0; v < 8 * TILES; ++v) exchanged[v * 32] = sums[v / 4 / TILES][v / 4 % TILES][v % 4];
+    }
+    __syncthreads();
+    if (sharer == 0) {
+#pragma unroll
+      for (int v = 0; v < 8 * TILES; ++v) sums[v / 4 / TILES][v / 4 % TILES][v % 4] += exchanged[v * 32];
+    }
+  }
+  if (sharer != 0) return;
+#pragma unroll
+  for (int m = 0; m < 2; ++m)
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int32_t term = (2 * group + m) * 16 + g + 8 * h;
+      if (term >= f.steps * 16) continue;
+      float* to = partial + (static_cast<int64_t>(blockIdx.x) * f.steps * 16 + term) * f.filters + first + 2 * t;
+#pragma unroll
+      for (int j = 0; j < TILES; ++j)
+        store(to + 8 * j, Vec<float, 2>{{sums[m][j][2 * h], sums[m][j][2 * h + 1]}});
+    }
+}
+
+// The parts in order: every thread some of them, then those of an element.
+static __global__ void few_channels_filter_sum(
+    const float* partial, float* dw, FewChannels f, int64_t parts, bool accumulate) {
+  __shared__ double sums[SUM_SHARERS][SUM_ELEMENTS];
+  const int64_t size = static_cast<int64_t>(f.steps) * 16 * f.filters;
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * SUM_ELEMENTS + threadIdx.x;
+  const int64_t share = (parts + SUM_SHARERS - 1) / SUM_SHARERS, first = threadIdx.y * share;
+  const int64_t last = first + share < parts ? first + share : parts;
+  double sum = 0.0;
+  if (i < size) {
+#pragma unroll 8
+    for (int64_t part = first; part < last; ++part) sum += partial[part * size + i];
+  }
+  sums[threadIdx.y][threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.y != 0 || i >= size) return;
+  const int32_t term = static_cast<int32_t>(i / f.filters), filter = static_cast<int32_t>(i - term * f.filters);
+  const int32_t r = term / f.padded_run, at = term - r * f.padded_run;
+  if (r >= f.kernel_height || at >= f.run) return;
+  float* to = dw + (static_cast<int64_t>(filter) * f.kernel_height + r) * f.run + at;
+  double all = accumulate ? *to : 0.0;
+#pragma unroll
+  for (int s = 0; s < SUM_SHARERS; ++s) all += sums[s][threadIdx.x];
+  *to = static_cast<float>(all);
+}
+
+inline void add_parts(
+    cudaStream_t stream, const float* partial, float* dw, const FewChannels& f, int64_t parts, bool accumulate) {
+  const unsigned blocks = static_cast<unsigned>(divide_up(int64_t{16} * f.steps * f.filters, SUM_ELEMENTS));
+  MBC_LAUNCH(few_channels_filter_sum, blocks, dim3(SUM_ELEMENTS, SUM_SHARERS), stream, partial, dw, f, parts,
+             accumulate);
+}
+
+}  // namespace mbc
