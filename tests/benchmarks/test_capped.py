@@ -261,7 +261,22 @@ def test_what_is_asked_of_the_largest_batches() -> None:
     assert largest_batch.judged({**made, "cap_gb": 16.0, "most_loss": None, "batch": 469})["passed"]
     assert not largest_batch.judged({**made, "cap_gb": 16.0, "most_loss": None, "batch": 468})["passed"]
     names = [task.name for task in largest_batch.tasks(12 * GB, 8)]
-    assert len(names) == 12 and "at all" in names[6] and len(list(largest_batch.tasks(16 * GB, 8))) == 8
+    assert len(names) == 18 and "at all" in names[12] and len(list(largest_batch.tasks(16 * GB, 8))) == 8
+
+
+def test_twice_the_batch_of_superneurons_is_not_searched_for(planner: Planner, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, str]] = []
+
+    def prepared(planner: Planner, case: capped.Case) -> dict[str, Any]:
+        asked.append(dict(case.job.settings))
+        return row(batch=int(asked[-1]["batch"]), cap_gb=12.0, most_loss=case.most_loss, loss=0.25, passed=True)
+
+    monkeypatch.setattr(capped, "prepared", prepared)
+    first = next(largest_batch.tasks(12 * GB, 8))
+    assert first.name == "alexnet at 2 times SuperNeurons'"
+    made = first.prepare(planner)
+    assert [settings["batch"] for settings in asked] == ["3584"]
+    assert made["passed"] and made["times_superneurons"] == 2
 
 
 @pytest.mark.parametrize("width", [1, 2, 5])
