@@ -12,10 +12,11 @@ MOST_NAMED = 6  # members of a group that a message names
 
 
 def title(operations: Sequence[str]) -> str:
-    """What a group is called: its members, of many the first and how many more."""
+    """What a group is called: its members, of many the first and the last, which tell it from others that run the same
+    ones on their way."""
     if len(operations) <= MOST_NAMED:
         return SEPARATOR.join(operations)
-    return f"{operations[0]} and {len(operations) - 1} more"
+    return f"{operations[0]}{SEPARATOR}{len(operations) - 2} more{SEPARATOR}{operations[-1]}"
 
 
 def operation_of(launch: Launch, operations: Mapping[str, Operation], buffers: Sequence[Buffer]) -> Operation:

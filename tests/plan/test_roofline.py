@@ -11,6 +11,7 @@ from mbc.device.spec import find_spec
 from mbc.errors import MbcError
 from mbc.ir.types import Precision
 from mbc.options import Options
+from mbc.plan.group import title
 from mbc.plan.model import Access, Launch, Mode, Plan, Program
 from mbc.plan.roofline import Bound, Ceilings, Limit, ceilings_of, limits
 from mbc.source import Source
@@ -51,6 +52,12 @@ def test_counts_of_a_step():
     # Whatever it is fused with: y and dy, dx, and perhaps the gradient of eight biases.
     relu = next(one for one in found.values() if "relu_backward" in one.summary.kind)
     assert (relu.flops, relu.bound) == (0, Bound.MEMORY) and relu.moved_bytes - 4 * 3 * WIDE in (0, 4 * 8)
+
+
+def test_launches_that_run_the_same_on_their_way_are_told_apart():
+    shared = tuple(f"part{i}" for i in range(6))
+    assert title((*shared, "sums")) != title((*shared, "backward")) == "part0+5 more+backward"
+    assert title(shared) == "part0+part1+part2+part3+part4+part5"
 
 
 def test_dividing_an_operation_changes_no_limit():
