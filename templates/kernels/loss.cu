@@ -19,15 +19,6 @@ struct WeightedSumArguments {
 
 namespace mbc {
 
-// What all classes of one position give: the greatest logit and its class, the sum over the other classes of the
-// exponentials of what they are less, and the sum of that over all. Without the greatest one's 1 the sum keeps its
-// digits where a network is nearly sure.
-struct Softmax {
-  float greatest;
-  int64_t best;
-  float others, sum;
-};
-
 // LANES threads share a position whose classes are `stride` apart.
 template <int LANES, typename T>
 __device__ inline Softmax softmax(const T* logits, int64_t classes, int64_t stride, int lane) {
@@ -80,10 +71,7 @@ __global__ void cross_entropy(const T* logits, const int32_t* target, Score* par
       score.loss += NAN;  // `guard` then leaves this step out
       continue;
     }
-    const float logarithm = log1pf(s.others), own = to_float(row[t * stride]) - s.greatest;
-    float value = (1.0f - smoothing) * (logarithm - own);
-    if (smoothing != 0.0f) value += smoothing * (logarithm - s.sum / static_cast<float>(classes));
-    score.loss += value;
+    score.loss += s.loss(to_float(row[t * stride]), classes, smoothing);
     if (s.best == t) score.correct += 1.0;
   }
   leave(score, partial, loss, correct, static_cast<double>(positions));
@@ -105,9 +93,7 @@ __global__ void cross_entropy_backward(const T* logits, const int32_t* target, c
     const int64_t t = target[p];
     const bool valid = t >= 0 && t < classes;
     for (int64_t c = lane; c < classes; c += LANES) {
-      const float e = c == s.best ? 1.0f : expf(to_float(logits[start + c * stride]) - s.greatest);
-      const float less = c == s.best ? s.others : 1.0f + s.others - e;  // the probability is 1 - less / total
-      const float gradient = (c == t ? smoothing - less / (1.0f + s.others) : e / (1.0f + s.others)) - even;
+      const float gradient = s.gradient(to_float(logits[start + c * stride]), c, t, smoothing, even);
       dlogits[start + c * stride] = from_float<T>(valid ? gradient * factor : 0.0f);
     }
   }

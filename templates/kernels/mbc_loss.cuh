@@ -23,6 +23,29 @@ struct CrossEntropyBackwardArguments {
 
 namespace mbc {
 
+// What all classes of one position give: the greatest logit and its class, the sum over the other classes of the
+// exponentials of what they are less, and the sum of that over all. Without the greatest one's 1 the sum keeps its
+// digits where a network is nearly sure.
+struct Softmax {
+  float greatest;
+  int64_t best;
+  float others, sum;
+
+  // Of a position whose own class has the logit `own`.
+  __device__ float loss(float own, int64_t classes, float smoothing) const {
+    const float logarithm = log1pf(others);
+    float value = (1.0f - smoothing) * (logarithm - (own - greatest));
+    if (smoothing != 0.0f) value += smoothing * (logarithm - sum / static_cast<float>(classes));
+    return value;
+  }
+  // Of class c where t is the position's own, before weights; `even` is the smoothing's share of a class.
+  __device__ float gradient(float logit, int64_t c, int64_t t, float smoothing, float even) const {
+    const float e = c == best ? 1.0f : expf(logit - greatest);
+    const float less = c == best ? others : 1.0f + others - e;  // the probability is 1 - less / total
+    return (c == t ? smoothing - less / (1.0f + others) : e / (1.0f + others)) - even;
+  }
+};
+
 struct Score {
   double loss, correct;
 };

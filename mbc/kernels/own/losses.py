@@ -21,6 +21,7 @@ from mbc.ops.loss import CrossEntropy, CrossEntropyBackward, MseBackward, Weight
 MOST_PARTS = 512
 SCORE_BYTES = 16  # of a partial sum in mbc_loss.cuh
 FEW_CLASSES = 32  # that a thread goes through by itself
+MOST_CLASSES = 16 * THREADS  # that a block keeps, as in cross_entropy_rows.cu
 PIXELS_PER_THREAD = 4  # at least, where there are many
 ELEMENTS_PER_THREAD = 16  # that a thread should sum before its sum is handed on
 
@@ -123,6 +124,23 @@ def _pixels_workspace(request: Request, layout: Layout) -> int:
     return _partial_bytes(_pixel_parts(request.inputs[0]))
 
 
+def _takes_rows(request: Request) -> bool:
+    c = Channels.of(request.inputs[0])
+    return c.inner == 1 and FEW_CLASSES < c.channels <= MOST_CLASSES
+
+
+def _row_parts(logits: TensorType) -> int:
+    return min(logits.shape[0], MOST_PARTS)
+
+
+def _rows(at: Slice) -> CrossEntropyArguments:
+    return CrossEntropyArguments(*image_of(at), _row_parts(at.request.inputs[0]))
+
+
+def _rows_workspace(request: Request, layout: Layout) -> int:
+    return _partial_bytes(_row_parts(request.inputs[0]))
+
+
 def _mse(at: Slice) -> MseArguments:
     x = at.request.inputs[0]
     return MseArguments(type_code(x), x.elements, _mse_parts(x))
@@ -153,7 +171,7 @@ def _weights(at: Slice) -> tuple[float, ...]:
     return a.weights
 
 
-FILE, PIXELS = "loss.cu", "cross_entropy_pixels.cu"
+FILE, PIXELS, ROWS = "loss.cu", "cross_entropy_pixels.cu", "cross_entropy_rows.cu"
 
 KERNELS = (
     OwnKernel(
@@ -191,6 +209,26 @@ KERNELS = (
         _entropy_backward_reals,
         launcher="softmax_cross_entropy_pixels_backward",
         takes=_takes_pixels,
+    ),
+    OwnKernel(
+        "softmax_cross_entropy",
+        ROWS,
+        CrossEntropyArguments,
+        _rows,
+        _entropy_reals,
+        workspace=_rows_workspace,
+        launches=2,
+        launcher="softmax_cross_entropy_rows",
+        takes=_takes_rows,
+    ),
+    OwnKernel(
+        "softmax_cross_entropy_backward",
+        ROWS,
+        CrossEntropyBackwardArguments,
+        _entropy_backward,
+        _entropy_backward_reals,
+        launcher="softmax_cross_entropy_rows_backward",
+        takes=_takes_rows,
     ),
     OwnKernel("mse", FILE, MseArguments, _mse, workspace=_mse_workspace, launches=2),
     OwnKernel("mse_backward", FILE, MseBackwardArguments, _mse_backward, _mse_factor),

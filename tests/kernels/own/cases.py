@@ -281,6 +281,8 @@ def _losses(cases: Cases) -> None:
         (37, 10),
         (5, 1000),
         (1, 2),
+        (2, 200),
+        (1, 2500),
         (3, 7, 5, 6),
         (2, 5, 20, 21),
         (2, 2, 80, 60),
@@ -298,6 +300,11 @@ def _losses(cases: Cases) -> None:
     wild = Operand("int32", (9,), lambda rng, shape: np.arange(-1, 8, dtype=np.int32))
     cases.add("softmax_cross_entropy", CrossEntropy(), w(9, 5), wild, note="wild")
     cases.add("softmax_cross_entropy_backward", CrossEntropyBackward(0.0, 1.0), w(9, 5), wild, control(), note="wild")
+    wild = Operand("int32", (3,), lambda rng, shape: np.array((-1, 40, 39), np.int32))
+    cases.add("softmax_cross_entropy", CrossEntropy(), w(3, 40), wild, note="wild-rows")
+    cases.add(
+        "softmax_cross_entropy_backward", CrossEntropyBackward(0.0, 1.0), w(3, 40), wild, control(), note="wild-rows"
+    )
     wild = Operand("int32", (2, 4, 8), lambda rng, shape: np.arange(-1, 63, dtype=np.int32).reshape(shape) % 9 - 1)
     cases.add("softmax_cross_entropy", CrossEntropy(), w(2, 5, 4, 8), wild, note="wild-pixels")
     backward = CrossEntropyBackward(0.0, 1.0)

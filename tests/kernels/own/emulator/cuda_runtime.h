@@ -66,6 +66,7 @@ struct Fiber {
   jmp_buf at;          // where it waits; jumping is far cheaper than swapping contexts
   bool started;
   State state;
+  bool arrived;  // at the barrier of its cluster that it has not waited for yet
   dim3 index, block;
   unsigned exchanges;
   uint64_t words[2];  // what it gave in the last two exchanges of its warp
@@ -82,9 +83,14 @@ inline bool alone;  // threads run without fibers
 inline const std::function<void()>* body;
 inline cudaError_t status = cudaSuccess;
 
-inline void wait(State state) {
+// This thread, among others: threads that run one after another have no fibers.
+inline Fiber& fiber() {
   if (alone) throw NeedsFibers{};
-  fibers[current].state = state;
+  return fibers[current];
+}
+
+inline void wait(State state) {
+  fiber().state = state;
   if (_setjmp(fibers[current].at) == 0) _longjmp(scheduler, 1);
 }
 
@@ -139,6 +145,7 @@ inline void run_blocks(unsigned blocks) {
     makecontext(&fiber.context, enter, 0);
     fiber.started = false;
     fiber.state = State::READY;
+    fiber.arrived = false;
     fiber.exchanges = 0;
     fiber.index = index_of(t % each);
     fiber.block = dim3(first.x, first.y + t / each, first.z);
@@ -225,8 +232,13 @@ inline const char* cudaGetErrorString(cudaError_t status) {
 }
 
 inline void __syncthreads() { emulator::wait(emulator::State::AT_BLOCK_BARRIER); }
-inline void cluster_arrive() {}
-inline void cluster_wait() { emulator::wait(emulator::State::AT_CLUSTER_BARRIER); }
+inline void cluster_arrive() { emulator::fiber().arrived = true; }
+// A GPU would wait for ever for a thread that has not arrived.
+inline void cluster_wait() {
+  if (!emulator::fiber().arrived) emulator::status = 1;
+  emulator::fiber().arrived = false;
+  emulator::wait(emulator::State::AT_CLUSTER_BARRIER);
+}
 template <typename Shared>
 const Shared& of_block(const Shared& mine, unsigned place) {
   return *(&mine + (static_cast<int>(place) - static_cast<int>(blockIdx.y)));
@@ -236,7 +248,7 @@ template <typename T>
 T __shfl_xor_sync(unsigned, T value, int mask) {
   static_assert(sizeof(T) <= 8);
   using namespace emulator;
-  const unsigned self = current, slot = fibers[self].exchanges++ % 2;
+  const unsigned self = current, slot = fiber().exchanges++ % 2;
   std::memcpy(&fibers[self].words[slot], &value, sizeof(T));
   wait(State::AT_WARP_BARRIER);
   T other;
@@ -249,7 +261,7 @@ namespace emulator {
 // Six words of every thread of the warp, which all of them show at once.
 class WarpWords {
  public:
-  explicit WarpWords(const uint32_t (&mine)[6]) : first(current / WARP * WARP), slot(fibers[current].exchanges++ % 2) {
+  explicit WarpWords(const uint32_t (&mine)[6]) : first(current / WARP * WARP), slot(fiber().exchanges++ % 2) {
     std::memcpy(fibers[current].shown[slot], mine, sizeof(mine));
     wait(State::AT_WARP_BARRIER);
   }
