@@ -26,6 +26,7 @@ from mbc.kernels.own import (
     many,
     moves,
     products,
+    taps,
     updates,
 )
 from mbc.kernels.own.base import Layouts, OwnKernel, Slice, layout_of
@@ -41,6 +42,7 @@ _FAMILIES = (
     products,
     depthwise,
     few_channels,
+    taps,
     fused,
     fused_at_once,
     fused_concat,

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from mbc.device.spec import find_spec
 from mbc.ir.types import Precision
-from mbc.kernels.base import DTYPE_CODES
-from mbc.kernels.own import few_channels
+from mbc.kernels.base import DTYPE_CODES, Candidate
+from mbc.kernels.own import KERNELS, OWN, few_channels, taps
 from mbc.resources import folder
 from tests.kernels.own.cases import CASES, Case
 from tests.kernels.own.groups import groups_in
@@ -22,7 +23,8 @@ EMULATOR = Path(__file__).parent / "emulator"
 PRECISIONS = (Precision.FP32, Precision.BF16)  # one library holds both; fp16 takes the same way through each kernel
 GXX = shutil.which("g++")
 FILTER_PASS = few_channels.KERNELS[1]
-FIRST_LAYERS = {k.kind: k for k in few_channels.KERNELS if k.name.endswith("_fp32")}
+# Of convolutions whose products tensor cores read as tf32: how far off they may be, and how far off they have to be.
+WORDS = {Precision.FP32: (0.0, 1e-6), Precision.TF32: (1e-4, 4e-4)}
 pytestmark = pytest.mark.skipif(GXX is None, reason="no g++ on this machine")
 
 
@@ -69,18 +71,32 @@ def test_a_block_goes_on_with_the_next_tile(case: Case, parts: int, library: Lib
     check(library, case, Precision.FP32)
 
 
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_a_block_goes_on_with_the_next_strip(blocks: int, library: Library, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(taps, "MOST_BLOCKS", blocks)
+    (kernel,) = taps.KERNELS
+    case = next(c for c in CASES if c.kind == kernel.kind and kernel.takes(c.request(Precision.TF32)))
+    trial = Trial(library, case, Precision.TF32)
+    (candidate,) = (c for c in trial.candidates() if c.name == kernel.name)
+    for variant in trial.variants(candidate):
+        (error,) = trial.errors(candidate, variant)
+        assert error <= WORDS[Precision.TF32][1], variant.name
+
+
+def on_tensor_cores(case: Case, precision: Precision) -> list[Candidate]:
+    return [c for c in OWN.candidates(case.request(precision), find_spec("h200")) if KERNELS[c.name].tensor_cores]
+
+
 @pytest.mark.parametrize(
-    "case",
-    [c for c in CASES if c.kind in FIRST_LAYERS and FIRST_LAYERS[c.kind].takes(c.request(Precision.FP32))],
-    ids=lambda case: case.name,
+    ("case", "precision"),
+    [(c, p) for c in CASES if c.kind.startswith("convolution") for p in WORDS if on_tensor_cores(c, p)],
+    ids=lambda value: value.name if isinstance(value, Case) else str(value),
 )
-def test_first_layers_on_tensor_cores_are_as_exact_as_asked(case: Case, library: Library):
+def test_words_on_tensor_cores_are_as_exact_as_asked(case: Case, precision: Precision, library: Library):
     """In fp32 what tf32 leaves of a word counts; in tf32 words are rounded, not cut off, which would be 6e-4 off."""
-    for precision, low, high in ((Precision.FP32, 0.0, 1e-6), (Precision.TF32, 1e-4, 4e-4)):
-        trial = Trial(library, case, precision)
-        ours = [c for c in trial.candidates() if c.name.startswith(FIRST_LAYERS[case.kind].name)]
-        assert ours
-        for candidate in ours:
-            for variant in trial.variants(candidate):
-                (error,) = trial.errors(candidate, variant)
-                assert low <= error <= high, (candidate.name, variant.name)
+    trial = Trial(library, case, precision)
+    low, high = WORDS[precision]
+    for candidate in on_tensor_cores(case, precision):
+        for variant in trial.variants(candidate):
+            (error,) = trial.errors(candidate, variant)
+            assert low <= error <= high, (candidate.name, variant.name)

@@ -78,7 +78,7 @@ def test_the_cases_use_every_kernel():
     used = {
         candidate.name
         for case in (*CASES, *GROUPS)
-        for precision in (Precision.FP32, Precision.BF16)
+        for precision in (Precision.FP32, Precision.TF32, Precision.BF16)
         for candidate in _candidates(case, precision)
     }
     assert used == set(KERNELS)
