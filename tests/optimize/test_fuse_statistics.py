@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from mbc.device.profile import Identity, Measurement, Profile
 from mbc.device.signature import signature
-from mbc.device.spec import DeviceSpec, find_spec
+from mbc.device.spec import find_spec
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.ir.graph import TrainingGraph
 from mbc.ir.training import differentiate
 from mbc.kernels import PROVIDERS
-from mbc.kernels.base import Candidate, Provider, Request
+from mbc.kernels.base import Candidate, Request
 from mbc.kernels.cudnn_statistics import KIND
 from mbc.kernels.interpreter import INTERPRETER
-from mbc.ops.fused import Fused, names_of
+from mbc.ops.fused import names_of
 from mbc.optimize.candidates import CandidateTable, Rules
 from mbc.optimize.floor import step_floor
 from mbc.optimize.fuse import Group, fuse, groups, groups_of, kept
@@ -34,6 +33,7 @@ from mbc.plan.verify import verify_plan
 from mbc.resources import folder
 from mbc.runtime.module import Module
 from mbc.source import Source
+from tests.optimize.planned import Only
 
 # Its blocks form no clusters, so that no other group holds the same statistics.
 GPU = replace(find_spec("h200"), architecture="sm_80")
@@ -192,30 +192,12 @@ def test_the_floor_counts_products_by_themselves():
     assert step_floor(table(steps, measured(steps, FASTER))) == step_floor(table(steps, measured(steps, SLOWER)))
 
 
-@dataclass(frozen=True)
-class Only:
-    """A provider of no other groups. `part`: of the time, what these take."""
-
-    inner: Provider
-    part: float
-
-    @property
-    def name(self) -> str:
-        return self.inner.name
-
-    def candidates(self, request: Request, device: DeviceSpec) -> Iterable[Candidate]:
-        if isinstance(request.attributes, Fused) and request.kind != KIND:
-            return ()
-        part = self.part if request.kind == KIND else 1.0
-        return (replace(c, time_us=part * c.time_us) for c in self.inner.candidates(request, device))
-
-
 APART = 10.0  # times what the interpreter is taken to need for it
 
 
 def exact(part: float, budget_bytes: int = 10**12) -> Plan:
     """In fp64, which the interpreter alone runs."""
-    one = CandidateTable(graph("fp64"), GPU, (Only(INTERPRETER, part),), rules=Rules())  # type: ignore[arg-type]
+    one = CandidateTable(graph("fp64"), GPU, (Only(INTERPRETER, KIND, part),), rules=Rules())  # type: ignore[arg-type]
     plan = search(one, Limits(), budget_bytes)
     verify_plan(plan)
     return plan
