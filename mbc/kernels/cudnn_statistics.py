@@ -1,8 +1,8 @@
 """Convolutions through cuDNN's graph API that leave the batch statistics of what they make.
 
-An engine sums up what it has just computed, and its squares, before it is written (`CUDNN_BACKEND_OPERATION_GEN_STATS_
-DESCRIPTOR`): nobody has to read the result for that. The two sums of every channel lie in fp32 at the start of the
-workspace, and a small kernel (templates/host/moments.cu) makes mean and variance of them, which takes one launch more.
+An engine sums up what it has just computed, and its squares, before it is written (cuDNN's operation GEN_STATS), so that
+nobody has to read the result for that. The two sums of every channel lie in fp32 at the start of the workspace, and a
+small kernel (templates/host/moments.cu) makes mean and variance of them.
 
 cuDNN 9.19 has such engines ready for fp16, channels last, whole vectors of channels; for bf16 it compiles them at run
 time, which no package does. In a survey for an H200 every layer that `_offered` takes had one within `_parts_bytes`.
@@ -119,9 +119,13 @@ class CudnnStatistics:
 
 
 def _shapes(request: Request) -> Shapes | None:
-    """None where the request is not of images, or does not give all three: result, mean, variance."""
-    complete = request.kind == KIND and len(request.outputs) == 3
-    return shapes_of(convolution_of(request)) if complete else None
+    """None where the request is not of images, gives not all three (result, mean, variance), or has the statistics of
+    something else."""
+    a = request.attributes
+    if request.kind != KIND or not isinstance(a, Fused) or len(request.outputs) != 3:
+        return None
+    convolution, statistics = a.members
+    return shapes_of(convolution_of(request)) if statistics.inputs == convolution.outputs else None
 
 
 CUDNN_STATISTICS = CudnnStatistics()

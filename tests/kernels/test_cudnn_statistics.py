@@ -14,6 +14,7 @@ from mbc.kernels.base import Candidate, Request
 from mbc.kernels.cudnn import CUDNN
 from mbc.kernels.cudnn_convolution import ROW_FIELDS
 from mbc.kernels.cudnn_statistics import KIND, convolution_of, sums_bytes
+from mbc.ops.fused import Fused
 from tests.kernels.statistics import with_statistics
 
 H200 = find_spec("h200")
@@ -54,6 +55,15 @@ def test_an_estimate_gains_nothing() -> None:
     assert candidate.time_us >= one_by_one
 
 
+def of_the_image(request: Request) -> Request:
+    """The same kind, but statistics of what is read."""
+    a = request.attributes
+    assert isinstance(a, Fused)
+    convolution, statistics = a.members
+    wired = replace(a, members=(convolution, replace(statistics, inputs=convolution.inputs[:1])))
+    return replace(request, attributes=wired)
+
+
 @pytest.mark.parametrize(
     "request_",
     [
@@ -64,8 +74,9 @@ def test_an_estimate_gains_nothing() -> None:
         with_statistics((32, 64, 14, 14), 12, 3),
         with_statistics((32, 64, 14, 14), 128, 7),
         replace(REQUEST, outputs=REQUEST.outputs[1:]),
+        of_the_image(REQUEST),
     ],
-    ids=["bf16", "tf32", "groups", "channels", "filters", "kernel", "no result"],
+    ids=["bf16", "tf32", "groups", "channels", "filters", "kernel", "no result", "of the image"],
 )
 def test_what_has_no_engine_has_no_candidate(request_: Request) -> None:
     assert found(request_) == []
