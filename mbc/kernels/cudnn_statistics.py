@@ -1,8 +1,8 @@
 """Convolutions through cuDNN's graph API that leave the batch statistics of what they make.
 
-An engine sums up what it has just computed, and its squares, before it is written (cuDNN's operation GEN_STATS), so that
-nobody has to read the result for that. The two sums of every channel lie in fp32 at the start of the workspace, and a
-small kernel (templates/host/moments.cu) makes mean and variance of them.
+An engine sums up what it has just computed, and its squares, before it is written (cuDNN's operation GEN_STATS): nobody
+has to read the result for that. The two sums of every channel lie in fp32 at the start of the workspace, and a small
+kernel (templates/host/moments.cu) makes mean and variance of them.
 
 cuDNN 9.19 has such engines ready for fp16, channels last, whole vectors of channels; for bf16 it compiles them at run
 time, which no package does. In a survey for an H200 every layer that `_offered` takes had one within `_parts_bytes`.
