@@ -109,6 +109,8 @@ def kernel_files(view: View) -> list[str]:
     needed = set(view.symbols)
     if view.uses_cudnn:
         needed.add("mbc_widen")  # filter gradients of bf16 and fp16
+    if "cudnn" in view.libraries:
+        needed.add("mbc_moments")  # statistics in a convolution's epilogue
     missing = sorted(needed - defined.keys())
     if missing:
         raise MbcError(

@@ -16,6 +16,8 @@ from mbc.device.cudnn_constants import Constant
 from mbc.device.cudnn_library import CudnnRefusal, Descriptor, Library
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import Request
+from mbc.kernels.cudnn_statistics import KIND as WITH_STATISTICS
+from mbc.kernels.cudnn_statistics import convolution_of
 
 ALIGNMENT_BYTES = 16  # of every operand: what cuDNN's widest loads need; buffers are aligned to more
 MOST_KNOBS = 64
@@ -103,6 +105,7 @@ _PASSES = {
     ),
 }
 CONVOLUTION_KINDS = tuple(_PASSES)
+ENGINE_KINDS = (*CONVOLUTION_KINDS, WITH_STATISTICS)  # that cuDNN's graph API runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,33 +235,53 @@ class ConvolutionPlan:
 class ConvolutionGraph:
     """The operation graph of one convolution request with the layouts of its operands (inputs, then the output).
 
+    A request for statistics as well has a second operation, which sums up what the first one writes; its two sums,
+    which are none of the operands, come behind them.
     `CudnnRefusal` where cuDNN takes no such operation (asymmetric padding with some shapes, types it does not know).
     `beta` 1 adds to the output, where an engine can.
     """
 
     def __init__(self, device: Device, request: Request, layouts: Sequence[Layout], beta: float = 0.0) -> None:
         self._device = device
-        library = device.library
-        direction = _PASSES[request.kind]
-        types = engine_types(request)
+        convolution = convolution_of(request)
+        direction = _PASSES[convolution.kind]
+        types = engine_types(convolution)
         double = types[0].dtype is DType.FP64
         tensors = [
             self._tensor(identity, tensor, layout)
             for identity, (tensor, layout) in enumerate(zip(types, layouts, strict=True), start=1)
         ]
-        operation = Descriptor(library, direction.operation)
+        operation = Descriptor(device.library, direction.operation)
         for attribute, tensor in zip(direction.operands, tensors, strict=True):
             operation.set_parts(attribute, [tensor])
         operation.set_parts(
-            direction.descriptor, [self._convolution(cast(ConvolutionAttributes, request.attributes), double)]
+            direction.descriptor, [self._convolution(cast(ConvolutionAttributes, convolution.attributes), double)]
         )
         scalar = Constant.TYPE_DOUBLE if double else Constant.TYPE_FLOAT
         operation.set(direction.alpha, scalar, [1.0]).set(direction.beta, scalar, [beta])
-        graph = Descriptor(library, Constant.BACKEND_OPERATIONGRAPH_DESCRIPTOR)
-        graph.set_parts(Constant.ATTR_OPERATIONGRAPH_OPS, [operation.finalize()])
+        operations = [operation.finalize()]
+        if convolution is not request:
+            operations.append(self._sums(tensors, types[-1].shape[1], layouts[-1]))
+        graph = Descriptor(device.library, Constant.BACKEND_OPERATIONGRAPH_DESCRIPTOR)
+        graph.set_parts(Constant.ATTR_OPERATIONGRAPH_OPS, operations)
         if device.handle:
             graph.set(Constant.ATTR_OPERATIONGRAPH_HANDLE, Constant.TYPE_HANDLE, [device.handle])
         self._graph = graph.finalize()
+
+    def _sums(self, operands: Sequence[Descriptor], channels: int, layout: Layout) -> Descriptor:
+        """Over every channel of the last of these operands, and over its squares."""
+        vector = TensorType((1, channels, 1, 1), DType.FP32)
+        first = len(operands) + 1
+        sums, squares = (self._tensor(identity, vector, layout) for identity in (first, first + 1))
+        operation = Descriptor(self._device.library, Constant.BACKEND_OPERATION_GEN_STATS_DESCRIPTOR)
+        mode = [Constant.GENSTATS_SUM_SQSUM]
+        operation.set(Constant.ATTR_OPERATION_GENSTATS_MODE, Constant.TYPE_GENSTATS_MODE, mode)
+        precision = [Constant.DATA_FLOAT]
+        operation.set(Constant.ATTR_OPERATION_GENSTATS_MATH_PREC, Constant.TYPE_DATA_TYPE, precision)
+        operation.set_parts(Constant.ATTR_OPERATION_GENSTATS_XDESC, operands[-1:])
+        operation.set_parts(Constant.ATTR_OPERATION_GENSTATS_SUMDESC, [sums])
+        operation.set_parts(Constant.ATTR_OPERATION_GENSTATS_SQSUMDESC, [squares])
+        return operation.finalize()
 
     def _tensor(self, identity: int, tensor: TensorType, layout: Layout) -> Descriptor:
         descriptor = Descriptor(self._device.library, Constant.BACKEND_TENSOR_DESCRIPTOR)

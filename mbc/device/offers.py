@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from mbc.device.cudnn import CONVOLUTION_KINDS, FAST_ALGORITHMS, Configuration, ConvolutionGraph, refusal
+from mbc.device.cudnn import ENGINE_KINDS, FAST_ALGORITHMS, Configuration, ConvolutionGraph, refusal
 from mbc.device.cudnn_legacy import legacy_candidates
 from mbc.device.cudnn_library import CudnnRefusal
 from mbc.device.gpu import Gpu
@@ -14,7 +14,10 @@ from mbc.device.spec import DeviceSpec, spec_like
 from mbc.ir.types import Layout, layout_matters
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import LAYOUT_CODES, Candidate, Request
-from mbc.kernels.cudnn_convolution import CUDNN_CONVOLUTION, widened_bytes
+from mbc.kernels.cudnn import CUDNN
+from mbc.kernels.cudnn_convolution import widened_bytes
+from mbc.kernels.cudnn_statistics import KIND as WITH_STATISTICS
+from mbc.kernels.cudnn_statistics import sums_bytes
 from mbc.kernels.own import OWN
 from mbc.units import show_size
 
@@ -54,7 +57,7 @@ def offers(gpu: Gpu, request: Request, workspace_limit_bytes: int) -> Offered:
     """
     search = _Search(workspace_limit_bytes)
     spec = device_spec(gpu)
-    if request.kind in CONVOLUTION_KINDS:
+    if request.kind in ENGINE_KINDS:
         search.take(_engines(gpu, request, search))
         found = legacy_candidates(gpu.library, gpu.device.handle, request)
         search.take(Offer(candidate, notes) for candidate, notes in found)
@@ -107,20 +110,18 @@ def _engines(gpu: Gpu, request: Request, search: _Search) -> Iterator[Offer]:
 def _engines_in(
     graph: ConvolutionGraph, request: Request, layout: Layout, search: _Search, refused: Counter[str]
 ) -> Iterator[Offer]:
-    widened = 0
-    if request.kind == "convolution_backward_filter":
-        widened = widened_bytes(request.outputs[0], request.inputs[0].dtype)
+    front_bytes = _front_bytes(request)
     count, least_bytes = 0, search.limit_bytes + 1
     for configuration in graph.configurations():
         reason = refusal(configuration, request.precision, admitted=FAST_ALGORITHMS)
         if reason is not None:
             refused[reason] += 1
             continue
-        if count >= BEST_PER_LAYOUT and least_bytes == widened:
+        if count >= BEST_PER_LAYOUT and least_bytes == front_bytes:
             search.notes.append(f"{layout.value} engines after the best {count}")
             return
         try:
-            workspace_bytes = graph.plan(configuration).workspace_bytes + widened
+            workspace_bytes = graph.plan(configuration).workspace_bytes + front_bytes
         except CudnnRefusal:
             continue  # offered, and yet it does not support this shape
         if count >= BEST_PER_LAYOUT and workspace_bytes >= least_bytes:
@@ -131,17 +132,24 @@ def _engines_in(
             least_bytes = min(least_bytes, workspace_bytes)
 
 
+def _front_bytes(request: Request) -> int:
+    """What lies in the workspace before that of the engine."""
+    if request.kind == "convolution_backward_filter":
+        return widened_bytes(request.outputs[0], request.inputs[0].dtype)
+    return sums_bytes(request.outputs[0]) if request.kind == WITH_STATISTICS else 0
+
+
 def engine_offer(request: Request, layout: Layout, configuration: Configuration, workspace_bytes: int) -> Offer:
-    """An engine as `mbc.kernels.cudnn_convolution` runs it."""
+    """An engine as `mbc.kernels.cudnn` runs it. Vectors lie in one way only."""
     candidate = Candidate(
-        CUDNN_CONVOLUTION.name,
+        CUDNN.name,
         request.kind,
         (
             ("deterministic", int(configuration.deterministic)),
             *configuration.settings,
             ("layout", LAYOUT_CODES[layout]),
         ),
-        (layout,) * 3,
+        tuple(layout if len(t.shape) > 1 else Layout.CHANNELS_FIRST for t in (*request.inputs, *request.outputs)),
         workspace_bytes,
         0.0,
         False,

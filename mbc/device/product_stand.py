@@ -19,6 +19,7 @@ from mbc.kernels.base import Candidate, Request
 from mbc.ops.base import Array
 from mbc.runtime.formats import stored_bytes
 
+RESULT = 2  # place of a product behind its two operands
 GRADIENT = 1  # place of dy among the inputs of a filter gradient
 ADDED = 0.01  # how exactly two additions have to be twice one, to tell an addition from overwriting
 
@@ -60,11 +61,11 @@ class ProductStand(Stand):
         return with_rows(request, rows) if request.kind in CONVOLUTION_KINDS else None
 
     def checker(self, request: Request, offered: Sequence[Offer]) -> Checker:
-        layouts = dict.fromkeys(o.candidate.layouts[-1] for o in offered)
-        return _ProductChecker(self.gpu, self._comparer, self._trial, request, layouts)
+        layouts = dict.fromkeys(o.candidate.layouts[RESULT] for o in offered)
+        return ProductChecker(self.gpu, self._comparer, self._trial, request, layouts)
 
 
-class _ProductChecker:
+class ProductChecker:
     def __init__(
         self, gpu: Gpu, comparer: Comparer, trial: Trial, request: Request, layouts: dict[Layout, None]
     ) -> None:
@@ -97,7 +98,7 @@ class _ProductChecker:
         return abs(self._distances(candidate, at)[0] - 1) <= ADDED
 
     def _distances(self, candidate: Candidate, at: Pointers) -> list[float]:
-        output, wanted = self._request.outputs[0], self._wanted[candidate.layouts[-1]]
+        output, wanted = self._request.outputs[0], self._wanted[candidate.layouts[RESULT]]
         if self._trial.adds_up:
             parts = [(at.outputs[0], wanted, output.elements)]
         else:

@@ -23,6 +23,7 @@ from mbc.device.gpu import Gpu
 from mbc.errors import MbcError
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import Request
+from mbc.kernels.cudnn_statistics import convolution_of
 from mbc.ops.convolution import Convolution
 from mbc.ops.matrix import Linear
 from mbc.runtime.formats import loaded, stored_bytes
@@ -48,10 +49,11 @@ Floats = NDArray[np.float32] | NDArray[np.float64]
 
 
 def as_convolution(request: Request) -> Request:
-    """A linear layer is a convolution of images of one pixel, of the same bytes; a convolution is itself."""
+    """A linear layer is a convolution of images of one pixel, of the same bytes; a convolution is itself, whatever else
+    its launch makes."""
     number = LINEAR_KINDS.get(request.kind)
     if number is None:
-        return request
+        return convolution_of(request)
     assert isinstance(request.attributes, Linear)
 
     def pixels(types: tuple[TensorType, ...]) -> tuple[TensorType, ...]:

@@ -20,11 +20,13 @@ from mbc.device.offers import Offered, device_spec, offers
 from mbc.device.plain_stand import PlainStand
 from mbc.device.product_stand import ProductStand
 from mbc.device.profile import Identity
+from mbc.device.statistics_stand import StatisticsStand
 from mbc.device.transfers import HostLink
 from mbc.device.trial import PRODUCT_KINDS, Trials
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Request
+from mbc.kernels.cudnn_statistics import KIND as WITH_STATISTICS
 from mbc.kernels.own import OWN
 from mbc.ops.activation import Scale
 from mbc.ops.matrix import Linear
@@ -163,6 +165,8 @@ class Bench:
         try:
             if request.kind in PRODUCT_KINDS:
                 yield ProductStand(self.gpu, library, self.clock, self.trials.make(request), request)
+            elif request.kind == WITH_STATISTICS:
+                yield StatisticsStand(self.gpu, library, self.clock, self.trials.make(request), request)
             else:
                 yield PlainStand(self.gpu, library, self.clock, request)
         finally:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from mbc.kernels.base import Provider
 from mbc.kernels.cublaslt import CUBLASLT
-from mbc.kernels.cudnn_convolution import CUDNN_CONVOLUTION
+from mbc.kernels.cudnn import CUDNN
 from mbc.kernels.cudnn_legacy import CUDNN_LEGACY
 from mbc.kernels.own import OWN
 
-PROVIDERS: tuple[Provider, ...] = (CUDNN_CONVOLUTION, CUDNN_LEGACY, CUBLASLT, OWN)
+PROVIDERS: tuple[Provider, ...] = (CUDNN, CUDNN_LEGACY, CUBLASLT, OWN)

@@ -1,4 +1,4 @@
-"""Convolutions through cuDNN's graph API: what a plan reserves for them and how long they should take.
+"""Convolutions through cuDNN's graph API, by themselves: what a plan reserves for them and how long they should take.
 
 A plan that no profile informs names no engine (`engine` = -1): the generated module takes the first configuration that
 cuDNN's heuristics offer, whose numerical notes agree with the precision and whose workspace fits the planned bytes.
@@ -42,6 +42,7 @@ ROW_FIELDS = (
     "math",
     "deterministic",
     "accumulate",
+    "statistics",
     "rows",
     "channels",
     "height",
@@ -66,7 +67,7 @@ ROW_FIELDS = (
 )
 HEURISTIC_ENGINE = -1
 
-_ALIGNMENT_BYTES = 256
+ALIGNMENT_BYTES = 256
 _MOST_SUMS_BYTES = 32 << 20
 _LEAST_SUMS_BYTES = 3 << 19  # small filters of large images split further: 1.5 MiB, but not above their own size
 _SUMS_PER_PASS = {0: 2, 1: 2, 2: 16}  # partial results of a split reduction, in sizes of the filter
@@ -128,7 +129,7 @@ def shapes_of(request: Request) -> Shapes | None:
     return Shapes(image, filter_, result, request.attributes)
 
 
-def _padded(count: int, multiple: int) -> int:
+def padded(count: int, multiple: int) -> int:
     return -(-count // multiple) * multiple
 
 
@@ -146,7 +147,7 @@ def widened_bytes(filter_: TensorType, working: DType) -> int:
     """Workspace that a filter gradient takes in the type of its operands, 0 where that is fp32 already."""
     if working not in (DType.BF16, DType.FP16):
         return 0
-    return _padded(filter_.elements * working.size_bytes, _ALIGNMENT_BYTES)
+    return padded(filter_.elements * working.size_bytes, ALIGNMENT_BYTES)
 
 
 def _sums_bytes(shapes: Shapes, number: int) -> int:
@@ -165,7 +166,7 @@ def _copies_bytes(shapes: Shapes, precision: Precision, layout: Layout) -> int:
     rows, channels, height, width = shapes.image.shape
     filters, per_group, kernel_height, kernel_width = shapes.filter.shape
     out_height, out_width = shapes.result.shape[2:]
-    wide, deep = _padded(per_group, multiple), _padded(filters // groups, multiple)
+    wide, deep = padded(per_group, multiple), padded(filters // groups, multiple)
     image = rows * wide * groups * height * width
     filter_ = deep * groups * wide * kernel_height * kernel_width
     result = rows * deep * groups * out_height * out_width
@@ -227,7 +228,7 @@ def _effort(shapes: Shapes, kind: str, layout: Layout, precision: Precision, dev
 
 @dataclass(frozen=True)
 class CudnnConvolution:
-    """The provider `cudnn`."""
+    """Of the provider `cudnn` (`mbc.kernels.cudnn`) what runs one operation."""
 
     name: str = "cudnn"
 
@@ -262,7 +263,7 @@ class CudnnConvolution:
                 ("layout", LAYOUT_CODES[layout]),
             ),
             layouts=(layout, layout, layout),
-            workspace_bytes=_padded(workspace_bytes, _ALIGNMENT_BYTES),
+            workspace_bytes=padded(workspace_bytes, ALIGNMENT_BYTES),
             time_us=estimate_us(effort),
             measured=False,
             accumulates=PASSES[request.kind] == 2,
@@ -282,32 +283,47 @@ class CudnnConvolution:
         shapes = shapes_of(request)
         if shapes is None:
             raise ValueError(f"cuDNN runs no {request.kind}")
-        given = dict(settings)
-        # Where an operand has one pixel or one channel the plan calls it channels first, whatever its neighbours are.
-        seen = max(LAYOUT_CODES[layout] for layout in layouts)
-        knobs = tuple((int(k.removeprefix("knob")), v) for k, v in settings if k.startswith("knob"))
-        a = shapes.attributes
-        integers = (
-            PASSES[request.kind],
-            DTYPE_CODES[shapes.image.dtype.value],
-            given.get("layout", seen),
-            _math(request.precision),
-            given.get("deterministic", 0),
-            int(accumulate),
-            *shapes.image.shape,
-            shapes.filter.shape[0],
-            *shapes.filter.shape[2:],
-            *shapes.result.shape[2:],
-            *a.pad,
-            *a.stride,
-            *a.dilation,
-            a.groups,
-            workspace_bytes,
-            given.get("engine", HEURISTIC_ENGINE),
-            len(knobs),
-            *(n for knob in knobs for n in knob),
-        )
-        return Arguments(integers)
+        return row(shapes, PASSES[request.kind], request.precision, settings, layouts, accumulate, workspace_bytes)
+
+
+def row(
+    shapes: Shapes,
+    number: int,
+    precision: Precision,
+    settings: tuple[tuple[str, int], ...],
+    layouts: tuple[Layout, ...],
+    accumulate: bool,
+    workspace_bytes: int,
+    statistics: bool = False,
+) -> Arguments:
+    """A `ConvolutionRow` and its knobs, for the pass of this number."""
+    given = dict(settings)
+    # Where an operand has one pixel or one channel the plan calls it channels first, whatever its neighbours are.
+    seen = max(LAYOUT_CODES[layout] for layout in layouts)
+    knobs = tuple((int(k.removeprefix("knob")), v) for k, v in settings if k.startswith("knob"))
+    a = shapes.attributes
+    integers = (
+        number,
+        DTYPE_CODES[shapes.image.dtype.value],
+        given.get("layout", seen),
+        _math(precision),
+        given.get("deterministic", 0),
+        int(accumulate),
+        int(statistics),
+        *shapes.image.shape,
+        shapes.filter.shape[0],
+        *shapes.filter.shape[2:],
+        *shapes.result.shape[2:],
+        *a.pad,
+        *a.stride,
+        *a.dilation,
+        a.groups,
+        workspace_bytes,
+        given.get("engine", HEURISTIC_ENGINE),
+        len(knobs),
+        *(n for knob in knobs for n in knob),
+    )
+    return Arguments(integers)
 
 
 CUDNN_CONVOLUTION = CudnnConvolution()

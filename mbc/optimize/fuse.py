@@ -53,17 +53,18 @@ def fuse(table: CandidateTable, limit_bytes: int | None = None) -> Programs:
 
 
 def all_groups(table: CandidateTable) -> tuple[Group, ...]:
-    """Every place where a pattern fits, in both programs."""
+    """`groups_of` both programs."""
     train, infer = groups_of(table)
     return (*train, *infer)
 
 
 def groups_of(table: CandidateTable) -> tuple[tuple[Group, ...], tuple[Group, ...]]:
-    """Every place where a pattern fits, of the training step and of inference; found once."""
+    """Every place where a pattern fits that some kernel can run, of the training step and of inference; found once."""
     graph = table.graph
     if not table.groups:
-        table.groups["train"] = groups(graph.train, kept(graph, graph.train))
-        table.groups["infer"] = groups(graph.infer, kept(graph, graph.infer))
+        for name, program in (("train", graph.train), ("infer", graph.infer)):
+            found = groups(program, kept(graph, program))
+            table.groups[name] = tuple(group for group in found if all(map(table.offered, group.launches)))
     return table.groups["train"], table.groups["infer"]
 
 

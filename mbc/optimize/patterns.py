@@ -251,6 +251,8 @@ PATTERNS: tuple[Pattern, ...] = (
         Pattern.of("m, v = batch_statistics(x)", f"mean, variance = join_statistics({pairs})")
         for pairs in ("m0, v0, m, v", "m, v, m0, v0")
     ),
+    # What a convolution makes is summed up before it is written.
+    Pattern.of("x = convolution(a, w)", _STATISTICS, launches=(Part((0, 1), ("x", "mean", "variance")),)),
 )
 
 # Sums over a gradient behind relu that make relu's output again on the way, for whoever reads it next: most of what it

@@ -1,14 +1,15 @@
 // Convolutions through cuDNN's graph API (its C backend): one execution plan per distinct row, built once.
 //
-// Accesses of a launch: forward x, w, y; data gradient dy, w, dx; filter gradient x, dy, dw; then workspace, if any.
+// Accesses of a launch: forward x, w, y, and with statistics y's mean and variance; data gradient dy, w, dx; filter
+// gradient x, dy, dw; then workspace, if any.
 
-#include "cudnn_calls.h"
+#include "cudnn_descriptor.h"
 #include "mbc_types.h"
 
 #include <algorithm>
 #include <map>
-#include <utility>
-#include <vector>
+
+extern "C" const char* mbc_moments(const MbcCall& call);  // moments.cu
 
 namespace {
 
@@ -23,6 +24,7 @@ struct ConvolutionRow {
   int64_t math;
   int64_t deterministic;
   int64_t accumulate;
+  int64_t statistics;  // forward: mean and variance of the result's channels, too
   int64_t rows;
   int64_t channels;
   int64_t height;
@@ -48,80 +50,18 @@ struct ConvolutionRow {
 
 constexpr int64_t FULL_ALIGNMENT = 16;  // bytes; more is of no use to any engine
 
-class Descriptor {
- public:
-  explicit Descriptor(cudnnBackendDescriptorType_t type) {
-    check_cudnn(cudnnBackendCreateDescriptor(type, &raw_), "create descriptor");
-  }
-  Descriptor(Descriptor&& other) noexcept : raw_(std::exchange(other.raw_, nullptr)) {}
-  Descriptor& operator=(Descriptor&& other) noexcept {
-    std::swap(raw_, other.raw_);
-    return *this;
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  ~Descriptor() {
-    if (raw_ != nullptr) cudnnBackendDestroyDescriptor(raw_);
-  }
-
-  cudnnBackendDescriptor_t raw() const { return raw_; }
-
-  Descriptor& set(cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, int64_t count, const void* data) {
-    check_cudnn(cudnnBackendSetAttribute(raw_, name, type, count, data), "set attribute");
-    return *this;
-  }
-  Descriptor& integers(cudnnBackendAttributeName_t name, const std::vector<int64_t>& values) {
-    return set(name, CUDNN_TYPE_INT64, static_cast<int64_t>(values.size()), values.data());
-  }
-  Descriptor& real(cudnnBackendAttributeName_t name, float value) { return set(name, CUDNN_TYPE_FLOAT, 1, &value); }
-  Descriptor& data_type(cudnnBackendAttributeName_t name, cudnnDataType_t value) {
-    return set(name, CUDNN_TYPE_DATA_TYPE, 1, &value);
-  }
-  Descriptor& child(cudnnBackendAttributeName_t name, const Descriptor& value) {
-    const cudnnBackendDescriptor_t raw = value.raw();
-    return set(name, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &raw);
-  }
-  Descriptor& children(cudnnBackendAttributeName_t name, const std::vector<Descriptor>& values) {
-    std::vector<cudnnBackendDescriptor_t> raws;
-    for (const Descriptor& value : values) raws.push_back(value.raw());
-    return set(name, CUDNN_TYPE_BACKEND_DESCRIPTOR, static_cast<int64_t>(raws.size()), raws.data());
-  }
-  Descriptor& finalize(const char* what) {
-    check_cudnn(cudnnBackendFinalize(raw_), what);
-    return *this;
-  }
-
-  std::vector<Descriptor> get_children(cudnnBackendAttributeName_t name, cudnnBackendDescriptorType_t type) const {
-    int64_t count = 0;
-    check_cudnn(cudnnBackendGetAttribute(raw_, name, CUDNN_TYPE_BACKEND_DESCRIPTOR, 0, &count, nullptr), "count");
-    std::vector<Descriptor> children;
-    std::vector<cudnnBackendDescriptor_t> raws;
-    for (int64_t i = 0; i < count; ++i) {
-      children.emplace_back(type);
-      raws.push_back(children.back().raw());
-    }
-    if (count > 0)
-      check_cudnn(cudnnBackendGetAttribute(raw_, name, CUDNN_TYPE_BACKEND_DESCRIPTOR, count, &count, raws.data()),
-                  "get descriptors");
-    children.erase(children.begin() + count, children.end());
-    return children;
-  }
-
- private:
-  cudnnBackendDescriptor_t raw_ = nullptr;
-};
-
 std::vector<int64_t> strides_of(const std::vector<int64_t>& shape, int64_t layout) {
   const int64_t c = shape[1], h = shape[2], w = shape[3];
   if (layout == MBC_CHANNELS_LAST) return {h * w * c, 1, w * c, c};
   return {c * h * w, h * w, w, 1};
 }
 
-Descriptor tensor(int64_t id, const std::vector<int64_t>& shape, const ConvolutionRow& row, int64_t alignment) {
+Descriptor tensor(int64_t id, const std::vector<int64_t>& shape, cudnnDataType_t type, int64_t layout,
+                  int64_t alignment) {
   Descriptor made(CUDNN_BACKEND_TENSOR_DESCRIPTOR);
-  made.data_type(CUDNN_ATTR_TENSOR_DATA_TYPE, data_type_of(row.type))
+  made.data_type(CUDNN_ATTR_TENSOR_DATA_TYPE, type)
       .integers(CUDNN_ATTR_TENSOR_DIMENSIONS, shape)
-      .integers(CUDNN_ATTR_TENSOR_STRIDES, strides_of(shape, row.layout))
+      .integers(CUDNN_ATTR_TENSOR_STRIDES, strides_of(shape, layout))
       .integers(CUDNN_ATTR_TENSOR_UNIQUE_ID, {id})
       .integers(CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, {alignment})
       .finalize("tensor");
@@ -152,7 +92,8 @@ const PassNames& names_of(int64_t pass) {
   return names[pass];
 }
 
-constexpr int64_t IMAGE_ID = 1, FILTER_ID = 2, RESULT_ID = 3;
+constexpr int64_t IMAGE_ID = 1, FILTER_ID = 2, RESULT_ID = 3, SUMS_ID = 4, SQUARES_ID = 5;
+constexpr int OPERANDS = 3;
 
 // The order in which a pass's accesses name image (x or dx), filter (w or dw) and result (y or dy).
 std::vector<int64_t> ids_of(int64_t pass) {
@@ -204,11 +145,33 @@ bool admitted(const Descriptor& engine, const ConvolutionRow& row) {
   return std::find(behaviors, behaviors + count, CUDNN_BEHAVIOR_NOTE_RUNTIME_COMPILATION) == behaviors + count;
 }
 
+// The sums over each channel of the result, and over its squares, that the epilogue leaves for mean and variance.
+struct Moments {
+  int64_t channels;  // 0 where none are asked for
+  int64_t count;     // elements of a channel
+  int64_t bytes;     // at the start of the workspace
+
+  static Moments of(const ConvolutionRow& row) {
+    constexpr int64_t ALIGNMENT = 256;
+    if (row.statistics == 0) return {0, 0, 0};
+    const int64_t bytes = 2 * row.filters * static_cast<int64_t>(sizeof(float));
+    return {row.filters, row.rows * row.out_height * row.out_width, (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT};
+  }
+  int64_t alignment() const { return alignment_of(channels * static_cast<int64_t>(sizeof(float))); }
+
+  void run(void* workspace, void* mean, void* variance, cudaStream_t stream) const {
+    void* const pointers[] = {workspace, mean, variance};
+    const int64_t integers[] = {channels, count};
+    if (const char* text = mbc_moments({pointers, integers, nullptr, stream, 3, 2})) throw Failure(text);
+  }
+};
+
 // One prepared convolution.
 struct Prepared {
   Descriptor plan;
   ConvolutionRow row;
   Widening widening;
+  Moments moments;
 };
 
 int64_t plan_workspace(const Descriptor& plan) {
@@ -225,7 +188,7 @@ class Cudnn : public Library {
 
   int prepare(const int64_t* integers, int64_t integer_count, const int64_t* offsets, int64_t) override {
     std::vector<int64_t> key(integers, integers + integer_count);
-    for (int i = 0; i < 3; ++i) key.push_back(alignment_of(offsets[i]));
+    for (int i = 0; i < OPERANDS; ++i) key.push_back(alignment_of(offsets[i]));
     const auto known = numbers_.find(key);
     if (known != numbers_.end()) return known->second;
     const auto& row = *reinterpret_cast<const ConvolutionRow*>(integers);
@@ -238,52 +201,59 @@ class Cudnn : public Library {
 
   void run(int number, const MbcCall& call) override {
     const Prepared& prepared = prepared_[static_cast<size_t>(number)];
+    const Moments& moments = prepared.moments;
     handle_->use(call.stream);
-    void* pointers[] = {call.pointers[0], call.pointers[1], call.pointers[2]};
-    char* workspace = prepared.row.workspace_bytes > 0 ? static_cast<char*>(call.pointers[3]) : nullptr;
+    std::vector<int64_t> ids = ids_of(prepared.row.pass);
+    std::vector<void*> pointers(call.pointers, call.pointers + OPERANDS);
+    void* const front = prepared.row.workspace_bytes > 0 ? call.pointers[call.pointer_count - 1] : nullptr;
     const bool widened = prepared.widening.elements > 0;
-    if (widened) {
-      pointers[2] = workspace;
-      workspace += prepared.widening.bytes;
+    if (widened) pointers[2] = front;
+    if (moments.channels > 0) {
+      ids.insert(ids.end(), {SUMS_ID, SQUARES_ID});
+      pointers.insert(pointers.end(), {front, static_cast<float*>(front) + moments.channels});
     }
+    void* const spare = static_cast<char*>(front) + prepared.widening.bytes + moments.bytes;
     Descriptor pack(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
-    void* const spare = workspace;
-    pack.integers(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, ids_of(prepared.row.pass))
-        .set(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, 3, pointers)
+    pack.integers(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, ids)
+        .set(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, static_cast<int64_t>(pointers.size()),
+             pointers.data())
         .set(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &spare)
         .finalize("variant pack");
     check_cudnn(cudnnBackendExecute(handle_->get(), prepared.plan.raw(), pack.raw()), "execute");
-    if (widened)
-      prepared.widening.run(call.pointers[3], call.pointers[2], prepared.row.accumulate != 0, call.stream);
+    if (widened) prepared.widening.run(front, call.pointers[2], prepared.row.accumulate != 0, call.stream);
+    if (moments.channels > 0) moments.run(front, call.pointers[3], call.pointers[4], call.stream);
   }
 
  private:
   Prepared make(const ConvolutionRow& row, const int64_t* knobs, const int64_t* alignments) const {
     const int64_t elements = row.filters * (row.channels / row.groups) * row.kernel_height * row.kernel_width;
     const Widening widening = Widening::of(row.pass == BACKWARD_FILTER, row.type, elements);
-    const int64_t budget = row.workspace_bytes - widening.bytes;
-    if (budget < 0) throw Failure("the planned workspace does not hold the filter gradient");
-    const std::vector<Descriptor> operations = operation(row, alignments, widening.elements > 0);
+    const Moments moments = Moments::of(row);
+    const int64_t budget = row.workspace_bytes - widening.bytes - moments.bytes;
+    if (budget < 0)
+      throw Failure(std::string("the planned workspace does not hold ") +
+                    (widening.bytes > 0 ? "the filter gradient" : "the sums"));
+    const std::vector<Descriptor> operations = operations_of(row, alignments, widening.elements > 0);
     Descriptor graph(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
     graph.children(CUDNN_ATTR_OPERATIONGRAPH_OPS, operations)
         .set(CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, 1, &handle_->get())
         .finalize("operation graph");
     Descriptor plan = row.engine >= 0 ? named(graph, row, knobs, budget) : heuristic(graph, row, budget);
-    return {std::move(plan), row, widening};
+    return {std::move(plan), row, widening, moments};
   }
 
-  static std::vector<Descriptor> operation(const ConvolutionRow& row, const int64_t* alignments, bool widened) {
+  static std::vector<Descriptor> operations_of(const ConvolutionRow& row, const int64_t* alignments, bool widened) {
     int64_t alignment[4] = {};
     const std::vector<int64_t> ids = ids_of(row.pass);
     for (size_t i = 0; i < ids.size(); ++i) alignment[ids[i]] = alignments[i];
     if (widened) alignment[FILTER_ID] = FULL_ALIGNMENT;
-    const Descriptor image =
-        tensor(IMAGE_ID, {row.rows, row.channels, row.height, row.width}, row, alignment[IMAGE_ID]);
+    const auto operand = [&](int64_t id, const std::vector<int64_t>& shape) {
+      return tensor(id, shape, data_type_of(row.type), row.layout, alignment[id]);
+    };
+    const Descriptor image = operand(IMAGE_ID, {row.rows, row.channels, row.height, row.width});
     const Descriptor filter =
-        tensor(FILTER_ID, {row.filters, row.channels / row.groups, row.kernel_height, row.kernel_width}, row,
-               alignment[FILTER_ID]);
-    const Descriptor result =
-        tensor(RESULT_ID, {row.rows, row.filters, row.out_height, row.out_width}, row, alignment[RESULT_ID]);
+        operand(FILTER_ID, {row.filters, row.channels / row.groups, row.kernel_height, row.kernel_width});
+    const Descriptor result = operand(RESULT_ID, {row.rows, row.filters, row.out_height, row.out_width});
     const cudnnConvolutionMode_t mode = CUDNN_CROSS_CORRELATION;
     Descriptor convolution(CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR);
     convolution.data_type(CUDNN_ATTR_CONVOLUTION_COMP_TYPE, CUDNN_DATA_FLOAT)
@@ -305,7 +275,24 @@ class Cudnn : public Library {
         .real(names.alpha, 1.0f)
         .real(names.beta, row.accumulate != 0 && !widened ? 1.0f : 0.0f)
         .finalize("operation");
+    if (row.statistics != 0) operations.push_back(sums_of(result, row));
     return operations;
+  }
+
+  // Sums of the result and of its squares over each channel. The result is written all the same.
+  static Descriptor sums_of(const Descriptor& result, const ConvolutionRow& row) {
+    const std::vector<int64_t> shape = {1, row.filters, 1, 1};
+    const Descriptor sums = tensor(SUMS_ID, shape, CUDNN_DATA_FLOAT, row.layout, FULL_ALIGNMENT);
+    const Descriptor squares = tensor(SQUARES_ID, shape, CUDNN_DATA_FLOAT, row.layout, Moments::of(row).alignment());
+    const cudnnGenStatsMode_t mode = CUDNN_GENSTATS_SUM_SQSUM;
+    Descriptor operation(CUDNN_BACKEND_OPERATION_GEN_STATS_DESCRIPTOR);
+    operation.set(CUDNN_ATTR_OPERATION_GENSTATS_MODE, CUDNN_TYPE_GENSTATS_MODE, 1, &mode)
+        .data_type(CUDNN_ATTR_OPERATION_GENSTATS_MATH_PREC, CUDNN_DATA_FLOAT)
+        .child(CUDNN_ATTR_OPERATION_GENSTATS_XDESC, result)
+        .child(CUDNN_ATTR_OPERATION_GENSTATS_SUMDESC, sums)
+        .child(CUDNN_ATTR_OPERATION_GENSTATS_SQSUMDESC, squares)
+        .finalize("statistics");
+    return operation;
   }
 
   Descriptor finished(const Descriptor& configuration) const {

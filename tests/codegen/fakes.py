@@ -261,7 +261,8 @@ def _offset(plan: Plan, number: int, row: int) -> int:
 
 def as_planned(log: Log) -> Log:
     """The same log with what libraries add taken out: operands in the plan's order, workspace as the last offset, no
-    integers. A filter gradient that goes through the workspace is put back where the plan has it."""
+    integers. A filter gradient that goes through the workspace is put back where the plan has it, and so are statistics
+    that are made of what lies there."""
     return tuple(_as_planned(entry) if isinstance(entry, Call) else entry for entry in log)
 
 
@@ -276,8 +277,12 @@ def _as_planned(call: Call) -> Call:
         if "mbc_widen" in details:
             source, filter_ = _integers(details["mbc_widen"].split()[0].removeprefix("offsets="))
             workspace = (source,)
+        made: tuple[int, ...] = ()
+        if "mbc_moments" in details:
+            source, *made_of = _integers(details["mbc_moments"].split()[0].removeprefix("offsets="))
+            workspace, made = (source,), tuple(made_of)
         named = {"forward": (image, filter_, result), "backward_data": (result, filter_, image)}
-        offsets = named.get(details["pass"], (image, result, filter_))
+        offsets = (*named.get(details["pass"], (image, result, filter_)), *made)
     elif details["transposed"] != "0,1":  # cuBLASLt multiplies the other way round: w before x, w before dy
         offsets = (offsets[1], offsets[0], offsets[2])
     return Call(call.name, call.stream, (*offsets, *workspace))

@@ -222,6 +222,44 @@ def pointwise_plan(precision: Precision, algorithm: int = 0) -> Plan:
     )
 
 
+def statistics_plan(engine: int = -1, workspace_bytes: int = 1 << 12) -> Plan:
+    """A convolution in fp16 that leaves mean and variance of its result's channels."""
+    make = _Maker(Precision.FP16)
+    make.value("x", (BATCH, 8, 6, 6))
+    make.value("w", (24, 8, 3, 3), per_sample=False)
+    make.value("y", (BATCH, 24, 6, 6))
+    make.value("mean", (24,), DType.FP32, per_sample=False)
+    make.value("variance", (24,), DType.FP32, per_sample=False)
+    a = Convolution((6, 6), (3, 3), (1, 1), (1, 1, 1, 1))
+    operations = (
+        Operation("conv", "convolution", ("x", "w"), ("y",), a),
+        Operation("statistics", "batch_statistics", ("y",), ("mean", "variance"), NoAttributes()),
+    )
+    b = [make.buffer(name, layout="nhwc" if name in "xwy" else "nchw") for name in make.values]
+    modes = (Mode.READ, Mode.READ, Mode.WRITE, Mode.WRITE, Mode.WRITE)
+    accesses = [Access(at, make.buffers[at].rows, mode) for at, mode in zip(b, modes, strict=True)]
+    accesses.append(Access(make.buffer(None, workspace_bytes), Rows(0, 1), Mode.WRITE))
+    kernel = _kernel("cudnn", "convolution+batch_statistics", ("deterministic", 1), ("engine", engine), ("layout", 1))
+    launch = Launch(kernel, ("conv", "statistics"), Stream.COMPUTE, tuple(accesses))
+    graph = TrainingGraph(
+        "statistics", BATCH, Precision.FP16, Optimizer(), make.values, operations, operations, (), ("x",), ("x",), (),
+        (), "mean", (), (),
+    )  # fmt: skip
+    program = Program((launch,), (), (), ())
+    return Plan(
+        "test",
+        graph,
+        Target("NVIDIA H200", "sm_90", 132, 1 << 37, 91900),
+        1 << 30,
+        tuple(make.buffers),
+        tuple(make.offsets),
+        program,
+        program,
+        Predictions(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, make.end[Space.ARENA], 0, False, make.end[Space.HOST]),
+        Bounds(0, "conv", make.end[Space.ARENA], 1.0),
+    )
+
+
 LEGACY_ALGORITHMS = {"convolution": 1, "convolution_backward_data": 2, "convolution_backward_filter": 0}
 
 
@@ -247,8 +285,8 @@ def with_legacy(plan: Plan, math: int, algorithms: Mapping[str, int] = LEGACY_AL
 
 def providers() -> dict[str, object]:
     from mbc.kernels.cublaslt import CUBLASLT
-    from mbc.kernels.cudnn_convolution import CUDNN_CONVOLUTION
+    from mbc.kernels.cudnn import CUDNN
     from mbc.kernels.cudnn_legacy import CUDNN_LEGACY
 
-    known = (CUDNN_CONVOLUTION, CUDNN_LEGACY, CUBLASLT, EchoProvider())
+    known = (CUDNN, CUDNN_LEGACY, CUBLASLT, EchoProvider())
     return {provider.name: provider for provider in known}

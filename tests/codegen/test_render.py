@@ -42,7 +42,9 @@ def test_reals_are_exact(value: float) -> None:
 
 def test_only_needed_kernels_are_compiled() -> None:
     rows = view(small_plan(), providers())
-    assert kernel_files(rows) == ["elementwise.cu", "widen.cu"]
+    assert kernel_files(rows) == ["elementwise.cu", "moments.cu", "widen.cu"]
+    legacy = replace(rows, libraries=("cudnn_legacy",))
+    assert kernel_files(legacy) == ["elementwise.cu", "widen.cu"]  # whose convolutions leave no sums
 
 
 def test_unknown_kernel() -> None:

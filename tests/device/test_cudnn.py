@@ -9,11 +9,15 @@ import pytest
 from mbc.device.cudnn import ConvolutionGraph, Device, refusal, strides
 from mbc.device.cudnn_constants import Constant
 from mbc.device.cudnn_library import CudnnRefusal, Library, library_folders
+from mbc.device.spec import find_spec
 from mbc.errors import MbcError
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import Request
+from mbc.kernels.cudnn import CUDNN
+from mbc.kernels.cudnn_statistics import sums_bytes
 from mbc.ops.convolution import Convolution
 from mbc.resources import data_text
+from tests.kernels.statistics import with_statistics
 
 FIRST, LAST = Layout.CHANNELS_FIRST, Layout.CHANNELS_LAST
 KINDS = ("convolution", "convolution_backward_data", "convolution_backward_filter")
@@ -146,3 +150,39 @@ def test_what_cudnn_refuses_is_said_in_its_words(device: Device) -> None:
     with pytest.raises(CudnnRefusal, match="CUDNN_STATUS_") as caught:
         ConvolutionGraph(device, wrong, (FIRST,) * 3)
     assert caught.value.code == "MBC079"
+
+
+@needs_cudnn
+@pytest.mark.parametrize(("kernel", "stride"), [(1, 1), (3, 1), (3, 2)])
+def test_engines_that_leave_statistics_can_be_rebuilt(device: Device, kernel: int, stride: int) -> None:
+    asked = with_statistics((64, 32, 28, 28), 64, kernel, stride=stride)
+    graph = ConvolutionGraph(device, asked, (LAST,) * 3)
+    admitted = [c for c in graph.configurations() if refusal(c, Precision.FP16, deterministic=True) is None]
+    assert admitted
+    for configuration in admitted:
+        rebuilt = graph.rebuild(configuration.settings)
+        assert rebuilt == configuration
+        assert graph.plan(rebuilt).workspace_bytes == graph.plan(configuration).workspace_bytes
+
+
+LAYERS = (  # channels, size, filters, kernel, stride
+    (64, 56, 256, 1, 1), (64, 56, 64, 3, 1), (128, 56, 128, 3, 2), (256, 56, 512, 1, 2), (1024, 14, 256, 1, 1),
+    (512, 7, 2048, 1, 1), (512, 7, 512, 3, 1), (8, 16, 8, 1, 1), (24, 9, 40, 3, 1), (32, 9, 16, 5, 1),
+)  # fmt: skip
+
+
+@needs_cudnn
+@pytest.mark.parametrize("rows", [1, 2, 6, 32, 256])
+def test_what_is_offered_with_statistics_has_room_for_an_engine(device: Device, rows: int) -> None:
+    for channels, size, filters, kernel, stride in LAYERS:
+        asked = with_statistics((rows, channels, size, size), filters, kernel, stride=stride)
+        (candidate,) = CUDNN.candidates(asked, find_spec("h200"))
+        graph = ConvolutionGraph(device, asked, (LAST,) * 3)
+        needed = (graph.plan(c).workspace_bytes for c in graph.configurations() if not refusal(c, Precision.FP16, True))
+        assert min(needed) + sums_bytes(asked.outputs[0]) <= candidate.workspace_bytes, asked
+
+
+@needs_cudnn
+def test_statistics_in_bf16_have_no_engine_that_a_package_could_run(device: Device) -> None:
+    graph = ConvolutionGraph(device, with_statistics((64, 32, 28, 28), 64, 3, Precision.BF16), (LAST,) * 3)
+    assert all(refusal(c, Precision.BF16) for c in graph.configurations())

@@ -14,10 +14,13 @@ from mbc.device.offers import BEST_PER_LAYOUT, Offered, device_spec, engine_offe
 from mbc.errors import MbcError
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import Candidate, Request
+from mbc.kernels.cudnn import CUDNN
 from mbc.kernels.cudnn_convolution import CUDNN_CONVOLUTION, ROW_FIELDS
+from mbc.kernels.cudnn_statistics import LAYOUTS, sums_bytes
 from mbc.ops.base import NoAttributes
 from mbc.resources import data_text
 from tests.device.test_stand import PASSES, product
+from tests.kernels.statistics import with_statistics
 
 LIMIT = 1 << 33
 
@@ -71,6 +74,22 @@ def test_engines_are_offered_as_the_provider_runs_them(gpu: Any, kind: str, prec
     assert [o.candidate.provider for o in offered.spare].count("mbc") == len(offered.spare) > 0
     if precision is Precision.FP32:
         assert any("TENSOR_CORE are not admitted" in note for note in offered.left_out)
+
+
+def test_engines_that_leave_statistics_are_offered(gpu: Any) -> None:
+    request = with_statistics((64, 32, 28, 28), 64, 3)
+    offered = offers(gpu, request, LIMIT)
+    assert offered.offers and offered.spare == ()
+    for offer in offered.offers:
+        c = offer.candidate
+        assert (c.provider, c.name, c.accumulates) == ("cudnn", request.kind, False)
+        assert c.layouts == LAYOUTS  # in no other are there any
+        row = CUDNN.arguments(request, c.name, c.settings, c.layouts, 0, False, c.workspace_bytes).integers
+        given = dict(zip(ROW_FIELDS, row, strict=False))
+        assert given["statistics"] == 1 and given["engine"] == dict(c.settings)["engine"] >= 0
+        assert c.workspace_bytes > sums_bytes(request.outputs[0])
+    none = offers(gpu, with_statistics((64, 32, 28, 28), 64, 3, Precision.BF16), LIMIT)
+    assert none.offers == none.spare == ()
 
 
 def test_other_libraries_are_asked(gpu: Any) -> None:

@@ -81,6 +81,25 @@ class Favouring:
         return (replace(c, time_us=part * c.time_us) for c in self.inner.candidates(request, device))
 
 
+@dataclass(frozen=True)
+class Only:
+    """A provider of no groups but those of one kind, which take `part` of their time."""
+
+    inner: Provider
+    kind: str
+    part: float
+
+    @property
+    def name(self) -> str:
+        return self.inner.name
+
+    def candidates(self, request: Request, device: DeviceSpec) -> Iterable[Candidate]:
+        if isinstance(request.attributes, Fused) and request.kind != self.kind:
+            return ()
+        part = self.part if request.kind == self.kind else 1.0
+        return (replace(c, time_us=part * c.time_us) for c in self.inner.candidates(request, device))
+
+
 ONE_BY_ONE: tuple[Provider, ...] = tuple(Without(provider) for provider in PROVIDERS)  # type: ignore[misc]
 
 

@@ -99,6 +99,16 @@ extern "C" const char* mbc_widen(const MbcCall& call) {
   return nullptr;
 }
 
+extern "C" const char* mbc_moments(const MbcCall& call) {
+  std::ostringstream& out = fake_detail("mbc_moments");
+  fake_list(out, "offsets",
+            std::initializer_list<int64_t>{fake_offset(call.pointers[0]), fake_offset(call.pointers[1]),
+                                           fake_offset(call.pointers[2])});
+  fake_list(out, "integers", std::initializer_list<int64_t>{call.integers[0], call.integers[1]});
+  fake_end();
+  return nullptr;
+}
+
 const char* cudaGetErrorString(cudaError_t status) { return status == cudaSuccess ? "no error" : "invalid argument"; }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {

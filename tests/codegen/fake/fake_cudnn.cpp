@@ -140,11 +140,26 @@ cudnnStatus_t check_operation(const Bag& operation) {
   return CUDNN_STATUS_SUCCESS;
 }
 
-const Bag& operation_of(const Bag& plan) {
+// Statistics are complete, and of one element a channel.
+cudnnStatus_t check_statistics(const Bag& operation) {
+  const auto x = operation.child(CUDNN_ATTR_OPERATION_GENSTATS_XDESC).integers(CUDNN_ATTR_TENSOR_DIMENSIONS);
+  if (operation.values<int>(CUDNN_ATTR_OPERATION_GENSTATS_MODE).at(0) != CUDNN_GENSTATS_SUM_SQSUM ||
+      operation.values<int>(CUDNN_ATTR_OPERATION_GENSTATS_MATH_PREC).at(0) != CUDNN_DATA_FLOAT)
+    return refuse("no such statistics");
+  for (const int name : {CUDNN_ATTR_OPERATION_GENSTATS_SUMDESC, CUDNN_ATTR_OPERATION_GENSTATS_SQSUMDESC}) {
+    const Bag& sums = operation.child(name);
+    if (sums.integers(CUDNN_ATTR_TENSOR_DIMENSIONS) != std::vector<int64_t>{1, x[1], 1, 1} ||
+        sums.values<int>(CUDNN_ATTR_TENSOR_DATA_TYPE).at(0) != CUDNN_DATA_FLOAT)
+      return refuse("sums do not fit");
+  }
+  return CUDNN_STATUS_SUCCESS;
+}
+
+const std::vector<Handle>& operations_of(const Bag& plan) {
   return plan.child(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG)
       .child(CUDNN_ATTR_ENGINECFG_ENGINE)
       .child(CUDNN_ATTR_ENGINE_OPERATION_GRAPH)
-      .child(CUDNN_ATTR_OPERATIONGRAPH_OPS);
+      .children.at(CUDNN_ATTR_OPERATIONGRAPH_OPS);
 }
 
 int64_t engine_number(const Bag& plan) {
@@ -216,6 +231,16 @@ cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t raw) {
     case CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR:
     case CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR:
       return check_operation(bag);
+    case CUDNN_BACKEND_OPERATION_GEN_STATS_DESCRIPTOR:
+      return check_statistics(bag);
+    case CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR: {
+      const auto& operations = bag.children.at(CUDNN_ATTR_OPERATIONGRAPH_OPS);
+      if (operations.size() == 1) return CUDNN_STATUS_SUCCESS;
+      // What the second reads is what the first writes: the same tensor, not one like it.
+      return &operations.at(1)->child(CUDNN_ATTR_OPERATION_GENSTATS_XDESC) == parts_of(*operations.at(0)).result
+                 ? CUDNN_STATUS_SUCCESS
+                 : refuse("operations are not connected");
+    }
     case CUDNN_BACKEND_ENGINE_DESCRIPTOR:
       return engine_of(bag.integers(CUDNN_ATTR_ENGINE_GLOBAL_INDEX).at(0)) ? CUDNN_STATUS_SUCCESS
                                                                           : refuse("no such engine");
@@ -262,7 +287,8 @@ cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t const raw, cudnn
   }
 }
 cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t plan, cudnnBackendDescriptor_t pack) {
-  const Parts parts = parts_of(operation_of(*of(plan)));
+  const auto& operations = operations_of(*of(plan));
+  const Parts parts = parts_of(*operations.at(0));
   const auto ids = of(pack)->integers(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS);
   const auto pointers = of(pack)->values<void*>(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS);
   std::map<int64_t, int64_t> offsets;
@@ -285,6 +311,11 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t
   fake_list(out, "stride", parts.convolution->integers(CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES));
   fake_list(out, "dilation", parts.convolution->integers(CUDNN_ATTR_CONVOLUTION_DILATIONS));
   out << " beta=" << parts.beta;
+  if (operations.size() > 1)
+    fake_list(out, "sums",
+              std::initializer_list<int64_t>{
+                  at(operations.at(1)->child(CUDNN_ATTR_OPERATION_GENSTATS_SUMDESC)),
+                  at(operations.at(1)->child(CUDNN_ATTR_OPERATION_GENSTATS_SQSUMDESC))});
   fake_end();
   return CUDNN_STATUS_SUCCESS;
 }

@@ -40,7 +40,7 @@ def build(where: Path, working: int, names: Sequence[str] = ()) -> Library:
     source = where / "kernels.cpp"
     names = names or sorted(file.name for file in (templates / "kernels").glob("*.cu"))
     source.write_text("".join(f'#include "{name}"\n' for name in names))
-    include = [EMULATOR, templates / "include", templates / "kernels"]
+    include = [EMULATOR, templates / "include", templates / "kernels", templates / "host"]
     command = [GXX, "-std=c++17", "-O1", "-fPIC", "-shared", "-Wno-unknown-pragmas"]
     command += [f"-DMBC_WORKING={working}", *(f"-I{path}" for path in include)]
     result = where / "kernels.so"

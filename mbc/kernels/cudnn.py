@@ -1,0 +1,41 @@
+"""The provider `cudnn`: convolutions through cuDNN's graph API, by themselves and with what their epilogues do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from mbc.device.spec import DeviceSpec
+from mbc.ir.types import Layout
+from mbc.kernels.base import Arguments, Candidate, Provider, Request
+from mbc.kernels.cudnn_convolution import CUDNN_CONVOLUTION
+from mbc.kernels.cudnn_statistics import CUDNN_STATISTICS, KIND
+
+
+@dataclass(frozen=True)
+class Cudnn:
+    """Plans and rows know one provider: all of them are rows of one structure (templates/host/convolution.cpp)."""
+
+    name: str = "cudnn"
+
+    def candidates(self, request: Request, device: DeviceSpec) -> Iterable[Candidate]:
+        return _part(request).candidates(request, device)
+
+    def arguments(
+        self,
+        request: Request,
+        name: str,
+        settings: tuple[tuple[str, int], ...],
+        layouts: tuple[Layout, ...],
+        first_row: int,
+        accumulate: bool,
+        workspace_bytes: int,
+    ) -> Arguments:
+        return _part(request).arguments(request, name, settings, layouts, first_row, accumulate, workspace_bytes)
+
+
+def _part(request: Request) -> Provider:
+    return CUDNN_STATISTICS if request.kind == KIND else CUDNN_CONVOLUTION
+
+
+CUDNN = Cudnn()

@@ -1,0 +1,94 @@
+"""What is said of convolutions that leave statistics: for which it may be, and that only measuring takes one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from mbc.device.signature import asked_kind, read_signature, rows_of, signature, with_rows
+from mbc.device.spec import find_spec
+from mbc.ir.types import DType, Layout, Precision, TensorType
+from mbc.kernels import PROVIDERS
+from mbc.kernels.base import Candidate, Request
+from mbc.kernels.cudnn import CUDNN
+from mbc.kernels.cudnn_convolution import ROW_FIELDS
+from mbc.kernels.cudnn_statistics import KIND, convolution_of, sums_bytes
+from mbc.ops.fused import Fused
+from tests.kernels.statistics import with_statistics
+
+H200 = find_spec("h200")
+REQUEST = with_statistics((32, 64, 14, 14), 128, 3, stride=2)
+
+
+def found(request: Request) -> list[Candidate]:
+    return [c for provider in PROVIDERS for c in provider.candidates(request, H200)]
+
+
+def test_one_launch_gives_all_three() -> None:
+    assert REQUEST.kind == KIND
+    vector = TensorType((128,), DType.FP32)
+    assert REQUEST.outputs == (TensorType((32, 128, 7, 7), DType.FP16), vector, vector)
+    bare = convolution_of(REQUEST)
+    assert (bare.kind, bare.inputs, bare.outputs) == ("convolution", REQUEST.inputs, REQUEST.outputs[:1])
+    assert convolution_of(bare) is bare
+
+
+def test_it_is_never_divided() -> None:
+    """Statistics need every row."""
+    kind = asked_kind(REQUEST)
+    assert kind is not None and not kind.divisible and not kind.accumulates and not kind.reduces
+    assert with_rows(REQUEST, 8) == REQUEST and rows_of(REQUEST) == 32
+
+
+def test_its_signature_can_be_read() -> None:
+    assert read_signature(signature(REQUEST)) == REQUEST
+
+
+def test_an_estimate_gains_nothing() -> None:
+    (candidate,) = found(REQUEST)
+    assert candidate.layouts[:3] == (Layout.CHANNELS_LAST,) * 3 and not candidate.measured
+    alone = convolution_of(REQUEST)
+    statistics = Request("batch_statistics", REQUEST.attributes.members[1].attributes,  # type: ignore[attr-defined]
+                         REQUEST.outputs[:1], REQUEST.outputs[1:], Precision.FP16)  # fmt: skip
+    one_by_one = sum(min(c.time_us for c in found(request)) for request in (alone, statistics))
+    assert candidate.time_us >= one_by_one
+
+
+def of_the_image(request: Request) -> Request:
+    """The same kind, but statistics of what is read."""
+    a = request.attributes
+    assert isinstance(a, Fused)
+    convolution, statistics = a.members
+    wired = replace(a, members=(convolution, replace(statistics, inputs=convolution.inputs[:1])))
+    return replace(request, attributes=wired)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        with_statistics((32, 64, 14, 14), 128, 3, Precision.BF16),
+        with_statistics((32, 64, 14, 14), 128, 3, Precision.TF32),
+        with_statistics((32, 64, 14, 14), 128, 3, groups=2),
+        with_statistics((32, 12, 14, 14), 128, 3),
+        with_statistics((32, 64, 14, 14), 12, 3),
+        with_statistics((32, 64, 14, 14), 128, 7),
+        replace(REQUEST, outputs=REQUEST.outputs[1:]),
+        of_the_image(REQUEST),
+    ],
+    ids=["bf16", "tf32", "groups", "channels", "filters", "kernel", "no result", "of the image"],
+)
+def test_what_has_no_engine_has_no_candidate(request_: Request) -> None:
+    assert found(request_) == []
+
+
+def test_its_row_is_that_of_a_convolution_with_statistics() -> None:
+    (candidate,) = found(REQUEST)
+    c = candidate
+    a = CUDNN.arguments(REQUEST, c.name, c.settings, c.layouts, 0, False, c.workspace_bytes)
+    row = dict(zip(ROW_FIELDS, a.integers, strict=True))
+    bare = convolution_of(REQUEST)
+    alone = CUDNN.arguments(bare, bare.kind, c.settings, c.layouts[:3], 0, False, c.workspace_bytes)
+    assert row == dict(zip(ROW_FIELDS, alone.integers, strict=True)) | {"statistics": 1}
+    assert (row["pass"], row["layout"], row["engine"], row["filters"]) == (0, 1, -1, 128)
+    assert row["workspace_bytes"] > sums_bytes(REQUEST.outputs[0]) == 1024
