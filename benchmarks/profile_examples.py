@@ -1,10 +1,11 @@
 """Measure what plans of the examples can use on this GPU, into a profile that planning then uses.
 
 All kinds of operations, convolutions in the micro-batches of the policy too. Runs may be repeated: what is known is not
-measured again. `--ship` writes the part that a planner can use to the folder of profiles that come with mbc.
+measured again, but for what new kernels of mbc's can run, which `--kernels` names. `--ship` writes the part that a
+planner can use to the folder of profiles that come with mbc.
 
     python benchmarks/profile_examples.py PROFILE [--seconds 500] [--precisions bf16,tf32,fp32,fp16] [--policy POLICY]
-                                          [--only NAME ...] [--set NAME=VALUE ...] [--ship FILE]
+                                          [--only NAME ...] [--set NAME=VALUE ...] [--kernels NAME ...] [--ship FILE]
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from modules import examples
 from record import attempt, show, start, write
 
 from mbc.device.need import Need
+from mbc.device.spec import find_spec
 from mbc.ir.types import Precision
 from mbc.kernels.base import Request
+from mbc.kernels.own import KERNELS, OWN
 from mbc.options import Policy
 
 
@@ -38,8 +41,17 @@ def wanted(arguments: argparse.Namespace) -> list[tuple[str, Sequence[Need]]]:
             fitting = (pair for pair in settings if pair[0] in names)
             made = job.with_settings(("train.precision", precision), *fitting)
             label = " ".join((job.name, *("=".join(pair) for pair in made.settings)))
-            groups.append((label, made.needs(Policy(arguments.policy))))
+            groups.append((label, runnable(made.needs(Policy(arguments.policy)), arguments.kernels)))
     return groups
+
+
+def runnable(needs: Sequence[Need], kernels: Sequence[str]) -> list[Need]:
+    """Those that one of these kernels of mbc's can run; all where none is named."""
+    unknown = set(kernels) - set(KERNELS)
+    if unknown:
+        raise SystemExit(f"mbc has no kernel called {', '.join(sorted(unknown))}")
+    device = find_spec("h200")  # any that has what kernels may ask for: the largest
+    return [n for n in needs if not kernels or any(c.name in kernels for c in OWN.candidates(n.undivided, device))]
 
 
 def main() -> None:
@@ -50,6 +62,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="batch=256, for example")
     parser.add_argument("--policy", default=str(Policy.POWER_OF_TWO), choices=[str(policy) for policy in Policy])
+    parser.add_argument("--kernels", nargs="*", default=[], help="only what these can run, and that again")
     parser.add_argument("--ship", type=Path)
     parser.add_argument("--count", action="store_true", help="only say how much there is to do; needs no GPU")
     arguments = parser.parse_args()
@@ -89,7 +102,7 @@ def measured(arguments: argparse.Namespace, groups: list[tuple[str, Sequence[Nee
             left_s = arguments.seconds - (begun - started)
 
             def work(found: Sequence[Need] = found, left_s: float = left_s) -> dict[str, Any]:
-                summary = measure(gpu, found, arguments.profile, left_s)
+                summary = measure(gpu, found, arguments.profile, left_s, again=bool(arguments.kernels))
                 for failure in summary.failures[:5]:
                     print(failure, file=sys.stderr)
                 return {
