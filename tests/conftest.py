@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, settings
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
 
-# The same draws in every run, and none of them too slow on a busy machine: what fails does so for a change.
-# `pytest --hypothesis-profile=default` draws anew each time.
-settings.register_profile("same", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+# The same draws in every run, and none too slow on a busy machine: what fails does so for a change.
+# `pytest --hypothesis-profile=anew` draws anew each time.
+settings.register_profile("anew", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("same", parent=settings.get_profile("anew"), derandomize=True)
 settings.load_profile("same")
