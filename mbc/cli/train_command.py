@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from mbc.cli.terminal import StatusLine, bar, notes
 from mbc.train.checkpoint import read_progress
 from mbc.train.data import Data, check_place, has_part, open_data
 from mbc.train.loop import Epoch, Job, Running, inputs_of, named, train
-from mbc.train.schedule import Schedule
+from mbc.train.schedule import USUAL_RATES, Schedule
 
 if TYPE_CHECKING:
     from mbc.ir.graph import TrainingGraph
@@ -25,9 +25,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Train a package, or a source that is planned (and on a GPU machine built) first."""
     from mbc.runtime.module import Module
 
-    schedule = Schedule(
-        arguments.lr, arguments.epochs, arguments.schedule, arguments.warmup, arguments.step_epochs,
-        arguments.step_factor,
+    schedule = Schedule(  # which refuses what is out of range, before anything is planned
+        1.0 if arguments.lr is None else arguments.lr, arguments.epochs, arguments.schedule, arguments.warmup,
+        arguments.step_epochs, arguments.step_factor,
     )  # fmt: skip
     resume = None if arguments.resume is None else Path(arguments.resume)
     seed = arguments.seed
@@ -44,6 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
     with notes():
         net = Module(subject, seed=seed, device=arguments.device)
     graph = net.plan.graph
+    if arguments.lr is None:
+        schedule = replace(schedule, rate=USUAL_RATES[graph.optimizer.kind])
     data, test = _data(arguments, graph)
     job = Job(graph, data, schedule, test, seed, checkpoint, resume)
     view = _View(data, graph.batch)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -23,6 +24,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import mbc
 from mbc.device.need import Need
+from mbc.device.profile_file import fold_log
 from mbc.device.target import LocalGpu, local_gpus
 from mbc.errors import MbcError
 from mbc.kernels.base import Request
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 
 _MOST_FAILURES = 20
 WORKER = (sys.executable, "-m", "mbc.device.worker")
+
+_Told = SimpleQueue[tuple[int, Any]]  # the index of a process, and what it says; None when it has ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,36 +139,62 @@ def measure_on(
     progress: Callable[[Progress], None] = lambda now: None,
     worker: Sequence[str] = WORKER,
 ) -> Outcome:
-    """Measure on all `gpus` (see `visible_gpus`) at once. An interrupt ends every process at its next request.
+    """Measure on all `gpus` (see `visible_gpus`) at once. Ctrl-C ends every process at its next request, and a second
+    time at once, with KeyboardInterrupt.
 
     Raises what a process failed with, once all have ended, and MBC191 for one that died. A kernel that makes a GPU fail
     is known to the profile by then: new processes pass it over and go on.
     """
     until_s = time.monotonic() + task.measure_for_s
-    for _ in range(_MOST_FAILURES):
-        try:
-            return _measure_once(gpus, task, progress, worker)
-        except MbcError as error:
-            if error.code != "MBC088" or task.again:
-                raise
-        task = replace(task, measure_for_s=max(0.0, until_s - time.monotonic()))
-    return _measure_once(gpus, task, progress, worker)
+    told: _Told = SimpleQueue()
+    with _interrupt_told(told):
+        for _ in range(_MOST_FAILURES):
+            try:
+                return _measure_once(gpus, task, progress, worker, told)
+            except MbcError as error:
+                if error.code != "MBC088" or task.again:
+                    raise
+            task = replace(task, measure_for_s=max(0.0, until_s - time.monotonic()))
+        return _measure_once(gpus, task, progress, worker, told)
+
+
+@contextmanager
+def _interrupt_told(told: _Told) -> Generator[None]:
+    """The first Ctrl-C is one message more, for as an exception it could come between a message and what is done about
+    it. The second raises KeyboardInterrupt wherever it comes."""
+    usual = signal.default_int_handler
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is not usual:
+        yield  # it comes elsewhere, is ignored, or somebody else's
+        return
+
+    def tell(*_: object) -> None:
+        signal.signal(signal.SIGINT, usual)
+        told.put((-1, "interrupt"))  # may come within a put or get of the queue
+
+    signal.signal(signal.SIGINT, tell)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, usual)
+    if not told.empty():  # it came when all had ended
+        raise KeyboardInterrupt
 
 
 def _measure_once(
-    gpus: Sequence[str], task: Task, progress: Callable[[Progress], None], worker: Sequence[str]
+    gpus: Sequence[str], task: Task, progress: Callable[[Progress], None], worker: Sequence[str], told: _Told
 ) -> Outcome:
     parts = deal(task.needs, len(gpus))
-    told: SimpleQueue[tuple[int, Any]] = SimpleQueue()
     # Copies of several GPUs at once would get into each other's way.
     tasks = [replace(task, needs=part, link=task.link and index == 0) for index, part in enumerate(parts)]
     with _started(worker, list(zip(gpus, tasks, strict=False)), told) as processes:
-        return _Watch(processes, told, progress, parts).run()
+        outcome = _Watch(processes, told, progress, parts).run()
+    fold_log(task.path)
+    return outcome
 
 
 @contextmanager
 def _started(
-    worker: Sequence[str], tasks: Sequence[tuple[str, Task]], told: SimpleQueue[tuple[int, Any]]
+    worker: Sequence[str], tasks: Sequence[tuple[str, Task]], told: _Told
 ) -> Generator[list[subprocess.Popen[bytes]]]:
     processes: list[subprocess.Popen[bytes]] = []
     threads: list[threading.Thread] = []
@@ -186,6 +216,10 @@ def _started(
             threads.append(threading.Thread(target=_listen, args=(index, process.stdout, told), daemon=True))
             threads[-1].start()
         yield processes
+    except KeyboardInterrupt:
+        for process in processes:
+            process.kill()
+        raise
     finally:
         _stop(processes)
         for process in processes:
@@ -205,12 +239,13 @@ def _environment(gpu: str) -> dict[str, str]:
     }
 
 
-def _listen(index: int, messages: IO[bytes], told: SimpleQueue[tuple[int, Any]]) -> None:
+def _listen(index: int, messages: IO[bytes], told: _Told) -> None:
     """Pass on what a child says; None when it has ended."""
     try:
-        while True:
-            told.put((index, pickle.load(messages)))
-    except (EOFError, pickle.UnpicklingError):
+        with suppress(EOFError, pickle.UnpicklingError):
+            while True:
+                told.put((index, pickle.load(messages)))
+    finally:
         told.put((index, None))
 
 
@@ -227,7 +262,7 @@ class _Watch:
     def __init__(
         self,
         processes: Sequence[subprocess.Popen[bytes]],
-        told: SimpleQueue[tuple[int, Any]],
+        told: _Told,
         progress: Callable[[Progress], None],
         parts: Sequence[Sequence[Need]],
     ) -> None:
@@ -243,16 +278,8 @@ class _Watch:
 
     def run(self) -> Outcome:
         while len(self._ended) < len(self._processes):
-            try:
-                self._hear(*self._told.get())
-            except KeyboardInterrupt:
-                if self._interrupted:  # the second time: at once
-                    for process in self._processes:
-                        process.kill()
-                    raise
-                self._interrupted = True
-                _stop(self._processes)
-        if self._errors:
+            self._hear(*self._told.get())
+        if self._errors and not self._interrupted:  # whoever goes on later meets what failed again
             raise self._errors[0]
         left = sum(total - done for index, (done, total) in self._counts.items() if index not in self._summaries)
         left += sum(summary.left for summary in self._summaries.values())
@@ -272,6 +299,9 @@ class _Watch:
                             "run the same command again: it goes on where this one stopped; mbc doctor checks the GPU",
                         )
                     )
+            case "interrupt":
+                self._interrupted = True
+                _stop(self._processes)
             case "progress", done, total, request, left_s:
                 self._counts[index] = done, total
                 self._left_s[index] = left_s

@@ -192,12 +192,15 @@ def read_profile(path: Path) -> Profile:
 
 def _state(path: Path) -> tuple[int | bytes, ...] | None:
     """What changes whenever the file does, or None while that cannot be told: others are writing to a log beside it."""
+    log = path.with_name(path.name + "-wal")
+    if log.exists():  # asked first: closing the file would drop the locks that a writer in this process has on it
+        return None
     try:
         with path.open("rb") as file:
             header, status = file.read(100), os.fstat(file.fileno())  # the header counts changes: stamps may be coarse
     except OSError:
         return None
-    if path.with_name(path.name + "-wal").exists():
+    if log.exists():
         return None
     return header, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
@@ -249,6 +252,23 @@ def _opened(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(":memory:")
     connection.deserialize(data)  # whatever it is: what is no database is told when it is read
     return connection
+
+
+def fold_log(path: Path) -> None:
+    """Make one file of a profile, if there is one and nobody has it open: two writers that close at the same time may
+    leave the log to each other, and whoever reads then leaves files beside the profile."""
+    if path.exists():
+        with _explained(path), closing(sqlite3.connect(path, isolation_level=None)) as connection:
+            _fold_log(connection)
+
+
+def _fold_log(connection: sqlite3.Connection) -> None:
+    connection.execute("PRAGMA busy_timeout = 0")
+    try:
+        connection.execute("PRAGMA journal_mode = DELETE")
+    except sqlite3.OperationalError as error:
+        if not _is_busy(error):
+            raise  # else another process has the file open: the last one folds the log
 
 
 class ProfileWriter:
@@ -384,12 +404,7 @@ class ProfileWriter:
 
     def close(self) -> None:
         with _explained(self.path), closing(self._connection):
-            self._connection.execute("PRAGMA busy_timeout = 0")
-            try:
-                self._connection.execute("PRAGMA journal_mode = DELETE")
-            except sqlite3.OperationalError as error:
-                if not _is_busy(error):
-                    raise  # else another process has the file open: the last one folds the log
+            _fold_log(self._connection)
 
     def __enter__(self) -> ProfileWriter:
         return self

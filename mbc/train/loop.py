@@ -170,15 +170,18 @@ def train(
 
 def _check_resumable(done: Progress, job: Job) -> None:
     batch, epochs = job.graph.batch, job.schedule.epochs
-    for differs, problem in (
-        (done.seed != job.seed, f"was made with seed {done.seed}, not {job.seed}"),
-        (done.batch != batch, f"was made with mini-batches of {done.batch} rows, not {batch}"),
-        (done.epochs > epochs, f"has {done.epochs} finished epochs, more than the {epochs} asked for"),
+    same = "resume with the settings it was made with"
+    for differs, problem, remedy in (
+        (done.seed != job.seed, f"was made with seed {done.seed}, not {job.seed}", same),
+        (done.batch != batch, f"was made with mini-batches of {done.batch} rows, not {batch}", same),
+        (
+            done.epochs > epochs,
+            f"has {done.epochs} finished epochs, more than the {epochs} asked for",
+            "ask for more with --epochs: those that it has behind it count",
+        ),
     ):
         if differs:
-            raise MbcError(
-                "MBC182", f"the checkpoint '{job.resume}' {problem}", "resume with the settings it was made with"
-            )
+            raise MbcError("MBC182", f"the checkpoint '{job.resume}' {problem}", remedy)
 
 
 @dataclass

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from mbc.errors import MbcError
 
 KINDS = ("constant", "cosine", "step")
+USUAL_RATES = {"sgd": 0.1, "adamw": 0.001}  # by the kind of optimizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,10 +125,10 @@ def test_mbc_must_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 
 def test_in_a_process_of_its_own(tmp_path: Path):
     made = job(tmp_path)
-    found = run_apart(made, Contender(MBC), 120)
+    found = run_apart(made, Contender(MBC), 600)
     assert found.problem == "" and len(found.losses) == made.losses and found.steps == 2
     assert found.losses == process.run(made, Contender(MBC)).losses
-    missing = run_apart(replace(made, package=str(tmp_path / "nowhere.json")), Contender(MBC), 120)
+    missing = run_apart(replace(made, package=str(tmp_path / "nowhere.json")), Contender(MBC), 600)
     assert missing.problem.startswith("died with 1: ") and "MBC166" in missing.problem
     assert run_apart(made, Contender(MBC), 0.01).problem == "took longer than 0 s"
 

@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 
 from mbc import compiler
+from mbc.cli import train_command
+from mbc.frontend.sections import OPTIMIZERS
 from mbc.train import loop
+from mbc.train.schedule import USUAL_RATES
 
 CPU = ("--device", "cpu", "--set", "train.precision=fp64")
 
@@ -76,6 +79,26 @@ def test_interrupted_training_says_how_to_go_on(mbc, data, monkeypatch):
         signal.signal(signal.SIGINT, before)
     assert done.code == 130
     assert "go on with: --resume c\ninterrupted" in done.err
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "given", "rate"), [("sgd", (), 0.1), ("adamw", (), 0.001), ("adamw", ("--lr", "0.25"), 0.25)]
+)
+def test_the_learning_rate_suits_the_optimizer(mbc, data, monkeypatch, optimizer, given, rate):
+    rates = []
+
+    def train(net, job, *_):
+        rates.append(job.schedule.rate)
+        return ()
+
+    monkeypatch.setattr(train_command, "train", train)
+    done = mbc("train", "tiny.mbc", "--data", data, *CPU, "--set", f"train.optimizer={optimizer}", *given)
+    assert done.code == 0, done.err
+    assert rates == [rate]
+
+
+def test_every_optimizer_has_a_usual_rate():
+    assert USUAL_RATES.keys() == OPTIMIZERS.keys()
 
 
 def test_a_foreign_output_is_refused_before_planning(mbc, data, monkeypatch):

@@ -1,8 +1,7 @@
 """A process that measures without a GPU, as `mbc.device.worker` does: `python -m tests.device.fake_worker BEHAVIOUR`.
 
-`slow` waits between requests, `stays` at its second one for longer than anybody waits; `dies` ends without a word at
-its second request; `refuses` fails as a GPU would; `trips` fails once with MBC088 after its first request, and goes on
-when it is started again.
+`stays` at its second request until its input ends; `dies` ends without a word at its second request; `refuses` fails as
+a GPU would; `trips` fails once with MBC088 after its first request, and goes on when it is started again.
 """
 
 from __future__ import annotations
@@ -37,10 +36,9 @@ def measuring(gpu, needs, path, measure_for_s, workspace_limit_bytes, progress, 
                     os._exit(7)
                 if BEHAVIOUR == "refuses":
                     raise MbcError("MBC077", "no GPU", "run `mbc doctor`")
-                if BEHAVIOUR == "slow":
-                    time.sleep(0.1)
-                if BEHAVIOUR == "stays" and done == 1:
-                    time.sleep(3600)
+                while BEHAVIOUR == "stays" and done == 1:
+                    time.sleep(0.05)
+                    progress(done, len(missing), request, 1.0)  # raises when the input has ended
                 writer.record(request, [measurement(1, 10.0)])
                 if BEHAVIOUR == "trips" and not known:
                     raise MbcError("MBC088", "the GPU failed", "run it again")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import subprocess
+import sys
+import textwrap
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +21,7 @@ from mbc.device.profile import (
     calibrated,
     signature,
 )
-from mbc.device.profile_file import ProfileWriter, read_profile
+from mbc.device.profile_file import ProfileWriter, fold_log, read_profile
 from mbc.device.spec import find_spec
 from mbc.errors import MbcError
 from mbc.ir.types import DType, Layout, Precision, TensorType
@@ -28,6 +31,7 @@ from mbc.options import Options
 from mbc.plan.file import dump_plan, load_plan
 from mbc.source import Source
 
+ROOT = Path(__file__).resolve().parents[2]
 GPU = find_spec("h200")
 IDENTITY = Identity(GPU.name, GPU.architecture, GPU.multiprocessors, "580.1", 91900, "2026-11-21", 1980, 3201)
 FIRST, LAST = Layout.CHANNELS_FIRST, Layout.CHANNELS_LAST
@@ -203,6 +207,35 @@ def test_a_file_of_before_says_in_words_what_was_measured_for_parts(path: Path) 
     with ProfileWriter(path, IDENTITY) as writer:  # brings the file up to date
         writer.record(request(20), [], replace(extents[0], for_parts=True))
     assert for_parts() == [True, True]
+
+
+def test_reading_takes_no_lock_from_a_writer_of_the_same_process(path: Path):
+    """POSIX locks of a file go with the first descriptor of it that a process closes."""
+    log = path.with_name(path.name + "-wal")
+    another = f"""
+        from pathlib import Path
+        from mbc.device.profile_file import ProfileWriter
+        from tests.device.test_profile import IDENTITY
+        with ProfileWriter(Path({str(path)!r}), IDENTITY):
+            pass
+    """
+    with ProfileWriter(path, IDENTITY) as writer:
+        read_profile(path)
+        subprocess.run([sys.executable, "-c", textwrap.dedent(another)], check=True, cwd=ROOT)
+        assert log.exists(), "the other process was not the last to have the file open"
+        writer.record(request(rows=2), [])
+    assert len(read_profile(path).extents) == 2 and not log.exists()
+
+
+def test_a_log_that_two_writers_left_to_each_other_is_folded(path: Path):
+    first, second = ProfileWriter(path, IDENTITY), ProfileWriter(path, IDENTITY)
+    first.close()
+    second._connection.close()  # as if it had tried to fold the log while the first was open
+    fold_log(path)
+    assert len(read_profile(path).extents) == 1
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+    fold_log(path.with_name("none"))
+    assert not path.with_name("none").exists()
 
 
 @pytest.mark.parametrize("change", [{"gpu": "Another GPU"}, {"multiprocessors": 66}, {"cudnn": 92800}])

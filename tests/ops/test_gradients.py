@@ -18,8 +18,6 @@ from tests.ops.cases import CASES
 
 LIGHT = settings(
     max_examples=20,
-    deadline=None,
-    derandomize=True,
     database=None,
     phases=(Phase.explicit, Phase.generate, Phase.shrink),
     suppress_health_check=list(HealthCheck),

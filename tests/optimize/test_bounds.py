@@ -93,7 +93,7 @@ def tables(network: str, grouped: bool) -> CandidateTable:
     return CandidateTable(plain.graph, plain.device, GROUPED) if grouped else plain
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.sampled_from(("residual", "dense")), st.booleans(), st.booleans(), st.data())
 def test_no_choice_and_no_streams_are_faster(network: str, grouped: bool, lean: bool, data: st.DataObject) -> None:
     found = tables(network, grouped)

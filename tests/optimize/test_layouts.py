@@ -166,7 +166,7 @@ def total_us(table: Table, graph: TrainingGraph, options: dict[str, dict], chose
     return total + table.change_us * len(converted)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.dictionaries(
         st.tuples(st.sampled_from(KINDS_DRAWN), st.sampled_from(list(Layout))), st.integers(1, 30).map(float)
@@ -187,7 +187,7 @@ TIMES = st.dictionaries(
 )
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(TIMES, st.integers(0, 12).map(float), st.randoms(use_true_random=False))
 def test_nothing_near_or_at_random_is_faster_in_a_wide_network(
     times_us: Mapping[tuple[str, Layout], float], change_us: float, random: Random

@@ -37,7 +37,7 @@ def overlaps(blocks: list[Block], offsets: list[int]) -> bool:
 
 
 @given(block_lists(30))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_placement_is_legal(blocks: list[Block]) -> None:
     offsets, height = place(blocks)
     assert not overlaps(blocks, offsets)
@@ -47,7 +47,7 @@ def test_placement_is_legal(blocks: list[Block]) -> None:
 
 
 @given(block_lists(30), st.integers(0, 4))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_what_fits_is_within_the_room(blocks: list[Block], more: int) -> None:
     room_bytes = peak_bytes(blocks)[0] + more * UNIT
     offsets = fit_within(blocks, room_bytes)
@@ -58,7 +58,7 @@ def test_what_fits_is_within_the_room(blocks: list[Block], more: int) -> None:
 
 
 @given(block_lists(30), st.integers(0, 30))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_known_places_are_kept(blocks: list[Block], count: int) -> None:
     known = dict(enumerate(place(blocks[:count])[0]))
     offsets, height = place_around(blocks, known)
@@ -90,14 +90,14 @@ def lowest_height(blocks: list[Block]) -> int:
 
 
 @given(block_lists(6))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_placement_of_few_blocks_is_optimal(blocks: list[Block]) -> None:
     if blocks:
         assert place(blocks)[1] == lowest_height(blocks)
 
 
 @given(block_lists(20))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_same_blocks_same_placement(blocks: list[Block]) -> None:
     assert place(blocks) == place(blocks)
 
@@ -147,7 +147,7 @@ def test_filling_up_comes_near_what_is_alive(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @given(block_lists(30))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_every_round_of_filling_up_is_legal(blocks: list[Block]) -> None:
     for offsets in fill_up(blocks, 0) if blocks else ():
         assert not overlaps(blocks, offsets)

@@ -59,7 +59,7 @@ def test_less_room_is_kept_to(network: str, means: Means) -> None:
 
 @given(part=st.floats(0.45, 1.0), network=st.sampled_from(["residual", "dense"]), without=st.sampled_from(
     [frozenset[str](), frozenset({"offload"}), frozenset({"recompute"})]))  # fmt: skip
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_plans_under_any_budget_are_sound_and_give_the_same_bits(
     part: float, network: str, without: frozenset[str]
 ) -> None:
@@ -87,7 +87,7 @@ def test_plans_under_any_budget_are_sound_and_give_the_same_bits(
     precision=st.sampled_from(["fp32", "bf16"]),
     without=st.sampled_from([frozenset[str](), *(frozenset({name}) for name in ("recompute", "split", "workspace"))]),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_any_limits_of_device_and_host_give_a_sound_plan_or_say_why_not(
     part: float, host_part: float, network: str, precision: str, without: frozenset[str]
 ) -> None:

@@ -89,7 +89,7 @@ def undecided(case: Case) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
 @given(data=st.data())
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 def test_any_decisions_give_a_sound_plan_and_the_same_bits(case: Case, data: st.DataObject) -> None:
     plan = decided(case, data.draw(decisions(case)))
     verify_plan(plan)

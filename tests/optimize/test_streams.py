@@ -64,7 +64,7 @@ def order(program: Program, waits: tuple[tuple[int, int], ...]) -> list[set[int]
 
 
 @given(programs())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_waits_order_every_conflict_and_none_is_implied(case: tuple[Program, list[Buffer], list[int]]) -> None:
     program, buffers, offsets = case
     waits = synchronise(program, buffers, offsets)
@@ -109,7 +109,7 @@ NOTHING = Contention((ALONE,) * 12, 1.0, 1.0, (0.0,) * 12)
 
 
 @given(programs())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_without_slowdowns_launches_run_when_streams_and_waits_say(
     case: tuple[Program, list[Buffer], list[int]],
 ) -> None:
@@ -123,7 +123,7 @@ def test_without_slowdowns_launches_run_when_streams_and_waits_say(
 
 
 @given(programs())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_slowdowns_only_delay_and_by_no_more_than_they_say(case: tuple[Program, list[Buffer], list[int]]) -> None:
     program, buffers, offsets = case
     timed = replace(program, waits=synchronise(program, buffers, offsets))

@@ -155,7 +155,7 @@ def test_older_schema_versions():
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 def test_edited(data):
     """Any digit that becomes another digit is noticed."""
     digits = [i for i, c in enumerate(TEXT) if c.isdigit()]
@@ -266,7 +266,7 @@ def test_outside_the_arena():
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150)
 def test_no_change_of_a_field_breaks_the_reader(data):
     """Any JSON value in any place gives a plan or an MbcError, never another exception."""
     document = json.loads(TEXT)

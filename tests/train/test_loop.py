@@ -129,8 +129,8 @@ def test_states_that_an_earlier_gradient_spoilt_are_named(regression, graph, row
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"seed": 2}, "was made with seed 7, not 2"),
-        ({"schedule": Schedule(0.1, 1)}, "has 2 finished epochs, more than the 1 asked for"),
+        ({"seed": 2}, "was made with seed 7, not 2\nhelp: resume with the settings"),
+        ({"schedule": Schedule(0.1, 1)}, "has 2 finished epochs, more than the 1 asked for\nhelp: .* --epochs"),
     ],
 )
 def test_resume_with_other_settings(regression, graph, rows, tmp_path, change, message):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from mbc.cli.arguments.groups import Commands, add_json, add_measuring, add_planning, command
 from mbc.cli.arguments.types import blocks, count, duration, modes, peers, seed
 from mbc.options import MODES, PEERS
+from mbc.train.schedule import USUAL_RATES
 
 
 def add_train(commands: Commands) -> None:
@@ -22,7 +23,8 @@ def add_train(commands: Commands) -> None:
     )  # fmt: skip
     made.add_argument("--test", metavar="DATA", help="data to test on after each epoch")
     made.add_argument("--epochs", type=count, default=10, help="in all, those before --resume included (default 10)")
-    made.add_argument("--lr", type=float, default=0.1, metavar="RATE", help="(peak) learning rate (default 0.1)")
+    usual = ", ".join(f"{rate} for {kind}" for kind, rate in USUAL_RATES.items())
+    made.add_argument("--lr", type=float, metavar="RATE", help=f"(peak) learning rate (default {usual})")
     made.add_argument(
         "--schedule", choices=("constant", "cosine", "step"), default="constant", help="(default constant)"
     )
