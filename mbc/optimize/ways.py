@@ -36,6 +36,7 @@ WAYS_WORK = 15_000
 QUICK_WORK = 8_000
 THOROUGH_WORK = 80_000
 MOST_THOROUGH = 3  # ways
+WORTH_IMPROVING = 1.05  # of the time of the fastest way: more than that is not made up for
 FEWEST_ROUNDS = 10  # that are worth the trouble
 # As many rounds more, and so many times, where the last ones made the step shorter by such a part of it.
 MOST_MORE, WORTH_MORE = 4, 1e-3
@@ -82,8 +83,9 @@ def make_room(problem: Problem, means: Means, known_us: float, late: bool) -> It
     # The fastest first; one that placing takes more than the room for is tried again in less.
     promising = _different(fitting)
     if thorough:
-        improved = [_improved(problem, way, room_bytes) for way in promising[:MOST_THOROUGH]]
-        promising = _different((*improved, *promising[MOST_THOROUGH:]))
+        near = [way for way in promising if way.time_us <= WORTH_IMPROVING * promising[0].time_us][:MOST_THOROUGH]
+        improved = [_improved(problem, way, room_bytes) for way in near]
+        promising = _different((*improved, *promising[len(near) :]))
     tried = [(way.time_us, number, 0, way) for number, way in enumerate(promising)]
     heapq.heapify(tried)
     best_us = known_us
