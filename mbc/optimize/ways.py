@@ -42,7 +42,7 @@ FEWEST_ROUNDS = 10  # that are worth the trouble
 MOST_MORE, WORTH_MORE = 4, 1e-3
 # Of the room, what placing may leave unused between buffers before another try is worth less.
 MOST_SPARED = 0.15
-LEAST_SPARED = 0.004
+LEAST_SPARED = 0.0065
 LIKELIER = 0.01  # of its time: what a way that is tried again may take more, since it is likelier to be placed
 # Ways that are placed, at most and at least; launches of all of them together.
 MOST_PLACED = 8
