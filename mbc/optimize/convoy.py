@@ -3,7 +3,7 @@
 A kernel at an end of a wait for a copy starts late, no later at the ends of several (`mbc.optimize.meet`). What is
 listed as late as it may come back, and gone as soon as its copy is over, leaves the most room and the least choice of
 kernels to wait at. So where room is left in the end, a copy comes back along with the one before it, and what went to
-the host leaves along with the next; and what need not go at all stays.
+the host leaves along with the next.
 """
 
 from __future__ import annotations

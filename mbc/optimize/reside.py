@@ -397,7 +397,8 @@ class Chooser:
         return found
 
     def _in_convoys(self, found: Found) -> Resided:
-        """The same decisions with copies that travel together, if that fits."""
+        """What need not go to the host stays, and copies travel together, if that fits. That copies travel together is
+        in the draft only: decisions are gone on from as they are."""
         if not found.resided.decisions.offloads:
             return found.resided
         self._go_on(found.resided)

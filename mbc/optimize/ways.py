@@ -42,7 +42,8 @@ FEWEST_ROUNDS = 10  # that are worth the trouble
 MOST_MORE, WORTH_MORE = 4, 1e-3
 # Of the room, what placing may leave unused between buffers before another try is worth less.
 MOST_SPARED = 0.15
-LEAST_SPARED = 0.0065
+LEAST_SPARED = 0.004
+MORE_SPARED = 1.5  # times what the last placement was over the room
 LIKELIER = 0.01  # of its time: what a way that is tried again may take more, since it is likelier to be placed
 # Ways that are placed, at most and at least; launches of all of them together.
 MOST_PLACED = 8
@@ -106,7 +107,7 @@ def make_room(problem: Problem, means: Means, known_us: float, late: bool) -> It
             longer = max(1.0, best_us / way.time_us) if as_fast else longer
         if as_fast:
             continue
-        spared_bytes = max(2 * spared_bytes, lacking_bytes // 2, int(LEAST_SPARED * room_bytes))
+        spared_bytes = max(2 * spared_bytes, int(MORE_SPARED * lacking_bytes), int(LEAST_SPARED * room_bytes))
         if spared_bytes > MOST_SPARED * room_bytes:
             continue
         way = _improved(problem, way, room_bytes - spared_bytes)
