@@ -14,11 +14,12 @@ from mbc.optimize.contention import contention
 from mbc.optimize.fuse import Programs
 from mbc.optimize.homes import at_host, persistent_bytes, states_of
 from mbc.optimize.lifetimes import blocks, live_bytes
+from mbc.optimize.meet import meet
 from mbc.optimize.order import Draft, order
 from mbc.optimize.reside import Means
-from mbc.optimize.simulate import simulate
 from mbc.optimize.strips import interleaved
 from mbc.optimize.synchronise import synchronise
+from mbc.plan.model import Program
 
 UNLIMITED_BYTES = 1 << 62
 
@@ -64,9 +65,13 @@ class Fitted:
     @cached_property
     def step_us(self) -> float:
         """Predicted time of the training step, waits for copies included."""
-        train = replace(self.draft.train, waits=synchronise(self.draft.train, self.draft.buffers, self.placed.offsets))
-        device, graph = self.table.device, self.table.graph
-        return simulate(train, contention=contention(train, graph, self.draft.buffers, device))
+        return self.finished(self.draft.train)[1]
+
+    def finished(self, program: Program) -> tuple[Program, float]:
+        """One of the draft's programs with its waits, and its predicted time."""
+        buffers, table = self.draft.buffers, self.table
+        program = replace(program, waits=synchronise(program, buffers, self.placed.offsets))
+        return meet(program, contention(program, table.graph, buffers, table.device))
 
 
 def ordered(table: CandidateTable, choices: Choices, means: Means) -> Draft:

@@ -198,6 +198,16 @@ def keep_again(chooser: Chooser, over: NDArray[np.int64], most: int) -> None:
             ledger.undo(start)
 
 
+def stay_after_all(chooser: Chooser, over: NDArray[np.int64]) -> None:
+    """Leave in the arena, by the books, what went to the host without need, the smallest first."""
+    ledger = chooser.ledger
+    for buffer in sorted(chooser.sender.unhurried(), key=lambda b: (ledger.size_bytes[b], b)):
+        start = ledger.mark()
+        ledger.stay(buffer)
+        if not _fits(chooser, over):
+            ledger.undo(start)
+
+
 def _fits(chooser: Chooser, over: NDArray[np.int64]) -> bool:
     return (over + chooser.ledger.delta_bytes).max() <= 0
 

@@ -20,8 +20,9 @@ from mbc.device.transfers import HostLink
 from mbc.ir.graph import Operation, TrainingGraph
 from mbc.optimize.along import AlongRuns
 from mbc.optimize.books import Leaner
+from mbc.optimize.convoy import convoys
 from mbc.optimize.homes import persistent_bytes
-from mbc.optimize.improve import Found, improve, keep_again, squeeze
+from mbc.optimize.improve import Found, improve, keep_again, squeeze, stay_after_all
 from mbc.optimize.ledger import Gap, Ledger
 from mbc.optimize.lifetimes import blocks, live_bytes
 from mbc.optimize.order import Draft
@@ -163,7 +164,7 @@ class Chooser:
         if best[0].live_bytes <= self._room_bytes:
             kept = self._keep_again(best)
             found = improve(self, Found(*kept, self.costs_us()), rounds)
-            smallest, limit_us = found.resided, found.costs_us
+            smallest, limit_us = self._in_convoys(found), found.costs_us
         if self._means.recompute and not smallest.decisions.offloads:
             ledger = Ledger(self._draft, self.runs, self._small_bytes, along=self._along)
             for decisions in fastest_first(ledger, kept_over, limit_us):
@@ -386,6 +387,7 @@ class Chooser:
         """Take decisions back, the most expensive first, where the books say that it fits without."""
         before = self.ledger.mark()
         keep_again(self, best[1], max(1, KEEP_WORK // len(self.runs)))
+        stay_after_all(self, best[1])
         self.sender.schedule()
         found = self.measure(self.ledger.decisions(), self.ledger.leaner)
         if found[0].live_bytes > self._room_bytes:
@@ -393,3 +395,20 @@ class Chooser:
             return best
         self.ledger.delta_bytes[:] = 0
         return found
+
+    def _in_convoys(self, found: Found) -> Resided:
+        """What need not go to the host stays, and copies travel together, if that fits. That copies travel together is
+        in the draft only: decisions are gone on from as they are."""
+        if not found.resided.decisions.offloads:
+            return found.resided
+        self._go_on(found.resided)
+        _, over = self.measured()
+        stay_after_all(self, over)
+        alone, over = self.measured()
+        if alone.live_bytes > self._room_bytes:
+            return found.resided
+        convoys(self.sender, self.ledger, over, self._room_bytes)
+        together, _ = self.measured()
+        if together.live_bytes > self._room_bytes:
+            return alone
+        return replace(alone, draft=together.draft, live_bytes=together.live_bytes)

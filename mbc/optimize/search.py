@@ -4,7 +4,7 @@ budget leaves free at each operation's moment."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import mbc
 from mbc.optimize.addresses import Placed, assign_addresses, check_host
@@ -12,7 +12,6 @@ from mbc.optimize.beside import beside
 from mbc.optimize.bounds import beside_us, floor_bytes
 from mbc.optimize.candidates import CandidateTable
 from mbc.optimize.choose import check_limit, choose
-from mbc.optimize.contention import contention
 from mbc.optimize.fit import fit
 from mbc.optimize.fitted import UNLIMITED_BYTES, Fitted, Problem
 from mbc.optimize.fuse import Programs, fuse, plain
@@ -24,8 +23,7 @@ from mbc.optimize.refusal import cannot_fit, not_found
 from mbc.optimize.reserve import reserved_bytes, usual_bytes
 from mbc.optimize.reside import Means
 from mbc.optimize.share import share
-from mbc.optimize.simulate import measured_share, simulate
-from mbc.optimize.synchronise import synchronise
+from mbc.optimize.simulate import measured_share
 from mbc.options import Policy
 from mbc.plan.model import Bounds, Copy, Kernel, Plan, Predictions, Program, Stream, Target
 from mbc.plan.prefetch import ahead_bytes
@@ -158,14 +156,9 @@ def _plan(
     overhead_bytes: int,
     host_limit_bytes: int | None,
 ) -> Plan:
-    def finish(program: Program) -> Program:
-        return replace(program, waits=synchronise(program, draft.buffers, placed.offsets))
-
-    def time_us(program: Program) -> float:
-        return simulate(program, contention=contention(program, graph, draft.buffers, device))
-
-    device, graph = table.device, table.graph
-    train, infer = finish(draft.train), finish(draft.infer)
+    fitted = Fitted(draft, placed, table)
+    device = table.device
+    (train, train_us), (infer, infer_us) = map(fitted.finished, (draft.train, draft.infer))
     pinned = any(key == "engine" and value >= 0 for p in (train, infer) for key, value in _settings(p))
     cudnn = table.profile.cudnn if pinned and table.profile else 0
     return Plan(
@@ -185,9 +178,9 @@ def _plan(
         train,
         infer,
         Predictions(
-            time_us(train),
+            train_us,
             *time_range_us(train, table.graph, draft.buffers, device),
-            time_us(infer),
+            infer_us,
             *time_range_us(infer, table.graph, draft.buffers, device),
             measured_share(train),
             placed.arena_bytes,

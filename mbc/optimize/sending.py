@@ -42,7 +42,7 @@ class Sender:
     def send_away(self, over: NDArray[np.int64], part: float, recompute: bool) -> None:
         """Offload while nothing has to wait for it, until this part of what the worst run exceeds the room by is away,
         or the link is full. `recompute`: what is slowest to make again goes first."""
-        starts_us = self._starts_us()
+        starts_us = self.starts_us()
         peak = self.peak = int(np.argmax(over))
         needed = wanted = int(over[peak] * part)
         ledger = self._ledger
@@ -74,7 +74,7 @@ class Sender:
     def send(self, buffers: Sequence[int]) -> None:
         """Send more values to the host over the peak, those that nothing has to wait for."""
         ledger = self._ledger
-        starts_us = self._starts_us()
+        starts_us = self.starts_us()
         queues = self._queues(starts_us)
         for other in self.unhurried():
             if not self._queued(queues, other, ledger.first_read(other, ledger.offloads[other][1]), starts_us):
@@ -99,10 +99,10 @@ class Sender:
     def _queued(self, queues: tuple[_Queue, _Queue], buffer: int, needed: int, starts_us: NDArray[np.float64]) -> bool:
         """Whether a value can be out and back in time for a run beside those that are queued; only then it is, too."""
         made_us = float(starts_us[self._ledger.made[buffer] + 1])
-        out_us = self._copy_us(buffer, Stream.TO_HOST)
+        out_us = self.copy_us(buffer, Stream.TO_HOST)
         if not queues[0].add(made_us, out_us):
             return False
-        if queues[1].add(-float(starts_us[needed]), self._copy_us(buffer, Stream.TO_DEVICE)):
+        if queues[1].add(-float(starts_us[needed]), self.copy_us(buffer, Stream.TO_DEVICE)):
             return True
         queues[0].remove(made_us, out_us)
         return False
@@ -112,18 +112,18 @@ class Sender:
         ledger = self._ledger
         if not ledger.offloads:
             return
-        starts_us = self._starts_us()
+        starts_us = self.starts_us()
         count = len(self._runs)
         free_us = 0.0
         outs: dict[int, int] = {}
         for buffer in sorted(ledger.offloads, key=lambda b: ledger.made[b]):
             made = ledger.made[buffer]
-            free_us = max(free_us, float(starts_us[made + 1])) + self._copy_us(buffer, Stream.TO_HOST)
+            free_us = max(free_us, float(starts_us[made + 1])) + self.copy_us(buffer, Stream.TO_HOST)
             outs[buffer] = min(max(made + 1, bisect_left(starts_us, free_us)), count)
         free_us = math.inf
         needed = {b: ledger.first_read(b, back) for b, (_, back) in ledger.offloads.items()}
         for buffer in sorted(needed, key=lambda b: -needed[b]):
-            free_us = min(free_us, float(starts_us[needed[buffer]])) - self._copy_us(buffer, Stream.TO_DEVICE)
+            free_us = min(free_us, float(starts_us[needed[buffer]])) - self.copy_us(buffer, Stream.TO_DEVICE)
             if buffer in self.forced:
                 continue
             last = ledger.last_touch(buffer, needed[buffer])
@@ -132,17 +132,17 @@ class Sender:
             if ledger.offloads[buffer] != (out, back):
                 ledger.offload(buffer, out, back)
 
-    def _copy_us(self, buffer: int, stream: Stream) -> float:
+    def copy_us(self, buffer: int, stream: Stream) -> float:
         return self._link.copy_us(self._ledger.size_bytes[buffer], stream, self._busy_both)
 
     def worth_sending(self, buffer: int) -> bool:
         """Whether its copies are not too short to be sent."""
-        return self._copy_us(buffer, Stream.TO_HOST) >= SHORTEST_COPY_US
+        return self.copy_us(buffer, Stream.TO_HOST) >= SHORTEST_COPY_US
 
     def both_ways_us(self, buffer: int) -> float:
-        return self._copy_us(buffer, Stream.TO_HOST) + self._copy_us(buffer, Stream.TO_DEVICE)
+        return self.copy_us(buffer, Stream.TO_HOST) + self.copy_us(buffer, Stream.TO_DEVICE)
 
-    def _starts_us(self) -> NDArray[np.float64]:
+    def starts_us(self) -> NDArray[np.float64]:
         """When the launches at each run start, what is made again before it included."""
         spent = self._times_us + self._ledger.recomputed_us()
         return np.concatenate(([0.0], np.cumsum(spent)[:-1]))

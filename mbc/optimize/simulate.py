@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from mbc.device.transfers import Slowdown
 from mbc.plan.model import Program, Stream
 
-_COPIES = (Stream.TO_HOST, Stream.TO_DEVICE)
+COPIES = (Stream.TO_HOST, Stream.TO_DEVICE)
 _IDLE_US = 1e-9  # less than that is left of a launch that has ended, rounding being what it is
 
 
@@ -129,10 +129,10 @@ def _waiting_us(program: Program, contention: Contention) -> list[float]:
     found = [0.0] * len(program.launches)
     for earlier, later in program.waits:
         first, second = program.launches[earlier].stream, program.launches[later].stream
-        if first in _COPIES:
+        if first in COPIES:
             if second is Stream.COMPUTE:
                 found[later] = max(found[later], contention.copy_wait_us)
-        elif second in _COPIES:
+        elif second in COPIES:
             if first is Stream.COMPUTE:
                 found[earlier] = max(found[earlier], contention.copy_wait_us)
         elif first is not second:

@@ -4,10 +4,10 @@ overwrites while another stream may still use it. Waits that others imply are le
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from mbc.plan.model import Buffer, Mode, Program, Space, Stream
+from mbc.plan.model import Buffer, Launch, Mode, Program, Space, Stream
 
 
 @dataclass
@@ -35,21 +35,41 @@ class _Segments:
 
 def synchronise(program: Program, buffers: Sequence[Buffer], offsets: Sequence[int]) -> tuple[tuple[int, int], ...]:
     """Waits as (earlier launch, later launch) on different streams, ordered."""
-    streams = [launch.stream for launch in program.launches]
-    if len(set(streams)) <= 1:
+    if len({launch.stream for launch in program.launches}) <= 1:
         return ()
-    spaces = {space: _Segments() for space in Space}
-    waits: list[tuple[int, int]] = []
+    return essential(program.launches, _needed(program, buffers, offsets))
+
+
+def essential(launches: Sequence[Launch], waits: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Those waits that no others imply, ordered."""
+    needed: dict[int, dict[Stream, int]] = {}
+    for earlier, later in waits:
+        latest = needed.setdefault(later, {})
+        stream = launches[earlier].stream
+        latest[stream] = max(latest.get(stream, -1), earlier)
+    found: list[tuple[int, int]] = []
     last_on: dict[Stream, int] = {}
     # known[i][s]: the latest launch of stream s that is finished when launch i starts.
     known: list[dict[Stream, int]] = []
+    for i, launch in enumerate(launches):
+        finished = dict(known[last_on[launch.stream]]) if launch.stream in last_on else {}
+        for stream, other in sorted(needed.get(i, {}).items(), key=lambda item: -item[1]):
+            if finished.get(stream, -1) < other:
+                found.append((other, i))
+                for s, launch_index in (*known[other].items(), (stream, other)):
+                    finished[s] = max(finished.get(s, -1), launch_index)
+        if launch.stream in last_on:
+            finished[launch.stream] = last_on[launch.stream]
+        known.append(finished)
+        last_on[launch.stream] = i
+    return tuple(sorted(found))
+
+
+def _needed(program: Program, buffers: Sequence[Buffer], offsets: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Every launch with those of other streams whose bytes it reads or overwrites."""
+    streams = [launch.stream for launch in program.launches]
+    spaces = {space: _Segments() for space in Space}
     for i, launch in enumerate(program.launches):
-        needed: dict[Stream, int] = {}
-
-        def need(other: int | None, needed: dict[Stream, int] = needed, here: Stream = launch.stream) -> None:
-            if other is not None and streams[other] is not here:
-                needed[streams[other]] = max(needed.get(streams[other], -1), other)
-
         ranges: list[tuple[_Segments, range, Mode]] = []
         for access in launch.accesses:
             buffer = buffers[access.buffer]
@@ -57,25 +77,14 @@ def synchronise(program: Program, buffers: Sequence[Buffer], offsets: Sequence[i
             low = offsets[access.buffer] + (access.rows.start - buffer.rows.start) * per_row
             segments = spaces[buffer.space]
             for k in segments.over(low, low + access.rows.count * per_row):
-                need(segments.writer[k])
-                if access.mode is not Mode.READ:
-                    for reader in segments.readers[k].values():
-                        need(reader)
+                others = () if access.mode is Mode.READ else segments.readers[k].values()
+                for other in (segments.writer[k], *others):
+                    if other is not None and streams[other] is not launch.stream:
+                        yield other, i
             ranges.append((segments, range(low, low + access.rows.count * per_row), access.mode))
-        finished = dict(known[last_on[launch.stream]]) if launch.stream in last_on else {}
-        for stream, other in sorted(needed.items(), key=lambda item: -item[1]):
-            if finished.get(stream, -1) < other:
-                waits.append((other, i))
-                for s, launch_index in (*known[other].items(), (stream, other)):
-                    finished[s] = max(finished.get(s, -1), launch_index)
-        if launch.stream in last_on:
-            finished[launch.stream] = last_on[launch.stream]
-        known.append(finished)
-        last_on[launch.stream] = i
         for segments, span, mode in ranges:
             for k in segments.over(span.start, span.stop):
                 if mode is Mode.READ:
                     segments.readers[k][launch.stream] = i
                 else:
                     segments.writer[k], segments.readers[k] = i, {}
-    return tuple(sorted(waits))

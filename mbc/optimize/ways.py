@@ -36,12 +36,14 @@ WAYS_WORK = 15_000
 QUICK_WORK = 8_000
 THOROUGH_WORK = 80_000
 MOST_THOROUGH = 3  # ways
+WORTH_IMPROVING = 1.05  # of the time of the fastest way: more than that is not made up for
 FEWEST_ROUNDS = 10  # that are worth the trouble
 # As many rounds more, and so many times, where the last ones made the step shorter by such a part of it.
 MOST_MORE, WORTH_MORE = 4, 1e-3
 # Of the room, what placing may leave unused between buffers before another try is worth less.
 MOST_SPARED = 0.15
 LEAST_SPARED = 0.004
+MORE_SPARED = 1.5  # times what the last placement was over the room
 LIKELIER = 0.01  # of its time: what a way that is tried again may take more, since it is likelier to be placed
 # Ways that are placed, at most and at least; launches of all of them together.
 MOST_PLACED = 8
@@ -82,8 +84,9 @@ def make_room(problem: Problem, means: Means, known_us: float, late: bool) -> It
     # The fastest first; one that placing takes more than the room for is tried again in less.
     promising = _different(fitting)
     if thorough:
-        improved = [_improved(problem, way, room_bytes) for way in promising[:MOST_THOROUGH]]
-        promising = _different((*improved, *promising[MOST_THOROUGH:]))
+        near = [way for way in promising if way.time_us <= WORTH_IMPROVING * promising[0].time_us][:MOST_THOROUGH]
+        improved = [_improved(problem, way, room_bytes) for way in near]
+        promising = _different((*improved, *promising[len(near) :]))
     tried = [(way.time_us, number, 0, way) for number, way in enumerate(promising)]
     heapq.heapify(tried)
     best_us = known_us
@@ -104,7 +107,7 @@ def make_room(problem: Problem, means: Means, known_us: float, late: bool) -> It
             longer = max(1.0, best_us / way.time_us) if as_fast else longer
         if as_fast:
             continue
-        spared_bytes = max(2 * spared_bytes, lacking_bytes // 2, int(LEAST_SPARED * room_bytes))
+        spared_bytes = max(2 * spared_bytes, int(MORE_SPARED * lacking_bytes), int(LEAST_SPARED * room_bytes))
         if spared_bytes > MOST_SPARED * room_bytes:
             continue
         way = _improved(problem, way, room_bytes - spared_bytes)
