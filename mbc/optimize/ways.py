@@ -28,8 +28,10 @@ from mbc.plan.model import Space
 WORKSPACE_PARTS = (1.0, 0.6, 0.42, 0.3, 1 / 5, 1 / 8, 1 / 16, 1 / 64, 0.0)
 # Parts of what is too much that go to the host at most, where all may.
 OFFLOAD_PARTS = (0.5, 0.0)
-# Where something fits, a way that takes so many times the room is as far as others like it.
+# Where something fits, a way that takes so many times the room is as far as others like it. Where nothing does, so is one
+# that takes that without any workspace; work on what it decides does not halve it.
 HOPELESS = 1.2
+FAR = 2.0
 # Launches times ways that are compared; a longer program is fitted in fewer ways.
 WAYS_WORK = 15_000
 # Launches times rounds that improve what is decided: of every way, and of one that is to be placed.
@@ -74,6 +76,7 @@ def make_room(problem: Problem, means: Means, known_us: float, late: bool) -> It
     thorough = bool(ways) and FEWEST_ROUNDS * len(ways[0].ordered.train.launches) <= THOROUGH_WORK
     if thorough and math.isinf(known_us) and all(way.resided.live_bytes > room_bytes for way in ways):
         nearest = sorted(ways, key=lambda way: way.resided.live_bytes)[:MOST_THOROUGH]
+        nearest = [way for way in nearest if way.resided.live_bytes <= FAR * room_bytes]
         ways += [_improved(problem, way, room_bytes) for way in nearest]
     fitting = [way for way in ways if way.resided.live_bytes <= room_bytes]
     if not fitting:
@@ -155,7 +158,9 @@ def _ways(problem: Problem, means: Means, known_us: float, late: bool) -> list[_
         worse = 0 if better else worse + 1
         if math.isfinite(best_us) and (left < 0 or worse > 1):
             break
-        if math.isfinite(known_us) and found[-1].resided.live_bytes > HOPELESS * room_bytes:
+        spared_bytes = limit_bytes if math.isinf(known_us) else 0
+        hopeless = found[-1].resided.live_bytes - spared_bytes > HOPELESS * room_bytes
+        if hopeless and (math.isfinite(known_us) or math.isinf(best_us)):
             return found
     if not means.recompute:
         return found
