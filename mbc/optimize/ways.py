@@ -28,8 +28,8 @@ from mbc.plan.model import Space
 WORKSPACE_PARTS = (1.0, 0.6, 0.42, 0.3, 1 / 5, 1 / 8, 1 / 16, 1 / 64, 0.0)
 # Parts of what is too much that go to the host at most, where all may.
 OFFLOAD_PARTS = (0.5, 0.0)
-# Where something fits, a way that takes so many times the room is as far as others like it. Where nothing does, so is one
-# that takes that without any workspace; work on what it decides does not halve it.
+# Where something fits, a way that takes so many times the room is as far as others like it. Where nothing does, so is
+# one that takes that without any workspace; work on what it decides does not halve it.
 HOPELESS = 1.2
 FAR = 2.0
 # Launches times ways that are compared; a longer program is fitted in fewer ways.
