@@ -21,7 +21,7 @@ from modules import examples
 from record import attempt, show, start, write
 
 from mbc.device.need import Need
-from mbc.device.spec import find_spec
+from mbc.device.spec import device_specs
 from mbc.ir.types import Precision
 from mbc.kernels.base import Request
 from mbc.kernels.own import KERNELS, OWN
@@ -50,7 +50,7 @@ def runnable(needs: Sequence[Need], kernels: Sequence[str]) -> list[Need]:
     unknown = set(kernels) - set(KERNELS)
     if unknown:
         raise SystemExit(f"mbc has no kernel called {', '.join(sorted(unknown))}")
-    device = find_spec("h200")  # any that has what kernels may ask for: the largest
+    device = next(spec for spec in device_specs().values() if spec.has_bf16 and spec.has_clusters)
     return [n for n in needs if not kernels or any(c.name in kernels for c in OWN.candidates(n.undivided, device))]
 
 

@@ -279,7 +279,7 @@ class _Watch:
     def run(self) -> Outcome:
         while len(self._ended) < len(self._processes):
             self._hear(*self._told.get())
-        if self._errors and not self._interrupted:  # whoever goes on later meets what failed again
+        if self._errors:
             raise self._errors[0]
         left = sum(total - done for index, (done, total) in self._counts.items() if index not in self._summaries)
         left += sum(summary.left for summary in self._summaries.values())
@@ -311,7 +311,8 @@ class _Watch:
             case "summary", summary:
                 self._summaries[index] = summary
             case "error", error:
-                self._errors.append(error)
+                if not self._interrupted:  # whoever goes on later meets it again
+                    self._errors.append(error)
                 _stop(self._processes)
             case _:
                 raise AssertionError(f"unknown message {message!r}")

@@ -16,7 +16,7 @@ from mbc.ir.types import Layout, TensorType, layout_matters
 from mbc.kernels.base import Candidate, Provider, Request
 from mbc.ops.base import NoAttributes
 from mbc.ops.convolution import Convolution
-from mbc.ops.fused import kind_of
+from mbc.ops.fused import Fused, kind_of
 from mbc.optimize.menus import Menu, fixed, menu, worthwhile
 from mbc.options import Policy
 from mbc.plan.model import Rows
@@ -121,8 +121,9 @@ class CandidateTable:
     def _find(self, request: Request) -> tuple[Candidate, ...]:
         measured = self._admitted(self.profile.candidates(request)) if self.profile else ()
         admitted = self._admitted(self._estimated(request))
-        if not measured:
-            return admitted
+        # A group's operations are there by themselves where what was measured of it needs too much workspace.
+        if not measured or isinstance(request.attributes, Fused):
+            return measured or admitted
         least_bytes = min(c.workspace_bytes for c in measured)
         slowest_us = max(c.time_us for c in measured)
         leaner = (replace(c, time_us=max(c.time_us, slowest_us)) for c in admitted if c.workspace_bytes < least_bytes)

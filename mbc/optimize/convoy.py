@@ -1,7 +1,7 @@
 """Let copies travel together where there is room for them to wait for each other.
 
 A kernel at an end of a wait for a copy starts late, no later at the ends of several (`mbc.optimize.meet`). What is
-listed as late as it may come back, and gone as soon as its copy is over, leaves the most room and the least choice of
+listed as late as it may come back, and gone as soon as its copy is over, leaves the most_bytes room and the least choice of
 kernels to wait at. So where room is left in the end, a copy comes back along with the one before it, and what went to
 the host leaves along with the next.
 """
@@ -21,14 +21,14 @@ from mbc.plan.model import Stream
 LEFT_PART = 0.1
 
 
-def convoys(sender: Sender, ledger: Ledger, over: NDArray[np.int64], room_bytes: int) -> None:
-    """List copies anew; `over`: by how much each run exceeds the room but for what is in the ledger's delta."""
-    most = over + int(LEFT_PART * room_bytes)
-    _come_together(sender, ledger, most)
-    _leave_together(sender, ledger, most)
+def convoys(sender: Sender, ledger: Ledger, over_bytes: NDArray[np.int64], room_bytes: int) -> None:
+    """List copies anew; `over_bytes`: by how much each run exceeds the room but for what is in the ledger's delta."""
+    most_bytes = over_bytes + int(LEFT_PART * room_bytes)
+    _come_together(sender, ledger, most_bytes)
+    _leave_together(sender, ledger, most_bytes)
 
 
-def _come_together(sender: Sender, ledger: Ledger, most: NDArray[np.int64]) -> None:
+def _come_together(sender: Sender, ledger: Ledger, most_bytes: NDArray[np.int64]) -> None:
     starts_us = sender.starts_us()
     needed = {b: ledger.first_read(b, ledger.offloads[b][1]) for b in sender.unhurried()}
     group: list[int] = []
@@ -38,7 +38,7 @@ def _come_together(sender: Sender, ledger: Ledger, most: NDArray[np.int64]) -> N
         joined = [*group, buffer]
         end_us = float(starts_us[needed[joined[0]]])
         at = int(np.searchsorted(starts_us, end_us - group_us - takes_us, side="right")) - 1
-        if group and starts_us[max(at, 0)] >= free_us and _back_at(ledger, joined, at, most):
+        if group and starts_us[max(at, 0)] >= free_us and _back_at(ledger, joined, at, most_bytes):
             group, group_us = joined, group_us + takes_us
             continue
         if group:
@@ -46,35 +46,35 @@ def _come_together(sender: Sender, ledger: Ledger, most: NDArray[np.int64]) -> N
         group, group_us = [buffer], takes_us
 
 
-def _back_at(ledger: Ledger, group: Sequence[int], position: int, most: NDArray[np.int64]) -> bool:
+def _back_at(ledger: Ledger, group: Sequence[int], position: int, most_bytes: NDArray[np.int64]) -> bool:
     """Whether all of a group can be listed to come back at a run; then they are."""
     start = ledger.mark()
-    before = most + ledger.delta_bytes
+    before_bytes = most_bytes + ledger.delta_bytes
     for buffer in group:
         out, back = ledger.offloads[buffer]
-        if position < max(out, ledger.last_touch(buffer, back) + 1):
+        if position <= out or position <= ledger.last_touch(buffer, back):
             ledger.undo(start)
             return False
         if position < back:
             ledger.offload(buffer, out, position)
-    after = most + ledger.delta_bytes
-    if ((after > before) & (after > 0)).any():
+    after_bytes = most_bytes + ledger.delta_bytes
+    if ((after_bytes > before_bytes) & (after_bytes > 0)).any():
         ledger.undo(start)
         return False
     return True
 
 
-def _leave_together(sender: Sender, ledger: Ledger, most: NDArray[np.int64]) -> None:
+def _leave_together(sender: Sender, ledger: Ledger, most_bytes: NDArray[np.int64]) -> None:
     """From the last that is gone to the first: as long as the next one, if there is room."""
     later: int | None = None
     for buffer in sorted(sender.unhurried(), key=lambda b: (-ledger.offloads[b][0], -b)):
         out, back = ledger.offloads[buffer]
-        if later is not None and out < later <= back:
+        if later is not None and out < later < back:
             start = ledger.mark()
-            before = most + ledger.delta_bytes
+            before_bytes = most_bytes + ledger.delta_bytes
             ledger.offload(buffer, later, back)
-            after = most + ledger.delta_bytes
-            if not ((after > before) & (after > 0)).any():
+            after_bytes = most_bytes + ledger.delta_bytes
+            if not ((after_bytes > before_bytes) & (after_bytes > 0)).any():
                 continue
             ledger.undo(start)
         later = out

@@ -9,6 +9,7 @@ end without one gets its last kernel, and so do all that are open then.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -42,6 +43,8 @@ class _Sweep:
     _before: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
     _between: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
     _ends_us: dict[int, float] = field(default_factory=dict[int, float])
+    _unsettled: dict[Stream, deque[int]] = field(default_factory=dict[Stream, "deque[int]"])
+    _free_us: dict[Stream, float] = field(default_factory=dict[Stream, float])
 
     def waits(self) -> list[tuple[int, int]]:
         """At least as strong as those of the program, and of the same launches where these are not copies."""
@@ -65,6 +68,8 @@ class _Sweep:
             for copy in copies:
                 needed.setdefault(copy, kernel)
         waiting = sorted(self._after, key=lambda copy: (-self._after[copy], copy))
+        for stream in COPIES:
+            self._unsettled[stream] = deque(i for i, other in enumerate(streams) if other is stream)
         open_: list[int] = []  # copies that wait for a kernel up to here
         settled: dict[int, int] = {}
         kernels = [i for i, stream in enumerate(streams) if stream is Stream.COMPUTE]
@@ -78,7 +83,7 @@ class _Sweep:
             found += [(kernel, copy) for copy in open_]
             settled |= dict.fromkeys(open_, kernel)
             open_.clear()
-            self._settle(streams, settled)
+            self._settle(settled)
             start_us = self.known.starts_us[kernel] - SPARE_US
             for stream in COPIES:
                 over = [c for c in needed if streams[c] is stream and c < kernel]
@@ -88,23 +93,25 @@ class _Sweep:
                     needed = {c: k for c, k in needed.items() if streams[c] is not stream or c > max(over)}
         return found
 
-    def _settle(self, streams: Sequence[Stream], settled: Mapping[int, int]) -> None:
-        """Find when copies end, in order, until one is not settled."""
-        free_us = dict.fromkeys(COPIES, 0.0)
-        blocked: set[Stream] = set()
-        for copy, stream in enumerate(streams):
-            if stream not in COPIES or stream in blocked:
-                continue
-            if copy not in self._ends_us:
-                others = self._between.get(copy, ())
-                if (copy in self._after and copy not in settled) or any(o not in self._ends_us for o in others):
-                    blocked.add(stream)
-                    continue
-                ready = [free_us[stream], *(self._ends_us[other] for other in others)]
-                if copy in settled:
-                    ready.append(self.known.ends_us[settled[copy]])
-                self._ends_us[copy] = max(ready) + self._takes_us(copy)
-            free_us[stream] = self._ends_us[copy]
+    def _settle(self, settled: Mapping[int, int]) -> None:
+        """Find when copies end, in the order of each stream, until one is not settled."""
+        going = True
+        while going:
+            going = False
+            for stream, copies in self._unsettled.items():
+                while copies and (ready_us := self._ready_us(copies[0], settled)) is not None:
+                    start_us = max(ready_us, self._free_us.get(stream, 0.0))
+                    copy = copies.popleft()
+                    self._ends_us[copy] = self._free_us[stream] = start_us + self._takes_us(copy)
+                    going = True
+
+    def _ready_us(self, copy: int, settled: Mapping[int, int]) -> float | None:
+        """When all that a copy waits for is over; None where that is not settled."""
+        others = self._between.get(copy, ())
+        if (copy in self._after and copy not in settled) or any(other not in self._ends_us for other in others):
+            return None
+        kernel_us = self.known.ends_us[settled[copy]] if copy in settled else 0.0
+        return max([kernel_us, *(self._ends_us[other] for other in others)])
 
     def _takes_us(self, copy: int) -> float:
         return self.known.ends_us[copy] - self.known.starts_us[copy]

@@ -134,7 +134,10 @@ def _ways(problem: Problem, means: Means, known_us: float, late: bool) -> list[_
     known: set[tuple[float, ...]] = set()
     found: list[_Way] = []
     left, best_us, worse = WAYS_WORK, known_us, 0
+    hopeless = False
     for part in WORKSPACE_PARTS:
+        if hopeless and part > WORKSPACE_PARTS[-1]:
+            continue  # what needs least workspace may need fewer conversions, too
         limit_bytes = int(part * room_bytes)
         limits = {name: min(limit, limit_bytes) for name, limit in most.items()}
         choices = problem.choose(limits)
@@ -160,8 +163,11 @@ def _ways(problem: Problem, means: Means, known_us: float, late: bool) -> list[_
             break
         spared_bytes = limit_bytes if math.isinf(known_us) else 0
         hopeless = found[-1].resided.live_bytes - spared_bytes > HOPELESS * room_bytes
-        if hopeless and (math.isfinite(known_us) or math.isinf(best_us)):
+        if hopeless and math.isfinite(known_us):
             return found
+        hopeless = hopeless and math.isinf(best_us)
+    if hopeless:
+        return found
     if not means.recompute:
         return found
     for way in sorted(found, key=lambda way: (way.resided.live_bytes > room_bytes, way.time_us))[:2]:

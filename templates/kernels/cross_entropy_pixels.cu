@@ -51,7 +51,7 @@ struct Positions {
   }
 };
 
-// As `Softmax` of loss.cu, of W positions, with the logit of each one's own class beside it, less the greatest.
+// As `Softmax` of mbc_loss.cuh, of W positions, with the logit of each one's own class beside it, less the greatest.
 template <int W>
 struct Softmaxes {
   float greatest[W], others[W], sum[W], own[W];

@@ -1,4 +1,5 @@
-// Convolutions of images with few channels (the first layer of a network) on tensor cores, channels last.
+// Convolutions of images with few channels (the first layer of a network) on tensor cores, channels last; images
+// of fp32 may have them first.
 //
 // Libraries pad three channels to eight, so that most of what they load and multiply is zeros. Here a row of a window,
 // kernel_width * channels elements, is one run of memory: the terms of a sum are those runs one after another, each

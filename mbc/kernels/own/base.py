@@ -136,7 +136,7 @@ class OwnKernel:
     workspace   exact bytes for a request in a layout; its accesses end with a workspace where this is not 0
     time_us     estimated time of the kernels, launch not included
     launches    how many kernels run one after another
-    tensor_cores whether it needs tensor cores that compute in bf16
+    tensor_cores whether it needs tensor cores that compute in bf16 and tf32
     clusters    whether its blocks read each other's shared memory
     edition     one more when the kernel was rewritten: what was measured of another edition does not count
     """
