@@ -1,7 +1,7 @@
 """Let copies travel together where there is room for them to wait for each other.
 
 A kernel at an end of a wait for a copy starts late, no later at the ends of several (`mbc.optimize.meet`). What is
-listed as late as it may come back, and gone as soon as its copy is over, leaves the most_bytes room and the least choice of
+listed as late as it may come back, and gone as soon as its copy is over, leaves the most room and the least choice of
 kernels to wait at. So where room is left in the end, a copy comes back along with the one before it, and what went to
 the host leaves along with the next.
 """

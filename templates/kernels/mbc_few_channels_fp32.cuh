@@ -5,10 +5,10 @@
 
 namespace mbc {
 
-// What tf32 leaves of a word, which then is what it holds. Of a product's four parts the one of what both words leave is
-// dropped: it is 2^-22 of the product, in the mean ("3xTF32", NVIDIA CUTLASS, example 27). Cutting off takes two
-// instructions where rounding takes five, for an error of 4e-7 instead of 1.5e-7. An infinite word leaves NaN, and so may
-// one under a term that a sum has only for its length: what is not finite stays so, as in Winograd's algorithm.
+// What tf32 leaves of a word, which then is what it holds. Of a product's four parts the one of what both words leave
+// is dropped: it is 2^-22 of the product, in the mean ("3xTF32", NVIDIA CUTLASS, example 27). Cutting off takes two
+// instructions where rounding takes five, for an error of 4e-7 instead of 1.5e-7. An infinite word leaves NaN, and so
+// may one under a term that a sum has only for its length: what is not finite stays so, as in Winograd's algorithm.
 __device__ inline float take_small(float& word) {
   const float whole = word;
   word = cut_to_tf32(whole);
