@@ -79,26 +79,7 @@ __global__ void __launch_bounds__(FEW_THREADS, 4)
           }
         }
       }
-#pragma unroll
-      for (int m = 0; m < 2; ++m)
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          const int32_t out_y = here.y0 + row + m, out_x = here.x0 + column + 8 * h;
-          if (out_y >= f.out_height || out_x >= f.out_width) continue;
-          T* to = y + ((here.n * f.out_height + out_y) * f.out_width + out_x) * f.filters + first + t * 2 * TILES;
-#pragma unroll
-          for (int v = 0; v < TILES / 4; ++v) {
-            Vec<T, 8> made;
-#pragma unroll
-            for (int e = 0; e < 8; ++e) made.v[e] = from_float<T>(sums[m][4 * v + e / 2][2 * h + e % 2]);
-            if (f.wide) {
-              store(to + 8 * v, made);
-            } else {
-#pragma unroll
-              for (int e = 0; e < 8; ++e) to[8 * v + e] = made.v[e];
-            }
-          }
-        }
+      write_pixels(sums, y, f, here, row, column, first + t * 2 * TILES);
     }
   }
 }

@@ -23,44 +23,18 @@ __global__ void __launch_bounds__(FEW_MOST_THREADS)
   const int32_t group = warp % f.groups(), sharer = warp / f.groups();
   const int32_t first = blockIdx.y * TILES * 8;
 
-  // What is fetched next: a row of a tile, into a stage of the ring.
-  int64_t ahead = blockIdx.x;
-  int32_t ahead_row = 0, ahead_stage = 0;
-  FewTile coming = f.tile(ahead);
+  RowsAhead ahead(f);
   const auto fetch_next = [&] {
-    if (ahead < f.tiles) {
-      const T* from = dy + ((coming.n * f.out_height + coming.y0 + ahead_row) * f.out_width + coming.x0) * f.filters + first;
-      for (int32_t i = threadIdx.x; i < coming.across * 16 * TILES; i += blockDim.x) {
-        const int32_t pixel = i / TILES, eight = i % TILES;
-        const bool inside = pixel < coming.columns;
-        const T* eight_from = from + (inside ? pixel * f.filters + eight * 8 : 0);
-        uint4* to = shared + ahead_stage * STAGE + place<TILES>(pixel, eight);
-        if (f.wide) {
-          copy_16_bytes(to, eight_from, inside);
-        } else {
-          T* one = reinterpret_cast<T*>(to);
-#pragma unroll
-          for (int e = 0; e < 8; ++e) one[e] = inside ? eight_from[e] : from_float<T>(0.0f);
-        }
-      }
-      ahead_stage = ahead_stage + 1 == FEW_STAGES ? 0 : ahead_stage + 1;
-      if (++ahead_row == coming.rows) {
-        ahead += gridDim.x;
-        ahead_row = 0;
-        coming = f.tile(ahead);
-      }
-    }
-    end_of_copies();
+    ahead.template fetch<TILES, STAGE>(dy, shared, f, first, [](int32_t pixel, int32_t eight) {
+      return place<TILES>(pixel, eight);
+    });
   };
 
-  int32_t terms[2][2];  // in the image, of the pixel at the beginning of the band; tile; row g or g + 8
+  uint32_t terms[2][2];  // in the image, of the pixel at the beginning of the band; tile; row g or g + 8
 #pragma unroll
   for (int m = 0; m < 2; ++m)
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int32_t term = (2 * group + m) * 16 + g + 8 * h, r = term / f.padded_run;
-      terms[m][h] = r < f.kernel_height ? r * f.pitch + term - r * f.padded_run : 0;
-    }
+    for (int h = 0; h < 2; ++h) terms[m][h] = place_of_term(f, (2 * group + m) * 16 + g + 8 * h);
   // What this thread shows of 16 pixels by 16 filters: matrices of 8 x 8, (pixels, filters) low low, high low, low high,
   // high high.
   const int32_t shown = lane / 8 % 2 * 8 + lane % 8, shown_eight = lane / 16;
@@ -115,7 +89,7 @@ void run_few_channels_filter(const MbcCall& call, const FewChannels& f, int64_t 
   const int ring = FEW_STAGES * FEW_COLUMNS * TILES * 16 + f.copy * 2, exchange = f.groups() * 64 * TILES * 16;
   MBC_LAUNCH_SHARED((few_channels_filter<T, TILES>), grid, threads, ring > exchange ? ring : exchange, call.stream,
                     in<T>(call, 0), in<T>(call, 1), partial, f);
-  add_parts(call.stream, partial, out<float>(call, 2), f, parts, accumulate);
+  add_parts(call.stream, partial, out<float>(call, 2), FilterParts(f), parts, accumulate);
 }
 
 }  // namespace mbc

@@ -9,7 +9,7 @@ namespace mbc {
 template <bool SPLIT>
 __global__ void __launch_bounds__(FEW_MOST_THREADS) few_channels_filter_fp32(
     const float* __restrict__ x, const float* __restrict__ dy, float* __restrict__ partial, FewChannels f) {
-  constexpr int TILES = 4, FOURS = TILES * 2, PITCH = TILES * 8 + 8, STAGE = FEW_COLUMNS * PITCH;
+  constexpr int TILES = 4, PITCH = TILES * 8 + 8, STAGE = FEW_COLUMNS * PITCH;
   MBC_DYNAMIC_SHARED(shared);
   float* gradients = reinterpret_cast<float*>(shared);
   float* image = gradients + FEW_STAGES * STAGE;
@@ -17,34 +17,11 @@ __global__ void __launch_bounds__(FEW_MOST_THREADS) few_channels_filter_fp32(
   const int32_t group = warp % f.groups(), sharer = warp / f.groups();
   const int32_t first = blockIdx.y * TILES * 8;
 
-  // What is fetched next: a row of a tile, into a stage of the ring.
-  int64_t ahead = blockIdx.x;
-  int32_t ahead_row = 0, ahead_stage = 0;
-  FewTile coming = f.tile(ahead);
+  RowsAhead ahead(f);
   const auto fetch_next = [&] {
-    if (ahead < f.tiles) {
-      const float* from =
-          dy + ((coming.n * f.out_height + coming.y0 + ahead_row) * f.out_width + coming.x0) * f.filters + first;
-      for (int32_t i = threadIdx.x; i < coming.across * 16 * FOURS; i += blockDim.x) {
-        const int32_t pixel = i / FOURS, four = i % FOURS;
-        const bool inside = pixel < coming.columns;
-        const float* four_from = from + (inside ? pixel * f.filters + four * 4 : 0);
-        float* to = gradients + ahead_stage * STAGE + pixel * PITCH + four * 4;
-        if (f.wide) {
-          copy_16_bytes(reinterpret_cast<uint4*>(to), four_from, inside);
-        } else {
-#pragma unroll
-          for (int e = 0; e < 4; ++e) to[e] = inside ? four_from[e] : 0.0f;
-        }
-      }
-      ahead_stage = ahead_stage + 1 == FEW_STAGES ? 0 : ahead_stage + 1;
-      if (++ahead_row == coming.rows) {
-        ahead += gridDim.x;
-        ahead_row = 0;
-        coming = f.tile(ahead);
-      }
-    }
-    end_of_copies();
+    ahead.fetch<TILES * 2, STAGE / 4>(dy, shared, f, first, [](int32_t pixel, int32_t four) {
+      return pixel * (PITCH / 4) + four;
+    });
   };
 
   uint32_t terms[2][2];  // in the image, of the pixel at the beginning of the band; tile; row g or g + 8
@@ -104,7 +81,7 @@ void run_few_channels_filter_fp32(const MbcCall& call, const FewChannels& f, int
   const int ring = FEW_STAGES * FEW_COLUMNS * (TILES * 8 + 8) * 4 + f.copy * 4, exchange = f.groups() * 64 * TILES * 16;
   MBC_LAUNCH_SHARED((few_channels_filter_fp32<SPLIT>), grid, threads, ring > exchange ? ring : exchange, call.stream,
                     in<float>(call, 0), in<float>(call, 1), partial, f);
-  add_parts(call.stream, partial, out<float>(call, 2), f, parts, accumulate);
+  add_parts(call.stream, partial, out<float>(call, 2), FilterParts(f), parts, accumulate);
 }
 
 }  // namespace mbc

@@ -89,6 +89,12 @@ struct FewChannels {
   }
 };
 
+// The element of the band where a term of a pixel's sum is, from where the pixel is; any where there is no such term.
+__device__ inline uint32_t place_of_term(const FewChannels& f, int32_t term) {
+  const int32_t row = term / f.padded_run;
+  return row < f.kernel_height ? static_cast<uint32_t>(row * f.pitch + term - row * f.padded_run) : 0;
+}
+
 // Two elements as a word.
 template <typename T>
 __device__ inline uint32_t word_of(const T& low, const T& high) {
@@ -153,6 +159,35 @@ __device__ inline void fetch_band_of_words(
       }
     }
   }
+}
+
+// What a warp made, two output rows of 16 columns from (row, column) of the tile on; filters in tiles of 8, permuted so
+// that those of a thread are neighbours in memory from `first` on. `column`: that of the thread.
+template <typename T, int TILES>
+__device__ inline void write_pixels(
+    const float (&sums)[2][TILES][4], T* y, const FewChannels& f, const FewTile& tile, int32_t row, int32_t column,
+    int32_t first) {
+  constexpr int W = WIDTH<T>;
+#pragma unroll
+  for (int m = 0; m < 2; ++m)
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int32_t out_y = tile.y0 + row + m, out_x = tile.x0 + column + 8 * h;
+      if (out_y >= f.out_height || out_x >= f.out_width) continue;
+      T* to = y + ((tile.n * f.out_height + out_y) * f.out_width + out_x) * f.filters + first;
+#pragma unroll
+      for (int v = 0; v < 2 * TILES / W; ++v) {
+        Vec<T, W> made;
+#pragma unroll
+        for (int e = 0; e < W; ++e) made.v[e] = from_float<T>(sums[m][(v * W + e) / 2][2 * h + e % 2]);
+        if (f.wide) {
+          store(to + v * W, made);
+        } else {
+#pragma unroll
+          for (int e = 0; e < W; ++e) to[v * W + e] = made.v[e];
+        }
+      }
+    }
 }
 
 }  // namespace mbc

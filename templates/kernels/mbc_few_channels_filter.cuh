@@ -8,6 +8,61 @@ namespace mbc {
 constexpr int FEW_MOST_THREADS = FEW_STEPS / 2 * 32, FEW_STAGES = 3;
 constexpr int SUM_ELEMENTS = 32, SUM_SHARERS = 16;  // of a block that adds parts
 
+// 16 bytes that exist, or zeros, to shared memory; `wide`: they are aligned.
+template <typename T>
+__device__ inline void copy_vector(uint4* to, const T* from, bool there, bool wide) {
+  if (wide) {
+    copy_16_bytes(to, from, there);
+  } else {
+    T* one = reinterpret_cast<T*>(to);
+#pragma unroll
+    for (int e = 0; e < WIDTH<T>; ++e) one[e] = there ? from[e] : from_float<T>(0.0f);
+  }
+}
+
+// The rows of gradients that a block is going to need, tiles of other images included, and the stage of a ring in
+// shared memory where the next one goes.
+struct RowsAhead {
+  int64_t number;
+  int32_t row, stage;
+  FewTile tile;
+
+  __device__ explicit RowsAhead(const FewChannels& f)
+      : number(blockIdx.x), row(0), stage(0), tile(f.tile(blockIdx.x)) {}
+  // A pixel has V times 16 bytes, of filters from `first` on; `place(pixel, v)`: where they lie in a stage of STAGE.
+  template <int V, int STAGE, typename T, typename Place>
+  __device__ void fetch(const T* dy, uint4* ring, const FewChannels& f, int32_t first, Place place) {
+    if (number < f.tiles) {
+      const T* from = dy + ((tile.n * f.out_height + tile.y0 + row) * f.out_width + tile.x0) * f.filters + first;
+      for (int32_t i = threadIdx.x; i < tile.across * 16 * V; i += blockDim.x) {
+        const int32_t pixel = i / V, v = i % V;
+        const bool inside = pixel < tile.columns;
+        copy_vector(ring + stage * STAGE + place(pixel, v), from + (inside ? pixel * f.filters + v * WIDTH<T> : 0),
+                    inside, f.wide);
+      }
+      stage = stage + 1 == FEW_STAGES ? 0 : stage + 1;
+      if (++row == tile.rows) {
+        number += gridDim.x;
+        row = 0;
+        tile = f.tile(number);
+      }
+    }
+    end_of_copies();
+  }
+};
+
+// The gradient of filters as blocks leave it, one part each: terms by filters, rows of windows one after another.
+struct FilterParts {
+  int32_t terms, filters;
+  int32_t rows, run, padded_run;  // of a window, and elements of a row: of the filter, and here
+
+  explicit FilterParts(const FewChannels& f)
+      : terms(f.steps * 16), filters(f.filters), rows(f.kernel_height), run(f.run), padded_run(f.padded_run) {}
+  // Without padding.
+  FilterParts(int32_t terms_, int32_t filters_)
+      : terms(terms_), filters(filters_), rows(1), run(terms_), padded_run(terms_) {}
+};
+
 // What a block made, terms by filters: two tiles of 16 terms a warp, those of warps that shared pixels added in order.
 // `shared` is free for it.
 template <int TILES>
@@ -44,9 +99,9 @@ __device__ inline void write_part(
 
 // The parts in order: every thread some of them, then those of an element.
 static __global__ void few_channels_filter_sum(
-    const float* partial, float* dw, FewChannels f, int64_t parts, bool accumulate) {
+    const float* partial, float* dw, FilterParts f, int64_t parts, bool accumulate) {
   __shared__ double sums[SUM_SHARERS][SUM_ELEMENTS];
-  const int64_t size = static_cast<int64_t>(f.steps) * 16 * f.filters;
+  const int64_t size = static_cast<int64_t>(f.terms) * f.filters;
   const int64_t i = static_cast<int64_t>(blockIdx.x) * SUM_ELEMENTS + threadIdx.x;
   const int64_t share = (parts + SUM_SHARERS - 1) / SUM_SHARERS, first = threadIdx.y * share;
   const int64_t last = first + share < parts ? first + share : parts;
@@ -60,8 +115,8 @@ static __global__ void few_channels_filter_sum(
   if (threadIdx.y != 0 || i >= size) return;
   const int32_t term = static_cast<int32_t>(i / f.filters), filter = static_cast<int32_t>(i - term * f.filters);
   const int32_t r = term / f.padded_run, at = term - r * f.padded_run;
-  if (r >= f.kernel_height || at >= f.run) return;
-  float* to = dw + (static_cast<int64_t>(filter) * f.kernel_height + r) * f.run + at;
+  if (r >= f.rows || at >= f.run) return;
+  float* to = dw + (static_cast<int64_t>(filter) * f.rows + r) * f.run + at;
   double all = accumulate ? *to : 0.0;
 #pragma unroll
   for (int s = 0; s < SUM_SHARERS; ++s) all += sums[s][threadIdx.x];
@@ -69,8 +124,8 @@ static __global__ void few_channels_filter_sum(
 }
 
 inline void add_parts(
-    cudaStream_t stream, const float* partial, float* dw, const FewChannels& f, int64_t parts, bool accumulate) {
-  const unsigned blocks = static_cast<unsigned>(divide_up(int64_t{16} * f.steps * f.filters, SUM_ELEMENTS));
+    cudaStream_t stream, const float* partial, float* dw, const FilterParts& f, int64_t parts, bool accumulate) {
+  const unsigned blocks = static_cast<unsigned>(divide_up(static_cast<int64_t>(f.terms) * f.filters, SUM_ELEMENTS));
   MBC_LAUNCH(few_channels_filter_sum, blocks, dim3(SUM_ELEMENTS, SUM_SHARERS), stream, partial, dw, f, parts,
              accumulate);
 }

@@ -58,10 +58,4 @@ __device__ inline void add_tiles(float (&sums)[2][TILES][4], float (&part)[2][TI
       }
 }
 
-// The element of the band where a term of a pixel's sum is, from where the pixel is; any where there is no such term.
-__device__ inline uint32_t place_of_term(const FewChannels& f, int32_t term) {
-  const int32_t row = term / f.run;
-  return row < f.kernel_height ? static_cast<uint32_t>(row * f.pitch + term - row * f.run) : 0;
-}
-
 }  // namespace mbc

@@ -6,6 +6,21 @@
 // their way.
 #include "mbc_few_channels_filter.cuh"
 
+struct TapsArguments {
+  int64_t images;
+  int64_t channels;
+  int64_t height;
+  int64_t width;
+  int64_t filters;
+  int64_t out_height;
+  int64_t out_width;
+  int64_t pad_top;
+  int64_t pad_left;
+  int64_t band;   // output rows that a block makes of a strip
+  int64_t parts;  // blocks that share out the strips
+  int64_t accumulate;
+};
+
 namespace mbc {
 
 constexpr int TAPS = 9, TAP_THREADS = 32 * TAPS;
@@ -22,43 +37,38 @@ struct TapStep {
 };
 
 struct Taps {
-  FewChannels f;
+  int32_t channels, height, width, filters, out_height, out_width, pad_top, pad_left, band;
   int32_t strips, bands;  // of an image: across and down
+  int64_t count;          // of strips in all images
+  bool wide;              // everything takes vectors
 
+  Taps(const TapsArguments& a, bool whole)
+      : channels(static_cast<int32_t>(a.channels)), height(static_cast<int32_t>(a.height)),
+        width(static_cast<int32_t>(a.width)), filters(static_cast<int32_t>(a.filters)),
+        out_height(static_cast<int32_t>(a.out_height)), out_width(static_cast<int32_t>(a.out_width)),
+        pad_top(static_cast<int32_t>(a.pad_top)), pad_left(static_cast<int32_t>(a.pad_left)),
+        band(static_cast<int32_t>(a.band)), strips(static_cast<int32_t>(divide_up(a.out_width, TAP_COLUMNS))),
+        bands(static_cast<int32_t>(divide_up(a.out_height, a.band))), count(a.images * strips * bands), wide(whole) {}
   __device__ TapStep step(int64_t strip) const {
     const int32_t x0 = static_cast<int32_t>(strip % strips) * TAP_COLUMNS;
-    const int32_t y0 = static_cast<int32_t>(strip / strips % bands) * f.band;
-    return {strip / strips / bands, strip, x0, y0, min(f.band, f.out_height - y0), 0};
+    const int32_t y0 = static_cast<int32_t>(strip / strips % bands) * band;
+    return {strip / strips / bands, strip, x0, y0, min(band, out_height - y0), 0};
   }
   __device__ void advance(TapStep& at) const {
     if (++at.row == at.rows + 2) at = step(at.strip + gridDim.x);
   }
-  __host__ __device__ int64_t count(int64_t images) const { return images * strips * bands; }
 };
 
-// 16 bytes of `from`, or zeros, to shared memory.
-__device__ inline void copy_four(float* to, const float* from, bool there, bool wide) {
-  if (wide) {
-    copy_16_bytes(reinterpret_cast<uint4*>(to), from, there);
-  } else {
-#pragma unroll
-    for (int e = 0; e < 4; ++e) to[e] = there ? from[e] : 0.0f;
-  }
-}
-
 __global__ void __launch_bounds__(TAP_THREADS)
-    taps_filter(const float* __restrict__ x, const float* __restrict__ dy, float* __restrict__ partial, Taps taps,
-                int64_t images) {
+    taps_filter(const float* __restrict__ x, const float* __restrict__ dy, float* __restrict__ partial, Taps f) {
   constexpr int FOURS = TAP_CHANNELS / 4, M = TAP_CHANNELS / 16, N = TAP_CHANNELS / 8;
   MBC_DYNAMIC_SHARED(shared);
   float* image = reinterpret_cast<float*>(shared);
   float* gradients = image + IMAGE_ROWS * IMAGE_ROW;
-  const FewChannels& f = taps.f;
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, tap = threadIdx.x / 32;
   const int32_t blocks = f.filters / TAP_CHANNELS;
   const int32_t channel = static_cast<int32_t>(blockIdx.y) / blocks * TAP_CHANNELS;
   const int32_t filter = static_cast<int32_t>(blockIdx.y) % blocks * TAP_CHANNELS;
-  const int64_t count = taps.count(images);
 
   // What a thread does with each of its 16 bytes of a step's rows: (where they lie in shared memory, where they come
   // from, whether that exists).
@@ -81,12 +91,14 @@ __global__ void __launch_bounds__(TAP_THREADS)
     }
   };
 
-  TapStep ahead = taps.step(blockIdx.x), here = ahead;
+  TapStep ahead = f.step(blockIdx.x), here = ahead;
   int64_t fetched = 0;
   const auto fetch_next = [&] {
-    if (ahead.strip < count) {
-      each_four(ahead, fetched++, [&](float* to, const float* from, bool there) { copy_four(to, from, there, f.wide); });
-      taps.advance(ahead);
+    if (ahead.strip < f.count) {
+      each_four(ahead, fetched++, [&](float* to, const float* from, bool there) {
+        copy_vector(reinterpret_cast<uint4*>(to), from, there, f.wide);
+      });
+      f.advance(ahead);
     }
     end_of_copies();
   };
@@ -94,7 +106,7 @@ __global__ void __launch_bounds__(TAP_THREADS)
   float sums[M][N][4] = {};
 #pragma unroll
   for (int s = 0; s < TAP_AHEAD; ++s) fetch_next();
-  for (int64_t number = 0; here.strip < count; ++number, taps.advance(here)) {
+  for (int64_t number = 0; here.strip < f.count; ++number, f.advance(here)) {
     wait_for_copies<TAP_AHEAD - 1>();
     each_four(here, number, [](float* at, const float*, bool) {  // its own, which it need not wait for others to see
       Vec<float, 4> four = load<4>(at);
@@ -142,17 +154,15 @@ __global__ void __launch_bounds__(TAP_THREADS)
 
 extern "C" const char* mbc_convolution_taps_filter(const MbcCall& call) {
   using namespace mbc;
-  const auto& a = arguments<FewChannelsArguments>(call);
-  if (a.type != MBC_FP32) return "this kernel takes fp32 only";
+  const auto& a = arguments<TapsArguments>(call);
   const auto *x = in<float>(call, 0), *dy = in<float>(call, 1);
   float* partial = out<float>(call, 3);
-  const FewChannels f(a, false, aligned(x, 16) && aligned(dy, 16));
-  const Taps taps{f, static_cast<int32_t>(divide_up(f.out_width, TAP_COLUMNS)),
-                  static_cast<int32_t>(divide_up(f.out_height, f.band))};
+  const Taps f(a, aligned(x, 16) && aligned(dy, 16));
   const dim3 grid(static_cast<unsigned>(a.parts),
                   static_cast<unsigned>(f.channels / TAP_CHANNELS * (f.filters / TAP_CHANNELS)));
   constexpr int SHARED = (IMAGE_ROWS * IMAGE_ROW + GRADIENT_ROWS * GRADIENT_ROW) * 4;
-  MBC_LAUNCH_SHARED(taps_filter, grid, TAP_THREADS, SHARED, call.stream, x, dy, partial, taps, a.rows);
-  add_parts(call.stream, partial, out<float>(call, 2), f, a.parts, a.accumulate != 0);
+  MBC_LAUNCH_SHARED(taps_filter, grid, TAP_THREADS, SHARED, call.stream, x, dy, partial, f);
+  add_parts(call.stream, partial, out<float>(call, 2), FilterParts(TAPS * f.channels, f.filters), a.parts,
+            a.accumulate != 0);
   return launched();
 }

@@ -119,11 +119,6 @@ def _image_first(request: Request) -> Iterable[Layouts]:
 
 
 def _arguments(at: Slice, image: Layout = Layout.CHANNELS_LAST) -> FewChannelsArguments:
-    return arguments_of(at, band(at.request), _parts(at.request), image)
-
-
-def arguments_of(at: Slice, band: int, parts: int, image: Layout = Layout.CHANNELS_LAST) -> FewChannelsArguments:
-    """Of a convolution of whatever channels, of either pass."""
     request, a, sides = at.request, attributes(at.request), Sides.of(at.request)
     rows, channels, height, width = sides.image.shape
     _, filters, out_height, out_width = sides.features.shape
@@ -142,8 +137,8 @@ def arguments_of(at: Slice, band: int, parts: int, image: Layout = Layout.CHANNE
         stride_width=a.stride[1],
         pad_top=a.pad[0],
         pad_left=a.pad[2],
-        band=band,
-        parts=parts,
+        band=band(request),
+        parts=_parts(request),
         accumulate=int(at.accumulate),
         image_layout=layout_code(image),
         products=_products(request),

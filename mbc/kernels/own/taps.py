@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from mbc.device.spec import DeviceSpec
 from mbc.ir.types import DType, Layout, Precision
 from mbc.kernels.base import Request
 from mbc.kernels.calibration import peak_tflops
-from mbc.kernels.own.base import OwnKernel, Slice, channels_last, moved_us
-from mbc.kernels.own.few_channels import FewChannelsArguments, arguments_of
+from mbc.kernels.own.base import OwnKernel, Slice, Struct, channels_last, moved_us
 from mbc.kernels.own.sides import Sides, attributes
 
 # As in the source.
@@ -18,6 +18,22 @@ COLUMNS = 32  # of the output, that a block goes down
 ROWS = 14  # of the output that a block makes of a strip, at most
 MOST_BLOCKS = 132  # one for each multiprocessor of a large GPU; a constant, so that sums are the same on all
 TENSOR_SHARE = 0.4  # of the peak, by judgement: mma.sync instead of wgmma, and nine warps for four schedulers
+
+
+@dataclass(frozen=True, slots=True)
+class TapsArguments(Struct):
+    images: int
+    channels: int
+    height: int
+    width: int
+    filters: int
+    out_height: int
+    out_width: int
+    pad_top: int
+    pad_left: int
+    band: int
+    parts: int
+    accumulate: int
 
 
 def _takes(request: Request) -> bool:
@@ -44,8 +60,25 @@ def _parts(request: Request) -> int:
     return min(strips, max(1, MOST_BLOCKS // (sides.image.shape[1] // CHANNELS * (filters // CHANNELS))))
 
 
-def _arguments(at: Slice) -> FewChannelsArguments:
-    return arguments_of(at, _rows(at.request), _parts(at.request))
+def _arguments(at: Slice) -> TapsArguments:
+    request, sides = at.request, Sides.of(at.request)
+    a = attributes(request)
+    images, channels, height, width = sides.image.shape
+    _, filters, out_height, out_width = sides.features.shape
+    return TapsArguments(
+        images=images,
+        channels=channels,
+        height=height,
+        width=width,
+        filters=filters,
+        out_height=out_height,
+        out_width=out_width,
+        pad_top=a.pad[0],
+        pad_left=a.pad[2],
+        band=_rows(request),
+        parts=_parts(request),
+        accumulate=int(at.accumulate),
+    )
 
 
 def _partial_bytes(request: Request, layout: Layout) -> int:
@@ -62,7 +95,7 @@ KERNELS = (
     OwnKernel(
         "convolution_backward_filter",
         "taps_filter.cu",
-        FewChannelsArguments,
+        TapsArguments,
         _arguments,
         layouts=channels_last,
         workspace=_partial_bytes,
