@@ -9,7 +9,6 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from mbc.codegen.toolchain import find_toolchain
 from mbc.device.gpu import Gpu, Graph
 from mbc.device.kernel_library import KernelLibrary
 from mbc.device.spec import find_spec
@@ -29,19 +28,6 @@ from mbc.runtime.formats import loaded, stored_bytes
 # As tests/gpu/test_libraries.py, of which these are single cases.
 TOLERANCES = {Precision.FP32: 1e-5, Precision.BF16: 6e-3}
 ROWS = 6
-
-
-@pytest.fixture(scope="module")
-def gpu() -> Iterator[Gpu]:
-    missing = find_toolchain().missing
-    if missing:
-        pytest.skip("needs " + "; ".join(map(str, missing)))
-    try:
-        found = Gpu(memory_share=0.05)
-    except MbcError as error:
-        pytest.skip(error.message)
-    with found:
-        yield found
 
 
 @pytest.fixture(scope="module", params=TOLERANCES)

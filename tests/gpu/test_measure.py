@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from mbc.codegen.toolchain import find_toolchain
 from mbc.device.bench import Stand
 from mbc.device.gpu import Gpu
 from mbc.device.measure import identity, measure
@@ -18,7 +16,6 @@ from mbc.device.profile_file import read_profile
 from mbc.device.signature import signature
 from mbc.device.trial import PRODUCT_KINDS
 from mbc.device.workbench import Bench
-from mbc.errors import MbcError
 from mbc.ir.types import Precision, TensorType
 from mbc.kernels.base import Request
 from mbc.kernels.own import OWN
@@ -31,19 +28,6 @@ PASSES = ("convolution", "convolution_backward_data", "convolution_backward_filt
 LINEAR = ("linear", "linear_backward_data", "linear_backward_filter")
 PRECISIONS = (Precision.FP32, Precision.TF32, Precision.BF16, Precision.FP16)
 SIZES = (18, 8, 3)
-
-
-@pytest.fixture(scope="module")
-def gpu() -> Iterator[Gpu]:
-    missing = find_toolchain().missing
-    if missing:
-        pytest.skip("needs " + "; ".join(map(str, missing)))
-    try:
-        found = Gpu(memory_share=0.2)
-    except MbcError as error:
-        pytest.skip(error.message)
-    with found:
-        yield found
 
 
 def request(kind: str, precision: Precision, groups: int = 1, rows: int = 18) -> Request:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from mbc import compiler
-from mbc.codegen.toolchain import find_toolchain
 from mbc.compiler import compile_plan
 from mbc.device.gpu import Gpu, Graph
 from mbc.device.kernel_library import KernelLibrary
@@ -19,7 +17,6 @@ from mbc.device.profile_file import read_profile
 from mbc.device.signature import asked_kind, signature
 from mbc.device.spec import find_spec
 from mbc.device.statistics_stand import distances
-from mbc.errors import MbcError
 from mbc.ir.types import Precision
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Request
@@ -56,19 +53,6 @@ REQUESTS = (
     with_statistics((5, 8, 9, 9), 24, 3),  # no whole tile of anything
 )
 IDS = ("pointwise", "square", "strided", "small")
-
-
-@pytest.fixture(scope="module")
-def gpu() -> Iterator[Gpu]:
-    missing = find_toolchain().missing
-    if missing:
-        pytest.skip("needs " + "; ".join(map(str, missing)))
-    try:
-        found = Gpu(memory_share=0.2)
-    except MbcError as error:
-        pytest.skip(error.message)
-    with found:
-        yield found
 
 
 @pytest.mark.parametrize("asked", REQUESTS, ids=IDS)

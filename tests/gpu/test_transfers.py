@@ -6,23 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from mbc.codegen.toolchain import find_toolchain
 from mbc.device.gpu import Gpu
 from mbc.device.workbench import Bench
-from mbc.errors import MbcError
 from mbc.ir.types import Precision
 
 
 @pytest.fixture(scope="module")
-def bench() -> Iterator[Bench]:
-    missing = find_toolchain().missing
-    if missing:
-        pytest.skip("needs " + "; ".join(map(str, missing)))
-    try:
-        gpu = Gpu(memory_share=0.3)
-    except MbcError as error:
-        pytest.skip(error.message)
-    with gpu, Bench(gpu) as found:
+def bench(gpu: Gpu) -> Iterator[Bench]:
+    with Bench(gpu) as found:
         yield found
 
 

@@ -1,0 +1,24 @@
+"""The GPU that tests measure on, where there is one and the toolchain builds for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from mbc.codegen.toolchain import find_toolchain
+from mbc.device.gpu import Gpu
+from mbc.errors import MbcError
+
+
+@pytest.fixture(scope="module")
+def gpu() -> Iterator[Gpu]:
+    missing = find_toolchain().missing
+    if missing:
+        pytest.skip("needs " + "; ".join(map(str, missing)))
+    try:
+        found = Gpu(memory_share=0.3)
+    except MbcError as error:
+        pytest.skip(error.message)
+    with found:
+        yield found
