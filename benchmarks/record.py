@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import traceback
@@ -71,6 +72,8 @@ def start(main: Callable[[], None]) -> None:
     """Run a benchmark; what a user can mend (no GPU, no profile) ends it with a message."""
     from mbc.errors import MbcError
 
+    # Ends as Ctrl-C does: processes that work for this one would go on without it.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         main()
     except MbcError as error:

@@ -23,12 +23,12 @@ LEFT_PART = 0.1
 
 def convoys(sender: Sender, ledger: Ledger, over_bytes: NDArray[np.int64], room_bytes: int) -> None:
     """List copies anew; `over_bytes`: by how much each run exceeds the room but for what is in the ledger's delta."""
-    most_bytes = over_bytes + int(LEFT_PART * room_bytes)
-    _come_together(sender, ledger, most_bytes)
-    _leave_together(sender, ledger, most_bytes)
+    over_bytes = over_bytes + int(LEFT_PART * room_bytes)  # of what may be filled
+    _come_together(sender, ledger, over_bytes)
+    _leave_together(sender, ledger, over_bytes)
 
 
-def _come_together(sender: Sender, ledger: Ledger, most_bytes: NDArray[np.int64]) -> None:
+def _come_together(sender: Sender, ledger: Ledger, over_bytes: NDArray[np.int64]) -> None:
     starts_us = sender.starts_us()
     needed = {b: ledger.first_read(b, ledger.offloads[b][1]) for b in sender.unhurried()}
     group: list[int] = []
@@ -38,7 +38,7 @@ def _come_together(sender: Sender, ledger: Ledger, most_bytes: NDArray[np.int64]
         joined = [*group, buffer]
         end_us = float(starts_us[needed[joined[0]]])
         at = int(np.searchsorted(starts_us, end_us - group_us - takes_us, side="right")) - 1
-        if group and starts_us[max(at, 0)] >= free_us and _back_at(ledger, joined, at, most_bytes):
+        if group and starts_us[max(at, 0)] >= free_us and _back_at(ledger, joined, at, over_bytes):
             group, group_us = joined, group_us + takes_us
             continue
         if group:
@@ -46,35 +46,35 @@ def _come_together(sender: Sender, ledger: Ledger, most_bytes: NDArray[np.int64]
         group, group_us = [buffer], takes_us
 
 
-def _back_at(ledger: Ledger, group: Sequence[int], position: int, most_bytes: NDArray[np.int64]) -> bool:
+def _back_at(ledger: Ledger, group: Sequence[int], position: int, over_bytes: NDArray[np.int64]) -> bool:
     """Whether all of a group can be listed to come back at a run; then they are."""
-    start = ledger.mark()
-    before_bytes = most_bytes + ledger.delta_bytes
+    listed: list[tuple[int, int, int]] = []
     for buffer in group:
         out, back = ledger.offloads[buffer]
         if position <= out or position <= ledger.last_touch(buffer, back):
-            ledger.undo(start)
             return False
         if position < back:
-            ledger.offload(buffer, out, position)
-    after_bytes = most_bytes + ledger.delta_bytes
-    if ((after_bytes > before_bytes) & (after_bytes > 0)).any():
-        ledger.undo(start)
-        return False
-    return True
+            listed.append((buffer, out, position))
+    return _listed(ledger, listed, over_bytes)
 
 
-def _leave_together(sender: Sender, ledger: Ledger, most_bytes: NDArray[np.int64]) -> None:
+def _leave_together(sender: Sender, ledger: Ledger, over_bytes: NDArray[np.int64]) -> None:
     """From the last that is gone to the first: as long as the next one, if there is room."""
-    later: int | None = None
+    later = -1
     for buffer in sorted(sender.unhurried(), key=lambda b: (-ledger.offloads[b][0], -b)):
         out, back = ledger.offloads[buffer]
-        if later is not None and out < later < back:
-            start = ledger.mark()
-            before_bytes = most_bytes + ledger.delta_bytes
-            ledger.offload(buffer, later, back)
-            after_bytes = most_bytes + ledger.delta_bytes
-            if not ((after_bytes > before_bytes) & (after_bytes > 0)).any():
-                continue
-            ledger.undo(start)
-        later = out
+        if not (out < later < back and _listed(ledger, [(buffer, later, back)], over_bytes)):
+            later = out
+
+
+def _listed(ledger: Ledger, offloads: Sequence[tuple[int, int, int]], over_bytes: NDArray[np.int64]) -> bool:
+    """List copies of buffers, out and back at these runs, if no run is then over by more than it was."""
+    start = ledger.mark()
+    before_bytes = over_bytes + ledger.delta_bytes
+    for buffer, out, back in offloads:
+        ledger.offload(buffer, out, back)
+    after_bytes = over_bytes + ledger.delta_bytes
+    fits = not ((after_bytes > before_bytes) & (after_bytes > 0)).any()
+    if not fits:
+        ledger.undo(start)
+    return fits

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -134,10 +135,9 @@ def _ways(problem: Problem, means: Means, known_us: float, late: bool) -> list[_
     known: set[tuple[float, ...]] = set()
     found: list[_Way] = []
     left, best_us, worse = WAYS_WORK, known_us, 0
-    hopeless = False
-    for part in WORKSPACE_PARTS:
-        if hopeless and part > WORKSPACE_PARTS[-1]:
-            continue  # what needs least workspace may need fewer conversions, too
+    parts = deque(WORKSPACE_PARTS)
+    while parts:
+        part = parts.popleft()
         limit_bytes = int(part * room_bytes)
         limits = {name: min(limit, limit_bytes) for name, limit in most.items()}
         choices = problem.choose(limits)
@@ -161,16 +161,15 @@ def _ways(problem: Problem, means: Means, known_us: float, late: bool) -> list[_
         worse = 0 if better else worse + 1
         if math.isfinite(best_us) and (left < 0 or worse > 1):
             break
-        spared_bytes = limit_bytes if math.isinf(known_us) else 0
-        hopeless = found[-1].resided.live_bytes - spared_bytes > HOPELESS * room_bytes
-        if hopeless and math.isfinite(known_us):
+        live_bytes = found[-1].resided.live_bytes
+        if math.isfinite(known_us) and live_bytes > HOPELESS * room_bytes:
             return found
-        hopeless = hopeless and math.isinf(best_us)
-    if hopeless:
-        return found
+        if math.isinf(best_us) and live_bytes - limit_bytes > HOPELESS * room_bytes:
+            parts = deque(list(parts)[-1:])  # what needs least workspace may need fewer conversions, too
     if not means.recompute:
         return found
-    for way in sorted(found, key=lambda way: (way.resided.live_bytes > room_bytes, way.time_us))[:2]:
+    near = [way for way in found if way.resided.live_bytes <= FAR * room_bytes]
+    for way in sorted(near, key=lambda way: (way.resided.live_bytes > room_bytes, way.time_us))[:2]:
         sent = way.resided.sent
         for part in OFFLOAD_PARTS:
             # More than the link can carry makes no difference.

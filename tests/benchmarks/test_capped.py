@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -33,7 +35,7 @@ from cap import GB, Card
 from capped import Case, settled
 from modules import Job, example
 from planner import Planner, Probe, Wanted, processes
-from record import Results
+from record import ROOT, Results
 from shelf import Shelf, unpack
 
 from mbc.errors import BudgetError, MbcError
@@ -335,6 +337,38 @@ def test_processes_end_with_the_block() -> None:
             time.sleep(0.01)
         raise ZeroDivisionError
     assert endless.exception() is not None and not multiprocessing.active_children()
+
+
+def test_processes_end_with_a_benchmark_that_is_ended(tmp_path: Path) -> None:
+    script = tmp_path / "endless.py"
+    script.write_text(
+        """
+import multiprocessing, sys, time
+from planner import processes
+from record import start
+
+def main():
+    with processes(1) as pool:
+        endless = pool.submit(time.sleep, 1000)
+        while not endless.running():
+            time.sleep(0.01)
+        print(*(child.pid for child in multiprocessing.active_children()), flush=True)
+        endless.result()
+
+if __name__ == "__main__":
+    start(main)
+"""
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(ROOT / "benchmarks"), str(ROOT)))}
+    running = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True, env=environment)
+    assert running.stdout is not None
+    child = int(running.stdout.readline())
+    os.kill(child, 0)
+    running.terminate()
+    running.communicate(timeout=600)
+    assert running.returncode == 130
+    with pytest.raises(ProcessLookupError):
+        os.kill(child, 0)
 
 
 @pytest.mark.parametrize("most", [595, 596, 1000, 3000])

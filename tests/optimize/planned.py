@@ -17,12 +17,14 @@ from mbc.ops.fused import Fused
 from mbc.optimize.addresses import assign_addresses
 from mbc.optimize.candidates import CandidateTable, Rules
 from mbc.optimize.choose import choose
+from mbc.optimize.fitted import UNLIMITED_BYTES, Problem
 from mbc.optimize.order import Draft, order
 from mbc.optimize.search import Limits, search
 from mbc.optimize.synchronise import synchronise
 from mbc.plan.model import Plan
 from mbc.source import Source
 
+FASTER = ((3328, 0.75), (9984, 0.5))  # bytes of workspace, and what is left of the time with them
 NETWORKS = {
     "residual": """
 network residual(batch = 6, classes = 5) {
@@ -82,6 +84,23 @@ class Favouring:
 
 
 @dataclass(frozen=True)
+class Roomy:
+    """A provider whose kernels are faster with workspace."""
+
+    inner: Provider
+
+    @property
+    def name(self) -> str:
+        return self.inner.name
+
+    def candidates(self, request: Request, device: DeviceSpec) -> Iterable[Candidate]:
+        for candidate in self.inner.candidates(request, device):
+            yield candidate
+            for size_bytes, part in FASTER:
+                yield replace(candidate, workspace_bytes=size_bytes, time_us=part * candidate.time_us)
+
+
+@dataclass(frozen=True)
 class Only:
     """A provider of no groups but those of one kind, which take `part` of their time."""
 
@@ -110,6 +129,15 @@ def table(network: str, precision: str = "fp32", micro_batch: int = 0) -> Candid
     graph = differentiate(lowered.network, lowered.optimizer, lowered.precision)
     rules = Rules(micro_batch=micro_batch)
     return CandidateTable(graph, calibrated(find_spec("h200"), None), ONE_BY_ONE, None, rules)  # type: ignore[arg-type]
+
+
+def roomy_problem(network: str, room_bytes: int) -> Problem:
+    """Of kernels that are faster with workspace, each allowed all that it wants."""
+    known = table(network)
+    roomy: tuple[Provider, ...] = tuple(Roomy(provider) for provider in ONE_BY_ONE)  # type: ignore[misc]
+    made = CandidateTable(known.graph, known.device, roomy, None, known.rules)
+    names = [operation.name for operation in (*made.graph.train, *made.graph.infer)]
+    return Problem(made, dict.fromkeys(names, UNLIMITED_BYTES), room_bytes)
 
 
 @functools.cache

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
-from mbc.device.spec import DeviceSpec
-from mbc.kernels.base import Candidate, Provider, Request
 from mbc.optimize import workspaces
-from mbc.optimize.candidates import CandidateTable
-from mbc.optimize.fitted import UNLIMITED_BYTES, Problem
+from mbc.optimize.fitted import Problem
 from mbc.optimize.homes import persistent_bytes
 from mbc.optimize.lifetimes import Block, blocks, peak_bytes
 from mbc.optimize.order import Draft, order
@@ -19,38 +16,17 @@ from mbc.optimize.place import fit_within
 from mbc.optimize.takeover import take_over
 from mbc.optimize.workspaces import Decided
 from mbc.plan.verify import verify_plan
-from tests.optimize.planned import ONE_BY_ONE, kept_plan, plan_of, table
+from tests.optimize.planned import FASTER, kept_plan, plan_of, roomy_problem
 
 NETWORK = "residual"
-FASTER = ((3328, 0.75), (9984, 0.5))  # bytes of workspace, and what is left of the time with them
-
-
-@dataclass(frozen=True)
-class Roomy:
-    """A provider whose kernels are faster with workspace."""
-
-    inner: Provider
-
-    @property
-    def name(self) -> str:
-        return self.inner.name
-
-    def candidates(self, request: Request, device: DeviceSpec) -> Iterable[Candidate]:
-        for candidate in self.inner.candidates(request, device):
-            yield candidate
-            for size_bytes, part in FASTER:
-                yield replace(candidate, workspace_bytes=size_bytes, time_us=part * candidate.time_us)
 
 
 def decided(room_bytes: int) -> Decided:
     """Everything kept, and no workspace yet."""
-    known = table(NETWORK)
-    roomy: tuple[Provider, ...] = tuple(Roomy(provider) for provider in ONE_BY_ONE)  # type: ignore[misc]
-    made = CandidateTable(known.graph, known.device, roomy, None, known.rules)
-    names = [operation.name for operation in (*made.graph.train, *made.graph.infer)]
-    problem = Problem(made, dict.fromkeys(names, UNLIMITED_BYTES), room_bytes)
-    choices = problem.choose(dict.fromkeys(names, 0))
-    return Decided(problem, take_over(made.graph, order(made, choices)), choices, ())
+    problem = roomy_problem(NETWORK, room_bytes)
+    choices = problem.choose(dict.fromkeys(problem.most, 0))
+    graph = problem.table.graph
+    return Decided(problem, take_over(graph, order(problem.table, choices)), choices, ())
 
 
 def train_blocks(draft: Draft) -> tuple[Block, ...]:
