@@ -90,7 +90,7 @@ def record(path: Path, rows: list[dict[str, Any]]) -> None:
     from mbc.device.gpu import Gpu
     from mbc.device.measure import identity
     from mbc.device.profile import Overhead
-    from mbc.device.profile_file import ProfileWriter
+    from mbc.device.profile_writer import ProfileWriter
 
     with Gpu(memory_share=0.0) as gpu:
         here = identity(gpu)

@@ -18,8 +18,9 @@ from mbc.device.measure import Summary
 from mbc.device.need import MOST_WORKSPACE_BYTES, Need
 from mbc.device.profile import Extent
 from mbc.device.profile_edit import write_profile
-from mbc.device.profile_file import ProfileWriter, read_profile
+from mbc.device.profile_file import read_profile
 from mbc.device.profile_places import user_path
+from mbc.device.profile_writer import ProfileWriter
 from mbc.device.signature import signature
 from mbc.device.spec import find_spec
 from mbc.errors import MbcError

@@ -24,7 +24,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import mbc
 from mbc.device.need import Need
-from mbc.device.profile_file import fold_log
+from mbc.device.profile_writer import fold_log
 from mbc.device.target import LocalGpu, local_gpus
 from mbc.errors import MbcError
 from mbc.kernels.base import Request

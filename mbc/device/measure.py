@@ -29,7 +29,8 @@ from mbc.device.ladder import Ladder, key_of
 from mbc.device.need import MOST_WORKSPACE_BYTES, Need
 from mbc.device.offers import Offer, Offered
 from mbc.device.profile import Extent, Profile
-from mbc.device.profile_file import ProfileWriter, read_profile
+from mbc.device.profile_file import read_profile
+from mbc.device.profile_writer import ProfileWriter
 from mbc.device.session import GPU_FAILED, Session
 from mbc.device.signature import rows_of, signature
 from mbc.device.transfers import link_constants, measured_link

@@ -1,7 +1,7 @@
 """Measured candidates of one GPU with one cuDNN: a profile, as planning sees it.
 
 A profile is a value, and a plan made with the same profile is the same plan.
-`mbc.device.profile_file` says how it is stored.
+`mbc.device.profile_schema` says how it is stored.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from mbc.device.profile import Extent, Measurement, Profile
-from mbc.device.profile_file import COMPRESSED, WHOLE_EXTENT, ProfileWriter
+from mbc.device.profile_schema import COMPRESSED
+from mbc.device.profile_writer import WHOLE_EXTENT, ProfileWriter
 from mbc.device.signature import read_signature, rows_of
 from mbc.errors import MbcError
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from mbc.device.cudnn_library import Library
 from mbc.device.profile import Profile, version_text
 from mbc.device.profile_edit import merged
-from mbc.device.profile_file import COMPRESSED, read_profile
+from mbc.device.profile_file import read_profile
+from mbc.device.profile_schema import COMPRESSED
 from mbc.device.spec import DeviceSpec
 from mbc.device.target import LocalGpu, local_gpus
 from mbc.errors import MbcError

@@ -12,7 +12,7 @@ import sys
 import time
 
 from mbc.device.measure import Summary
-from mbc.device.profile_file import ProfileWriter
+from mbc.device.profile_writer import ProfileWriter
 from mbc.device.signature import signature
 from mbc.device.worker import serve
 from mbc.errors import MbcError

@@ -8,7 +8,8 @@ from pathlib import Path
 from mbc.device.editions import current
 from mbc.device.profile import Extent, Measurement
 from mbc.device.profile_edit import merged
-from mbc.device.profile_file import ProfileWriter, read_profile
+from mbc.device.profile_file import read_profile
+from mbc.device.profile_writer import ProfileWriter
 from mbc.device.signature import signature
 from mbc.ir.types import DType, Precision, TensorType
 from mbc.kernels.base import Request

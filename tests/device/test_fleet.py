@@ -20,7 +20,8 @@ from mbc.device import fleet
 from mbc.device.fleet import Progress, Task, choose_gpus, combined, deal, gpus_named, measure_on, name_of, visible_gpus
 from mbc.device.measure import Summary
 from mbc.device.need import Need
-from mbc.device.profile_file import ProfileWriter, read_profile
+from mbc.device.profile_file import read_profile
+from mbc.device.profile_writer import ProfileWriter
 from mbc.device.signature import signature
 from mbc.device.target import LocalGpu
 from mbc.errors import MbcError
@@ -225,7 +226,7 @@ def test_a_writer_killed_in_the_middle_loses_nothing_that_was_recorded(tmp_path:
     text = f"""
         import itertools
         from pathlib import Path
-        from mbc.device.profile_file import ProfileWriter
+        from mbc.device.profile_writer import ProfileWriter
         from tests.device.profiles import IDENTITY, measurement, request
         with ProfileWriter(Path({str(path)!r}), IDENTITY) as writer:
             for rows in itertools.count(1):
@@ -313,7 +314,7 @@ def test_many_writers_make_one_file(tmp_path: Path):
     text = f"""
         from pathlib import Path
         import sys
-        from mbc.device.profile_file import ProfileWriter
+        from mbc.device.profile_writer import ProfileWriter
         from tests.device.profiles import IDENTITY, measurement, request
         me = int(sys.argv[1])
         with ProfileWriter(Path({str(path)!r}), IDENTITY) as writer:

@@ -21,7 +21,8 @@ from mbc.device.profile import (
     calibrated,
     signature,
 )
-from mbc.device.profile_file import ProfileWriter, fold_log, read_profile
+from mbc.device.profile_file import read_profile
+from mbc.device.profile_writer import ProfileWriter, fold_log
 from mbc.device.spec import find_spec
 from mbc.errors import MbcError
 from mbc.ir.types import DType, Layout, Precision, TensorType
@@ -214,7 +215,7 @@ def test_reading_takes_no_lock_from_a_writer_of_the_same_process(path: Path):
     log = path.with_name(path.name + "-wal")
     another = f"""
         from pathlib import Path
-        from mbc.device.profile_file import ProfileWriter
+        from mbc.device.profile_writer import ProfileWriter
         from tests.device.test_profile import IDENTITY
         with ProfileWriter(Path({str(path)!r}), IDENTITY):
             pass

@@ -9,7 +9,8 @@ import pytest
 
 from mbc.device.profile import Extent, Overhead
 from mbc.device.profile_edit import merged, ship, shippable, write_profile
-from mbc.device.profile_file import WHOLE_EXTENT, ProfileWriter, read_profile
+from mbc.device.profile_file import read_profile
+from mbc.device.profile_writer import WHOLE_EXTENT, ProfileWriter
 from mbc.device.signature import signature
 from mbc.errors import MbcError
 from tests.device.profiles import IDENTITY, LAST, measurement, profile, request
