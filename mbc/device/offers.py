@@ -16,8 +16,7 @@ from mbc.kernels import PROVIDERS
 from mbc.kernels.base import LAYOUT_CODES, Candidate, Request
 from mbc.kernels.cudnn import CUDNN
 from mbc.kernels.cudnn_convolution import widened_bytes
-from mbc.kernels.cudnn_statistics import KIND as WITH_STATISTICS
-from mbc.kernels.cudnn_statistics import sums_bytes
+from mbc.kernels.cudnn_statistics import WITH_STATISTICS, sums_bytes
 from mbc.kernels.own import OWN
 from mbc.units import show_size
 

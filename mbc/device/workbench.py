@@ -26,7 +26,7 @@ from mbc.device.trial import PRODUCT_KINDS, Trials
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Request
-from mbc.kernels.cudnn_statistics import KIND as WITH_STATISTICS
+from mbc.kernels.cudnn_statistics import WITH_STATISTICS
 from mbc.kernels.own import OWN
 from mbc.ops.activation import Scale
 from mbc.ops.matrix import Linear

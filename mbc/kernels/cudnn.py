@@ -9,7 +9,7 @@ from mbc.device.spec import DeviceSpec
 from mbc.ir.types import Layout
 from mbc.kernels.base import Arguments, Candidate, Provider, Request
 from mbc.kernels.cudnn_convolution import CUDNN_CONVOLUTION
-from mbc.kernels.cudnn_statistics import CUDNN_STATISTICS, KIND
+from mbc.kernels.cudnn_statistics import CUDNN_STATISTICS, WITH_STATISTICS
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Cudnn:
 
 
 def _part(request: Request) -> Provider:
-    return CUDNN_STATISTICS if request.kind == KIND else CUDNN_CONVOLUTION
+    return CUDNN_STATISTICS if request.kind == WITH_STATISTICS else CUDNN_CONVOLUTION
 
 
 CUDNN = Cudnn()

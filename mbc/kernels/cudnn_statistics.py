@@ -33,7 +33,7 @@ from mbc.kernels.cudnn_convolution import (
 from mbc.kernels.own import OWN
 from mbc.ops.fused import Fused
 
-KIND = "convolution+batch_statistics"
+WITH_STATISTICS = "convolution+batch_statistics"
 LAYOUTS = (*(Layout.CHANNELS_LAST,) * 3, *(Layout.CHANNELS_FIRST,) * 2)  # of image, filter, result; mean, variance
 
 _VECTOR = 8  # channels of fp16 that are loaded together
@@ -44,7 +44,7 @@ _SLACK_BYTES = 4096
 
 def convolution_of(request: Request) -> Request:
     """The convolution of a launch that makes statistics of its result, too. Any other request is itself."""
-    if request.kind != KIND:
+    if request.kind != WITH_STATISTICS:
         return request
     return _member(request, 0, request.inputs, request.outputs[:1])
 
@@ -98,7 +98,7 @@ class CudnnStatistics:
             ("layout", LAYOUT_CODES[Layout.CHANNELS_LAST]),
         )
         workspace_bytes = sums_bytes(shapes.result) + padded(_parts_bytes(shapes.result), ALIGNMENT_BYTES)
-        yield Candidate(self.name, KIND, settings, LAYOUTS, workspace_bytes, sum(alone), measured=False)
+        yield Candidate(self.name, WITH_STATISTICS, settings, LAYOUTS, workspace_bytes, sum(alone), measured=False)
 
     def arguments(
         self,
@@ -122,7 +122,7 @@ def _shapes(request: Request) -> Shapes | None:
     """None where the request is not of images, gives not all three (result, mean, variance), or has the statistics of
     something else."""
     a = request.attributes
-    if request.kind != KIND or not isinstance(a, Fused) or len(request.outputs) != 3:
+    if request.kind != WITH_STATISTICS or not isinstance(a, Fused) or len(request.outputs) != 3:
         return None
     convolution, statistics = a.members
     return shapes_of(convolution_of(request)) if statistics.inputs == convolution.outputs else None

@@ -21,7 +21,7 @@ from mbc.ir.types import Precision
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Request
 from mbc.kernels.cudnn import CUDNN
-from mbc.kernels.cudnn_statistics import KIND
+from mbc.kernels.cudnn_statistics import WITH_STATISTICS
 from mbc.ops.base import Call
 from mbc.options import Options
 from mbc.plan.model import Kernel
@@ -114,10 +114,10 @@ def test_what_heuristics_give_is_captured_and_right(gpu: Gpu, asked: Request, ce
 
 def test_a_step_is_that_of_the_interpreter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     need_gpu()
-    monkeypatch.setattr(compiler, "PROVIDERS", tuple(Only(provider, KIND, 0.1) for provider in PROVIDERS))
+    monkeypatch.setattr(compiler, "PROVIDERS", tuple(Only(provider, WITH_STATISTICS, 0.1) for provider in PROVIDERS))
     plan = compile_plan(Source("small.mbc", SOURCE), Options())
     kernels = [launch.work.name for launch in plan.train.launches if isinstance(launch.work, Kernel)]
-    assert kernels.count(KIND) == 3
+    assert kernels.count(WITH_STATISTICS) == 3
     folder = built(plan, tmp_path / "net")
     random = np.random.default_rng(0)
     nets = [Module(folder, seed=4, device=device, canaries=device == "cuda") for device in ("cuda", "cpu")]

@@ -13,7 +13,7 @@ from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate, Request
 from mbc.kernels.cudnn import CUDNN
 from mbc.kernels.cudnn_convolution import ROW_FIELDS
-from mbc.kernels.cudnn_statistics import KIND, convolution_of, sums_bytes
+from mbc.kernels.cudnn_statistics import WITH_STATISTICS, convolution_of, sums_bytes
 from mbc.ops.fused import Fused
 from tests.kernels.statistics import with_statistics
 
@@ -26,7 +26,7 @@ def found(request: Request) -> list[Candidate]:
 
 
 def test_one_launch_gives_all_three() -> None:
-    assert REQUEST.kind == KIND
+    assert REQUEST.kind == WITH_STATISTICS
     vector = TensorType((128,), DType.FP32)
     assert REQUEST.outputs == (TensorType((32, 128, 7, 7), DType.FP16), vector, vector)
     bare = convolution_of(REQUEST)

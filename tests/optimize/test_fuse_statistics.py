@@ -17,7 +17,7 @@ from mbc.ir.graph import TrainingGraph
 from mbc.ir.training import differentiate
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate, Request
-from mbc.kernels.cudnn_statistics import KIND
+from mbc.kernels.cudnn_statistics import WITH_STATISTICS
 from mbc.kernels.interpreter import INTERPRETER
 from mbc.ops.fused import names_of
 from mbc.optimize.candidates import CandidateTable, Rules
@@ -73,7 +73,7 @@ def measured(steps: TrainingGraph, faster: float) -> Profile:
     """Whatever is asked for takes what it is estimated to, and convolutions with statistics so much of that."""
 
     def measurement(request: Request, c: Candidate) -> Measurement:
-        time_us = c.time_us * (faster if request.kind == KIND else 1.0)
+        time_us = c.time_us * (faster if request.kind == WITH_STATISTICS else 1.0)
         return Measurement(c.provider, c.name, c.settings, c.layouts, c.workspace_bytes, time_us, 0.0, c.deterministic,
                            c.accumulates, (), 0.0)  # fmt: skip
 
@@ -91,12 +91,12 @@ def planned(steps: TrainingGraph, faster: float, budget_bytes: int = 10**12) -> 
 def with_statistics(plan: Plan) -> list[str]:
     """The convolutions, by name."""
     launches = (launch for launch in plan.train.launches if isinstance(launch.work, Kernel))
-    return [launch.operations[0] for launch in launches if launch.work.name == KIND]
+    return [launch.operations[0] for launch in launches if launch.work.name == WITH_STATISTICS]
 
 
 def found(steps: TrainingGraph) -> list[Group]:
     everywhere = groups(steps.train, kept(steps, steps.train))
-    return [group for group in everywhere if group.launches[0].kind == KIND]
+    return [group for group in everywhere if group.launches[0].kind == WITH_STATISTICS]
 
 
 def test_every_batch_norm_behind_a_convolution_is_found():
@@ -118,8 +118,10 @@ def test_resnet_has_one_for_each_of_its_convolutions():
     steps = differentiate(lowered.network, lowered.optimizer, lowered.precision)
     assert len(found(steps)) == 53
     # The first has three channels and seven rows and columns, for which there is no engine.
-    assert len([g for g in groups_of(table(steps))[0] if g.launches[0].kind == KIND]) == 52
-    assert not [g for g in groups_of(table(steps))[1] if g.launches[0].kind == KIND]  # inference has no statistics
+    assert len([g for g in groups_of(table(steps))[0] if g.launches[0].kind == WITH_STATISTICS]) == 52
+    assert not [
+        g for g in groups_of(table(steps))[1] if g.launches[0].kind == WITH_STATISTICS
+    ]  # inference has no statistics
 
 
 @pytest.mark.parametrize(
@@ -144,20 +146,20 @@ def test_what_is_no_such_pair_is_not_found(line: str):
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
 def test_without_a_measurement_none_is_taken(precision: str):
     kinds = {operation.kind for operation in fuse(table(graph(precision))).train}
-    assert KIND not in kinds
+    assert WITH_STATISTICS not in kinds
     asked = {need.undivided.kind for need in needs(graph(precision), GPU, Policy.ALL)}
-    assert (KIND in asked) == (precision == "fp16")
+    assert (WITH_STATISTICS in asked) == (precision == "fp16")
 
 
 def test_whole_batches_only_are_measured():
-    asked = [need for need in needs(graph(), GPU, Policy.ALL) if need.undivided.kind == KIND]
+    asked = [need for need in needs(graph(), GPU, Policy.ALL) if need.undivided.kind == WITH_STATISTICS]
     assert asked and all(need.requests == (need.undivided,) for need in asked)
 
 
 def test_a_profile_without_it_leaves_the_step_as_it_is():
     steps = graph()
     profile = measured(steps, FASTER)
-    known = {key: rows for key, rows in profile.measurements.items() if KIND not in key}
+    known = {key: rows for key, rows in profile.measurements.items() if WITH_STATISTICS not in key}
     assert len(known) < len(profile.measurements)
     assert fuse(table(steps, replace(profile, measurements=known))) == fuse(table(steps, measured(steps, SLOWER)))
 
@@ -169,7 +171,7 @@ def test_what_measures_faster_is_planned_and_what_does_not_is_not():
     assert with_statistics(slow) == []
     assert plan.predictions.train_us < slow.predictions.train_us
     for launch in plan.train.launches:
-        if launch.work.name == KIND:
+        if launch.work.name == WITH_STATISTICS:
             values = [plan.buffers[access.buffer].value for access in launch.accesses]
             assert len(values) == 6 and values[-1] is None  # image, filter; result, mean, variance; sums
 
@@ -179,11 +181,11 @@ def test_its_limit_is_that_of_the_product_and_of_what_is_written():
     by_kind: dict[str, list[Limit]] = {}
     for limit in limits(plan, plan.train, Ceilings.of(GPU, plan.graph.precision)):
         by_kind.setdefault(limit.summary.kind, []).append(limit)
-    second = next(limit for limit in by_kind[KIND] if "second" in limit.summary.name)
+    second = next(limit for limit in by_kind[WITH_STATISTICS] if "second" in limit.summary.name)
     pixels = BATCH * 12 * 12
     assert second.flops == 2 * pixels * 16 * 8 * 9
     assert second.moved_bytes == 2 * (pixels * 8 + 16 * 8 * 9 + pixels * 16) + 2 * 16 * 4
-    assert {summary.kind for summary in summarise(plan, plan.train)} >= {KIND, "convolution"}
+    assert {summary.kind for summary in summarise(plan, plan.train)} >= {WITH_STATISTICS, "convolution"}
 
 
 def test_the_floor_counts_products_by_themselves():
@@ -197,7 +199,7 @@ APART = 10.0  # times what the interpreter is taken to need for it
 
 def exact(part: float, budget_bytes: int = 10**12) -> Plan:
     """In fp64, which the interpreter alone runs."""
-    one = CandidateTable(graph("fp64"), GPU, (Only(INTERPRETER, KIND, part),), rules=Rules())  # type: ignore[arg-type]
+    one = CandidateTable(graph("fp64"), GPU, (Only(INTERPRETER, WITH_STATISTICS, part),), rules=Rules())  # type: ignore[arg-type]
     plan = search(one, Limits(), budget_bytes)
     verify_plan(plan)
     return plan
