@@ -16,11 +16,25 @@ from mbc.ops import (
     random,
     response,
     shape,
+    signs,
     update,
 )
 from mbc.ops.base import Layer, OpKind
 
-_FAMILIES = (convolution, bias, matrix, normalization, activation, random, pooling, response, shape, loss, update)
+_FAMILIES = (
+    convolution,
+    bias,
+    matrix,
+    normalization,
+    activation,
+    signs,
+    random,
+    pooling,
+    response,
+    shape,
+    loss,
+    update,
+)
 
 KINDS: Mapping[str, OpKind] = MappingProxyType({kind.name: kind for family in _FAMILIES for kind in family.OPS})
 LAYERS: Mapping[str, Layer] = MappingProxyType({layer.name: layer for family in _FAMILIES for layer in family.LAYERS})

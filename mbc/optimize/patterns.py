@@ -89,6 +89,17 @@ PATTERNS: tuple[Pattern, ...] = (
         "s = add(z, z2)",
         "y = relu(s)",
     ),
+    # Its signs, for its gradient (`mbc.ir.signs`), are written on the way.
+    *(
+        Pattern.of(
+            f"z = {_NORMALIZE}",
+            *others,
+            "y = relu(s)",
+            "signs = relu_signs(y)",
+            launches=(Part(tuple(range(3 + len(others))), ("y", "signs")),),
+        )
+        for others in (("s = add(z, r)",), (_TWICE, "s = add(z, z2)"))
+    ),
     Pattern.of("z = bias_add(x, bias)", "y = relu(z)"),
     Pattern.of(
         "c = concat(left, right)",
@@ -207,12 +218,15 @@ PATTERNS: tuple[Pattern, ...] = (
         replaces=(2, 3, 4, 5, 6, 7),
     ),
     # Where relu comes after a residual sum its gradient goes to both branches: it is written on the way to the sums.
-    Pattern.of("d = relu_backward(y, dy)", _SUMS, launches=(Part((0, 1), ("d", "dgamma", "dbeta")),)),
-    Pattern.of(
-        "dy = add(a, b)",
-        "d = relu_backward(y, dy)",
-        _SUMS,
-        launches=(Part((0, 1, 2), ("d", "dgamma", "dbeta")),),
+    *(
+        Pattern.of(
+            *added,
+            through_relu,
+            _SUMS,
+            launches=(Part(tuple(range(2 + len(added))), ("d", "dgamma", "dbeta")),),
+        )
+        for through_relu in (_THROUGH_RELU, "d = relu_backward_signs(dy, signs)")
+        for added in ((), ("dy = add(a, b)",))
     ),
     Pattern.of("d = channel_slice(wide)", "db = channel_sum(d)", launches=(Part((0, 1), ("d", "db")),)),
     Pattern.of("d = relu_backward(y, dy)", "db = channel_sum(d)", launches=(Part((0, 1), ("d", "db")),)),

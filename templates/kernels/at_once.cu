@@ -221,7 +221,7 @@ const char* relu_backward(const MbcCall& call) {
   constexpr int Y = ADD ? 2 : 0, X = ADD ? 3 : 2, MEAN = X + 1;
   const int gamma = a.affine ? MEAN + 2 : 0, d = MEAN + (a.affine ? 3 : 2);
   MBC_FOR_TYPE(a.type, T, {
-    const Behind<T, ADD, true> source{in<T>(call, Y), in<T>(call, ADD ? 0 : 1), ADD ? in<T>(call, 1) : nullptr,
+    const Behind<T, ADD, true> source{{in<T>(call, Y)}, in<T>(call, ADD ? 0 : 1), ADD ? in<T>(call, 1) : nullptr,
                                       in<T>(call, X), out<T>(call, d)};
     backward(call, source, out<T>(call, d + 3), sums_of(call, MEAN, d + 1), map_of(call, MEAN, gamma));
   });

@@ -1,7 +1,7 @@
 // Batch normalisation, biases and relu with their neighbours, in one pass over memory.
 //
-// What relu let through is told by the activation that was stored, or computed again from what is read anyway. Both ways
-// agree to the bit, since the forward and the backward pass compute it by the same function.
+// What relu let through is told by the activation that was stored, by its signs, or computed again from what is read
+// anyway. All agree to the bit, since the forward and the backward pass compute it by the same function.
 #include "mbc_channel_sum.cuh"
 #include "mbc_fused.cuh"
 
@@ -78,17 +78,56 @@ const T* slice_of(const MbcCall& call, const T* wide, Slice& slice) {
   return wide + s.start * (a.layout == MBC_CHANNELS_LAST ? 1 : a.inner);
 }
 
-template <bool ADD>
+// A residual sum of x and of operand `beside`, behind which y is written. SIGNS: and those of y, channels last.
+template <bool SIGNS, typename F>
+const char* map_sum(const MbcCall& call, int beside, int y, const F& f) {
+  const auto& a = arguments<FusedMapArguments>(call);
+  MBC_FOR_TYPE(a.type, T, {
+    const Operands<T> x{in<T>(call, 0), in<T>(call, beside)};
+    if constexpr (SIGNS) {
+      const AndSigns<T> both{out<T>(call, y), out<uint8_t>(call, y + 1)};
+      map_channels_to<1, false>(call.stream, a.rows * a.inner, a.channels, x, both, f);
+    } else {
+      map_fused<1>(call, a, x, out<T>(call, y), f);
+    }
+  });
+  return launched();
+}
+
+template <bool SIGNS>
+const char* normalize_add_relu(const MbcCall& call) {
+  const auto& a = arguments<FusedMapArguments>(call);
+  const int r = a.affine ? 5 : 3;
+  return map_sum<SIGNS>(call, r, r + 1, NormalizeAddRelu{normalize(call, 1, a.affine, eps(call, 0))});
+}
+
+template <bool SIGNS>
+const char* normalize_twice_add_relu(const MbcCall& call) {
+  const auto& a = arguments<FusedMapArguments>(call);
+  const int second = a.affine ? 5 : 3, y = second + (a.affine2 ? 5 : 3);
+  const NormalizeTwiceAddRelu f{normalize(call, 1, a.affine, eps(call, 0)),
+                                normalize(call, second + 1, a.affine2, eps(call, 1))};
+  return map_sum<SIGNS>(call, second, y, f);
+}
+
+// By relu's output, which stands before the gradient, or by its signs, which stand behind it and are channels last.
+template <bool ADD, bool SIGNS>
 const char* relu_backward_sums(const MbcCall& call) {
   const auto& a = arguments<FusedSumArguments>(call);
-  constexpr int Y = ADD ? 2 : 0, X = ADD ? 3 : 2, MEAN = X + 1, D = MEAN + 2;
+  constexpr int DY = ADD || SIGNS ? 0 : 1, RELU = ADD ? 2 : 1 - DY, X = ADD ? 3 : 2, MEAN = X + 1, D = MEAN + 2;
   void* workspace = a.parts > 1 ? call.pointers[D + 3] : nullptr;
   const Sums sums{in<float>(call, MEAN), in<float>(call, MEAN + 1), out<float>(call, D + 1), out<float>(call, D + 2),
                   eps(call, 0), a.accumulate};
   MBC_FOR_TYPE(a.type, T, {
-    const Behind<T, ADD, true> source{in<T>(call, Y), in<T>(call, ADD ? 0 : 1), ADD ? in<T>(call, 1) : nullptr,
-                                      in<T>(call, X), out<T>(call, D)};
-    reduce_channels_of<T>(call.stream, a.layout, a.rows, a.channels, a.inner, a.parts, source, workspace, sums);
+    const T *dy = in<T>(call, DY), *more = ADD ? in<T>(call, 1) : nullptr, *x = in<T>(call, X);
+    T* d = out<T>(call, D);
+    if constexpr (SIGNS) {
+      const Behind<T, ADD, true, BySigns> source{{in<uint8_t>(call, RELU)}, dy, more, x, d};
+      reduce_rows_of<T>(call.stream, a.rows * a.inner, a.channels, a.parts, source, workspace, sums);
+    } else {
+      const Behind<T, ADD, true> source{{in<T>(call, RELU)}, dy, more, x, d};
+      reduce_channels_of<T>(call.stream, a.layout, a.rows, a.channels, a.inner, a.parts, source, workspace, sums);
+    }
   });
   return launched();
 }
@@ -153,27 +192,15 @@ extern "C" const char* mbc_batch_normalize_relu(const MbcCall& call) {
   return launched();
 }
 
-extern "C" const char* mbc_batch_normalize_add_relu(const MbcCall& call) {
-  using namespace mbc;
-  const auto& a = arguments<FusedMapArguments>(call);
-  const NormalizeAddRelu f{normalize(call, 1, a.affine, eps(call, 0))};
-  const int r = a.affine ? 5 : 3;
-  MBC_FOR_TYPE(a.type, T, {
-    map_fused<1>(call, a, Operands<T>{in<T>(call, 0), in<T>(call, r)}, out<T>(call, r + 1), f);
-  });
-  return launched();
+extern "C" const char* mbc_batch_normalize_add_relu(const MbcCall& call) { return mbc::normalize_add_relu<false>(call); }
+extern "C" const char* mbc_batch_normalize_add_relu_signs(const MbcCall& call) {
+  return mbc::normalize_add_relu<true>(call);
 }
-
 extern "C" const char* mbc_batch_normalize_twice_add_relu(const MbcCall& call) {
-  using namespace mbc;
-  const auto& a = arguments<FusedMapArguments>(call);
-  const int second = a.affine ? 5 : 3, y = second + (a.affine2 ? 5 : 3);
-  const NormalizeTwiceAddRelu f{normalize(call, 1, a.affine, eps(call, 0)),
-                                normalize(call, second + 1, a.affine2, eps(call, 1))};
-  MBC_FOR_TYPE(a.type, T, {
-    map_fused<1>(call, a, Operands<T>{in<T>(call, 0), in<T>(call, second)}, out<T>(call, y), f);
-  });
-  return launched();
+  return mbc::normalize_twice_add_relu<false>(call);
+}
+extern "C" const char* mbc_batch_normalize_twice_add_relu_signs(const MbcCall& call) {
+  return mbc::normalize_twice_add_relu<true>(call);
 }
 
 extern "C" const char* mbc_bias_add_relu(const MbcCall& call) {
@@ -213,8 +240,16 @@ extern "C" const char* mbc_batch_normalize_relu_sums(const MbcCall& call) {
 extern "C" const char* mbc_batch_normalize_relu_sums_of_slice(const MbcCall& call) {
   return mbc::normalize_relu_sums<true>(call);
 }
-extern "C" const char* mbc_relu_backward_sums(const MbcCall& call) { return mbc::relu_backward_sums<false>(call); }
-extern "C" const char* mbc_add_relu_backward_sums(const MbcCall& call) { return mbc::relu_backward_sums<true>(call); }
+extern "C" const char* mbc_relu_backward_sums(const MbcCall& call) { return mbc::relu_backward_sums<false, false>(call); }
+extern "C" const char* mbc_relu_backward_signs_sums(const MbcCall& call) {
+  return mbc::relu_backward_sums<false, true>(call);
+}
+extern "C" const char* mbc_add_relu_backward_sums(const MbcCall& call) {
+  return mbc::relu_backward_sums<true, false>(call);
+}
+extern "C" const char* mbc_add_relu_backward_signs_sums(const MbcCall& call) {
+  return mbc::relu_backward_sums<true, true>(call);
+}
 
 extern "C" const char* mbc_relu_backward_channel_sum(const MbcCall& call) {
   using namespace mbc;
@@ -223,7 +258,7 @@ extern "C" const char* mbc_relu_backward_channel_sum(const MbcCall& call) {
   const ChannelSum sum{out<float>(call, 3), a.accumulate};
   MBC_FOR_TYPE(a.type, T, {
     const T* none = nullptr;
-    const Behind<T, false, false> source{in<T>(call, 0), in<T>(call, 1), none, none, out<T>(call, 2)};
+    const Behind<T, false, false> source{{in<T>(call, 0)}, in<T>(call, 1), none, none, out<T>(call, 2)};
     reduce_channels_of<T>(call.stream, a.layout, a.rows, a.channels, a.inner, a.parts, source, workspace, sum);
   });
   return launched();

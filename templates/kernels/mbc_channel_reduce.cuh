@@ -234,31 +234,45 @@ void merge_all_parts(cudaStream_t stream, int64_t parts, int64_t channels, const
 }
 
 template <int N, typename S, typename R>
-void run_reduce_channels(cudaStream_t stream, int64_t layout, int64_t rows, int64_t channels, int64_t inner,
-                         int64_t parts, S source, void* workspace, R r) {
-  auto* partial = static_cast<typename R::State*>(workspace);
-  if (layout == MBC_CHANNELS_FIRST) {
-    const dim3 grid(static_cast<unsigned>(channels), static_cast<unsigned>(parts));
-    MBC_LAUNCH((reduce_channels_first<N, S, R>), grid, dim3(1, THREADS), stream, source, rows, channels, inner,
-               partial, r);
-  } else {
-    const ChannelTiling tiling(channels / N);
-    const dim3 grid(tiling.columns, static_cast<unsigned>(parts));
-    MBC_LAUNCH((reduce_channels_last<N, S, R>), grid, dim3(tiling.along, tiling.down()), stream, source,
-               rows * inner, channels, partial, r);
-  }
+void run_reduce_channels_first(cudaStream_t stream, int64_t rows, int64_t channels, int64_t inner, int64_t parts,
+                               S source, typename R::State* partial, R r) {
+  const dim3 grid(static_cast<unsigned>(channels), static_cast<unsigned>(parts));
+  MBC_LAUNCH((reduce_channels_first<N, S, R>), grid, dim3(1, THREADS), stream, source, rows, channels, inner, partial, r);
 }
 
-// T: the elements that vectors are made of.
+template <int N, typename S, typename R>
+void run_reduce_channels_last(cudaStream_t stream, int64_t rows, int64_t channels, int64_t parts, S source,
+                              typename R::State* partial, R r) {
+  const ChannelTiling tiling(channels / N);
+  const dim3 grid(tiling.columns, static_cast<unsigned>(parts));
+  MBC_LAUNCH((reduce_channels_last<N, S, R>), grid, dim3(tiling.along, tiling.down()), stream, source, rows, channels,
+             partial, r);
+}
+
+// T: the elements that vectors are made of. Channels last: `rows` of everything but channels.
+template <typename T, typename S, typename R>
+void reduce_rows_of(cudaStream_t stream, int64_t rows, int64_t channels, int64_t parts, S source, void* workspace,
+                    R r) {
+  constexpr int N = WIDTH<T>;
+  auto* partial = static_cast<typename R::State*>(workspace);
+  if (channels % N == 0 && source.whole())
+    run_reduce_channels_last<N>(stream, rows, channels, parts, source, partial, r);
+  else
+    run_reduce_channels_last<1>(stream, rows, channels, parts, source, partial, r);
+  if (parts > 1) merge_all_parts(stream, parts, channels, partial, r);
+}
+
 template <typename T, typename S, typename R>
 void reduce_channels_of(cudaStream_t stream, int64_t layout, int64_t rows, int64_t channels, int64_t inner,
                         int64_t parts, S source, void* workspace, R r) {
   constexpr int N = WIDTH<T>;
-  if ((layout == MBC_CHANNELS_FIRST ? inner : channels) % N == 0 && source.whole())
-    run_reduce_channels<N>(stream, layout, rows, channels, inner, parts, source, workspace, r);
+  if (layout == MBC_CHANNELS_LAST) return reduce_rows_of<T>(stream, rows * inner, channels, parts, source, workspace, r);
+  auto* partial = static_cast<typename R::State*>(workspace);
+  if (inner % N == 0 && source.whole())
+    run_reduce_channels_first<N>(stream, rows, channels, inner, parts, source, partial, r);
   else
-    run_reduce_channels<1>(stream, layout, rows, channels, inner, parts, source, workspace, r);
-  if (parts > 1) merge_all_parts(stream, parts, channels, static_cast<const typename R::State*>(workspace), r);
+    run_reduce_channels_first<1>(stream, rows, channels, inner, parts, source, partial, r);
+  if (parts > 1) merge_all_parts(stream, parts, channels, partial, r);
 }
 
 template <bool TWO, bool SLICED = false, typename T, typename R>

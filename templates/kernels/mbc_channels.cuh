@@ -19,9 +19,10 @@ struct ChannelTiling {
   unsigned columns, along;  // blocks that cover the vectors; vectors of a block, up to 32
   unsigned down() const { return THREADS / along; }
 
-  explicit ChannelTiling(int64_t vectors)
+  // `together`: neighbours that share a block, and a warp.
+  explicit ChannelTiling(int64_t vectors, int together = 1)
       : columns(static_cast<unsigned>(divide_up(vectors, 32))),
-        along(static_cast<unsigned>(divide_up(vectors, columns))) {}
+        along(static_cast<unsigned>(divide_up(vectors / together, columns) * together)) {}
 };
 
 // Up to three operands; those that a function does not have are null. The last one may be a slice of a wider tensor.
@@ -98,6 +99,8 @@ struct Shelf {
 // Where what a map makes goes: to a tensor of the same shape,
 template <typename T>
 struct Whole {
+  template <int N>
+  static constexpr int NEIGHBOURS = 1;  // threads that write something together
   T* y;
 
   bool whole(int) const { return aligned(y, 16); }
@@ -105,9 +108,11 @@ struct Whole {
   __device__ void store(int64_t at, int64_t, int64_t, const float (&made)[N]) const { store_floats(y + at, made); }
 };
 
-// or there, and some of its channels to one of their own, too; channels last.
+// or there, and some of its channels to one of their own, too,
 template <typename T>
 struct AndPart {
+  template <int N>
+  static constexpr int NEIGHBOURS = 1;
   T *y, *part;
   int64_t start, count;
 
@@ -116,6 +121,34 @@ struct AndPart {
   __device__ void store(int64_t at, int64_t row, int64_t c, const float (&made)[N]) const {
     store_floats(y + at, made);
     if (c >= start && c < start + count) store_floats(part + row * count + (c - start), made);
+  }
+};
+
+// or there, and whether each element is positive, as it is stored, to a bit; both channels last.
+template <typename T>
+struct AndSigns {
+  template <int N>
+  static constexpr int NEIGHBOURS = 8 / N;  // that have a byte together
+  T* y;
+  uint8_t* signs;
+
+  bool whole(int) const { return aligned(y, 16); }
+  template <int N>
+  __device__ void store(int64_t at, int64_t, int64_t c, const float (&made)[N]) const {
+    const Held<T, N> kept = rounded<T>(made);
+    store_held(y + at, kept);
+    const auto first = static_cast<unsigned>(c) % 8;
+    unsigned bits = 0;
+#pragma unroll
+    for (int j = 0; j < N; ++j) bits |= static_cast<unsigned>(to_float(kept[j]) > 0.0f) << j;
+    if constexpr (NEIGHBOURS<N> > 1) {
+      bits <<= first;
+      const unsigned lane = (threadIdx.y * blockDim.x + threadIdx.x) % 32;
+      const unsigned group = ((1u << NEIGHBOURS<N>)-1) << (lane - first / N);
+#pragma unroll
+      for (int step = 1; step < NEIGHBOURS<N>; step *= 2) bits |= __shfl_xor_sync(group, bits, step);
+    }
+    if (first == 0) signs[at / 8] = static_cast<uint8_t>(bits);
   }
 };
 
@@ -195,7 +228,7 @@ void run_map_channels_first(cudaStream_t stream, int64_t rows, int64_t channels,
 
 template <typename T, int N, int MORE, bool SLICED, typename Out, typename F>
 void run_map_channels_last(cudaStream_t stream, int64_t rows, int64_t channels, Operands<T> x, Out out, F f) {
-  const ChannelTiling tiling(channels / N);
+  const ChannelTiling tiling(channels / N, Out::template NEIGHBOURS<N>);
   const int64_t wanted = divide_up(rows, tiling.down() * MAP_ROWS<MORE>);
   const int64_t wave = max(int64_t{1}, multiprocessors() * MAP_BLOCKS<F, N, MORE> / tiling.columns);
   const int64_t waves = min(int64_t{MAP_WAVES}, max(int64_t{1}, wanted * MAP_ROWS<MORE> / (wave * WAVE_ROWS)));

@@ -162,6 +162,23 @@ __device__ inline uint32_t rounded_word(const float* x) {
   return word;
 }
 
+// Rounded as they would be stored.
+template <typename T, int N>
+__device__ inline Held<T, N> rounded(const float (&x)[N]) {
+  using Result = Held<T, N>;
+  Result result;
+#pragma unroll
+  for (int w = 0; w < Result::WORDS; ++w) {
+    if constexpr (sizeof(typename Result::Word) == sizeof(uint32_t)) {
+      result.words[w] = rounded_word<T>(x + w * Result::IN_WORD);
+    } else {
+      const T value = from_float<T>(x[w]);
+      memcpy(&result.words[w], &value, sizeof(value));
+    }
+  }
+  return result;
+}
+
 // Sixteen bytes at once: behind a branch the compiler would store them in pieces.
 template <int N, typename T>
 __device__ inline void store_floats(T* at, const float (&x)[N]) {

@@ -72,25 +72,57 @@ struct ReluSums : Sums {
   }
 };
 
-// The gradient through relu, by the stored activation y, written on the way. `more`: added to dy, where ADD. `x` is what
-// the sums are over beside the gradient, where TWO.
-template <typename T, bool ADD, bool TWO>
+// What relu let through, by what it made,
+template <typename T>
+struct ByOutput {
+  template <int N>
+  using Fetched = Held<T, N>;
+  const T* y;
+
+  bool whole() const { return aligned(y, 16); }
+  template <int N>
+  __device__ Fetched<N> fetch(int64_t at) const { return hold<N>(y + at); }
+  template <int N>
+  __device__ static bool lets_through(const Fetched<N>& y, int j) { return to_float(y[j]) > 0.0f; }
+};
+
+// or by its signs, a bit each; channels last.
+struct BySigns {
+  template <int N>
+  using Fetched = uint32_t;
+  const uint8_t* signs;
+
+  bool whole() const { return true; }
+  template <int N>
+  __device__ uint32_t fetch(int64_t at) const {
+    const auto index = static_cast<uint64_t>(at);
+    return uint32_t{signs[index / 8]} >> index % 8;
+  }
+  template <int N>
+  __device__ static bool lets_through(uint32_t bits, int j) { return bits >> j & 1; }
+};
+
+// The gradient through relu, written on the way. `more`: added to dy, where ADD. `x` is what the sums are over beside
+// the gradient, where TWO.
+template <typename T, bool ADD, bool TWO, typename Relu = ByOutput<T>>
 struct Behind {
   static constexpr int OPERANDS = 2 + ADD + TWO;
-  const T *y, *dy, *more, *x;
+  Relu relu;
+  const T *dy, *more, *x;
   T* d;
 
   template <int N>
   struct Fetched {
-    Held<T, N> y, d, more, x;
+    typename Relu::template Fetched<N> relu;
+    Held<T, N> d, more, x;
   };
   bool whole() const {
-    return aligned(y, 16) && aligned(dy, 16) && aligned(more, 16) && aligned(x, 16) && aligned(d, 16);
+    return relu.whole() && aligned(dy, 16) && aligned(more, 16) && aligned(x, 16) && aligned(d, 16);
   }
   template <int N>
   __device__ Fetched<N> fetch(int64_t at) const {
     Fetched<N> f;
-    f.y = hold<N>(y + at);
+    f.relu = relu.template fetch<N>(at);
     f.d = hold<N>(dy + at);
     if constexpr (ADD) f.more = hold<N>(more + at);
     if constexpr (TWO) f.x = hold<N>(x + at);
@@ -101,7 +133,7 @@ struct Behind {
   __device__ float gradient(const Fetched<N>& f, int j) const {
     float value = to_float(f.d[j]);
     if constexpr (ADD) value += to_float(f.more[j]);
-    return to_float(f.y[j]) > 0.0f ? value : 0.0f;
+    return Relu::template lets_through<N>(f.relu, j) ? value : 0.0f;
   }
   template <int N, typename Of>
   __device__ void finish(const Fetched<N>& f, const Of&, int64_t at) const {

@@ -16,23 +16,6 @@ struct SumsAlongArguments {
 
 namespace mbc {
 
-// Rounded as they would be stored.
-template <typename T, int N>
-__device__ inline Held<T, N> rounded(const float (&x)[N]) {
-  using Result = Held<T, N>;
-  Result result;
-#pragma unroll
-  for (int w = 0; w < Result::WORDS; ++w) {
-    if constexpr (sizeof(typename Result::Word) == sizeof(uint32_t)) {
-      result.words[w] = rounded_word<T>(x + w * Result::IN_WORD);
-    } else {
-      const T value = from_float<T>(x[w]);
-      memcpy(&result.words[w], &value, sizeof(value));
-    }
-  }
-  return result;
-}
-
 // x and the gradient behind relu, whose output is made of x alone.
 template <typename T>
 struct AlongX : InMemory<T, true, false> {
@@ -61,15 +44,15 @@ struct AlongBehind : Behind<T, ADD, true> {
   F f;
 
   AlongBehind(const T* beside, const T* dy, const T* more, const T* x, T* d, T* made_, const F& f_)
-      : Stored{beside, dy, more, x, d}, made(made_), f(f_) {}
+      : Stored{{beside}, dy, more, x, d}, made(made_), f(f_) {}
   bool whole() const { return Stored::whole() && aligned(made, 16); }
   template <int N, typename Of>
   __device__ void finish(typename Stored::template Fetched<N>& fetched, const Of& of, int64_t at) const {
     float y[N];
 #pragma unroll
-    for (int j = 0; j < N; ++j) y[j] = f(of(j), to_float(fetched.x[j]), to_float(fetched.y[j]));
-    fetched.y = rounded<T>(y);
-    store_held(made + at, fetched.y);
+    for (int j = 0; j < N; ++j) y[j] = f(of(j), to_float(fetched.x[j]), to_float(fetched.relu[j]));
+    fetched.relu = rounded<T>(y);
+    store_held(made + at, fetched.relu);
     Stored::template finish<N>(fetched, of, at);
   }
 };

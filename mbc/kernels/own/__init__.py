@@ -26,6 +26,7 @@ from mbc.kernels.own import (
     many,
     moves,
     products,
+    signs,
     taps,
     updates,
 )
@@ -34,6 +35,7 @@ from mbc.kernels.own.moves import ConvertArguments, conversion
 
 _FAMILIES = (
     elementwise,
+    signs,
     channels,
     images,
     moves,

@@ -77,6 +77,16 @@ def _normalize_twice(operands: int, operands2: int, swapped: bool) -> Wiring:
     return ((run(0, operands), run(operands, operands2), add, (z + 2,)), (z + 3,))
 
 
+_SUMS_OF_ADDED = tuple(_normalize_add_relu(n, swapped) for n in AFFINE for swapped in (False, True))
+_SUMS_OF_TWO = tuple(_normalize_twice(n, n2, swapped) for n in AFFINE for n2 in AFFINE for swapped in (False, True))
+
+
+def _signed(wiring: Wiring) -> Wiring:
+    """The signs of the last result are written beside it."""
+    inputs, (y,) = wiring
+    return (*inputs, (y,)), (y, y + 1)
+
+
 def _through_relu(operands: int, backward: bool, sliced: bool) -> Wiring:
     """The forward pass over again, the gradient behind relu (a slice of a wider one), relu_backward, and one of sums
     and batch_normalize_backward."""
@@ -125,6 +135,11 @@ def _slice_and_part(at: Slice) -> tuple[int, ...]:
     return *slice_of(at), part.start, part.count
 
 
+def _by_signs(kernel: OwnKernel) -> OwnKernel:
+    """A new kernel that writes or reads the signs of eight channels as a byte."""
+    return replace(kernel, layouts=channels_last, edition=1)
+
+
 def _of_slice(kernel: OwnKernel) -> OwnKernel:
     """A new kernel that reads a slice of a tensor where it lies."""
     return replace(kernel, more=slice_of, time_us=touched_us, edition=1)
@@ -160,14 +175,30 @@ KERNELS = (
     _mapped(
         "batch_normalize+add+relu",
         "batch_normalize_add_relu",
-        *(_normalize_add_relu(n, swapped) for n in AFFINE for swapped in (False, True)),
+        *_SUMS_OF_ADDED,
         reals=eps,
+    ),
+    _by_signs(
+        _mapped(
+            "batch_normalize+add+relu+relu_signs",
+            "batch_normalize_add_relu_signs",
+            *map(_signed, _SUMS_OF_ADDED),
+            reals=eps,
+        )
     ),
     _mapped(
         "batch_normalize*+add+relu",
         "batch_normalize_twice_add_relu",
-        *(_normalize_twice(n, n2, swapped) for n in AFFINE for n2 in AFFINE for swapped in (False, True)),
+        *_SUMS_OF_TWO,
         reals=eps,
+    ),
+    _by_signs(
+        _mapped(
+            "batch_normalize*+add+relu+relu_signs",
+            "batch_normalize_twice_add_relu_signs",
+            *map(_signed, _SUMS_OF_TWO),
+            reals=eps,
+        )
     ),
     _mapped("bias_add+relu", "bias_add_relu", (((0, 1), (2,)), (3,)), reals=no_reals),
     replace(_mapped("add*", "add_three", *adds(3, ((0, 1),)), reals=no_reals), edition=1),
@@ -234,6 +265,24 @@ KERNELS = (
         (((0, 1), (2, 6), (3, 7, 4, 5)), (7, 8, 9)),
         workspace=sums_workspace,
         reals=eps,
+    ),
+    _by_signs(
+        _summed(
+            "relu_backward_signs+batch_normalize_sums",
+            "relu_backward_signs_sums",
+            (((0, 1), (2, 5, 3, 4)), (5, 6, 7)),
+            workspace=sums_workspace,
+            reals=eps,
+        )
+    ),
+    _by_signs(
+        _summed(
+            "add+relu_backward_signs+batch_normalize_sums",
+            "add_relu_backward_signs_sums",
+            (((0, 1), (6, 2), (3, 7, 4, 5)), (7, 8, 9)),
+            workspace=sums_workspace,
+            reals=eps,
+        )
     ),
     _summed(
         "relu_backward+channel_sum",

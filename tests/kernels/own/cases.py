@@ -174,6 +174,11 @@ def _elementwise(cases: Cases) -> None:
         cases.add("add", NONE, w(*shape), w(*shape))
         cases.add("mul", NONE, w(*shape), w(*shape))
     cases.add("scale", Scale(-0.5, 2.0), w(3, 5, 40, 41))
+    for shape in ((3, 24, 5, 7), (2, 8, 9, 1), (5, 16), (4, 64, 1, 1), (2, 136, 3, 5)):
+        signs = Operand("uint8", (shape[0], shape[1] // 8, *shape[2:]), bytes_below(256))
+        cases.add("relu_signs", NONE, w(*shape))
+        cases.add("relu_signs", NONE, w(*shape, make=special), note="special")
+        cases.add("relu_backward_signs", NONE, w(*shape), signs)
 
 
 def _channels(cases: Cases) -> None:

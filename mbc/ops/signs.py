@@ -1,0 +1,61 @@
+"""relu's gradient by bits: which elements of its output are positive, eight channels of a pixel in a byte."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mbc.ir.types import DType, TensorType
+from mbc.ops.base import Array, NoAttributes, OpKind, ShapeError
+
+CHANNELS = 8  # of a byte: bit i of byte c is that of channel 8 c + i, whatever the layout
+
+
+def _signs(_: Any, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    y = inputs[0]
+    if len(y.shape) < 2 or y.shape[1] % CHANNELS:
+        raise ShapeError(f"the channels of {y} are no multiple of {CHANNELS}")
+    return (TensorType((y.shape[0], y.shape[1] // CHANNELS, *y.shape[2:]), DType.UINT8),)
+
+
+def _gradient(a: Any, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    dy, signs = inputs
+    (wanted,) = _signs(a, (dy,))
+    if signs != wanted:
+        raise ShapeError(f"{signs} are no signs of {dy}")
+    return (dy,)
+
+
+def _pack(y: Array) -> Array:
+    """NaN counts as what is not positive, as in `relu_backward`."""
+    rows, channels, *rest = y.shape
+    bits = (y > 0).reshape(rows, channels // CHANNELS, CHANNELS, *rest)
+    return np.packbits(bits, axis=2, bitorder="little").reshape(rows, channels // CHANNELS, *rest)
+
+
+def _let_through(dy: Array, signs: Array) -> Array:
+    bits = np.unpackbits(signs[:, :, None], axis=2, bitorder="little").reshape(dy.shape)
+    return np.where(bits, dy, 0).astype(dy.dtype)
+
+
+OPS = (
+    OpKind(
+        "relu_signs",
+        NoAttributes,
+        _signs,
+        lambda a, inputs, call: (_pack(inputs[0]),),
+        divisible=True,
+        signs=(0,),
+    ),
+    # The gradient comes first, so that the first operand is an image here as elsewhere.
+    OpKind(
+        "relu_backward_signs",
+        NoAttributes,
+        _gradient,
+        lambda a, inputs, call: (_let_through(inputs[0], inputs[1]),),
+        divisible=True,
+        in_place=((0, 0),),
+    ),
+)
+LAYERS = ()
