@@ -69,6 +69,10 @@ class CandidateTable:
             self.graph, self.device, self.providers, self.profile, replace(self.rules, deterministic=False)
         )
 
+    def of(self, graph: TrainingGraph) -> CandidateTable:
+        """The same for another graph."""
+        return CandidateTable(graph, self.device, self.providers, self.profile, self.rules)
+
     @property
     def whole(self) -> Rows:
         return Rows(0, self.graph.batch)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from mbc.device.need import Need
 from mbc.device.spec import DeviceSpec
 from mbc.ir.graph import Operation, TrainingGraph
+from mbc.ir.signs import relus_behind_sums, with_signs
 from mbc.ir.types import Precision, layout_matters
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Request
@@ -32,7 +33,9 @@ def needs(graph: TrainingGraph, device: DeviceSpec, policy: Policy) -> tuple[Nee
     """
     if graph.precision is Precision.FP64:
         return ()
-    table = CandidateTable(graph, device, PROVIDERS, None, Rules(Policy.UNDIVIDED))
+    plain = CandidateTable(graph, device, PROVIDERS, None, Rules(Policy.UNDIVIDED))
+    # Plans with signs of relu and without are told apart by measured time. Here are the values of both.
+    table = plain.of(with_signs(graph, relus_behind_sums(graph)))
     powers = [1 << k for k in range(graph.batch.bit_length())]
     sizes = {
         Policy.UNDIVIDED: [],
@@ -41,10 +44,10 @@ def needs(graph: TrainingGraph, device: DeviceSpec, policy: Policy) -> tuple[Nee
     }[policy]
     weights: dict[Request, float] = {}
     first: dict[Request, Operation] = {}
-    train, infer = groups_of(table)
-    launches = [(o, 1.0) for o in _launches(graph.train, train, table)]
-    launches += [(along.operation, 1.0) for along in alongs_of(table)]
-    launches += [(o, _INFERENCE_WEIGHT) for o in _launches(graph.infer, infer, table)]
+    steps = [o for known in (plain, table) for o in _launches(known.graph.train, groups_of(known)[0], known)]
+    steps += [along.operation for known in (plain, table) for along in alongs_of(known)]
+    launches = [(o, 1.0) for o in dict.fromkeys(steps)]
+    launches += [(o, _INFERENCE_WEIGHT) for o in _launches(graph.infer, groups_of(plain)[1], plain)]
     for operation, weight in launches:
         offered = table.offered(operation)
         if not offered and isinstance(operation.attributes, Fused):
@@ -57,7 +60,7 @@ def needs(graph: TrainingGraph, device: DeviceSpec, policy: Policy) -> tuple[Nee
         Need(tuple(table.request(operation, Rows(0, rows)) for rows in table.possible(operation, sizes)), weight)
         for operation, weight in ((first[request], weight) for request, weight in weights.items())
     ]
-    found += _conversions(graph, table)
+    found += _conversions(table.graph, table)
     return tuple(sorted(found, key=lambda need: -need.weight_us))
 
 

@@ -1,0 +1,53 @@
+"""Which relus leave their signs for their gradients (`mbc.ir.signs`): those where that was measured to be faster."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from mbc.ir.graph import Operation
+from mbc.ir.signs import relus_behind_sums, with_signs
+from mbc.ir.types import Layout
+from mbc.ops.fused import names_of
+from mbc.optimize.candidates import CandidateTable
+from mbc.optimize.choose import choose
+from mbc.optimize.fuse import fuse
+
+
+def by_signs(table: CandidateTable) -> CandidateTable:
+    """A table of the same step with signs for each relu where the launches that write and read them take less time
+    than those in the place of which they come, which are channels last, as they are.
+
+    All have to be measured: a profile that does not know signs gives the plans that it gave before there were any.
+    """
+    every = table.of(with_signs(table.graph, relus_behind_sums(table.graph)))
+    program = every.graph.train
+    signs = [op for op in program if op.kind == "relu_signs"]
+    if not any(map(every.timed, signs)):
+        return table
+    chosen = choose(table, {}, programs=fuse(table))
+    fused = fuse(every).train
+    relus: list[str] = []
+    for op in signs:
+        (relu,) = (other.name for other in program if op.inputs[0] in other.outputs)
+        (backward,) = (other.name for other in program if op.outputs[0] in other.inputs)
+        before, after = _running(chosen.train, {relu, backward}), _running(fused, {relu, op.name, backward})
+        if _members(before) | {op.name} != _members(after):
+            continue
+        if not all(map(table.timed, before)) or not all(map(every.timed, after)):
+            continue
+        choices = [chosen.operations[launch.name] for launch in before]
+        if not all(Layout.CHANNELS_LAST in choice.layouts for choice in choices):
+            continue
+        before_us = sum(choice.point.time_us for choice in choices)
+        if sum(min(c.time_us for c in every.offered(launch)) for launch in after) < before_us:
+            relus.append(relu)
+    return table.of(with_signs(table.graph, relus)) if relus else table
+
+
+def _running(program: Sequence[Operation], names: Collection[str]) -> list[Operation]:
+    """The launches of a program that run one of these operations."""
+    return [launch for launch in program if not set(names).isdisjoint(names_of(launch))]
+
+
+def _members(launches: Sequence[Operation]) -> set[str]:
+    return {name for launch in launches for name in names_of(launch)}
