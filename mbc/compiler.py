@@ -26,7 +26,6 @@ from mbc.measuring import measure_missing, measure_requests
 from mbc.optimize.candidates import CandidateTable, Rules
 from mbc.optimize.needs import unmeasured
 from mbc.optimize.search import Limits, search
-from mbc.optimize.signs import by_signs
 from mbc.options import Options, Policy
 from mbc.plan.file import dump_plan
 from mbc.plan.model import Plan
@@ -62,8 +61,7 @@ def compile_plan(source: Source, options: Options, stages: Stages | None = None)
 
     def tabulate() -> CandidateTable:
         profile = find_profile(device, options.profile, options.stale_profile)
-        table = CandidateTable(graph, calibrated(device, profile), providers, profile, rules)
-        return by_signs(table)  # what relu lets through as bits, where that takes less time
+        return CandidateTable(graph, calibrated(device, profile), providers, profile, rules)
 
     table = stages.run("find profile", tabulate)
 

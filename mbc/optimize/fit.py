@@ -42,8 +42,9 @@ LONG_LEAD = 2.0
 LACKING_TIMES = ((1.0, 0.5), (1.5, 0.0))
 
 
-def fit(problem: Problem, means: Means) -> Fitted:
-    """The fastest step that was found within the room; where none was, the smallest.
+def fit(problem: Problem, means: Means, known_us: float = math.inf) -> Fitted:
+    """The fastest step that was found within the room; where none was, the smallest. What takes no less than `known_us`
+    is of no use.
 
     The states of the optimizer go to the host where they are much of the room, and something else does not fit beside
     them or takes long to. Those of a step with groups stay.
@@ -54,7 +55,7 @@ def fit(problem: Problem, means: Means) -> Fitted:
 
     def tried(here: Means) -> Fitted | None:
         looked_at.add(here)
-        fitted = _fit(problem, here, _least_us(problem, found))
+        fitted = _fit(problem, here, min(known_us, _least_us(problem, found)))
         if fitted is not None:
             found.append(fitted)
         return fitted

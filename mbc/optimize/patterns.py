@@ -21,6 +21,8 @@ _NORMALIZE = "batch_normalize(x, mean, variance, gamma?, beta?)"
 _SUMS = "dgamma, dbeta = batch_normalize_sums(x, d, mean, variance)"
 _TWICE = "z2 = batch_normalize(x2, mean2, variance2, gamma2?, beta2?)"
 _THROUGH_RELU = "d = relu_backward(y, dy)"
+_MAKE_SIGNS = "signs = relu_signs(y)"
+_BY_SIGNS = "d = relu_backward_signs(dy, signs)"
 _BEHIND_POOL = ("m = relu_backward(p, dp)", "d = max_pool_backward(index, m)")
 _BACKWARD = "dx = batch_normalize_backward(x, d, mean, variance, dgamma, dbeta, gamma?)"
 _STATISTICS = "mean, variance = batch_statistics(x)"
@@ -95,7 +97,7 @@ PATTERNS: tuple[Pattern, ...] = (
             f"z = {_NORMALIZE}",
             *others,
             "y = relu(s)",
-            "signs = relu_signs(y)",
+            _MAKE_SIGNS,
             launches=(Part(tuple(range(3 + len(others))), ("y", "signs")),),
         )
         for others in (("s = add(z, r)",), (_TWICE, "s = add(z, z2)"))
@@ -225,7 +227,7 @@ PATTERNS: tuple[Pattern, ...] = (
             _SUMS,
             launches=(Part(tuple(range(2 + len(added))), ("d", "dgamma", "dbeta")),),
         )
-        for through_relu in (_THROUGH_RELU, "d = relu_backward_signs(dy, signs)")
+        for through_relu in (_THROUGH_RELU, _BY_SIGNS)
         for added in ((), ("dy = add(a, b)",))
     ),
     Pattern.of("d = channel_slice(wide)", "db = channel_sum(d)", launches=(Part((0, 1), ("d", "db")),)),
@@ -285,13 +287,15 @@ ALONG: tuple[Pattern, ...] = (
             f"z = {_NORMALIZE}",
             *others,
             "y = relu(s)",
+            *signs,
             *added,
-            _THROUGH_RELU,
+            through_relu,
             _SUMS,
-            launches=(Part(tuple(range(4 + len(others) + len(added))), ("y", "d", "dgamma", "dbeta")),),
-            replaces=tuple(range(2 + len(others), 4 + len(others) + len(added))),
+            launches=(Part(tuple(range(4 + len(others + signs + added))), ("y", "d", "dgamma", "dbeta")),),
+            replaces=tuple(range(2 + len(others + signs), 4 + len(others + signs + added))),
         )
         for others in (("s = add(z, r)",), (_TWICE, "s = add(z, z2)"))
+        for signs, through_relu in (((), _THROUGH_RELU), ((_MAKE_SIGNS,), _BY_SIGNS))
         for added in ((), ("dy = add(a, b)",))
     ),
 )

@@ -3,6 +3,7 @@ budget leaves free at each operation's moment."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -23,6 +24,7 @@ from mbc.optimize.refusal import cannot_fit, not_found
 from mbc.optimize.reserve import reserved_bytes, usual_bytes
 from mbc.optimize.reside import Means
 from mbc.optimize.share import share
+from mbc.optimize.signs import by_signs
 from mbc.optimize.simulate import measured_share
 from mbc.options import Policy
 from mbc.plan.model import Bounds, Copy, Kernel, Plan, Predictions, Program, Stream, Target
@@ -33,6 +35,10 @@ MOST_REFITS, REFIT_MARGIN = 3, 1.25
 # Where groups fit the room in so many times what operations by themselves take without a limit, those are not fitted,
 # too: they would win that part at most.
 WORTH_ALONE = 1.05
+# Within a budget signs of relu win less than without one: where that is less than such a part, they are not tried where
+# the step takes so many times what it could. They take room themselves, and a launch that makes relu's output again
+# along with others has the signs at hand.
+WORTH_SIGNS = 1.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +68,20 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
     floor, floor_operation = floor_bytes(table, host_bytes, means.split)
     if floor + usual > budget_bytes:
         raise cannot_fit(table, floor, floor_operation, usual, budget_bytes, host_bytes, means.split)
-    unlimited = choose(table, {}, programs=fuse(table))
+    signed = by_signs(table)
     room_bytes = budget_bytes - usual  # of a plan with few launches, which bounds all
     # What keeps everything has fewer launches than most plans within a budget.
-    more_bytes = reserved_bytes(device, precision, order(table, unlimited)) - usual
-    fitted = _fitted(table, limits, means, room_bytes - int(more_bytes * REFIT_MARGIN))
+    more_bytes = reserved_bytes(device, precision, order(table, choose(table, {}, programs=fuse(table)))) - usual
+    fitted = _faster(table, signed, limits, means, room_bytes - int(more_bytes * REFIT_MARGIN))
     for _ in range(MOST_REFITS):
         more_bytes = reserved_bytes(device, precision, fitted.draft) - usual
         if not room_bytes - more_bytes < fitted.placed.arena_bytes <= room_bytes:
             break
-        fitted = _fitted(table, limits, means, room_bytes - int(more_bytes * REFIT_MARGIN))
+        fitted = _faster(table, signed, limits, means, room_bytes - int(more_bytes * REFIT_MARGIN))
     overhead_bytes = reserved_bytes(device, precision, fitted.draft)
-    draft, placed = fitted.draft, fitted.placed
+    table, draft, placed = fitted.table, fitted.draft, fitted.placed
+    unlimited = choose(table, {}, programs=fuse(table))
+    floor, floor_operation = floor_bytes(table, host_bytes, means.split)
     copies = any(isinstance(launch.work, Copy) for launch in draft.train.launches)
     if not copies and placed.arena_bytes > GOOD_ENOUGH * placed.live_bytes:
         # No stream waits for another, so that addresses cost no time: the arena is no larger than it has to be.
@@ -91,9 +99,22 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
     return _plan(table, draft, placed, bounds, budget_bytes, overhead_bytes, limits.host_bytes)
 
 
-def _fitted(table: CandidateTable, limits: Limits, means: Means, room_bytes: int) -> Fitted:
+def _faster(table: CandidateTable, signed: CandidateTable, limits: Limits, means: Means, room_bytes: int) -> Fitted:
+    """The faster of a step without signs of relu and one with them, where that could be much better."""
+    found = _fitted(table, limits, means, room_bytes)
+    if signed is table:
+        return found
+    problem = Problem(table, {}, room_bytes)
+    fits = problem.holds(found)
+    table_us, signed_us = (choose(form, {}, programs=fuse(form)).train_us for form in (table, signed))
+    if found.step_us > WORTH_SIGNS * table_us and table_us < WORTH_SIGNS * signed_us:
+        return found
+    return problem.best((found, _fitted(signed, limits, means, room_bytes, found.step_us if fits else math.inf)))
+
+
+def _fitted(table: CandidateTable, limits: Limits, means: Means, room_bytes: int, known_us: float = math.inf) -> Fitted:
     """The faster of a step with groups of operations and, where that could be much better, one without: only with
-    operations by themselves the optimizer's states go to the host."""
+    operations by themselves the optimizer's states go to the host. What takes no less than `known_us` is of no use."""
     graph, groups = table.graph, fuse(table, limits.operation_bytes)
     alone = Problem(table, _most(table, limits, plain(graph)), room_bytes)
     together = Problem(table, _most(table, limits, groups), room_bytes, groups)
@@ -101,11 +122,11 @@ def _fitted(table: CandidateTable, limits: Limits, means: Means, room_bytes: int
     # Of a step with groups the optimizer's states stay in the arena.
     hopeless = floor_bytes(table, 0, means.split)[0] > room_bytes
     if hopeless or (chosen.train, chosen.infer) == (graph.train, graph.infer):
-        return fit(alone, means)
-    found = fit(together, means)
+        return fit(alone, means, known_us)
+    found = fit(together, means, known_us)
     if together.holds(found) and found.step_us <= WORTH_ALONE * alone.fastest_us:
         return found
-    return alone.best((found, fit(alone, means)))
+    return alone.best((found, fit(alone, means, known_us)))
 
 
 def _beside(alone: Fitted, room_bytes: int) -> Fitted:
