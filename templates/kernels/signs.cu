@@ -20,11 +20,14 @@ __device__ inline int64_t first_of(int64_t byte, int64_t inner) {
 
 template <bool ADJACENT, typename T>
 __device__ inline Vec<T, EIGHT> load_eight(const T* at, int64_t inner) {
-  if constexpr (ADJACENT) return load<EIGHT>(at);
-  Vec<T, EIGHT> found;
+  if constexpr (ADJACENT) {
+    return load<EIGHT>(at);
+  } else {
+    Vec<T, EIGHT> found;
 #pragma unroll
-  for (int j = 0; j < EIGHT; ++j) found.v[j] = at[j * inner];
-  return found;
+    for (int j = 0; j < EIGHT; ++j) found.v[j] = at[j * inner];
+    return found;
+  }
 }
 
 template <bool ADJACENT, typename T>

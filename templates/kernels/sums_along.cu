@@ -132,12 +132,28 @@ extern "C" const char* mbc_batch_normalize_relu_and_sums(const MbcCall& call) {
   });
   return launched();
 }
-// The signs of what is made again, where a plan has them, are not read: the launch has them at hand.
-#define MBC_SUMS_ALONG(name, function)                                                           \
-  extern "C" const char* mbc_##name(const MbcCall& call) { return mbc::function(call); }        \
-  extern "C" const char* mbc_##name##_signed(const MbcCall& call) { return mbc::function(call); }
-
-MBC_SUMS_ALONG(batch_normalize_add_relu_and_sums, normalize_add_relu_and_sums<false>)
-MBC_SUMS_ALONG(batch_normalize_add_relu_and_sums_of_two, normalize_add_relu_and_sums<true>)
-MBC_SUMS_ALONG(batch_normalize_twice_add_relu_and_sums, normalize_twice_add_relu_and_sums<false>)
-MBC_SUMS_ALONG(batch_normalize_twice_add_relu_and_sums_of_two, normalize_twice_add_relu_and_sums<true>)
+// `_signed`: where a plan has the signs of what is made again they are not read, since the launch has them at hand.
+extern "C" const char* mbc_batch_normalize_add_relu_and_sums(const MbcCall& call) {
+  return mbc::normalize_add_relu_and_sums<false>(call);
+}
+extern "C" const char* mbc_batch_normalize_add_relu_and_sums_signed(const MbcCall& call) {
+  return mbc::normalize_add_relu_and_sums<false>(call);
+}
+extern "C" const char* mbc_batch_normalize_add_relu_and_sums_of_two(const MbcCall& call) {
+  return mbc::normalize_add_relu_and_sums<true>(call);
+}
+extern "C" const char* mbc_batch_normalize_add_relu_and_sums_of_two_signed(const MbcCall& call) {
+  return mbc::normalize_add_relu_and_sums<true>(call);
+}
+extern "C" const char* mbc_batch_normalize_twice_add_relu_and_sums(const MbcCall& call) {
+  return mbc::normalize_twice_add_relu_and_sums<false>(call);
+}
+extern "C" const char* mbc_batch_normalize_twice_add_relu_and_sums_signed(const MbcCall& call) {
+  return mbc::normalize_twice_add_relu_and_sums<false>(call);
+}
+extern "C" const char* mbc_batch_normalize_twice_add_relu_and_sums_of_two(const MbcCall& call) {
+  return mbc::normalize_twice_add_relu_and_sums<true>(call);
+}
+extern "C" const char* mbc_batch_normalize_twice_add_relu_and_sums_of_two_signed(const MbcCall& call) {
+  return mbc::normalize_twice_add_relu_and_sums<true>(call);
+}

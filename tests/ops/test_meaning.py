@@ -11,7 +11,7 @@ import pytest
 from mbc.ir.graph import Attributes
 from mbc.ir.types import DType, Precision, TensorType
 from mbc.ops import KINDS, im2col
-from mbc.ops.base import Array, Call, NoAttributes
+from mbc.ops.base import Array, Call, NoAttributes, ShapeError
 from mbc.ops.convolution import Convolution
 from mbc.ops.erf import erf
 from mbc.ops.loss import CrossEntropy, CrossEntropyBackward
@@ -153,3 +153,34 @@ def test_a_convolution_does_not_depend_on_its_chunks(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(im2col, "_COLUMN_BYTES", 2 * 4 * 9 * 25 * 8)
     for (kind, operands), expected in zip(passes, whole, strict=True):
         np.testing.assert_allclose(call(kind, a, *operands)[0], expected, rtol=1e-12, atol=1e-12)
+
+
+def test_signs_are_bits_of_eight_channels() -> None:
+    y = np.zeros((1, 16, 2, 1), np.float32)
+    y[0, (0, 3, 9), 1] = 1.0
+    (signs,) = call("relu_signs", NoAttributes(), y)
+    assert signs.dtype == np.uint8
+    assert signs[0, :, :, 0].tolist() == [[0, 0b1001], [0, 0b10]]
+
+
+def test_gradients_by_signs_are_those_by_the_output_to_the_bit() -> None:
+    rng = np.random.default_rng(5)
+    y, dy = (rng.standard_normal((3, 24, 5, 7)).astype(np.float32) for _ in range(2))
+    for values in (y, dy):
+        for value in (NAN, math.inf, -math.inf, 0.0, -0.0):
+            values[rng.random(values.shape) < 0.05] = value
+    (signs,) = call("relu_signs", NoAttributes(), y)
+    (found,) = call("relu_backward_signs", NoAttributes(), dy, signs)
+    (wanted,) = call("relu_backward", NoAttributes(), y, dy)
+    assert found.tobytes() == wanted.tobytes()
+
+
+@pytest.mark.parametrize("shape", [(2, 12, 3, 3), (16,)])
+def test_signs_need_whole_bytes(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ShapeError, match="multiple of 8"):
+        call("relu_signs", NoAttributes(), np.zeros(shape))
+
+
+def test_signs_of_another_image_are_refused() -> None:
+    with pytest.raises(ShapeError, match="are no signs of"):
+        call("relu_backward_signs", NoAttributes(), np.zeros((2, 16, 3, 3)), np.zeros((2, 1, 3, 3), np.uint8))
