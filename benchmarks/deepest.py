@@ -3,7 +3,7 @@
 At batch 16 n3 is found by planning, by doubling and bisection; n3 = 596 (1,922 layers, theirs) comes first. At batch 1
 n3 = 788 is 2,498 layers deep. On a GPU what is found then runs, with the rest of the card occupied.
 
-    python benchmarks/deepest.py [--plan-only] [--workers N] [--cap 12GB] [--finest 32] [--steps 20]
+    python benchmarks/deepest.py [--plan-only] [--workers N] [--cap 12GB] [--finest 32] [--n3 N3] [--steps 20]
                                  [--for SECONDS] [--again]
 """
 
@@ -48,8 +48,8 @@ def prepared(planner: Planner, name: str, n3: int, batch: int, cap_bytes: int) -
     return row
 
 
-def prepared_deepest(planner: Planner, cap_bytes: int, finest: int) -> dict[str, Any]:
-    n3 = deepest(planner, 16, cap_bytes, finest)
+def prepared_deepest(planner: Planner, cap_bytes: int, finest: int, known: int | None) -> dict[str, Any]:
+    n3 = known or deepest(planner, 16, cap_bytes, finest)
     if n3 < THEIRS:
         raise RuntimeError(f"not even {layers(THEIRS)} layers fit")
     return prepared(planner, DEEPEST, n3, 16, cap_bytes)
@@ -72,6 +72,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cap", type=parse_size, default=12 * GB)
     parser.add_argument("--finest", type=int, default=32, help="bottlenecks that bisection ends at (default 32)")
+    parser.add_argument("--n3", type=int, help="take this for the deepest at batch 16 instead of searching")
     add_arguments(parser)
     arguments = parser.parse_args()
     cap_bytes = arguments.cap
@@ -80,7 +81,7 @@ def main() -> None:
         for n3, batch in ((AT_BATCH_ONE, 1), (THEIRS, 16))
         for name in [f"({STAGES[0]},{STAGES[1]},{n3},{STAGES[2]}) batch {batch}"]
     ]
-    search = partial(prepared_deepest, cap_bytes=cap_bytes, finest=arguments.finest)
+    search = partial(prepared_deepest, cap_bytes=cap_bytes, finest=arguments.finest, known=arguments.n3)
     tasks.append(Task(DEEPEST, search, measured))
     drive("deepest", tasks, _COLUMNS, arguments, cap_gb=cap_bytes / GB)
 

@@ -31,6 +31,7 @@ from mbc.plan.records import (
     boolean,
     choice,
     each,
+    kernel_name,
     keyed,
     member,
     name,
@@ -305,8 +306,9 @@ class _LaunchReader:
                 raise BadField("a copy has no settings", "settings")
             work = Copy(microseconds, is_measured)
         else:
-            provider, kernel_name = at("kernel", each, at("kernel", array, kernel, 2), name)
-            work = Kernel(provider, kernel_name, at("settings", each, settings, _setting), microseconds, is_measured)
+            provider, called = at("kernel", array, kernel, 2)
+            names = at("kernel[0]", name, provider), at("kernel[1]", kernel_name, called)
+            work = Kernel(*names, at("settings", each, settings, _setting), microseconds, is_measured)
         return Launch(
             work,
             at("operations", each, operations, member, self._operations, "operation of this program"),

@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 _NAME = re.compile(r"[A-Za-z0-9_.]+", re.ASCII)
+_NAMES = re.compile(rf"{_NAME.pattern}(\+{_NAME.pattern})*", re.ASCII)
 
 MISSING_OR_UNKNOWN = "MBC114"
 WRONG_VALUE = "MBC115"
@@ -73,6 +74,13 @@ def name(value: Any) -> str:
     """A name of a value or an operation: nothing else may reach generated code."""
     if not _NAME.fullmatch(string(value)):
         raise BadField(f"{short(value)} is not a name (letters, digits, '_' and '.')")
+    return value
+
+
+def kernel_name(value: Any) -> str:
+    """One that runs a group is called as its operations are."""
+    if not _NAMES.fullmatch(string(value)):
+        raise BadField(f"{short(value)} is not a name, nor names joined by '+'")
     return value
 
 

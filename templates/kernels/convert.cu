@@ -144,7 +144,7 @@ extern "C" const char* mbc_convert(const MbcCall& call) {
   const auto& a = arguments<ConvertArguments>(call);
   if (a.from_type == MBC_UINT8 && a.to_type == MBC_UINT8) return run_convert<uint8_t, uint8_t>(call, a);
   if (a.from_type == a.to_type && (a.from_type == MBC_INT32 || a.from_type == MBC_FP32))
-    return run_convert<uint32_t, uint32_t>(call, a);
+    return interleaved<uint32_t, uint32_t>(call, a) ? launched() : run_convert<uint32_t, uint32_t>(call, a);
 #if MBC_WORKING != 0
   if (a.from_type == MBC_FP32 && a.to_type == MBC_WORKING) return run_convert<float, MbcWorking>(call, a);
   if (a.from_type == MBC_WORKING && a.to_type == MBC_FP32) return run_convert<MbcWorking, float>(call, a);

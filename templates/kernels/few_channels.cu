@@ -17,8 +17,6 @@ __device__ inline uint32_t weight_word(const T* filter, const FewChannels& f, in
   return word_of(pair[0], at + 1 < f.run ? pair[1] : from_float<T>(0.0f));
 }
 
-// Filters in tiles of 8, which are permuted so that what a thread computes of a pixel are neighbours in memory: column n
-// of tile j is filter n / 2 * 2 * TILES + 2 * j + n % 2.
 template <typename T, int TILES>
 __global__ void __launch_bounds__(FEW_THREADS, 4)
     few_channels(const T* __restrict__ x, const T* __restrict__ weight, T* __restrict__ y, FewChannels f) {
@@ -31,7 +29,7 @@ __global__ void __launch_bounds__(FEW_THREADS, 4)
   uint32_t* words = reinterpret_cast<uint32_t*>(weights);
   for (int i = threadIdx.x; i < f.steps * TILES * 64; i += FEW_THREADS) {
     const int half = i % 2, n = i / 4 % 32 / 4, pair = i / 128 % (TILES / 2), step = i / 128 / (TILES / 2);
-    const int filter = first + n / 2 * 2 * TILES + 2 * (2 * pair + i / 2 % 2) + n % 2;
+    const int filter = first + filter_of<T>(2 * pair + i / 2 % 2, n);
     words[i] = weight_word(weight + static_cast<int64_t>(filter) * f.kernel_height * f.run, f,
                            step * 16 + half * 8 + i / 4 % 4 * 2);
   }
@@ -79,7 +77,7 @@ __global__ void __launch_bounds__(FEW_THREADS, 4)
           }
         }
       }
-      write_pixels(sums, y, f, here, row, column, first + t * 2 * TILES);
+      write_pixels(sums, y, f, here, row, column, first);
     }
   }
 }

@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(FEW_MOST_THREADS)
 #pragma unroll
   for (int m = 0; m < 2; ++m)
 #pragma unroll
-    for (int h = 0; h < 2; ++h) terms[m][h] = place_of_term(f, (2 * group + m) * 16 + g + 8 * h);
+    for (int h = 0; h < 2; ++h) terms[m][h] = Term(f, (2 * group + m) * 16 + g + 8 * h).in_band(f);
   // What this thread shows of 16 pixels by 16 filters: matrices of 8 x 8, (pixels, filters) low low, high low, low high,
   // high high.
   const int32_t shown = lane / 8 % 2 * 8 + lane % 8, shown_eight = lane / 16;

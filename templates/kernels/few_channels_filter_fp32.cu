@@ -4,12 +4,12 @@
 
 namespace mbc {
 
-// Terms by filters, summed over pixels, as in few_channels_filter.cu. Of 32 filters a pixel's gradient takes 40 words, so
-// that those that a warp reads at once, 8 of each of 4 pixels, are in different banks.
-template <bool SPLIT>
+// Terms by filters, summed over pixels, as in few_channels_filter.cu. A pixel's gradient takes 8 words more than there
+// are, so that those that a warp reads at once, 8 of each of 4 pixels, are in different banks.
+template <bool SPLIT, int TILES>
 __global__ void __launch_bounds__(FEW_MOST_THREADS) few_channels_filter_fp32(
     const float* __restrict__ x, const float* __restrict__ dy, float* __restrict__ partial, FewChannels f) {
-  constexpr int TILES = 4, PITCH = TILES * 8 + 8, STAGE = FEW_COLUMNS * PITCH;
+  constexpr int PITCH = TILES * 8 + 8, STAGE = FEW_COLUMNS * PITCH, V = TILES * 2;
   MBC_DYNAMIC_SHARED(shared);
   float* gradients = reinterpret_cast<float*>(shared);
   float* image = gradients + FEW_STAGES * STAGE;
@@ -18,20 +18,16 @@ __global__ void __launch_bounds__(FEW_MOST_THREADS) few_channels_filter_fp32(
   const int32_t first = blockIdx.y * TILES * 8;
 
   RowsAhead ahead(f);
-  const auto fetch_next = [&] {
-    ahead.fetch<TILES * 2, STAGE / 4>(dy, shared, f, first, [](int32_t pixel, int32_t four) {
-      return pixel * (PITCH / 4) + four;
-    });
-  };
+  const auto place = [](int32_t pixel, int32_t four) { return pixel * (PITCH / 4) + four; };
+  const auto fetch_next = [&] { ahead.fetch<V, STAGE / 4>(dy, shared, f, first, place); };
 
   uint32_t terms[2][2];  // in the image, of the pixel at the beginning of the band; tile; row g or g + 8
 #pragma unroll
   for (int m = 0; m < 2; ++m)
 #pragma unroll
-    for (int h = 0; h < 2; ++h) terms[m][h] = place_of_term(f, (2 * group + m) * 16 + g + 8 * h);
-  const auto keep = [](float word) { return SPLIT ? word : to_tf32(word); };
-  const int32_t apart = f.stride_width * f.channels;
-  float sums[2][TILES][4] = {}, part[2][TILES][4] = {};
+    for (int h = 0; h < 2; ++h) terms[m][h] = Term(f, (2 * group + m) * 16 + g + 8 * h).in_band(f);
+  const int32_t apart = f.stride_width * f.together;
+  float sums[2][TILES][4] = {}, part[2][SPLIT ? TILES : 1][4] = {};
 
 #pragma unroll
   for (int s = 0; s < FEW_STAGES - 1; ++s) fetch_next();
@@ -39,9 +35,15 @@ __global__ void __launch_bounds__(FEW_MOST_THREADS) few_channels_filter_fp32(
   for (int64_t number = blockIdx.x; number < f.tiles; number += gridDim.x) {
     const FewTile tile = f.tile(number);
     __syncthreads();  // the band before this one is done with
-    fetch_band_of_words(x, image, f, tile, keep);
+    fetch_band_of_words(x, image, f, tile);
+    wait_for_copies<0>();
+    if (!SPLIT) round_band(image, f, tile);
     for (int32_t row = 0; row < tile.rows; ++row) {
       wait_for_copies<FEW_STAGES - 2>();
+      if (!SPLIT) {
+        for (int32_t pixel = threadIdx.x / V; pixel < tile.across * 16; pixel += blockDim.x / V)
+          round_to_tf32(shared + stage * (STAGE / 4) + place(pixel, threadIdx.x % V));
+      }
       __syncthreads();  // everybody's copies have arrived, and the row before this one is done with
       fetch_next();
       for (int32_t piece = sharer; piece < tile.across; piece += f.sharers()) {
@@ -61,26 +63,28 @@ __global__ void __launch_bounds__(FEW_MOST_THREADS) few_channels_filter_fp32(
 #pragma unroll
           for (int j = 0; j < TILES; ++j)
 #pragma unroll
-            for (int w = 0; w < 2; ++w) b[j][w] = keep(gradient[w * 4 * PITCH + 8 * j]);
-          multiply_tiles<SPLIT>(part, a, b);
+            for (int w = 0; w < 2; ++w) b[j][w] = gradient[w * 4 * PITCH + 8 * j];
+          if constexpr (SPLIT)
+            multiply_tiles<true>(part, a, b);
+          else
+            multiply_tiles<false>(sums, a, b);
         }
       }
-      add_tiles(sums, part);
+      if constexpr (SPLIT) add_tiles(sums, part);
       stage = stage + 1 == FEW_STAGES ? 0 : stage + 1;
     }
   }
   write_part<TILES>(sums, gradients, partial, f, group, sharer, first);
 }
 
-template <bool SPLIT>
+template <bool SPLIT, int TILES>
 void run_few_channels_filter_fp32(const MbcCall& call, const FewChannels& f, int64_t parts, bool accumulate) {
-  constexpr int TILES = 4;
   float* partial = out<float>(call, 3);
   const dim3 grid(static_cast<unsigned>(parts), static_cast<unsigned>(f.filters / TILES / 8));
   const unsigned threads = static_cast<unsigned>(32 * f.groups() * f.sharers());
   const int ring = FEW_STAGES * FEW_COLUMNS * (TILES * 8 + 8) * 4 + f.copy * 4, exchange = f.groups() * 64 * TILES * 16;
-  MBC_LAUNCH_SHARED((few_channels_filter_fp32<SPLIT>), grid, threads, ring > exchange ? ring : exchange, call.stream,
-                    in<float>(call, 0), in<float>(call, 1), partial, f);
+  MBC_LAUNCH_SHARED((few_channels_filter_fp32<SPLIT, TILES>), grid, threads, ring > exchange ? ring : exchange,
+                    call.stream, in<float>(call, 0), in<float>(call, 1), partial, f);
   add_parts(call.stream, partial, out<float>(call, 2), FilterParts(f), parts, accumulate);
 }
 
@@ -90,11 +94,13 @@ extern "C" const char* mbc_convolution_few_channels_filter_fp32(const MbcCall& c
   using namespace mbc;
   const auto& a = arguments<FewChannelsArguments>(call);
   if (a.type != MBC_FP32) return "this kernel takes fp32 only";
-  const FewChannels f(a, false, aligned(in<float>(call, 1), 16));
+  const FewChannels f(a, false, aligned(in<float>(call, 1), 16), aligned(in<float>(call, 0), 16));
   if (a.products == 3)
-    run_few_channels_filter_fp32<true>(call, f, a.parts, a.accumulate != 0);
+    run_few_channels_filter_fp32<true, 4>(call, f, a.parts, a.accumulate != 0);
+  else if (f.filters % 64 == 0)
+    run_few_channels_filter_fp32<false, 8>(call, f, a.parts, a.accumulate != 0);
   else
-    run_few_channels_filter_fp32<false>(call, f, a.parts, a.accumulate != 0);
+    run_few_channels_filter_fp32<false, 4>(call, f, a.parts, a.accumulate != 0);
   return launched();
 }
 // The same; `image_layout` says that channels come first.

@@ -232,6 +232,15 @@ inline int64_t multiprocessors() {
   return count;
 }
 
+// Blocks of a kernel that run at a time: more would leave part of the GPU idle at the end where each has as much to do.
+template <typename Kernel>
+int64_t resident_blocks(Kernel kernel, int threads, int shared_bytes) {
+  int blocks = 1;
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+  cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, static_cast<size_t>(shared_bytes));
+  return multiprocessors() * (blocks < 1 ? 1 : blocks);
+}
+
 // What was read before is on its way before anything is made of it: the compiler would put off each load until after the
 // divisions that come before its first use.
 __device__ inline void have_read() {

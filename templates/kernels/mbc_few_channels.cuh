@@ -3,8 +3,8 @@
 //
 // Libraries pad three channels to eight, so that most of what they load and multiply is zeros. Here a row of a window,
 // kernel_width * channels elements, is one run of memory: the terms of a sum are those runs one after another, each
-// padded to whole words only. A block works on a tile of the output and keeps the band of the image under it in shared
-// memory.
+// padded to whole words only. Where channels come first it is as many runs, each of one channel. A block works on a tile
+// of the output and keeps the band of the image under it in shared memory.
 #pragma once
 
 #include "mbc_mma.cuh"
@@ -45,15 +45,18 @@ struct FewTile {
 struct FewChannels {
   int32_t channels, height, width, filters, out_height, out_width, kernel_height, kernel_width, stride_height,
       stride_width, pad_top, pad_left, band;
+  int32_t planes;           // of an image in memory: its channels where they come first
+  int32_t together;         // elements of a pixel in a plane
   int32_t run, padded_run;  // elements of a row of a window; to whole words
-  int32_t steps;          // of 16 terms
-  int32_t band_rows, pitch, copy;  // of the image in shared memory; elements of a row and of all rows
-  bool twice, wide;  // two copies of the band; the output takes vectors
-  int32_t planes;     // of an image in memory: its channels where they come first
-  int32_t chunks, bands;  // of the output: of FEW_COLUMNS columns and of `band` rows
+  int32_t steps;            // of 16 terms
+  // Of the image in shared memory, plane by plane: rows of a plane, elements of a row, those before its first pixel,
+  // elements of all rows.
+  int32_t band_rows, pitch, lead, copy;
+  bool twice, wide, wide_image;  // two copies of the band; the output takes vectors, so does the image in fp32
+  int32_t chunks, bands;         // of the output: of FEW_COLUMNS columns and of `band` rows
   int64_t tiles;
 
-  FewChannels(const FewChannelsArguments& a, bool forward, bool whole)
+  FewChannels(const FewChannelsArguments& a, bool forward, bool whole, bool whole_image = false)
       : channels(static_cast<int32_t>(a.channels)), height(static_cast<int32_t>(a.height)),
         width(static_cast<int32_t>(a.width)), filters(static_cast<int32_t>(a.filters)),
         out_height(static_cast<int32_t>(a.out_height)), out_width(static_cast<int32_t>(a.out_width)),
@@ -62,18 +65,21 @@ struct FewChannels {
         pad_top(static_cast<int32_t>(a.pad_top)), pad_left(static_cast<int32_t>(a.pad_left)),
         band(static_cast<int32_t>(a.band)) {
     const bool words = a.type == MBC_FP32;
-    run = kernel_width * channels;
-    padded_run = words ? run : (run + 1) / 2 * 2;
-    steps = (kernel_height * padded_run + 15) / 16;
-    band_rows = (band - 1) * stride_height + kernel_height;
-    pitch = (span(FEW_COLUMNS) + 3) / 2 * 2;
-    copy = band_rows * pitch;
-    twice = forward && !words && stride_width * channels % 2 != 0;
     planes = words && a.image_layout == MBC_CHANNELS_FIRST ? channels : 1;
+    together = channels / planes;
+    run = kernel_width * together;
+    padded_run = words ? run : (run + 1) / 2 * 2;
+    steps = (planes * kernel_height * padded_run + 15) / 16;
+    band_rows = (band - 1) * stride_height + kernel_height;
+    lead = words ? 3 - (pad_left * together + 3) % 4 : 0;  // so that rows of shared memory start where vectors do
+    pitch = words ? (span(FEW_COLUMNS) + 6) / 4 * 4 : (span(FEW_COLUMNS) + 3) / 2 * 2;
+    copy = planes * band_rows * pitch;
+    twice = forward && !words && stride_width * channels % 2 != 0;
     chunks = static_cast<int32_t>(divide_up(out_width, FEW_COLUMNS));
     bands = static_cast<int32_t>(divide_up(out_height, band));
     tiles = a.rows * bands * chunks;
     wide = whole;
+    wide_image = whole_image && width * together % 4 == 0;
   }
   __device__ FewTile tile(int64_t number) const {
     const int32_t x0 = static_cast<int32_t>(number % chunks) * FEW_COLUMNS;
@@ -83,16 +89,38 @@ struct FewChannels {
   // Of the filter pass: warps that make different terms, and that make the same of different pixels.
   __host__ __device__ int32_t groups() const { return (steps + 1) / 2; }
   __host__ __device__ int32_t sharers() const { return groups() <= 2 ? 4 : groups() <= 4 ? 2 : 1; }
-  // Elements of an image row under so many columns of the output.
+  // Elements of a row of a plane under so many columns of the output.
   __host__ __device__ int32_t span(int32_t columns) const {
-    return ((columns - 1) * stride_width + kernel_width) * channels;
+    return ((columns - 1) * stride_width + kernel_width) * together;
   }
 };
 
-// The element of the band where a term of a pixel's sum is, from where the pixel is; any where there is no such term.
-__device__ inline uint32_t place_of_term(const FewChannels& f, int32_t term) {
-  const int32_t row = term / f.padded_run;
-  return row < f.kernel_height ? static_cast<uint32_t>(row * f.pitch + term - row * f.padded_run) : 0;
+// One of the products that make an element of the output: where it is in a window.
+struct Term {
+  int32_t plane, row, at;  // `at`: element of the row
+  bool there;              // others are there for their sum's length only
+
+  __device__ Term(const FewChannels& f, int32_t number) {
+    const int32_t line = number / f.padded_run;
+    plane = line / f.kernel_height;
+    row = line - plane * f.kernel_height;
+    at = number - line * f.padded_run;
+    there = plane < f.planes && at < f.run;
+  }
+  // The element of the band, from where the pixel is; any where there is no such term.
+  __device__ uint32_t in_band(const FewChannels& f) const {
+    return there ? static_cast<uint32_t>((plane * f.band_rows + row) * f.pitch + f.lead + at) : 0;
+  }
+  // The element of a filter, channels last.
+  __device__ int32_t in_filter(const FewChannels& f) const { return (row * f.run + at) * f.planes + plane; }
+};
+
+// Tiles of 8 filters are permuted so that what the four threads of a pixel store at once lies side by side: the filter
+// of a column of a tile.
+template <typename T>
+__device__ inline int32_t filter_of(int32_t tile, int32_t column) {
+  constexpr int W = WIDTH<T>, TILES = W / 2;  // of a vector
+  return (tile / TILES * 4 + column / 2) * W + tile % TILES * 2 + column % 2;
 }
 
 // Two elements as a word.
@@ -131,38 +159,8 @@ __device__ inline void fetch_band(const T* x, T* image, const FewChannels& f, co
   }
 }
 
-// The same of fp32 images. Planes of channels are put together on the way. `keep`: what is kept of an element.
-template <typename Keep>
-__device__ inline void fetch_band_of_words(
-    const float* x, float* image, const FewChannels& f, const FewTile& tile, Keep keep) {
-  constexpr int K = 8;
-  const int32_t apart = f.planes, together = f.channels / f.planes;  // elements of a pixel
-  const int32_t from = (tile.x0 * f.stride_width - f.pad_left) * together, width = f.width * together;
-  const int32_t span = f.span(tile.across * 16) / f.planes;
-  for (int32_t line = threadIdx.x / 32; line < f.band_rows * f.planes; line += blockDim.x / 32) {
-    const int32_t row = line / f.planes, plane = line - row * f.planes;
-    const int32_t image_y = tile.y0 * f.stride_height - f.pad_top + row;
-    const bool inside = image_y >= 0 && image_y < f.height;
-    const float* read_from = x + ((tile.n * f.planes + plane) * f.height + image_y) * width + from;
-    float* to = image + row * f.pitch + plane;
-    for (int32_t e = threadIdx.x % 32; e * apart + plane < f.pitch; e += 32 * K) {
-      float read[K];
-#pragma unroll
-      for (int k = 0; k < K; ++k) {
-        const int32_t at = e + 32 * k;
-        read[k] = inside && at < span && from + at >= 0 && from + at < width ? read_from[at] : 0.0f;
-      }
-#pragma unroll
-      for (int k = 0; k < K; ++k) {
-        const int32_t at = (e + 32 * k) * apart;
-        if (at + plane < f.pitch) to[at] = keep(read[k]);
-      }
-    }
-  }
-}
-
-// What a warp made, two output rows of 16 columns from (row, column) of the tile on; filters in tiles of 8, permuted so
-// that those of a thread are neighbours in memory from `first` on. `column`: that of the thread.
+// What a warp made, two output rows of 16 columns from (row, column) of the tile on; filters by `filter_of` from `first`
+// on, a multiple of 4 vectors. `column`: that of the thread.
 template <typename T, int TILES>
 __device__ inline void write_pixels(
     const float (&sums)[2][TILES][4], T* y, const FewChannels& f, const FewTile& tile, int32_t row, int32_t column,
@@ -174,17 +172,17 @@ __device__ inline void write_pixels(
     for (int h = 0; h < 2; ++h) {
       const int32_t out_y = tile.y0 + row + m, out_x = tile.x0 + column + 8 * h;
       if (out_y >= f.out_height || out_x >= f.out_width) continue;
-      T* to = y + ((tile.n * f.out_height + out_y) * f.out_width + out_x) * f.filters + first;
+      T* to = y + ((tile.n * f.out_height + out_y) * f.out_width + out_x) * f.filters + first + threadIdx.x % 4 * W;
 #pragma unroll
-      for (int v = 0; v < 2 * TILES / W; ++v) {
+      for (int v = 0; v < 2 * TILES / W; ++v, to += 4 * W) {
         Vec<T, W> made;
 #pragma unroll
         for (int e = 0; e < W; ++e) made.v[e] = from_float<T>(sums[m][(v * W + e) / 2][2 * h + e % 2]);
         if (f.wide) {
-          store(to + v * W, made);
+          store(to, made);
         } else {
 #pragma unroll
-          for (int e = 0; e < W; ++e) to[v * W + e] = made.v[e];
+          for (int e = 0; e < W; ++e) to[e] = made.v[e];
         }
       }
     }

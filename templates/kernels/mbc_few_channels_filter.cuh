@@ -33,12 +33,12 @@ struct RowsAhead {
   template <int V, int STAGE, typename T, typename Place>
   __device__ void fetch(const T* dy, uint4* ring, const FewChannels& f, int32_t first, Place place) {
     if (number < f.tiles) {
-      const T* from = dy + ((tile.n * f.out_height + tile.y0 + row) * f.out_width + tile.x0) * f.filters + first;
-      for (int32_t i = threadIdx.x; i < tile.across * 16 * V; i += blockDim.x) {
-        const int32_t pixel = i / V, v = i % V;
+      const int32_t v = threadIdx.x % V, apart = blockDim.x / V;  // whole warps: a thread has the same of each pixel
+      const T* from =
+          dy + ((tile.n * f.out_height + tile.y0 + row) * f.out_width + tile.x0) * f.filters + first + v * WIDTH<T>;
+      for (int32_t pixel = threadIdx.x / V; pixel < tile.across * 16; pixel += apart) {
         const bool inside = pixel < tile.columns;
-        copy_vector(ring + stage * STAGE + place(pixel, v), from + (inside ? pixel * f.filters + v * WIDTH<T> : 0),
-                    inside, f.wide);
+        copy_vector(ring + stage * STAGE + place(pixel, v), from + (inside ? pixel * f.filters : 0), inside, f.wide);
       }
       stage = stage + 1 == FEW_STAGES ? 0 : stage + 1;
       if (++row == tile.rows) {
@@ -54,13 +54,14 @@ struct RowsAhead {
 // The gradient of filters as blocks leave it, one part each: terms by filters, rows of windows one after another.
 struct FilterParts {
   int32_t terms, filters;
-  int32_t rows, run, padded_run;  // of a window, and elements of a row: of the filter, and here
+  int32_t planes, rows, run, padded_run;  // of a window, and elements of a row: of the filter, and here
 
   explicit FilterParts(const FewChannels& f)
-      : terms(f.steps * 16), filters(f.filters), rows(f.kernel_height), run(f.run), padded_run(f.padded_run) {}
+      : terms(f.steps * 16), filters(f.filters), planes(f.planes), rows(f.kernel_height), run(f.run),
+        padded_run(f.padded_run) {}
   // Without padding.
   FilterParts(int32_t terms_, int32_t filters_)
-      : terms(terms_), filters(filters_), rows(1), run(terms_), padded_run(terms_) {}
+      : terms(terms_), filters(filters_), planes(1), rows(1), run(terms_), padded_run(terms_) {}
 };
 
 // What a block made, terms by filters: two tiles of 16 terms a warp, those of warps that shared pixels added in order.
@@ -114,9 +115,10 @@ static __global__ void few_channels_filter_sum(
   __syncthreads();
   if (threadIdx.y != 0 || i >= size) return;
   const int32_t term = static_cast<int32_t>(i / f.filters), filter = static_cast<int32_t>(i - term * f.filters);
-  const int32_t r = term / f.padded_run, at = term - r * f.padded_run;
-  if (r >= f.rows || at >= f.run) return;
-  float* to = dw + (static_cast<int64_t>(filter) * f.rows + r) * f.run + at;
+  const int32_t line = term / f.padded_run, at = term - line * f.padded_run, plane = line / f.rows;
+  if (plane >= f.planes || at >= f.run) return;
+  const int32_t row = line - plane * f.rows;
+  float* to = dw + ((static_cast<int64_t>(filter) * f.rows + row) * f.run + at) * f.planes + plane;
   double all = accumulate ? *to : 0.0;
 #pragma unroll
   for (int s = 0; s < SUM_SHARERS; ++s) all += sums[s][threadIdx.x];

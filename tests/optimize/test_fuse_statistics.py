@@ -26,6 +26,7 @@ from mbc.optimize.fuse import Group, fuse, groups, groups_of, kept
 from mbc.optimize.needs import needs
 from mbc.optimize.search import Limits, search
 from mbc.options import Policy
+from mbc.plan.file import dump_plan, load_plan
 from mbc.plan.model import Kernel, Plan
 from mbc.plan.roofline import Ceilings, Limit, limits
 from mbc.plan.summary import summarise
@@ -170,6 +171,7 @@ def test_what_measures_faster_is_planned_and_what_does_not_is_not():
     slow = planned(graph(), SLOWER)
     assert with_statistics(slow) == []
     assert plan.predictions.train_us < slow.predictions.train_us
+    assert load_plan(dump_plan(plan), "plan.json") == plan
     for launch in plan.train.launches:
         if launch.work.name == WITH_STATISTICS:
             values = [plan.buffers[access.buffer].value for access in launch.accesses]

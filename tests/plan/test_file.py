@@ -219,6 +219,8 @@ WRONG = [
     (("buffers", "rows", 0, 8, -256), "buffers.rows[0].offset"),
     (("train", "launches", "rows", 0, 1, ["mbc"]), "train.launches.rows[0].kernel: expected 2 items"),
     (("train", "launches", "rows", 0, 1, 1, 'relu"; x'), "train.launches.rows[0].kernel[1]: 'relu\"; x' is not a name"),
+    (("train", "launches", "rows", 0, 1, 1, "relu+"), "train.launches.rows[0].kernel[1]: 'relu+' is not a name"),
+    (("train", "launches", "rows", 0, 1, 0, "a+b"), "train.launches.rows[0].kernel[0]: 'a+b' is not a name"),
     (("train", "launches", "rows", 0, 2, [["*/", 1]]), "train.launches.rows[0].settings[0]: '*/' is not a name"),
     (("train", "launches", "rows", 0, 2, [["a", 0.5]]), "train.launches.rows[0].settings[0]"),
     (("train", "launches", "rows", 0, 3, "fast"), "train.launches.rows[0].time_us"),

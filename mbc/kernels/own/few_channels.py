@@ -15,6 +15,8 @@ from mbc.kernels.own.sides import Sides, attributes
 
 MOST_CHANNELS = 7  # from eight on libraries have nothing to pad
 ELEMENTS = 12288  # of the image in shared memory, beside weights or gradients
+FILTER_WORDS = 20480  # the same of a filter pass in fp32
+FILTER_WORDS_OF_THREE = 5400  # where three blocks fit a multiprocessor, if one product is made
 # As in the source.
 COLUMNS = 64  # of the output, that a block makes at once
 STEPS = 24  # of 16 terms of a sum: what a block has threads and shared memory for
@@ -65,11 +67,25 @@ def _steps(request: Request) -> int:
 
 def band(request: Request) -> int:
     """Output rows that a block makes: as many as the image rows under them fit shared memory; 0 where none do."""
-    a, channels = attributes(request), Sides.of(request).image.shape[1]
-    pitch = (((COLUMNS - 1) * a.stride[1] + a.kernel[1]) * channels + 3) // 2 * 2
-    copies = 1 if _in_words(request) else 1 + a.stride[1] * channels % 2
-    fitting = (rows for rows in BANDS if ((rows - 1) * a.stride[0] + a.kernel[0]) * pitch * copies <= ELEMENTS)
+    a, line = attributes(request), _line(request)
+    fitting = (n for most in _elements(request) for n in BANDS if ((n - 1) * a.stride[0] + a.kernel[0]) * line <= most)
     return next(fitting, 0)
+
+
+def _line(request: Request) -> int:
+    """Elements of one image row under a block in shared memory, at most."""
+    a, channels = attributes(request), Sides.of(request).image.shape[1]
+    span = (COLUMNS - 1) * a.stride[1] + a.kernel[1]
+    if _in_words(request):
+        return (span + 6) // 4 * 4 * channels
+    return (span * channels + 3) // 2 * 2 * (1 + a.stride[1] * channels % 2)
+
+
+def _elements(request: Request) -> tuple[int, ...]:
+    """Of the image in shared memory, at most; first what is better where it is enough."""
+    if not _in_words(request) or request.kind != "convolution_backward_filter":
+        return (ELEMENTS,)
+    return (FILTER_WORDS,) if _products(request) == 3 else (FILTER_WORDS_OF_THREE, FILTER_WORDS)
 
 
 def _takes(*types: DType) -> Callable[[Request], bool]:

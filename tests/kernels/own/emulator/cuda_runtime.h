@@ -51,6 +51,13 @@ constexpr int cudaDevAttrMultiProcessorCount = 16;
 inline cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
 // Two: few blocks, so that every thread goes round its loop several times.
 inline cudaError_t cudaDeviceGetAttribute(int* value, int, int) { return *value = 2, cudaSuccess; }
+constexpr int cudaFuncAttributeMaxDynamicSharedMemorySize = 8;
+template <typename Kernel>
+cudaError_t cudaFuncSetAttribute(Kernel, int, int) { return cudaSuccess; }
+template <typename Kernel>
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Kernel, int, size_t) {
+  return *blocks = 2, cudaSuccess;
+}
 
 inline dim3 threadIdx, blockIdx, blockDim, gridDim;
 
