@@ -133,15 +133,29 @@ def trained(plan: Plan) -> tuple[dict[str, bytes], list[float]]:
     return {name: np.array(module.state(name)).tobytes() for name in module.states}, losses
 
 
-@pytest.mark.parametrize("share", [1.0, 0.8, 0.7, 0.6])
+def within(known: CandidateTable, share: float) -> Plan:
+    """Planned for so much of the arena that keeping everything takes without signs."""
+    arena_bytes = planned(unsigned()).predictions.arena_bytes
+    return planned(known, int(share * arena_bytes) + UNCLUSTERED.overhead_bytes)
+
+
+@pytest.mark.parametrize("share", [2.0, 0.9, 0.75, 0.7])
 def test_plans_with_signs_are_no_slower_and_give_the_same_bits(share: float):
-    whole = planned(unsigned())
-    budget_bytes = int(share * whole.predictions.arena_bytes) + UNCLUSTERED.overhead_bytes
-    if share == 1.0:
-        budget_bytes = 1 << 40
-    signed, plain = planned(table(Measured()), budget_bytes), planned(unsigned(), budget_bytes)
-    assert signed.predictions.train_us <= plain.predictions.train_us
-    assert trained(signed) == trained(whole)
+    signed = within(table(Measured()), share)
+    assert signed.predictions.train_us <= within(unsigned(), share).predictions.train_us
+    assert trained(signed) == trained(planned(unsigned()))
+
+
+@pytest.mark.parametrize("share", [0.9, 0.75])
+def test_sums_make_again_what_others_read_of_relu(share: float):
+    assert any(name.endswith("_signed") for name in launched(within(table(Measured()), share).train))
+
+
+def test_within_a_budget_a_small_gain_is_not_looked_for():
+    known = table(Measured(times=lambda kind: 1.5 if "signs" in kind else 1.0))
+    assert signs_of(by_signs(known))
+    assert within(known, 2.0).graph != known.graph
+    assert within(known, 0.7).graph == known.graph  # with signs it would take 1 % less
 
 
 def test_both_forms_are_asked_of_a_profile():
