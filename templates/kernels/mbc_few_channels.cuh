@@ -175,14 +175,14 @@ __device__ inline void write_pixels(
       T* to = y + ((tile.n * f.out_height + out_y) * f.out_width + out_x) * f.filters + first + threadIdx.x % 4 * W;
 #pragma unroll
       for (int v = 0; v < 2 * TILES / W; ++v, to += 4 * W) {
-        Vec<T, W> made;
+        float made[W];
 #pragma unroll
-        for (int e = 0; e < W; ++e) made.v[e] = from_float<T>(sums[m][(v * W + e) / 2][2 * h + e % 2]);
+        for (int e = 0; e < W; ++e) made[e] = sums[m][(v * W + e) / 2][2 * h + e % 2];
         if (f.wide) {
-          store(to, made);
+          store_floats(to, made);
         } else {
 #pragma unroll
-          for (int e = 0; e < W; ++e) to[e] = made.v[e];
+          for (int e = 0; e < W; ++e) to[e] = from_float<T>(made[e]);
         }
       }
     }
