@@ -32,6 +32,9 @@ from mbc.plan.prefetch import ahead_bytes
 
 # Where many launches leave less room, a plan for that has more of them again.
 MOST_REFITS, REFIT_MARGIN = 3, 1.25
+# Parts of the room that are tried, too, where a step takes so many times what it does without a limit, unless it is long.
+OTHER_ROOMS = (0.995, 0.99)
+WORTH_OTHER_ROOMS, OTHER_ROOMS_LAUNCHES = 1.25, 2000
 # Where groups fit the room in so many times what operations by themselves take without a limit, those are not fitted,
 # too: they would win that part at most.
 WORTH_ALONE = 1.05
@@ -72,12 +75,12 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
     room_bytes = budget_bytes - usual  # of a plan with few launches, which bounds all
     # What keeps everything has fewer launches than most plans within a budget.
     more_bytes = reserved_bytes(device, precision, order(table, choose(table, {}, programs=fuse(table)))) - usual
-    fitted = _faster(table, signed, limits, means, room_bytes - int(more_bytes * REFIT_MARGIN))
+    fitted = _luckier(table, signed, limits, means, room_bytes - int(more_bytes * REFIT_MARGIN))
     for _ in range(MOST_REFITS):
         more_bytes = reserved_bytes(device, precision, fitted.draft) - usual
         if not room_bytes - more_bytes < fitted.placed.arena_bytes <= room_bytes:
             break
-        fitted = _faster(table, signed, limits, means, room_bytes - int(more_bytes * REFIT_MARGIN))
+        fitted = _luckier(table, signed, limits, means, room_bytes - int(more_bytes * REFIT_MARGIN))
     overhead_bytes = reserved_bytes(device, precision, fitted.draft)
     table, draft, placed = fitted.table, fitted.draft, fitted.placed
     unlimited = choose(table, {}, programs=fuse(table))
@@ -97,6 +100,19 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
     chain_us = beside_us(table, draft.train, draft.buffers, unlimited.train_us)
     bounds = Bounds(floor, floor_operation.name, placed.live_bytes, unlimited.train_us, any_us, least_us, chain_us)
     return _plan(table, draft, placed, bounds, budget_bytes, overhead_bytes, limits.host_bytes)
+
+
+def _luckier(table: CandidateTable, signed: CandidateTable, limits: Limits, means: Means, room_bytes: int) -> Fitted:
+    """The fastest of what is found in this room and, where that is much slower than without a limit, in a little less:
+    there what is found hangs on chance."""
+    found, problem = _faster(table, signed, limits, means, room_bytes), Problem(table, {}, room_bytes)
+    least_us = choose(table, {}, programs=fuse(table)).train_us
+    for part in OTHER_ROOMS:
+        slow = found.step_us > WORTH_OTHER_ROOMS * least_us and problem.holds(found)
+        if not slow or len(found.draft.train.launches) > OTHER_ROOMS_LAUNCHES:
+            return found
+        found = problem.best((found, _faster(table, signed, limits, means, int(part * room_bytes))))
+    return found
 
 
 def _faster(table: CandidateTable, signed: CandidateTable, limits: Limits, means: Means, room_bytes: int) -> Fitted:
