@@ -71,13 +71,16 @@ def staircase_picture(rows: Sequence[Row]) -> str:
 
 
 def _titled(title: str, results: Path, name: str, columns: Columns, pictures: Sequence[str] = ()) -> list[str]:
-    measured = _document(results, name)
-    found = measured or _document(results, f"{name}_planned")
+    measured, planned = _document(results, name), _document(results, f"{name}_planned")
+    found = measured or planned
     if found is None:
         return []
     gpu = f"{found['gpu']}, driver {found['driver']}" if measured else "predicted by the plans, not run"
+    known = {row["name"] for row in found["rows"]}
+    more = [row for row in planned["rows"] if row["name"] not in known] if planned else []
+    left = [f"Not run, predicted only: {', '.join(row['name'] for row in more)}.", ""] if more else []
     return [f"### {title}", "", f"{gpu}, {found['date'][:10]}: `{found['command']}`", "", *pictures,
-            *_table(columns, found["rows"])]  # fmt: skip
+            *_table(columns, [*found["rows"], *more]), *left]  # fmt: skip
 
 
 def _table(columns: Columns, rows: Sequence[Row]) -> list[str]:

@@ -32,7 +32,7 @@ from mbc.plan.prefetch import ahead_bytes
 
 # Where many launches leave less room, a plan for that has more of them again.
 MOST_REFITS, REFIT_MARGIN = 3, 1.25
-# Parts of the room that are tried, too, where a step takes so many times what it does without a limit, unless it is long.
+# Parts of the room that are tried, too, where a step takes so many times what it does without a limit and is not long.
 OTHER_ROOMS = (0.995, 0.99)
 WORTH_OTHER_ROOMS, OTHER_ROOMS_LAUNCHES = 1.25, 2000
 # Where groups fit the room in so many times what operations by themselves take without a limit, those are not fitted,

@@ -33,8 +33,10 @@ def test_predictions_stand_in_until_something_is_measured(tmp_path: Path) -> Non
     assert "measured, ms" not in page and "x: MBC204: too much" in page
     wrote(tmp_path, "capped", [CASE | {"step_ms": 320.0, "free_ms": 300.0, "passed": True}], "NVIDIA H200")
     page = "\n".join(memory_pages(tmp_path)[1])
-    assert "NVIDIA H200, driver 580.1" in page and "not run" not in page
-    assert "| 318.0 | 320.0 | 300.0 | 256 | +8.0% |" in page and page.rstrip().endswith("| yes |")
+    assert "NVIDIA H200, driver 580.1" in page and "the plans, not run" not in page
+    assert "| 318.0 | 320.0 | 300.0 | 256 | +8.0% |" in page
+    assert page.rstrip().endswith("Not run, predicted only: x.")  # which the table has nonetheless
+    assert "\n| x | - |" in page
 
 
 def test_the_staircase(tmp_path: Path) -> None:
