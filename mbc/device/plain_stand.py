@@ -24,11 +24,10 @@ from mbc.ops.fused import Fused, sums
 from mbc.runtime.formats import loaded, stored_bytes
 
 # Normalised L2 distance from float64 that outputs may have: sums are in fp32 whatever the storage type, and an output
-# is rounded once on top of that. Whole numbers have to be right.
+# is rounded once on top of that. Whole numbers have to be right, but those that a group makes of what it has computed,
+# such as signs: what is next to zero may be rounded to the other side.
 TOLERANCES = {DType.FP32: 1e-5, DType.BF16: 2.0**-8, DType.FP16: 2.0**-11}
-# The share of those that a group makes of what it has computed, such as signs: what is next to zero may be rounded to
-# the other side.
-MOST_ROUNDED = 1e-5
+MOST_ROUNDED = 1e-5  # of such numbers
 
 
 class PlainStand(Stand):
@@ -104,13 +103,13 @@ class PlainStand(Stand):
         few = self._few
         twice = sums(few.kind, few.attributes, len(few.outputs)) if accumulate else (False,) * len(few.outputs)
         layouts = candidate.layouts[len(self._few.inputs) :]
+        most_different = MOST_ROUNDED if isinstance(few.attributes, Fused) else 0.0
         results = zip(self._few.outputs, addresses, layouts, self._wanted(), strict=True)
         for number, (tensor, address, layout, wanted) in enumerate(results):
             data = self.gpu.download(address, tensor.size_bytes)
             wanted = 2 * wanted if twice[number] else wanted
             error = distance(loaded(data, tensor.shape, tensor.dtype, layout), wanted)
-            whole = MOST_ROUNDED if isinstance(few.attributes, Fused) else 0.0
-            allowed = TOLERANCES.get(tensor.dtype, whole)
+            allowed = TOLERANCES.get(tensor.dtype, most_different)
             if not error <= allowed:
                 return f"output {number} is {error:.2e} off, {allowed:.0e} is allowed", error
             worst = max(worst, error)

@@ -10,6 +10,11 @@ from mbc.device.transfers import HostLink, estimated_link
 from mbc.errors import MbcError
 from mbc.resources import data_text
 
+# By compute capability in tenths.
+_SHARED_KIB = {
+    70: 96, 72: 96, 75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 110: 227, 120: 99, 121: 99,
+}  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpec:
@@ -46,6 +51,11 @@ class DeviceSpec:
     def has_clusters(self) -> bool:
         """Whether blocks of a cluster read each other's shared memory: from compute capability 9.0 on."""
         return self._compute_capability >= 90
+
+    @property
+    def shared_bytes_of_block(self) -> int:
+        """The most that it may have (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability")."""
+        return _SHARED_KIB.get(self._compute_capability, 48) << 10
 
     @property
     def _compute_capability(self) -> int:

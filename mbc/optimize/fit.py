@@ -74,7 +74,7 @@ def fit(problem: Problem, means: Means, known_us: float = math.inf) -> Fitted:
     if (stay_bytes <= room_bytes or not found) and (whole_bytes <= room_bytes or not means.split):
         tried(means)
     best = _in_strips(problem, means, found, tried)
-    if not looked_at:
+    if not found:  # what is known may have ruled out all that is handed on in micro-batches
         tried(means)
     for here in _with_states_away(problem, best, problem.best(found)):
         fitted = None if here in looked_at else tried(here)

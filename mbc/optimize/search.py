@@ -123,7 +123,7 @@ def _faster(table: CandidateTable, signed: CandidateTable, limits: Limits, means
     problem = Problem(table, {}, room_bytes)
     fits = problem.holds(found)
     table_us, signed_us = (choose(form, {}, programs=fuse(form)).train_us for form in (table, signed))
-    if found.step_us > WORTH_SIGNS * table_us and table_us < WORTH_SIGNS * signed_us:
+    if fits and found.step_us > WORTH_SIGNS * table_us and table_us < WORTH_SIGNS * signed_us:
         return found
     return problem.best((found, _fitted(signed, limits, means, room_bytes, found.step_us if fits else math.inf)))
 

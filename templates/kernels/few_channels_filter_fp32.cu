@@ -82,7 +82,8 @@ void run_few_channels_filter_fp32(const MbcCall& call, const FewChannels& f, int
   float* partial = out<float>(call, 3);
   const dim3 grid(static_cast<unsigned>(parts), static_cast<unsigned>(f.filters / TILES / 8));
   const unsigned threads = static_cast<unsigned>(32 * f.groups() * f.sharers());
-  const int ring = FEW_STAGES * FEW_COLUMNS * (TILES * 8 + 8) * 4 + f.copy * 4, exchange = f.groups() * 64 * TILES * 16;
+  const int ring = FEW_STAGES * FEW_COLUMNS * (TILES * 8 + 8) * 4 + f.copy * 4;
+  const int exchange = f.sharers() > 1 ? f.groups() * 64 * TILES * 16 : 0;
   MBC_LAUNCH_SHARED((few_channels_filter_fp32<SPLIT, TILES>), grid, threads, ring > exchange ? ring : exchange,
                     call.stream, in<float>(call, 0), in<float>(call, 1), partial, f);
   add_parts(call.stream, partial, out<float>(call, 2), FilterParts(f), parts, accumulate);

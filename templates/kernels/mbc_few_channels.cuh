@@ -119,8 +119,8 @@ struct Term {
 // of a column of a tile.
 template <typename T>
 __device__ inline int32_t filter_of(int32_t tile, int32_t column) {
-  constexpr int W = WIDTH<T>, TILES = W / 2;  // of a vector
-  return (tile / TILES * 4 + column / 2) * W + tile % TILES * 2 + column % 2;
+  constexpr int W = WIDTH<T>, TILES_OF_VECTOR = W / 2;
+  return (tile / TILES_OF_VECTOR * 4 + column / 2) * W + tile % TILES_OF_VECTOR * 2 + column % 2;
 }
 
 // Two elements as a word.

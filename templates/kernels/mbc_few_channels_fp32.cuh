@@ -15,15 +15,6 @@ __device__ inline float take_small(float& word) {
   return whole - word;
 }
 
-// 16 bytes of words, in shared memory, that the same thread has copied there.
-__device__ inline void round_to_tf32(uint4* four) {
-  float* words = reinterpret_cast<float*>(four);
-  Vec<float, 4> rounded = load<4>(words);
-#pragma unroll
-  for (int e = 0; e < 4; ++e) rounded.v[e] = to_tf32(rounded.v[e]);
-  store(words, rounded);
-}
-
 // Calls `run(plane, row, word, at)` for a thread's vectors of the band: where in the image their first word is, which may
 // lie outside, and where in shared memory.
 template <typename Run>

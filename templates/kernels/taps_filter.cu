@@ -5,7 +5,6 @@
 // block goes down strips of the image: three of its rows and one of gradients are in shared memory, and the next ones on
 // their way.
 #include "mbc_few_channels_filter.cuh"
-#include "mbc_few_channels_fp32.cuh"
 
 struct TapsArguments {
   int64_t images;
@@ -26,8 +25,8 @@ namespace mbc {
 
 constexpr int TAPS = 9, TAP_WARPS = 12, TAP_THREADS = 32 * TAP_WARPS;
 constexpr int TAP_CHANNELS = 64;  // of a block, of the image and of gradients; as in mbc/kernels/own/taps.py
-constexpr int TAP_TILES = TAPS * TAP_CHANNELS / 16 / TAP_WARPS;  // of a warp
 constexpr int TAP_COLUMNS = 32;   // of the output; likewise
+constexpr int TAP_TILES = TAPS * TAP_CHANNELS / 16 / TAP_WARPS;  // of a warp
 constexpr int TAP_AHEAD = 2, IMAGE_ROWS = 3 + TAP_AHEAD, GRADIENT_ROWS = 1 + TAP_AHEAD;
 // A pixel takes 72 words, so that those that a warp reads at once, 8 of each of 4 pixels, are in different banks.
 constexpr int TAP_PITCH = TAP_CHANNELS + 8, IMAGE_ROW = (TAP_COLUMNS + 2) * TAP_PITCH, GRADIENT_ROW = TAP_COLUMNS * TAP_PITCH;

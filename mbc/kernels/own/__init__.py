@@ -80,7 +80,7 @@ class Own:
             return
         for kernel in _BY_KIND.get(request.kind, ()):
             able = (device.has_bf16 or not kernel.tensor_cores) and (device.has_clusters or not kernel.clusters)
-            if not able or not kernel.takes(request):
+            if not able or not kernel.takes(request) or kernel.shared(request) > device.shared_bytes_of_block:
                 continue
             for layouts in kernel.layouts(request):
                 workspace_bytes = kernel.workspace(request, layout_of(request, layouts))

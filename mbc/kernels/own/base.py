@@ -60,6 +60,10 @@ def no_workspace(_: Request, layout: Layout) -> int:
     return 0
 
 
+def no_shared(_: Request) -> int:
+    return 0
+
+
 def no_reals(_: Slice) -> tuple[float, ...]:
     return ()
 
@@ -136,6 +140,7 @@ class OwnKernel:
     workspace   exact bytes for a request in a layout; its accesses end with a workspace where this is not 0
     time_us     estimated time of the kernels, launch not included
     launches    how many kernels run one after another
+    shared      bytes of shared memory of a block, where not all GPUs may have so much
     tensor_cores whether it needs tensor cores that compute in bf16 and tf32
     clusters    whether its blocks read each other's shared memory
     edition     one more when the kernel was rewritten: what was measured of another edition does not count
@@ -154,6 +159,7 @@ class OwnKernel:
     accumulates: bool = False
     launcher: str = ""
     takes: Callable[[Request], bool] = always
+    shared: Callable[[Request], int] = no_shared
     tensor_cores: bool = False
     clusters: bool = False
     edition: int = 1

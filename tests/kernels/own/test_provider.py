@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import subprocess
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -231,3 +231,27 @@ def test_nvcc_compiles_every_kernel(working: int, tmp_path: Path):
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "warning" not in done.stderr
+
+
+def _first_layer(size: int, kernel: int, stride: int, pad: int) -> Request:
+    """The filter pass of a convolution of three channels, 64 filters."""
+    a = Convolution((size, size), (kernel, kernel), (stride, stride), (pad,) * 4)
+    out = (size + 2 * pad - kernel) // stride + 1
+    shapes = ((4, 3, size, size), (4, 64, out, out), (64, 3, kernel, kernel))
+    x, dy, dw = (TensorType(shape, DType.FP32) for shape in shapes)
+    return Request("convolution_backward_filter", a, (x, dy), (dw,), Precision.FP32)
+
+
+@pytest.mark.parametrize("gpu, small, large", [("h200", True, True), ("a100-80", True, True), ("l4", True, False)])
+def test_a_gpu_is_offered_what_its_shared_memory_has_room_for(gpu: str, small: bool, large: bool):
+    def offered(request: Request) -> bool:
+        return any("few_channels" in c.name for c in OWN.candidates(request, find_spec(gpu)))
+
+    assert offered(_first_layer(224, 7, 2, 3)) is small
+    assert offered(_first_layer(224, 11, 4, 2)) is large
+
+
+def test_whole_blocks_of_the_filter_pass_fit_as_they_are_meant_to():
+    request = replace(_first_layer(224, 7, 2, 3), precision=Precision.TF32)
+    kernel = KERNELS["convolution_few_channels_filter_fp32"]
+    assert kernel.takes(request) and kernel.shared(request) + 1024 <= (228 << 10) // 3
