@@ -122,5 +122,5 @@ def test_the_cases_cover_every_operation() -> None:
             seen.update(op.kind for op in graph.train)
 
     collect()
-    # batch_norm exists in networks only; casts, adamw, guard and signs, which take relu's place, have tests of their own.
+    # batch_norm exists in networks only; casts, adamw, guard and signs have tests of their own.
     assert KINDS.keys() - seen == {"batch_norm", "cast", "adamw_update", "relu_signs", "relu_backward_signs"}
