@@ -65,15 +65,6 @@ __device__ inline float to_tf32(float x) {
 #endif
 }
 
-// 16 bytes of words, in shared memory, that the same thread has copied there.
-__device__ inline void round_to_tf32(uint4* four) {
-  float* words = reinterpret_cast<float*>(four);
-  Vec<float, 4> rounded = load<4>(words);
-#pragma unroll
-  for (int e = 0; e < 4; ++e) rounded.v[e] = to_tf32(rounded.v[e]);
-  store(words, rounded);
-}
-
 // Copies to shared memory that are waited for later: 16 bytes, zeros where they are not `there`.
 __device__ inline void copy_16_bytes(uint4* to, const void* from, bool there) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
@@ -113,3 +104,16 @@ __device__ inline void load_transposed(uint32_t (&words)[4], const uint4* row) {
 }  // namespace mbc
 
 #endif
+
+namespace mbc {
+
+// 16 bytes of words, in shared memory, that the same thread has copied there.
+__device__ inline void round_to_tf32(uint4* four) {
+  float* words = reinterpret_cast<float*>(four);
+  Vec<float, 4> rounded = load<4>(words);
+#pragma unroll
+  for (int e = 0; e < 4; ++e) rounded.v[e] = to_tf32(rounded.v[e]);
+  store(words, rounded);
+}
+
+}  // namespace mbc
