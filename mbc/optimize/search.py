@@ -4,7 +4,7 @@ budget leaves free at each operation's moment."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import mbc
@@ -12,7 +12,7 @@ from mbc.optimize.addresses import Placed, assign_addresses, check_host
 from mbc.optimize.beside import beside
 from mbc.optimize.bounds import beside_us, floor_bytes
 from mbc.optimize.candidates import CandidateTable
-from mbc.optimize.choose import check_limit, choose
+from mbc.optimize.choose import Choices, check_limit, choose
 from mbc.optimize.fit import fit
 from mbc.optimize.fitted import UNLIMITED_BYTES, Fitted, Problem
 from mbc.optimize.fuse import Programs, fuse, plain
@@ -57,6 +57,18 @@ class Limits:
     host_bytes: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A step that may be planned, with signs of relu or without, and what it is without a limit."""
+
+    table: CandidateTable
+    unlimited: Choices
+
+    @staticmethod
+    def of(table: CandidateTable) -> Form:
+        return Form(table, choose(table, {}, programs=fuse(table)))
+
+
 def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
     """The fastest plan found within the budget.
 
@@ -72,18 +84,19 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
     if floor + usual > budget_bytes:
         raise cannot_fit(table, floor, floor_operation, usual, budget_bytes, host_bytes, means.split)
     signed = by_signs(table)
+    forms = tuple(Form.of(form) for form in ((table,) if signed is table else (table, signed)))
     room_bytes = budget_bytes - usual  # of a plan with few launches, which bounds all
     # What keeps everything has fewer launches than most plans within a budget.
-    more_bytes = reserved_bytes(device, precision, order(table, choose(table, {}, programs=fuse(table)))) - usual
-    fitted = _luckier(table, signed, limits, means, room_bytes - int(more_bytes * REFIT_MARGIN))
+    more_bytes = reserved_bytes(device, precision, order(table, forms[0].unlimited)) - usual
+    fitted = _luckier(forms, limits, means, room_bytes - int(more_bytes * REFIT_MARGIN))
     for _ in range(MOST_REFITS):
         more_bytes = reserved_bytes(device, precision, fitted.draft) - usual
         if not room_bytes - more_bytes < fitted.placed.arena_bytes <= room_bytes:
             break
-        fitted = _luckier(table, signed, limits, means, room_bytes - int(more_bytes * REFIT_MARGIN))
+        fitted = _luckier(forms, limits, means, room_bytes - int(more_bytes * REFIT_MARGIN))
     overhead_bytes = reserved_bytes(device, precision, fitted.draft)
     table, draft, placed = fitted.table, fitted.draft, fitted.placed
-    unlimited = choose(table, {}, programs=fuse(table))
+    unlimited = next(form.unlimited for form in forms if form.table is table)
     floor, floor_operation = floor_bytes(table, host_bytes, means.split)
     copies = any(isinstance(launch.work, Copy) for launch in draft.train.launches)
     if not copies and placed.arena_bytes > GOOD_ENOUGH * placed.live_bytes:
@@ -102,30 +115,29 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
     return _plan(table, draft, placed, bounds, budget_bytes, overhead_bytes, limits.host_bytes)
 
 
-def _luckier(table: CandidateTable, signed: CandidateTable, limits: Limits, means: Means, room_bytes: int) -> Fitted:
+def _luckier(forms: Sequence[Form], limits: Limits, means: Means, room_bytes: int) -> Fitted:
     """The fastest of what is found in this room and, where that is much slower than without a limit, in a little less:
     there what is found hangs on chance."""
-    found, problem = _faster(table, signed, limits, means, room_bytes), Problem(table, {}, room_bytes)
-    least_us = choose(table, {}, programs=fuse(table)).train_us
+    found, problem = _faster(forms, limits, means, room_bytes), Problem(forms[0].table, {}, room_bytes)
     for part in OTHER_ROOMS:
-        slow = found.step_us > WORTH_OTHER_ROOMS * least_us and problem.holds(found)
+        slow = found.step_us > WORTH_OTHER_ROOMS * forms[0].unlimited.train_us and problem.holds(found)
         if not slow or len(found.draft.train.launches) > OTHER_ROOMS_LAUNCHES:
             return found
-        found = problem.best((found, _faster(table, signed, limits, means, int(part * room_bytes))))
+        found = problem.best((found, _faster(forms, limits, means, int(part * room_bytes))))
     return found
 
 
-def _faster(table: CandidateTable, signed: CandidateTable, limits: Limits, means: Means, room_bytes: int) -> Fitted:
+def _faster(forms: Sequence[Form], limits: Limits, means: Means, room_bytes: int) -> Fitted:
     """The faster of a step without signs of relu and one with them, where that could be much better."""
-    found = _fitted(table, limits, means, room_bytes)
-    if signed is table:
-        return found
-    problem = Problem(table, {}, room_bytes)
-    fits = problem.holds(found)
-    table_us, signed_us = (choose(form, {}, programs=fuse(form)).train_us for form in (table, signed))
-    if fits and found.step_us > WORTH_SIGNS * table_us and table_us < WORTH_SIGNS * signed_us:
-        return found
-    return problem.best((found, _fitted(signed, limits, means, room_bytes, found.step_us if fits else math.inf)))
+    unsigned, *others = forms
+    found, problem = _fitted(unsigned.table, limits, means, room_bytes), Problem(unsigned.table, {}, room_bytes)
+    fits, least_us = problem.holds(found), unsigned.unlimited.train_us
+    for signed in others:
+        if fits and found.step_us > WORTH_SIGNS * least_us and least_us < WORTH_SIGNS * signed.unlimited.train_us:
+            continue
+        known_us = found.step_us if fits else math.inf
+        found = problem.best((found, _fitted(signed.table, limits, means, room_bytes, known_us)))
+    return found
 
 
 def _fitted(table: CandidateTable, limits: Limits, means: Means, room_bytes: int, known_us: float = math.inf) -> Fitted:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from mbc.ir.graph import Operation
 from mbc.ir.signs import relus_behind_sums, with_signs
@@ -25,12 +25,14 @@ def by_signs(table: CandidateTable) -> CandidateTable:
     if not any(map(every.timed, signs)):
         return table
     chosen = choose(table, {}, programs=fuse(table))
-    fused = fuse(every).train
+    makers = {value: op.name for op in program for value in op.outputs}
+    gradients = {op.inputs[1]: op.name for op in program if op.kind == "relu_backward_signs"}
+    plain_launches, signed_launches = _by_name(chosen.train), _by_name(fuse(every).train)
     relus: list[str] = []
     for op in signs:
-        (relu,) = (other.name for other in program if op.inputs[0] in other.outputs)
-        (backward,) = (other.name for other in program if op.outputs[0] in other.inputs)
-        before, after = _running(chosen.train, {relu, backward}), _running(fused, {relu, op.name, backward})
+        relu, backward = makers[op.inputs[0]], gradients[op.outputs[0]]
+        before = _running(plain_launches, (relu, backward))
+        after = _running(signed_launches, (relu, op.name, backward))
         if _members(before) | {op.name} != _members(after):
             continue
         if not all(map(table.timed, before)) or not all(map(every.timed, after)):
@@ -44,9 +46,18 @@ def by_signs(table: CandidateTable) -> CandidateTable:
     return table.of(with_signs(table.graph, relus)) if relus else table
 
 
-def _running(program: Sequence[Operation], names: Collection[str]) -> list[Operation]:
-    """The launches of a program that run one of these operations."""
-    return [launch for launch in program if not set(names).isdisjoint(names_of(launch))]
+def _by_name(program: Sequence[Operation]) -> Mapping[str, list[Operation]]:
+    """The launches that run each operation."""
+    found: dict[str, list[Operation]] = {}
+    for launch in program:
+        for name in names_of(launch):
+            found.setdefault(name, []).append(launch)
+    return found
+
+
+def _running(launches: Mapping[str, list[Operation]], names: Iterable[str]) -> list[Operation]:
+    """The launches that run one of these operations."""
+    return list(dict.fromkeys(launch for name in names for launch in launches.get(name, ())))
 
 
 def _members(launches: Sequence[Operation]) -> set[str]:

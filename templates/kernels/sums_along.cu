@@ -132,7 +132,8 @@ extern "C" const char* mbc_batch_normalize_relu_and_sums(const MbcCall& call) {
   });
   return launched();
 }
-// `_signed`: where a plan has the signs of what is made again they are not read, since the launch has them at hand.
+// `_signed`: where a plan has the signs of what is made again they are not read, since the launch has them at hand. Two
+// groups have two kernels, which are told apart by name.
 extern "C" const char* mbc_batch_normalize_add_relu_and_sums(const MbcCall& call) {
   return mbc::normalize_add_relu_and_sums<false>(call);
 }

@@ -22,19 +22,18 @@ def found(step_us: float, arena_bytes: int, launches: int = 10) -> Any:
 @pytest.fixture
 def luckier(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[int, Any]], tuple[Any, list[int]]]:
     """What it takes of what is found in each room, and the rooms that were tried."""
-    monkeypatch.setattr(search, "choose", lambda *_, **__: SimpleNamespace(train_us=LEAST_US))
-    monkeypatch.setattr(search, "fuse", lambda _: None)
+    forms: Any = (SimpleNamespace(table=None, unlimited=SimpleNamespace(train_us=LEAST_US)),)
 
     def run(by_room: dict[int, Any]) -> tuple[Any, list[int]]:
         tried: list[int] = []
 
-        def faster(table: Any, signed: Any, limits: Any, means: Any, room_bytes: int) -> Any:
+        def faster(forms: Any, limits: Any, means: Any, room_bytes: int) -> Any:
             tried.append(room_bytes)
             return by_room[room_bytes]
 
         monkeypatch.setattr(search, "_faster", faster)
         nothing: Any = None
-        return search._luckier(nothing, nothing, nothing, nothing, ROOM_BYTES), tried
+        return search._luckier(forms, nothing, nothing, ROOM_BYTES), tried
 
     return run
 

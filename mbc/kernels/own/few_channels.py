@@ -16,15 +16,15 @@ from mbc.kernels.own.sides import Sides, attributes
 MOST_CHANNELS = 7  # from eight on libraries have nothing to pad
 ELEMENTS = 12288  # of the image in shared memory, beside weights or gradients
 FILTER_WORDS = 20480  # the same of a filter pass in fp32
-FILTER_WORDS_OF_THREE = (
-    5376  # if one product is made: three blocks of 228 KiB, each with a ring of 54 KiB and 1 KiB more
-)
+# The same where one product is made, so that of Hopper's 228 KiB three blocks have room, each with a ring of 54 KiB.
+FILTER_WORDS_OF_THREE = 5376
 # As in the source.
 COLUMNS = 64  # of the output, that a block makes at once
 STEPS = 24  # of 16 terms of a sum: what a block has threads and shared memory for
 FILTERS = 32  # that a warp makes at least
 BANDS = (8, 4, 2)  # output rows of a block
 STAGES = 3  # rows of gradients in shared memory, of the filter pass
+PADDING = 8  # words behind the gradients of a pixel there
 MOST_PARTS = 396  # of the filter pass
 TENSOR_SHARE = 0.3  # of the peak, by judgement: mma.sync instead of wgmma, fragments gathered word by word
 
@@ -96,7 +96,7 @@ def _filter_shared_bytes(request: Request) -> int:
     a, filters = attributes(request), Sides.of(request).features.shape[1]
     wide = 64 if _products(request) == 1 and filters % 64 == 0 else 32
     image = ((band(request) - 1) * a.stride[0] + a.kernel[0]) * _line(request)
-    return (STAGES * COLUMNS * (wide + 8) + image) * 4
+    return (STAGES * COLUMNS * (wide + PADDING) + image) * 4
 
 
 def _takes(*types: DType) -> Callable[[Request], bool]:

@@ -77,8 +77,8 @@ def _normalize_twice(operands: int, operands2: int, swapped: bool) -> Wiring:
     return ((run(0, operands), run(operands, operands2), add, (z + 2,)), (z + 3,))
 
 
-_SUMS_OF_ADDED = tuple(_normalize_add_relu(n, swapped) for n in AFFINE for swapped in (False, True))
-_SUMS_OF_TWO = tuple(_normalize_twice(n, n2, swapped) for n in AFFINE for n2 in AFFINE for swapped in (False, True))
+_ADDED = tuple(_normalize_add_relu(n, swapped) for n in AFFINE for swapped in (False, True))
+_TWICE = tuple(_normalize_twice(n, n2, swapped) for n in AFFINE for n2 in AFFINE for swapped in (False, True))
 
 
 def _signed(wiring: Wiring) -> Wiring:
@@ -135,7 +135,7 @@ def _slice_and_part(at: Slice) -> tuple[int, ...]:
     return *slice_of(at), part.start, part.count
 
 
-def _by_signs(kernel: OwnKernel) -> OwnKernel:
+def _with_signs(kernel: OwnKernel) -> OwnKernel:
     """A new kernel that writes or reads the signs of eight channels as a byte."""
     return replace(kernel, layouts=channels_last, edition=1)
 
@@ -175,28 +175,28 @@ KERNELS = (
     _mapped(
         "batch_normalize+add+relu",
         "batch_normalize_add_relu",
-        *_SUMS_OF_ADDED,
+        *_ADDED,
         reals=eps,
     ),
-    _by_signs(
+    _with_signs(
         _mapped(
             "batch_normalize+add+relu+relu_signs",
             "batch_normalize_add_relu_signs",
-            *map(_signed, _SUMS_OF_ADDED),
+            *map(_signed, _ADDED),
             reals=eps,
         )
     ),
     _mapped(
         "batch_normalize*+add+relu",
         "batch_normalize_twice_add_relu",
-        *_SUMS_OF_TWO,
+        *_TWICE,
         reals=eps,
     ),
-    _by_signs(
+    _with_signs(
         _mapped(
             "batch_normalize*+add+relu+relu_signs",
             "batch_normalize_twice_add_relu_signs",
-            *map(_signed, _SUMS_OF_TWO),
+            *map(_signed, _TWICE),
             reals=eps,
         )
     ),
@@ -266,7 +266,7 @@ KERNELS = (
         workspace=sums_workspace,
         reals=eps,
     ),
-    _by_signs(
+    _with_signs(
         _summed(
             "relu_backward_signs+batch_normalize_sums",
             "relu_backward_signs_sums",
@@ -275,7 +275,7 @@ KERNELS = (
             reals=eps,
         )
     ),
-    _by_signs(
+    _with_signs(
         _summed(
             "add+relu_backward_signs+batch_normalize_sums",
             "add_relu_backward_signs_sums",
