@@ -84,6 +84,8 @@ def make_library(
 def _compilations(recipe: Recipe, toolchain: Toolchain, parts: Sequence[Part]) -> list[_Compilation]:
     """The longest first, so that none starts when the others are done: nvcc, then g++."""
     code = recipe.architecture.removeprefix("sm_")
+    if code == "90":
+        code += "a"  # its own instructions: wgmma
     assert toolchain.nvcc is not None and toolchain.gxx is not None
     compiler = str(toolchain.gxx.absolute())  # commands run in the folder of sources
     nvcc = (

@@ -53,6 +53,11 @@ class DeviceSpec:
         return self._compute_capability >= 90
 
     @property
+    def has_warpgroups(self) -> bool:
+        """Whether four warps start products together (wgmma): compute capability 9.0, before and after it not."""
+        return self._compute_capability == 90
+
+    @property
     def shared_bytes_of_block(self) -> int:
         """The most that it may have (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability")."""
         return _SHARED_KIB.get(self._compute_capability, 48) << 10

@@ -21,6 +21,7 @@ from mbc.kernels.own import (
     fused_concat,
     fused_pools,
     fused_sums,
+    halves,
     images,
     losses,
     many,
@@ -45,6 +46,7 @@ _FAMILIES = (
     depthwise,
     few_channels,
     taps,
+    halves,
     fused,
     fused_at_once,
     fused_concat,
@@ -79,8 +81,9 @@ class Own:
         if request.precision is Precision.FP64 or any(t.dtype is DType.FP64 for t in operands):
             return
         for kernel in _BY_KIND.get(request.kind, ()):
-            able = (device.has_bf16 or not kernel.tensor_cores) and (device.has_clusters or not kernel.clusters)
-            if not able or not kernel.takes(request) or kernel.shared(request) > device.shared_bytes_of_block:
+            if not _able(device, kernel) or not kernel.takes(request):
+                continue
+            if kernel.shared(request) > device.shared_bytes_of_block:
                 continue
             for layouts in kernel.layouts(request):
                 workspace_bytes = kernel.workspace(request, layout_of(request, layouts))
@@ -128,6 +131,14 @@ class Own:
         at = Slice(request, layout, first_row, accumulate)
         struct = conversion(request, layouts) if kernel.struct is ConvertArguments else kernel.integers(at)
         return Arguments(struct.integers() + kernel.more(at), kernel.reals(at))
+
+
+def _able(device: DeviceSpec, kernel: OwnKernel) -> bool:
+    return (
+        (device.has_bf16 or not kernel.tensor_cores)
+        and (device.has_clusters or not kernel.clusters)
+        and (device.has_warpgroups or not kernel.warpgroups)
+    )
 
 
 OWN = Own()

@@ -143,6 +143,7 @@ class OwnKernel:
     shared      bytes of shared memory of a block, where not all GPUs may have so much
     tensor_cores whether it needs tensor cores that compute in bf16 and tf32
     clusters    whether its blocks read each other's shared memory
+    warpgroups  whether it needs tensor cores that warpgroups start
     edition     one more when the kernel was rewritten: what was measured of another edition does not count
     """
 
@@ -162,6 +163,7 @@ class OwnKernel:
     shared: Callable[[Request], int] = no_shared
     tensor_cores: bool = False
     clusters: bool = False
+    warpgroups: bool = False
     edition: int = 1
 
     @property

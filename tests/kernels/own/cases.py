@@ -389,6 +389,9 @@ CONVOLUTIONS = (
     # A warp a tap: several strips across and down, and pairs of blocks of channels; uneven padding.
     (2, 64, (17, 35), 64, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
     (1, 128, (3, 7), 64, (3, 3), (1, 1), (0, 2, 1, 0), (1, 1), 1),
+    # Channels by the 64 and 128: several blocks of pixels, steps, places of a filter beside each other.
+    (3, 64, (9, 11), 128, (1, 3), (1, 2), (0, 0, 1, 1), (1, 1), 1),
+    (2, 192, (5, 6), 128, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
 )
 
 

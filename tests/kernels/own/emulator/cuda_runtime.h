@@ -66,7 +66,9 @@ namespace emulator {
 constexpr unsigned WARP = 32, MOST_THREADS = 1024, MOST_OF_CLUSTER = 8;
 constexpr size_t STACK_BYTES = 64 << 10;
 
-enum class State { READY, AT_CLUSTER_BARRIER, AT_BLOCK_BARRIER, AT_WARP_BARRIER, DONE };
+constexpr uint64_t PARITY = uint64_t{1} << 63;  // of a barrier that counts
+
+enum class State { READY, AT_CLUSTER_BARRIER, AT_BLOCK_BARRIER, AT_WARP_BARRIER, AT_PHASE, DONE };
 
 struct Fiber {
   ucontext_t context;  // where it starts
@@ -78,6 +80,8 @@ struct Fiber {
   unsigned exchanges;
   uint64_t words[2];  // what it gave in the last two exchanges of its warp
   uint32_t shown[2][6];
+  const uint64_t* counter;  // at whose phase it waits, until its parity is another
+  uint64_t parity;
 };
 
 struct NeedsFibers {};
@@ -99,6 +103,24 @@ inline Fiber& fiber() {
 inline void wait(State state) {
   fiber().state = state;
   if (_setjmp(fibers[current].at) == 0) _longjmp(scheduler, 1);
+}
+
+// Until the phase of this parity has ended.
+inline void wait_for_phase(const uint64_t& counter, uint32_t parity) {
+  fiber().counter = &counter;
+  fiber().parity = parity ? PARITY : 0;
+  if ((counter & PARITY) == fiber().parity) wait(State::AT_PHASE);
+}
+
+// Lets threads go on whose phase has ended.
+inline bool release_phases(unsigned threads) {
+  bool any = false;
+  for (unsigned t = 0; t < threads; ++t) {
+    if (fibers[t].state != State::AT_PHASE || (*fibers[t].counter & PARITY) == fibers[t].parity) continue;
+    fibers[t].state = State::READY;
+    any = true;
+  }
+  return any;
 }
 
 inline void enter() {
@@ -160,7 +182,8 @@ inline void run_blocks(unsigned blocks) {
   for (;;) {
     for (unsigned t = threads; t-- > 0;)
       if (fibers[t].state == State::READY) resume(t);
-    bool any = release(0, threads, State::AT_CLUSTER_BARRIER);
+    bool any = release_phases(threads);
+    any = release(0, threads, State::AT_CLUSTER_BARRIER) || any;
     for (unsigned block = 0; block < threads; block += each) {
       any = release(block, block + each, State::AT_BLOCK_BARRIER) || any;
       for (unsigned t = 0; t < each; t += WARP)

@@ -1,0 +1,167 @@
+"""Convolutions in strict fp32 on tensor cores that multiply fp16, in three products of halves of words."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from mbc.device.spec import DeviceSpec
+from mbc.ir.types import DType, Layout, Precision
+from mbc.kernels.base import Request
+from mbc.kernels.calibration import peak_tflops
+from mbc.kernels.own.base import OwnKernel, Slice, Struct, channels_last, moved_us
+from mbc.kernels.own.sides import Sides, attributes
+
+# As in the sources.
+CHANNELS = 64  # by which both sides have them
+WIDE = 128  # filters or channels of a block at once, where there are so many
+TERMS = 64  # of a stage
+SCALE_BYTES = 16  # of weights of a stage, whose elements are four bytes in two halves
+LARGEST_BYTES = 2048  # of what blocks find while they look for the largest of an image
+SHARED_BYTES = 201 << 10
+MOST_BLOCKS = 132  # of a large GPU at a time; a constant, so that sums are the same on all
+MOST_PARTS = 16
+MOST_PIXELS = 1 << 15  # across or down
+PRODUCTS = 3
+TENSOR_SHARE = 0.6  # of the peak, by judgement
+
+
+@dataclass(frozen=True, slots=True)
+class HalvesArguments(Struct):
+    rows: int
+    channels: int
+    height: int
+    width: int
+    filters: int
+    out_height: int
+    out_width: int
+    kernel_height: int
+    kernel_width: int
+    stride_height: int
+    stride_width: int
+    pad_top: int
+    pad_left: int
+    backward: int
+    parts: int
+    accumulate: int
+
+
+def _takes(request: Request) -> bool:
+    a, sides = attributes(request), Sides.of(request)
+    image, features = sides.image, sides.features
+    return (
+        request.precision is Precision.FP32
+        and {image.dtype, features.dtype} == {DType.FP32}
+        and len(image.shape) == 4
+        and image.shape[1] % CHANNELS == 0
+        and features.shape[1] % CHANNELS == 0
+        and max(*image.shape[2:], *features.shape[2:]) < MOST_PIXELS
+        and max(image.elements, features.elements) < 1 << 31
+        and (a.dilation, a.groups) == ((1, 1), 1)
+    )
+
+
+def _takes_data(request: Request) -> bool:
+    """A step of one pixel, and no padding beyond the filter: then the pass is a convolution itself."""
+    a = attributes(request)
+    inside = a.pad[0] < a.kernel[0] and a.pad[2] < a.kernel[1]
+    return _takes(request) and a.stride == (1, 1) and inside
+
+
+def _arguments(at: Slice) -> HalvesArguments:
+    request, a, sides = at.request, attributes(at.request), Sides.of(at.request)
+    backward = request.kind == "convolution_backward_data"
+    read, made = (sides.features, sides.image) if backward else (sides.image, sides.features)
+    rows, channels, height, width = read.shape
+    _, filters, out_height, out_width = made.shape
+    return HalvesArguments(
+        rows=rows,
+        channels=channels,
+        height=height,
+        width=width,
+        filters=filters,
+        out_height=out_height,
+        out_width=out_width,
+        kernel_height=a.kernel[0],
+        kernel_width=a.kernel[1],
+        stride_height=a.stride[0],
+        stride_width=a.stride[1],
+        pad_top=a.kernel[0] - 1 - a.pad[0] if backward else a.pad[0],
+        pad_left=a.kernel[1] - 1 - a.pad[2] if backward else a.pad[2],
+        backward=int(backward),
+        parts=_parts(request) if request.kind == "convolution_backward_filter" else 1,
+        accumulate=int(at.accumulate),
+    )
+
+
+def _weights_bytes(request: Request, layout: Layout) -> int:
+    """Weights in halves, and a scale for every stage of a block."""
+    sides = Sides.of(request)
+    backward = request.kind == "convolution_backward_data"
+    made = (sides.image if backward else sides.features).shape[1]
+    blocks = made // (WIDE if made % WIDE == 0 else CHANNELS)
+    stages = sides.weight.elements // made // TERMS
+    return sides.weight.size_bytes + blocks * stages * SCALE_BYTES
+
+
+def _parts(request: Request) -> int:
+    """Into which pixels are divided: so that blocks end at about the same time, and few sums are left to add up."""
+    sides = Sides.of(request)
+    filters = sides.features.shape[1]
+    columns = sides.weight.elements // filters // CHANNELS  # by the 64
+    tiles = filters // WIDE * math.ceil(columns / 2) if filters % WIDE == 0 else filters // CHANNELS * math.ceil(columns / 4)
+    pixels = sides.features.elements // filters
+    adding = sides.weight.elements / (pixels * 64)  # of a part, beside all products
+
+    def takes(parts: int) -> float:
+        return math.ceil(tiles * parts / MOST_BLOCKS) / parts + adding * parts
+
+    return min(range(1, max(2, min(MOST_BLOCKS, pixels // TERMS // MOST_PARTS) + 1)), key=takes)
+
+
+def _filter_bytes(request: Request, layout: Layout) -> int:
+    """The image in halves, and what each part comes to."""
+    sides = Sides.of(request)
+    return LARGEST_BYTES + sides.image.size_bytes + _parts(request) * sides.weight.size_bytes
+
+
+def _shared(_: Request) -> int:
+    return SHARED_BYTES
+
+
+def _time_us(request: Request, device: DeviceSpec) -> float:
+    sides = Sides.of(request)
+    operations = 2 * sides.features.elements * math.prod(sides.weight.shape[1:]) * PRODUCTS
+    return max(operations / (peak_tflops(device, Precision.FP16) * 1e6 * TENSOR_SHARE), moved_us(request, device))
+
+
+KERNELS = (
+    OwnKernel(
+        "convolution",
+        "halves.cu",
+        HalvesArguments,
+        _arguments,
+        layouts=channels_last,
+        workspace=_weights_bytes,
+        time_us=_time_us,
+        launches=2,
+        launcher="convolution_in_halves",
+        takes=_takes,
+        shared=_shared,
+        warpgroups=True,
+    ),
+    OwnKernel(
+        "convolution_backward_data",
+        "halves.cu",
+        HalvesArguments,
+        _arguments,
+        layouts=channels_last,
+        workspace=_weights_bytes,
+        time_us=_time_us,
+        launches=2,
+        launcher="convolution_backward_data_in_halves",
+        takes=_takes_data,
+        shared=_shared,
+        warpgroups=True,
+    ),
+)

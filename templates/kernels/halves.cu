@@ -1,0 +1,210 @@
+// Convolutions in fp32, forward and back to the image at a stride of one, in three products of fp16 (mbc_halves.cuh),
+// channels last, by the 64.
+//
+// A block makes 128 pixels of 64 or 128 channels at a time. One of its warpgroups copies: pixels of the image under one
+// place of the filter, 64 channels each, and weights that were divided into halves before. Each of two others multiplies
+// 64 pixels, whose words it divides itself; while one does that, tensor cores work for the other.
+#include "mbc_halves.cuh"
+
+namespace mbc {
+
+constexpr int HALF_PIXELS = 64 * MULTIPLIERS;
+constexpr int HALF_ROW = HALF_TERMS * 4;  // bytes of a pixel
+constexpr int PREPARE_THREADS = 256;
+
+template <int N>
+struct HalvesStage {
+  static constexpr int WEIGHTS = N * OPERAND_ROW;       // bytes of either half
+  static constexpr int COPIED = 2 * WEIGHTS + 16;       // and their scale
+  static constexpr int IMAGE = 2 * WEIGHTS + OPERAND_GROUP;  // where it begins
+  static constexpr int BYTES = IMAGE + HALF_PIXELS * HALF_ROW;
+  static constexpr int COUNT = N == 128 ? 3 : 4;
+};
+
+struct HalvesConvolution {
+  int32_t channels, height, width, filters, out_height, out_width, kernel_width, taps, chunks;
+  int32_t stride_height, stride_width, pad_top, pad_left;
+  int32_t pixels, across, tiles;  // of the output; tiles of filters, and of both
+  bool backward;
+
+  HalvesConvolution(const HalvesArguments& a, int n)
+      : channels(static_cast<int32_t>(a.channels)), height(static_cast<int32_t>(a.height)),
+        width(static_cast<int32_t>(a.width)), filters(static_cast<int32_t>(a.filters)),
+        out_height(static_cast<int32_t>(a.out_height)), out_width(static_cast<int32_t>(a.out_width)),
+        kernel_width(static_cast<int32_t>(a.kernel_width)), taps(static_cast<int32_t>(a.kernel_height * a.kernel_width)),
+        chunks(channels / HALF_TERMS), stride_height(static_cast<int32_t>(a.stride_height)),
+        stride_width(static_cast<int32_t>(a.stride_width)), pad_top(static_cast<int32_t>(a.pad_top)),
+        pad_left(static_cast<int32_t>(a.pad_left)), pixels(static_cast<int32_t>(a.rows * a.out_height * a.out_width)),
+        across(filters / n), tiles(static_cast<int32_t>(divide_up(pixels, HALF_PIXELS)) * across),
+        backward(a.backward != 0) {}
+  __device__ int32_t stages() const { return taps * chunks; }
+};
+
+// Weights as tensor cores read them: for every stage of N filters a block of `HalvesStage::COPIED` bytes. Their 64 terms
+// are in the order in which `add_products` has them: so a thread of it reads four neighbouring channels at once.
+template <int N>
+__global__ void prepare_weights(const float* __restrict__ weight, char* prepared, HalvesConvolution f) {
+  __shared__ float tile[N][HALF_TERMS + 1];
+  __shared__ float of_warps[PREPARE_THREADS / 32];
+  const int32_t stage = blockIdx.x, tap = stage / f.chunks, channel = stage % f.chunks * HALF_TERMS;
+  const int32_t first = blockIdx.y * N;
+  float largest = 0.0f;
+  for (int32_t i = threadIdx.x; i < N * HALF_TERMS; i += PREPARE_THREADS) {
+    const int32_t n = f.backward ? i % N : i / HALF_TERMS, c = f.backward ? i / N : i % HALF_TERMS;
+    const int64_t at = f.backward
+                           ? (static_cast<int64_t>(channel + c) * f.taps + f.taps - 1 - tap) * f.filters + first + n
+                           : (static_cast<int64_t>(first + n) * f.taps + tap) * f.channels + channel + c;
+    tile[n][c] = weight[at];
+    largest = max(largest, fabsf(tile[n][c]));
+  }
+  const HalfScale scale(largest_of_block(largest, of_warps, PREPARE_THREADS));
+  using Stage = HalvesStage<N>;
+  char* to = prepared + (static_cast<int64_t>(blockIdx.y) * f.stages() + stage) * Stage::COPIED;
+  for (int32_t i = threadIdx.x; i < N * 8; i += PREPARE_THREADS) {
+    const int32_t n = i / 8, sixteen = i % 8;
+    uint32_t high[4], low[4];
+#pragma unroll
+    for (int t = 0; t < 4; ++t) {
+      const float* two = tile[n] + sixteen / 2 * 16 + 4 * t + sixteen % 2 * 2;
+      const Halves halves = halves_of(two[0] * scale.up, two[1] * scale.up);
+      high[t] = halves.high;
+      low[t] = halves.low;
+    }
+    *reinterpret_cast<uint4*>(to + operand_offset(n, sixteen)) = {high[0], high[1], high[2], high[3]};
+    *reinterpret_cast<uint4*>(to + Stage::WEIGHTS + operand_offset(n, sixteen)) = {low[0], low[1], low[2], low[3]};
+  }
+  if (threadIdx.x < 4) reinterpret_cast<float*>(to + 2 * Stage::WEIGHTS)[threadIdx.x] = scale.down;
+}
+
+// Where the `sixteen`-th 16 bytes of a pixel lie: those of two neighbours, which are read at once, in different banks.
+__device__ inline int32_t image_offset(int32_t pixel, int32_t sixteen) {
+  return pixel * HALF_ROW + ((sixteen ^ pixel % 2 * 4) * 16);
+}
+
+template <int N>
+__device__ inline void copy_stages(
+    const float* __restrict__ x, const char* __restrict__ prepared, char* stages, Ring<HalvesStage<N>::COUNT>& ring,
+    const HalvesConvolution& f) {
+  using Stage = HalvesStage<N>;
+  constexpr int SIXTEENS = HALF_ROW / 16, APART = WARPGROUP / SIXTEENS, MINE = HALF_PIXELS / APART;
+  const int32_t sixteen = threadIdx.x % SIXTEENS, mine = threadIdx.x / SIXTEENS;
+  int32_t turn = 0;
+  for (int32_t number = blockIdx.x; number < f.tiles; number += gridDim.x) {
+    // The image under the first place of the filter for each of this thread's pixels.
+    int32_t at[MINE], corner[MINE];
+    int32_t pixel = number / f.across * HALF_PIXELS + mine, line = pixel / f.out_width;
+    int32_t column = pixel - line * f.out_width, n = line / f.out_height, row = line - n * f.out_height;
+#pragma unroll
+    for (int i = 0; i < MINE; ++i) {
+      const int32_t y = row * f.stride_height - f.pad_top, left = column * f.stride_width - f.pad_left;
+      at[i] = ((n * f.height + y) * f.width + left) * f.channels + sixteen * 4;
+      corner[i] = pixel + i * APART < f.pixels ? y * 65536 + left : f.height * 65536;
+      for (column += APART; column >= f.out_width; column -= f.out_width)
+        if (++row == f.out_height) {
+          row = 0;
+          ++n;
+        }
+    }
+    const char* weights = prepared + static_cast<int64_t>(number % f.across) * f.stages() * Stage::COPIED;
+    for (int32_t tap = 0; tap < f.taps; ++tap) {
+      const int32_t down = tap / f.kernel_width, right = tap - down * f.kernel_width;
+      uint32_t there = 0;
+#pragma unroll
+      for (int i = 0; i < MINE; ++i) {
+        const int32_t left = static_cast<int16_t>(corner[i]), y = (corner[i] - left) / 65536 + down;
+        there |= static_cast<uint32_t>(y >= 0 && y < f.height && left + right >= 0 && left + right < f.width) << i;
+      }
+      const float* from = x + (down * f.width + right) * f.channels;
+      for (int32_t chunk = 0; chunk < f.chunks; ++chunk, ++turn, from += HALF_TERMS) {
+        char* stage = stages + turn % Stage::COUNT * Stage::BYTES;
+        ring.wait_until_emptied(turn);
+        Barrier& filled = ring.filled[turn % Stage::COUNT];
+        if (threadIdx.x == 0)
+          filled.arrive_with_block(stage, weights + (tap * f.chunks + chunk) * static_cast<int64_t>(Stage::COPIED),
+                                   Stage::COPIED);
+#pragma unroll
+        for (int i = 0; i < MINE; ++i) {
+          const bool inside = (there >> i & 1) != 0;
+          copy_16_bytes(reinterpret_cast<uint4*>(stage + Stage::IMAGE + image_offset(mine + i * APART, sixteen)),
+                        inside ? from + at[i] : x, inside);
+        }
+        filled.arrive_with_copies();
+      }
+    }
+  }
+}
+
+template <int N>
+__device__ inline void multiply_stages(
+    const char* stages, float* __restrict__ y, Ring<HalvesStage<N>::COUNT>& ring, const HalvesConvolution& f) {
+  using Stage = HalvesStage<N>;
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const int32_t first = (threadIdx.x / 32 - WARPGROUP / 32) * 16 + g;  // pixel
+  int32_t turn = 0;
+  for (int32_t number = blockIdx.x; number < f.tiles; number += gridDim.x) {
+    float sums[N / 8][4] = {};
+    for (int32_t end = turn + f.stages(); turn < end; ++turn) {
+      const char* stage = stages + turn % Stage::COUNT * Stage::BYTES;
+      ring.wait_until_filled(turn);
+      const auto fetch = [&](int step, int h) {
+        return load<4>(reinterpret_cast<const float*>(stage + Stage::IMAGE + image_offset(first + 8 * h, 4 * step + t)));
+      };
+      const float down = *reinterpret_cast<const float*>(stage + 2 * Stage::WEIGHTS);
+      add_products<false>(sums, fetch, stage, stage + Stage::WEIGHTS, down, [&] { ring.empty(turn); });
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int32_t pixel = number / f.across * HALF_PIXELS + first + 8 * h;
+      if (pixel >= f.pixels) continue;
+      float* to = y + static_cast<int64_t>(pixel) * f.filters + number % f.across * N + 2 * t;
+#pragma unroll
+      for (int j = 0; j < N / 8; ++j) store(to + 8 * j, Vec<float, 2>{{sums[j][2 * h], sums[j][2 * h + 1]}});
+    }
+  }
+}
+
+template <int N>
+__global__ void __launch_bounds__(HALVES_THREADS, 1)
+    convolution_in_halves(const float* __restrict__ x, const char* __restrict__ prepared, float* __restrict__ y,
+                          HalvesConvolution f) {
+  MBC_DYNAMIC_SHARED(shared);
+  __shared__ Ring<HalvesStage<N>::COUNT> ring;
+  char* stages = aligned_shared(shared);
+  if (threadIdx.x == 0) ring.start(WARPGROUP + 1);
+  __syncthreads();
+  if (threadIdx.x < WARPGROUP) {
+    give_registers<COPIER_REGISTERS>();
+    copy_stages<N>(x, prepared, stages, ring, f);
+  } else {
+    take_registers<MULTIPLIER_REGISTERS>();
+    multiply_stages<N>(stages, y, ring, f);
+  }
+}
+
+template <int N>
+void run_in_halves(const MbcCall& call, const HalvesArguments& a) {
+  const HalvesConvolution f(a, N);
+  char* prepared = out<char>(call, 3);
+  const dim3 each(static_cast<unsigned>(f.taps * f.chunks), static_cast<unsigned>(f.across));
+  MBC_LAUNCH(prepare_weights<N>, each, PREPARE_THREADS, call.stream, in<float>(call, 1), prepared, f);
+  const unsigned blocks = static_cast<unsigned>(f.tiles < multiprocessors() ? f.tiles : multiprocessors());
+  constexpr int SHARED = HalvesStage<N>::COUNT * HalvesStage<N>::BYTES + 1008;
+  MBC_LAUNCH_SHARED(convolution_in_halves<N>, blocks, HALVES_THREADS, SHARED, call.stream, in<float>(call, 0), prepared,
+                    out<float>(call, 2), f);
+}
+
+}  // namespace mbc
+
+extern "C" const char* mbc_convolution_in_halves(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<HalvesArguments>(call);
+  if (a.filters % 128 == 0)
+    run_in_halves<128>(call, a);
+  else
+    run_in_halves<64>(call, a);
+  return launched();
+}
+// The same; `backward` says that weights are turned.
+extern "C" const char* mbc_convolution_backward_data_in_halves(const MbcCall& call) {
+  return mbc_convolution_in_halves(call);
+}

@@ -1,0 +1,148 @@
+// Products of fp32 words on tensor cores that multiply fp16: a word, times a power of two that makes it fit, is what a
+// half holds of it and what that leaves, 22 bits together. Of a product's four parts the one of what both words leave is
+// dropped, 2^-22 of the product. fp16 has as many bits as tf32 and is twice as fast.
+//
+// Tensor cores cut sums off instead of rounding them: what 64 terms come to is added up in fp32 outside, where the scales
+// of these 64 terms are taken off.
+#pragma once
+
+#include "mbc_warpgroup.cuh"
+
+struct HalvesArguments {
+  int64_t rows;
+  int64_t channels;  // of the image that is read
+  int64_t height;
+  int64_t width;
+  int64_t filters;  // channels of the output; of gradients, where filters are made
+  int64_t out_height;
+  int64_t out_width;
+  int64_t kernel_height;
+  int64_t kernel_width;
+  int64_t stride_height;
+  int64_t stride_width;
+  int64_t pad_top;
+  int64_t pad_left;
+  int64_t backward;  // whether the weights are those of the pass whose output is the image here
+  int64_t parts;     // into which the pixels are divided, where filters are made
+  int64_t accumulate;
+};
+
+namespace mbc {
+
+constexpr int HALF_TERMS = 64, HALF_STEPS = HALF_TERMS / 16;  // that are multiplied before sums are put together
+constexpr int MULTIPLIERS = 2, HALVES_THREADS = (1 + MULTIPLIERS) * WARPGROUP;  // warpgroups; and one that copies
+constexpr int COPIER_REGISTERS = 80, MULTIPLIER_REGISTERS = 208;  // 64 K in all, of which each starts with 168 a thread
+
+struct Halves {
+  uint32_t high, low;  // of two words
+};
+
+__device__ inline Halves halves_of(float a, float b) {
+  const float words[2] = {a, b};
+  const uint32_t high = rounded_word<__half>(words);
+  const float left[2] = {a - to_float(element_of<__half>(high, 0)), b - to_float(element_of<__half>(high, 1))};
+  return {high, rounded_word<__half>(left)};
+}
+
+// Powers of two: one under which words up to `largest` come to less than 2^15, as near to it as that goes, and its
+// inverse. What is not finite stays so.
+struct HalfScale {
+  float up, down;
+
+  __device__ explicit HalfScale(float largest) {
+    uint32_t bits;
+    memcpy(&bits, &largest, sizeof(bits));
+    const int32_t exponent = min(max(268 - static_cast<int32_t>(bits >> 23), 1), 253);
+    const uint32_t both[2] = {static_cast<uint32_t>(exponent) << 23, static_cast<uint32_t>(254 - exponent) << 23};
+    memcpy(&up, &both[0], sizeof(up));
+    memcpy(&down, &both[1], sizeof(down));
+  }
+};
+
+// The largest of `value`, none negative, that any of `threads` of the block has; `of_warps` is a word for each warp.
+__device__ inline float largest_of_block(float value, float* of_warps, int threads) {
+#pragma unroll
+  for (int mask = 16; mask > 0; mask /= 2) value = max(value, __shfl_xor_sync(0xffffffffu, value, mask));
+  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = value;
+  __syncthreads();
+  for (int warp = 0; warp < threads / 32; ++warp) value = max(value, of_warps[warp]);
+  return value;
+}
+
+// Adds what 64 terms come to. `fetch(step, half)`: four words of row lane / 4 + 8 half of a warp's 16, which lane t of a
+// row's four has of 16 terms, (2t, 2t + 1, 2t + 8, 2t + 9) of B's. `b_down` takes off the scale of B.
+template <bool BY_TERM, int TILES, typename Fetch, typename Done>
+__device__ inline void add_products(
+    float (&sums)[TILES][4], Fetch fetch, const char* high_b, const char* low_b, float b_down, Done done) {
+  constexpr int STEP = BY_TERM ? 16 * OPERAND_ROW : 16 * 2;  // bytes of 16 terms
+  Vec<float, 4> words[HALF_STEPS][2];
+  float largest[2] = {0.0f, 0.0f};
+#pragma unroll
+  for (int step = 0; step < HALF_STEPS; ++step)
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      words[step][h] = fetch(step, h);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) largest[h] = max(largest[h], fabsf(words[step][h].v[e]));
+    }
+  float down[2];
+  uint32_t high[HALF_STEPS][4], low[HALF_STEPS][4];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    largest[h] = max(largest[h], __shfl_xor_sync(0xffffffffu, largest[h], 1));
+    largest[h] = max(largest[h], __shfl_xor_sync(0xffffffffu, largest[h], 2));
+    const HalfScale scale(largest[h]);
+    down[h] = scale.down * b_down;
+#pragma unroll
+    for (int step = 0; step < HALF_STEPS; ++step)
+#pragma unroll
+      for (int pair = 0; pair < 2; ++pair) {
+        const float* two = words[step][h].v + 2 * pair;
+        const Halves halves = halves_of(two[0] * scale.up, two[1] * scale.up);
+        high[step][h + 2 * pair] = halves.high;
+        low[step][h + 2 * pair] = halves.low;
+      }
+  }
+  float part[TILES][4];
+  begin_products();
+#pragma unroll
+  for (int step = 0; step < HALF_STEPS; ++step) {
+    multiply_halves<BY_TERM>(part, low[step], high_b + step * STEP, step > 0);
+    multiply_halves<BY_TERM>(part, high[step], low_b + step * STEP, true);
+    multiply_halves<BY_TERM>(part, high[step], high_b + step * STEP, true);
+  }
+  end_products(part);
+  done();
+#pragma unroll
+  for (int j = 0; j < TILES; ++j)
+#pragma unroll
+    for (int v = 0; v < 4; ++v) sums[j][v] += part[j][v] * down[v / 2];
+}
+
+// The stages of a ring in shared memory, which one warpgroup fills and the others empty.
+template <int STAGES>
+struct Ring {
+  Barrier filled[STAGES], emptied[STAGES];
+
+  // By one thread; `arrivals` fill a stage. Then all threads of the block have to meet.
+  __device__ void start(int arrivals) {
+    for (int s = 0; s < STAGES; ++s) {
+      filled[s].start(arrivals);
+      emptied[s].start(MULTIPLIERS * WARPGROUP / 32);
+    }
+    barriers_are_started();
+  }
+  __device__ void wait_until_filled(int32_t turn) { filled[turn % STAGES].wait(turn / STAGES % 2); }
+  __device__ void wait_until_emptied(int32_t turn) { emptied[turn % STAGES].wait(turn / STAGES % 2 ^ 1); }
+  // By all threads of a warp together.
+  __device__ void empty(int32_t turn) {
+    if (threadIdx.x % 32 == 0) emptied[turn % STAGES].arrive();
+  }
+};
+
+// Dynamic shared memory from a multiple of 1,024 bytes on, for which 1,008 are asked for beside.
+__device__ inline char* aligned_shared(uint4* shared) {
+  return reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(shared) + 1023) / 1024 * 1024);
+}
+
+}  // namespace mbc

@@ -1,0 +1,159 @@
+// Tensor cores through wgmma, which a warpgroup of 128 threads starts and which read one operand from shared memory, and
+// barriers that count arrivals and bytes. Compute capability 9.0 only; elsewhere kernels that use them are not offered.
+#pragma once
+
+#include "mbc_mma.cuh"
+
+namespace mbc {
+
+constexpr int WARPGROUP = 128;
+constexpr int OPERAND_ROW = 128;                   // bytes: 64 elements of a row in shared memory
+constexpr int OPERAND_GROUP = 8 * OPERAND_ROW;     // rows whose 16 bytes are exchanged among each other
+constexpr int OPERAND_BLOCK = 64 * OPERAND_ROW;    // of 64 rows: how far apart blocks of 64 columns lie, terms by rows
+
+// Where the `sixteen`-th 16 bytes of a row of 128 lie, from a multiple of 1,024 bytes: so eight rows lie in different banks.
+__device__ inline int32_t operand_offset(int32_t row, int32_t sixteen) {
+  return row * OPERAND_ROW + ((sixteen ^ row % 8) * 16);
+}
+
+}  // namespace mbc
+
+#ifdef MBC_EMULATED
+#include <emulated_warpgroup.h>
+#else
+
+namespace mbc {
+
+__device__ inline uint32_t shared_address(const void* at) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(at));
+}
+
+// A barrier in shared memory: a phase ends with its `count`-th arrival, when all bytes that were announced are there.
+struct Barrier {
+  uint64_t word;
+
+  __device__ void start(int count) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&word)), "r"(count) : "memory");
+#endif
+  }
+  __device__ void arrive() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(&word)) : "memory");
+#endif
+  }
+  // When the copies of 16 bytes that this thread has started have arrived.
+  __device__ void arrive_with_copies() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(&word)) : "memory");
+#endif
+  }
+  // Arrives, and lets `bytes` follow, a multiple of 16.
+  __device__ void arrive_with_block(void* to, const void* from, int bytes) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    const uint32_t at = shared_address(&word);
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     shared_address(to)),
+                 "l"(from), "r"(bytes), "r"(at)
+                 : "memory");
+#endif
+  }
+  // Until the phase of this parity has ended: the one before the first counts as ended, of parity 1.
+  __device__ void wait(uint32_t parity) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile(
+        "{\n.reg .pred ended;\n"
+        "again: mbarrier.try_wait.parity.shared::cta.b64 ended, [%0], %1;\n"
+        "@!ended bra again;\n}" ::"r"(shared_address(&word)),
+        "r"(parity)
+        : "memory");
+#endif
+  }
+};
+
+// Barriers that were started are known to the units that copy; before all threads of the block meet.
+__device__ inline void barriers_are_started() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+
+// Hands registers over from a warpgroup that copies to those that multiply.
+template <int COUNT>
+__device__ inline void take_registers() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+#endif
+}
+template <int COUNT>
+__device__ inline void give_registers() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+#endif
+}
+
+// Products are started between these two, and have ended after the second.
+__device__ inline void begin_products() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#endif
+}
+template <int TILES>
+__device__ inline void end_products(float (&d)[TILES][4]) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+#pragma unroll
+  for (int j = 0; j < TILES; ++j)
+#pragma unroll
+    for (int v = 0; v < 4; ++v) asm volatile("" : "+f"(d[j][v])::"memory");
+#else
+  static_cast<void>(d);
+#endif
+}
+
+// D (64 x 8 TILES) = A B, or += where it `adds`: A in registers, 16 rows of each warp as in `multiply_add`, B of 16 terms
+// in shared memory, 128 bytes a row (`operand_offset`). BY_TERM: rows are terms, blocks of 64 columns one behind another;
+// otherwise rows are columns of B, and 64 terms lie in each. PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions".
+template <bool BY_TERM, int TILES>
+__device__ inline void multiply_halves(float (&d)[TILES][4], const uint32_t (&a)[4], const void* b, bool adds) {
+  static_assert(TILES == 8 || TILES == 16);
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  constexpr uint64_t FORM = uint64_t{1} << 62 | uint64_t{OPERAND_GROUP >> 4} << 32 | uint64_t{OPERAND_BLOCK >> 4} << 16;
+  const uint64_t operand = FORM | (shared_address(b) & 0x3ffff) >> 4;
+#define MBC_TILE(j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
+#define MBC_EIGHT_TILES(j)                                                                                   \
+  MBC_TILE(j), MBC_TILE(j + 1), MBC_TILE(j + 2), MBC_TILE(j + 3), MBC_TILE(j + 4), MBC_TILE(j + 5), MBC_TILE(j + 6), \
+      MBC_TILE(j + 7)
+  if constexpr (TILES == 16) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+        "{%64, %65, %66, %67}, %68, p, 1, 1, %70;\n}"
+        : MBC_EIGHT_TILES(0), MBC_EIGHT_TILES(8)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(operand), "r"(static_cast<int>(adds)), "n"(BY_TERM ? 1 : 0));
+  } else {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+        "{%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}"
+        : MBC_EIGHT_TILES(0)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(operand), "r"(static_cast<int>(adds)), "n"(BY_TERM ? 1 : 0));
+  }
+#undef MBC_EIGHT_TILES
+#undef MBC_TILE
+#else
+  static_cast<void>(d), static_cast<void>(a), static_cast<void>(b), static_cast<void>(adds);
+#endif
+}
+
+}  // namespace mbc
+
+#endif
