@@ -4,6 +4,7 @@
 // on its own, which is better where a group has few channels (depthwise). The filter pass splits the sum over pixels
 // into `parts` that meet in a second kernel, in order.
 #include "mbc_images.cuh"
+#include "mbc_parts.cuh"
 #include "mbc_product.cuh"
 
 struct ConvolutionArguments {
@@ -312,14 +313,6 @@ __global__ void direct_filter(const T* x, const T* dy, FilterOut out, Geometry g
     if (threadIdx.y < half) shared[self] += shared[self + half * blockDim.x];
   }
   if (threadIdx.y == 0 && filter < filters) out.put(0, part, filter, blockIdx.y, shared[self]);
-}
-
-__global__ void add_parts(const float* partial, float* dw, int64_t elements, int64_t parts, bool accumulate) {
-  for (int64_t i = thread_index(); i < elements; i += thread_count()) {
-    double sum = accumulate ? static_cast<double>(dw[i]) : 0.0;
-    for (int64_t part = 0; part < parts; ++part) sum += static_cast<double>(partial[part * elements + i]);
-    dw[i] = static_cast<float>(sum);
-  }
 }
 
 template <typename T>

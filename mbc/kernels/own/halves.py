@@ -89,7 +89,7 @@ def _arguments(at: Slice) -> HalvesArguments:
         pad_top=a.kernel[0] - 1 - a.pad[0] if backward else a.pad[0],
         pad_left=a.kernel[1] - 1 - a.pad[2] if backward else a.pad[2],
         backward=int(backward),
-        parts=_parts(request) if request.kind == "convolution_backward_filter" else 1,
+        parts=_parts(request),
         accumulate=int(at.accumulate),
     )
 
@@ -106,6 +106,8 @@ def _weights_bytes(request: Request, layout: Layout) -> int:
 
 def _parts(request: Request) -> int:
     """Into which pixels are divided: so that blocks end at about the same time, and few sums are left to add up."""
+    if request.kind != "convolution_backward_filter":
+        return 1
     sides = Sides.of(request)
     filters = sides.features.shape[1]
     columns = sides.weight.elements // filters // CHANNELS  # by the 64
@@ -161,6 +163,21 @@ KERNELS = (
         launches=2,
         launcher="convolution_backward_data_in_halves",
         takes=_takes_data,
+        shared=_shared,
+        warpgroups=True,
+    ),
+    OwnKernel(
+        "convolution_backward_filter",
+        "halves_filter.cu",
+        HalvesArguments,
+        _arguments,
+        layouts=channels_last,
+        workspace=_filter_bytes,
+        time_us=_time_us,
+        launches=4,
+        accumulates=True,
+        launcher="convolution_backward_filter_in_halves",
+        takes=_takes,
         shared=_shared,
         warpgroups=True,
     ),

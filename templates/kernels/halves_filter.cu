@@ -1,0 +1,254 @@
+// The gradient of filters in fp32, in three products of fp16 (mbc_halves.cuh), channels last, by the 64.
+//
+// A block sums up, over a part of the pixels, a tile of the gradient: filters by columns, which are places of the filter
+// times channels, in blocks of 64 that may be of different places. One warpgroup copies 64 pixels at a time: their
+// gradients as they are, and the image, which was divided into halves before, since several blocks read each word of it
+// for every place of the filter. Two others multiply.
+#include "mbc_halves.cuh"
+#include "mbc_parts.cuh"
+
+namespace mbc {
+
+constexpr int LARGEST_BLOCKS = 512, LARGEST_THREADS = 256;  // as in mbc/kernels/own/halves.py: bytes of what they find
+
+// What each block finds to be the largest of its share.
+__global__ void find_largest(const float* __restrict__ x, float* found, int64_t count) {
+  __shared__ float of_warps[LARGEST_THREADS / 32];
+  float largest = 0.0f;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * LARGEST_THREADS;
+#pragma unroll 4
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * LARGEST_THREADS + threadIdx.x; i < count / 4; i += step) {
+    const Vec<float, 4> words = load<4>(x + 4 * i);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) largest = max(largest, fabsf(words.v[e]));
+  }
+  largest = largest_of_block(largest, of_warps, LARGEST_THREADS);
+  if (threadIdx.x == 0) found[blockIdx.x] = largest;
+}
+
+__device__ inline float largest_of(const float* found, float* of_warps) {
+  float largest = 0.0f;
+  for (int i = threadIdx.x; i < LARGEST_BLOCKS; i += blockDim.x) largest = max(largest, found[i]);
+  return largest_of_block(largest, of_warps, blockDim.x);
+}
+
+__global__ void divide_into_halves(
+    const float* __restrict__ x, const float* __restrict__ found, uint4* high, uint4* low, int64_t count) {
+  __shared__ float of_warps[LARGEST_THREADS / 32];
+  const float up = HalfScale(largest_of(found, of_warps)).up;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * LARGEST_THREADS;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * LARGEST_THREADS + threadIdx.x; i < count / 8; i += step) {
+    const Vec<float, 4> words[2] = {load<4>(x + 8 * i), load<4>(x + 8 * i + 4)};
+    uint32_t highs[4], lows[4];
+#pragma unroll
+    for (int pair = 0; pair < 4; ++pair) {
+      const float* two = words[pair / 2].v + pair % 2 * 2;
+      const Halves halves = halves_of(two[0] * up, two[1] * up);
+      highs[pair] = halves.high;
+      lows[pair] = halves.low;
+    }
+    high[i] = {highs[0], highs[1], highs[2], highs[3]};
+    low[i] = {lows[0], lows[1], lows[2], lows[3]};
+  }
+}
+
+// Both multiply other filters of the same columns, or (WIDE) the same filters by other columns.
+template <bool WIDE>
+struct FilterStage {
+  static constexpr int FILTERS = WIDE ? 64 : 128, BLOCKS = WIDE ? 4 : 2;  // of a block; of 64 columns
+  static constexpr int PITCH = FILTERS + 4;  // words of a pixel: what a warp reads at once is in different banks
+  static constexpr int HALF = BLOCKS * OPERAND_BLOCK;  // bytes of either half of the image
+  static constexpr int GRADIENTS = 2 * HALF;           // where they begin
+  static constexpr int BYTES = GRADIENTS + HALF_TERMS * PITCH * 4;
+  static constexpr int COUNT = WIDE ? 2 : 3;
+};
+
+// A place among images: of a pixel of the output, or how far it is to another.
+struct OutputPixel {
+  int32_t n, row, column;
+};
+
+struct HalvesFilter {
+  int32_t channels, height, width, filters, out_height, out_width, kernel_width;
+  int32_t stride_height, stride_width, pad_top, pad_left;
+  int32_t pixels, stages, columns, across;  // of the output; in all; blocks of 64 columns; tiles of them
+  OutputPixel stage;                              // how far it is from one to the next
+
+  HalvesFilter(const HalvesArguments& a, int blocks)
+      : channels(static_cast<int32_t>(a.channels)), height(static_cast<int32_t>(a.height)),
+        width(static_cast<int32_t>(a.width)), filters(static_cast<int32_t>(a.filters)),
+        out_height(static_cast<int32_t>(a.out_height)), out_width(static_cast<int32_t>(a.out_width)),
+        kernel_width(static_cast<int32_t>(a.kernel_width)), stride_height(static_cast<int32_t>(a.stride_height)),
+        stride_width(static_cast<int32_t>(a.stride_width)), pad_top(static_cast<int32_t>(a.pad_top)),
+        pad_left(static_cast<int32_t>(a.pad_left)), pixels(static_cast<int32_t>(a.rows * a.out_height * a.out_width)),
+        stages(static_cast<int32_t>(divide_up(pixels, HALF_TERMS))),
+        columns(static_cast<int32_t>(a.kernel_height * a.kernel_width) * channels / 64),
+        across(static_cast<int32_t>(divide_up(columns, blocks))), stage(place(HALF_TERMS)) {}
+  __host__ __device__ OutputPixel place(int32_t pixel) const {
+    const int32_t line = pixel / out_width, n = line / out_height;
+    return {n, line - n * out_height, pixel - line * out_width};
+  }
+  __device__ void advance(OutputPixel& at) const {
+    at.column += stage.column;
+    at.row += stage.row;
+    at.n += stage.n;
+    if (at.column >= out_width) {
+      at.column -= out_width;
+      ++at.row;
+    }
+    if (at.row >= out_height) {
+      at.row -= out_height;
+      ++at.n;
+    }
+  }
+  // Of a part, the first stage.
+  __device__ int32_t begin(int32_t part) const {
+    return static_cast<int32_t>(static_cast<int64_t>(stages) * part / gridDim.y);
+  }
+};
+
+template <bool WIDE>
+__device__ inline void copy_stages_of_filter(
+    const __half* __restrict__ high, const __half* __restrict__ low, const float* __restrict__ dy, char* stages,
+    Ring<FilterStage<WIDE>::COUNT>& ring, const HalvesFilter& f) {
+  using Stage = FilterStage<WIDE>;
+  constexpr int APART = WARPGROUP / 8, MINE = HALF_TERMS / APART;  // pixels between a thread's, of the image
+  constexpr int SIXTEENS = Stage::FILTERS / 4, DY_APART = WARPGROUP / SIXTEENS;
+  const int32_t sixteen = threadIdx.x % 8, mine = threadIdx.x / 8;
+  const int32_t filter = static_cast<int32_t>(blockIdx.x) / f.across * Stage::FILTERS + threadIdx.x % SIXTEENS * 4;
+  int32_t down[Stage::BLOCKS], right[Stage::BLOCKS], offset[Stage::BLOCKS];  // of a column's place; and from a pixel's
+#pragma unroll
+  for (int b = 0; b < Stage::BLOCKS; ++b) {
+    const int32_t column = static_cast<int32_t>(blockIdx.x) % f.across * Stage::BLOCKS + b;
+    const int32_t tap = column / (f.channels / 64);
+    // What lies beyond the last place is not there for any pixel.
+    down[b] = column < f.columns ? tap / f.kernel_width : f.height + f.pad_top;
+    right[b] = tap % f.kernel_width;
+    offset[b] = (down[b] * f.width + right[b]) * f.channels + (column - tap * (f.channels / 64)) * 64 + sixteen * 8;
+  }
+  const int32_t begin = f.begin(blockIdx.y), end = f.begin(blockIdx.y + 1);
+  OutputPixel at[MINE];
+#pragma unroll
+  for (int i = 0; i < MINE; ++i) at[i] = f.place(begin * HALF_TERMS + mine + i * APART);
+  for (int32_t turn = 0; turn < end - begin; ++turn) {
+    const int32_t first = (begin + turn) * HALF_TERMS;
+    char* stage = stages + turn % Stage::COUNT * Stage::BYTES;
+    ring.wait_until_emptied(turn);
+#pragma unroll
+    for (int i = 0; i < MINE; ++i) {
+      const int32_t pixel = mine + i * APART;
+      const int32_t y = at[i].row * f.stride_height - f.pad_top, left = at[i].column * f.stride_width - f.pad_left;
+      const int32_t corner = ((at[i].n * f.height + y) * f.width + left) * f.channels;
+      const bool in_part = first + pixel < f.pixels;
+      char* to = stage + operand_offset(pixel, sixteen);
+#pragma unroll
+      for (int b = 0; b < Stage::BLOCKS; ++b) {
+        const bool there = in_part && y + down[b] >= 0 && y + down[b] < f.height && left + right[b] >= 0 &&
+                           left + right[b] < f.width;
+        const int32_t from = there ? corner + offset[b] : 0;
+        copy_16_bytes(reinterpret_cast<uint4*>(to + b * OPERAND_BLOCK), high + from, there);
+        copy_16_bytes(reinterpret_cast<uint4*>(to + Stage::HALF + b * OPERAND_BLOCK), low + from, there);
+      }
+      f.advance(at[i]);
+    }
+    float* gradients = reinterpret_cast<float*>(stage + Stage::GRADIENTS) + threadIdx.x % SIXTEENS * 4;
+#pragma unroll
+    for (int i = 0; i < HALF_TERMS; i += DY_APART) {
+      const int32_t pixel = i + threadIdx.x / SIXTEENS;
+      const bool there = first + pixel < f.pixels;
+      const float* from = dy + (there ? static_cast<int64_t>(first + pixel) * f.filters + filter : 0);
+      copy_16_bytes(reinterpret_cast<uint4*>(gradients + pixel * Stage::PITCH), from, there);
+    }
+    ring.filled[turn % Stage::COUNT].arrive_with_copies();
+  }
+}
+
+template <bool WIDE>
+__device__ inline void multiply_stages_of_filter(
+    const char* stages, const float* found, float* __restrict__ partial, Ring<FilterStage<WIDE>::COUNT>& ring,
+    const HalvesFilter& f) {
+  using Stage = FilterStage<WIDE>;
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, group = threadIdx.x / WARPGROUP - 1;
+  const int32_t first = (WIDE ? 0 : group * 64) + threadIdx.x % WARPGROUP / 32 * 16 + g;  // filter
+  const int32_t block = WIDE ? group * 2 : 0;                                             // of columns
+  const int32_t turns = f.begin(blockIdx.y + 1) - f.begin(blockIdx.y);
+  float sums[16][4] = {};
+  for (int32_t turn = 0; turn < turns; ++turn) {
+    const char* stage = stages + turn % Stage::COUNT * Stage::BYTES;
+    ring.wait_until_filled(turn);
+    const float* gradients = reinterpret_cast<const float*>(stage + Stage::GRADIENTS) + first + 2 * t * Stage::PITCH;
+    const auto fetch = [&](int step, int h) {
+      Vec<float, 4> words;
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+        words.v[e] = gradients[(step * 16 + e / 2 * 8 + e % 2) * Stage::PITCH + 8 * h];
+      return words;
+    };
+    const char* image = stage + block * OPERAND_BLOCK;
+    add_products<true>(sums, fetch, image, image + Stage::HALF, 1.0f, [&] { ring.empty(turn); });
+  }
+  float largest = 0.0f;
+  for (int i = 0; i < LARGEST_BLOCKS; ++i) largest = max(largest, found[i]);
+  const float down = HalfScale(largest).down;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int64_t filter = static_cast<int64_t>(blockIdx.x) / f.across * Stage::FILTERS + first + 8 * h;
+    float* to = partial + (blockIdx.y * static_cast<int64_t>(f.filters) + filter) * f.columns * 64;
+#pragma unroll
+    for (int j = 0; j < 16; ++j) {
+      const int32_t column = static_cast<int32_t>(blockIdx.x) % f.across * Stage::BLOCKS + block + j / 8;
+      if (column < f.columns)
+        store(to + column * 64 + j % 8 * 8 + 2 * t, Vec<float, 2>{{sums[j][2 * h] * down, sums[j][2 * h + 1] * down}});
+    }
+  }
+}
+
+template <bool WIDE>
+__global__ void __launch_bounds__(HALVES_THREADS, 1)
+    filter_in_halves(const __half* __restrict__ high, const __half* __restrict__ low, const float* __restrict__ dy,
+                     const float* __restrict__ found, float* __restrict__ partial, HalvesFilter f) {
+  MBC_DYNAMIC_SHARED(shared);
+  __shared__ Ring<FilterStage<WIDE>::COUNT> ring;
+  char* stages = aligned_shared(shared);
+  if (threadIdx.x == 0) ring.start(WARPGROUP);
+  __syncthreads();
+  if (threadIdx.x < WARPGROUP) {
+    give_registers<COPIER_REGISTERS>();
+    copy_stages_of_filter<WIDE>(high, low, dy, stages, ring, f);
+  } else {
+    take_registers<MULTIPLIER_REGISTERS>();
+    multiply_stages_of_filter<WIDE>(stages, found, partial, ring, f);
+  }
+}
+
+template <bool WIDE>
+void run_filter_in_halves(const MbcCall& call, const HalvesArguments& a) {
+  using Stage = FilterStage<WIDE>;
+  const HalvesFilter f(a, Stage::BLOCKS);
+  const auto *x = in<float>(call, 0), *dy = in<float>(call, 1);
+  const int64_t count = a.rows * a.height * a.width * a.channels, elements = f.columns * int64_t{64} * f.filters;
+  float* found = out<float>(call, 3);
+  __half* high = reinterpret_cast<__half*>(found + LARGEST_BLOCKS);
+  __half* low = high + count;
+  float* partial = reinterpret_cast<float*>(low + count);
+  MBC_LAUNCH(find_largest, LARGEST_BLOCKS, LARGEST_THREADS, call.stream, x, found, count);
+  MBC_LAUNCH(divide_into_halves, blocks_for(count / 8), LARGEST_THREADS, call.stream, x, found,
+             reinterpret_cast<uint4*>(high), reinterpret_cast<uint4*>(low), count);
+  const dim3 grid(static_cast<unsigned>(f.filters / Stage::FILTERS * f.across), static_cast<unsigned>(a.parts));
+  constexpr int SHARED = Stage::COUNT * Stage::BYTES + 1008;
+  MBC_LAUNCH_SHARED(filter_in_halves<WIDE>, grid, HALVES_THREADS, SHARED, call.stream, high, low, dy, found, partial, f);
+  MBC_LAUNCH(add_parts, blocks_for(elements), THREADS, call.stream, partial, out<float>(call, 2), elements, a.parts,
+             a.accumulate != 0);
+}
+
+}  // namespace mbc
+
+extern "C" const char* mbc_convolution_backward_filter_in_halves(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<HalvesArguments>(call);
+  if (a.filters % 128 == 0)
+    run_filter_in_halves<false>(call, a);
+  else
+    run_filter_in_halves<true>(call, a);
+  return launched();
+}
