@@ -86,8 +86,8 @@ __device__ inline void copy_stages(
     const float* __restrict__ x, const char* __restrict__ prepared, char* stages, Ring<HalvesStage<N>::COUNT>& ring,
     const HalvesConvolution& f) {
   using Stage = HalvesStage<N>;
-  constexpr int SIXTEENS = HALF_ROW / 16, APART = WARPGROUP / SIXTEENS, MINE = HALF_PIXELS / APART;
-  const int32_t sixteen = threadIdx.x % SIXTEENS, mine = threadIdx.x / SIXTEENS;
+  constexpr int SIXTEENS = HALF_ROW / 32, APART = WARPGROUP / SIXTEENS, MINE = HALF_PIXELS / APART;
+  const int32_t sixteen = threadIdx.x % SIXTEENS, mine = threadIdx.x / SIXTEENS;  // of either half of a pixel
   int32_t turn = 0;
   for (int32_t number = blockIdx.x; number < f.tiles; number += gridDim.x) {
     // The image under the first place of the filter for each of this thread's pixels.
@@ -125,8 +125,12 @@ __device__ inline void copy_stages(
 #pragma unroll
         for (int i = 0; i < MINE; ++i) {
           const bool inside = (there >> i & 1) != 0;
-          copy_16_bytes(reinterpret_cast<uint4*>(stage + Stage::IMAGE + image_offset(mine + i * APART, sixteen)),
-                        inside ? from + at[i] : x, inside);
+          const float* pixel = inside ? from + at[i] : x;
+#pragma unroll
+          for (int half = 0; half < 2; ++half)
+            copy_16_bytes(reinterpret_cast<uint4*>(stage + Stage::IMAGE +
+                                                   image_offset(mine + i * APART, sixteen + half * SIXTEENS)),
+                          pixel + half * SIXTEENS * 4, inside);
         }
         filled.arrive_with_copies();
       }
@@ -140,27 +144,31 @@ __device__ inline void multiply_stages(
   using Stage = HalvesStage<N>;
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int32_t first = (threadIdx.x / 32 - WARPGROUP / 32) * 16 + g;  // pixel
-  int32_t turn = 0;
-  for (int32_t number = blockIdx.x; number < f.tiles; number += gridDim.x) {
-    float sums[N / 8][4] = {};
-    for (int32_t end = turn + f.stages(); turn < end; ++turn) {
-      const char* stage = stages + turn % Stage::COUNT * Stage::BYTES;
-      ring.wait_until_filled(turn);
-      const auto fetch = [&](int step, int h) {
-        return load<4>(reinterpret_cast<const float*>(stage + Stage::IMAGE + image_offset(first + 8 * h, 4 * step + t)));
-      };
-      const float down = *reinterpret_cast<const float*>(stage + 2 * Stage::WEIGHTS);
-      add_products<false>(sums, fetch, stage, stage + Stage::WEIGHTS, down, [&] { ring.empty(turn); });
-    }
+  const auto stage = [&](int32_t turn) { return stages + turn % Stage::COUNT * Stage::BYTES; };
+  const auto fetch = [&](int32_t turn, int step, int h) {
+    const char* image = stage(turn) + Stage::IMAGE;
+    return load<4>(reinterpret_cast<const float*>(image + image_offset(first + 8 * h, 4 * step + t)));
+  };
+  const auto down = [&](int32_t turn) { return *reinterpret_cast<const float*>(stage(turn) + 2 * Stage::WEIGHTS); };
+  float sums[N / 8][4] = {};
+  int32_t number = blockIdx.x, left = f.stages();
+  const auto write = [&](int32_t) {
+    if (--left > 0) return;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int32_t pixel = number / f.across * HALF_PIXELS + first + 8 * h;
-      if (pixel >= f.pixels) continue;
       float* to = y + static_cast<int64_t>(pixel) * f.filters + number % f.across * N + 2 * t;
 #pragma unroll
-      for (int j = 0; j < N / 8; ++j) store(to + 8 * j, Vec<float, 2>{{sums[j][2 * h], sums[j][2 * h + 1]}});
+      for (int j = 0; j < N / 8; ++j) {
+        if (pixel < f.pixels) store(to + 8 * j, Vec<float, 2>{{sums[j][2 * h], sums[j][2 * h + 1]}});
+        sums[j][2 * h] = sums[j][2 * h + 1] = 0.0f;
+      }
     }
-  }
+    left = f.stages();
+    number += gridDim.x;
+  };
+  const int32_t mine = number < f.tiles ? (f.tiles - 1 - number) / gridDim.x + 1 : 0;
+  multiply_turns<false>(sums, mine * f.stages(), ring, fetch, stage, Stage::WEIGHTS, down, write);
 }
 
 template <int N>

@@ -172,21 +172,18 @@ __device__ inline void multiply_stages_of_filter(
   const int32_t first = (WIDE ? 0 : group * 64) + threadIdx.x % WARPGROUP / 32 * 16 + g;  // filter
   const int32_t block = WIDE ? group * 2 : 0;                                             // of columns
   const int32_t turns = f.begin(blockIdx.y + 1) - f.begin(blockIdx.y);
-  float sums[16][4] = {};
-  for (int32_t turn = 0; turn < turns; ++turn) {
-    const char* stage = stages + turn % Stage::COUNT * Stage::BYTES;
-    ring.wait_until_filled(turn);
-    const float* gradients = reinterpret_cast<const float*>(stage + Stage::GRADIENTS) + first + 2 * t * Stage::PITCH;
-    const auto fetch = [&](int step, int h) {
-      Vec<float, 4> words;
+  const auto stage = [&](int32_t turn) { return stages + turn % Stage::COUNT * Stage::BYTES; };
+  const auto fetch = [&](int32_t turn, int step, int h) {
+    const float* gradients = reinterpret_cast<const float*>(stage(turn) + Stage::GRADIENTS) + first + 2 * t * Stage::PITCH;
+    Vec<float, 4> words;
 #pragma unroll
-      for (int e = 0; e < 4; ++e)
-        words.v[e] = gradients[(step * 16 + e / 2 * 8 + e % 2) * Stage::PITCH + 8 * h];
-      return words;
-    };
-    const char* image = stage + block * OPERAND_BLOCK;
-    add_products<true>(sums, fetch, image, image + Stage::HALF, 1.0f, [&] { ring.empty(turn); });
-  }
+    for (int e = 0; e < 4; ++e) words.v[e] = gradients[(step * 16 + e / 2 * 8 + e % 2) * Stage::PITCH + 8 * h];
+    return words;
+  };
+  float sums[16][4] = {};
+  multiply_turns<true>(
+      sums, turns, ring, fetch, [&](int32_t turn) { return stage(turn) + block * OPERAND_BLOCK; }, Stage::HALF,
+      [](int32_t) { return 1.0f; }, [](int32_t) {});
   float largest = 0.0f;
   for (int i = 0; i < LARGEST_BLOCKS; ++i) largest = max(largest, found[i]);
   const float down = HalfScale(largest).down;

@@ -31,7 +31,7 @@ namespace mbc {
 
 constexpr int HALF_TERMS = 64, HALF_STEPS = HALF_TERMS / 16;  // that are multiplied before sums are put together
 constexpr int MULTIPLIERS = 2, HALVES_THREADS = (1 + MULTIPLIERS) * WARPGROUP;  // warpgroups; and one that copies
-constexpr int COPIER_REGISTERS = 80, MULTIPLIER_REGISTERS = 208;  // 64 K in all, of which each starts with 168 a thread
+constexpr int COPIER_REGISTERS = 56, MULTIPLIER_REGISTERS = 224;  // 64 K in all, of which each starts with 168 a thread
 
 struct Halves {
   uint32_t high, low;  // of two words
@@ -69,54 +69,94 @@ __device__ inline float largest_of_block(float value, float* of_warps, int threa
   return value;
 }
 
-// Adds what 64 terms come to. `fetch(step, half)`: four words of row lane / 4 + 8 half of a warp's 16, which lane t of a
-// row's four has of 16 terms, (2t, 2t + 1, 2t + 8, 2t + 9) of B's. `b_down` takes off the scale of B.
-template <bool BY_TERM, int TILES, typename Fetch, typename Done>
-__device__ inline void add_products(
-    float (&sums)[TILES][4], Fetch fetch, const char* high_b, const char* low_b, float b_down, Done done) {
-  constexpr int STEP = BY_TERM ? 16 * OPERAND_ROW : 16 * 2;  // bytes of 16 terms
-  Vec<float, 4> words[HALF_STEPS][2];
-  float largest[2] = {0.0f, 0.0f};
-#pragma unroll
-  for (int step = 0; step < HALF_STEPS; ++step)
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      words[step][h] = fetch(step, h);
-#pragma unroll
-      for (int e = 0; e < 4; ++e) largest[h] = max(largest[h], fabsf(words[step][h].v[e]));
-    }
-  float down[2];
+// 64 terms of 16 rows of each warp, as tensor cores take them.
+struct DividedRows {
   uint32_t high[HALF_STEPS][4], low[HALF_STEPS][4];
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    largest[h] = max(largest[h], __shfl_xor_sync(0xffffffffu, largest[h], 1));
-    largest[h] = max(largest[h], __shfl_xor_sync(0xffffffffu, largest[h], 2));
-    const HalfScale scale(largest[h]);
-    down[h] = scale.down * b_down;
+  float down[2];  // takes off the scale of row lane / 4, and of the one eight rows below
+
+  // `fetch(step, half)`: four words of row lane / 4 + 8 half, which thread t of a row's four has of 16 terms:
+  // (2t, 2t + 1, 2t + 8, 2t + 9) of the other operand's.
+  template <typename Fetch>
+  __device__ void divide(Fetch fetch) {
+    Vec<float, 4> words[HALF_STEPS][2];
+    float largest[2] = {0.0f, 0.0f};
 #pragma unroll
     for (int step = 0; step < HALF_STEPS; ++step)
 #pragma unroll
-      for (int pair = 0; pair < 2; ++pair) {
-        const float* two = words[step][h].v + 2 * pair;
-        const Halves halves = halves_of(two[0] * scale.up, two[1] * scale.up);
-        high[step][h + 2 * pair] = halves.high;
-        low[step][h + 2 * pair] = halves.low;
+      for (int h = 0; h < 2; ++h) words[step][h] = fetch(step, h);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+#pragma unroll
+      for (int step = 0; step < HALF_STEPS; ++step) {
+        const float* v = words[step][h].v;
+        largest[h] = max(largest[h], max(max(fabsf(v[0]), fabsf(v[1])), max(fabsf(v[2]), fabsf(v[3]))));
       }
+      largest[h] = max(largest[h], __shfl_xor_sync(0xffffffffu, largest[h], 1));
+      largest[h] = max(largest[h], __shfl_xor_sync(0xffffffffu, largest[h], 2));
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const HalfScale scale(largest[h]);
+      down[h] = scale.down;
+#pragma unroll
+      for (int step = 0; step < HALF_STEPS; ++step)
+#pragma unroll
+        for (int pair = 0; pair < 2; ++pair) {
+          const float* two = words[step][h].v + 2 * pair;
+          const Halves halves = halves_of(two[0] * scale.up, two[1] * scale.up);
+          high[step][h + 2 * pair] = halves.high;
+          low[step][h + 2 * pair] = halves.low;
+        }
+    }
   }
-  float part[TILES][4];
+};
+
+// Starts what 64 terms come to, which `wait_for_products` waits for.
+template <bool BY_TERM, int TILES>
+__device__ inline void start_products(
+    float (&part)[TILES][4], const DividedRows& rows, const char* high, const char* low) {
+  constexpr int STEP = BY_TERM ? 16 * OPERAND_ROW : 16 * 2;  // bytes of 16 terms
   begin_products();
 #pragma unroll
   for (int step = 0; step < HALF_STEPS; ++step) {
-    multiply_halves<BY_TERM>(part, low[step], high_b + step * STEP, step > 0);
-    multiply_halves<BY_TERM>(part, high[step], low_b + step * STEP, true);
-    multiply_halves<BY_TERM>(part, high[step], high_b + step * STEP, true);
+    multiply_halves<BY_TERM>(part, rows.low[step], high + step * STEP, step > 0);
+    multiply_halves<BY_TERM>(part, rows.high[step], low + step * STEP, true);
+    multiply_halves<BY_TERM>(part, rows.high[step], high + step * STEP, true);
   }
-  end_products(part);
-  done();
+  end_of_products();
+}
+
+// Adds up the products of `count` stages: `fetch(turn, step, half)` of the rows, `operand(turn)` where the other operand
+// begins, its small halves `low_at` bytes behind, and `down(turn)` what takes off its scale. While tensor cores multiply
+// one stage, the rows of the next are divided. `after(turn)` may use the sums and clear them.
+template <bool BY_TERM, int TILES, typename TheRing, typename Fetch, typename Operand, typename Down, typename After>
+__device__ inline void multiply_turns(
+    float (&sums)[TILES][4], int32_t count, TheRing& ring, Fetch fetch, Operand operand, int low_at, Down down,
+    After after) {
+  DividedRows even, odd;
+  float part[TILES][4];
+  const auto divide = [&](DividedRows& rows, int32_t turn) {
+    ring.wait_until_filled(turn);
+    rows.divide([&](int step, int h) { return fetch(turn, step, h); });
+  };
+  const auto multiply = [&](int32_t turn, DividedRows& rows, DividedRows& next) {
+    const char* high = operand(turn);
+    start_products<BY_TERM>(part, rows, high, high + low_at);
+    const float both[2] = {rows.down[0] * down(turn), rows.down[1] * down(turn)};
+    if (turn + 1 < count) divide(next, turn + 1);
+    wait_for_products(part);
+    ring.empty(turn);
 #pragma unroll
-  for (int j = 0; j < TILES; ++j)
+    for (int j = 0; j < TILES; ++j)
 #pragma unroll
-    for (int v = 0; v < 4; ++v) sums[j][v] += part[j][v] * down[v / 2];
+      for (int v = 0; v < 4; ++v) sums[j][v] += part[j][v] * both[v / 2];
+    after(turn);
+  };
+  if (count > 0) divide(even, 0);
+  for (int32_t turn = 0; turn < count; turn += 2) {
+    multiply(turn, even, odd);
+    if (turn + 1 < count) multiply(turn + 1, odd, even);
+  }
 }
 
 // The stages of a ring in shared memory, which one warpgroup fills and the others empty.
@@ -142,7 +182,7 @@ struct Ring {
 
 // Dynamic shared memory from a multiple of 1,024 bytes on, for which 1,008 are asked for beside.
 __device__ inline char* aligned_shared(uint4* shared) {
-  return reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(shared) + 1023) / 1024 * 1024);
+  return reinterpret_cast<char*>(shared + (1024 - shared_address(shared) % 1024) % 1024 / 16);
 }
 
 }  // namespace mbc

@@ -93,16 +93,20 @@ __device__ inline void give_registers() {
 #endif
 }
 
-// Products are started between these two, and have ended after the second.
+// Products are started between the first two, and have ended after the third.
 __device__ inline void begin_products() {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #endif
 }
-template <int TILES>
-__device__ inline void end_products(float (&d)[TILES][4]) {
+__device__ inline void end_of_products() {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+#endif
+}
+template <int TILES>
+__device__ inline void wait_for_products(float (&d)[TILES][4]) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
   asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 #pragma unroll
   for (int j = 0; j < TILES; ++j)

@@ -20,7 +20,8 @@ SCALE_BYTES = 16  # of weights of a stage, whose elements are four bytes in two 
 LARGEST_BYTES = 2048  # of what blocks find while they look for the largest of an image
 SHARED_BYTES = 201 << 10
 MOST_BLOCKS = 132  # of a large GPU at a time; a constant, so that sums are the same on all
-MOST_PARTS = 16
+LEAST_STAGES = 16  # of a part
+ADDED_PIXELS = 185  # in whose time a part is written and read again: 8 bytes at 4 TB/s against 2 operations at 185 T/s
 MOST_PIXELS = 1 << 15  # across or down
 PRODUCTS = 3
 TENSOR_SHARE = 0.6  # of the peak, by judgement
@@ -113,12 +114,12 @@ def _parts(request: Request) -> int:
     columns = sides.weight.elements // filters // CHANNELS  # by the 64
     tiles = filters // WIDE * math.ceil(columns / 2) if filters % WIDE == 0 else filters // CHANNELS * math.ceil(columns / 4)
     pixels = sides.features.elements // filters
-    adding = sides.weight.elements / (pixels * 64)  # of a part, beside all products
+    adding = ADDED_PIXELS / pixels  # up a part, beside all products
 
     def takes(parts: int) -> float:
-        return math.ceil(tiles * parts / MOST_BLOCKS) / parts + adding * parts
+        return math.ceil(tiles * parts / MOST_BLOCKS) / parts * MOST_BLOCKS / tiles + adding * parts
 
-    return min(range(1, max(2, min(MOST_BLOCKS, pixels // TERMS // MOST_PARTS) + 1)), key=takes)
+    return min(range(1, max(2, min(MOST_BLOCKS, pixels // TERMS // LEAST_STAGES) + 1)), key=takes)
 
 
 def _filter_bytes(request: Request, layout: Layout) -> int:

@@ -4,6 +4,8 @@
 
 namespace mbc {
 
+inline uint32_t shared_address(const void* at) { return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(at)); }
+
 struct Barrier {
   uint64_t word;  // parity of the phase that goes on; arrivals of a phase, and those still to come, of 16 bits each
 
@@ -25,8 +27,9 @@ void take_registers() {}
 template <int COUNT>
 void give_registers() {}
 inline void begin_products() {}
+inline void end_of_products() {}
 template <int TILES>
-void end_products(float (&)[TILES][4]) {}
+void wait_for_products(float (&)[TILES][4]) {}
 
 // Element (term, column) of an operand: tensor cores exchange 16 bytes of a row by the address they come to.
 inline float of_operand(const char* b, bool by_term, unsigned term, unsigned column) {
