@@ -69,31 +69,39 @@ __device__ inline float largest_of_block(float value, float* of_warps, int threa
   return value;
 }
 
-// 64 terms of 16 rows of each warp, as tensor cores take them.
-struct DividedRows {
-  uint32_t high[HALF_STEPS][4], low[HALF_STEPS][4];
-  float down[2];  // takes off the scale of row lane / 4, and of the one eight rows below
+// 64 terms of 16 rows of each warp: of row lane / 4, and of the one eight rows below, thread t of a row's four has the
+// words (2t, 2t + 1, 2t + 8, 2t + 9) of each 16 terms.
+struct Rows {
+  Vec<float, 4> words[HALF_STEPS][2];
 
-  // `fetch(step, half)`: four words of row lane / 4 + 8 half, which thread t of a row's four has of 16 terms:
-  // (2t, 2t + 1, 2t + 8, 2t + 9) of the other operand's.
   template <typename Fetch>
-  __device__ void divide(Fetch fetch) {
-    Vec<float, 4> words[HALF_STEPS][2];
-    float largest[2] = {0.0f, 0.0f};
+  __device__ void load(Fetch fetch) {
 #pragma unroll
     for (int step = 0; step < HALF_STEPS; ++step)
 #pragma unroll
       for (int h = 0; h < 2; ++h) words[step][h] = fetch(step, h);
+  }
+};
+
+// The same, as tensor cores take them.
+struct DividedRows {
+  uint32_t high[HALF_STEPS][4], low[HALF_STEPS][4];
+  float down[2];  // takes off the scale of either row
+
+  __device__ void divide(const Rows& rows) {
+    float largest[2] = {0.0f, 0.0f};
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
 #pragma unroll
       for (int step = 0; step < HALF_STEPS; ++step) {
-        const float* v = words[step][h].v;
+        const float* v = rows.words[step][h].v;
         largest[h] = max(largest[h], max(max(fabsf(v[0]), fabsf(v[1])), max(fabsf(v[2]), fabsf(v[3]))));
       }
-      largest[h] = max(largest[h], __shfl_xor_sync(0xffffffffu, largest[h], 1));
-      largest[h] = max(largest[h], __shfl_xor_sync(0xffffffffu, largest[h], 2));
     }
+#pragma unroll
+    for (int mask = 1; mask < 4; mask *= 2)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) largest[h] = max(largest[h], __shfl_xor_sync(0xffffffffu, largest[h], mask));
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const HalfScale scale(largest[h]);
@@ -102,7 +110,7 @@ struct DividedRows {
       for (int step = 0; step < HALF_STEPS; ++step)
 #pragma unroll
         for (int pair = 0; pair < 2; ++pair) {
-          const float* two = words[step][h].v + 2 * pair;
+          const float* two = rows.words[step][h].v + 2 * pair;
           const Halves halves = halves_of(two[0] * scale.up, two[1] * scale.up);
           high[step][h + 2 * pair] = halves.high;
           low[step][h + 2 * pair] = halves.low;
@@ -127,23 +135,28 @@ __device__ inline void start_products(
 }
 
 // Adds up the products of `count` stages: `fetch(turn, step, half)` of the rows, `operand(turn)` where the other operand
-// begins, its small halves `low_at` bytes behind, and `down(turn)` what takes off its scale. While tensor cores multiply
-// one stage, the rows of the next are divided. `after(turn)` may use the sums and clear them.
+// begins, its small halves `low_at` bytes behind, and `down(turn)` what takes off its scale. `after(turn)` may use the
+// sums and clear them. Words of the next stage are fetched before tensor cores start: a warp that has started a product
+// waits until it is taken, and does nothing else meanwhile.
 template <bool BY_TERM, int TILES, typename TheRing, typename Fetch, typename Operand, typename Down, typename After>
 __device__ inline void multiply_turns(
     float (&sums)[TILES][4], int32_t count, TheRing& ring, Fetch fetch, Operand operand, int low_at, Down down,
     After after) {
-  DividedRows even, odd;
+  Rows next;
+  DividedRows rows;
   float part[TILES][4];
-  const auto divide = [&](DividedRows& rows, int32_t turn) {
+  const auto load = [&](int32_t turn) {
     ring.wait_until_filled(turn);
-    rows.divide([&](int step, int h) { return fetch(turn, step, h); });
+    next.load([&](int step, int h) { return fetch(turn, step, h); });
   };
-  const auto multiply = [&](int32_t turn, DividedRows& rows, DividedRows& next) {
+  if (count == 0) return;
+  load(0);
+  for (int32_t turn = 0; turn < count; ++turn) {
+    rows.divide(next);
+    const float both[2] = {rows.down[0] * down(turn), rows.down[1] * down(turn)};
+    if (turn + 1 < count) load(turn + 1);
     const char* high = operand(turn);
     start_products<BY_TERM>(part, rows, high, high + low_at);
-    const float both[2] = {rows.down[0] * down(turn), rows.down[1] * down(turn)};
-    if (turn + 1 < count) divide(next, turn + 1);
     wait_for_products(part);
     ring.empty(turn);
 #pragma unroll
@@ -151,11 +164,6 @@ __device__ inline void multiply_turns(
 #pragma unroll
       for (int v = 0; v < 4; ++v) sums[j][v] += part[j][v] * both[v / 2];
     after(turn);
-  };
-  if (count > 0) divide(even, 0);
-  for (int32_t turn = 0; turn < count; turn += 2) {
-    multiply(turn, even, odd);
-    if (turn + 1 < count) multiply(turn + 1, odd, even);
   }
 }
 
