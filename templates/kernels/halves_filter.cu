@@ -32,23 +32,24 @@ __device__ inline float largest_of(const float* found, float* of_warps) {
   return largest_of_block(largest, of_warps, blockDim.x);
 }
 
-__global__ void divide_into_halves(
-    const float* __restrict__ x, const float* __restrict__ found, uint4* high, uint4* low, int64_t count) {
+// Of each 64 channels of a pixel, first what halves hold of them, then what that leaves.
+__global__ void divide_into_halves(const float* __restrict__ x, const float* __restrict__ found, uint4* halves, int64_t count) {
   __shared__ float of_warps[LARGEST_THREADS / 32];
   const float up = HalfScale(largest_of(found, of_warps)).up;
   const int64_t step = static_cast<int64_t>(gridDim.x) * LARGEST_THREADS;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * LARGEST_THREADS + threadIdx.x; i < count / 8; i += step) {
     const Vec<float, 4> words[2] = {load<4>(x + 8 * i), load<4>(x + 8 * i + 4)};
-    uint32_t highs[4], lows[4];
+    uint32_t high[4], low[4];
 #pragma unroll
     for (int pair = 0; pair < 4; ++pair) {
       const float* two = words[pair / 2].v + pair % 2 * 2;
-      const Halves halves = halves_of(two[0] * up, two[1] * up);
-      highs[pair] = halves.high;
-      lows[pair] = halves.low;
+      const Halves both = halves_of(two[0] * up, two[1] * up);
+      high[pair] = both.high;
+      low[pair] = both.low;
     }
-    high[i] = {highs[0], highs[1], highs[2], highs[3]};
-    low[i] = {lows[0], lows[1], lows[2], lows[3]};
+    uint4* to = halves + i / 8 * 16 + i % 8;
+    to[0] = {high[0], high[1], high[2], high[3]};
+    to[8] = {low[0], low[1], low[2], low[3]};
   }
 }
 
@@ -109,13 +110,12 @@ struct HalvesFilter {
 
 template <bool WIDE>
 __device__ inline void copy_stages_of_filter(
-    const __half* __restrict__ high, const __half* __restrict__ low, const float* __restrict__ dy, char* stages,
-    Ring<FilterStage<WIDE>::COUNT>& ring, const HalvesFilter& f) {
+    const char* __restrict__ halves, const float* __restrict__ dy, char* stages, Ring<FilterStage<WIDE>::COUNT>& ring,
+    const HalvesFilter& f) {
   using Stage = FilterStage<WIDE>;
   constexpr int APART = WARPGROUP / 8, MINE = HALF_TERMS / APART;  // pixels between a thread's, of the image
   constexpr int SIXTEENS = Stage::FILTERS / 4, DY_APART = WARPGROUP / SIXTEENS;
-  const int32_t sixteen = threadIdx.x % 8, mine = threadIdx.x / 8;
-  const int32_t filter = static_cast<int32_t>(blockIdx.x) / f.across * Stage::FILTERS + threadIdx.x % SIXTEENS * 4;
+  const int32_t sixteen = threadIdx.x % 8, mine = threadIdx.x / 8, dy_mine = threadIdx.x / SIXTEENS;
   int32_t down[Stage::BLOCKS], right[Stage::BLOCKS], offset[Stage::BLOCKS];  // of a column's place; and from a pixel's
 #pragma unroll
   for (int b = 0; b < Stage::BLOCKS; ++b) {
@@ -124,42 +124,45 @@ __device__ inline void copy_stages_of_filter(
     // What lies beyond the last place is not there for any pixel.
     down[b] = column < f.columns ? tap / f.kernel_width : f.height + f.pad_top;
     right[b] = tap % f.kernel_width;
-    offset[b] = (down[b] * f.width + right[b]) * f.channels + (column - tap * (f.channels / 64)) * 64 + sixteen * 8;
+    offset[b] = (down[b] * f.width + right[b]) * f.channels + (column - tap * (f.channels / 64)) * 64;
   }
-  const int32_t begin = f.begin(blockIdx.y), end = f.begin(blockIdx.y + 1);
+  const int32_t begin = f.begin(blockIdx.y), turns = f.begin(blockIdx.y + 1) - begin;
   OutputPixel at[MINE];
 #pragma unroll
   for (int i = 0; i < MINE; ++i) at[i] = f.place(begin * HALF_TERMS + mine + i * APART);
-  for (int32_t turn = 0; turn < end - begin; ++turn) {
-    const int32_t first = (begin + turn) * HALF_TERMS;
+  int32_t left_over = f.pixels - begin * HALF_TERMS;  // pixels from the stage on
+  const char* of_thread = halves + sixteen * 16;
+  const float* gradients = dy + (static_cast<int64_t>(begin) * HALF_TERMS + dy_mine) * f.filters +
+                           static_cast<int32_t>(blockIdx.x) / f.across * Stage::FILTERS + threadIdx.x % SIXTEENS * 4;
+  for (int32_t turn = 0; turn < turns; ++turn) {
     char* stage = stages + turn % Stage::COUNT * Stage::BYTES;
     ring.wait_until_emptied(turn);
+    char* to = stage + Stage::GRADIENTS + (dy_mine * Stage::PITCH + threadIdx.x % SIXTEENS * 4) * 4;
+#pragma unroll
+    for (int i = 0; i < HALF_TERMS; i += DY_APART) {
+      const bool there = i + dy_mine < left_over;
+      copy_16_bytes(reinterpret_cast<uint4*>(to + i * Stage::PITCH * 4), there ? gradients : dy, there);
+      gradients += DY_APART * f.filters;
+    }
 #pragma unroll
     for (int i = 0; i < MINE; ++i) {
       const int32_t pixel = mine + i * APART;
       const int32_t y = at[i].row * f.stride_height - f.pad_top, left = at[i].column * f.stride_width - f.pad_left;
       const int32_t corner = ((at[i].n * f.height + y) * f.width + left) * f.channels;
-      const bool in_part = first + pixel < f.pixels;
-      char* to = stage + operand_offset(pixel, sixteen);
+      const uint32_t height = pixel < left_over ? f.height : 0;
 #pragma unroll
       for (int b = 0; b < Stage::BLOCKS; ++b) {
-        const bool there = in_part && y + down[b] >= 0 && y + down[b] < f.height && left + right[b] >= 0 &&
-                           left + right[b] < f.width;
-        const int32_t from = there ? corner + offset[b] : 0;
-        copy_16_bytes(reinterpret_cast<uint4*>(to + b * OPERAND_BLOCK), high + from, there);
-        copy_16_bytes(reinterpret_cast<uint4*>(to + Stage::HALF + b * OPERAND_BLOCK), low + from, there);
+        const bool there = static_cast<uint32_t>(y + down[b]) < height &&
+                           static_cast<uint32_t>(left + right[b]) < static_cast<uint32_t>(f.width);
+        const char* from = of_thread + (there ? static_cast<int64_t>(corner + offset[b]) * 4 : 0);
+        uint4* block = reinterpret_cast<uint4*>(stage + b * OPERAND_BLOCK + operand_offset(pixel, sixteen));
+        copy_16_bytes(block, from, there);
+        copy_16_bytes(block + Stage::HALF / 16, from + 128, there);
       }
       f.advance(at[i]);
     }
-    float* gradients = reinterpret_cast<float*>(stage + Stage::GRADIENTS) + threadIdx.x % SIXTEENS * 4;
-#pragma unroll
-    for (int i = 0; i < HALF_TERMS; i += DY_APART) {
-      const int32_t pixel = i + threadIdx.x / SIXTEENS;
-      const bool there = first + pixel < f.pixels;
-      const float* from = dy + (there ? static_cast<int64_t>(first + pixel) * f.filters + filter : 0);
-      copy_16_bytes(reinterpret_cast<uint4*>(gradients + pixel * Stage::PITCH), from, there);
-    }
     ring.filled[turn % Stage::COUNT].arrive_with_copies();
+    left_over -= HALF_TERMS;
   }
 }
 
@@ -202,8 +205,8 @@ __device__ inline void multiply_stages_of_filter(
 
 template <bool WIDE>
 __global__ void __launch_bounds__(HALVES_THREADS, 1)
-    filter_in_halves(const __half* __restrict__ high, const __half* __restrict__ low, const float* __restrict__ dy,
-                     const float* __restrict__ found, float* __restrict__ partial, HalvesFilter f) {
+    filter_in_halves(const char* __restrict__ halves, const float* __restrict__ dy, const float* __restrict__ found,
+                     float* __restrict__ partial, HalvesFilter f) {
   MBC_DYNAMIC_SHARED(shared);
   __shared__ Ring<FilterStage<WIDE>::COUNT> ring;
   char* stages = aligned_shared(shared);
@@ -211,7 +214,7 @@ __global__ void __launch_bounds__(HALVES_THREADS, 1)
   __syncthreads();
   if (threadIdx.x < WARPGROUP) {
     give_registers<COPIER_REGISTERS>();
-    copy_stages_of_filter<WIDE>(high, low, dy, stages, ring, f);
+    copy_stages_of_filter<WIDE>(halves, dy, stages, ring, f);
   } else {
     take_registers<MULTIPLIER_REGISTERS>();
     multiply_stages_of_filter<WIDE>(stages, found, partial, ring, f);
@@ -225,15 +228,14 @@ void run_filter_in_halves(const MbcCall& call, const HalvesArguments& a) {
   const auto *x = in<float>(call, 0), *dy = in<float>(call, 1);
   const int64_t count = a.rows * a.height * a.width * a.channels, elements = f.columns * int64_t{64} * f.filters;
   float* found = out<float>(call, 3);
-  __half* high = reinterpret_cast<__half*>(found + LARGEST_BLOCKS);
-  __half* low = high + count;
-  float* partial = reinterpret_cast<float*>(low + count);
+  char* halves = reinterpret_cast<char*>(found + LARGEST_BLOCKS);
+  float* partial = reinterpret_cast<float*>(halves + count * 4);
   MBC_LAUNCH(find_largest, LARGEST_BLOCKS, LARGEST_THREADS, call.stream, x, found, count);
   MBC_LAUNCH(divide_into_halves, blocks_for(count / 8), LARGEST_THREADS, call.stream, x, found,
-             reinterpret_cast<uint4*>(high), reinterpret_cast<uint4*>(low), count);
+             reinterpret_cast<uint4*>(halves), count);
   const dim3 grid(static_cast<unsigned>(f.filters / Stage::FILTERS * f.across), static_cast<unsigned>(a.parts));
   constexpr int SHARED = Stage::COUNT * Stage::BYTES + 1008;
-  MBC_LAUNCH_SHARED(filter_in_halves<WIDE>, grid, HALVES_THREADS, SHARED, call.stream, high, low, dy, found, partial, f);
+  MBC_LAUNCH_SHARED(filter_in_halves<WIDE>, grid, HALVES_THREADS, SHARED, call.stream, halves, dy, found, partial, f);
   MBC_LAUNCH(add_parts, blocks_for(elements), THREADS, call.stream, partial, out<float>(call, 2), elements, a.parts,
              a.accumulate != 0);
 }

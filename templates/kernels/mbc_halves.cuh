@@ -31,7 +31,7 @@ namespace mbc {
 
 constexpr int HALF_TERMS = 64, HALF_STEPS = HALF_TERMS / 16;  // that are multiplied before sums are put together
 constexpr int MULTIPLIERS = 2, HALVES_THREADS = (1 + MULTIPLIERS) * WARPGROUP;  // warpgroups; and one that copies
-constexpr int COPIER_REGISTERS = 56, MULTIPLIER_REGISTERS = 224;  // 64 K in all, of which each starts with 168 a thread
+constexpr int COPIER_REGISTERS = 80, MULTIPLIER_REGISTERS = 208;  // 64 K in all, of which each starts with 168 a thread
 
 struct Halves {
   uint32_t high, low;  // of two words
@@ -69,9 +69,30 @@ __device__ inline float largest_of_block(float value, float* of_warps, int threa
   return value;
 }
 
+// The stages of a ring in shared memory, which one warpgroup fills and the others empty.
+template <int STAGES>
+struct Ring {
+  Barrier filled[STAGES], emptied[STAGES];
+
+  // By one thread; `arrivals` fill a stage. Then all threads of the block have to meet.
+  __device__ void start(int arrivals) {
+    for (int s = 0; s < STAGES; ++s) {
+      filled[s].start(arrivals);
+      emptied[s].start(MULTIPLIERS * WARPGROUP / 32);
+    }
+    barriers_are_started();
+  }
+  __device__ void wait_until_filled(int32_t turn) { filled[turn % STAGES].wait(turn / STAGES % 2); }
+  __device__ void wait_until_emptied(int32_t turn) { emptied[turn % STAGES].wait(turn / STAGES % 2 ^ 1); }
+  // By all threads of a warp together.
+  __device__ void empty(int32_t turn) {
+    if (threadIdx.x % 32 == 0) emptied[turn % STAGES].arrive();
+  }
+};
+
 // 64 terms of 16 rows of each warp: of row lane / 4, and of the one eight rows below, thread t of a row's four has the
 // words (2t, 2t + 1, 2t + 8, 2t + 9) of each 16 terms.
-struct Rows {
+struct FetchedRows {
   Vec<float, 4> words[HALF_STEPS][2];
 
   template <typename Fetch>
@@ -88,7 +109,7 @@ struct DividedRows {
   uint32_t high[HALF_STEPS][4], low[HALF_STEPS][4];
   float down[2];  // takes off the scale of either row
 
-  __device__ void divide(const Rows& rows) {
+  __device__ void divide(const FetchedRows& rows) {
     float largest[2] = {0.0f, 0.0f};
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -136,17 +157,19 @@ __device__ inline void start_products(
 
 // Adds up the products of `count` stages: `fetch(turn, step, half)` of the rows, `operand(turn)` where the other operand
 // begins, its small halves `low_at` bytes behind, and `down(turn)` what takes off its scale. `after(turn)` may use the
-// sums and clear them. Words of the next stage are fetched before tensor cores start: a warp that has started a product
-// waits until it is taken, and does nothing else meanwhile.
-template <bool BY_TERM, int TILES, typename TheRing, typename Fetch, typename Operand, typename Down, typename After>
+// sums and clear them. Where the ring has room, words of the next stage are fetched before tensor cores start: a warp that
+// has started a product waits until it is taken, and does nothing else meanwhile.
+template <bool BY_TERM, int TILES, int STAGES, typename Fetch, typename Operand, typename Down, typename After>
 __device__ inline void multiply_turns(
-    float (&sums)[TILES][4], int32_t count, TheRing& ring, Fetch fetch, Operand operand, int low_at, Down down,
+    float (&sums)[TILES][4], int32_t count, Ring<STAGES>& ring, Fetch fetch, Operand operand, int low_at, Down down,
     After after) {
-  Rows next;
+  constexpr bool AHEAD = STAGES > 2;
+  FetchedRows next;
   DividedRows rows;
   float part[TILES][4];
   const auto load = [&](int32_t turn) {
     ring.wait_until_filled(turn);
+    show_to_tensor_cores();
     next.load([&](int step, int h) { return fetch(turn, step, h); });
   };
   if (count == 0) return;
@@ -154,7 +177,7 @@ __device__ inline void multiply_turns(
   for (int32_t turn = 0; turn < count; ++turn) {
     rows.divide(next);
     const float both[2] = {rows.down[0] * down(turn), rows.down[1] * down(turn)};
-    if (turn + 1 < count) load(turn + 1);
+    if (AHEAD && turn + 1 < count) load(turn + 1);
     const char* high = operand(turn);
     start_products<BY_TERM>(part, rows, high, high + low_at);
     wait_for_products(part);
@@ -164,29 +187,9 @@ __device__ inline void multiply_turns(
 #pragma unroll
       for (int v = 0; v < 4; ++v) sums[j][v] += part[j][v] * both[v / 2];
     after(turn);
+    if (!AHEAD && turn + 1 < count) load(turn + 1);
   }
 }
-
-// The stages of a ring in shared memory, which one warpgroup fills and the others empty.
-template <int STAGES>
-struct Ring {
-  Barrier filled[STAGES], emptied[STAGES];
-
-  // By one thread; `arrivals` fill a stage. Then all threads of the block have to meet.
-  __device__ void start(int arrivals) {
-    for (int s = 0; s < STAGES; ++s) {
-      filled[s].start(arrivals);
-      emptied[s].start(MULTIPLIERS * WARPGROUP / 32);
-    }
-    barriers_are_started();
-  }
-  __device__ void wait_until_filled(int32_t turn) { filled[turn % STAGES].wait(turn / STAGES % 2); }
-  __device__ void wait_until_emptied(int32_t turn) { emptied[turn % STAGES].wait(turn / STAGES % 2 ^ 1); }
-  // By all threads of a warp together.
-  __device__ void empty(int32_t turn) {
-    if (threadIdx.x % 32 == 0) emptied[turn % STAGES].arrive();
-  }
-};
 
 // Dynamic shared memory from a multiple of 1,024 bytes on, for which 1,008 are asked for beside.
 __device__ inline char* aligned_shared(uint4* shared) {

@@ -79,6 +79,13 @@ __device__ inline void barriers_are_started() {
 #endif
 }
 
+// What this thread has seen arrive in shared memory is there for tensor cores, too.
+__device__ inline void show_to_tensor_cores() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
 // Hands registers over from a warpgroup that copies to those that multiply.
 template <int COUNT>
 __device__ inline void take_registers() {

@@ -112,7 +112,11 @@ def _parts(request: Request) -> int:
     sides = Sides.of(request)
     filters = sides.features.shape[1]
     columns = sides.weight.elements // filters // CHANNELS  # by the 64
-    tiles = filters // WIDE * math.ceil(columns / 2) if filters % WIDE == 0 else filters // CHANNELS * math.ceil(columns / 4)
+    tiles = (
+        filters // WIDE * math.ceil(columns / 2)
+        if filters % WIDE == 0
+        else filters // CHANNELS * math.ceil(columns / 4)
+    )
     pixels = sides.features.elements // filters
     adding = ADDED_PIXELS / pixels  # up a part, beside all products
 

@@ -84,7 +84,11 @@ def test_a_block_goes_on_with_the_next_strip(blocks: int, library: Library, monk
 
 
 def on_tensor_cores(case: Case, precision: Precision) -> list[Candidate]:
-    return [c for c in OWN.candidates(case.request(precision), find_spec("h200")) if KERNELS[c.name].tensor_cores or KERNELS[c.name].warpgroups]
+    return [
+        c
+        for c in OWN.candidates(case.request(precision), find_spec("h200"))
+        if KERNELS[c.name].tensor_cores or KERNELS[c.name].warpgroups
+    ]
 
 
 @pytest.mark.parametrize(
