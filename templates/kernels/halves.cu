@@ -206,6 +206,7 @@ void run_in_halves(const MbcCall& call, const HalvesArguments& a) {
 extern "C" const char* mbc_convolution_in_halves(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<HalvesArguments>(call);
+  if (const char* problem = unaligned(call)) return problem;
   if (a.filters % 128 == 0)
     run_in_halves<128>(call, a);
   else

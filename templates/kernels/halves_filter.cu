@@ -245,6 +245,7 @@ void run_filter_in_halves(const MbcCall& call, const HalvesArguments& a) {
 extern "C" const char* mbc_convolution_backward_filter_in_halves(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<HalvesArguments>(call);
+  if (const char* problem = unaligned(call)) return problem;
   if (a.filters % 128 == 0)
     run_filter_in_halves<false>(call, a);
   else

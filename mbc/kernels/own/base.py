@@ -144,6 +144,7 @@ class OwnKernel:
     tensor_cores whether it needs tensor cores that compute in bf16 and tf32
     clusters    whether its blocks read each other's shared memory
     warpgroups  whether it needs tensor cores that warpgroups start
+    aligned     whether operands have to begin at multiples of 16 bytes, as whole buffers of a plan do
     edition     one more when the kernel was rewritten: what was measured of another edition does not count
     """
 
@@ -164,6 +165,7 @@ class OwnKernel:
     tensor_cores: bool = False
     clusters: bool = False
     warpgroups: bool = False
+    aligned: bool = False
     edition: int = 1
 
     @property

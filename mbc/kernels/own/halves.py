@@ -1,4 +1,7 @@
-"""Convolutions in strict fp32 on tensor cores that multiply fp16, in three products of halves of words."""
+"""Convolutions in strict fp32 on tensor cores that multiply fp16, in three products of halves of words.
+
+Operands begin at multiples of 16 bytes: buffers do, and so do slices, whose rows are channels by the 64.
+"""
 
 from __future__ import annotations
 
@@ -156,6 +159,7 @@ KERNELS = (
         takes=_takes,
         shared=_shared,
         warpgroups=True,
+        aligned=True,
     ),
     OwnKernel(
         "convolution_backward_data",
@@ -170,6 +174,7 @@ KERNELS = (
         takes=_takes_data,
         shared=_shared,
         warpgroups=True,
+        aligned=True,
     ),
     OwnKernel(
         "convolution_backward_filter",
@@ -185,5 +190,6 @@ KERNELS = (
         takes=_takes,
         shared=_shared,
         warpgroups=True,
+        aligned=True,
     ),
 )

@@ -19,7 +19,7 @@ from mbc.device.spec import find_spec
 from mbc.ir.graph import Operation
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import Arguments, Candidate, Request
-from mbc.kernels.own import OWN
+from mbc.kernels.own import KERNELS, OWN
 from mbc.kernels.own.base import layout_of
 from mbc.ops.base import Array, Call
 from mbc.ops.fused import Fused, launch_kind, sums
@@ -160,6 +160,9 @@ class Variant:
     accumulate: bool = False
 
 
+SHIFTED = Variant("shifted", shift=True)
+
+
 @dataclass
 class Trial:
     """A case in one precision on one library."""
@@ -220,7 +223,9 @@ class Trial:
 
     def variants(self, candidate: Candidate) -> list[Variant]:
         kind = asked_kind(self.request)
-        variants = [Variant("plain"), Variant("shifted", shift=True)]
+        variants = [Variant("plain")]
+        if not KERNELS[candidate.name].aligned:
+            variants.append(SHIFTED)
         if kind is not None and kind.in_place:
             variants.append(Variant("in_place", in_place=True))
         if candidate.accumulates:

@@ -17,7 +17,7 @@ from mbc.kernels.own import KERNELS, OWN, few_channels, taps
 from mbc.resources import folder
 from tests.kernels.own.cases import CASES, Case
 from tests.kernels.own.groups import groups_in
-from tests.kernels.own.launching import HostMemory, Library, Trial, check
+from tests.kernels.own.launching import SHIFTED, HostMemory, Library, Trial, check
 
 EMULATOR = Path(__file__).parent / "emulator"
 PRECISIONS = (Precision.FP32, Precision.BF16)  # one library holds both; fp16 takes the same way through each kernel
@@ -104,3 +104,13 @@ def test_words_on_tensor_cores_are_as_exact_as_asked(case: Case, precision: Prec
         for variant in trial.variants(candidate):
             (error,) = trial.errors(candidate, variant)
             assert low <= error <= high, (candidate.name, variant.name)
+
+
+@pytest.mark.parametrize("name", [k.name for k in KERNELS.values() if k.aligned])
+def test_a_kernel_that_needs_aligned_operands_says_so(name: str, library: Library):
+    kernel = KERNELS[name]
+    case = next(c for c in CASES if c.kind == kernel.kind and kernel.takes(c.request(Precision.FP32)))
+    trial = Trial(library, case, Precision.FP32)
+    (candidate,) = (c for c in trial.candidates() if c.name == name)
+    with pytest.raises(AssertionError, match="multiples of 16 bytes"):
+        trial.errors(candidate, SHIFTED)
