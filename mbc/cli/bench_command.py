@@ -19,6 +19,7 @@ from mbc.cli.terminal import busy, notes, output_width
 from mbc.device.target import current_gpu
 from mbc.errors import MbcError
 from mbc.ir.types import Precision
+from mbc.options import Options
 from mbc.source import Source
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
             block_s=arguments.block,
         )
         found = _race(job, arguments, planned)
-    floor = _floor(planned) if on_gpu else None
+    floor = _floor(planned, asked) if on_gpu else None
     document = {
         **_machine(on_gpu),
         "settings": dict(asked.settings),
@@ -137,14 +138,14 @@ def _package(planned: Planned, folder: Path, on_gpu: bool) -> Path:
     return package.folder
 
 
-def _floor(planned: Planned) -> Floor:
+def _floor(planned: Planned, asked: Options) -> Floor:
     from mbc.device.profile_places import find_profile
     from mbc.optimize.floor import graph_floor
     from mbc.plan.roofline import device_of
 
     device = device_of(planned.plan)
     with notes(), busy("finding the floor"):
-        return graph_floor(planned.plan.graph, device, find_profile(device))
+        return graph_floor(planned.plan.graph, device, find_profile(device, asked.profile, asked.stale_profile))
 
 
 def _check_writable(path: Path) -> None:

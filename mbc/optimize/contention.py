@@ -8,9 +8,10 @@ from mbc.device.spec import DeviceSpec
 from mbc.device.transfers import Slowdown
 from mbc.ir.graph import TrainingGraph
 from mbc.ir.types import Precision
+from mbc.kernels.calibration import peak_tflops
 from mbc.optimize.simulate import Contention
 from mbc.plan.model import Buffer, Copy, Launch, Program, Stream
-from mbc.plan.roofline import Ceilings, flops_of
+from mbc.plan.roofline import flops_of
 
 # A kernel that takes over so many times as long as moving its bytes does not wait for memory.
 COMPUTING = 2.0
@@ -51,12 +52,14 @@ def _fills(program: Program, graph: TrainingGraph, buffers: Sequence[Buffer], de
     (Williams et al.'s roofline) over its own, where `FILLING` of that is as much as kernels reach. 0 for copies."""
     if graph.precision is Precision.FP64:
         return (1.0,) * len(program.launches)  # which runs on no GPU
-    ceilings = Ceilings.of(device, graph.precision)
+    bytes_per_us = device.copy_gb_s * 1e3
+    # Of its own kind of arithmetic: what multiplies whole words fills a GPU whose tensor cores would be faster.
+    flops_per_us = peak_tflops(device, graph.precision) * 1e6
     operations = {op.name: op for op in (*graph.train, *graph.infer)}
     found: list[float] = []
     for launch in program.launches:
         flops = sum(flops_of(launch, operations[name], graph, buffers) for name in launch.operations)
-        least_us = max(_touched_bytes(launch, buffers) / ceilings.bytes_per_us, flops / ceilings.flops_per_us)
+        least_us = max(_touched_bytes(launch, buffers) / bytes_per_us, flops / flops_per_us)
         busy_us = max(launch.work.time_us - device.launch_us, 1e-3)
         found.append(0.0 if isinstance(launch.work, Copy) else min(1.0, least_us / (FILLING * busy_us)))
     return tuple(found)

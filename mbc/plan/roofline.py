@@ -1,10 +1,11 @@
 """How far a plan is from the speed of light: the time of each operation beside the least that it could take.
 
 The least is the longer of two: its bytes over the copy bandwidth, its multiplications and additions over the peak of
-the precision (Williams, Waterman, Patterson, "Roofline", CACM 52(4), 2009). Both are counted from shapes: every operand
-once, however often a kernel reads it, and only the arithmetic of matrix products, since nothing else comes near its
-peak. Either may be beaten: the second counts what the definition of a convolution says, which FFT and Winograd
-undercut; the first takes every operand from memory, and a small one may still lie in the cache.
+the precision (Williams, Waterman, Patterson, "Roofline", CACM 52(4), 2009), be it reached in several products of a
+shorter type. Both are counted from shapes: every operand once, however often a kernel reads it, and only the arithmetic
+of matrix products, since nothing else comes near its peak. Either may be beaten: the second counts what the definition
+of a convolution says, which FFT and Winograd undercut; the first takes every operand from memory, and a small one may
+still lie in the cache.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from mbc.errors import MbcError
 from mbc.ir.graph import Operation, TrainingGraph
 from mbc.ir.types import Precision
 from mbc.kernels.calibration import peak_tflops
+from mbc.kernels.own.halves import PRODUCTS
 from mbc.ops import KINDS
 from mbc.plan.model import Buffer, Launch, Mode, Plan, Program, Rows, Space
 from mbc.plan.summary import OperationSummary, grouped, summarise
@@ -33,16 +35,22 @@ class Bound(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Ceilings:
     """What a GPU can do at most. `bytes_per_us` are read and written together, `flops_per_us` are of products in the
-    plan's precision; `launch_us` is the gap between two launches of a graph."""
+    plan's precision; `launch_us` is the gap between two launches of a graph. `in_halves`: those products
+    are fastest as `PRODUCTS` of halves of words, on tensor cores."""
 
     bytes_per_us: float
     flops_per_us: float
     launch_us: float
     measured: bool
+    in_halves: bool
 
     @staticmethod
     def of(device: DeviceSpec, precision: Precision) -> Ceilings:
-        return Ceilings(device.copy_gb_s * 1e3, peak_tflops(device, precision) * 1e6, device.launch_us, device.measured)
+        whole = peak_tflops(device, precision)
+        splits = precision is Precision.FP32 and device.has_warpgroups
+        halves = peak_tflops(device, Precision.FP16) / PRODUCTS if splits else 0.0
+        flops_per_us = max(whole, halves) * 1e6
+        return Ceilings(device.copy_gb_s * 1e3, flops_per_us, device.launch_us, device.measured, halves > whole)
 
 
 @dataclass(frozen=True, slots=True)

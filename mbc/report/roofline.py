@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from mbc.kernels.own.halves import PRODUCTS
 from mbc.optimize.floor import BANDWIDTH_SHARE, Floor
 from mbc.plan.model import Plan, Program
 from mbc.plan.roofline import Bound, Ceilings, Limit, ceilings_of, limits
@@ -112,9 +113,10 @@ def _by_kind(found: Sequence[Limit]) -> list[tuple[str, list[Limit]]]:
 
 def _ceilings_text(plan: Plan, ceilings: Ceilings) -> str:
     known = "measured" if ceilings.measured else "of the datasheet"
+    halves = f", each {PRODUCTS} of fp16 on tensor cores" if ceilings.in_halves else ""
     return (
         f"ceilings ({known}): {ceilings.bytes_per_us / 1e3:,.0f} GB/s of copying, "
-        f"{ceilings.flops_per_us / 1e6:,.0f} TFLOP/s of {plan.graph.precision} products"
+        f"{ceilings.flops_per_us / 1e6:,.0f} TFLOP/s of {plan.graph.precision} products{halves}"
     )
 
 

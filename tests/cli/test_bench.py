@@ -11,9 +11,21 @@ from mbc.bench import job as jobs
 from mbc.bench import race as racing
 from mbc.bench.job import MBC, Result
 from mbc.cli import bench_command
+from mbc.device.profile_edit import write_profile
+from tests.device.profiles import measurement, profile, request
 
 QUICK = ("--device", "cpu", "--blocks", "2", "--block", "0s")
 OURS = Result(losses=(1.0, 0.9, 0.8, 0.7), step_ms=2.0, spread_ms=0.1, steps=2, first_step_s=0.5, peak_bytes=1 << 20)
+
+CONVOLUTION = """
+network one(batch = 8) {
+  input image[batch, 4, 8, 8] : float
+  input target[batch, 4, 8, 8] : float
+  y = image |> conv(4, 3, pad=1)
+  output y
+  loss (y, target) |> mse
+}
+"""
 
 
 @pytest.fixture
@@ -47,6 +59,19 @@ def test_a_table_and_a_file(mbc, results):
     assert {k: v for k, v in again.items() if k not in changing} == {
         k: v for k, v in written.items() if k not in changing
     }
+
+
+def test_the_floor_is_of_the_profile_that_planning_uses(mbc, results, monkeypatch):
+    monkeypatch.setattr(bench_command, "_on_gpu", lambda device, planned: True)
+    monkeypatch.setattr(bench_command, "_package", lambda planned, folder, on_gpu: folder)
+    times_us = {"convolution": 0.25, "convolution_backward_filter": 0.5}
+    known = profile({request(kind=kind): [measurement(1, time_us)] for kind, time_us in times_us.items()})
+    write_profile(known, Path("own.sqlite"))
+    Path("one.mbc").write_text(CONVOLUTION)
+    done = mbc("bench", "one.mbc", "--gpu", "h200", "--against", "torch", *QUICK, "--profile", "own.sqlite", "--json")
+    assert done.code == 0, done.err
+    floor = done.json["floor"]
+    assert (floor["products"], floor["estimated"], floor["products_us"]) == (2, 0, sum(times_us.values()))
 
 
 def test_another_mathematics_fails(mbc, results):

@@ -13,6 +13,7 @@ from mbc.optimize.contention import contention
 from mbc.optimize.simulate import Contention, measured_share, simulate, timeline
 from mbc.optimize.synchronise import synchronise
 from mbc.plan.model import Access, Buffer, Copy, Kernel, Launch, Mode, Program, Rows, Stream
+from mbc.plan.roofline import flops_of
 from tests.optimize.planned import table
 
 WHOLE = Rows(0, 1)
@@ -192,3 +193,15 @@ def test_contention_tells_kernels_by_their_time_and_bytes() -> None:
     assert together is not None
     assert together.fills[0] == 1 and together.fills[5] < 0.01 and together.fills[4] == 0
     assert contention(Program(launches[:4], (), (), ()), graph, [small, large], spec) is None
+
+
+def test_what_multiplies_whole_words_fills_the_gpu() -> None:
+    """Although tensor cores would be faster in products of fp16."""
+    spec, graph = replace(find_spec("h200"), fp32_tflops=0.06, fp16_tflops=0.79), table("residual").graph
+    operation = next(op for op in graph.train if op.kind == "convolution")
+    for rate, fills in ((spec.fp32_tflops, 1.0), (0.3 * spec.fp32_tflops, 0.5)):
+        idle = Launch(Kernel("cudnn", "k", (), 0.0, measured=True), (operation.name,), Stream.BESIDE, ())
+        time_us = flops_of(idle, operation, graph, []) / (rate * 1e6) + spec.launch_us
+        launch = replace(idle, work=replace(idle.work, time_us=time_us))
+        found = contention(Program((launch,), (), (), ()), graph, [], spec)
+        assert found is not None and found.fills[0] == pytest.approx(fills)

@@ -102,7 +102,7 @@ def test_rows_that_are_computed_twice_count_twice():
 
 def test_the_longer_of_two_times_binds():
     plan = planned()
-    cheap = Ceilings(bytes_per_us=1.0, flops_per_us=1e9, launch_us=1.0, measured=True)
+    cheap = Ceilings(bytes_per_us=1.0, flops_per_us=1e9, launch_us=1.0, measured=True, in_halves=False)
     dear = replace(cheap, bytes_per_us=1e9, flops_per_us=1.0)
     by_bytes, by_flops = ({one.summary.name: one for one in limits(plan, plan.train, c)}["wide"] for c in (cheap, dear))
     assert by_bytes.bound is Bound.MEMORY and by_bytes.limit_us == by_bytes.moved_bytes
@@ -113,10 +113,22 @@ def test_the_longer_of_two_times_binds():
 def test_ceilings_are_those_of_the_precision():
     gpu = find_spec("h200")
     assert Ceilings.of(gpu, Precision.BF16).flops_per_us == gpu.bf16_tflops * 1e6
-    assert Ceilings.of(gpu, Precision.FP32).flops_per_us == gpu.fp32_tflops * 1e6
+    assert Ceilings.of(gpu, Precision.TF32).flops_per_us == gpu.tf32_tflops * 1e6
     plan = planned()
     unknown = replace(plan, target=replace(plan.target, gpu="NVIDIA H200 NVL"))
     assert ceilings_of(plan).measured and not ceilings_of(unknown).measured
+
+
+def test_words_are_multiplied_in_halves_where_that_is_faster():
+    gpu = find_spec("h200")
+    assert Ceilings.of(gpu, Precision.FP32).flops_per_us == pytest.approx(gpu.fp16_tflops * 1e6 / 3)
+    assert Ceilings.of(gpu, Precision.FP32).in_halves
+    whole = replace(gpu, fp32_tflops=gpu.fp16_tflops / 2)
+    others = ((whole, Precision.FP32), (find_spec("a100-80"), Precision.FP32), (gpu, Precision.TF32))
+    for device, precision in others:
+        assert not Ceilings.of(device, precision).in_halves
+    for device in (whole, find_spec("a100-80")):
+        assert Ceilings.of(device, Precision.FP32).flops_per_us == device.fp32_tflops * 1e6
 
 
 def test_no_roofline_in_float64():
