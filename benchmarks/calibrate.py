@@ -2,8 +2,8 @@
 
 Layers are dealt to two halves by a hash of what they are, all micro-batches of a layer to the same half. The shares of
 mbc.kernels.calibration are fitted to one half; the errors are those of the other, which the fit has not seen. Compared
-are, for each request and provider, the best estimate and the fastest measured candidate within the same workspace, and
-the same for candidates without workspace. Needs no GPU.
+are, for each request and provider, the best estimate and the fastest measured candidate that may take its place
+(within the same workspace, and deterministic where it is), and the same for candidates without workspace. Needs no GPU.
 
     python benchmarks/calibrate.py [--profile FILE] [--write]
 
@@ -56,6 +56,7 @@ LEAST_LAYERS = 3  # of a class on the fitting side
 LEAST_FOUND = 0.75
 ARITHMETIC = np.geomspace(0.002, 4, 48)
 MEMORY = np.geomspace(0.01, 4, 48)
+BYTES_ALONE = np.geomspace(0.01, 1, 37)  # no kernel moves bytes faster by doing nothing else
 STARTS = np.geomspace(1, 32, 16)
 FINER = np.geomspace(0.82, 1 / 0.82, 21)
 
@@ -91,7 +92,7 @@ def samples(profile: Profile, device: DeviceSpec) -> Iterator[Sample]:
             if not m.refused:
                 alike[m.provider, m.name, m.layouts].append(m)
         found = (
-            Sample(layer, key, provider.name, effort, fastest_us(candidate.workspace_bytes, mine), tested)
+            Sample(layer, key, provider.name, effort, fastest_us(candidate, mine), tested)
             for provider in ESTIMATING
             for candidate, effort in provider.estimated(request, device)
             if (mine := alike.get((candidate.provider, candidate.name, candidate.layouts)))
@@ -99,8 +100,10 @@ def samples(profile: Profile, device: DeviceSpec) -> Iterator[Sample]:
         yield from dict.fromkeys(found)  # what differs in its settings only is one estimate
 
 
-def fastest_us(workspace_bytes: int, measurements: Iterable[Measurement]) -> float | None:
-    return min((m.time_us for m in measurements if m.workspace_bytes <= workspace_bytes), default=None)
+def fastest_us(candidate: Candidate, measurements: Iterable[Measurement]) -> float | None:
+    """Of what a module may run for an estimated candidate."""
+    admitted = (m for m in measurements if m.deterministic or not candidate.deterministic)
+    return min((m.time_us for m in admitted if m.workspace_bytes <= candidate.workspace_bytes), default=None)
 
 
 def fit(found: Sequence[Sample]) -> Shares:
@@ -110,7 +113,7 @@ def fit(found: Sequence[Sample]) -> Shares:
         np.array([getattr(s.effort, name) for s in found]) for name in ("launch_us", "arithmetic_us", "memory_us")
     )
     best = (np.inf, 1.0, 1.0, 1.0)
-    grids = (ARITHMETIC, MEMORY, STARTS)
+    grids = (ARITHMETIC, MEMORY if arithmetic.any() else BYTES_ALONE, STARTS)
     for _ in range(2):  # over the whole range, then between the neighbours of the best
         # Where nothing is computed the share of the peak says nothing.
         for share, starts in product(grids[0] if arithmetic.any() else (1.0,), grids[2]):

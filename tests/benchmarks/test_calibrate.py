@@ -152,3 +152,11 @@ def test_the_gap_between_launches_is_that_of_the_profile(exact: Profile) -> None
     (_, effort), *_ = CUDNN_CONVOLUTION.estimated(convolution(8, 32, 32, 7), calibrated(H200, profile))
     assert effort.launch_us == 0.7
     assert calibration().estimate_us(effort) > 0.7
+
+
+def test_what_is_not_deterministic_does_not_stand_for_what_has_to_be(exact: Profile) -> None:
+    faster = {
+        key: (*found, *(replace(m, time_us=m.time_us / 9, deterministic=False) for m in found))
+        for key, found in exact.measurements.items()
+    }
+    assert calibrate(replace(exact, measurements=faster))[0].shares == calibrate(exact)[0].shares
