@@ -5,10 +5,10 @@ mbc.kernels.calibration are fitted to one half; the errors are those of the othe
 are, for each request and provider, the best estimate and the fastest measured candidate that may take its place
 (within the same workspace, and deterministic where it is), and the same for candidates without workspace. Needs no GPU.
 
-    python benchmarks/calibrate.py [--profile FILE] [--write]
+    python benchmarks/calibrate.py [--profile FILE] [--write] [--only GROUP]
 
 Give it a profile as it was measured: the one that ships has only what planning can use. `--write` puts the result where
-mbc finds it (mbc/device/data/estimates.json).
+mbc finds it (mbc/device/data/estimates.json); with `--only` of the groups whose names begin so, the others stay.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,9 @@ from mbc.kernels.calibration import (
     Shares,
     Spread,
     shares_of,
+)
+from mbc.kernels.calibration import (
+    calibration as shipped,
 )
 from mbc.kernels.cublaslt import CUBLASLT
 from mbc.kernels.cudnn_convolution import CUDNN_CONVOLUTION
@@ -243,10 +246,21 @@ def _rounded(value: Shares | Spread) -> list[float]:
     return [round(figure, 4) for figure in astuple(value)]
 
 
+def put_into(old: Calibration, new: Calibration, group: str) -> Calibration:
+    """The old one with what the new one has of the groups whose names begin with `group`."""
+
+    def mixed(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+        kept = {name: value for name, value in before.items() if not name.startswith(group)}
+        return kept | {name: value for name, value in now.items() if name.startswith(group)}
+
+    return replace(old, shares=mixed(old.shares, new.shares), spreads=mixed(old.spreads, new.spreads))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--profile", type=Path, default=shipped_path("NVIDIA H200"))
     parser.add_argument("--write", action="store_true", help="into the package's data")
+    parser.add_argument("--only", default="", metavar="GROUP", help="write the groups that begin so, keep the others")
     arguments = parser.parse_args()
     profile = read_profile(arguments.profile)
     calibration, rows = calibrate(profile)
@@ -254,7 +268,8 @@ def main() -> None:
     path = write("calibrate", rows, profile=vars_of(profile), shares=shares)
     show(rows, ["name", "requests", "median", "p10", "p90", "|error| median", "|error| p90"])
     if arguments.write:
-        (ROOT / "mbc" / "device" / "data" / ESTIMATES_FILE).write_text(text(calibration), encoding="utf-8")
+        put = put_into(shipped(), calibration, arguments.only) if arguments.only else calibration
+        (ROOT / "mbc" / "device" / "data" / ESTIMATES_FILE).write_text(text(put), encoding="utf-8")
     print(path.name)
 
 
