@@ -41,7 +41,7 @@ struct HalvesConvolution {
 };
 
 // Weights as tensor cores read them: for every stage of N filters a block of `HalvesStage::COPIED` bytes. Their 64 terms
-// are in the order in which `add_products` has them: so a thread of it reads four neighbouring channels at once.
+// are in the order in which a thread that multiplies has them (`FetchedRows`), which reads four neighbours at once.
 template <int N>
 __global__ void prepare_weights(const float* __restrict__ weight, char* prepared, HalvesConvolution f) {
   __shared__ float tile[N][HALF_TERMS + 1];
@@ -57,7 +57,7 @@ __global__ void prepare_weights(const float* __restrict__ weight, char* prepared
     tile[n][c] = weight[at];
     largest = max(largest, fabsf(tile[n][c]));
   }
-  const HalfScale scale(largest_of_block(largest, of_warps, PREPARE_THREADS));
+  const HalfScale scale(largest_of_block(largest, of_warps, PREPARE_THREADS));  // all threads meet: `tile` is there
   using Stage = HalvesStage<N>;
   char* to = prepared + (static_cast<int64_t>(blockIdx.y) * f.stages() + stage) * Stage::COPIED;
   for (int32_t i = threadIdx.x; i < N * 8; i += PREPARE_THREADS) {

@@ -25,7 +25,7 @@ SHARED_BYTES = 201 << 10
 MOST_BLOCKS = 132  # of a large GPU at a time; a constant, so that sums are the same on all
 LEAST_STAGES = 16  # of a part
 ADDED_PIXELS = 185  # in whose time a part is written and read again: 8 bytes at 4 TB/s against 2 operations at 185 T/s
-MOST_PIXELS = 1 << 15  # across or down
+MOST_PIXELS = 1 << 15  # across or down, with padding: a place is packed into two halves of a word
 PRODUCTS = 3
 TENSOR_SHARE = 0.6  # of the peak, by judgement
 
@@ -59,7 +59,7 @@ def _takes(request: Request) -> bool:
         and len(image.shape) == 4
         and image.shape[1] % CHANNELS == 0
         and features.shape[1] % CHANNELS == 0
-        and max(*image.shape[2:], *features.shape[2:]) < MOST_PIXELS
+        and max(*image.shape[2:], *features.shape[2:]) + max(a.pad) < MOST_PIXELS
         and max(image.elements, features.elements) < 1 << 31
         and (a.dilation, a.groups) == ((1, 1), 1)
     )

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from mbc.device.spec import find_spec
-from mbc.ir.types import Precision
+from mbc.ir.types import Layout, Precision
 from mbc.kernels.base import DTYPE_CODES, Candidate
-from mbc.kernels.own import KERNELS, OWN, few_channels, taps
+from mbc.kernels.own import KERNELS, OWN, few_channels, halves, taps
 from mbc.resources import folder
 from tests.kernels.own.cases import CASES, Case
 from tests.kernels.own.groups import groups_in
@@ -81,6 +81,19 @@ def test_a_block_goes_on_with_the_next_strip(blocks: int, library: Library, monk
     for variant in trial.variants(candidate):
         (error,) = trial.errors(candidate, variant)
         assert error <= WORDS[Precision.TF32][1], variant.name
+
+
+def test_parts_of_a_gradient_in_halves_are_added_up(library: Library, monkeypatch: pytest.MonkeyPatch):
+    kernel = halves.KERNELS[-1]
+    case = next(c for c in CASES if c.kind == kernel.kind and kernel.takes(c.request(Precision.FP32)))
+    whole_bytes = kernel.workspace(case.request(Precision.FP32), Layout.CHANNELS_LAST)
+    monkeypatch.setattr(halves, "LEAST_STAGES", 1)
+    assert kernel.workspace(case.request(Precision.FP32), Layout.CHANNELS_LAST) > whole_bytes
+    trial = Trial(library, case, Precision.FP32)
+    (candidate,) = (c for c in trial.candidates() if c.name == kernel.name)
+    for variant in trial.variants(candidate):
+        (error,) = trial.errors(candidate, variant)
+        assert error <= WORDS[Precision.FP32][1], variant.name
 
 
 def on_tensor_cores(case: Case, precision: Precision) -> list[Candidate]:
