@@ -55,7 +55,7 @@ __global__ void prepare_weights(const float* __restrict__ weight, char* prepared
                            ? (static_cast<int64_t>(channel + c) * f.taps + f.taps - 1 - tap) * f.filters + first + n
                            : (static_cast<int64_t>(first + n) * f.taps + tap) * f.channels + channel + c;
     tile[n][c] = weight[at];
-    largest = max(largest, fabsf(tile[n][c]));
+    largest = larger_finite(largest, tile[n][c]);
   }
   const HalfScale scale(largest_of_block(largest, of_warps, PREPARE_THREADS));  // all threads meet: `tile` is there
   using Stage = HalvesStage<N>;

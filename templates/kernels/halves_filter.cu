@@ -20,7 +20,7 @@ __global__ void find_largest(const float* __restrict__ x, float* found, int64_t 
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * LARGEST_THREADS + threadIdx.x; i < count / 4; i += step) {
     const Vec<float, 4> words = load<4>(x + 4 * i);
 #pragma unroll
-    for (int e = 0; e < 4; ++e) largest = max(largest, fabsf(words.v[e]));
+    for (int e = 0; e < 4; ++e) largest = larger_finite(largest, words.v[e]);
   }
   largest = largest_of_block(largest, of_warps, LARGEST_THREADS);
   if (threadIdx.x == 0) found[blockIdx.x] = largest;

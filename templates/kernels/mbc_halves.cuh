@@ -6,6 +6,8 @@
 // of these 64 terms are taken off.
 #pragma once
 
+#include <cfloat>
+
 #include "mbc_warpgroup.cuh"
 
 struct HalvesArguments {
@@ -58,6 +60,12 @@ struct HalfScale {
     memcpy(&down, &both[1], sizeof(down));
   }
 };
+
+// The larger size; what is infinite stays so under any scale, and words beside it keep theirs.
+__device__ inline float larger_finite(float largest, float word) {
+  const float size = fabsf(word);
+  return size <= FLT_MAX ? max(largest, size) : largest;
+}
 
 // The largest of `value`, none negative, that any of `threads` of the block has; `of_warps` is a word for each warp.
 __device__ inline float largest_of_block(float value, float* of_warps, int threads) {
