@@ -20,6 +20,7 @@ from pathlib import Path
 
 from mbc.codegen.cache import ObjectCache, find_cache
 from mbc.codegen.toolchain import Part, Toolchain
+from mbc.device.spec import has_warpgroups
 from mbc.errors import MbcError
 
 _COMPILER_LINES = 20  # of a compiler's complaint, shown to the user
@@ -83,9 +84,8 @@ def make_library(
 
 def _compilations(recipe: Recipe, toolchain: Toolchain, parts: Sequence[Part]) -> list[_Compilation]:
     """The longest first, so that none starts when the others are done: nvcc, then g++."""
-    code = recipe.architecture.removeprefix("sm_")
-    if code == "90":
-        code += "a"  # its own instructions: wgmma
+    # wgmma is among the instructions of one architecture only, whose code has a name of its own.
+    code = "90a" if has_warpgroups(recipe.architecture) else recipe.architecture.removeprefix("sm_")
     assert toolchain.nvcc is not None and toolchain.gxx is not None
     compiler = str(toolchain.gxx.absolute())  # commands run in the folder of sources
     nvcc = (

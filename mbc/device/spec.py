@@ -55,7 +55,7 @@ class DeviceSpec:
     @property
     def has_warpgroups(self) -> bool:
         """Whether four warps start products together (wgmma): compute capability 9.0, before and after it not."""
-        return self._compute_capability == 90
+        return has_warpgroups(self.architecture)
 
     @property
     def shared_bytes_of_block(self) -> int:
@@ -66,6 +66,11 @@ class DeviceSpec:
     def _compute_capability(self) -> int:
         """In tenths."""
         return int(self.architecture.removeprefix("sm_").rstrip("af"))
+
+
+def has_warpgroups(architecture: str) -> bool:
+    """Of GPUs of this architecture, `DeviceSpec.has_warpgroups`."""
+    return architecture.rstrip("af") == "sm_90"
 
 
 def device_specs() -> dict[str, DeviceSpec]:

@@ -3,27 +3,15 @@
 // `tiled` is a matrix product over windows (implicit GEMM); without it every output element (or filter element) is made
 // on its own, which is better where a group has few channels (depthwise). The filter pass splits the sum over pixels
 // into `parts` that meet in a second kernel, in order.
+#include "mbc_convolution.cuh"
 #include "mbc_images.cuh"
 #include "mbc_parts.cuh"
 #include "mbc_product.cuh"
 
-struct ConvolutionArguments {
+struct ConvolutionArguments : ConvolutionSizes {
   int64_t type;
   int64_t layout;
   int64_t tiled;
-  int64_t rows;
-  int64_t channels;
-  int64_t height;
-  int64_t width;
-  int64_t filters;
-  int64_t out_height;
-  int64_t out_width;
-  int64_t kernel_height;
-  int64_t kernel_width;
-  int64_t stride_height;
-  int64_t stride_width;
-  int64_t pad_top;
-  int64_t pad_left;
   int64_t dilation_height;
   int64_t dilation_width;
   int64_t groups;

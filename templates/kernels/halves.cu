@@ -2,7 +2,7 @@
 // channels last, by the 64.
 //
 // A block makes 128 pixels of 64 or 128 channels at a time. One of its warpgroups copies: pixels of the image under one
-// place of the filter, 64 channels each, and weights that were divided into halves before. Each of two others multiplies
+// place of the filter, 64 channels each, and weights that were divided into halves before. Two others multiply, each
 // 64 pixels, whose words it divides itself; while one does that, tensor cores work for the other.
 #include "mbc_halves.cuh"
 
@@ -21,22 +21,15 @@ struct HalvesStage {
   static constexpr int COUNT = N == 128 ? 3 : 4;
 };
 
-struct HalvesConvolution {
-  int32_t channels, height, width, filters, out_height, out_width, kernel_width, taps, chunks;
-  int32_t stride_height, stride_width, pad_top, pad_left;
+struct HalvesConvolution : ConvolutionShape {
+  int32_t taps, chunks;
   int32_t pixels, across, tiles;  // of the output; tiles of filters, and of both
   bool backward;
 
   HalvesConvolution(const HalvesArguments& a, int n)
-      : channels(static_cast<int32_t>(a.channels)), height(static_cast<int32_t>(a.height)),
-        width(static_cast<int32_t>(a.width)), filters(static_cast<int32_t>(a.filters)),
-        out_height(static_cast<int32_t>(a.out_height)), out_width(static_cast<int32_t>(a.out_width)),
-        kernel_width(static_cast<int32_t>(a.kernel_width)), taps(static_cast<int32_t>(a.kernel_height * a.kernel_width)),
-        chunks(channels / HALF_TERMS), stride_height(static_cast<int32_t>(a.stride_height)),
-        stride_width(static_cast<int32_t>(a.stride_width)), pad_top(static_cast<int32_t>(a.pad_top)),
-        pad_left(static_cast<int32_t>(a.pad_left)), pixels(static_cast<int32_t>(a.rows * a.out_height * a.out_width)),
-        across(filters / n), tiles(static_cast<int32_t>(divide_up(pixels, HALF_PIXELS)) * across),
-        backward(a.backward != 0) {}
+      : ConvolutionShape(a), taps(kernel_height * kernel_width), chunks(channels / HALF_TERMS),
+        pixels(static_cast<int32_t>(a.rows * a.out_height * a.out_width)), across(filters / n),
+        tiles(static_cast<int32_t>(divide_up(pixels, HALF_PIXELS)) * across), backward(a.backward != 0) {}
   __device__ int32_t stages() const { return taps * chunks; }
 };
 

@@ -33,7 +33,8 @@ __device__ inline float largest_of(const float* found, float* of_warps) {
 }
 
 // Of each 64 channels of a pixel, first what halves hold of them, then what that leaves.
-__global__ void divide_into_halves(const float* __restrict__ x, const float* __restrict__ found, uint4* halves, int64_t count) {
+__global__ void divide_into_halves(
+    const float* __restrict__ x, const float* __restrict__ found, uint4* halves, int64_t count) {
   __shared__ float of_warps[LARGEST_THREADS / 32];
   const float up = HalfScale(largest_of(found, of_warps)).up;
   const int64_t step = static_cast<int64_t>(gridDim.x) * LARGEST_THREADS;
@@ -69,21 +70,14 @@ struct OutputPixel {
   int32_t n, row, column;
 };
 
-struct HalvesFilter {
-  int32_t channels, height, width, filters, out_height, out_width, kernel_width;
-  int32_t stride_height, stride_width, pad_top, pad_left;
+struct HalvesFilter : ConvolutionShape {
   int32_t pixels, stages, columns, across;  // of the output; in all; blocks of 64 columns; tiles of them
-  OutputPixel stage;                              // how far it is from one to the next
+  OutputPixel stage;                        // how far it is from one to the next
 
   HalvesFilter(const HalvesArguments& a, int blocks)
-      : channels(static_cast<int32_t>(a.channels)), height(static_cast<int32_t>(a.height)),
-        width(static_cast<int32_t>(a.width)), filters(static_cast<int32_t>(a.filters)),
-        out_height(static_cast<int32_t>(a.out_height)), out_width(static_cast<int32_t>(a.out_width)),
-        kernel_width(static_cast<int32_t>(a.kernel_width)), stride_height(static_cast<int32_t>(a.stride_height)),
-        stride_width(static_cast<int32_t>(a.stride_width)), pad_top(static_cast<int32_t>(a.pad_top)),
-        pad_left(static_cast<int32_t>(a.pad_left)), pixels(static_cast<int32_t>(a.rows * a.out_height * a.out_width)),
+      : ConvolutionShape(a), pixels(static_cast<int32_t>(a.rows * a.out_height * a.out_width)),
         stages(static_cast<int32_t>(divide_up(pixels, HALF_TERMS))),
-        columns(static_cast<int32_t>(a.kernel_height * a.kernel_width) * channels / 64),
+        columns(kernel_height * kernel_width * channels / 64),
         across(static_cast<int32_t>(divide_up(columns, blocks))), stage(place(HALF_TERMS)) {}
   __host__ __device__ OutputPixel place(int32_t pixel) const {
     const int32_t line = pixel / out_width, n = line / out_height;
@@ -168,7 +162,7 @@ __device__ inline void copy_stages_of_filter(
 
 template <bool WIDE>
 __device__ inline void multiply_stages_of_filter(
-    const char* stages, const float* found, float* __restrict__ partial, Ring<FilterStage<WIDE>::COUNT>& ring,
+    const char* stages, float down, float* __restrict__ partial, Ring<FilterStage<WIDE>::COUNT>& ring,
     const HalvesFilter& f) {
   using Stage = FilterStage<WIDE>;
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, group = threadIdx.x / WARPGROUP - 1;
@@ -177,7 +171,8 @@ __device__ inline void multiply_stages_of_filter(
   const int32_t turns = f.begin(blockIdx.y + 1) - f.begin(blockIdx.y);
   const auto stage = [&](int32_t turn) { return stages + turn % Stage::COUNT * Stage::BYTES; };
   const auto fetch = [&](int32_t turn, int step, int h) {
-    const float* gradients = reinterpret_cast<const float*>(stage(turn) + Stage::GRADIENTS) + first + 2 * t * Stage::PITCH;
+    const float* pixels = reinterpret_cast<const float*>(stage(turn) + Stage::GRADIENTS);
+    const float* gradients = pixels + first + 2 * t * Stage::PITCH;
     Vec<float, 4> words;
 #pragma unroll
     for (int e = 0; e < 4; ++e) words.v[e] = gradients[(step * 16 + e / 2 * 8 + e % 2) * Stage::PITCH + 8 * h];
@@ -187,9 +182,6 @@ __device__ inline void multiply_stages_of_filter(
   multiply_turns<true>(
       sums, turns, ring, fetch, [&](int32_t turn) { return stage(turn) + block * OPERAND_BLOCK; }, Stage::HALF,
       [](int32_t) { return 1.0f; }, [](int32_t) {});
-  float largest = 0.0f;
-  for (int i = 0; i < LARGEST_BLOCKS; ++i) largest = max(largest, found[i]);
-  const float down = HalfScale(largest).down;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int64_t filter = static_cast<int64_t>(blockIdx.x) / f.across * Stage::FILTERS + first + 8 * h;
@@ -210,14 +202,15 @@ __global__ void __launch_bounds__(HALVES_THREADS, 1)
   MBC_DYNAMIC_SHARED(shared);
   __shared__ Ring<FilterStage<WIDE>::COUNT> ring;
   char* stages = aligned_shared(shared);
+  __shared__ float of_warps[HALVES_THREADS / 32];
   if (threadIdx.x == 0) ring.start(WARPGROUP);
-  __syncthreads();
+  const float down = HalfScale(largest_of(found, of_warps)).down;  // all threads meet: the ring is ready
   if (threadIdx.x < WARPGROUP) {
     give_registers<COPIER_REGISTERS>();
     copy_stages_of_filter<WIDE>(halves, dy, stages, ring, f);
   } else {
     take_registers<MULTIPLIER_REGISTERS>();
-    multiply_stages_of_filter<WIDE>(stages, found, partial, ring, f);
+    multiply_stages_of_filter<WIDE>(stages, down, partial, ring, f);
   }
 }
 

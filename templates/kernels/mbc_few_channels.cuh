@@ -7,23 +7,11 @@
 // of the output and keeps the band of the image under it in shared memory.
 #pragma once
 
+#include "mbc_convolution.cuh"
 #include "mbc_mma.cuh"
 
-struct FewChannelsArguments {
+struct FewChannelsArguments : ConvolutionSizes {
   int64_t type;
-  int64_t rows;
-  int64_t channels;
-  int64_t height;
-  int64_t width;
-  int64_t filters;
-  int64_t out_height;
-  int64_t out_width;
-  int64_t kernel_height;
-  int64_t kernel_width;
-  int64_t stride_height;
-  int64_t stride_width;
-  int64_t pad_top;
-  int64_t pad_left;
   int64_t band;  // output rows of a block, even
   int64_t parts;  // of the filter pass: blocks that share out the image
   int64_t accumulate;
@@ -42,9 +30,8 @@ struct FewTile {
   int32_t y0, x0, rows, columns, across;
 };
 
-struct FewChannels {
-  int32_t channels, height, width, filters, out_height, out_width, kernel_height, kernel_width, stride_height,
-      stride_width, pad_top, pad_left, band;
+struct FewChannels : ConvolutionShape {
+  int32_t band;
   int32_t planes;           // of an image in memory: its channels where they come first
   int32_t together;         // elements of a pixel in a plane
   int32_t run, padded_run;  // elements of a row of a window; to whole words
@@ -57,13 +44,7 @@ struct FewChannels {
   int64_t tiles;
 
   FewChannels(const FewChannelsArguments& a, bool forward, bool whole, bool whole_image = false)
-      : channels(static_cast<int32_t>(a.channels)), height(static_cast<int32_t>(a.height)),
-        width(static_cast<int32_t>(a.width)), filters(static_cast<int32_t>(a.filters)),
-        out_height(static_cast<int32_t>(a.out_height)), out_width(static_cast<int32_t>(a.out_width)),
-        kernel_height(static_cast<int32_t>(a.kernel_height)), kernel_width(static_cast<int32_t>(a.kernel_width)),
-        stride_height(static_cast<int32_t>(a.stride_height)), stride_width(static_cast<int32_t>(a.stride_width)),
-        pad_top(static_cast<int32_t>(a.pad_top)), pad_left(static_cast<int32_t>(a.pad_left)),
-        band(static_cast<int32_t>(a.band)) {
+      : ConvolutionShape(a), band(static_cast<int32_t>(a.band)) {
     const bool words = a.type == MBC_FP32;
     planes = words && a.image_layout == MBC_CHANNELS_FIRST ? channels : 1;
     together = channels / planes;

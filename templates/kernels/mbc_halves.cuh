@@ -1,29 +1,18 @@
 // Products of fp32 words on tensor cores that multiply fp16: a word, times a power of two that makes it fit, is what a
-// half holds of it and what that leaves, 22 bits together. Of a product's four parts the one of what both words leave is
-// dropped, 2^-22 of the product. fp16 has as many bits as tf32 and is twice as fast.
+// half holds of it and what that leaves, 22 bits together. Of a product's four parts the one of what both words leave
+// is dropped, 2^-22 of the product. fp16 has as many bits as tf32 and is twice as fast.
 //
-// Tensor cores cut sums off instead of rounding them: what 64 terms come to is added up in fp32 outside, where the scales
-// of these 64 terms are taken off.
+// Tensor cores cut sums off instead of rounding them: what 64 terms come to is added up in fp32 outside, where the
+// scales of these 64 terms are taken off.
 #pragma once
 
 #include <cfloat>
 
+#include "mbc_convolution.cuh"
 #include "mbc_warpgroup.cuh"
 
-struct HalvesArguments {
-  int64_t rows;
-  int64_t channels;  // of the image that is read
-  int64_t height;
-  int64_t width;
-  int64_t filters;  // channels of the output; of gradients, where filters are made
-  int64_t out_height;
-  int64_t out_width;
-  int64_t kernel_height;
-  int64_t kernel_width;
-  int64_t stride_height;
-  int64_t stride_width;
-  int64_t pad_top;
-  int64_t pad_left;
+// Sizes are those of the image that is read and of the output, or of its gradients, where filters are made.
+struct HalvesArguments : ConvolutionSizes {
   int64_t backward;  // whether the weights are those of the pass whose output is the image here
   int64_t parts;     // into which the pixels are divided, where filters are made
   int64_t accumulate;
@@ -165,8 +154,8 @@ __device__ inline void start_products(
 
 // Adds up the products of `count` stages: `fetch(turn, step, half)` of the rows, `operand(turn)` where the other operand
 // begins, its small halves `low_at` bytes behind, and `down(turn)` what takes off its scale. `after(turn)` may use the
-// sums and clear them. Where the ring has room, words of the next stage are fetched before tensor cores start: a warp that
-// has started a product waits until it is taken, and does nothing else meanwhile.
+// sums and clear them. Where the ring has room, words of the next stage are fetched before tensor cores start: a warp
+// that has started a product waits until it is taken, and does nothing else meanwhile.
 template <bool BY_TERM, int TILES, int STAGES, typename Fetch, typename Operand, typename Down, typename After>
 __device__ inline void multiply_turns(
     float (&sums)[TILES][4], int32_t count, Ring<STAGES>& ring, Fetch fetch, Operand operand, int low_at, Down down,

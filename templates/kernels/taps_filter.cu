@@ -6,16 +6,7 @@
 // their way.
 #include "mbc_few_channels_filter.cuh"
 
-struct TapsArguments {
-  int64_t images;
-  int64_t channels;
-  int64_t height;
-  int64_t width;
-  int64_t filters;
-  int64_t out_height;
-  int64_t out_width;
-  int64_t pad_top;
-  int64_t pad_left;
+struct TapsArguments : ConvolutionSizes {
   int64_t band;   // output rows that a block makes of a strip
   int64_t parts;  // blocks that share out the strips
   int64_t accumulate;
@@ -37,19 +28,15 @@ struct TapStep {
   int32_t x0, y0, rows, row;
 };
 
-struct Taps {
-  int32_t channels, height, width, filters, out_height, out_width, pad_top, pad_left, band;
-  int32_t strips, bands;  // of an image: across and down
-  int64_t count;          // of strips in all images
-  bool wide;              // everything takes vectors
+struct Taps : ConvolutionShape {
+  int32_t band, strips, bands;  // output rows of a strip; of an image: across and down
+  int64_t count;                // of strips in all images
+  bool wide;                    // everything takes vectors
 
   Taps(const TapsArguments& a, bool whole)
-      : channels(static_cast<int32_t>(a.channels)), height(static_cast<int32_t>(a.height)),
-        width(static_cast<int32_t>(a.width)), filters(static_cast<int32_t>(a.filters)),
-        out_height(static_cast<int32_t>(a.out_height)), out_width(static_cast<int32_t>(a.out_width)),
-        pad_top(static_cast<int32_t>(a.pad_top)), pad_left(static_cast<int32_t>(a.pad_left)),
-        band(static_cast<int32_t>(a.band)), strips(static_cast<int32_t>(divide_up(a.out_width, TAP_COLUMNS))),
-        bands(static_cast<int32_t>(divide_up(a.out_height, a.band))), count(a.images * strips * bands), wide(whole) {}
+      : ConvolutionShape(a), band(static_cast<int32_t>(a.band)),
+        strips(static_cast<int32_t>(divide_up(a.out_width, TAP_COLUMNS))),
+        bands(static_cast<int32_t>(divide_up(a.out_height, a.band))), count(a.rows * strips * bands), wide(whole) {}
   __device__ TapStep step(int64_t strip) const {
     const int32_t x0 = static_cast<int32_t>(strip % strips) * TAP_COLUMNS;
     const int32_t y0 = static_cast<int32_t>(strip / strips % bands) * band;

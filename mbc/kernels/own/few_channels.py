@@ -10,8 +10,8 @@ from mbc.device.spec import DeviceSpec
 from mbc.ir.types import DType, Layout, Precision
 from mbc.kernels.base import Request
 from mbc.kernels.calibration import peak_tflops
-from mbc.kernels.own.base import Layouts, OwnKernel, Slice, Struct, layout_code, moved_us, ordered, type_code
-from mbc.kernels.own.sides import Sides, attributes
+from mbc.kernels.own.base import Layouts, OwnKernel, Slice, layout_code, moved_us, ordered, type_code
+from mbc.kernels.own.sides import ConvolutionSizes, Sides, attributes, sizes
 
 MOST_CHANNELS = 7  # from eight on libraries have nothing to pad
 ELEMENTS = 12288  # of the image in shared memory, beside weights or gradients
@@ -30,21 +30,8 @@ TENSOR_SHARE = 0.3  # of the peak, by judgement: mma.sync instead of wgmma, frag
 
 
 @dataclass(frozen=True, slots=True)
-class FewChannelsArguments(Struct):
+class FewChannelsArguments(ConvolutionSizes):
     type: int
-    rows: int
-    channels: int
-    height: int
-    width: int
-    filters: int
-    out_height: int
-    out_width: int
-    kernel_height: int
-    kernel_width: int
-    stride_height: int
-    stride_width: int
-    pad_top: int
-    pad_left: int
     band: int
     parts: int
     accumulate: int
@@ -146,24 +133,10 @@ def _image_first(request: Request) -> Iterable[Layouts]:
 
 
 def _arguments(at: Slice, image: Layout = Layout.CHANNELS_LAST) -> FewChannelsArguments:
-    request, a, sides = at.request, attributes(at.request), Sides.of(at.request)
-    rows, channels, height, width = sides.image.shape
-    _, filters, out_height, out_width = sides.features.shape
+    request = at.request
     return FewChannelsArguments(
+        **sizes(request),
         type=type_code(request.inputs[0]),
-        rows=rows,
-        channels=channels,
-        height=height,
-        width=width,
-        filters=filters,
-        out_height=out_height,
-        out_width=out_width,
-        kernel_height=a.kernel[0],
-        kernel_width=a.kernel[1],
-        stride_height=a.stride[0],
-        stride_width=a.stride[1],
-        pad_top=a.pad[0],
-        pad_left=a.pad[2],
         band=band(request),
         parts=_parts(request),
         accumulate=int(at.accumulate),

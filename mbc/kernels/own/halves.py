@@ -6,18 +6,18 @@ Operands begin at multiples of 16 bytes: buffers do, and so do slices, whose row
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mbc.device.spec import DeviceSpec
 from mbc.ir.types import DType, Layout, Precision
 from mbc.kernels.base import Request
 from mbc.kernels.calibration import peak_tflops
-from mbc.kernels.own.base import OwnKernel, Slice, Struct, channels_last, moved_us
-from mbc.kernels.own.sides import Sides, attributes
+from mbc.kernels.own.base import OwnKernel, Slice, channels_last, moved_us
+from mbc.kernels.own.sides import ConvolutionSizes, Sides, attributes, sizes
 
 # As in the sources.
 CHANNELS = 64  # by which both sides have them
-WIDE = 128  # filters or channels of a block at once, where there are so many
+AT_ONCE = 128  # filters or channels of a block, where it makes a multiple of so many
 TERMS = 64  # of a stage
 SCALE_BYTES = 16  # of weights of a stage, whose elements are four bytes in two halves
 LARGEST_BYTES = 2048  # of what blocks find while they look for the largest of an image
@@ -31,20 +31,7 @@ TENSOR_SHARE = 0.6  # of the peak, by judgement
 
 
 @dataclass(frozen=True, slots=True)
-class HalvesArguments(Struct):
-    rows: int
-    channels: int
-    height: int
-    width: int
-    filters: int
-    out_height: int
-    out_width: int
-    kernel_height: int
-    kernel_width: int
-    stride_height: int
-    stride_width: int
-    pad_top: int
-    pad_left: int
+class HalvesArguments(ConvolutionSizes):
     backward: int
     parts: int
     accumulate: int
@@ -73,29 +60,29 @@ def _takes_data(request: Request) -> bool:
 
 
 def _arguments(at: Slice) -> HalvesArguments:
-    request, a, sides = at.request, attributes(at.request), Sides.of(at.request)
+    request = at.request
     backward = request.kind == "convolution_backward_data"
-    read, made = (sides.features, sides.image) if backward else (sides.image, sides.features)
-    rows, channels, height, width = read.shape
-    _, filters, out_height, out_width = made.shape
     return HalvesArguments(
-        rows=rows,
-        channels=channels,
-        height=height,
-        width=width,
-        filters=filters,
-        out_height=out_height,
-        out_width=out_width,
-        kernel_height=a.kernel[0],
-        kernel_width=a.kernel[1],
-        stride_height=a.stride[0],
-        stride_width=a.stride[1],
-        pad_top=a.kernel[0] - 1 - a.pad[0] if backward else a.pad[0],
-        pad_left=a.kernel[1] - 1 - a.pad[2] if backward else a.pad[2],
+        **(_turned(request) if backward else sizes(request)),
         backward=int(backward),
         parts=_parts(request),
         accumulate=int(at.accumulate),
     )
+
+
+def _turned(request: Request) -> dict[str, int]:
+    """Sizes of the convolution that makes the image of its gradients."""
+    known = sizes(request)
+    return known | {
+        "channels": known["filters"],
+        "height": known["out_height"],
+        "width": known["out_width"],
+        "filters": known["channels"],
+        "out_height": known["height"],
+        "out_width": known["width"],
+        "pad_top": known["kernel_height"] - 1 - known["pad_top"],
+        "pad_left": known["kernel_width"] - 1 - known["pad_left"],
+    }
 
 
 def _weights_bytes(request: Request, layout: Layout) -> int:
@@ -103,7 +90,7 @@ def _weights_bytes(request: Request, layout: Layout) -> int:
     sides = Sides.of(request)
     backward = request.kind == "convolution_backward_data"
     made = (sides.image if backward else sides.features).shape[1]
-    blocks = made // (WIDE if made % WIDE == 0 else CHANNELS)
+    blocks = made // (AT_ONCE if made % AT_ONCE == 0 else CHANNELS)
     stages = sides.weight.elements // made // TERMS
     return sides.weight.size_bytes + blocks * stages * SCALE_BYTES
 
@@ -116,8 +103,8 @@ def _parts(request: Request) -> int:
     filters = sides.features.shape[1]
     columns = sides.weight.elements // filters // CHANNELS  # by the 64
     tiles = (
-        filters // WIDE * math.ceil(columns / 2)
-        if filters % WIDE == 0
+        filters // AT_ONCE * math.ceil(columns / 2)
+        if filters % AT_ONCE == 0
         else filters // CHANNELS * math.ceil(columns / 4)
     )
     pixels = sides.features.elements // filters
@@ -145,51 +132,36 @@ def _time_us(request: Request, device: DeviceSpec) -> float:
     return max(operations / (peak_tflops(device, Precision.FP16) * 1e6 * TENSOR_SHARE), moved_us(request, device))
 
 
-KERNELS = (
-    OwnKernel(
-        "convolution",
-        "halves.cu",
-        HalvesArguments,
-        _arguments,
-        layouts=channels_last,
-        workspace=_weights_bytes,
-        time_us=_time_us,
-        launches=2,
-        launcher="convolution_in_halves",
-        takes=_takes,
-        shared=_shared,
-        warpgroups=True,
-        aligned=True,
-    ),
-    OwnKernel(
-        "convolution_backward_data",
-        "halves.cu",
-        HalvesArguments,
-        _arguments,
-        layouts=channels_last,
-        workspace=_weights_bytes,
-        time_us=_time_us,
-        launches=2,
-        launcher="convolution_backward_data_in_halves",
-        takes=_takes_data,
-        shared=_shared,
-        warpgroups=True,
-        aligned=True,
-    ),
-    OwnKernel(
-        "convolution_backward_filter",
-        "halves_filter.cu",
-        HalvesArguments,
-        _arguments,
-        layouts=channels_last,
-        workspace=_filter_bytes,
-        time_us=_time_us,
-        launches=4,
-        accumulates=True,
-        launcher="convolution_backward_filter_in_halves",
-        takes=_takes,
-        shared=_shared,
-        warpgroups=True,
-        aligned=True,
-    ),
+_FORWARD = OwnKernel(
+    "convolution",
+    "halves.cu",
+    HalvesArguments,
+    _arguments,
+    layouts=channels_last,
+    workspace=_weights_bytes,
+    time_us=_time_us,
+    launches=2,
+    launcher="convolution_in_halves",
+    takes=_takes,
+    shared=_shared,
+    tensor_cores=True,
+    warpgroups=True,
+    aligned=True,
 )
+_BACKWARD_DATA = replace(
+    _FORWARD,
+    kind="convolution_backward_data",
+    launcher="convolution_backward_data_in_halves",
+    takes=_takes_data,
+)
+_BACKWARD_FILTER = replace(
+    _FORWARD,
+    kind="convolution_backward_filter",
+    file="halves_filter.cu",
+    launcher="convolution_backward_filter_in_halves",
+    workspace=_filter_bytes,
+    launches=4,
+    accumulates=True,
+)
+
+KERNELS = (_FORWARD, _BACKWARD_DATA, _BACKWARD_FILTER)

@@ -10,7 +10,7 @@ from mbc.device.spec import DeviceSpec
 from mbc.ir.types import Layout
 from mbc.kernels.base import Request
 from mbc.kernels.own.base import OwnKernel, Slice, Struct, channels_first, layout_code, moved_us, type_code
-from mbc.kernels.own.sides import Sides, attributes
+from mbc.kernels.own.sides import ConvolutionSizes, Sides, attributes, sizes
 from mbc.ops.matrix import Linear
 
 TILED_SHARE = 0.10  # of the fp32 peak, by the tiled product: two loads from shared memory for every two operations
@@ -22,23 +22,10 @@ MOST_GRID_DEPTH = 65535  # of CUDA: groups times parts
 
 
 @dataclass(frozen=True, slots=True)
-class ConvolutionArguments(Struct):
+class ConvolutionArguments(ConvolutionSizes):
     type: int
     layout: int
     tiled: int
-    rows: int
-    channels: int
-    height: int
-    width: int
-    filters: int
-    out_height: int
-    out_width: int
-    kernel_height: int
-    kernel_width: int
-    stride_height: int
-    stride_width: int
-    pad_top: int
-    pad_left: int
     dilation_height: int
     dilation_width: int
     groups: int
@@ -85,26 +72,12 @@ def _parts(request: Request) -> int:
 
 
 def _convolution(at: Slice) -> ConvolutionArguments:
-    request, a, sides = at.request, attributes(at.request), Sides.of(at.request)
-    rows, channels, height, width = sides.image.shape
-    _, filters, out_height, out_width = sides.features.shape
+    request, a = at.request, attributes(at.request)
     return ConvolutionArguments(
+        **sizes(request),
         type=type_code(request.inputs[0]),
         layout=layout_code(at.layout),
         tiled=int(_tiled(request)),
-        rows=rows,
-        channels=channels,
-        height=height,
-        width=width,
-        filters=filters,
-        out_height=out_height,
-        out_width=out_width,
-        kernel_height=a.kernel[0],
-        kernel_width=a.kernel[1],
-        stride_height=a.stride[0],
-        stride_width=a.stride[1],
-        pad_top=a.pad[0],
-        pad_left=a.pad[2],
         dilation_height=a.dilation[0],
         dilation_width=a.dilation[1],
         groups=a.groups,

@@ -1,4 +1,4 @@
-"""The operands of a pass of a convolution, whichever pass it is."""
+"""The operands of a pass of a convolution, whichever pass it is, and its sizes as launchers read them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from mbc.ir.types import TensorType
 from mbc.kernels.base import Request
+from mbc.kernels.own.base import Struct
 from mbc.ops.convolution import Convolution
 
 
@@ -29,3 +30,44 @@ def attributes(request: Request) -> Convolution:
     a = request.attributes
     assert isinstance(a, Convolution)
     return a
+
+
+@dataclass(frozen=True, slots=True)
+class ConvolutionSizes(Struct):
+    """What structures of arguments begin with, as in templates/kernels/mbc_convolution.cuh."""
+
+    rows: int
+    channels: int
+    height: int
+    width: int
+    filters: int
+    out_height: int
+    out_width: int
+    kernel_height: int
+    kernel_width: int
+    stride_height: int
+    stride_width: int
+    pad_top: int
+    pad_left: int
+
+
+def sizes(request: Request) -> dict[str, int]:
+    """The fields of `ConvolutionSizes`, of the image side and the feature side."""
+    a, sides = attributes(request), Sides.of(request)
+    rows, channels, height, width = sides.image.shape
+    _, filters, out_height, out_width = sides.features.shape
+    return {
+        "rows": rows,
+        "channels": channels,
+        "height": height,
+        "width": width,
+        "filters": filters,
+        "out_height": out_height,
+        "out_width": out_width,
+        "kernel_height": a.kernel[0],
+        "kernel_width": a.kernel[1],
+        "stride_height": a.stride[0],
+        "stride_width": a.stride[1],
+        "pad_top": a.pad[0],
+        "pad_left": a.pad[2],
+    }

@@ -9,8 +9,8 @@ from mbc.device.spec import DeviceSpec
 from mbc.ir.types import DType, Layout, Precision
 from mbc.kernels.base import Request
 from mbc.kernels.calibration import peak_tflops
-from mbc.kernels.own.base import OwnKernel, Slice, Struct, channels_last, moved_us
-from mbc.kernels.own.sides import Sides, attributes
+from mbc.kernels.own.base import OwnKernel, Slice, channels_last, moved_us
+from mbc.kernels.own.sides import ConvolutionSizes, Sides, attributes, sizes
 
 # As in the source.
 CHANNELS = 64  # of the image and of its gradients, of a block
@@ -21,16 +21,7 @@ TENSOR_SHARE = 0.3  # of the peak, as measured on an H200: mma.sync instead of w
 
 
 @dataclass(frozen=True, slots=True)
-class TapsArguments(Struct):
-    images: int
-    channels: int
-    height: int
-    width: int
-    filters: int
-    out_height: int
-    out_width: int
-    pad_top: int
-    pad_left: int
+class TapsArguments(ConvolutionSizes):
     band: int
     parts: int
     accumulate: int
@@ -61,20 +52,9 @@ def _parts(request: Request) -> int:
 
 
 def _arguments(at: Slice) -> TapsArguments:
-    request, sides = at.request, Sides.of(at.request)
-    a = attributes(request)
-    images, channels, height, width = sides.image.shape
-    _, filters, out_height, out_width = sides.features.shape
+    request = at.request
     return TapsArguments(
-        images=images,
-        channels=channels,
-        height=height,
-        width=width,
-        filters=filters,
-        out_height=out_height,
-        out_width=out_width,
-        pad_top=a.pad[0],
-        pad_left=a.pad[2],
+        **sizes(request),
         band=_rows(request),
         parts=_parts(request),
         accumulate=int(at.accumulate),

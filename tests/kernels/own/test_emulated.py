@@ -23,7 +23,7 @@ EMULATOR = Path(__file__).parent / "emulator"
 PRECISIONS = (Precision.FP32, Precision.BF16)  # one library holds both; fp16 takes the same way through each kernel
 GXX = shutil.which("g++")
 FILTER_PASS = few_channels.KERNELS[1]
-# Of convolutions whose products tensor cores read as tf32: how far off they may be, and how far off they have to be.
+# Of convolutions of words on tensor cores: how far off they may be, and how far off they have to be.
 WORDS = {Precision.FP32: (0.0, 1e-6), Precision.TF32: (1e-4, 4e-4)}
 pytestmark = pytest.mark.skipif(GXX is None, reason="no g++ on this machine")
 
@@ -97,11 +97,7 @@ def test_parts_of_a_gradient_in_halves_are_added_up(library: Library, monkeypatc
 
 
 def on_tensor_cores(case: Case, precision: Precision) -> list[Candidate]:
-    return [
-        c
-        for c in OWN.candidates(case.request(precision), find_spec("h200"))
-        if KERNELS[c.name].tensor_cores or KERNELS[c.name].warpgroups
-    ]
+    return [c for c in OWN.candidates(case.request(precision), find_spec("h200")) if KERNELS[c.name].tensor_cores]
 
 
 @pytest.mark.parametrize(
@@ -110,7 +106,7 @@ def on_tensor_cores(case: Case, precision: Precision) -> list[Candidate]:
     ids=lambda value: value.name if isinstance(value, Case) else str(value),
 )
 def test_words_on_tensor_cores_are_as_exact_as_asked(case: Case, precision: Precision, library: Library):
-    """In fp32 what tf32 leaves of a word counts; in tf32 words are rounded, not cut off, which would be 6e-4 off."""
+    """In fp32 what is left of a word counts; in tf32 words are rounded, not cut off, which would be 6e-4 off."""
     trial = Trial(library, case, precision)
     low, high = WORDS[precision]
     for candidate in on_tensor_cores(case, precision):

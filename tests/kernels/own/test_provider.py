@@ -28,16 +28,15 @@ from tests.kernels.own.groups import GROUPS
 SOURCES = folder("templates") / "kernels"
 H200 = find_spec("h200")
 FIRST, LAST = Layout.CHANNELS_FIRST, Layout.CHANNELS_LAST
-STRUCT = re.compile(r"^struct (\w+Arguments) \{\n(.*?)^\};", re.MULTILINE | re.DOTALL)
+STRUCT = re.compile(r"^struct (\w+Arguments|ConvolutionSizes)(?: : (\w+))? \{\n(.*?)^\};", re.MULTILINE | re.DOTALL)
 FIELD = re.compile(r"^  int64_t (\w+);", re.MULTILINE)
 
 
 def _structs() -> dict[str, list[str]]:
-    return {
-        name: FIELD.findall(body)
-        for path in SOURCES.glob("*.cu*")
-        for name, body in STRUCT.findall(path.read_text(encoding="utf-8"))
-    }
+    """Fields of a structure, after those of what it begins with."""
+    found = [s for path in SOURCES.glob("*.cu*") for s in STRUCT.findall(path.read_text(encoding="utf-8"))]
+    own = {name: FIELD.findall(body) for name, _, body in found}
+    return {name: own.get(base, []) + own[name] for name, base, _ in found if name.endswith("Arguments")}
 
 
 def _relu(*shape: int, precision: Precision = Precision.FP32) -> Request:
@@ -57,7 +56,7 @@ def test_structures_have_the_fields_that_python_fills():
 def test_every_field_of_a_structure_is_a_plain_integer():
     # FIELD skips what is declared in any other way, which would shift the fields behind it.
     for path in SOURCES.glob("*.cu*"):
-        for name, body in STRUCT.findall(path.read_text(encoding="utf-8")):
+        for name, _, body in STRUCT.findall(path.read_text(encoding="utf-8")):
             lines = [line for line in body.splitlines() if line.split("//")[0].strip()]
             assert len(lines) == len(FIELD.findall(body)), name
 
