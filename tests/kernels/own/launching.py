@@ -235,7 +235,7 @@ class Trial:
     def errors(self, candidate: Candidate, variant: Variant) -> list[float]:
         """Relative L2 of every output. Also checks that nothing else was written and that a second run gives the
         same bits."""
-        first, second = self._run(candidate, variant), self._run(candidate, variant)
+        first, second = self.run(candidate, variant), self.run(candidate, variant)
         assert first == second, f"{variant.name}: two runs differ"
         layouts = candidate.layouts[len(self.request.inputs) :]
         errors: list[float] = []
@@ -253,7 +253,7 @@ class Trial:
                 errors.append(relative_error(found, wanted))
         return errors
 
-    def _run(self, candidate: Candidate, variant: Variant) -> list[bytes]:
+    def run(self, candidate: Candidate, variant: Variant) -> list[bytes]:
         request, memory = self.request, self.library.memory
         kind = asked_kind(self.request)
         shared = dict(kind.updates) if kind else {}

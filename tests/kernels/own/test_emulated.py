@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from mbc.device.spec import find_spec
 from mbc.ir.types import Layout, Precision
 from mbc.kernels.base import DTYPE_CODES, Candidate
 from mbc.kernels.own import KERNELS, OWN, few_channels, halves, taps
+from mbc.kernels.own.base import OwnKernel
 from mbc.resources import folder
 from tests.kernels.own.cases import CASES, Case
 from tests.kernels.own.groups import groups_in
-from tests.kernels.own.launching import SHIFTED, HostMemory, Library, Trial, check
+from tests.kernels.own.launching import SHIFTED, HostMemory, Library, Trial, Variant, check, from_bytes, relative_error
 
 EMULATOR = Path(__file__).parent / "emulator"
 PRECISIONS = (Precision.FP32, Precision.BF16)  # one library holds both; fp16 takes the same way through each kernel
@@ -94,6 +97,19 @@ def test_parts_of_a_gradient_in_halves_are_added_up(library: Library, monkeypatc
     for variant in trial.variants(candidate):
         (error,) = trial.errors(candidate, variant)
         assert error <= WORDS[Precision.FP32][1], variant.name
+
+
+@pytest.mark.parametrize("kernel", halves.KERNELS, ids=lambda kernel: kernel.name)
+def test_an_infinite_word_leaves_the_words_beside_it_alone(kernel: OwnKernel, library: Library):
+    """Which share its scale: of weights, or of the image that filters are made for."""
+    case = next(c for c in CASES if c.kind == kernel.kind and kernel.takes(c.request(Precision.FP32)))
+    trial = Trial(library, case, Precision.FP32)
+    (candidate,) = (c for c in trial.candidates() if c.name == kernel.name)
+    trial.inputs[0 if kernel.kind == "convolution_backward_filter" else 1][0, 0, 0, 0] = math.inf
+    (made,) = trial.run(candidate, Variant("plain"))
+    found = from_bytes(made, trial.request.outputs[0], Layout.CHANNELS_LAST)
+    assert not np.isfinite(found[:, 0]).all()
+    assert relative_error(found[:, 1:], trial.wanted[0][:, 1:]) <= WORDS[Precision.FP32][1]
 
 
 def on_tensor_cores(case: Case, precision: Precision) -> list[Candidate]:
