@@ -2,13 +2,13 @@
 
 Layers are dealt to two halves by a hash of what they are, all micro-batches of a layer to the same half. The shares of
 mbc.kernels.calibration are fitted to one half; the errors are those of the other, which the fit has not seen. Compared
-are, for each request and provider, the best estimate and the fastest measured candidate within the same workspace, and
-the same for candidates without workspace. Needs no GPU.
+are, for each request and provider, the best estimate and the fastest measured candidate that may take its place
+(within the same workspace, and deterministic where it is), and the same for candidates without workspace. Needs no GPU.
 
-    python benchmarks/calibrate.py [--profile FILE] [--write]
+    python benchmarks/calibrate.py [--profile FILE] [--write] [--only GROUP]
 
 Give it a profile as it was measured: the one that ships has only what planning can use. `--write` puts the result where
-mbc finds it (mbc/device/data/estimates.json).
+mbc finds it (mbc/device/data/estimates.json); with `--only` of the groups whose names begin so, the others stay.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,9 @@ from mbc.kernels.calibration import (
     Spread,
     shares_of,
 )
+from mbc.kernels.calibration import (
+    calibration as shipped,
+)
 from mbc.kernels.cublaslt import CUBLASLT
 from mbc.kernels.cudnn_convolution import CUDNN_CONVOLUTION
 from mbc.kernels.own import OWN
@@ -56,6 +59,7 @@ LEAST_LAYERS = 3  # of a class on the fitting side
 LEAST_FOUND = 0.75
 ARITHMETIC = np.geomspace(0.002, 4, 48)
 MEMORY = np.geomspace(0.01, 4, 48)
+BYTES_ALONE = np.geomspace(0.01, 1, 37)  # no kernel moves bytes faster by doing nothing else
 STARTS = np.geomspace(1, 32, 16)
 FINER = np.geomspace(0.82, 1 / 0.82, 21)
 
@@ -91,7 +95,7 @@ def samples(profile: Profile, device: DeviceSpec) -> Iterator[Sample]:
             if not m.refused:
                 alike[m.provider, m.name, m.layouts].append(m)
         found = (
-            Sample(layer, key, provider.name, effort, fastest_us(candidate.workspace_bytes, mine), tested)
+            Sample(layer, key, provider.name, effort, fastest_us(candidate, mine), tested)
             for provider in ESTIMATING
             for candidate, effort in provider.estimated(request, device)
             if (mine := alike.get((candidate.provider, candidate.name, candidate.layouts)))
@@ -99,8 +103,10 @@ def samples(profile: Profile, device: DeviceSpec) -> Iterator[Sample]:
         yield from dict.fromkeys(found)  # what differs in its settings only is one estimate
 
 
-def fastest_us(workspace_bytes: int, measurements: Iterable[Measurement]) -> float | None:
-    return min((m.time_us for m in measurements if m.workspace_bytes <= workspace_bytes), default=None)
+def fastest_us(candidate: Candidate, measurements: Iterable[Measurement]) -> float | None:
+    """Of what a module may run for an estimated candidate."""
+    admitted = (m for m in measurements if m.deterministic or not candidate.deterministic)
+    return min((m.time_us for m in admitted if m.workspace_bytes <= candidate.workspace_bytes), default=None)
 
 
 def fit(found: Sequence[Sample]) -> Shares:
@@ -110,7 +116,7 @@ def fit(found: Sequence[Sample]) -> Shares:
         np.array([getattr(s.effort, name) for s in found]) for name in ("launch_us", "arithmetic_us", "memory_us")
     )
     best = (np.inf, 1.0, 1.0, 1.0)
-    grids = (ARITHMETIC, MEMORY, STARTS)
+    grids = (ARITHMETIC, MEMORY if arithmetic.any() else BYTES_ALONE, STARTS)
     for _ in range(2):  # over the whole range, then between the neighbours of the best
         # Where nothing is computed the share of the peak says nothing.
         for share, starts in product(grids[0] if arithmetic.any() else (1.0,), grids[2]):
@@ -240,10 +246,21 @@ def _rounded(value: Shares | Spread) -> list[float]:
     return [round(figure, 4) for figure in astuple(value)]
 
 
+def put_into(old: Calibration, new: Calibration, group: str) -> Calibration:
+    """The old one with what the new one has of the groups whose names begin with `group`."""
+
+    def mixed(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+        kept = {name: value for name, value in before.items() if not name.startswith(group)}
+        return kept | {name: value for name, value in now.items() if name.startswith(group)}
+
+    return replace(old, shares=mixed(old.shares, new.shares), spreads=mixed(old.spreads, new.spreads))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--profile", type=Path, default=shipped_path("NVIDIA H200"))
     parser.add_argument("--write", action="store_true", help="into the package's data")
+    parser.add_argument("--only", default="", metavar="GROUP", help="write the groups that begin so, keep the others")
     arguments = parser.parse_args()
     profile = read_profile(arguments.profile)
     calibration, rows = calibrate(profile)
@@ -251,7 +268,8 @@ def main() -> None:
     path = write("calibrate", rows, profile=vars_of(profile), shares=shares)
     show(rows, ["name", "requests", "median", "p10", "p90", "|error| median", "|error| p90"])
     if arguments.write:
-        (ROOT / "mbc" / "device" / "data" / ESTIMATES_FILE).write_text(text(calibration), encoding="utf-8")
+        put = put_into(shipped(), calibration, arguments.only) if arguments.only else calibration
+        (ROOT / "mbc" / "device" / "data" / ESTIMATES_FILE).write_text(text(put), encoding="utf-8")
     print(path.name)
 
 

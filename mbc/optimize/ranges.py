@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from mbc.device.spec import DeviceSpec
 from mbc.ir.graph import TrainingGraph
 from mbc.kernels.calibration import INTERPOLATED, UNCOMPARED, Spread, calibration, group
-from mbc.kernels.cudnn_convolution import HEURISTIC_ENGINE, widened_bytes
+from mbc.kernels.cudnn_convolution import HEURISTIC_ENGINE, least_bytes
 from mbc.optimize.contention import contention
 from mbc.optimize.simulate import simulate
 from mbc.plan.model import Buffer, Copy, Kernel, Launch, Program
@@ -53,10 +53,10 @@ def _spread(launch: Launch, graph: TrainingGraph, buffers: Sequence[Buffer]) -> 
 
 
 def _is_bare(launch: Launch, work: Kernel, graph: TrainingGraph, buffers: Sequence[Buffer]) -> bool:
-    """Whether a library has to do without workspace. The widening of a filter gradient takes some for itself."""
+    """Whether a library has to do without workspace. A filter gradient takes some for itself."""
     touched = [buffers[access.buffer] for access in launch.accesses]
     given_bytes = sum(b.size_bytes for b in touched if b.value is None)
     if work.provider == "cudnn" and work.name == "convolution_backward_filter":
         result = next(b.value for b in reversed(touched) if b.value is not None)
-        given_bytes -= widened_bytes(graph.values[result].type, graph.precision.working)
+        given_bytes -= least_bytes(graph.values[result].type, graph.precision.working)
     return work.provider != "mbc" and given_bytes <= 0

@@ -11,7 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-from calibrate import ESTIMATING, calibrate, fit, interpolated, samples, text
+from calibrate import ESTIMATING, calibrate, fit, interpolated, put_into, samples, text
 
 from mbc.device.profile import Identity, Measurement, Profile, calibrated
 from mbc.device.signature import read_signature, signature, with_rows
@@ -152,3 +152,20 @@ def test_the_gap_between_launches_is_that_of_the_profile(exact: Profile) -> None
     (_, effort), *_ = CUDNN_CONVOLUTION.estimated(convolution(8, 32, 32, 7), calibrated(H200, profile))
     assert effort.launch_us == 0.7
     assert calibration().estimate_us(effort) > 0.7
+
+
+def test_what_is_not_deterministic_does_not_stand_for_what_has_to_be(exact: Profile) -> None:
+    faster = {
+        key: (*found, *(replace(m, time_us=m.time_us / 9, deterministic=False) for m in found))
+        for key, found in exact.measurements.items()
+    }
+    assert calibrate(replace(exact, measurements=faster))[0].shares == calibrate(exact)[0].shares
+
+
+def test_one_group_can_be_put_into_an_earlier_fit(exact: Profile) -> None:
+    new, old = calibrate(exact)[0], calibration()
+    put = put_into(old, new, "cudnn convolution half")
+    assert put.shares["cudnn convolution half straight"] == new.shares["cudnn convolution half straight"]
+    assert put.shares["mbc relu"] == old.shares["mbc relu"] != new.shares["mbc relu"]
+    assert put.spreads["cudnn convolution half"] == new.spreads["cudnn convolution half"]
+    assert put.gpu == old.gpu and put.requests == old.requests

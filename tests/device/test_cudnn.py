@@ -14,6 +14,7 @@ from mbc.errors import MbcError
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import Request
 from mbc.kernels.cudnn import CUDNN
+from mbc.kernels.cudnn_convolution import least_bytes
 from mbc.kernels.cudnn_statistics import sums_bytes
 from mbc.ops.convolution import Convolution
 from mbc.resources import data_text
@@ -186,3 +187,24 @@ def test_what_is_offered_with_statistics_has_room_for_an_engine(device: Device, 
 def test_statistics_in_bf16_have_no_engine_that_a_package_could_run(device: Device) -> None:
     graph = ConvolutionGraph(device, with_statistics((64, 32, 28, 28), 64, 3, Precision.BF16), (LAST,) * 3)
     assert all(refusal(c, Precision.BF16) for c in graph.configurations())
+
+
+@needs_cudnn
+@pytest.mark.parametrize(
+    ("precision", "layout"), [(Precision.FP32, FIRST), (Precision.FP32, LAST), (Precision.TF32, FIRST)]
+)
+def test_the_least_workspace_of_a_filter_gradient_has_room_for_more_than_the_direct_kernel(
+    device: Device, precision: Precision, layout: Layout
+) -> None:
+    """Of a layer of Inception-v4: with no byte at all cuDNN has its engine 0 alone, at a hundredth of the speed."""
+    image, result = (TensorType((480, n, size, size), DType.FP32) for n, size in ((32, 149), (32, 147)))
+    weight = TensorType((32, 32, 3, 3), DType.FP32)
+    attributes = Convolution((149, 149), (3, 3), (1, 1), (0, 0, 0, 0))
+    asked = Request("convolution_backward_filter", attributes, (image, result), (weight,), precision)
+    graph = ConvolutionGraph(device, asked, (layout,) * 3)
+    admitted = [c for c in graph.configurations() if refusal(c, precision, deterministic=True) is None]
+    needs = [(c.engine, graph.plan(c).workspace_bytes) for c in admitted]
+    assert next(engine for engine, size_bytes in needs if size_bytes == 0) == 0
+    (bare,) = {c.workspace_bytes for c in CUDNN.candidates(asked, find_spec("h200")) if c.workspace_bytes < 4096}
+    assert bare == least_bytes(weight, DType.FP32)
+    assert next(engine for engine, size_bytes in needs if size_bytes <= bare) != 0
