@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mbc.errors import MbcError
+from mbc.optimize.lasting import one_after_the_other
 from mbc.optimize.lifetimes import aligned, blocks, owners, peak_bytes
 from mbc.optimize.order import Draft
 from mbc.optimize.place import place, place_around
@@ -61,11 +62,11 @@ def assign_addresses(
 
 
 def most_alive_bytes(draft: Draft) -> int:
-    """Most bytes of the arena that are alive at once where launches run one after the other."""
+    """Most bytes of the arena that are alive at once as the launches are listed, whichever run beside others."""
     persistent = frozenset(draft.persistent)
     kept = (draft.buffers[buffer] for buffer in draft.persistent)
     kept_bytes = sum(aligned(buffer.size_bytes) for buffer in kept if buffer.space is Space.ARENA)
-    programs = (draft.train, draft.infer)
+    programs = (one_after_the_other(program) for program in (draft.train, draft.infer))
     return kept_bytes + max(peak_bytes(blocks(program, draft.buffers, persistent))[0] for program in programs)
 
 

@@ -34,7 +34,7 @@ def beside(alone: Fitted, room_bytes: int) -> Fitted:
     faster by prediction, takes little more memory, and no more than `room_bytes`; else `alone`."""
     table = alone.table
     room_bytes = min(room_bytes, int(MOST_BYTES * alone.placed.arena_bytes))
-    best, best_us = (alone.draft, alone.draft), WORTH * alone.step_us
+    best, best_us = alone.draft, WORTH * alone.step_us
     for draft in _drafts(alone):
         slack_us = _slack_us(draft.train, draft.buffers)
         tried: set[frozenset[int]] = set()
@@ -52,13 +52,12 @@ def beside(alone: Fitted, room_bytes: int) -> Fitted:
             train = waiting_for_data(found.train, found.buffers, owners(found.buffers))
             step_us = simulate(train, contention=contention(train, table.graph, found.buffers, table.device))
             if step_us < best_us:
-                best, best_us = (draft, found), step_us
-    listed, found = best
-    if found is alone.draft:
+                best, best_us = found, step_us
+    if best is alone.draft:
         return alone
     # What is alive at once is counted as the launches are listed: the rest is what this way of running them costs.
-    placed = replace(assign_addresses(found, room_bytes), live_bytes=most_alive_bytes(listed))
-    fitted = Fitted(found, placed, table)
+    placed = replace(assign_addresses(best, room_bytes), live_bytes=most_alive_bytes(best))
+    fitted = Fitted(best, placed, table)
     return fitted if placed.arena_bytes <= room_bytes and fitted.step_us <= WORTH * alone.step_us else alone
 
 

@@ -18,6 +18,15 @@ def waiting_for_data(program: Program, buffers: Sequence[Buffer], owner: Sequenc
     return replace(program, waits=synchronise(program, buffers, [starts[owner[i]] for i in range(len(buffers))]))
 
 
+def one_after_the_other(program: Program) -> Program:
+    """Without launches beside others, in the order in which they are listed."""
+    launches = (
+        replace(launch, stream=Stream.COMPUTE) if launch.stream is Stream.BESIDE else launch
+        for launch in program.launches
+    )
+    return replace(program, launches=tuple(launches))
+
+
 def lasting(program: Program, buffers: Sequence[Buffer], owner: Sequence[int]) -> Sequence[int]:
     """For each launch the last one that runs at the same time: itself, but for launches beside others.
 
