@@ -8,7 +8,7 @@ from mbc.device.spec import device_specs, find_spec
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import Provider, Request
 from mbc.kernels.cublaslt import CUBLASLT
-from mbc.kernels.cudnn_convolution import CUDNN_CONVOLUTION
+from mbc.kernels.cudnn_convolution import CUDNN_CONVOLUTION, least_bytes
 from mbc.ops.convolution import Convolution
 from mbc.ops.matrix import Linear
 
@@ -88,3 +88,11 @@ def test_rows_of_large_images_count_beyond_32_bits() -> None:
 )
 def test_other_convolutions_are_none(attributes: Convolution) -> None:
     assert list(CUBLASLT.candidates(_pointwise("convolution", attributes), find_spec("h200"))) == []
+
+
+@pytest.mark.parametrize("precision", (Precision.FP32, Precision.TF32))
+def test_no_filter_gradient_of_fp32_operands_is_left_to_the_direct_kernel(precision: Precision) -> None:
+    request = _pointwise("convolution_backward_filter", Convolution((20, 30), (3, 3)), precision)
+    (weight,) = request.outputs
+    found = list(CUDNN_CONVOLUTION.candidates(request, find_spec("h200")))
+    assert min(c.workspace_bytes for c in found) == least_bytes(weight, DType.FP32) >= weight.size_bytes // 512
