@@ -1,9 +1,9 @@
 // Fully connected layers in fp32, in three products of fp16 (mbc_halves.cuh): y = x w^T, dx = dy w, dw = dy^T x.
 //
 // Each is a product of rows, whose words a block divides on the way, by columns, which were divided before. Weights, of
-// which there are many and each is read once, are the rows, and samples the columns; of the weights' gradient outputs are
-// the rows and inputs the columns. A block makes 128 rows of 64 or 128 columns at a time, over a part of the terms. One
-// of its warpgroups copies, also what the next ones need; two others multiply.
+// which there are many and each is read once, are the rows, and samples the columns; for the weights' gradient outputs
+// are the rows and inputs the columns. A block makes 128 rows of 64 or 128 columns at a time, over a part of the terms.
+// One of its warpgroups copies, and goes on with what comes next while two others multiply and write.
 #include "mbc_halves.cuh"
 #include "mbc_parts.cuh"
 
@@ -40,19 +40,18 @@ struct Lines {
 
 struct HalvesProduct {
   int32_t rows, columns, terms;
-  int32_t stages, across, tiles, units;  // of all terms; tiles of columns, and of both; what blocks make at a time
+  int32_t stages, parts;         // of all terms
+  int32_t across, tiles, units;  // tiles of columns, and of both; and of parts, which blocks make one by one
   bool accumulate;
 
   HalvesProduct(const HalvesProductArguments& a, int n)
       : rows(static_cast<int32_t>(a.rows)), columns(static_cast<int32_t>(a.columns)),
         terms(static_cast<int32_t>(a.terms)), stages(static_cast<int32_t>(divide_up(terms, HALF_TERMS))),
-        across(static_cast<int32_t>(divide_up(columns, n))),
+        parts(static_cast<int32_t>(a.parts)), across(static_cast<int32_t>(divide_up(columns, n))),
         tiles(static_cast<int32_t>(divide_up(rows, HALF_PIXELS)) * across),
-        units(tiles * static_cast<int32_t>(a.parts)), accumulate(a.accumulate != 0 && a.parts == 1) {}
+        units(tiles * parts), accumulate(a.accumulate != 0 && parts == 1) {}
   // Of a part of the terms, the first stage.
-  __device__ int32_t begin(int32_t part) const {
-    return static_cast<int32_t>(static_cast<int64_t>(stages) * part / (units / tiles));
-  }
+  __device__ int32_t begin(int32_t part) const { return stages * part / parts; }
 };
 
 // A tile of the product over a part of the terms.
@@ -154,12 +153,12 @@ __device__ inline void multiply_units(const char* stages, float* __restrict__ ma
             store(to + 8 * j,
                   Vec<float, 2>{{before[j].v[0] + sums[j][2 * h], before[j].v[1] + sums[j][2 * h + 1]}});
       } else {
+        float* to = tile + static_cast<int64_t>(from) * f.rows + row;
 #pragma unroll
-        for (int j = 0; j < N / 8; ++j)
+        for (int j = 0; j < N / 8; ++j, to += static_cast<int64_t>(8) * f.rows)
 #pragma unroll
           for (int v = 0; v < 2; ++v)
-            if (from + 8 * j + v < f.columns)
-              tile[static_cast<int64_t>(from + 8 * j + v) * f.rows + row] = sums[j][2 * h + v];
+            if (from + 8 * j + v < f.columns) to[v * f.rows] = sums[j][2 * h + v];
       }
     }
 #pragma unroll

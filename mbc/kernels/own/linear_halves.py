@@ -59,6 +59,10 @@ class Product:
         return math.ceil(self.columns / self.width)
 
     @property
+    def tiles(self) -> int:
+        return math.ceil(self.rows / ROWS) * self.across
+
+    @property
     def stages(self) -> int:
         return math.ceil(self.terms / TERMS)
 
@@ -70,11 +74,13 @@ class Product:
     @property
     def parts(self) -> int:
         """Into which terms are divided: so that blocks end at about the same time, and few sums are left to add up."""
-        tiles = math.ceil(self.rows / ROWS) * self.across
         adding = 2 * self.elements * 4 / MOVED_BYTES  # up a part, in the time of a stage
 
         def takes(parts: int) -> float:
-            return math.ceil(tiles * parts / MOST_BLOCKS) * math.ceil(self.stages / parts) + (parts > 1) * adding * parts
+            return (
+                math.ceil(self.tiles * parts / MOST_BLOCKS) * math.ceil(self.stages / parts)
+                + (parts > 1) * adding * parts
+            )
 
         return min(range(1, min(MOST_BLOCKS, self.stages) + 1), key=takes)
 
@@ -104,7 +110,7 @@ def _shared(_: Request) -> int:
 
 def _time_us(request: Request, device: DeviceSpec) -> float:
     p = Product.of(request)
-    operations = 2 * math.ceil(p.rows / ROWS) * ROWS * p.across * p.width * p.stages * TERMS * PRODUCTS
+    operations = 2 * p.tiles * ROWS * p.width * p.stages * TERMS * PRODUCTS
     return max(operations / (peak_tflops(device, Precision.FP16) * 1e6 * TENSOR_SHARE), moved_us(request, device))
 
 
