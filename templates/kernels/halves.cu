@@ -8,19 +8,6 @@
 
 namespace mbc {
 
-constexpr int HALF_PIXELS = 64 * MULTIPLIERS;
-constexpr int HALF_ROW = HALF_TERMS * 4;  // bytes of a pixel
-constexpr int PREPARE_THREADS = 256;
-
-template <int N>
-struct HalvesStage {
-  static constexpr int WEIGHTS = N * OPERAND_ROW;       // bytes of either half
-  static constexpr int COPIED = 2 * WEIGHTS + 16;       // and their scale
-  static constexpr int IMAGE = 2 * WEIGHTS + OPERAND_GROUP;  // where it begins
-  static constexpr int BYTES = IMAGE + HALF_PIXELS * HALF_ROW;
-  static constexpr int COUNT = N == 128 ? 3 : 4;
-};
-
 struct HalvesConvolution : ConvolutionShape {
   int32_t taps, chunks;
   int32_t pixels, across, tiles;  // of the output; tiles of filters, and of both
@@ -33,12 +20,10 @@ struct HalvesConvolution : ConvolutionShape {
   __device__ int32_t stages() const { return taps * chunks; }
 };
 
-// Weights as tensor cores read them: for every stage of N filters a block of `HalvesStage::COPIED` bytes. Their 64 terms
-// are in the order in which a thread that multiplies has them (`FetchedRows`), which reads four neighbours at once.
+// Weights as tensor cores read them: for every stage of N filters a block of `HalvesStage::COPIED` bytes.
 template <int N>
 __global__ void prepare_weights(const float* __restrict__ weight, char* prepared, HalvesConvolution f) {
   __shared__ float tile[N][HALF_TERMS + 1];
-  __shared__ float of_warps[PREPARE_THREADS / 32];
   const int32_t stage = blockIdx.x, tap = stage / f.chunks, channel = stage % f.chunks * HALF_TERMS;
   const int32_t first = blockIdx.y * N;
   float largest = 0.0f;
@@ -50,28 +35,8 @@ __global__ void prepare_weights(const float* __restrict__ weight, char* prepared
     tile[n][c] = weight[at];
     largest = larger_finite(largest, tile[n][c]);
   }
-  const HalfScale scale(largest_of_block(largest, of_warps, PREPARE_THREADS));  // all threads meet: `tile` is there
-  using Stage = HalvesStage<N>;
-  char* to = prepared + (static_cast<int64_t>(blockIdx.y) * f.stages() + stage) * Stage::COPIED;
-  for (int32_t i = threadIdx.x; i < N * 8; i += PREPARE_THREADS) {
-    const int32_t n = i / 8, sixteen = i % 8;
-    uint32_t high[4], low[4];
-#pragma unroll
-    for (int t = 0; t < 4; ++t) {
-      const float* two = tile[n] + sixteen / 2 * 16 + 4 * t + sixteen % 2 * 2;
-      const Halves halves = halves_of(two[0] * scale.up, two[1] * scale.up);
-      high[t] = halves.high;
-      low[t] = halves.low;
-    }
-    *reinterpret_cast<uint4*>(to + operand_offset(n, sixteen)) = {high[0], high[1], high[2], high[3]};
-    *reinterpret_cast<uint4*>(to + Stage::WEIGHTS + operand_offset(n, sixteen)) = {low[0], low[1], low[2], low[3]};
-  }
-  if (threadIdx.x < 4) reinterpret_cast<float*>(to + 2 * Stage::WEIGHTS)[threadIdx.x] = scale.down;
-}
-
-// Where the `sixteen`-th 16 bytes of a pixel lie: those of two neighbours, which are read at once, in different banks.
-__device__ inline int32_t image_offset(int32_t pixel, int32_t sixteen) {
-  return pixel * HALF_ROW + ((sixteen ^ pixel % 2 * 4) * 16);
+  divide_operand<N>(
+      tile, largest, prepared + (static_cast<int64_t>(blockIdx.y) * f.stages() + stage) * HalvesStage<N>::COPIED);
 }
 
 template <int N>

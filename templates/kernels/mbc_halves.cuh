@@ -87,6 +87,50 @@ struct Ring {
   }
 };
 
+// 64 terms of what a block multiplies: 128 rows, which it divides itself, and N columns, which were divided before.
+constexpr int HALF_PIXELS = 64 * MULTIPLIERS;  // rows
+constexpr int HALF_ROW = HALF_TERMS * 4;       // bytes of a row
+
+template <int N>
+struct HalvesStage {
+  static constexpr int WEIGHTS = N * OPERAND_ROW;            // bytes of either half of the columns
+  static constexpr int COPIED = 2 * WEIGHTS + 16;            // and their scale
+  static constexpr int IMAGE = 2 * WEIGHTS + OPERAND_GROUP;  // where rows begin
+  static constexpr int BYTES = IMAGE + HALF_PIXELS * HALF_ROW;
+  static constexpr int COUNT = N == 128 ? 3 : 4;
+};
+
+// Where the `sixteen`-th 16 bytes of a row lie: those of two neighbours, which are read at once, in different banks.
+__device__ inline int32_t image_offset(int32_t row, int32_t sixteen) {
+  return row * HALF_ROW + ((sixteen ^ row % 2 * 4) * 16);
+}
+
+constexpr int PREPARE_THREADS = 256;
+
+// By a block of so many threads, the columns of a stage as tensor cores read them, `HalvesStage::COPIED` bytes; of the
+// words that each thread wrote to `tile`, `largest` is. The 64 terms are put in the order in which a thread that
+// multiplies has them (`FetchedRows`), which reads four neighbours at once.
+template <int N>
+__device__ inline void divide_operand(const float (&tile)[N][HALF_TERMS + 1], float largest, char* to) {
+  __shared__ float of_warps[PREPARE_THREADS / 32];
+  const HalfScale scale(largest_of_block(largest, of_warps, PREPARE_THREADS));  // all threads meet: `tile` is there
+  using Stage = HalvesStage<N>;
+  for (int32_t i = threadIdx.x; i < N * 8; i += PREPARE_THREADS) {
+    const int32_t n = i / 8, sixteen = i % 8;
+    uint32_t high[4], low[4];
+#pragma unroll
+    for (int t = 0; t < 4; ++t) {
+      const float* two = tile[n] + sixteen / 2 * 16 + 4 * t + sixteen % 2 * 2;
+      const Halves halves = halves_of(two[0] * scale.up, two[1] * scale.up);
+      high[t] = halves.high;
+      low[t] = halves.low;
+    }
+    *reinterpret_cast<uint4*>(to + operand_offset(n, sixteen)) = {high[0], high[1], high[2], high[3]};
+    *reinterpret_cast<uint4*>(to + Stage::WEIGHTS + operand_offset(n, sixteen)) = {low[0], low[1], low[2], low[3]};
+  }
+  if (threadIdx.x < 4) reinterpret_cast<float*>(to + 2 * Stage::WEIGHTS)[threadIdx.x] = scale.down;
+}
+
 // 64 terms of 16 rows of each warp: of row lane / 4, and of the one eight rows below, thread t of a row's four has the
 // words (2t, 2t + 1, 2t + 8, 2t + 9) of each 16 terms.
 struct FetchedRows {

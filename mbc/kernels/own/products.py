@@ -99,7 +99,7 @@ def _convolution_us(request: Request, device: DeviceSpec) -> float:
     return max(operations / (device.fp32_tflops * 1e6 * share), moved_us(request, device))
 
 
-def _linear_sizes(request: Request) -> tuple[int, int, int]:
+def linear_sizes(request: Request) -> tuple[int, int, int]:
     """Rows, inputs and outputs of the layer."""
     a = request.attributes
     assert isinstance(a, Linear)
@@ -109,15 +109,15 @@ def _linear_sizes(request: Request) -> tuple[int, int, int]:
 
 
 def _linear(at: Slice) -> LinearArguments:
-    return LinearArguments(type_code(at.request.inputs[0]), *_linear_sizes(at.request))
+    return LinearArguments(type_code(at.request.inputs[0]), *linear_sizes(at.request))
 
 
 def _linear_filter(at: Slice) -> LinearFilterArguments:
-    return LinearFilterArguments(type_code(at.request.inputs[0]), *_linear_sizes(at.request), int(at.accumulate))
+    return LinearFilterArguments(type_code(at.request.inputs[0]), *linear_sizes(at.request), int(at.accumulate))
 
 
 def _linear_us(request: Request, device: DeviceSpec) -> float:
-    operations = 2 * math.prod(_linear_sizes(request))
+    operations = 2 * math.prod(linear_sizes(request))
     return max(operations / (device.fp32_tflops * 1e6 * TILED_SHARE), moved_us(request, device))
 
 

@@ -403,7 +403,13 @@ def _products(cases: Cases) -> None:
         cases.add("convolution", a, x, weight, note=f"{number}")
         cases.add("convolution_backward_data", a, y, weight, note=f"{number}")
         cases.add("convolution_backward_filter", a, x, y, note=f"{number}")
-    for rows, shape, outputs in ((5, (7,), 3), (70, (4, 3, 5), 65), (1, (130,), 1)):
+    for rows, shape, outputs in (
+        (5, (7,), 3),
+        (70, (4, 3, 5), 65),
+        (1, (130,), 1),
+        (70, (4, 3, 12), 200),
+        (9, (36,), 132),
+    ):
         a = Linear(shape)
         weight = w(outputs, a.features_in)
         cases.add("linear", a, w(rows, *shape), weight)

@@ -15,7 +15,7 @@ import pytest
 from mbc.device.spec import find_spec
 from mbc.ir.types import Layout, Precision
 from mbc.kernels.base import DTYPE_CODES, Candidate
-from mbc.kernels.own import KERNELS, OWN, few_channels, halves, taps
+from mbc.kernels.own import KERNELS, OWN, few_channels, halves, linear_halves, taps
 from mbc.kernels.own.base import OwnKernel
 from mbc.resources import folder
 from tests.kernels.own.cases import CASES, Case
@@ -26,7 +26,8 @@ EMULATOR = Path(__file__).parent / "emulator"
 PRECISIONS = (Precision.FP32, Precision.BF16)  # one library holds both; fp16 takes the same way through each kernel
 GXX = shutil.which("g++")
 FILTER_PASS = few_channels.KERNELS[1]
-# Of convolutions of words on tensor cores: how far off they may be, and how far off they have to be.
+IN_HALVES = halves.KERNELS + linear_halves.KERNELS
+# Of products of words on tensor cores: how far off they may be, and how far off they have to be.
 WORDS = {Precision.FP32: (0.0, 1e-6), Precision.TF32: (1e-4, 4e-4)}
 pytestmark = pytest.mark.skipif(GXX is None, reason="no g++ on this machine")
 
@@ -99,17 +100,39 @@ def test_parts_of_a_gradient_in_halves_are_added_up(library: Library, monkeypatc
         assert error <= WORDS[Precision.FP32][1], variant.name
 
 
-@pytest.mark.parametrize("kernel", halves.KERNELS, ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("kernel", linear_halves.KERNELS, ids=lambda kernel: kernel.name)
+def test_a_block_goes_on_with_the_next_tile_of_a_product(
+    kernel: OwnKernel, parts: int, library: Library, monkeypatch: pytest.MonkeyPatch
+):
+    """Of all terms, or of parts that do not come out even."""
+    case = max(
+        (c for c in CASES if c.kind == kernel.kind and kernel.takes(c.request(Precision.FP32))),
+        key=lambda c: linear_halves.Product.of(c.request(Precision.FP32)).elements,
+    )
+    product = linear_halves.Product.of(case.request(Precision.FP32))
+    monkeypatch.setattr(linear_halves, "MOST_BLOCKS", product.tiles * parts)
+    assert product.parts == parts
+    trial = Trial(library, case, Precision.FP32)
+    (candidate,) = (c for c in trial.candidates() if c.name == kernel.name)
+    for variant in trial.variants(candidate):
+        (error,) = trial.errors(candidate, variant)
+        assert error <= WORDS[Precision.FP32][1], variant.name
+
+
+@pytest.mark.parametrize("kernel", IN_HALVES, ids=lambda kernel: kernel.name)
 def test_an_infinite_word_leaves_the_words_beside_it_alone(kernel: OwnKernel, library: Library):
-    """Which share its scale: of weights, or of the image that filters are made for."""
+    """Which share its scale: of weights, or of the image that filters are made for; of samples in a linear layer."""
     case = next(c for c in CASES if c.kind == kernel.kind and kernel.takes(c.request(Precision.FP32)))
     trial = Trial(library, case, Precision.FP32)
     (candidate,) = (c for c in trial.candidates() if c.name == kernel.name)
-    trial.inputs[0 if kernel.kind == "convolution_backward_filter" else 1][0, 0, 0, 0] = math.inf
+    trial.inputs[0 if kernel in linear_halves.KERNELS or kernel.accumulates else 1].flat[0] = math.inf
     (made,) = trial.run(candidate, Variant("plain"))
-    found = from_bytes(made, trial.request.outputs[0], Layout.CHANNELS_LAST)
+    found, wanted = from_bytes(made, trial.request.outputs[0], candidate.layouts[-1]), trial.wanted[0]
+    if kernel in linear_halves.KERNELS and not kernel.accumulates:
+        found, wanted = found.swapaxes(0, 1), wanted.swapaxes(0, 1)  # of a sample
     assert not np.isfinite(found[:, 0]).all()
-    assert relative_error(found[:, 1:], trial.wanted[0][:, 1:]) <= WORDS[Precision.FP32][1]
+    assert relative_error(found[:, 1:], wanted[:, 1:]) <= WORDS[Precision.FP32][1]
 
 
 def on_tensor_cores(case: Case, precision: Precision) -> list[Candidate]:
@@ -118,7 +141,7 @@ def on_tensor_cores(case: Case, precision: Precision) -> list[Candidate]:
 
 @pytest.mark.parametrize(
     ("case", "precision"),
-    [(c, p) for c in CASES if c.kind.startswith("convolution") for p in WORDS if on_tensor_cores(c, p)],
+    [(c, p) for c in CASES if c.kind.startswith(("convolution", "linear")) for p in WORDS if on_tensor_cores(c, p)],
     ids=lambda value: value.name if isinstance(value, Case) else str(value),
 )
 def test_words_on_tensor_cores_are_as_exact_as_asked(case: Case, precision: Precision, library: Library):
