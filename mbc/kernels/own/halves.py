@@ -63,14 +63,14 @@ def _arguments(at: Slice) -> HalvesArguments:
     request = at.request
     backward = request.kind == "convolution_backward_data"
     return HalvesArguments(
-        **(_turned(request) if backward else sizes(request)),
+        **(turned(request) if backward else sizes(request)),
         backward=int(backward),
         parts=_parts(request),
         accumulate=int(at.accumulate),
     )
 
 
-def _turned(request: Request) -> dict[str, int]:
+def turned(request: Request) -> dict[str, int]:
     """Sizes of the convolution that makes the image of its gradients."""
     known = sizes(request)
     return known | {
