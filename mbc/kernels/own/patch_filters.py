@@ -53,6 +53,10 @@ def _workspace_bytes(request: Request, layout: Layout) -> int:
     return found_bytes + _parts(request) * AT_ONCE // _filters(request) * sides.weight.size_bytes
 
 
+def _shared(_: Request) -> int:
+    return SHARED_BYTES
+
+
 def _time_us(request: Request, device: DeviceSpec) -> float:
     """A place beside each line is multiplied, too."""
     width = Sides.of(request).features.shape[3]
@@ -69,6 +73,6 @@ KERNELS = (
         launches=3,
         launcher="convolution_backward_filter_of_patches",
         takes=_takes,
-        shared=lambda _: SHARED_BYTES,
+        shared=_shared,
     ),
 )
