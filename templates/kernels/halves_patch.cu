@@ -3,9 +3,9 @@
 //
 // A block makes 256 pixels of 64 channels at a time. Of the image it holds the patch that these pixels see, 64 channels
 // at a time, in halves: each word is divided once for all places of the filter, since what the pixels see under another
-// place lies in the same patch some places further on. Three warps divide patches and one copies weights, which were
+// place lies in the same patch some places further on. Seven warps divide patches and one copies weights, which were
 // divided before; two warpgroups multiply, each 128 pixels.
-#include "mbc_halves.cuh"
+#include "mbc_patches.cuh"
 
 // Images lie one below another, `lines` from one to the next, in lines of `pitch` places, so that what is beside an
 // image is beside its neighbour, too, and zero. A tile takes 32 groups of 8 places, `group` apart: consecutive places,
@@ -25,47 +25,24 @@ constexpr int MOST_PLACES = 381;  // of a patch, odd: pieces of neighbouring cha
 constexpr int PATCH_BYTES = MOST_PLACES * HALF_TERMS * 4, PATCHES = 2;
 constexpr int FRAGMENTS = PATCH_FILTERS * HALF_TERMS * 4;  // bytes of weights of a stage, after which come their scales
 constexpr int WEIGHTS_BYTES = FRAGMENTS + PATCH_FILTERS * 4, WEIGHTS = 2;
-constexpr int DIVIDER_REGISTERS = 88;  // 168 in all of three warpgroups, of which those that multiply take 208
-constexpr int DIVIDERS = WARPGROUP - 32, FRAGMENT_THREADS = 256;
-constexpr int APART = DIVIDERS / 8, AT_ONCE = 7;  // places between a thread's, and of it that are read together
+constexpr int DIVIDING = DIVIDERS - 32, FRAGMENT_THREADS = 256;
+constexpr int APART = DIVIDING / 8, AT_ONCE = 3;  // places between a thread's, and of it that are read together
 constexpr int TABLE = (MOST_PLACES / (APART * AT_ONCE) + 1) * APART * AT_ONCE;
 
-struct PatchPlace {
-  int32_t image, line, column;
-};
-
-struct PatchConvolution : ConvolutionShape {
-  int32_t taps, chunks, images, lines, pitch, group, strips;
+struct PatchConvolution : ConvolutionShape, Places {
+  int32_t taps, chunks, images, group, strips;
   int32_t across, tiles;  // blocks of filters; tiles of them and of places
   int32_t apart;          // bytes between pieces of 8 channels
   PatchPlace next_found;
   bool backward;
 
   explicit PatchConvolution(const PatchArguments& a)
-      : ConvolutionShape(a), taps(kernel_height * kernel_width), chunks(channels / HALF_TERMS),
-        images(static_cast<int32_t>(a.rows)), lines(static_cast<int32_t>(a.lines)),
-        pitch(static_cast<int32_t>(a.pitch)), group(static_cast<int32_t>(a.group)),
+      : ConvolutionShape(a), Places{static_cast<int32_t>(a.lines), static_cast<int32_t>(a.pitch)},
+        taps(kernel_height * kernel_width), chunks(channels / HALF_TERMS), images(static_cast<int32_t>(a.rows)), group(static_cast<int32_t>(a.group)),
         strips(static_cast<int32_t>(a.strips)), across(filters / PATCH_FILTERS),
         tiles(static_cast<int32_t>(divide_up(images * lines * pitch, group * PATCH_GROUPS)) * strips * across),
         apart((places() | 1) * 16), next_found(place(8 * APART)),
         backward(a.backward != 0) {}
-  __host__ __device__ PatchPlace place(int32_t at) const {
-    const int32_t line = at / pitch, image = line / lines;
-    return {image, line - image * lines, at - line * pitch};
-  }
-  __device__ void advance(PatchPlace& at, const PatchPlace& by) const {
-    at.column += by.column;
-    at.line += by.line;
-    at.image += by.image;
-    if (at.column >= pitch) {
-      at.column -= pitch;
-      ++at.line;
-    }
-    if (at.line >= lines) {
-      at.line -= lines;
-      ++at.image;
-    }
-  }
   // Of a patch.
   __host__ __device__ int32_t places() const {
     return (PATCH_GROUPS - 1) * group + 8 + (kernel_height - 1) * pitch + kernel_width - 1;
@@ -120,13 +97,13 @@ struct PatchRings {
   Ring<PATCHES> patches;
   Ring<WEIGHTS> weights;
   Barrier agreed;  // on the largest of a patch
-  float largest[2][DIVIDERS / 32], down[PATCHES];
+  float largest[2][DIVIDING / 32], down[PATCHES];
   int32_t offsets[TABLE];
 
   __device__ void start() {
-    patches.start(DIVIDERS);
+    patches.start(DIVIDING);
     weights.start(1);
-    agreed.start(DIVIDERS / 32);
+    agreed.start(DIVIDING / 32);
     barriers_are_started();
   }
 };
@@ -188,7 +165,7 @@ __device__ inline void divide_patches(
     }
     rings.agreed.wait(agreed % 2);
 #pragma unroll
-    for (int warp = 0; warp < DIVIDERS / 32; ++warp) largest = max(largest, rings.largest[agreed % 2][warp]);
+    for (int warp = 0; warp < DIVIDING / 32; ++warp) largest = max(largest, rings.largest[agreed % 2][warp]);
     ++agreed;
     return largest;
   };
@@ -213,17 +190,11 @@ __device__ inline void divide_patches(
       rings.patches.wait_until_emptied(turn);
       char* patch = patches + turn % PATCHES * PATCH_BYTES + eight * f.apart;
       for_all_places(of_thread, rings.offsets, mine, places, [&](int32_t place, const Vec<float, 4>(&words)[2]) {
-        uint32_t high[4], low[4];
-#pragma unroll
-        for (int pair = 0; pair < 4; ++pair) {
-          const float* two = words[pair / 2].v + pair % 2 * 2;
-          const Halves halves = halves_of(two[0] * scale.up, two[1] * scale.up);
-          high[pair] = halves.high;
-          low[pair] = halves.low;
-        }
+        uint4 high, low;
+        divide_eight(words, scale.up, high, low);
         if (place >= places) return;
-        *reinterpret_cast<uint4*>(patch + place * 16) = {high[0], high[1], high[2], high[3]};
-        *reinterpret_cast<uint4*>(patch + 8 * f.apart + place * 16) = {low[0], low[1], low[2], low[3]};
+        *reinterpret_cast<uint4*>(patch + place * 16) = high;
+        *reinterpret_cast<uint4*>(patch + 8 * f.apart + place * 16) = low;
       });
       if (thread == 0) rings.down[turn % PATCHES] = scale.down;
       show_to_tensor_cores();
@@ -232,46 +203,62 @@ __device__ inline void divide_patches(
   }
 }
 
-__device__ inline void multiply_patches(
+__device__ inline void multiply_tiles(
     const char* patches, const char* stages, float* __restrict__ y, PatchRings& rings, const PatchConvolution& f) {
-  const int32_t thread = threadIdx.x % WARPGROUP, lane = thread % 32, group = (threadIdx.x / WARPGROUP - 1) * 16;
+  const int32_t thread = threadIdx.x % WARPGROUP, lane = thread % 32, group = (threadIdx.x - DIVIDERS) / WARPGROUP * 16;
   const int32_t row = thread / 32 * 16 + lane / 4;  // and the one eight below: filters
   int32_t turn = 0, patch_turn = 0;
-  for (int32_t tile = blockIdx.x; tile < f.tiles; tile += gridDim.x) {
+  const int32_t first_tile = static_cast<int32_t>(blockIdx.x), step = static_cast<int32_t>(gridDim.x);
+  const int32_t turns = (f.tiles - first_tile + step - 1) / step * f.stages();
+  // Weights of 32 terms: of the next stage they are fetched while the last products of this one are made.
+  uint32_t former[2][2][4], latter[2][2][4];
+  const auto fetch = [&](uint32_t(&weights)[2][2][4], int32_t of_turn, int first_step) {
+    const uint4* fragments = reinterpret_cast<const uint4*>(stages + of_turn % WEIGHTS * WEIGHTS_BYTES);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint4 four = fragments[(first_step * 2 + i) * WARPGROUP + thread];
+      memcpy(weights[i / 2][i % 2], &four, sizeof(four));
+    }
+  };
+  rings.weights.wait_until_filled(0);
+  fetch(former, 0, 0);
+  for (int32_t tile = first_tile; tile < f.tiles; tile += step) {
     float sums[16][4] = {};
     for (int32_t chunk = 0; chunk < f.chunks; ++chunk, ++patch_turn) {
       rings.patches.wait_until_filled(patch_turn);
       const char* line = patches + patch_turn % PATCHES * PATCH_BYTES + group * f.group * 16;
       const float patch_down = rings.down[patch_turn % PATCHES];
       for (int32_t tap = 0, across = 0; tap < f.taps; ++tap, ++turn) {
-        rings.weights.wait_until_filled(turn);
         const char* stage = stages + turn % WEIGHTS * WEIGHTS_BYTES;
-        uint32_t weights[HALF_STEPS][2][4];
-#pragma unroll
-        for (int i = 0; i < HALF_STEPS * 2; ++i) {
-          const uint4 four = reinterpret_cast<const uint4*>(stage)[i * WARPGROUP + thread];
-          memcpy(weights[i / 2][i % 2], &four, sizeof(four));
-        }
         const float* of_filters = reinterpret_cast<const float*>(stage + FRAGMENTS) + row;
         const float down[2] = {of_filters[0] * patch_down, of_filters[8] * patch_down};
         float part[16][4];
-        const Pieces high{line + across * 16, f.group * 16, f.apart};
-        begin_products();
+        const auto start = [&](const uint32_t(&weights)[2][2][4], int first_step) {
+          begin_products();
 #pragma unroll
-        for (int step = 0; step < HALF_STEPS; ++step) {
-          const Pieces h{static_cast<const char*>(high.first) + step * 2 * f.apart, high.columns_apart, high.terms_apart};
-          const Pieces l{static_cast<const char*>(h.first) + 8 * f.apart, high.columns_apart, high.terms_apart};
-          multiply_halves<false>(part, weights[step][1], h, step > 0);
-          multiply_halves<false>(part, weights[step][0], l, true);
-          multiply_halves<false>(part, weights[step][0], h, true);
+          for (int s = 0; s < 2; ++s) {
+            const Pieces high{line, f.group * 16, f.apart, across * 16 + (first_step + s) * 2 * f.apart};
+            const Pieces low{line, f.group * 16, f.apart, high.begin + 8 * f.apart};
+            multiply_halves<false>(part, weights[s][1], high, first_step + s > 0);
+            multiply_halves<false>(part, weights[s][0], low, true);
+            multiply_halves<false>(part, weights[s][0], high, true);
+          }
+          end_of_products();
+        };
+        start(former, 0);
+        fetch(latter, turn, 2);
+        start(latter, 2);
+        rings.weights.empty(turn);
+        wait_for_products<1>(part);
+        if (turn + 1 < turns) {
+          rings.weights.wait_until_filled(turn + 1);
+          fetch(former, turn + 1, 0);
         }
-        end_of_products();
+        wait_for_products(part);
         if (++across == f.kernel_width) {
           across = 0;
           line += f.pitch * 16;
         }
-        rings.weights.empty(turn);  // its words are in registers
-        wait_for_products(part);
 #pragma unroll
         for (int j = 0; j < 16; ++j)
 #pragma unroll
@@ -304,7 +291,7 @@ __device__ inline void multiply_patches(
   }
 }
 
-__global__ void __launch_bounds__(HALVES_THREADS, 1)
+__global__ void __launch_bounds__(PATCH_THREADS, 1)
     convolution_of_patches(const float* __restrict__ x, const char* __restrict__ prepared, float* __restrict__ y,
                            PatchConvolution f) {
   MBC_DYNAMIC_SHARED(shared);
@@ -313,15 +300,15 @@ __global__ void __launch_bounds__(HALVES_THREADS, 1)
   char* weights = patches + PATCHES * PATCH_BYTES;
   if (threadIdx.x == 0) rings.start();
   __syncthreads();
-  if (threadIdx.x < WARPGROUP) {
+  if (threadIdx.x < DIVIDERS) {
     give_registers<DIVIDER_REGISTERS>();
     if (threadIdx.x >= 32)
       divide_patches(x, patches, rings, f);
     else if (threadIdx.x == 0)
       copy_weights(prepared, weights, rings, f);
   } else {
-    take_registers<MULTIPLIER_REGISTERS>();
-    multiply_patches(patches, weights, y, rings, f);
+    take_registers<SUMMER_REGISTERS>();
+    multiply_tiles(patches, weights, y, rings, f);
   }
 }
 
@@ -337,7 +324,7 @@ extern "C" const char* mbc_convolution_of_patches(const MbcCall& call) {
   MBC_LAUNCH(prepare_fragments, each, FRAGMENT_THREADS, call.stream, in<float>(call, 1), prepared, f);
   const unsigned blocks = static_cast<unsigned>(f.tiles < multiprocessors() ? f.tiles : multiprocessors());
   constexpr int SHARED = PATCHES * PATCH_BYTES + WEIGHTS * WEIGHTS_BYTES;
-  MBC_LAUNCH_SHARED(convolution_of_patches, blocks, HALVES_THREADS, SHARED, call.stream, in<float>(call, 0), prepared,
+  MBC_LAUNCH_SHARED(convolution_of_patches, blocks, PATCH_THREADS, SHARED, call.stream, in<float>(call, 0), prepared,
                     out<float>(call, 2), f);
   return launched();
 }

@@ -21,6 +21,7 @@ __device__ inline int32_t operand_offset(int32_t row, int32_t sixteen) {
 struct Pieces {
   const void* first;
   int32_t columns_apart, terms_apart;  // bytes from a piece to that of the next eight columns, or terms
+  int32_t begin = 0;                   // bytes from the first piece to where the operand begins
 };
 
 }  // namespace mbc
@@ -107,7 +108,7 @@ __device__ inline void give_registers() {
 #endif
 }
 
-// Products are started between the first two, and have ended after the third.
+// Products are started between the first two, and have ended after the third, but for those of the LATER last ends.
 __device__ inline void begin_products() {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -118,10 +119,10 @@ __device__ inline void end_of_products() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 #endif
 }
-template <int TILES>
+template <int LATER = 0, int TILES>
 __device__ inline void wait_for_products(float (&d)[TILES][4]) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LATER) : "memory");
 #pragma unroll
   for (int j = 0; j < TILES; ++j)
 #pragma unroll
@@ -136,8 +137,10 @@ __device__ inline uint64_t described(uint32_t form, const void* first, int32_t c
          static_cast<uint32_t>(terms_apart) >> 4 << 16 | (shared_address(first) & 0x3ffff) >> 4;
 }
 __device__ inline uint64_t described(const void* rows) { return described(1, rows, OPERAND_GROUP, OPERAND_BLOCK); }
+// Where operands begin at several of the same pieces, what differs is a number that is known.
 __device__ inline uint64_t described(const Pieces& p) {
-  return described(0, p.first, p.columns_apart, p.terms_apart);
+  const uint64_t first = described(0, p.first, p.columns_apart, p.terms_apart);
+  return first >> 32 << 32 | (static_cast<uint32_t>(first) + (p.begin >> 4));
 }
 
 // D (64 x 8 TILES) = A B, or += where it `adds`: A in registers, 16 rows of each warp as in `multiply_add`, B of 16 terms

@@ -107,7 +107,11 @@ def _parts(request: Request) -> int:
         if filters % AT_ONCE == 0
         else filters // CHANNELS * math.ceil(columns / 4)
     )
-    pixels = sides.features.elements // filters
+    return fewest_parts(tiles, sides.features.elements // filters)
+
+
+def fewest_parts(tiles: int, pixels: int) -> int:
+    """Of the pixels that each of so many tiles is summed up over."""
     adding = ADDED_PIXELS / pixels  # up a part, beside all products
 
     def takes(parts: int) -> float:

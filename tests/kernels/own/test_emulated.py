@@ -15,7 +15,7 @@ import pytest
 from mbc.device.spec import find_spec
 from mbc.ir.types import Layout, Precision
 from mbc.kernels.base import DTYPE_CODES, Candidate
-from mbc.kernels.own import KERNELS, OWN, few_channels, halves, taps
+from mbc.kernels.own import KERNELS, OWN, few_channels, halves, patch_filters, taps
 from mbc.kernels.own.base import OwnKernel
 from mbc.resources import folder
 from tests.kernels.own.cases import CASES, Case
@@ -86,8 +86,13 @@ def test_a_block_goes_on_with_the_next_strip(blocks: int, library: Library, monk
         assert error <= WORDS[Precision.TF32][1], variant.name
 
 
-def test_parts_of_a_gradient_in_halves_are_added_up(library: Library, monkeypatch: pytest.MonkeyPatch):
-    kernel = halves.KERNELS[-1]
+IN_HALVES = (*halves.KERNELS, *patch_filters.KERNELS)
+
+
+@pytest.mark.parametrize("kernel", [k for k in IN_HALVES if k.accumulates], ids=lambda kernel: kernel.name)
+def test_parts_of_a_gradient_in_halves_are_added_up(
+    kernel: OwnKernel, library: Library, monkeypatch: pytest.MonkeyPatch
+):
     case = next(c for c in CASES if c.kind == kernel.kind and kernel.takes(c.request(Precision.FP32)))
     whole_bytes = kernel.workspace(case.request(Precision.FP32), Layout.CHANNELS_LAST)
     monkeypatch.setattr(halves, "LEAST_STAGES", 1)
@@ -99,7 +104,7 @@ def test_parts_of_a_gradient_in_halves_are_added_up(library: Library, monkeypatc
         assert error <= WORDS[Precision.FP32][1], variant.name
 
 
-@pytest.mark.parametrize("kernel", halves.KERNELS, ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("kernel", IN_HALVES, ids=lambda kernel: kernel.name)
 def test_an_infinite_word_leaves_the_words_beside_it_alone(kernel: OwnKernel, library: Library):
     """Which share its scale: of weights, or of the image that filters are made for."""
     case = next(c for c in CASES if c.kind == kernel.kind and kernel.takes(c.request(Precision.FP32)))
@@ -110,6 +115,24 @@ def test_an_infinite_word_leaves_the_words_beside_it_alone(kernel: OwnKernel, li
     found = from_bytes(made, trial.request.outputs[0], Layout.CHANNELS_LAST)
     assert not np.isfinite(found[:, 0]).all()
     assert relative_error(found[:, 1:], trial.wanted[0][:, 1:]) <= WORDS[Precision.FP32][1]
+
+
+def test_only_eight_channels_share_a_scale(library: Library):
+    """Small words of others keep their digits, of the image as of gradients."""
+    (kernel,) = patch_filters.KERNELS
+    case = next(c for c in CASES if c.kind == kernel.kind and kernel.takes(c.request(Precision.FP32)))
+    trial = Trial(library, case, Precision.FP32)
+    (candidate,) = (c for c in trial.candidates() if c.name == kernel.name)
+    eight = [4, 5, 6, 7, 36, 37, 38, 39]
+    small = 2.0**-30
+    trial.inputs[0][:, eight] *= small
+    trial.inputs[1][:, eight] *= small
+    (made,) = trial.run(candidate, Variant("plain"))
+    found = from_bytes(made, trial.request.outputs[0], Layout.CHANNELS_LAST)
+    found[:, eight] /= small
+    found[eight] /= small
+    assert relative_error(found[:, eight], trial.wanted[0][:, eight]) <= WORDS[Precision.FP32][1]
+    assert relative_error(found[eight], trial.wanted[0][eight]) <= WORDS[Precision.FP32][1]
 
 
 def on_tensor_cores(case: Case, precision: Precision) -> list[Candidate]:

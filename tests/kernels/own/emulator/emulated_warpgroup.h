@@ -29,13 +29,13 @@ template <int COUNT>
 void give_registers() {}
 inline void begin_products() {}
 inline void end_of_products() {}
-template <int TILES>
+template <int LATER = 0, int TILES>
 void wait_for_products(float (&)[TILES][4]) {}
 
 // Element (term, column) of an operand in pieces.
 inline float of_operand(const Pieces& b, bool by_term, unsigned term, unsigned column) {
   const unsigned row = by_term ? term : column, other = by_term ? column : term;
-  const char* at = static_cast<const char*>(b.first) + column / 8 * static_cast<unsigned>(b.columns_apart) +
+  const char* at = static_cast<const char*>(b.first) + b.begin + column / 8 * static_cast<unsigned>(b.columns_apart) +
                    term / 8 * static_cast<unsigned>(b.terms_apart) + row % 8 * 16 + other % 8 * 2;
   __half value;
   std::memcpy(&value, at, sizeof(value));
