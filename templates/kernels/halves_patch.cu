@@ -21,12 +21,12 @@ struct PatchArguments : ConvolutionSizes {
 namespace mbc {
 
 constexpr int PATCH_GROUPS = 16 * MULTIPLIERS, PATCH_FILTERS = 64;
-constexpr int MOST_PLACES = 381;  // of a patch, odd: pieces of neighbouring channels lie in different banks
+constexpr int MOST_PLACES = 379;  // of a patch, odd: pieces of neighbouring channels lie in different banks
 constexpr int PATCH_BYTES = MOST_PLACES * HALF_TERMS * 4, PATCHES = 2;
 constexpr int FRAGMENTS = PATCH_FILTERS * HALF_TERMS * 4;  // bytes of weights of a stage, after which come their scales
 constexpr int WEIGHTS_BYTES = FRAGMENTS + PATCH_FILTERS * 4, WEIGHTS = 2;
 constexpr int DIVIDING = DIVIDERS - 32, FRAGMENT_THREADS = 256;
-constexpr int APART = DIVIDING / 8, AT_ONCE = 3;  // places between a thread's, and of it that are read together
+constexpr int APART = DIVIDING / 8, AT_ONCE = 4;  // places between a thread's, and of it that are read together
 constexpr int TABLE = (MOST_PLACES / (APART * AT_ONCE) + 1) * APART * AT_ONCE;
 
 struct PatchConvolution : ConvolutionShape, Places {
@@ -98,7 +98,8 @@ struct PatchRings {
   Ring<WEIGHTS> weights;
   Barrier agreed;  // on the largest of a patch
   float largest[2][DIVIDING / 32], down[PATCHES];
-  int32_t offsets[TABLE];
+  int32_t offsets[TABLE];                     // of places of a patch, in the image
+  int32_t outputs[2][PATCH_GROUPS * 8];       // where what comes to the places of a tile is written
 
   __device__ void start() {
     patches.start(DIVIDING);
@@ -136,6 +137,16 @@ __device__ inline void find_places(int32_t* offsets, int32_t tile, int32_t mine,
   __syncwarp();
 }
 
+// Where what comes to each place of a tile is written, in elements, or -1 for what is beside the output.
+__device__ inline void find_outputs(int32_t* offsets, int32_t tile, int32_t thread, const PatchConvolution& f) {
+  for (int32_t i = thread; i < PATCH_GROUPS * 8; i += DIVIDING) {
+    const PatchPlace at = f.place(f.first(tile) + i / 8 * f.group + i % 8);
+    const int32_t column = f.left(tile) + at.column;
+    const bool there = at.image < f.images && at.line < f.out_height && column < f.out_width;
+    offsets[i] = there ? ((at.image * f.out_height + at.line) * f.out_width + column) * f.filters : -1;
+  }
+}
+
 // Every place's eight channels in turn, several read at once.
 template <typename Use>
 __device__ inline void for_all_places(const float* x, const int32_t* offsets, int32_t mine, int32_t places, Use use) {
@@ -155,7 +166,7 @@ __device__ inline void for_all_places(const float* x, const int32_t* offsets, in
 __device__ inline void divide_patches(
     const float* __restrict__ x, char* patches, PatchRings& rings, const PatchConvolution& f) {
   const int32_t thread = threadIdx.x - 32, eight = thread % 8, mine = thread / 8, places = f.places();
-  int32_t turn = 0, agreed = 0;
+  int32_t turn = 0, agreed = 0, number = 0;  // of patches, of their largest words, of tiles
   const auto largest_of_all = [&](float largest) {
 #pragma unroll
     for (int mask = 16; mask > 0; mask /= 2) largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, mask));
@@ -169,7 +180,7 @@ __device__ inline void divide_patches(
     ++agreed;
     return largest;
   };
-  for (int32_t tile = blockIdx.x; tile < f.tiles; tile += gridDim.x) {
+  for (int32_t tile = blockIdx.x; tile < f.tiles; tile += gridDim.x, ++number) {
     find_places(rings.offsets, tile, mine, eight, f);
     const float* of_thread = x + eight * 8;
     for (int32_t chunk = 0; chunk < f.chunks; ++chunk, ++turn, of_thread += HALF_TERMS) {
@@ -188,6 +199,7 @@ __device__ inline void divide_patches(
       }
       const HalfScale scale(largest);
       rings.patches.wait_until_emptied(turn);
+      if (chunk == 0) find_outputs(rings.outputs[number % 2], tile, thread, f);
       char* patch = patches + turn % PATCHES * PATCH_BYTES + eight * f.apart;
       for_all_places(of_thread, rings.offsets, mine, places, [&](int32_t place, const Vec<float, 4>(&words)[2]) {
         uint4 high, low;
@@ -207,7 +219,7 @@ __device__ inline void multiply_tiles(
     const char* patches, const char* stages, float* __restrict__ y, PatchRings& rings, const PatchConvolution& f) {
   const int32_t thread = threadIdx.x % WARPGROUP, lane = thread % 32, group = (threadIdx.x - DIVIDERS) / WARPGROUP * 16;
   const int32_t row = thread / 32 * 16 + lane / 4;  // and the one eight below: filters
-  int32_t turn = 0, patch_turn = 0;
+  int32_t turn = 0, patch_turn = 0, number = 0;
   const int32_t first_tile = static_cast<int32_t>(blockIdx.x), step = static_cast<int32_t>(gridDim.x);
   const int32_t turns = (f.tiles - first_tile + step - 1) / step * f.stages();
   // Weights of 32 terms: of the next stage they are fetched while the last products of this one are made.
@@ -222,11 +234,17 @@ __device__ inline void multiply_tiles(
   };
   rings.weights.wait_until_filled(0);
   fetch(former, 0, 0);
-  for (int32_t tile = first_tile; tile < f.tiles; tile += step) {
+  fetch(latter, 0, 2);
+  for (int32_t tile = first_tile; tile < f.tiles; tile += step, ++number) {
     float sums[16][4] = {};
+    int32_t outputs[2][2];  // lane 4 j + t: of places 2 t and 2 t + 1 of the j-th group, and of the eighth one after it
     for (int32_t chunk = 0; chunk < f.chunks; ++chunk, ++patch_turn) {
       rings.patches.wait_until_filled(patch_turn);
       const char* line = patches + patch_turn % PATCHES * PATCH_BYTES + group * f.group * 16;
+      if (chunk == 0)
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          outputs[i / 2][i % 2] = rings.outputs[number % 2][(group + i / 2 * 8 + lane / 4) * 8 + lane % 4 * 2 + i % 2];
       const float patch_down = rings.down[patch_turn % PATCHES];
       for (int32_t tap = 0, across = 0; tap < f.taps; ++tap, ++turn) {
         const char* stage = stages + turn % WEIGHTS * WEIGHTS_BYTES;
@@ -246,15 +264,14 @@ __device__ inline void multiply_tiles(
           end_of_products();
         };
         start(former, 0);
-        fetch(latter, turn, 2);
         start(latter, 2);
-        rings.weights.empty(turn);
+        rings.weights.empty(turn);  // whose words are in registers
+        const bool goes_on = turn + 1 < turns;
         wait_for_products<1>(part);
-        if (turn + 1 < turns) {
-          rings.weights.wait_until_filled(turn + 1);
-          fetch(former, turn + 1, 0);
-        }
+        if (goes_on) rings.weights.wait_until_filled(turn + 1);
+        if (goes_on) fetch(former, turn + 1, 0);
         wait_for_products(part);
+        if (goes_on) fetch(latter, turn + 1, 2);
         if (++across == f.kernel_width) {
           across = 0;
           line += f.pitch * 16;
@@ -266,23 +283,12 @@ __device__ inline void multiply_tiles(
       }
       rings.patches.empty(patch_turn);
     }
-    // Lane 4 j + t finds where to write what comes to place 2 t, and the one behind it, of the j-th group and of the
-    // eighth one after it: what lanes 4 i + t have of them.
-    int32_t offsets[2][2];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const PatchPlace at = f.place(f.first(tile) + (group + i / 2 * 8 + lane / 4) * f.group + lane % 4 * 2 + i % 2);
-      const int32_t column = f.left(tile) + at.column;
-      const bool there = at.image < f.images && at.line < f.out_height && column < f.out_width;
-      offsets[i / 2][i % 2] =
-          there ? ((at.image * f.out_height + at.line) * f.out_width + column) * f.filters : -1;
-    }
     float* to = y + tile % f.across * PATCH_FILTERS + row;
 #pragma unroll
     for (int j = 0; j < 16; ++j)
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        const int32_t offset = __shfl_sync(0xffffffffu, offsets[j / 8][e], j % 8 * 4 + lane % 4);
+        const int32_t offset = __shfl_sync(0xffffffffu, outputs[j / 8][e], j % 8 * 4 + lane % 4);
         if (offset >= 0) {
           to[offset] = sums[j][e];
           to[offset + 8] = sums[j][2 + e];
@@ -301,13 +307,13 @@ __global__ void __launch_bounds__(PATCH_THREADS, 1)
   if (threadIdx.x == 0) rings.start();
   __syncthreads();
   if (threadIdx.x < DIVIDERS) {
-    give_registers<DIVIDER_REGISTERS>();
+    give_registers<56>();
     if (threadIdx.x >= 32)
       divide_patches(x, patches, rings, f);
     else if (threadIdx.x == 0)
       copy_weights(prepared, weights, rings, f);
   } else {
-    take_registers<SUMMER_REGISTERS>();
+    take_registers<200>();
     multiply_tiles(patches, weights, y, rings, f);
   }
 }

@@ -17,7 +17,7 @@ from mbc.kernels.own.sides import ConvolutionSizes, Sides, attributes, sizes
 
 # As in the source.
 GROUPS = 32  # of eight places, of a block
-MOST_PLACES = 381
+MOST_PLACES = 379
 FILTERS = 64  # of a block
 SHARED_BYTES = 226 << 10
 
