@@ -71,11 +71,11 @@ template <int STAGES>
 struct Ring {
   Barrier filled[STAGES], emptied[STAGES];
 
-  // By one thread; `arrivals` fill a stage. Then all threads of the block have to meet.
-  __device__ void start(int arrivals) {
+  // By one thread; `arrivals` fill a stage, `multipliers` empty it. Then all threads of the block have to meet.
+  __device__ void start(int arrivals, int multipliers = MULTIPLIERS) {
     for (int s = 0; s < STAGES; ++s) {
       filled[s].start(arrivals);
-      emptied[s].start(MULTIPLIERS * WARPGROUP / 32);
+      emptied[s].start(multipliers * WARPGROUP / 32);
     }
     barriers_are_started();
   }

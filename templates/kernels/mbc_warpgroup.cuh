@@ -16,6 +16,14 @@ __device__ inline int32_t operand_offset(int32_t row, int32_t sixteen) {
   return row * OPERAND_ROW + ((sixteen ^ row % 8) * 16);
 }
 
+// An operand that lies otherwise: in pieces of eight rows of 16 bytes, one behind another ("core matrices"). A piece may
+// begin at any multiple of 16 bytes, so that an operand that is another one shifted by some rows needs no copy.
+struct Pieces {
+  const void* first;
+  int32_t columns_apart, terms_apart;  // bytes from a piece to that of the next eight columns, or terms
+  int32_t begin = 0;                   // bytes from the first piece to where the operand begins
+};
+
 }  // namespace mbc
 
 #ifdef MBC_EMULATED
@@ -100,7 +108,7 @@ __device__ inline void give_registers() {
 #endif
 }
 
-// Products are started between the first two, and have ended after the third.
+// Products are started between the first two, and have ended after the third, but for those of the LATER last ends.
 __device__ inline void begin_products() {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -111,10 +119,10 @@ __device__ inline void end_of_products() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 #endif
 }
-template <int TILES>
+template <int LATER = 0, int TILES>
 __device__ inline void wait_for_products(float (&d)[TILES][4]) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LATER) : "memory");
 #pragma unroll
   for (int j = 0; j < TILES; ++j)
 #pragma unroll
@@ -124,15 +132,26 @@ __device__ inline void wait_for_products(float (&d)[TILES][4]) {
 #endif
 }
 
+__device__ inline uint64_t described(uint32_t form, const void* first, int32_t columns_apart, int32_t terms_apart) {
+  return static_cast<uint64_t>(form << 30 | static_cast<uint32_t>(columns_apart) >> 4) << 32 |
+         static_cast<uint32_t>(terms_apart) >> 4 << 16 | (shared_address(first) & 0x3ffff) >> 4;
+}
+__device__ inline uint64_t described(const void* rows) { return described(1, rows, OPERAND_GROUP, OPERAND_BLOCK); }
+// Where operands begin at several of the same pieces, what differs is a number that is known.
+__device__ inline uint64_t described(const Pieces& p) {
+  const uint64_t first = described(0, p.first, p.columns_apart, p.terms_apart);
+  return first >> 32 << 32 | (static_cast<uint32_t>(first) + (p.begin >> 4));
+}
+
 // D (64 x 8 TILES) = A B, or += where it `adds`: A in registers, 16 rows of each warp as in `multiply_add`, B of 16 terms
-// in shared memory, 128 bytes a row (`operand_offset`). BY_TERM: rows are terms, blocks of 64 columns one behind another;
-// otherwise rows are columns of B, and 64 terms lie in each. PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions".
-template <bool BY_TERM, int TILES>
-__device__ inline void multiply_halves(float (&d)[TILES][4], const uint32_t (&a)[4], const void* b, bool adds) {
+// in shared memory, in pieces or 128 bytes a row (`operand_offset`). BY_TERM: rows are terms, where they are 128 bytes long
+// with blocks of 64 columns one behind another; otherwise rows are columns of B, and 64 terms lie in each. PTX ISA,
+// "Asynchronous Warpgroup Level Matrix Instructions".
+template <bool BY_TERM, int TILES, typename Operand>
+__device__ inline void multiply_halves(float (&d)[TILES][4], const uint32_t (&a)[4], const Operand& b, bool adds) {
   static_assert(TILES == 8 || TILES == 16);
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  constexpr uint64_t FORM = uint64_t{1} << 62 | uint64_t{OPERAND_GROUP >> 4} << 32 | uint64_t{OPERAND_BLOCK >> 4} << 16;
-  const uint64_t operand = FORM | (shared_address(b) & 0x3ffff) >> 4;
+  const uint64_t operand = described(b);
 #define MBC_TILE(j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
 #define MBC_EIGHT_TILES(j)                                                                                   \
   MBC_TILE(j), MBC_TILE(j + 1), MBC_TILE(j + 2), MBC_TILE(j + 3), MBC_TILE(j + 4), MBC_TILE(j + 5), MBC_TILE(j + 6), \

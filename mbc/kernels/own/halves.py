@@ -63,14 +63,14 @@ def _arguments(at: Slice) -> HalvesArguments:
     request = at.request
     backward = request.kind == "convolution_backward_data"
     return HalvesArguments(
-        **(_turned(request) if backward else sizes(request)),
+        **(turned(request) if backward else sizes(request)),
         backward=int(backward),
         parts=_parts(request),
         accumulate=int(at.accumulate),
     )
 
 
-def _turned(request: Request) -> dict[str, int]:
+def turned(request: Request) -> dict[str, int]:
     """Sizes of the convolution that makes the image of its gradients."""
     known = sizes(request)
     return known | {
@@ -107,7 +107,11 @@ def _parts(request: Request) -> int:
         if filters % AT_ONCE == 0
         else filters // CHANNELS * math.ceil(columns / 4)
     )
-    pixels = sides.features.elements // filters
+    return fewest_parts(tiles, sides.features.elements // filters)
+
+
+def fewest_parts(tiles: int, pixels: int) -> int:
+    """Of the pixels that each of so many tiles is summed up over."""
     adding = ADDED_PIXELS / pixels  # up a part, beside all products
 
     def takes(parts: int) -> float:

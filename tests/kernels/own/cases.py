@@ -392,6 +392,14 @@ CONVOLUTIONS = (
     # Channels by the 64 and 128: several blocks of pixels, steps, places of a filter beside each other.
     (3, 64, (9, 11), 128, (1, 3), (1, 2), (0, 0, 1, 1), (1, 1), 1),
     (2, 192, (5, 6), 128, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
+    # Lines too long for a patch of whole ones; a filter with places above each other only.
+    (2, 64, (5, 66), 64, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
+    (2, 64, (6, 5), 128, (5, 1), (1, 1), (2, 1, 0, 0), (1, 1), 1),
+    # Lines of several images in a stage: with padding and without, uneven, and more of it than the filter sees.
+    (3, 64, (6, 14), 128, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
+    (2, 128, (5, 8), 192, (2, 3), (1, 1), (0, 0, 0, 0), (1, 1), 1),
+    (4, 64, (3, 5), 128, (3, 3), (1, 1), (2, 1, 0, 2), (1, 1), 1),
+    (5, 64, (2, 1), 64, (1, 3), (1, 1), (0, 0, 4, 3), (1, 1), 1),
 )
 
 

@@ -15,7 +15,7 @@ import pytest
 from mbc.device.spec import find_spec
 from mbc.ir.types import Layout, Precision
 from mbc.kernels.base import DTYPE_CODES, Candidate
-from mbc.kernels.own import KERNELS, OWN, few_channels, halves, linear_halves, taps
+from mbc.kernels.own import KERNELS, OWN, few_channels, halves, linear_halves, patch_filters, patches, taps
 from mbc.kernels.own.base import OwnKernel
 from mbc.resources import folder
 from tests.kernels.own.cases import CASES, Case
@@ -26,7 +26,7 @@ EMULATOR = Path(__file__).parent / "emulator"
 PRECISIONS = (Precision.FP32, Precision.BF16)  # one library holds both; fp16 takes the same way through each kernel
 GXX = shutil.which("g++")
 FILTER_PASS = few_channels.KERNELS[1]
-IN_HALVES = halves.KERNELS + linear_halves.KERNELS
+IN_HALVES = (*halves.KERNELS, *patches.KERNELS, *patch_filters.KERNELS, *linear_halves.KERNELS)
 # Of products of words on tensor cores: how far off they may be, and how far off they have to be.
 WORDS = {Precision.FP32: (0.0, 1e-6), Precision.TF32: (1e-4, 4e-4)}
 pytestmark = pytest.mark.skipif(GXX is None, reason="no g++ on this machine")
@@ -87,8 +87,10 @@ def test_a_block_goes_on_with_the_next_strip(blocks: int, library: Library, monk
         assert error <= WORDS[Precision.TF32][1], variant.name
 
 
-def test_parts_of_a_gradient_in_halves_are_added_up(library: Library, monkeypatch: pytest.MonkeyPatch):
-    kernel = halves.KERNELS[-1]
+@pytest.mark.parametrize("kernel", [k for k in IN_HALVES if k.kind == FILTER_PASS.kind], ids=lambda kernel: kernel.name)
+def test_parts_of_a_gradient_in_halves_are_added_up(
+    kernel: OwnKernel, library: Library, monkeypatch: pytest.MonkeyPatch
+):
     case = next(c for c in CASES if c.kind == kernel.kind and kernel.takes(c.request(Precision.FP32)))
     whole_bytes = kernel.workspace(case.request(Precision.FP32), Layout.CHANNELS_LAST)
     monkeypatch.setattr(halves, "LEAST_STAGES", 1)
@@ -133,6 +135,24 @@ def test_an_infinite_word_leaves_the_words_beside_it_alone(kernel: OwnKernel, li
         found, wanted = found.swapaxes(0, 1), wanted.swapaxes(0, 1)  # of a sample
     assert not np.isfinite(found[:, 0]).all()
     assert relative_error(found[:, 1:], wanted[:, 1:]) <= WORDS[Precision.FP32][1]
+
+
+def test_only_eight_channels_share_a_scale(library: Library):
+    """Small words of others keep their digits, of the image as of gradients."""
+    (kernel,) = patch_filters.KERNELS
+    case = next(c for c in CASES if c.kind == kernel.kind and kernel.takes(c.request(Precision.FP32)))
+    trial = Trial(library, case, Precision.FP32)
+    (candidate,) = (c for c in trial.candidates() if c.name == kernel.name)
+    eight = [4, 5, 6, 7, 36, 37, 38, 39]
+    small = 2.0**-30
+    trial.inputs[0][:, eight] *= small
+    trial.inputs[1][:, eight] *= small
+    (made,) = trial.run(candidate, Variant("plain"))
+    found = from_bytes(made, trial.request.outputs[0], Layout.CHANNELS_LAST)
+    found[:, eight] /= small
+    found[eight] /= small
+    assert relative_error(found[:, eight], trial.wanted[0][:, eight]) <= WORDS[Precision.FP32][1]
+    assert relative_error(found[eight], trial.wanted[0][eight]) <= WORDS[Precision.FP32][1]
 
 
 def on_tensor_cores(case: Case, precision: Precision) -> list[Candidate]:

@@ -262,6 +262,7 @@ inline const char* cudaGetErrorString(cudaError_t status) {
 }
 
 inline void __syncthreads() { emulator::wait(emulator::State::AT_BLOCK_BARRIER); }
+inline void __syncwarp() { emulator::wait(emulator::State::AT_WARP_BARRIER); }
 inline void cluster_arrive() { emulator::fiber().arrived = true; }
 // A GPU would wait for ever for a thread that has not arrived.
 inline void cluster_wait() {
@@ -275,15 +276,19 @@ const Shared& of_block(const Shared& mine, unsigned place) {
 }
 
 template <typename T>
-T __shfl_xor_sync(unsigned, T value, int mask) {
+T __shfl_sync(unsigned, T value, int lane) {
   static_assert(sizeof(T) <= 8);
   using namespace emulator;
   const unsigned self = current, slot = fiber().exchanges++ % 2;
   std::memcpy(&fibers[self].words[slot], &value, sizeof(T));
   wait(State::AT_WARP_BARRIER);
   T other;
-  std::memcpy(&other, &fibers[self ^ static_cast<unsigned>(mask)].words[slot], sizeof(T));
+  std::memcpy(&other, &fibers[self / WARP * WARP + static_cast<unsigned>(lane)].words[slot], sizeof(T));
   return other;
+}
+template <typename T>
+T __shfl_xor_sync(unsigned mask, T value, int other) {
+  return __shfl_sync(mask, value, static_cast<int>(emulator::current % emulator::WARP) ^ other);
 }
 
 namespace emulator {

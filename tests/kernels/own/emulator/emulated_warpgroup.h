@@ -29,11 +29,21 @@ template <int COUNT>
 void give_registers() {}
 inline void begin_products() {}
 inline void end_of_products() {}
-template <int TILES>
+template <int LATER = 0, int TILES>
 void wait_for_products(float (&)[TILES][4]) {}
 
-// Element (term, column) of an operand: tensor cores exchange 16 bytes of a row by the address they come to.
-inline float of_operand(const char* b, bool by_term, unsigned term, unsigned column) {
+// Element (term, column) of an operand in pieces.
+inline float of_operand(const Pieces& b, bool by_term, unsigned term, unsigned column) {
+  const unsigned row = by_term ? term : column, other = by_term ? column : term;
+  const char* at = static_cast<const char*>(b.first) + b.begin + column / 8 * static_cast<unsigned>(b.columns_apart) +
+                   term / 8 * static_cast<unsigned>(b.terms_apart) + row % 8 * 16 + other % 8 * 2;
+  __half value;
+  std::memcpy(&value, at, sizeof(value));
+  return __half2float(value);
+}
+
+// The same of rows of 128 bytes: tensor cores exchange 16 bytes of a row by the address they come to.
+inline float of_operand(const void* b, bool by_term, unsigned term, unsigned column) {
   const unsigned row = by_term ? term : column, other = by_term ? column : term;
   auto at = reinterpret_cast<uintptr_t>(b) + row / 8 * OPERAND_GROUP + row % 8 * OPERAND_ROW +
             other / 64 * OPERAND_BLOCK + other % 64 * 2;
@@ -43,8 +53,8 @@ inline float of_operand(const char* b, bool by_term, unsigned term, unsigned col
   return __half2float(value);
 }
 
-template <bool BY_TERM, int TILES>
-void multiply_halves(float (&d)[TILES][4], const uint32_t (&a)[4], const void* b, bool adds) {
+template <bool BY_TERM, int TILES, typename Operand>
+void multiply_halves(float (&d)[TILES][4], const uint32_t (&a)[4], const Operand& b, bool adds) {
   const uint32_t mine[6] = {a[0], a[1], a[2], a[3], 0, 0};
   const emulator::WarpWords all(mine);
   const unsigned lane = emulator::current % emulator::WARP;
@@ -56,7 +66,7 @@ void multiply_halves(float (&d)[TILES][4], const uint32_t (&a)[4], const void* b
     for (unsigned v = 0; v < 4; ++v) {
       float sum = adds ? d[j][v] : 0.0f;
       for (unsigned k = 0; k < 16; ++k)
-        sum += rows[v / 2][k] * of_operand(static_cast<const char*>(b), BY_TERM, k, 8 * j + lane % 4 * 2 + v % 2);
+        sum += rows[v / 2][k] * of_operand(b, BY_TERM, k, 8 * j + lane % 4 * 2 + v % 2);
       d[j][v] = sum;
     }
 }

@@ -1,0 +1,54 @@
+// What convolutions have in common that keep a patch of an image in shared memory, in halves (mbc_halves.cuh): two
+// warpgroups divide words, once for all places of the filter, and two others multiply.
+#pragma once
+
+#include "mbc_halves.cuh"
+
+namespace mbc {
+
+constexpr int DIVIDERS = 2 * WARPGROUP, PATCH_THREADS = DIVIDERS + MULTIPLIERS * WARPGROUP;
+constexpr int DIVIDER_REGISTERS = 48, SUMMER_REGISTERS = 208;  // 64 K in all, of which each starts with 128 a thread
+
+struct PatchPlace {
+  int32_t image, line, column;
+};
+
+// Places of images that lie one below another, `lines` from one to the next, in lines of `pitch` places.
+struct Places {
+  int32_t lines, pitch;
+
+  __host__ __device__ PatchPlace place(int32_t index) const {
+    const int32_t line = index / pitch, image = line / lines;
+    return {image, line - image * lines, index - line * pitch};
+  }
+  // By as much as `place` says of so many places.
+  __device__ void advance(PatchPlace& at, const PatchPlace& by) const {
+    at.column += by.column;
+    at.line += by.line;
+    at.image += by.image;
+    if (at.column >= pitch) {
+      at.column -= pitch;
+      ++at.line;
+    }
+    if (at.line >= lines) {
+      at.line -= lines;
+      ++at.image;
+    }
+  }
+};
+
+// What halves hold of eight words under a scale, and what that leaves.
+__device__ inline void divide_eight(const Vec<float, 4> (&words)[2], float up, uint4& high, uint4& low) {
+  uint32_t both[2][4];
+#pragma unroll
+  for (int pair = 0; pair < 4; ++pair) {
+    const float* two = words[pair / 2].v + pair % 2 * 2;
+    const Halves halves = halves_of(two[0] * up, two[1] * up);
+    both[0][pair] = halves.high;
+    both[1][pair] = halves.low;
+  }
+  high = {both[0][0], both[0][1], both[0][2], both[0][3]};
+  low = {both[1][0], both[1][1], both[1][2], both[1][3]};
+}
+
+}  // namespace mbc
