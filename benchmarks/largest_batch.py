@@ -34,7 +34,8 @@ SUPERNEURONS_CAP, CAPUCHIN_CAP = 12 * GB, 16 * GB
 
 @dataclass(frozen=True)
 class Case:
-    """The largest batches that others report, SuperNeurons at 12 GB and Capuchin at 16."""
+    """The largest batches that others report, SuperNeurons at 12 GB and Capuchin at 16. `spare_bytes` as in
+    `capped.Case`."""
 
     name: str
     job: Job
@@ -88,7 +89,8 @@ def prepared(
     if not batch:
         raise RuntimeError("no batch fits" + (f" at {least_speed:.0%} of the speed" if least_speed else ""))
     most_loss = 1 / least_speed - 1 if least_speed else None
-    row = capped.prepared(planner, capped.Case(name, case.at(batch), most_loss, cap_bytes, 0.0, case.spare_bytes))
+    at = capped.Case(name, case.at(batch), most_loss, cap_bytes, spare_bytes=case.spare_bytes)
+    row = capped.prepared(planner, at)
     return judged(row | {"superneurons": case.superneurons, "capuchin": case.capuchin or None})
 
 

@@ -1,10 +1,11 @@
-// Convolutions in fp32 with filters of several places, forward and back to the image at a stride of one, in three products
-// of fp16 (mbc_halves.cuh), channels last, by the 64.
+// Convolutions in fp32 with filters of several places, forward and back to the image at a stride of one, in three
+// products of fp16 (mbc_halves.cuh), channels last, by the 64.
 //
 // A block makes 256 pixels of 64 channels at a time. Of the image it holds the patch that these pixels see, 64 channels
 // at a time, in halves: each word is divided once for all places of the filter, since what the pixels see under another
-// place lies in the same patch some places further on. Seven warps divide patches and one copies weights, which were
-// divided before; two warpgroups multiply, each 128 pixels.
+// place lies in the same patch some places further on. These words share a scale; each filter has one for 64 terms.
+// Seven warps divide patches and one copies weights, which were divided before; two warpgroups multiply, each 128
+// pixels.
 #include "mbc_patches.cuh"
 
 // Images lie one below another, `lines` from one to the next, in lines of `pitch` places, so that what is beside an
@@ -22,9 +23,11 @@ namespace mbc {
 
 constexpr int PATCH_GROUPS = 16 * MULTIPLIERS, PATCH_FILTERS = 64;
 constexpr int MOST_PLACES = 379;  // of a patch, odd: pieces of neighbouring channels lie in different banks
+static_assert(MOST_PLACES % 2 == 1);
 constexpr int PATCH_BYTES = MOST_PLACES * HALF_TERMS * 4, PATCHES = 2;
 constexpr int FRAGMENTS = PATCH_FILTERS * HALF_TERMS * 4;  // bytes of weights of a stage, after which come their scales
 constexpr int WEIGHTS_BYTES = FRAGMENTS + PATCH_FILTERS * 4, WEIGHTS = 2;
+constexpr int PATCH_DIVIDER_REGISTERS = 56, PATCH_MULTIPLIER_REGISTERS = 200;  // of 64 K in all
 constexpr int DIVIDING = DIVIDERS - 32, FRAGMENT_THREADS = 256;
 constexpr int APART = DIVIDING / 8, AT_ONCE = 4;  // places between a thread's, and of it that are read together
 constexpr int TABLE = (MOST_PLACES / (APART * AT_ONCE) + 1) * APART * AT_ONCE;
@@ -38,7 +41,8 @@ struct PatchConvolution : ConvolutionShape, Places {
 
   explicit PatchConvolution(const PatchArguments& a)
       : ConvolutionShape(a), Places{static_cast<int32_t>(a.lines), static_cast<int32_t>(a.pitch)},
-        taps(kernel_height * kernel_width), chunks(channels / HALF_TERMS), images(static_cast<int32_t>(a.rows)), group(static_cast<int32_t>(a.group)),
+        taps(kernel_height * kernel_width), chunks(channels / HALF_TERMS), images(static_cast<int32_t>(a.rows)),
+        group(static_cast<int32_t>(a.group)),
         strips(static_cast<int32_t>(a.strips)), across(filters / PATCH_FILTERS),
         tiles(static_cast<int32_t>(divide_up(images * lines * pitch, group * PATCH_GROUPS)) * strips * across),
         apart((places() | 1) * 16), next_found(place(8 * APART)),
@@ -60,7 +64,8 @@ __global__ void prepare_fragments(const float* __restrict__ weight, char* prepar
   const int32_t stage = blockIdx.x, channel = stage / f.taps * HALF_TERMS, tap = stage % f.taps;
   const int32_t first = blockIdx.y * PATCH_FILTERS;
   for (int32_t i = threadIdx.x; i < PATCH_FILTERS * HALF_TERMS; i += FRAGMENT_THREADS) {
-    const int32_t n = f.backward ? i % PATCH_FILTERS : i / HALF_TERMS, c = f.backward ? i / PATCH_FILTERS : i % HALF_TERMS;
+    const int32_t n = f.backward ? i % PATCH_FILTERS : i / HALF_TERMS;
+    const int32_t c = f.backward ? i / PATCH_FILTERS : i % HALF_TERMS;
     const int64_t at = f.backward
                            ? (static_cast<int64_t>(channel + c) * f.taps + f.taps - 1 - tap) * f.filters + first + n
                            : (static_cast<int64_t>(first + n) * f.taps + tap) * f.channels + channel + c;
@@ -116,14 +121,16 @@ __device__ inline void copy_weights(
     const char* from = prepared + static_cast<int64_t>(tile % f.across) * f.stages() * WEIGHTS_BYTES;
     for (int32_t stage = 0; stage < f.stages(); ++stage, ++turn, from += WEIGHTS_BYTES) {
       rings.weights.wait_until_emptied(turn);
-      rings.weights.filled[turn % WEIGHTS].arrive_with_block(stages + turn % WEIGHTS * WEIGHTS_BYTES, from, WEIGHTS_BYTES);
+      char* to = stages + turn % WEIGHTS * WEIGHTS_BYTES;
+      rings.weights.filled[turn % WEIGHTS].arrive_with_block(to, from, WEIGHTS_BYTES);
     }
   }
 }
 
-// Where each place of a tile's patch lies in the image, in elements, or -1 for what is beside it: those whose words this
-// warp's threads divide, which are all that they need.
-__device__ inline void find_places(int32_t* offsets, int32_t tile, int32_t mine, int32_t eight, const PatchConvolution& f) {
+// Where each place of a tile's patch lies in the image, in elements, or -1 for what is beside it: those whose words
+// this warp's threads divide, which are all that they need.
+__device__ inline void find_places(
+    int32_t* offsets, int32_t tile, int32_t mine, int32_t eight, const PatchConvolution& f) {
   const int32_t left = f.left(tile) - f.pad_left, first = mine + eight * APART;
   PatchPlace at = f.place(f.first(tile) + (f.lines - f.pad_top) * f.pitch + first);  // an image further on
   __syncwarp();  // the last tile's are not needed any more
@@ -307,13 +314,13 @@ __global__ void __launch_bounds__(PATCH_THREADS, 1)
   if (threadIdx.x == 0) rings.start();
   __syncthreads();
   if (threadIdx.x < DIVIDERS) {
-    give_registers<56>();
+    give_registers<PATCH_DIVIDER_REGISTERS>();
     if (threadIdx.x >= 32)
       divide_patches(x, patches, rings, f);
     else if (threadIdx.x == 0)
       copy_weights(prepared, weights, rings, f);
   } else {
-    take_registers<200>();
+    take_registers<PATCH_MULTIPLIER_REGISTERS>();
     multiply_tiles(patches, weights, y, rings, f);
   }
 }
@@ -325,11 +332,13 @@ extern "C" const char* mbc_convolution_of_patches(const MbcCall& call) {
   const auto& a = arguments<PatchArguments>(call);
   if (const char* problem = unaligned(call)) return problem;
   const PatchConvolution f(a);
+  if (f.places() > MOST_PLACES) return "a patch is larger than shared memory";
   char* prepared = out<char>(call, 3);
   const dim3 each(static_cast<unsigned>(f.taps * f.chunks), static_cast<unsigned>(f.across));
   MBC_LAUNCH(prepare_fragments, each, FRAGMENT_THREADS, call.stream, in<float>(call, 1), prepared, f);
   const unsigned blocks = static_cast<unsigned>(f.tiles < multiprocessors() ? f.tiles : multiprocessors());
   constexpr int SHARED = PATCHES * PATCH_BYTES + WEIGHTS * WEIGHTS_BYTES;
+  static_assert(SHARED + sizeof(PatchRings) <= 226 << 10);  // as in mbc/kernels/own/patches.py
   MBC_LAUNCH_SHARED(convolution_of_patches, blocks, PATCH_THREADS, SHARED, call.stream, in<float>(call, 0), prepared,
                     out<float>(call, 2), f);
   return launched();

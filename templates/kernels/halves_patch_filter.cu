@@ -18,6 +18,7 @@ constexpr int PATCH_PLACES = HALF_TERMS + PATCH_WIDTH - 1;  // of the image, in 
 // Bytes of eight channels: an odd number of 16, so that those of a place, which are written at once, are in different
 // banks. Of 64 channels, of either half; and of both.
 constexpr int PATCH_CHUNK = (PATCH_PLACES | 1) * 16, PATCH_HALF = 8 * PATCH_CHUNK, PATCH_BLOCK = 2 * PATCH_HALF;
+constexpr int DIVIDER_REGISTERS = 48, SUMMER_REGISTERS = 208;  // 64 K in all, of which each starts with 128 a thread
 constexpr int PATCH_APART = DIVIDERS / 8;  // places from one of a thread to its next
 constexpr int FOUND_BLOCKS = 256;  // as in mbc/kernels/own/patch_filters.py: look for the largest of each 64 channels
 
@@ -59,7 +60,7 @@ struct PatchStage {
   static constexpr int SHARING = FILTER_BLOCKS;  // warpgroups that multiply the same stage
 };
 
-inline int32_t longer(int32_t a, int32_t b) { return a < b ? b : a; }
+inline int32_t larger(int32_t a, int32_t b) { return a < b ? b : a; }
 
 struct PatchFilter : ConvolutionShape, Places {
   int32_t images, stages, blocks, across;  // blocks of 64 channels; tiles of columns
@@ -68,7 +69,7 @@ struct PatchFilter : ConvolutionShape, Places {
   explicit PatchFilter(const HalvesArguments& a)
       : ConvolutionShape(a),
         // What is right of a line is left of the next.
-        Places{out_height, longer(out_width, width + longer(pad_left, out_width + PATCH_WIDTH - 1 - width - pad_left))},
+        Places{out_height, larger(out_width, width + larger(pad_left, out_width + PATCH_WIDTH - 1 - width - pad_left))},
         images(static_cast<int32_t>(a.rows)),
         stages(static_cast<int32_t>(divide_up(a.rows * a.out_height * pitch, HALF_TERMS))), blocks(channels / 64),
         across(kernel_height * blocks), step(place(PATCH_APART)) {}
@@ -114,9 +115,11 @@ __device__ inline void divide_stages(
     const int32_t y = at.line + line - f.pad_top, left = at.column - f.pad_left, channel = channel_of(chunk, 0);
     const bool inside = static_cast<uint32_t>(y) < static_cast<uint32_t>(f.height) &&
                         static_cast<uint32_t>(left) < static_cast<uint32_t>(f.width);
-    words[0].load(image + (((at.image * f.height + y) * f.width + left) * f.channels + channel), inside && at.image < f.images);
+    words[0].load(image + (((at.image * f.height + y) * f.width + left) * f.channels + channel),
+                  inside && at.image < f.images);
     const bool there = at.column < f.out_width && at.image < f.images;
-    const float* pixel = gradients + (((at.image * f.out_height + at.line) * f.out_width + at.column) * f.filters + channel);
+    const float* pixel =
+        gradients + (((at.image * f.out_height + at.line) * f.out_width + at.column) * f.filters + channel);
 #pragma unroll
     for (int b = 1; b < Stage::BLOCKS; ++b) words[b].load(pixel + (b - 1) * 64, there);
     f.advance(at, f.step);

@@ -66,12 +66,12 @@ __device__ inline float largest_of_block(float value, float* of_warps, int threa
   return value;
 }
 
-// The stages of a ring in shared memory, which one warpgroup fills and the others empty.
+// The stages of a ring in shared memory, which some warps fill and others empty.
 template <int STAGES>
 struct Ring {
   Barrier filled[STAGES], emptied[STAGES];
 
-  // By one thread; `arrivals` fill a stage, `multipliers` empty it. Then all threads of the block have to meet.
+  // By one thread; `arrivals` fill a stage, `multipliers` warpgroups empty it. Then all threads of the block have to meet.
   __device__ void start(int arrivals, int multipliers = MULTIPLIERS) {
     for (int s = 0; s < STAGES; ++s) {
       filled[s].start(arrivals);

@@ -7,7 +7,6 @@
 namespace mbc {
 
 constexpr int DIVIDERS = 2 * WARPGROUP, PATCH_THREADS = DIVIDERS + MULTIPLIERS * WARPGROUP;
-constexpr int DIVIDER_REGISTERS = 48, SUMMER_REGISTERS = 208;  // 64 K in all, of which each starts with 128 a thread
 
 struct PatchPlace {
   int32_t image, line, column;

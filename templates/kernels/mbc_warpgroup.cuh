@@ -94,7 +94,7 @@ __device__ inline void show_to_tensor_cores() {
 #endif
 }
 
-// Hands registers over from a warpgroup that copies to those that multiply.
+// Hands registers over from warpgroups that copy or divide to those that multiply.
 template <int COUNT>
 __device__ inline void take_registers() {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL

@@ -18,7 +18,6 @@ from mbc.kernels.own.sides import ConvolutionSizes, Sides, attributes, sizes
 # As in the source.
 GROUPS = 32  # of eight places, of a block
 MOST_PLACES = 379
-FILTERS = 64  # of a block
 SHARED_BYTES = 226 << 10
 
 
@@ -43,6 +42,11 @@ class Patch:
     def places(self, known: dict[str, int]) -> int:
         return (GROUPS - 1) * self.group + 8 + (known["kernel_height"] - 1) * self.pitch + known["kernel_width"] - 1
 
+    def fits(self, known: dict[str, int]) -> bool:
+        """A patch into shared memory, and all places, an image more than there are, into 32 bits."""
+        beside = known["rows"] * self.lines * self.pitch + self.lines * self.pitch + self.group * GROUPS
+        return self.places(known) <= MOST_PLACES and beside < 1 << 31
+
     def made(self, known: dict[str, int]) -> int:
         """Places that blocks make, those beside images too."""
         tiles = math.ceil(known["rows"] * self.lines * self.pitch / (self.group * GROUPS)) * self.strips
@@ -61,8 +65,7 @@ def _patch(known: dict[str, int]) -> Patch | None:
     pitch = extent("width", "pad_left", "kernel_width")
     box = 8 + known["kernel_width"] - 1
     ways = Patch(lines, pitch, 8, 1), Patch(lines, box, box, math.ceil(known["out_width"] / 8))
-    made = {way.made(known): way for way in ways if way.places(known) <= MOST_PLACES}
-    return made[min(made)] if made else None
+    return min((way for way in ways if way.fits(known)), key=lambda way: way.made(known), default=None)
 
 
 def _sizes(request: Request) -> dict[str, int]:

@@ -137,6 +137,20 @@ def test_an_infinite_word_leaves_the_words_beside_it_alone(kernel: OwnKernel, li
     assert relative_error(found[:, 1:], wanted[:, 1:]) <= WORDS[Precision.FP32][1]
 
 
+@pytest.mark.parametrize("kernel", patches.KERNELS, ids=lambda kernel: kernel.name)
+def test_an_infinite_pixel_leaves_those_that_do_not_see_it_alone(kernel: OwnKernel, library: Library):
+    """The scale of a patch is that of its finite words."""
+    takes = (c for c in CASES if c.kind == kernel.kind and kernel.takes(c.request(Precision.FP32)))
+    case = max(takes, key=lambda c: min(c.request(Precision.FP32).outputs[0].shape[2:]))
+    trial = Trial(library, case, Precision.FP32)
+    (candidate,) = (c for c in trial.candidates() if c.name == kernel.name)
+    trial.inputs[0][0, 0, 0, 0] = math.inf
+    (made,) = trial.run(candidate, Variant("plain"))
+    found = from_bytes(made, trial.request.outputs[0], Layout.CHANNELS_LAST)
+    assert not np.isfinite(found[0, :, :3, :3]).all()
+    assert relative_error(found[:, :, 3:], trial.wanted[0][:, :, 3:]) <= WORDS[Precision.FP32][1]
+
+
 def test_only_eight_channels_share_a_scale(library: Library):
     """Small words of others keep their digits, of the image as of gradients."""
     (kernel,) = patch_filters.KERNELS
