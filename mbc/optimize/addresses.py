@@ -17,7 +17,8 @@ from mbc.units import show_size
 @dataclass(frozen=True, slots=True)
 class Placed:
     """`offsets` of all buffers, each from the start of its space. `live_bytes`: of the arena, the most that are alive
-    at once; no placement takes less."""
+    at once as launches are listed, whichever run beside others: what that costs is not the placement's doing. No
+    placement takes less."""
 
     offsets: tuple[int, ...]
     arena_bytes: int
@@ -54,20 +55,14 @@ def assign_addresses(
                 places, height = place(program_blocks, room_bytes - base if space is Space.ARENA else 0, thorough)
             for i, owner in owned.items():
                 offsets[owner] = base + places[i]
+            listed = one_after_the_other(program)
+            if listed is not program:
+                program_blocks = blocks(listed, draft.buffers, persistent, space)
             top, live = max(top, height), max(live, peak_bytes(program_blocks)[0])
         ends[space], lives[space] = base + top, base + live
     for buffer, owner in enumerate(owners(draft.buffers)):
         offsets[buffer] = offsets[owner]
     return Placed(tuple(offsets), ends[Space.ARENA], lives[Space.ARENA], ends[Space.HOST])
-
-
-def most_alive_bytes(draft: Draft) -> int:
-    """Most bytes of the arena that are alive at once as the launches are listed, whichever run beside others."""
-    persistent = frozenset(draft.persistent)
-    kept = (draft.buffers[buffer] for buffer in draft.persistent)
-    kept_bytes = sum(aligned(buffer.size_bytes) for buffer in kept if buffer.space is Space.ARENA)
-    programs = (one_after_the_other(program) for program in (draft.train, draft.infer))
-    return kept_bytes + max(peak_bytes(blocks(program, draft.buffers, persistent))[0] for program in programs)
 
 
 def check_host(placed: Placed, limit_bytes: int | None, network: str) -> None:

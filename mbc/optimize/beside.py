@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
-from mbc.optimize.addresses import assign_addresses, most_alive_bytes
+from mbc.optimize.addresses import assign_addresses
 from mbc.optimize.contention import contention
 from mbc.optimize.fitted import Fitted
 from mbc.optimize.lasting import waiting_for_data
@@ -55,8 +55,7 @@ def beside(alone: Fitted, room_bytes: int) -> Fitted:
                 best, best_us = found, step_us
     if best is alone.draft:
         return alone
-    # What is alive at once is counted as the launches are listed: the rest is what this way of running them costs.
-    placed = replace(assign_addresses(best, room_bytes), live_bytes=most_alive_bytes(best))
+    placed = assign_addresses(best, room_bytes)
     fitted = Fitted(best, placed, table)
     return fitted if placed.arena_bytes <= room_bytes and fitted.step_us <= WORTH * alone.step_us else alone
 

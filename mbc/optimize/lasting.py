@@ -20,6 +20,8 @@ def waiting_for_data(program: Program, buffers: Sequence[Buffer], owner: Sequenc
 
 def one_after_the_other(program: Program) -> Program:
     """Without launches beside others, in the order in which they are listed."""
+    if all(launch.stream is not Stream.BESIDE for launch in program.launches):
+        return program
     launches = (
         replace(launch, stream=Stream.COMPUTE) if launch.stream is Stream.BESIDE else launch
         for launch in program.launches

@@ -14,7 +14,7 @@ from mbc.ir.training import differentiate
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate, Provider, Request
 from mbc.ops.fused import Fused
-from mbc.optimize.addresses import assign_addresses, most_alive_bytes
+from mbc.optimize.addresses import assign_addresses
 from mbc.optimize.candidates import CandidateTable, Rules
 from mbc.optimize.choose import choose
 from mbc.optimize.fitted import UNLIMITED_BYTES, Problem
@@ -168,5 +168,5 @@ def plan_of(plan: Plan, draft: Draft) -> Plan:
         train=train,
         infer=infer,
         predictions=replace(plan.predictions, **sizes),
-        bounds=replace(plan.bounds, live_bytes=most_alive_bytes(draft)),
+        bounds=replace(plan.bounds, live_bytes=placed.live_bytes),
     )
