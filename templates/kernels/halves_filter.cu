@@ -65,37 +65,16 @@ struct FilterStage {
   static constexpr int COUNT = WIDE ? 2 : 3;
 };
 
-// A place among images: of a pixel of the output, or how far it is to another.
-struct OutputPixel {
-  int32_t n, row, column;
-};
-
-struct HalvesFilter : ConvolutionShape {
+struct HalvesFilter : ConvolutionShape, Places {
   int32_t pixels, stages, columns, across;  // of the output; in all; blocks of 64 columns; tiles of them
-  OutputPixel stage;                        // how far it is from one to the next
+  ImagePlace stage;                         // how far it is from one to the next
 
   HalvesFilter(const HalvesArguments& a, int blocks)
-      : ConvolutionShape(a), pixels(static_cast<int32_t>(a.rows * a.out_height * a.out_width)),
+      : ConvolutionShape(a), Places{out_height, out_width},
+        pixels(static_cast<int32_t>(a.rows * a.out_height * a.out_width)),
         stages(static_cast<int32_t>(divide_up(pixels, HALF_TERMS))),
         columns(kernel_height * kernel_width * channels / 64),
         across(static_cast<int32_t>(divide_up(columns, blocks))), stage(place(HALF_TERMS)) {}
-  __host__ __device__ OutputPixel place(int32_t pixel) const {
-    const int32_t line = pixel / out_width, n = line / out_height;
-    return {n, line - n * out_height, pixel - line * out_width};
-  }
-  __device__ void advance(OutputPixel& at) const {
-    at.column += stage.column;
-    at.row += stage.row;
-    at.n += stage.n;
-    if (at.column >= out_width) {
-      at.column -= out_width;
-      ++at.row;
-    }
-    if (at.row >= out_height) {
-      at.row -= out_height;
-      ++at.n;
-    }
-  }
   // Of a part, the first stage.
   __device__ int32_t begin(int32_t part) const {
     return static_cast<int32_t>(static_cast<int64_t>(stages) * part / gridDim.y);
@@ -121,7 +100,7 @@ __device__ inline void copy_stages_of_filter(
     offset[b] = (down[b] * f.width + right[b]) * f.channels + (column - tap * (f.channels / 64)) * 64;
   }
   const int32_t begin = f.begin(blockIdx.y), turns = f.begin(blockIdx.y + 1) - begin;
-  OutputPixel at[MINE];
+  ImagePlace at[MINE];
 #pragma unroll
   for (int i = 0; i < MINE; ++i) at[i] = f.place(begin * HALF_TERMS + mine + i * APART);
   int32_t left_over = f.pixels - begin * HALF_TERMS;  // pixels from the stage on
@@ -141,8 +120,8 @@ __device__ inline void copy_stages_of_filter(
 #pragma unroll
     for (int i = 0; i < MINE; ++i) {
       const int32_t pixel = mine + i * APART;
-      const int32_t y = at[i].row * f.stride_height - f.pad_top, left = at[i].column * f.stride_width - f.pad_left;
-      const int32_t corner = ((at[i].n * f.height + y) * f.width + left) * f.channels;
+      const int32_t y = at[i].line * f.stride_height - f.pad_top, left = at[i].column * f.stride_width - f.pad_left;
+      const int32_t corner = ((at[i].image * f.height + y) * f.width + left) * f.channels;
       const uint32_t height = pixel < left_over ? f.height : 0;
 #pragma unroll
       for (int b = 0; b < Stage::BLOCKS; ++b) {
@@ -153,7 +132,7 @@ __device__ inline void copy_stages_of_filter(
         copy_16_bytes(block, from, there);
         copy_16_bytes(block + Stage::HALF / 16, from + 128, there);
       }
-      f.advance(at[i]);
+      f.advance(at[i], f.stage);
     }
     ring.filled[turn % Stage::COUNT].arrive_with_copies();
     left_over -= HALF_TERMS;

@@ -25,18 +25,19 @@ constexpr int PATCH_GROUPS = 16 * MULTIPLIERS, PATCH_FILTERS = 64;
 constexpr int MOST_PLACES = 379;  // of a patch, odd: pieces of neighbouring channels lie in different banks
 static_assert(MOST_PLACES % 2 == 1);
 constexpr int PATCH_BYTES = MOST_PLACES * HALF_TERMS * 4, PATCHES = 2;
-constexpr int FRAGMENTS = PATCH_FILTERS * HALF_TERMS * 4;  // bytes of weights of a stage, after which come their scales
-constexpr int WEIGHTS_BYTES = FRAGMENTS + PATCH_FILTERS * 4, WEIGHTS = 2;
+constexpr int FRAGMENTS_BYTES = PATCH_FILTERS * HALF_TERMS * 4;  // weights of a stage, after which come their scales
+constexpr int WEIGHTS_BYTES = FRAGMENTS_BYTES + PATCH_FILTERS * 4, WEIGHTS = 2;
 constexpr int PATCH_DIVIDER_REGISTERS = 56, PATCH_MULTIPLIER_REGISTERS = 200;  // of 64 K in all
 constexpr int DIVIDING = DIVIDERS - 32, FRAGMENT_THREADS = 256;
-constexpr int APART = DIVIDING / 8, AT_ONCE = 4;  // places between a thread's, and of it that are read together
-constexpr int TABLE = (MOST_PLACES / (APART * AT_ONCE) + 1) * APART * AT_ONCE;
+// Places from one of a thread to its next, and of it that are read together.
+constexpr int DIVIDED_APART = DIVIDING / 8, DIVIDED_AT_ONCE = 4, DIVIDED_TURN = DIVIDED_APART * DIVIDED_AT_ONCE;
+constexpr int PLACES_LOOKED_UP = (MOST_PLACES / DIVIDED_TURN + 1) * DIVIDED_TURN;
 
 struct PatchConvolution : ConvolutionShape, Places {
   int32_t taps, chunks, images, group, strips;
   int32_t across, tiles;  // blocks of filters; tiles of them and of places
   int32_t apart;          // bytes between pieces of 8 channels
-  PatchPlace next_found;
+  ImagePlace next_found;
   bool backward;
 
   explicit PatchConvolution(const PatchArguments& a)
@@ -45,7 +46,7 @@ struct PatchConvolution : ConvolutionShape, Places {
         group(static_cast<int32_t>(a.group)),
         strips(static_cast<int32_t>(a.strips)), across(filters / PATCH_FILTERS),
         tiles(static_cast<int32_t>(divide_up(images * lines * pitch, group * PATCH_GROUPS)) * strips * across),
-        apart((places() | 1) * 16), next_found(place(8 * APART)),
+        apart((places() | 1) * 16), next_found(place(8 * DIVIDED_APART)),
         backward(a.backward != 0) {}
   // Of a patch.
   __host__ __device__ int32_t places() const {
@@ -78,7 +79,7 @@ __global__ void prepare_fragments(const float* __restrict__ weight, char* prepar
     for (int32_t c = 0; c < HALF_TERMS; ++c) largest = larger_finite(largest, tile[threadIdx.x][c]);
     const HalfScale scale(largest);
     up[threadIdx.x] = scale.up;
-    reinterpret_cast<float*>(to + FRAGMENTS)[threadIdx.x] = scale.down;
+    reinterpret_cast<float*>(to + FRAGMENTS_BYTES)[threadIdx.x] = scale.down;
   }
   __syncthreads();
   for (int32_t i = threadIdx.x; i < HALF_STEPS * WARPGROUP; i += FRAGMENT_THREADS) {
@@ -103,7 +104,7 @@ struct PatchRings {
   Ring<WEIGHTS> weights;
   Barrier agreed;  // on the largest of a patch
   float largest[2][DIVIDING / 32], down[PATCHES];
-  int32_t offsets[TABLE];                     // of places of a patch, in the image
+  int32_t offsets[PLACES_LOOKED_UP];                     // of places of a patch, in the image
   int32_t outputs[2][PATCH_GROUPS * 8];       // where what comes to the places of a tile is written
 
   __device__ void start() {
@@ -131,10 +132,10 @@ __device__ inline void copy_weights(
 // this warp's threads divide, which are all that they need.
 __device__ inline void find_places(
     int32_t* offsets, int32_t tile, int32_t mine, int32_t eight, const PatchConvolution& f) {
-  const int32_t left = f.left(tile) - f.pad_left, first = mine + eight * APART;
-  PatchPlace at = f.place(f.first(tile) + (f.lines - f.pad_top) * f.pitch + first);  // an image further on
+  const int32_t left = f.left(tile) - f.pad_left, first = mine + eight * DIVIDED_APART;
+  ImagePlace at = f.place(f.first(tile) + (f.lines - f.pad_top) * f.pitch + first);  // an image further on
   __syncwarp();  // the last tile's are not needed any more
-  for (int32_t i = first; i < TABLE; i += 8 * APART) {
+  for (int32_t i = first; i < PLACES_LOOKED_UP; i += 8 * DIVIDED_APART) {
     const int32_t image = at.image - 1, column = left + at.column;
     const bool there = i < f.places() && at.line < f.height && image >= 0 && image < f.images && column >= 0 &&
                        column < f.width;
@@ -147,7 +148,7 @@ __device__ inline void find_places(
 // Where what comes to each place of a tile is written, in elements, or -1 for what is beside the output.
 __device__ inline void find_outputs(int32_t* offsets, int32_t tile, int32_t thread, const PatchConvolution& f) {
   for (int32_t i = thread; i < PATCH_GROUPS * 8; i += DIVIDING) {
-    const PatchPlace at = f.place(f.first(tile) + i / 8 * f.group + i % 8);
+    const ImagePlace at = f.place(f.first(tile) + i / 8 * f.group + i % 8);
     const int32_t column = f.left(tile) + at.column;
     const bool there = at.image < f.images && at.line < f.out_height && column < f.out_width;
     offsets[i] = there ? ((at.image * f.out_height + at.line) * f.out_width + column) * f.filters : -1;
@@ -157,16 +158,16 @@ __device__ inline void find_outputs(int32_t* offsets, int32_t tile, int32_t thre
 // Every place's eight channels in turn, several read at once.
 template <typename Use>
 __device__ inline void for_all_places(const float* x, const int32_t* offsets, int32_t mine, int32_t places, Use use) {
-  for (int32_t i = mine; i < places; i += APART * AT_ONCE) {
-    Vec<float, 4> words[AT_ONCE][2];
+  for (int32_t i = mine; i < places; i += DIVIDED_TURN) {
+    Vec<float, 4> words[DIVIDED_AT_ONCE][2];
 #pragma unroll
-    for (int e = 0; e < AT_ONCE; ++e) {
-      const int32_t offset = offsets[i + e * APART];
+    for (int e = 0; e < DIVIDED_AT_ONCE; ++e) {
+      const int32_t offset = offsets[i + e * DIVIDED_APART];
 #pragma unroll
       for (int h = 0; h < 2; ++h) words[e][h] = offset >= 0 ? load<4>(x + offset + 4 * h) : Vec<float, 4>{};
     }
 #pragma unroll
-    for (int e = 0; e < AT_ONCE; ++e) use(i + e * APART, words[e]);
+    for (int e = 0; e < DIVIDED_AT_ONCE; ++e) use(i + e * DIVIDED_APART, words[e]);
   }
 }
 
@@ -175,8 +176,7 @@ __device__ inline void divide_patches(
   const int32_t thread = threadIdx.x - 32, eight = thread % 8, mine = thread / 8, places = f.places();
   int32_t turn = 0, agreed = 0, number = 0;  // of patches, of their largest words, of tiles
   const auto largest_of_all = [&](float largest) {
-#pragma unroll
-    for (int mask = 16; mask > 0; mask /= 2) largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, mask));
+    largest = largest_of_warp(largest);
     if (thread % 32 == 0) {
       rings.largest[agreed % 2][thread / 32] = largest;
       rings.agreed.arrive();
@@ -255,7 +255,7 @@ __device__ inline void multiply_tiles(
       const float patch_down = rings.down[patch_turn % PATCHES];
       for (int32_t tap = 0, across = 0; tap < f.taps; ++tap, ++turn) {
         const char* stage = stages + turn % WEIGHTS * WEIGHTS_BYTES;
-        const float* of_filters = reinterpret_cast<const float*>(stage + FRAGMENTS) + row;
+        const float* of_filters = reinterpret_cast<const float*>(stage + FRAGMENTS_BYTES) + row;
         const float down[2] = {of_filters[0] * patch_down, of_filters[8] * patch_down};
         float part[16][4];
         const auto start = [&](const uint32_t(&weights)[2][2][4], int first_step) {

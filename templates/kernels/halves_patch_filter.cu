@@ -64,7 +64,7 @@ inline int32_t larger(int32_t a, int32_t b) { return a < b ? b : a; }
 
 struct PatchFilter : ConvolutionShape, Places {
   int32_t images, stages, blocks, across;  // blocks of 64 channels; tiles of columns
-  PatchPlace step;                         // from a place of a thread to the next
+  ImagePlace step;                         // from a place of a thread to the next
 
   explicit PatchFilter(const HalvesArguments& a)
       : ConvolutionShape(a),
@@ -109,7 +109,7 @@ __device__ inline void divide_stages(
   const float* image = x + tile % f.across % f.blocks * 64;
   const float* gradients = dy + tile / f.across * FILTER_BLOCKS * 64;
   const int32_t begin = f.begin(blockIdx.y), turns = f.begin(blockIdx.y + 1) - begin;
-  PatchPlace at = f.place(begin * HALF_TERMS + mine);
+  ImagePlace at = f.place(begin * HALF_TERMS + mine);
   EightWords words[Stage::BLOCKS];
   const auto fetch = [&] {
     const int32_t y = at.line + line - f.pad_top, left = at.column - f.pad_left, channel = channel_of(chunk, 0);
@@ -240,9 +240,7 @@ __global__ void __launch_bounds__(PATCH_THREADS, 1)
     float largest = 0.0f;
     for (int32_t i = threadIdx.x % 32; i < FOUND_BLOCKS; i += 32)
       largest = max(largest, found[(block * 8 + chunk % 8) * FOUND_BLOCKS + i]);
-#pragma unroll
-    for (int mask = 1; mask < 32; mask *= 2) largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, mask));
-    const HalfScale scale(largest);
+    const HalfScale scale(largest_of_warp(largest));
     if (threadIdx.x % 32 == 0) {
       up[chunk] = scale.up;
       down[chunk] = scale.down;

@@ -36,4 +36,32 @@ struct ConvolutionShape {
         pad_top(static_cast<int32_t>(a.pad_top)), pad_left(static_cast<int32_t>(a.pad_left)) {}
 };
 
+struct ImagePlace {
+  int32_t image, line, column;
+};
+
+// Places of images that lie one below another, `lines` from one to the next, in lines of `pitch` places.
+struct Places {
+  int32_t lines, pitch;
+
+  __host__ __device__ ImagePlace place(int32_t index) const {
+    const int32_t line = index / pitch, image = line / lines;
+    return {image, line - image * lines, index - line * pitch};
+  }
+  // By as much as `place` says of so many places.
+  __device__ void advance(ImagePlace& at, const ImagePlace& by) const {
+    at.column += by.column;
+    at.line += by.line;
+    at.image += by.image;
+    if (at.column >= pitch) {
+      at.column -= pitch;
+      ++at.line;
+    }
+    if (at.line >= lines) {
+      at.line -= lines;
+      ++at.image;
+    }
+  }
+};
+
 }  // namespace mbc

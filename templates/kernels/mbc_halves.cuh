@@ -56,10 +56,16 @@ __device__ inline float larger_finite(float largest, float word) {
   return size <= FLT_MAX ? max(largest, size) : largest;
 }
 
-// The largest of `value`, none negative, that any of `threads` of the block has; `of_warps` is a word for each warp.
-__device__ inline float largest_of_block(float value, float* of_warps, int threads) {
+// The largest of `value`, none negative, that any of the warp has.
+__device__ inline float largest_of_warp(float value) {
 #pragma unroll
   for (int mask = 16; mask > 0; mask /= 2) value = max(value, __shfl_xor_sync(0xffffffffu, value, mask));
+  return value;
+}
+
+// The same of `threads` of the block; `of_warps` is a word for each warp.
+__device__ inline float largest_of_block(float value, float* of_warps, int threads) {
+  value = largest_of_warp(value);
   if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = value;
   __syncthreads();
   for (int warp = 0; warp < threads / 32; ++warp) value = max(value, of_warps[warp]);

@@ -8,34 +8,6 @@ namespace mbc {
 
 constexpr int DIVIDERS = 2 * WARPGROUP, PATCH_THREADS = DIVIDERS + MULTIPLIERS * WARPGROUP;
 
-struct PatchPlace {
-  int32_t image, line, column;
-};
-
-// Places of images that lie one below another, `lines` from one to the next, in lines of `pitch` places.
-struct Places {
-  int32_t lines, pitch;
-
-  __host__ __device__ PatchPlace place(int32_t index) const {
-    const int32_t line = index / pitch, image = line / lines;
-    return {image, line - image * lines, index - line * pitch};
-  }
-  // By as much as `place` says of so many places.
-  __device__ void advance(PatchPlace& at, const PatchPlace& by) const {
-    at.column += by.column;
-    at.line += by.line;
-    at.image += by.image;
-    if (at.column >= pitch) {
-      at.column -= pitch;
-      ++at.line;
-    }
-    if (at.line >= lines) {
-      at.line -= lines;
-      ++at.image;
-    }
-  }
-};
-
 // What halves hold of eight words under a scale, and what that leaves.
 __device__ inline void divide_eight(const Vec<float, 4> (&words)[2], float up, uint4& high, uint4& low) {
   uint32_t both[2][4];
