@@ -64,6 +64,15 @@ def no_shared(_: Request) -> int:
     return 0
 
 
+def shared_of(size_bytes: int) -> Callable[[Request], int]:
+    """The same for every request."""
+
+    def shared(_: Request) -> int:
+        return size_bytes
+
+    return shared
+
+
 def no_reals(_: Slice) -> tuple[float, ...]:
     return ()
 

@@ -12,7 +12,7 @@ from mbc.device.spec import DeviceSpec
 from mbc.ir.types import DType, Layout, Precision
 from mbc.kernels.base import Request
 from mbc.kernels.calibration import peak_tflops
-from mbc.kernels.own.base import OwnKernel, Slice, channels_last, moved_us
+from mbc.kernels.own.base import OwnKernel, Slice, channels_last, moved_us, shared_of
 from mbc.kernels.own.sides import ConvolutionSizes, Sides, attributes, sizes
 
 # As in the sources.
@@ -126,10 +126,6 @@ def _filter_bytes(request: Request, layout: Layout) -> int:
     return LARGEST_BYTES + sides.image.size_bytes + _parts(request) * sides.weight.size_bytes
 
 
-def _shared(_: Request) -> int:
-    return SHARED_BYTES
-
-
 def _time_us(request: Request, device: DeviceSpec) -> float:
     sides = Sides.of(request)
     operations = 2 * sides.features.elements * math.prod(sides.weight.shape[1:]) * PRODUCTS
@@ -147,7 +143,7 @@ _FORWARD = OwnKernel(
     launches=2,
     launcher="convolution_in_halves",
     takes=_takes,
-    shared=_shared,
+    shared=shared_of(SHARED_BYTES),
     tensor_cores=True,
     warpgroups=True,
     aligned=True,

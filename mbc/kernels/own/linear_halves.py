@@ -9,7 +9,7 @@ from mbc.device.spec import DeviceSpec
 from mbc.ir.types import DType, Layout, Precision
 from mbc.kernels.base import Request
 from mbc.kernels.calibration import peak_tflops
-from mbc.kernels.own.base import VECTOR_BYTES, OwnKernel, Slice, Struct, channels_first, moved_us
+from mbc.kernels.own.base import VECTOR_BYTES, OwnKernel, Slice, Struct, channels_first, moved_us, shared_of
 from mbc.kernels.own.halves import AT_ONCE, MOST_BLOCKS, PRODUCTS, SCALE_BYTES, SHARED_BYTES, TENSOR_SHARE, TERMS
 from mbc.kernels.own.products import linear_sizes
 
@@ -30,7 +30,7 @@ class HalvesProductArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """Of the weights, or of what their gradient has most rows of, by columns that are divided into halves before."""
+    """A row for each output, of the data's gradient for each input, by columns that are divided into halves before."""
 
     rows: int
     columns: int
@@ -104,10 +104,6 @@ def _workspace_bytes(request: Request, layout: Layout) -> int:
     return p.columns_bytes + (p.parts * p.elements * 4 if p.parts > 1 else 0)
 
 
-def _shared(_: Request) -> int:
-    return SHARED_BYTES
-
-
 def _time_us(request: Request, device: DeviceSpec) -> float:
     p = Product.of(request)
     operations = 2 * p.tiles * ROWS * p.width * p.stages * TERMS * PRODUCTS
@@ -122,10 +118,10 @@ _FORWARD = OwnKernel(
     layouts=channels_first,
     workspace=_workspace_bytes,
     time_us=_time_us,
-    launches=3,
+    launches=3,  # where terms are in parts, as they mostly are; those of the gradient of weights mostly not
     launcher="linear_in_halves",
     takes=_takes,
-    shared=_shared,
+    shared=shared_of(SHARED_BYTES),
     tensor_cores=True,
     warpgroups=True,
     aligned=True,

@@ -10,7 +10,7 @@ from dataclasses import replace
 from mbc.device.spec import DeviceSpec
 from mbc.ir.types import Layout
 from mbc.kernels.base import Request
-from mbc.kernels.own.base import Slice
+from mbc.kernels.own.base import Slice, shared_of
 from mbc.kernels.own.halves import AT_ONCE, CHANNELS, HalvesArguments, fewest_parts
 from mbc.kernels.own.halves import KERNELS as IN_HALVES
 from mbc.kernels.own.sides import Sides, attributes, sizes
@@ -53,10 +53,6 @@ def _workspace_bytes(request: Request, layout: Layout) -> int:
     return found_bytes + _parts(request) * AT_ONCE // _filters(request) * sides.weight.size_bytes
 
 
-def _shared(_: Request) -> int:
-    return SHARED_BYTES
-
-
 def _time_us(request: Request, device: DeviceSpec) -> float:
     """A place beside each line is multiplied, too."""
     width = Sides.of(request).features.shape[3]
@@ -73,6 +69,6 @@ KERNELS = (
         launches=3,
         launcher="convolution_backward_filter_of_patches",
         takes=_takes,
-        shared=_shared,
+        shared=shared_of(SHARED_BYTES),
     ),
 )

@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from mbc.device.spec import DeviceSpec
 from mbc.ir.types import Layout
 from mbc.kernels.base import Request
-from mbc.kernels.own.base import OwnKernel, Slice
+from mbc.kernels.own.base import OwnKernel, Slice, shared_of
 from mbc.kernels.own.halves import KERNELS as IN_HALVES
 from mbc.kernels.own.halves import TERMS, turned
 from mbc.kernels.own.sides import ConvolutionSizes, Sides, attributes, sizes
@@ -19,6 +20,7 @@ from mbc.kernels.own.sides import ConvolutionSizes, Sides, attributes, sizes
 GROUPS = 32  # of eight places, of a block
 MOST_PLACES = 379
 SHARED_BYTES = 226 << 10
+OF_ITS_TIME = 0.9  # of the kernel's that divides words for each tile, by judgement
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +99,16 @@ def _weights_bytes(request: Request, layout: Layout) -> int:
     return weight.size_bytes + weight.elements // TERMS * 4
 
 
-def _shared(_: Request) -> int:
-    return SHARED_BYTES
-
-
 def _of_patches(kernel: OwnKernel) -> OwnKernel:
     def takes(request: Request) -> bool:
         return kernel.takes(request) and _fits(request)
+
+    def time_us(request: Request, device: DeviceSpec) -> float:
+        """Places beside images are multiplied, too."""
+        known, patch = _sizes(request), _patch(_sizes(request))
+        assert patch is not None
+        pixels = known["rows"] * known["out_height"] * known["out_width"]
+        return OF_ITS_TIME * patch.made(known) / pixels * kernel.time_us(request, device)
 
     return replace(
         kernel,
@@ -111,9 +116,10 @@ def _of_patches(kernel: OwnKernel) -> OwnKernel:
         struct=PatchArguments,
         integers=_arguments,
         workspace=_weights_bytes,
+        time_us=time_us,
         launcher=f"{kernel.kind}_of_patches",
         takes=takes,
-        shared=_shared,
+        shared=shared_of(SHARED_BYTES),
     )
 
 
