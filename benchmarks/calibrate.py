@@ -262,6 +262,8 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="into the package's data")
     parser.add_argument("--only", default="", metavar="GROUP", help="write the groups that begin so, keep the others")
     arguments = parser.parse_args()
+    if arguments.only and not arguments.write:
+        parser.error("--only says what --write writes")
     profile = read_profile(arguments.profile)
     calibration, rows = calibrate(profile)
     shares = {key: astuple(share) for key, share in calibration.shares.items()}

@@ -87,11 +87,15 @@ def test_a_block_goes_on_with_the_next_strip(blocks: int, library: Library, monk
         assert error <= WORDS[Precision.TF32][1], variant.name
 
 
+@pytest.mark.parametrize("filters", [64, 128])
 @pytest.mark.parametrize("kernel", [k for k in IN_HALVES if k.kind == FILTER_PASS.kind], ids=lambda kernel: kernel.name)
 def test_parts_of_a_gradient_in_halves_are_added_up(
-    kernel: OwnKernel, library: Library, monkeypatch: pytest.MonkeyPatch
+    kernel: OwnKernel, filters: int, library: Library, monkeypatch: pytest.MonkeyPatch
 ):
-    case = next(c for c in CASES if c.kind == kernel.kind and kernel.takes(c.request(Precision.FP32)))
+    """By 64 filters, which both warpgroups make, and by 128."""
+    takes = (c for c in CASES if c.kind == kernel.kind and kernel.takes(c.request(Precision.FP32)))
+    of_filters = (c for c in takes if c.request(Precision.FP32).outputs[0].shape[0] == filters)
+    case = max(of_filters, key=lambda c: c.request(Precision.FP32).inputs[1].elements)
     whole_bytes = kernel.workspace(case.request(Precision.FP32), Layout.CHANNELS_LAST)
     monkeypatch.setattr(halves, "LEAST_STAGES", 1)
     assert kernel.workspace(case.request(Precision.FP32), Layout.CHANNELS_LAST) > whole_bytes
