@@ -350,6 +350,13 @@ inline const T* in(const MbcCall& call, int index) { return static_cast<const T*
 template <typename T>
 inline T* out(const MbcCall& call, int index) { return static_cast<T*>(call.pointers[index]); }
 
+// What a launcher says where an operand does not begin at a multiple of 16 bytes.
+inline const char* unaligned(const MbcCall& call) {
+  for (int64_t i = 0; i < call.pointer_count; ++i)
+    if (!aligned(call.pointers[i], 16)) return "operands have to begin at multiples of 16 bytes";
+  return nullptr;
+}
+
 // A flat index taken apart as (outer, middle, inner), advanced by a fixed step without dividing again: three divisions
 // an element would cost more than the memory traffic of the kernels that use it.
 struct Steps {

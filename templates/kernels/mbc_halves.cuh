@@ -238,13 +238,6 @@ __device__ inline void multiply_turns(
   }
 }
 
-// What a launcher says where an operand does not begin at a multiple of 16 bytes.
-inline const char* unaligned(const MbcCall& call) {
-  for (int64_t i = 0; i < call.pointer_count; ++i)
-    if (!aligned(call.pointers[i], 16)) return "operands have to begin at multiples of 16 bytes";
-  return nullptr;
-}
-
 // Dynamic shared memory from a multiple of 1,024 bytes on, for which 1,008 are asked for beside.
 __device__ inline char* aligned_shared(uint4* shared) {
   return reinterpret_cast<char*>(shared + (1024 - shared_address(shared) % 1024) % 1024 / 16);

@@ -103,7 +103,7 @@ def same_layout(request: Request) -> Iterable[Layouts]:
     """Every operand channels first; every operand channels last, where that is another order in memory."""
     operands = (*request.inputs, *request.outputs)
     yield (Layout.CHANNELS_FIRST,) * len(operands)
-    last = tuple(Layout.CHANNELS_LAST if ordered(t) else Layout.CHANNELS_FIRST for t in operands)
+    (last,) = pixel_by_pixel(request)
     if Layout.CHANNELS_LAST in last:
         yield last
 
@@ -111,6 +111,12 @@ def same_layout(request: Request) -> Iterable[Layouts]:
 def channels_last(request: Request) -> Iterable[Layouts]:
     """Of `same_layout` what comes second."""
     return (layouts for layouts in same_layout(request) if Layout.CHANNELS_LAST in layouts)
+
+
+def pixel_by_pixel(request: Request) -> Iterable[Layouts]:
+    """Every operand channels last; those that lie the same in both layouts are channels first, all of them included."""
+    operands = (*request.inputs, *request.outputs)
+    yield tuple(Layout.CHANNELS_LAST if ordered(t) else Layout.CHANNELS_FIRST for t in operands)
 
 
 def channels_first(request: Request) -> Iterable[Layouts]:

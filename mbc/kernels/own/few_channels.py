@@ -10,7 +10,7 @@ from mbc.device.spec import DeviceSpec
 from mbc.ir.types import DType, Layout, Precision
 from mbc.kernels.base import Request
 from mbc.kernels.calibration import peak_tflops
-from mbc.kernels.own.base import Layouts, OwnKernel, Slice, layout_code, moved_us, ordered, type_code
+from mbc.kernels.own.base import Layouts, OwnKernel, Slice, layout_code, moved_us, pixel_by_pixel, type_code
 from mbc.kernels.own.sides import ConvolutionSizes, Sides, attributes, sizes
 
 MOST_CHANNELS = 7  # from eight on libraries have nothing to pad
@@ -120,14 +120,9 @@ def _partial_bytes(request: Request, layout: Layout) -> int:
     return _parts(request) * _steps(request) * 16 * Sides.of(request).features.shape[1] * 4
 
 
-def _channels_last(request: Request) -> Iterable[Layouts]:
-    operands = (*request.inputs, *request.outputs)
-    yield tuple(Layout.CHANNELS_LAST if ordered(t) else Layout.CHANNELS_FIRST for t in operands)
-
-
 def _image_first(request: Request) -> Iterable[Layouts]:
     """The image, which is the first operand of both passes, in the other layout, where there is one."""
-    for last in _channels_last(request):
+    for last in pixel_by_pixel(request):
         if last[0] is Layout.CHANNELS_LAST:
             yield Layout.CHANNELS_FIRST, *last[1:]
 
@@ -161,7 +156,7 @@ _FORWARD = OwnKernel(
     "few_channels.cu",
     FewChannelsArguments,
     _arguments,
-    layouts=_channels_last,
+    layouts=pixel_by_pixel,
     time_us=_time_us,
     launcher="convolution_few_channels",
     takes=_takes(DType.BF16, DType.FP16),
@@ -172,7 +167,7 @@ _BACKWARD_FILTER = OwnKernel(
     "few_channels_filter.cu",
     FewChannelsArguments,
     _arguments,
-    layouts=_channels_last,
+    layouts=pixel_by_pixel,
     workspace=_partial_bytes,
     time_us=_time_us,
     launches=2,
