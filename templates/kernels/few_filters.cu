@@ -30,11 +30,28 @@ struct OfPixel {
   static constexpr int PIECE = WHOLE < WIDTH<T> ? WHOLE : WIDTH<T>;
   Held<T, PIECE> pieces[FILTERS / PIECE];
 
-  __device__ void load(const T* side, int64_t pixel) {
+  __device__ void load(const T* pixel) {
 #pragma unroll
-    for (int i = 0; i < FILTERS / PIECE; ++i) pieces[i] = hold<PIECE>(side + pixel * FILTERS + i * PIECE);
+    for (int i = 0; i < FILTERS / PIECE; ++i) pieces[i] = hold<PIECE>(pixel + i * PIECE);
   }
   __device__ float operator[](int k) const { return to_float(pieces[k / PIECE][k % PIECE]); }
+};
+
+// The pixels of a thread that keeps to a vector of channels: from one on, each `step` behind the one before.
+struct PixelsDown {
+  int64_t pixel;
+  int32_t channel, step, left;
+
+  __device__ PixelsDown(const FewFilters& f, int width)
+      : pixel(static_cast<int64_t>(blockIdx.y) * blockDim.y + threadIdx.y),
+        channel(static_cast<int32_t>(blockIdx.x * blockDim.x + threadIdx.x) * width),
+        step(static_cast<int32_t>(gridDim.y * blockDim.y)), left(0) {
+    if (channel < f.channels && pixel < f.pixels) left = static_cast<int32_t>((f.pixels - pixel - 1) / step + 1);
+  }
+  __device__ void advance() {
+    pixel += FEW_PIXELS * step;
+    left -= FEW_PIXELS;
+  }
 };
 
 // Four threads share a pixel, each takes every fourth vector of it; a warp makes 32 pixels, each thread a part of four.
@@ -97,27 +114,27 @@ template <typename T, int FILTERS>
 __global__ void __launch_bounds__(THREADS, FILTERS > 2 ? 2 : 4)
     few_filters_data(const T* __restrict__ dy, const T* __restrict__ weight, T* __restrict__ dx, FewFilters f) {
   constexpr int N = WIDTH<T>;
-  const int32_t c = static_cast<int32_t>(blockIdx.x * blockDim.x + threadIdx.x) * N;
-  if (c >= f.channels) return;
+  PixelsDown at(f, N);
+  if (at.left == 0) return;
   Held<T, N> w[FILTERS];
 #pragma unroll
-  for (int k = 0; k < FILTERS; ++k) w[k] = hold<N>(weight + k * f.channels + c);
-  const int64_t step = static_cast<int64_t>(gridDim.y) * blockDim.y;
-  int64_t pixel = static_cast<int64_t>(blockIdx.y) * blockDim.y + threadIdx.y;
-  for (; pixel < f.pixels; pixel += FEW_PIXELS * step) {
+  for (int k = 0; k < FILTERS; ++k) w[k] = hold<N>(weight + k * f.channels + at.channel);
+  for (; at.left > 0; at.advance()) {
+    const T* from = dy + at.pixel * FILTERS;
+    T* to = dx + at.pixel * f.channels + at.channel;
     OfPixel<T, FILTERS> gradient[FEW_PIXELS];
 #pragma unroll
     for (int i = 0; i < FEW_PIXELS; ++i)
-      if (pixel + i * step < f.pixels) gradient[i].load(dy, pixel + i * step);
+      if (i < at.left) gradient[i].load(from + i * at.step * FILTERS);
 #pragma unroll
     for (int i = 0; i < FEW_PIXELS; ++i)
-      if (pixel + i * step < f.pixels) {
+      if (i < at.left) {
         float made[N] = {};
 #pragma unroll
         for (int k = 0; k < FILTERS; ++k)
 #pragma unroll
           for (int j = 0; j < N; ++j) made[j] += gradient[i][k] * to_float(w[k][j]);
-        store_floats(dx + (pixel + i * step) * f.channels + c, made);
+        store_floats(to + i * at.step * f.channels, made);
       }
   }
 }
@@ -128,29 +145,27 @@ __global__ void __launch_bounds__(THREADS, FILTERS > 2 ? 2 : 3)
     few_filters_filter(const T* __restrict__ x, const T* __restrict__ dy, float* __restrict__ partial, FewFilters f) {
   constexpr int N = WIDTH<T>;
   __shared__ float shared[N][THREADS];
-  const int32_t first = static_cast<int32_t>(blockIdx.x * blockDim.x) * N, c = first + threadIdx.x * N;
-  const int64_t step = static_cast<int64_t>(gridDim.y) * blockDim.y;
-  const int64_t end = c < f.channels ? f.pixels : 0;
   float sums[FILTERS][N] = {};
-  for (int64_t pixel = static_cast<int64_t>(blockIdx.y) * blockDim.y + threadIdx.y; pixel < end;
-       pixel += FEW_PIXELS * step) {
+  for (PixelsDown at(f, N); at.left > 0; at.advance()) {
+    const T *of_image = x + at.pixel * f.channels + at.channel, *of_gradients = dy + at.pixel * FILTERS;
     Held<T, N> held[FEW_PIXELS];
     OfPixel<T, FILTERS> gradient[FEW_PIXELS];
 #pragma unroll
     for (int i = 0; i < FEW_PIXELS; ++i)
-      if (pixel + i * step < end) {
-        held[i] = hold<N>(x + (pixel + i * step) * f.channels + c);
-        gradient[i].load(dy, pixel + i * step);
+      if (i < at.left) {
+        held[i] = hold<N>(of_image + i * at.step * f.channels);
+        gradient[i].load(of_gradients + i * at.step * FILTERS);
       }
 #pragma unroll
     for (int i = 0; i < FEW_PIXELS; ++i)
-      if (pixel + i * step < end) {
+      if (i < at.left) {
 #pragma unroll
         for (int k = 0; k < FILTERS; ++k)
 #pragma unroll
           for (int j = 0; j < N; ++j) sums[k][j] += gradient[i][k] * to_float(held[i][j]);
       }
   }
+  const int32_t first = static_cast<int32_t>(blockIdx.x * blockDim.x) * N;
   const unsigned threads = blockDim.x * blockDim.y, thread = threadIdx.y * blockDim.x + threadIdx.x;
 #pragma unroll
   for (int k = 0; k < FILTERS; ++k) {
@@ -233,7 +248,7 @@ extern "C" const char* mbc_few_filters_backward_filter(const MbcCall& call) {
                  in<T>(call, 1), partial, f);
     });
   });
-  add_parts(call.stream, partial, out<float>(call, 2), FilterParts(f.channels, static_cast<int32_t>(a.filters)), a.parts,
-            a.accumulate != 0);
+  const FilterParts parts(f.channels, static_cast<int32_t>(a.filters));
+  add_parts(call.stream, partial, out<float>(call, 2), parts, a.parts, a.accumulate != 0);
   return launched();
 }
