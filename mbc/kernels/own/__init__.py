@@ -12,6 +12,7 @@ from mbc.ir.types import DType, Precision
 from mbc.kernels.base import Arguments, Candidate, Request
 from mbc.kernels.calibration import Effort, estimate_us, group
 from mbc.kernels.own import (
+    apart,
     channels,
     depthwise,
     elementwise,
@@ -49,6 +50,7 @@ _FAMILIES = (
     depthwise,
     few_channels,
     taps,
+    apart,
     halves,
     patch_filters,
     patches,
