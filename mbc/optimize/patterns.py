@@ -119,7 +119,12 @@ PATTERNS: tuple[Pattern, ...] = (
         )
         for parts in (range(3, 7), range(3, 6), range(3, 5))
     ),
-    *(Pattern.of("z = bias_add(x, bias)", f"y = concat({parts})") for parts in ("z, r", "r, z")),
+    # What a transposed convolution makes is a part of a concatenation that is written by itself nowhere.
+    *(
+        Pattern.of(*made, "z = bias_add(x, bias)", f"y = concat({parts})")
+        for made in ((), ("x = convolution_backward_data(a, w)",))
+        for parts in ("z, r", "r, z")
+    ),
     # Backward through relu and batch norm. What relu let through is computed again from x, which both launches read
     # anyway, so that neither y nor the gradient between the two is read or written.
     Pattern.of(

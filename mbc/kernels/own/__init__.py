@@ -12,6 +12,7 @@ from mbc.ir.types import DType, Precision
 from mbc.kernels.base import Arguments, Candidate, Request
 from mbc.kernels.calibration import Effort, estimate_us, group
 from mbc.kernels.own import (
+    apart,
     channels,
     depthwise,
     elementwise,
@@ -51,6 +52,7 @@ _FAMILIES = (
     few_channels,
     few_filters,
     taps,
+    apart,
     halves,
     patch_filters,
     patches,

@@ -1,5 +1,6 @@
 """Every launch of every pattern as a case: what is fused, against its operations one after another in float64. Those
-that begin with a product are no kernels of mbc's own: tests/gpu has them."""
+that begin with a product need operands of their own; a convolution with statistics is no kernel of mbc's own: tests/gpu
+has it."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from mbc.ir.graph import Attributes, Operation
 from mbc.ir.types import Precision
 from mbc.ops import KINDS
 from mbc.ops.base import NoAttributes
+from mbc.ops.convolution import Convolution
 from mbc.ops.fused import join
 from mbc.ops.matrix import Cast
 from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, UpdateRunning
@@ -149,6 +151,38 @@ def _together(kind: str, attributes: Sequence[Attributes], operands: Sequence[Se
     return Case(name, joined.kind, joined.attributes, tuple(by_name[v] for v in joined.inputs))
 
 
+# Of a transposed convolution: rows, channels in and out, the smaller image, the filter; channels of what it is joined to.
+UPS = (
+    (1, 64, 64, (1, 1), (2, 2), 64),
+    (3, 128, 64, (9, 13), (2, 2), 64),
+    (1, 192, 128, (11, 13), (2, 2), 8),
+    (2, 64, 128, (3, 5), (3, 2), 200),
+)
+
+
+def _ups() -> Iterable[Case]:
+    """A transposed convolution, its bias, and a concatenation, of which it is the first part or the last."""
+    for rows, filters, channels, (height, width), kernel, others in UPS:
+        size = height * kernel[0], width * kernel[1]
+        operands = {
+            "a": w(rows, filters, height, width),
+            "w": w(filters, channels, *kernel),
+            "bias": m(channels),
+            "r": w(rows, others, *size),
+        }
+        for parts in (("z", "r"), ("r", "z")):
+            joined = join(
+                [
+                    Operation("op0", "convolution_backward_data", ("a", "w"), ("x",), Convolution(size, kernel, kernel)),
+                    Operation("op1", "bias_add", ("x", "bias"), ("z",), NoAttributes()),
+                    Operation("op2", "concat", parts, ("y",), NoAttributes()),
+                ],
+                ("y",),
+            )
+            name = f"{joined.kind}-{'.'.join(parts)}-{rows}x{filters}x{height}x{width}-{channels}-{others}"
+            yield Case(name, joined.kind, joined.attributes, tuple(operands[v] for v in joined.inputs))
+
+
 # More than one launch takes, sizes around those of vectors, chunks and blocks.
 SIZES = (1, 2, 3, 5, 4096, 4097, 8192, 12289, 255, 64, *range(1, 61))
 
@@ -175,7 +209,7 @@ def _many() -> Iterable[Case]:
     yield _together("cast", [Cast("fp32")] * len(SIZES), [(w(n),) for n in SIZES])
 
 
-GROUPS = (*_cases(), *_many())
+GROUPS = (*_cases(), *_ups(), *_many())
 
 
 def groups_in(precision: Precision) -> list[Case]:

@@ -43,14 +43,15 @@ inline float of_operand(const Pieces& b, bool by_term, unsigned term, unsigned c
 }
 
 // The same of rows of 128 bytes: tensor cores exchange 16 bytes of a row by the address they come to.
-inline float of_operand(const void* b, bool by_term, unsigned term, unsigned column) {
+template <typename T = __half>
+float of_operand(const void* b, bool by_term, unsigned term, unsigned column) {
   const unsigned row = by_term ? term : column, other = by_term ? column : term;
   auto at = reinterpret_cast<uintptr_t>(b) + row / 8 * OPERAND_GROUP + row % 8 * OPERAND_ROW +
             other / 64 * OPERAND_BLOCK + other % 64 * 2;
   at ^= (at >> 7 & 7) << 4;
-  __half value;
+  T value;
   std::memcpy(&value, reinterpret_cast<const void*>(at), sizeof(value));
-  return __half2float(value);
+  return to_float(value);
 }
 
 template <bool BY_TERM, int TILES, typename Operand>
@@ -69,6 +70,21 @@ void multiply_halves(float (&d)[TILES][4], const uint32_t (&a)[4], const Operand
         sum += rows[v / 2][k] * of_operand(b, BY_TERM, k, 8 * j + lane % 4 * 2 + v % 2);
       d[j][v] = sum;
     }
+}
+
+template <typename T>
+void multiply_shared(float (&d)[32][4], const void* a, const void* b, bool adds) {
+  const unsigned lane = emulator::current % emulator::WARP;
+  const unsigned first = emulator::current % WARPGROUP / emulator::WARP * 16 + lane / 4;
+  for (unsigned v = 0; v < 4; ++v) {
+    float row[16];
+    for (unsigned k = 0; k < 16; ++k) row[k] = of_operand<T>(a, false, k, first + v / 2 * 8);
+    for (unsigned j = 0; j < 32; ++j) {
+      float sum = adds ? d[j][v] : 0.0f;
+      for (unsigned k = 0; k < 16; ++k) sum += row[k] * of_operand<T>(b, true, k, 8 * j + lane % 4 * 2 + v % 2);
+      d[j][v] = sum;
+    }
+  }
 }
 
 }  // namespace mbc

@@ -1,0 +1,244 @@
+// The gradient of an image under windows that lie side by side (a stride as long as the filter), which is a transposed
+// convolution as well: of every pixel of the smaller image, as many pixels of the larger one as a filter has places. So it
+// is one product, [pixels, filters] by [filters, places * channels], that is rearranged when it is written.
+//
+// What is written may be a part of a wider tensor: the concatenation behind a transposed convolution, whose other part is
+// copied by the same launch while tensor cores are busy.
+#include "mbc_halves.cuh"
+
+struct ApartArguments : ConvolutionSizes {
+  int64_t type;
+  int64_t all;    // channels of the tensor that is written
+  int64_t start;  // the first of them that is made here
+};
+
+namespace mbc {
+
+// As in mbc/kernels/own/apart.py: what a block makes at once, and terms of a stage.
+constexpr int APART_PIXELS = 128, APART_COLUMNS = 256, APART_TERMS = 64;
+// Two warps copy operands, two the other part of a concatenation; two warpgroups multiply.
+constexpr int FETCHERS = 64;
+
+struct ApartStage {
+  static constexpr int COUNT = 4;
+  static constexpr int WEIGHTS = APART_PIXELS * OPERAND_ROW;  // where they begin: rows of 64 filters are before
+  static constexpr int BLOCKS = APART_COLUMNS / 64;
+  static constexpr int BYTES = WEIGHTS + BLOCKS * OPERAND_BLOCK;
+};
+
+struct Apart : ConvolutionShape {
+  int32_t pixels, chunks, across;  // of the smaller image; filters and columns in units of a tile
+  int64_t columns, all, start;     // of the product; of the tensor that is written
+  bool kept;                       // weights that a block needs are as many as the ring has stages
+
+  explicit Apart(const ApartArguments& a)
+      : ConvolutionShape(a), pixels(static_cast<int32_t>(a.rows * a.out_height * a.out_width)),
+        chunks(filters / APART_TERMS), columns(a.kernel_height * a.kernel_width * a.channels), all(a.all),
+        start(a.start) {
+    across = static_cast<int32_t>(columns / APART_COLUMNS);
+    kept = ApartStage::COUNT % chunks == 0;
+  }
+  __host__ __device__ int32_t tiles() const { return (pixels + APART_PIXELS - 1) / APART_PIXELS; }
+  int64_t image_pixels() const { return int64_t{pixels} * kernel_height * kernel_width; }
+
+  // A block makes the same columns of one tile of pixels after another.
+  __device__ int32_t first_column() const { return static_cast<int32_t>(blockIdx.x) % across * APART_COLUMNS; }
+  __device__ int32_t first_tile() const { return static_cast<int32_t>(blockIdx.x) / across; }
+  __device__ int32_t step() const { return static_cast<int32_t>(gridDim.x) / across; }
+
+  // The element of the larger image where the window of a pixel begins.
+  __device__ int64_t window(int32_t pixel) const {
+    const ImagePlace at = Places{out_height, out_width}.place(pixel);
+    const int64_t line = static_cast<int64_t>(at.image) * height + at.line * kernel_height;
+    return (line * width + at.column * kernel_width) * all + start;
+  }
+  // How far behind it a column of the product is.
+  __device__ int64_t of_column(int32_t column) const {
+    const int32_t place = column / channels, down = place / kernel_width;
+    return static_cast<int64_t>(down * width + place - down * kernel_width) * all + column - place * channels;
+  }
+};
+
+template <typename T>
+__device__ inline void fetch_operands(const T* __restrict__ dy, const T* __restrict__ weight, char* stages,
+                                      Ring<ApartStage::COUNT>& ring, const Apart& f) {
+  constexpr int APART = FETCHERS / 8;  // rows between a thread's
+  const int32_t sixteen = threadIdx.x % 8, mine = threadIdx.x / 8;
+  const T* columns = weight + mine * f.columns + f.first_column() + sixteen * 8;
+  int32_t turn = 0;
+  for (int32_t tile = f.first_tile(); tile < f.tiles(); tile += f.step()) {
+    const int32_t first = tile * APART_PIXELS + mine;
+    const T* pixels = dy + static_cast<int64_t>(first) * f.filters + sixteen * 8;
+    for (int32_t chunk = 0; chunk < f.chunks; ++chunk, ++turn) {
+      char* stage = stages + turn % ApartStage::COUNT * ApartStage::BYTES;
+      ring.wait_until_emptied(turn);
+#pragma unroll
+      for (int i = 0; i < APART_PIXELS; i += APART) {
+        const bool there = first + i < f.pixels;
+        copy_16_bytes(reinterpret_cast<uint4*>(stage + operand_offset(mine + i, sixteen)),
+                      there ? pixels + i * f.filters + chunk * APART_TERMS : dy, there);
+      }
+      if (turn < ApartStage::COUNT || !f.kept) {
+        const T* terms = columns + chunk * APART_TERMS * f.columns;
+#pragma unroll
+        for (int i = 0; i < APART_TERMS; i += APART)
+#pragma unroll
+          for (int b = 0; b < ApartStage::BLOCKS; ++b)
+            copy_16_bytes(reinterpret_cast<uint4*>(stage + ApartStage::WEIGHTS + b * OPERAND_BLOCK +
+                                                   operand_offset(mine + i, sixteen)),
+                          terms + i * f.columns + b * 64, true);
+      }
+      ring.filled[turn % ApartStage::COUNT].arrive_with_copies();
+    }
+  }
+}
+
+// The other part of a concatenation, shared out among all blocks.
+template <typename T>
+__device__ inline void copy_beside(const T* __restrict__ from, T* __restrict__ to, int64_t elements, Slice slice) {
+  constexpr int N = WIDTH<T>, AT_ONCE = 8, COPIERS = WARPGROUP - FETCHERS;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * COPIERS * N;
+  int64_t i = (static_cast<int64_t>(blockIdx.x) * COPIERS + threadIdx.x - FETCHERS) * N;
+  for (; i < elements; i += AT_ONCE * step) {
+    Held<T, N> x[AT_ONCE];
+#pragma unroll
+    for (int k = 0; k < AT_ONCE; ++k)
+      if (i + k * step < elements) x[k] = hold<N>(from + i + k * step);
+#pragma unroll
+    for (int k = 0; k < AT_ONCE; ++k)
+      if (i + k * step < elements) store_held(to + slice(i + k * step), x[k]);
+  }
+}
+
+// Of four words that each of four threads has, its own of all of them: thread t gets the t-th words, in their order.
+__device__ inline void exchange(uint32_t (&words)[4], int t) {
+#pragma unroll
+  for (int mask = 2; mask > 0; mask /= 2) {
+    const bool upper = (t & mask) != 0;
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      const int low = mask == 2 ? k : 2 * k, high = low + mask;
+      const uint32_t other = __shfl_xor_sync(0xffffffffu, upper ? words[low] : words[high], mask);
+      words[low] = upper ? other : words[low];
+      words[high] = upper ? words[high] : other;
+    }
+  }
+}
+
+// What the columns of a block have, which it writes again and again.
+struct ApartColumns {
+  int64_t offset[ApartStage::BLOCKS];  // of 64 columns, from where a window begins
+  alignas(32) float bias[APART_COLUMNS];
+};
+
+// Rounded as a convolution by itself is, and then with the bias.
+template <typename T, bool BIAS>
+__device__ inline void write_tile(const float (&sums)[APART_COLUMNS / 8][4], const ApartColumns& columns,
+                                  T* __restrict__ y, int32_t first, const Apart& f) {
+  const int t = threadIdx.x % 4;
+  T* const window[2] = {y + f.window(first) + 8 * t, y + f.window(first + 8) + 8 * t};
+#pragma unroll
+  for (int j = 0; j < APART_COLUMNS / 8; j += 4) {
+    const int64_t offset = columns.offset[j / 8] + j % 8 * 8;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      Held<T, 8> made;
+#pragma unroll
+      for (int k = 0; k < 4; ++k) made.words[k] = rounded_word<T>(sums[j + k] + 2 * h);
+      exchange(made.words, t);
+      if (first + 8 * h >= f.pixels) continue;
+      if constexpr (BIAS) {
+        auto biased = load<8>(columns.bias + (j + t) * 8);
+#pragma unroll
+        for (int e = 0; e < 8; ++e) biased.v[e] += to_float(made[e]);
+        store_floats(window[h] + offset, biased.v);
+      } else {
+        store_held(window[h] + offset, made);
+      }
+    }
+  }
+}
+
+template <typename T, bool BIAS>
+__device__ inline void make_tiles(const char* stages, const ApartColumns& columns, T* y,
+                                  Ring<ApartStage::COUNT>& ring, const Apart& f) {
+  const int32_t group = threadIdx.x / WARPGROUP - 1, lane = threadIdx.x % 32;
+  const int32_t mine = group * 64 + threadIdx.x % WARPGROUP / 32 * 16 + lane / 4;
+  float sums[APART_COLUMNS / 8][4];
+  int32_t turn = 0;
+  for (int32_t tile = f.first_tile(); tile < f.tiles(); tile += f.step()) {
+    for (int32_t chunk = 0; chunk < f.chunks; ++chunk, ++turn) {
+      const char* stage = stages + turn % ApartStage::COUNT * ApartStage::BYTES;
+      ring.wait_until_filled(turn);
+      show_to_tensor_cores();
+      begin_products();
+#pragma unroll
+      for (int step = 0; step < APART_TERMS / 16; ++step)
+        multiply_shared<T>(sums, stage + group * OPERAND_BLOCK + step * 32,
+                           stage + ApartStage::WEIGHTS + step * 16 * OPERAND_ROW, chunk > 0 || step > 0);
+      end_of_products();
+      wait_for_products(sums);
+      ring.empty(turn);
+    }
+    write_tile<T, BIAS>(sums, columns, y, tile * APART_PIXELS + mine, f);
+  }
+}
+
+template <typename T, bool CONCAT>
+__global__ void __launch_bounds__(HALVES_THREADS, 1)
+    windows_apart(const T* __restrict__ dy, const T* __restrict__ weight, const float* __restrict__ bias,
+                  const T* __restrict__ other, T* __restrict__ y, int64_t others, Slice slice, Apart f) {
+  MBC_DYNAMIC_SHARED(shared);
+  __shared__ Ring<ApartStage::COUNT> ring;
+  __shared__ ApartColumns columns;
+  char* stages = aligned_shared(shared);
+  for (int32_t i = threadIdx.x; i < APART_COLUMNS; i += HALVES_THREADS) {
+    const int32_t column = f.first_column() + i;
+    if (i % 64 == 0) columns.offset[i / 64] = f.of_column(column);
+    if constexpr (CONCAT) columns.bias[i] = bias[column % f.channels];
+  }
+  if (threadIdx.x == 0) ring.start(FETCHERS);
+  __syncthreads();
+  if (threadIdx.x < WARPGROUP) {
+    give_registers<COPIER_REGISTERS>();
+    if (threadIdx.x < FETCHERS)
+      fetch_operands(dy, weight, stages, ring, f);
+    else if constexpr (CONCAT)
+      copy_beside(other, y + (f.start == 0 ? f.channels : 0), others, slice);
+  } else {
+    take_registers<MULTIPLIER_REGISTERS>();
+    make_tiles<T, CONCAT>(stages, columns, y, ring, f);
+  }
+}
+
+// Operands are those of the product, and of a concatenation a bias and its other part.
+template <bool CONCAT>
+const char* run_windows_apart(const MbcCall& call) {
+  const auto& a = arguments<ApartArguments>(call);
+  if (const char* problem = unaligned(call)) return problem;
+#if MBC_WORKING == 0
+  return "these tensor cores take no fp32";
+#else
+  using T = MbcWorking;
+  if (a.type != MBC_WORKING) return "these tensor cores take no fp32";
+  const Apart f(a);
+  const int64_t beside = f.all - f.channels;
+  const Slice slice = CONCAT ? Slice(MBC_CHANNELS_LAST, beside, f.all, 1) : Slice();
+  const int64_t most = max(int64_t{1}, multiprocessors() / f.across);
+  const unsigned blocks = static_cast<unsigned>(min(int64_t{f.tiles()}, most)) * f.across;
+  constexpr int SHARED = ApartStage::COUNT * ApartStage::BYTES + 1008;
+  MBC_LAUNCH_SHARED((windows_apart<T, CONCAT>), blocks, HALVES_THREADS, SHARED, call.stream, in<T>(call, 0),
+                    in<T>(call, 1), CONCAT ? in<float>(call, 2) : nullptr, CONCAT ? in<T>(call, 3) : nullptr,
+                    out<T>(call, CONCAT ? 4 : 2), f.image_pixels() * beside, slice, f);
+  return launched();
+#endif
+}
+
+}  // namespace mbc
+
+extern "C" const char* mbc_convolution_backward_data_apart(const MbcCall& call) {
+  return mbc::run_windows_apart<false>(call);
+}
+extern "C" const char* mbc_convolution_backward_data_bias_add_concat(const MbcCall& call) {
+  return mbc::run_windows_apart<true>(call);
+}
