@@ -1,4 +1,4 @@
-// Tensor cores through wgmma, which a warpgroup of 128 threads starts and which read one operand from shared memory, and
+// Tensor cores through wgmma, which a warpgroup of 128 threads starts and which read operands from shared memory, and
 // barriers that count arrivals and bytes. Compute capability 9.0 only; elsewhere kernels that use them are not offered.
 #pragma once
 
@@ -143,6 +143,11 @@ __device__ inline uint64_t described(const Pieces& p) {
   return first >> 32 << 32 | (static_cast<uint32_t>(first) + (p.begin >> 4));
 }
 
+#define MBC_TILE(j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
+#define MBC_EIGHT_TILES(j)                                                                                   \
+  MBC_TILE(j), MBC_TILE(j + 1), MBC_TILE(j + 2), MBC_TILE(j + 3), MBC_TILE(j + 4), MBC_TILE(j + 5), MBC_TILE(j + 6), \
+      MBC_TILE(j + 7)
+
 // D (64 x 8 TILES) = A B, or += where it `adds`: A in registers, 16 rows of each warp as in `multiply_add`, B of 16 terms
 // in shared memory, in pieces or 128 bytes a row (`operand_offset`). BY_TERM: rows are terms, where they are 128 bytes long
 // with blocks of 64 columns one behind another; otherwise rows are columns of B, and 64 terms lie in each. PTX ISA,
@@ -152,10 +157,6 @@ __device__ inline void multiply_halves(float (&d)[TILES][4], const uint32_t (&a)
   static_assert(TILES == 8 || TILES == 16);
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   const uint64_t operand = described(b);
-#define MBC_TILE(j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
-#define MBC_EIGHT_TILES(j)                                                                                   \
-  MBC_TILE(j), MBC_TILE(j + 1), MBC_TILE(j + 2), MBC_TILE(j + 3), MBC_TILE(j + 4), MBC_TILE(j + 5), MBC_TILE(j + 6), \
-      MBC_TILE(j + 7)
   if constexpr (TILES == 16) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
@@ -177,12 +178,42 @@ __device__ inline void multiply_halves(float (&d)[TILES][4], const uint32_t (&a)
         : MBC_EIGHT_TILES(0)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(operand), "r"(static_cast<int>(adds)), "n"(BY_TERM ? 1 : 0));
   }
-#undef MBC_EIGHT_TILES
-#undef MBC_TILE
 #else
   static_cast<void>(d), static_cast<void>(a), static_cast<void>(b), static_cast<void>(adds);
 #endif
 }
+
+// D (64 x 256) = A B, or += where it `adds`: 64 rows and 256 columns of 16 terms of T, both in shared memory.
+template <typename T>
+__device__ inline void multiply_shared(float (&d)[32][4], const Pieces& a, const Pieces& b, bool adds) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#define MBC_PRODUCT(type)                                                                        \
+  asm volatile(                                                                                  \
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"                                              \
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32." type "." type " "                           \
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                  \
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "         \
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "         \
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "         \
+      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "         \
+      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "         \
+      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "\
+      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "\
+      "%128, %129, p, 1, 1, 0, 0;\n}"                                                             \
+      : MBC_EIGHT_TILES(0), MBC_EIGHT_TILES(8), MBC_EIGHT_TILES(16), MBC_EIGHT_TILES(24)         \
+      : "l"(described(a)), "l"(described(b)), "r"(static_cast<int>(adds)))
+  if constexpr (std::is_same_v<T, __nv_bfloat16>)
+    MBC_PRODUCT("bf16");
+  else
+    MBC_PRODUCT("f16");
+#undef MBC_PRODUCT
+#else
+  static_cast<void>(d), static_cast<void>(a), static_cast<void>(b), static_cast<void>(adds);
+#endif
+}
+
+#undef MBC_EIGHT_TILES
+#undef MBC_TILE
 
 }  // namespace mbc
 
