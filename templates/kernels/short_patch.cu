@@ -4,7 +4,13 @@
 // As in halves_patch.cu what pixels see under the next place of the filter is the same patch some places further on. A
 // block has 64 filters, whose weights it keeps, and makes 256 pixels of them at a time. One warpgroup copies patches,
 // ahead of two others that take tiles in turn: while one writes what it has made, the other has tensor cores for itself.
+// It may sum up statistics of its results on the way.
 #include "mbc_patches.cuh"
+#include "mbc_statistics.cuh"
+
+struct StatisticsPatchArguments : PatchArguments {
+  int64_t blocks;  // for each 64 filters; not those that a GPU has room for, so that sums are the same on all
+};
 
 namespace mbc {
 
@@ -18,6 +24,7 @@ constexpr int RESULT_PITCH = PATCH_FILTERS * 2 + 16, EIGHTS_APART = WARPGROUP / 
 static_assert(SHORT_PLACES * RESULT_PITCH <= SHORT_PATCH_BYTES);
 
 struct ShortConvolution : PatchConvolution {
+  static constexpr int COPIER_REGISTERS = 72, SUMMING_REGISTERS = 216;  // 64 K in all, of which each starts with 168
   ImagePlace next_seen, next_made;  // from one place of a thread to its next
 
   explicit ShortConvolution(const PatchArguments& a)
@@ -98,9 +105,28 @@ __device__ inline void start_tile(float (&sums)[32][4], const char* kept, const 
   end_of_products();
 }
 
+// What a thread sums up of eight neighbouring channels.
 template <typename T>
+struct EightStatistics {
+  typename Statistics<T>::Running running[8] = {};
+  int32_t count = 0;
+
+  __device__ void add(const Held<T, 8>& results) {
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      const float a[1] = {to_float(results[e])};
+      if (count == 0) running[e] = Statistics<T>{}.begin(a[0]);
+      Statistics<T>{}.template push<1>(running[e], 0.0f, a, a);
+    }
+    ++count;
+  }
+};
+
+// `partial`: what every warpgroup finds of its filters, where they are asked for.
+template <typename T, bool STATISTICS>
 __device__ inline void make_tiles(
-    const char* kept, char* patches, T* __restrict__ y, ShortRings& rings, const ShortConvolution& f) {
+    const char* kept, char* patches, T* __restrict__ y, typename Statistics<T>::State* partial, ShortRings& rings,
+    const ShortConvolution& f) {
   const int32_t thread = threadIdx.x % WARPGROUP, warp = thread / 32, lane = thread % 32;
   const int32_t group = threadIdx.x / WARPGROUP - 1, eight = thread % 8, mine = thread / 8;
   const auto arrive = [&](Barrier& barrier) {
@@ -111,7 +137,9 @@ __device__ inline void make_tiles(
     arrive(rings.meeting[group]);
     rings.meeting[group].wait(parity);
   };
-  y += static_cast<int32_t>(blockIdx.x) % f.across * PATCH_FILTERS + eight * 8;
+  const int32_t first = static_cast<int32_t>(blockIdx.x) % f.across * PATCH_FILTERS;
+  y += first + eight * 8;
+  EightStatistics<T> statistics;
   const int32_t step = static_cast<int32_t>(gridDim.x);
   int32_t turn = group;  // of tiles of the block, of which this warpgroup takes every other one
   for (int32_t tile = blockIdx.x + group * step; tile < f.tiles; tile += MULTIPLIERS * step, turn += MULTIPLIERS) {
@@ -139,19 +167,36 @@ __device__ inline void make_tiles(
 #pragma unroll 4
     for (int32_t i = mine; i < SHORT_PLACES; i += EIGHTS_APART) {
       const int32_t offset = f.made(at, left);
-      const uint4 eight_results = *reinterpret_cast<const uint4*>(patch + i * RESULT_PITCH + eight * 16);
-      if (offset >= 0) *reinterpret_cast<uint4*>(y + offset) = eight_results;
+      const auto made = hold<8>(reinterpret_cast<const T*>(patch + i * RESULT_PITCH) + eight * 8);
+      if (offset >= 0) {
+        *reinterpret_cast<Held<T, 8>*>(y + offset) = made;
+        if constexpr (STATISTICS) statistics.add(made);
+      }
       f.advance(at, f.next_made);
     }
     __syncwarp();
     rings.patches.empty(turn);
   }
+  if constexpr (STATISTICS) {
+    using State = typename Statistics<T>::State;
+    // Where its last patch was, and no other comes any more; or the last one of all where it had none.
+    State* states = reinterpret_cast<State*>(patches + (turn + 1) % SHORT_PATCHES * SHORT_PATCH_BYTES);
+    meet(0);
+#pragma unroll
+    for (int e = 0; e < 8; ++e)
+      states[mine * PATCH_FILTERS + eight * 8 + e] =
+          Statistics<T>{}.settle(0.0f, statistics.running[e], statistics.count);
+    meet(1);
+    if (thread < PATCH_FILTERS)
+      partial[(blockIdx.x / f.across * MULTIPLIERS + group) * f.filters + first + thread] = Statistics<T>{}.merged(
+          EIGHTS_APART, [&](unsigned i) { return states[i * PATCH_FILTERS + thread]; });
+  }
 }
 
-template <typename T>
+template <typename T, bool STATISTICS>
 __global__ void __launch_bounds__(SHORT_THREADS, 1)
     convolution_of_short_patches(const T* __restrict__ x, const T* __restrict__ weight, T* __restrict__ y,
-                                 ShortConvolution f) {
+                                 typename Statistics<T>::State* partial, ShortConvolution f) {
   MBC_DYNAMIC_SHARED(shared);
   __shared__ ShortRings rings;
   char* patches = reinterpret_cast<char*>(shared);
@@ -159,29 +204,32 @@ __global__ void __launch_bounds__(SHORT_THREADS, 1)
   if (threadIdx.x == 0) rings.start();
   __syncthreads();
   if (threadIdx.x < WARPGROUP) {
+    if constexpr (STATISTICS) give_registers<ShortConvolution::COPIER_REGISTERS>();
     copy_patches(x, patches, rings.patches, f);
   } else {
+    if constexpr (STATISTICS) take_registers<ShortConvolution::SUMMING_REGISTERS>();
     keep_weights(weight, kept, f);
     show_to_tensor_cores();
     rings.kept.arrive();
     rings.kept.wait(0);
-    make_tiles(kept, patches, y, rings, f);
+    make_tiles<T, STATISTICS>(kept, patches, y, partial, rings, f);
   }
 }
 
-template <typename T>
-const char* run_short_patches(const MbcCall& call) {
-  if (const char* problem = unaligned(call)) return problem;
-  const ShortConvolution f(arguments<PatchArguments>(call));
+// What all of these launchers refuse.
+inline const char* unfit(const MbcCall& call, const ShortConvolution& f) {
   if (f.channels != HALF_TERMS) return "patches have 64 channels";
   if (f.places() > MOST_PLACES) return "a patch is larger than shared memory";
-  // A block keeps its filters: tiles of others are between its own.
-  const int32_t most = static_cast<int32_t>(multiprocessors()) / f.across, places = f.tiles / f.across;
-  const auto blocks = static_cast<unsigned>((places < most ? places : most > 0 ? most : 1) * f.across);
+  return unaligned(call);
+}
+
+// A block keeps its filters: between its tiles are those of other filters.
+template <typename T, bool STATISTICS>
+void run_short_patches(
+    const MbcCall& call, const ShortConvolution& f, int64_t blocks, typename Statistics<T>::State* partial) {
   const int shared = SHORT_PATCHES * SHORT_PATCH_BYTES + f.taps * KEPT_BYTES;
-  MBC_LAUNCH_SHARED(convolution_of_short_patches<T>, blocks, SHORT_THREADS, shared, call.stream, in<T>(call, 0),
-                    in<T>(call, 1), out<T>(call, 2), f);
-  return launched();
+  MBC_LAUNCH_SHARED((convolution_of_short_patches<T, STATISTICS>), static_cast<unsigned>(blocks * f.across),
+                    SHORT_THREADS, shared, call.stream, in<T>(call, 0), in<T>(call, 1), out<T>(call, 2), partial, f);
 }
 
 }  // namespace mbc
@@ -190,10 +238,31 @@ extern "C" const char* mbc_convolution_of_short_patches(const MbcCall& call) {
 #if MBC_WORKING == 0
   return "this kernel takes no fp32";
 #else
-  return mbc::run_short_patches<MbcWorking>(call);
+  using namespace mbc;
+  const ShortConvolution f(arguments<PatchArguments>(call));
+  if (const char* problem = unfit(call, f)) return problem;
+  const int64_t places = f.tiles / f.across, most = multiprocessors() / f.across;
+  run_short_patches<MbcWorking, false>(call, f, places < most ? places : most > 0 ? most : 1, nullptr);
+  return launched();
 #endif
 }
 // The same; `backward` says that weights are turned.
 extern "C" const char* mbc_convolution_backward_data_of_short_patches(const MbcCall& call) {
   return mbc_convolution_of_short_patches(call);
+}
+// Accesses: image, weights, result, mean, variance, workspace.
+extern "C" const char* mbc_convolution_of_short_patches_statistics(const MbcCall& call) {
+#if MBC_WORKING == 0
+  return "this kernel takes no fp32";
+#else
+  using namespace mbc;
+  const auto& a = arguments<StatisticsPatchArguments>(call);
+  const ShortConvolution f(a);
+  if (const char* problem = unfit(call, f)) return problem;
+  auto* partial = out<Statistics<MbcWorking>::State>(call, 5);
+  run_short_patches<MbcWorking, true>(call, f, a.blocks, partial);
+  merge_all_parts(call.stream, a.blocks * MULTIPLIERS, f.filters, partial,
+                  StatisticsOfMade<MbcWorking>{{nullptr, 0, out<float>(call, 3), out<float>(call, 4)}});
+  return launched();
+#endif
 }

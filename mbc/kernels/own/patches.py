@@ -18,6 +18,7 @@ from mbc.kernels.own.sides import ConvolutionSizes, Sides, attributes, sizes
 
 # As in the source.
 GROUPS = 32  # of eight places, of a block
+PLACES = GROUPS * 8
 MOST_PLACES = 379
 SHARED_BYTES = 226 << 10
 OF_ITS_TIME = 0.9  # of the kernel's that divides words for each tile, by judgement
@@ -50,9 +51,8 @@ class Patch:
         return self.places(known) <= MOST_PLACES and beside < 1 << 31
 
     def made(self, known: dict[str, int]) -> int:
-        """Places that blocks make, those beside images too."""
         tiles = math.ceil(known["rows"] * self.lines * self.pitch / (self.group * GROUPS)) * self.strips
-        return tiles * GROUPS * 8
+        return tiles * PLACES
 
 
 def _patch(known: dict[str, int]) -> Patch | None:
@@ -93,11 +93,11 @@ def seen_in_patches(request: Request) -> bool:
     return a.stride == (1, 1) and a.kernel != (1, 1) and _patch(_sizes(request)) is not None
 
 
-def places_of_pixel(request: Request) -> float:
-    """Made for each of the output's: those beside images are multiplied, too."""
-    known, patch = _sizes(request), _patch(_sizes(request))
+def places_made(request: Request) -> int:
+    """By all blocks, those beside images too."""
+    patch = _patch(_sizes(request))
     assert patch is not None
-    return patch.made(known) / (known["rows"] * known["out_height"] * known["out_width"])
+    return patch.made(_sizes(request))
 
 
 def _weights_bytes(request: Request, layout: Layout) -> int:
@@ -111,7 +111,9 @@ def _of_patches(kernel: OwnKernel) -> OwnKernel:
         return kernel.takes(request) and seen_in_patches(request)
 
     def time_us(request: Request, device: DeviceSpec) -> float:
-        return OF_ITS_TIME * places_of_pixel(request) * kernel.time_us(request, device)
+        result = request.outputs[0]
+        beside = places_made(request) * result.shape[1] / result.elements
+        return OF_ITS_TIME * beside * kernel.time_us(request, device)
 
     return replace(
         kernel,
