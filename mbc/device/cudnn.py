@@ -16,7 +16,7 @@ from mbc.device.cudnn_constants import Constant
 from mbc.device.cudnn_library import CudnnRefusal, Descriptor, Library
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import Request
-from mbc.kernels.cudnn_statistics import WITH_STATISTICS, convolution_of
+from mbc.kernels.statistics import WITH_STATISTICS, convolution_of
 
 ALIGNMENT_BYTES = 16  # of every operand: what cuDNN's widest loads need; buffers are aligned to more
 MOST_KNOBS = 64

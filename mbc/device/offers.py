@@ -16,8 +16,9 @@ from mbc.kernels import PROVIDERS
 from mbc.kernels.base import LAYOUT_CODES, Candidate, Request
 from mbc.kernels.cudnn import CUDNN
 from mbc.kernels.cudnn_convolution import widened_bytes
-from mbc.kernels.cudnn_statistics import WITH_STATISTICS, sums_bytes
+from mbc.kernels.cudnn_statistics import sums_bytes
 from mbc.kernels.own import OWN
+from mbc.kernels.statistics import WITH_STATISTICS
 from mbc.units import show_size
 
 BEST_PER_LAYOUT = 8  # engines, in the heuristics' order; beyond them only what needs less workspace

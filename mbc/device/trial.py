@@ -23,7 +23,7 @@ from mbc.device.gpu import Gpu
 from mbc.errors import MbcError
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import Request
-from mbc.kernels.cudnn_statistics import convolution_of
+from mbc.kernels.statistics import convolution_of
 from mbc.ops.convolution import Convolution
 from mbc.ops.matrix import Linear
 from mbc.runtime.formats import loaded, stored_bytes

@@ -26,8 +26,8 @@ from mbc.device.trial import PRODUCT_KINDS, Trials
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Request
-from mbc.kernels.cudnn_statistics import WITH_STATISTICS
 from mbc.kernels.own import OWN
+from mbc.kernels.statistics import WITH_STATISTICS
 from mbc.ops.activation import Scale
 from mbc.ops.matrix import Linear
 from mbc.runtime.formats import stored_bytes

@@ -9,7 +9,8 @@ from mbc.device.spec import DeviceSpec
 from mbc.ir.types import Layout
 from mbc.kernels.base import Arguments, Candidate, Provider, Request
 from mbc.kernels.cudnn_convolution import CUDNN_CONVOLUTION
-from mbc.kernels.cudnn_statistics import CUDNN_STATISTICS, WITH_STATISTICS
+from mbc.kernels.cudnn_statistics import CUDNN_STATISTICS
+from mbc.kernels.statistics import WITH_STATISTICS
 
 
 @dataclass(frozen=True)

@@ -31,32 +31,15 @@ from mbc.kernels.cudnn_convolution import (
     shapes_of,
 )
 from mbc.kernels.own import OWN
+from mbc.kernels.statistics import WITH_STATISTICS, convolution_of, statistics_of
 from mbc.ops.fused import Fused
 
-WITH_STATISTICS = "convolution+batch_statistics"
 LAYOUTS = (*(Layout.CHANNELS_LAST,) * 3, *(Layout.CHANNELS_FIRST,) * 2)  # of image, filter, result; mean, variance
 
 _VECTOR = 8  # channels of fp16 that are loaded together
 _MOST_POSITIONS = 32  # of a filter
 _TILE = 128  # pixels of whose results an engine leaves one pair of sums at most, to be added up at the end
 _SLACK_BYTES = 4096
-
-
-def convolution_of(request: Request) -> Request:
-    """The convolution of a launch that makes statistics of its result, too. Any other request is itself."""
-    if request.kind != WITH_STATISTICS:
-        return request
-    return _member(request, 0, request.inputs, request.outputs[:1])
-
-
-def _statistics_of(request: Request) -> Request:
-    return _member(request, 1, request.outputs[:1], request.outputs[1:])
-
-
-def _member(request: Request, number: int, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...]) -> Request:
-    assert isinstance(request.attributes, Fused)
-    member = request.attributes.members[number]
-    return Request(member.kind, member.attributes, inputs, outputs, request.precision)
 
 
 def sums_bytes(result: TensorType) -> int:
@@ -90,7 +73,7 @@ class CudnnStatistics:
             return
         alone = (
             min(c.time_us for c in CUDNN_CONVOLUTION.candidates(convolution_of(request), device)),
-            min(c.time_us for c in OWN.candidates(_statistics_of(request), device)),
+            min(c.time_us for c in OWN.candidates(statistics_of(request), device)),
         )
         settings = (
             ("deterministic", 1),

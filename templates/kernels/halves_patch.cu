@@ -8,22 +8,8 @@
 // pixels.
 #include "mbc_patches.cuh"
 
-// Images lie one below another, `lines` from one to the next, in lines of `pitch` places, so that what is beside an
-// image is beside its neighbour, too, and zero. A tile takes 32 groups of 8 places, `group` apart: consecutive places,
-// or boxes of 8 columns, of which there are `strips` side by side. As in mbc/kernels/own/patches.py.
-struct PatchArguments : ConvolutionSizes {
-  int64_t backward;  // whether the weights are those of the pass whose output is the image here
-  int64_t lines;
-  int64_t pitch;
-  int64_t group;
-  int64_t strips;
-};
-
 namespace mbc {
 
-constexpr int PATCH_GROUPS = 16 * MULTIPLIERS, PATCH_FILTERS = 64;
-constexpr int MOST_PLACES = 379;  // of a patch, odd: pieces of neighbouring channels lie in different banks
-static_assert(MOST_PLACES % 2 == 1);
 constexpr int PATCH_BYTES = MOST_PLACES * HALF_TERMS * 4, PATCHES = 2;
 constexpr int FRAGMENTS_BYTES = PATCH_FILTERS * HALF_TERMS * 4;  // weights of a stage, after which come their scales
 constexpr int WEIGHTS_BYTES = FRAGMENTS_BYTES + PATCH_FILTERS * 4, WEIGHTS = 2;
@@ -33,34 +19,16 @@ constexpr int DIVIDING = DIVIDERS - 32, FRAGMENT_THREADS = 256;
 constexpr int DIVIDED_APART = DIVIDING / 8, DIVIDED_AT_ONCE = 4, DIVIDED_TURN = DIVIDED_APART * DIVIDED_AT_ONCE;
 constexpr int PLACES_LOOKED_UP = (MOST_PLACES / DIVIDED_TURN + 1) * DIVIDED_TURN;
 
-struct PatchConvolution : ConvolutionShape, Places {
-  int32_t taps, chunks, images, group, strips;
-  int32_t across, tiles;  // blocks of filters; tiles of them and of places
-  int32_t apart;          // bytes between pieces of 8 channels
+struct DividedConvolution : PatchConvolution {
   ImagePlace next_found;
-  bool backward;
 
-  explicit PatchConvolution(const PatchArguments& a)
-      : ConvolutionShape(a), Places{static_cast<int32_t>(a.lines), static_cast<int32_t>(a.pitch)},
-        taps(kernel_height * kernel_width), chunks(channels / HALF_TERMS), images(static_cast<int32_t>(a.rows)),
-        group(static_cast<int32_t>(a.group)),
-        strips(static_cast<int32_t>(a.strips)), across(filters / PATCH_FILTERS),
-        tiles(static_cast<int32_t>(divide_up(images * lines * pitch, group * PATCH_GROUPS)) * strips * across),
-        apart((places() | 1) * 16), next_found(place(8 * DIVIDED_APART)),
-        backward(a.backward != 0) {}
-  // Of a patch.
-  __host__ __device__ int32_t places() const {
-    return (PATCH_GROUPS - 1) * group + 8 + (kernel_height - 1) * pitch + kernel_width - 1;
-  }
-  __device__ int32_t stages() const { return taps * chunks; }
-  // Of a tile, the first place, and the column of the image at which lines begin.
-  __device__ int32_t first(int32_t tile) const { return tile / across / strips * group * PATCH_GROUPS; }
-  __device__ int32_t left(int32_t tile) const { return tile / across % strips * 8; }
+  explicit DividedConvolution(const PatchArguments& a)
+      : PatchConvolution(a), next_found(place(8 * DIVIDED_APART)) {}
 };
 
 // Weights as threads that multiply take them: of every stage of 64 filters, for each 16 terms what halves hold and what
 // that leaves of the words of each thread, and what takes off the scale of each filter.
-__global__ void prepare_fragments(const float* __restrict__ weight, char* prepared, PatchConvolution f) {
+__global__ void prepare_fragments(const float* __restrict__ weight, char* prepared, DividedConvolution f) {
   __shared__ float tile[PATCH_FILTERS][HALF_TERMS + 1], up[PATCH_FILTERS];
   const int32_t stage = blockIdx.x, channel = stage / f.taps * HALF_TERMS, tap = stage % f.taps;
   const int32_t first = blockIdx.y * PATCH_FILTERS;
@@ -116,7 +84,7 @@ struct PatchRings {
 };
 
 __device__ inline void copy_weights(
-    const char* __restrict__ prepared, char* stages, PatchRings& rings, const PatchConvolution& f) {
+    const char* __restrict__ prepared, char* stages, PatchRings& rings, const DividedConvolution& f) {
   int32_t turn = 0;
   for (int32_t tile = blockIdx.x; tile < f.tiles; tile += gridDim.x) {
     const char* from = prepared + static_cast<int64_t>(tile % f.across) * f.stages() * WEIGHTS_BYTES;
@@ -131,28 +99,22 @@ __device__ inline void copy_weights(
 // Where each place of a tile's patch lies in the image, in elements, or -1 for what is beside it: those whose words
 // this warp's threads divide, which are all that they need.
 __device__ inline void find_places(
-    int32_t* offsets, int32_t tile, int32_t mine, int32_t eight, const PatchConvolution& f) {
-  const int32_t left = f.left(tile) - f.pad_left, first = mine + eight * DIVIDED_APART;
-  ImagePlace at = f.place(f.first(tile) + (f.lines - f.pad_top) * f.pitch + first);  // an image further on
+    int32_t* offsets, int32_t tile, int32_t mine, int32_t eight, const DividedConvolution& f) {
+  const int32_t left = f.left(tile), first = mine + eight * DIVIDED_APART;
+  ImagePlace at = f.first_seen(tile, first);
   __syncwarp();  // the last tile's are not needed any more
   for (int32_t i = first; i < PLACES_LOOKED_UP; i += 8 * DIVIDED_APART) {
-    const int32_t image = at.image - 1, column = left + at.column;
-    const bool there = i < f.places() && at.line < f.height && image >= 0 && image < f.images && column >= 0 &&
-                       column < f.width;
-    offsets[i] = there ? ((image * f.height + at.line) * f.width + column) * f.channels : -1;
+    offsets[i] = i < f.places() ? f.seen(at, left) : -1;
     f.advance(at, f.next_found);
   }
   __syncwarp();
 }
 
 // Where what comes to each place of a tile is written, in elements, or -1 for what is beside the output.
-__device__ inline void find_outputs(int32_t* offsets, int32_t tile, int32_t thread, const PatchConvolution& f) {
-  for (int32_t i = thread; i < PATCH_GROUPS * 8; i += DIVIDING) {
-    const ImagePlace at = f.place(f.first(tile) + i / 8 * f.group + i % 8);
-    const int32_t column = f.left(tile) + at.column;
-    const bool there = at.image < f.images && at.line < f.out_height && column < f.out_width;
-    offsets[i] = there ? ((at.image * f.out_height + at.line) * f.out_width + column) * f.filters : -1;
-  }
+__device__ inline void find_outputs(int32_t* offsets, int32_t tile, int32_t thread, const DividedConvolution& f) {
+  const int32_t first = f.first(tile), left = f.left(tile);
+  for (int32_t i = thread; i < PATCH_GROUPS * 8; i += DIVIDING)
+    offsets[i] = f.made(f.place(first + i / 8 * f.group + i % 8), left);
 }
 
 // Every place's eight channels in turn, several read at once.
@@ -172,7 +134,7 @@ __device__ inline void for_all_places(const float* x, const int32_t* offsets, in
 }
 
 __device__ inline void divide_patches(
-    const float* __restrict__ x, char* patches, PatchRings& rings, const PatchConvolution& f) {
+    const float* __restrict__ x, char* patches, PatchRings& rings, const DividedConvolution& f) {
   const int32_t thread = threadIdx.x - 32, eight = thread % 8, mine = thread / 8, places = f.places();
   int32_t turn = 0, agreed = 0, number = 0;  // of patches, of their largest words, of tiles
   const auto largest_of_all = [&](float largest) {
@@ -223,7 +185,7 @@ __device__ inline void divide_patches(
 }
 
 __device__ inline void multiply_tiles(
-    const char* patches, const char* stages, float* __restrict__ y, PatchRings& rings, const PatchConvolution& f) {
+    const char* patches, const char* stages, float* __restrict__ y, PatchRings& rings, const DividedConvolution& f) {
   const int32_t thread = threadIdx.x % WARPGROUP, lane = thread % 32, group = (threadIdx.x - DIVIDERS) / WARPGROUP * 16;
   const int32_t row = thread / 32 * 16 + lane / 4;  // and the one eight below: filters
   int32_t turn = 0, patch_turn = 0, number = 0;
@@ -306,7 +268,7 @@ __device__ inline void multiply_tiles(
 
 __global__ void __launch_bounds__(PATCH_THREADS, 1)
     convolution_of_patches(const float* __restrict__ x, const char* __restrict__ prepared, float* __restrict__ y,
-                           PatchConvolution f) {
+                           DividedConvolution f) {
   MBC_DYNAMIC_SHARED(shared);
   __shared__ PatchRings rings;
   char* patches = reinterpret_cast<char*>(shared);
@@ -331,7 +293,7 @@ extern "C" const char* mbc_convolution_of_patches(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<PatchArguments>(call);
   if (const char* problem = unaligned(call)) return problem;
-  const PatchConvolution f(a);
+  const DividedConvolution f(a);
   if (f.places() > MOST_PLACES) return "a patch is larger than shared memory";
   char* prepared = out<char>(call, 3);
   const dim3 each(static_cast<unsigned>(f.taps * f.chunks), static_cast<unsigned>(f.across));

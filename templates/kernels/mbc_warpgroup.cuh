@@ -1,4 +1,4 @@
-// Tensor cores through wgmma, which a warpgroup of 128 threads starts and which read one operand from shared memory, and
+// Tensor cores through wgmma, which a warpgroup of 128 threads starts and which read operands from shared memory, and
 // barriers that count arrivals and bytes. Compute capability 9.0 only; elsewhere kernels that use them are not offered.
 #pragma once
 
@@ -183,10 +183,9 @@ __device__ inline void multiply_halves(float (&d)[TILES][4], const uint32_t (&a)
 #endif
 }
 
-// The same of 256 columns, and A in shared memory, too: both in rows of 128 bytes, those of A with 64 terms each, those of
-// B terms.
-template <typename T>
-__device__ inline void multiply_shared(float (&d)[32][4], const void* a, const void* b, bool adds) {
+// The same of 256 columns of T, and A in shared memory, too: 16 terms of 64 rows.
+template <bool BY_TERM, typename T, typename Operand>
+__device__ inline void multiply_shared(float (&d)[32][4], const Operand& a, const Operand& b, bool adds) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define MBC_MULTIPLY_SHARED(type)                                                                      \
   asm volatile(                                                                                        \
@@ -200,9 +199,9 @@ __device__ inline void multiply_shared(float (&d)[32][4], const void* a, const v
       "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "               \
       "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "   \
       "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "\
-      "%128, %129, p, 1, 1, 0, 1;\n}"                                                                  \
+      "%128, %129, p, 1, 1, 0, %131;\n}"                                                                \
       : MBC_EIGHT_TILES(0), MBC_EIGHT_TILES(8), MBC_EIGHT_TILES(16), MBC_EIGHT_TILES(24)               \
-      : "l"(described(a)), "l"(described(b)), "r"(static_cast<int>(adds)))
+      : "l"(described(a)), "l"(described(b)), "r"(static_cast<int>(adds)), "n"(BY_TERM ? 1 : 0))
   if constexpr (std::is_same_v<T, __nv_bfloat16>)
     MBC_MULTIPLY_SHARED("bf16");
   else

@@ -21,7 +21,7 @@ from mbc.ir.types import Precision
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Request
 from mbc.kernels.cudnn import CUDNN
-from mbc.kernels.cudnn_statistics import WITH_STATISTICS
+from mbc.kernels.statistics import WITH_STATISTICS
 from mbc.ops.base import Call
 from mbc.options import Options
 from mbc.plan.model import Kernel

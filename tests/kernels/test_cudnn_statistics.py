@@ -13,7 +13,8 @@ from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate, Request
 from mbc.kernels.cudnn import CUDNN
 from mbc.kernels.cudnn_convolution import ROW_FIELDS
-from mbc.kernels.cudnn_statistics import WITH_STATISTICS, convolution_of, sums_bytes
+from mbc.kernels.cudnn_statistics import sums_bytes
+from mbc.kernels.statistics import WITH_STATISTICS, convolution_of
 from mbc.ops.fused import Fused
 from tests.kernels.statistics import with_statistics
 

@@ -17,8 +17,8 @@ from mbc.ir.graph import TrainingGraph
 from mbc.ir.training import differentiate
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate, Request
-from mbc.kernels.cudnn_statistics import WITH_STATISTICS
 from mbc.kernels.interpreter import INTERPRETER
+from mbc.kernels.statistics import WITH_STATISTICS
 from mbc.ops.fused import names_of
 from mbc.optimize.candidates import CandidateTable, Rules
 from mbc.optimize.floor import step_floor

@@ -38,12 +38,17 @@ class HalvesArguments(ConvolutionSizes):
 
 
 def _takes(request: Request) -> bool:
+    sides = Sides.of(request)
+    types = {sides.image.dtype, sides.features.dtype}
+    return request.precision is Precision.FP32 and types == {DType.FP32} and by_the_64(request)
+
+
+def by_the_64(request: Request) -> bool:
+    """Channels on both sides, of images in whose elements 32 bits can count."""
     a, sides = attributes(request), Sides.of(request)
     image, features = sides.image, sides.features
     return (
-        request.precision is Precision.FP32
-        and {image.dtype, features.dtype} == {DType.FP32}
-        and len(image.shape) == 4
+        len(image.shape) == 4
         and image.shape[1] % CHANNELS == 0
         and features.shape[1] % CHANNELS == 0
         and max(*image.shape[2:], *features.shape[2:]) + max(a.pad) < MOST_PIXELS
@@ -53,10 +58,13 @@ def _takes(request: Request) -> bool:
 
 
 def _takes_data(request: Request) -> bool:
-    """A step of one pixel, and no padding beyond the filter: then the pass is a convolution itself."""
+    return _takes(request) and turns(request)
+
+
+def turns(request: Request) -> bool:
+    """A step of one pixel, and no padding beyond the filter: then the pass to the image is a convolution itself."""
     a = attributes(request)
-    inside = a.pad[0] < a.kernel[0] and a.pad[2] < a.kernel[1]
-    return _takes(request) and a.stride == (1, 1) and inside
+    return a.stride == (1, 1) and a.pad[0] < a.kernel[0] and a.pad[2] < a.kernel[1]
 
 
 def _arguments(at: Slice) -> HalvesArguments:

@@ -18,6 +18,7 @@ from mbc.kernels.own.sides import ConvolutionSizes, Sides, attributes, sizes
 
 # As in the source.
 GROUPS = 32  # of eight places, of a block
+PLACES = GROUPS * 8
 MOST_PLACES = 379
 SHARED_BYTES = 226 << 10
 OF_ITS_TIME = 0.9  # of the kernel's that divides words for each tile, by judgement
@@ -50,9 +51,8 @@ class Patch:
         return self.places(known) <= MOST_PLACES and beside < 1 << 31
 
     def made(self, known: dict[str, int]) -> int:
-        """Places that blocks make, those beside images too."""
         tiles = math.ceil(known["rows"] * self.lines * self.pitch / (self.group * GROUPS)) * self.strips
-        return tiles * GROUPS * 8
+        return tiles * PLACES
 
 
 def _patch(known: dict[str, int]) -> Patch | None:
@@ -74,7 +74,7 @@ def _sizes(request: Request) -> dict[str, int]:
     return turned(request) if request.kind == "convolution_backward_data" else sizes(request)
 
 
-def _arguments(at: Slice) -> PatchArguments:
+def patch_arguments(at: Slice) -> PatchArguments:
     known = _sizes(at.request)
     patch = _patch(known)
     assert patch is not None
@@ -88,9 +88,16 @@ def _arguments(at: Slice) -> PatchArguments:
     )
 
 
-def _fits(request: Request) -> bool:
+def seen_in_patches(request: Request) -> bool:
     a = attributes(request)
     return a.stride == (1, 1) and a.kernel != (1, 1) and _patch(_sizes(request)) is not None
+
+
+def places_made(request: Request) -> int:
+    """By all blocks, those beside images too."""
+    patch = _patch(_sizes(request))
+    assert patch is not None
+    return patch.made(_sizes(request))
 
 
 def _weights_bytes(request: Request, layout: Layout) -> int:
@@ -101,20 +108,18 @@ def _weights_bytes(request: Request, layout: Layout) -> int:
 
 def _of_patches(kernel: OwnKernel) -> OwnKernel:
     def takes(request: Request) -> bool:
-        return kernel.takes(request) and _fits(request)
+        return kernel.takes(request) and seen_in_patches(request)
 
     def time_us(request: Request, device: DeviceSpec) -> float:
-        """Places beside images are multiplied, too."""
-        known, patch = _sizes(request), _patch(_sizes(request))
-        assert patch is not None
-        pixels = known["rows"] * known["out_height"] * known["out_width"]
-        return OF_ITS_TIME * patch.made(known) / pixels * kernel.time_us(request, device)
+        result = request.outputs[0]
+        beside = places_made(request) * result.shape[1] / result.elements
+        return OF_ITS_TIME * beside * kernel.time_us(request, device)
 
     return replace(
         kernel,
         file="halves_patch.cu",
         struct=PatchArguments,
-        integers=_arguments,
+        integers=patch_arguments,
         workspace=_weights_bytes,
         time_us=time_us,
         launcher=f"{kernel.kind}_of_patches",

@@ -33,13 +33,14 @@ template <int LATER = 0, int TILES>
 void wait_for_products(float (&)[TILES][4]) {}
 
 // Element (term, column) of an operand in pieces.
-inline float of_operand(const Pieces& b, bool by_term, unsigned term, unsigned column) {
+template <typename T = __half>
+float of_operand(const Pieces& b, bool by_term, unsigned term, unsigned column) {
   const unsigned row = by_term ? term : column, other = by_term ? column : term;
   const char* at = static_cast<const char*>(b.first) + b.begin + column / 8 * static_cast<unsigned>(b.columns_apart) +
                    term / 8 * static_cast<unsigned>(b.terms_apart) + row % 8 * 16 + other % 8 * 2;
-  __half value;
+  T value;
   std::memcpy(&value, at, sizeof(value));
-  return __half2float(value);
+  return to_float(value);
 }
 
 // The same of rows of 128 bytes: tensor cores exchange 16 bytes of a row by the address they come to.
@@ -72,19 +73,23 @@ void multiply_halves(float (&d)[TILES][4], const uint32_t (&a)[4], const Operand
     }
 }
 
-template <typename T>
-void multiply_shared(float (&d)[32][4], const void* a, const void* b, bool adds) {
-  const unsigned lane = emulator::current % emulator::WARP;
-  const unsigned first = emulator::current % WARPGROUP / emulator::WARP * 16 + lane / 4;
-  for (unsigned v = 0; v < 4; ++v) {
-    float row[16];
-    for (unsigned k = 0; k < 16; ++k) row[k] = of_operand<T>(a, false, k, first + v / 2 * 8);
-    for (unsigned j = 0; j < 32; ++j) {
-      float sum = adds ? d[j][v] : 0.0f;
-      for (unsigned k = 0; k < 16; ++k) sum += row[k] * of_operand<T>(b, true, k, 8 * j + lane % 4 * 2 + v % 2);
-      d[j][v] = sum;
+template <bool BY_TERM, typename T, typename Operand>
+void multiply_shared(float (&d)[32][4], const Operand& a, const Operand& b, bool adds) {
+  const unsigned thread = emulator::current % WARPGROUP, lane = thread % emulator::WARP;
+  float rows[2][16];
+  for (unsigned h = 0; h < 2; ++h)
+    for (unsigned k = 0; k < 16; ++k)
+      rows[h][k] = of_operand<T>(a, false, k, thread / emulator::WARP * 16 + lane / 4 + 8 * h);
+  for (unsigned j = 0; j < 32; ++j)
+    for (unsigned e = 0; e < 2; ++e) {
+      float sums[2] = {adds ? d[j][e] : 0.0f, adds ? d[j][2 + e] : 0.0f};
+      for (unsigned k = 0; k < 16; ++k) {
+        const float value = of_operand<T>(b, BY_TERM, k, 8 * j + lane % 4 * 2 + e);
+        for (unsigned h = 0; h < 2; ++h) sums[h] += rows[h][k] * value;
+      }
+      d[j][e] = sums[0];
+      d[j][2 + e] = sums[1];
     }
-  }
 }
 
 }  // namespace mbc

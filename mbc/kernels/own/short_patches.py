@@ -1,0 +1,131 @@
+"""Convolutions in bf16 and fp16 of 64 channels, where the filter has several places and a step of one pixel.
+
+A block keeps the weights of 64 filters in shared memory, and beside them what it sees of the image. It can sum up the
+batch statistics of what it makes, too. How much that adds is not known where nobody has measured it: it is estimated at
+what both take one after the other, so that no estimate takes it (as in `mbc.kernels.cudnn_statistics`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import astuple, dataclass, replace
+
+from mbc.device.spec import DeviceSpec
+from mbc.ir.types import DType, Layout
+from mbc.kernels.base import Request
+from mbc.kernels.calibration import peak_tflops
+from mbc.kernels.own.base import OwnKernel, Slice, channels_last, moved_us
+from mbc.kernels.own.channels import STATISTICS_BYTES
+from mbc.kernels.own.groups import taking
+from mbc.kernels.own.halves import by_the_64, turns
+from mbc.kernels.own.patches import MOST_PLACES, PLACES, PatchArguments, patch_arguments, places_made, seen_in_patches
+from mbc.kernels.own.sides import Sides, attributes
+from mbc.kernels.statistics import WITH_STATISTICS, convolution_of, statistics_of
+
+# As in the source.
+CHANNELS = 64  # that are summed up, and filters of a block
+PATCH_BYTES = 3 * MOST_PLACES * CHANNELS * 2
+PLACE_BYTES = 8 * (64 * 16 + 16)  # of weights under a place of the filter
+BARRIERS_BYTES = 128  # at most
+SUMMING = 2  # warpgroups of a block that leave statistics each
+MOST_BLOCKS = (
+    132  # that leave statistics: the multiprocessors of a large GPU; a constant, so that sums are the same on all
+)
+TENSOR_SHARE = 0.7  # of the peak, by judgement: one warpgroup multiplies while the other writes
+
+
+@dataclass(frozen=True, slots=True)
+class StatisticsPatchArguments(PatchArguments):
+    blocks: int
+
+
+def _takes(request: Request) -> bool:
+    sides = Sides.of(request)
+    backward = request.kind == "convolution_backward_data"
+    summed = sides.features if backward else sides.image
+    return (
+        {sides.image.dtype, sides.features.dtype} in ({DType.BF16}, {DType.FP16})
+        and by_the_64(request)
+        and summed.shape[1] == CHANNELS
+        and seen_in_patches(request)
+        and (turns(request) or not backward)
+    )
+
+
+def _shared_bytes(request: Request) -> int:
+    return PATCH_BYTES + math.prod(attributes(request).kernel) * PLACE_BYTES + BARRIERS_BYTES
+
+
+def _time_us(request: Request, device: DeviceSpec) -> float:
+    sides = Sides.of(request)
+    operations = 2 * places_made(request) * math.prod(sides.weight.shape)
+    multiplied_us = operations / (peak_tflops(device, request.precision) * 1e6 * TENSOR_SHARE)
+    return max(multiplied_us, moved_us(request, device))
+
+
+_FORWARD = OwnKernel(
+    "convolution",
+    "short_patch.cu",
+    PatchArguments,
+    patch_arguments,
+    layouts=channels_last,
+    time_us=_time_us,
+    launcher="convolution_of_short_patches",
+    takes=_takes,
+    shared=_shared_bytes,
+    tensor_cores=True,
+    warpgroups=True,
+    aligned=True,
+)
+_BACKWARD_DATA = replace(
+    _FORWARD,
+    kind="convolution_backward_data",
+    launcher="convolution_backward_data_of_short_patches",
+)
+
+_of_the_result = taking((((0, 1), (2,)), (2, 3, 4)))
+
+
+def _takes_group(request: Request) -> bool:
+    return _of_the_result(request) and _takes(convolution_of(request))
+
+
+def _blocks(request: Request) -> int:
+    """Of the same filters."""
+    convolution = convolution_of(request)
+    across = convolution.outputs[0].shape[1] // CHANNELS
+    return max(1, min(MOST_BLOCKS // across, places_made(convolution) // PLACES))
+
+
+def _group_arguments(at: Slice) -> StatisticsPatchArguments:
+    alone = patch_arguments(replace(at, request=convolution_of(at.request)))
+    return StatisticsPatchArguments(*astuple(alone), blocks=_blocks(at.request))
+
+
+def _partial_bytes(request: Request, layout: Layout) -> int:
+    return _blocks(request) * SUMMING * request.outputs[0].shape[1] * STATISTICS_BYTES
+
+
+def _group_shared_bytes(request: Request) -> int:
+    return _shared_bytes(convolution_of(request))
+
+
+def _one_by_one_us(request: Request, device: DeviceSpec) -> float:
+    """What is read by itself is read at half the speed of copying, or faster."""
+    return _time_us(convolution_of(request), device) + 2 * moved_us(statistics_of(request), device)
+
+
+_WITH_STATISTICS = replace(
+    _FORWARD,
+    kind=WITH_STATISTICS,
+    struct=StatisticsPatchArguments,
+    integers=_group_arguments,
+    workspace=_partial_bytes,
+    time_us=_one_by_one_us,
+    launches=2,
+    launcher="convolution_of_short_patches_statistics",
+    takes=_takes_group,
+    shared=_group_shared_bytes,
+)
+
+KERNELS = (_FORWARD, _BACKWARD_DATA, _WITH_STATISTICS)

@@ -1,0 +1,27 @@
+"""Launches of a convolution that leave the batch statistics of what they make, whoever runs them."""
+
+from __future__ import annotations
+
+from mbc.ir.types import TensorType
+from mbc.kernels.base import Request
+from mbc.ops.fused import Fused
+
+WITH_STATISTICS = "convolution+batch_statistics"
+
+
+def convolution_of(request: Request) -> Request:
+    """The convolution of a launch that makes statistics of its result, too. Any other request is itself."""
+    if request.kind != WITH_STATISTICS:
+        return request
+    return _member(request, 0, request.inputs, request.outputs[:1])
+
+
+def statistics_of(request: Request) -> Request:
+    """What such a launch makes beside."""
+    return _member(request, 1, request.outputs[:1], request.outputs[1:])
+
+
+def _member(request: Request, number: int, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...]) -> Request:
+    assert isinstance(request.attributes, Fused)
+    member = request.attributes.members[number]
+    return Request(member.kind, member.attributes, inputs, outputs, request.precision)
