@@ -175,7 +175,7 @@ __device__ inline void make_tiles(const char* stages, const ApartColumns& column
 #pragma unroll
       for (int step = 0; step < APART_TERMS / 16; ++step)
         multiply_shared<true, T>(sums, stage + group * OPERAND_BLOCK + step * 32,
-                           stage + ApartStage::WEIGHTS + step * 16 * OPERAND_ROW, chunk > 0 || step > 0);
+                                 stage + ApartStage::WEIGHTS + step * 16 * OPERAND_ROW, chunk > 0 || step > 0);
       end_of_products();
       wait_for_products(sums);
       ring.empty(turn);
