@@ -19,7 +19,7 @@ from mbc.ops import KINDS
 CHANNELS = 64  # by which both sides have them
 COLUMNS = 256  # of the product, that a block makes at once
 VECTOR = 8  # channels of the other part of a concatenation, that are copied together
-SHARED_BYTES = 193 << 10
+SHARED_BYTES = 218 << 10
 TENSOR_SHARE = 0.6  # of the peak, by judgement
 
 # Of a product with its bias: before the other part, or behind it.
