@@ -93,21 +93,40 @@ __device__ inline void fetch_operands(const T* __restrict__ dy, const T* __restr
   }
 }
 
-// The other part of a concatenation, shared out among all blocks.
+// The other part of a concatenation, shared out among all blocks. What is on its way waits in `room`, where a thread has
+// places of its own: registers would not last for as much.
+struct Beside {
+  static constexpr int THREADS = WARPGROUP - FETCHERS, AT_ONCE = 4, TURNS = 6;
+  static constexpr int BYTES = THREADS * AT_ONCE * TURNS * 16;
+};
+
 template <typename T>
-__device__ inline void copy_beside(const T* __restrict__ from, T* __restrict__ to, int64_t elements, Slice slice) {
-  constexpr int N = WIDTH<T>, AT_ONCE = 8, COPIERS = WARPGROUP - FETCHERS;
-  const int64_t step = static_cast<int64_t>(gridDim.x) * COPIERS * N;
-  int64_t i = (static_cast<int64_t>(blockIdx.x) * COPIERS + threadIdx.x - FETCHERS) * N;
-  for (; i < elements; i += AT_ONCE * step) {
-    Held<T, N> x[AT_ONCE];
+__device__ inline void copy_beside(const T* __restrict__ from, T* __restrict__ to, int64_t elements, const Slice& slice,
+                                   uint4* room) {
+  constexpr int N = WIDTH<T>;
+  const int32_t thread = threadIdx.x - FETCHERS;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * Beside::THREADS * N, turns = Beside::AT_ONCE * step;
+  const int64_t first = (static_cast<int64_t>(blockIdx.x) * Beside::THREADS + thread) * N;
+  const auto place = [&](int32_t turn, int k) {
+    return room + (turn % Beside::TURNS * Beside::AT_ONCE + k) * Beside::THREADS + thread;
+  };
+  const auto fetch = [&](int64_t i, int32_t turn) {
 #pragma unroll
-    for (int k = 0; k < AT_ONCE; ++k)
-      if (i + k * step < elements) x[k] = hold<N>(from + i + k * step);
+    for (int k = 0; k < Beside::AT_ONCE; ++k, i += step)
+      copy_16_bytes(place(turn, k), i < elements ? from + i : from, i < elements);
+    end_of_copies();
+  };
+  for (int32_t turn = 0; turn < Beside::TURNS; ++turn) fetch(first + turn * turns, turn);
+  int32_t turn = 0;
+  for (int64_t i = first; i < elements; i += turns, ++turn) {
+    wait_for_copies<Beside::TURNS - 1>();
 #pragma unroll
-    for (int k = 0; k < AT_ONCE; ++k)
-      if (i + k * step < elements) store_held(to + slice(i + k * step), x[k]);
+    for (int k = 0; k < Beside::AT_ONCE; ++k)
+      if (i + k * step < elements)
+        store_held(to + slice(i + k * step), hold<N>(reinterpret_cast<const T*>(place(turn, k))));
+    fetch(i + Beside::TURNS * turns, turn);
   }
+  wait_for_copies<0>();
 }
 
 // Of four words that each of four threads has, its own of all of them: thread t gets the t-th words, in their order.
@@ -204,7 +223,8 @@ __global__ void __launch_bounds__(HALVES_THREADS, 1)
     if (threadIdx.x < FETCHERS)
       fetch_operands(dy, weight, stages, ring, f);
     else if constexpr (CONCAT)
-      copy_beside(other, y + (f.start == 0 ? f.channels : 0), others, slice);
+      copy_beside(other, y + (f.start == 0 ? f.channels : 0), others, slice,
+                  reinterpret_cast<uint4*>(stages + ApartStage::COUNT * ApartStage::BYTES));
   } else {
     take_registers<MULTIPLIER_REGISTERS>();
     make_tiles<T, CONCAT>(stages, columns, y, ring, f);
@@ -226,7 +246,7 @@ const char* run_windows_apart(const MbcCall& call) {
   const Slice slice = CONCAT ? Slice(MBC_CHANNELS_LAST, beside, f.all, 1) : Slice();
   const int64_t most = max(int64_t{1}, multiprocessors() / f.across);
   const unsigned blocks = static_cast<unsigned>(min(int64_t{f.tiles()}, most)) * f.across;
-  constexpr int SHARED = ApartStage::COUNT * ApartStage::BYTES + 1008;
+  constexpr int SHARED = ApartStage::COUNT * ApartStage::BYTES + (CONCAT ? Beside::BYTES : 0) + 1008;
   MBC_LAUNCH_SHARED((windows_apart<T, CONCAT>), blocks, HALVES_THREADS, SHARED, call.stream, in<T>(call, 0),
                     in<T>(call, 1), CONCAT ? in<float>(call, 2) : nullptr, CONCAT ? in<T>(call, 3) : nullptr,
                     out<T>(call, CONCAT ? 4 : 2), f.image_pixels() * beside, slice, f);

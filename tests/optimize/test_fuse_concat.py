@@ -7,6 +7,7 @@ import functools
 import numpy as np
 import pytest
 
+from mbc.device.spec import find_spec
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.ir.training import differentiate
@@ -117,3 +118,30 @@ def test_groups_within_a_budget_give_the_same_bits(share: float):
     assert {name: state.tobytes() for name, state in states.items()} == {
         name: state.tobytes() for name, state in wanted.items()
     }
+
+
+UP = """
+network up(batch = 2, classes = 5) {
+  input image[batch, 3, 12, 12] : float
+  input target[batch, 12, 12] : class
+  skip = image |> conv(64, 3, pad=1) |> relu
+  up = skip |> maxpool(2) |> conv(64, 3, pad=1) |> relu |> conv_transpose(64, KERNEL, stride=2, pad=PAD, bias=true)
+  logits = PARTS |> concat |> conv(classes, 3, pad=1)
+  output logits
+  loss (logits, target) |> softmax_cross_entropy
+}
+train { optimizer = sgd(momentum=0.9)  precision = PRECISION }
+"""
+
+
+@pytest.mark.parametrize("parts", ["(skip, up)", "(up, skip)"])
+@pytest.mark.parametrize("kernel, pad, fits", [(2, 0, True), (4, 1, False)])
+def test_a_transposed_convolution_writes_a_part_of_a_concatenation(parts: str, kernel: int, pad: int, fits: bool):
+    """Where its windows lie side by side."""
+    source = UP.replace("PARTS", parts).replace("KERNEL", str(kernel)).replace("PAD", str(pad))
+    steps = pools.graph(source=source)
+    plan = planned(steps, device=find_spec("h200"))
+    assert ("convolution_backward_data_bias_add_concat" in launched(plan)) == fits
+    assert ("bias_add_concat" in launched(plan)) != fits
+    made = {op.outputs[0] for op in steps.train if op.kind == "bias_add" or op.name == "conv_transpose0"}
+    assert made.isdisjoint(buffer.value for buffer in plan.buffers) == fits

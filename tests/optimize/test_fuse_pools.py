@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mbc.device.spec import find_spec
+from mbc.device.spec import DeviceSpec, find_spec
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.ir.graph import TrainingGraph
@@ -49,10 +49,12 @@ def graph(precision: str = "bf16", affine: str = "true", source: str = SOURCE) -
     return differentiate(lowered.network, lowered.optimizer, lowered.precision)
 
 
-def planned(steps: TrainingGraph, fused: bool = True, budget_bytes: int = 10**12) -> Plan:
+def planned(
+    steps: TrainingGraph, fused: bool = True, budget_bytes: int = 10**12, device: DeviceSpec = UNCLUSTERED
+) -> Plan:
     providers = (INTERPRETER,) if steps.precision == "fp64" else PROVIDERS
     chosen = tuple(Favouring(p) if fused else Without(p) for p in providers)
-    table = CandidateTable(steps, UNCLUSTERED, chosen, rules=Rules())  # type: ignore[arg-type]
+    table = CandidateTable(steps, device, chosen, rules=Rules())  # type: ignore[arg-type]
     plan = search(table, Limits(without=frozenset({"beside"})), budget_bytes)
     verify_plan(plan)
     return plan

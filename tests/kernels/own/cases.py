@@ -407,8 +407,8 @@ CONVOLUTIONS = (
     (2, 72, (13, 10), 8, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
     (5, 296, (3, 3), 4, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
     (3, 64, (1, 1), 7, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
-    # Windows side by side: one pixel for each; images of odd sizes, several tiles of pixels and of columns; weights of a
-    # block that stay, and that come again; other filters, and what they leave over.
+    # Windows side by side: one for one pixel; images of odd sizes, several tiles of pixels and of columns; weights of a
+    # block that stay, and that come again; other filters; and pixels that no window sees.
     (1, 64, (2, 2), 64, (2, 2), (2, 2), (0, 0, 0, 0), (1, 1), 1),
     (3, 64, (18, 26), 128, (2, 2), (2, 2), (0, 0, 0, 0), (1, 1), 1),
     (1, 128, (22, 26), 192, (2, 2), (2, 2), (0, 0, 0, 0), (1, 1), 1),

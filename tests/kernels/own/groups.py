@@ -151,7 +151,7 @@ def _together(kind: str, attributes: Sequence[Attributes], operands: Sequence[Se
     return Case(name, joined.kind, joined.attributes, tuple(by_name[v] for v in joined.inputs))
 
 
-# Of a transposed convolution: rows, channels in and out, the smaller image, the filter; channels of what it is joined to.
+# Of a transposed convolution: rows, channels in and out, the smaller image, the filter; channels of the other part.
 UPS = (
     (1, 64, 64, (1, 1), (2, 2), 64),
     (3, 128, 64, (9, 13), (2, 2), 64),
@@ -170,16 +170,16 @@ def _ups() -> Iterable[Case]:
             "bias": m(channels),
             "r": w(rows, others, *size),
         }
-        for parts in (("z", "r"), ("r", "z")):
-            joined = join(
-                [
-                    Operation("op0", "convolution_backward_data", ("a", "w"), ("x",), Convolution(size, kernel, kernel)),
-                    Operation("op1", "bias_add", ("x", "bias"), ("z",), NoAttributes()),
-                    Operation("op2", "concat", parts, ("y",), NoAttributes()),
-                ],
-                ("y",),
-            )
-            name = f"{joined.kind}-{'.'.join(parts)}-{rows}x{filters}x{height}x{width}-{channels}-{others}"
+        product = Convolution(size, kernel, kernel)
+        for pattern in PATTERNS:
+            if pattern.statements[0].kind != "convolution_backward_data":
+                continue
+            members = [
+                Operation(f"op{n}", s.kind, s.inputs, s.outputs, NoAttributes() if n else product)
+                for n, s in enumerate(pattern.statements)
+            ]
+            joined = join(members, pattern.launches[0].gives)
+            name = f"{joined.kind}-{'.'.join(pattern.statements[-1].inputs)}-{rows}x{filters}x{height}x{width}-{others}"
             yield Case(name, joined.kind, joined.attributes, tuple(operands[v] for v in joined.inputs))
 
 

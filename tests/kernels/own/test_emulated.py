@@ -195,8 +195,9 @@ def test_words_on_tensor_cores_are_as_exact_as_asked(case: Case, precision: Prec
 @pytest.mark.parametrize("name", [k.name for k in KERNELS.values() if k.aligned])
 def test_a_kernel_that_needs_aligned_operands_says_so(name: str, library: Library):
     kernel = KERNELS[name]
-    case = next(c for c in CASES if c.kind == kernel.kind and kernel.takes(c.request(Precision.FP32)))
-    trial = Trial(library, case, Precision.FP32)
+    cases = (c for c in (*CASES, *groups_in(Precision.BF16)) if c.kind == kernel.kind)
+    case, precision = next((c, p) for c in cases for p in PRECISIONS if kernel.takes(c.request(p)))
+    trial = Trial(library, case, precision)
     (candidate,) = (c for c in trial.candidates() if c.name == name)
     with pytest.raises(AssertionError, match="multiples of 16 bytes"):
         trial.errors(candidate, SHIFTED)
