@@ -70,6 +70,11 @@ class TensorType:
     def size_bytes(self) -> int:
         return self.elements * self.dtype.size_bytes
 
+    @property
+    def ordered(self) -> bool:
+        """Whether it may be in either layout. Class numbers [rows, height, width] have no channels."""
+        return self.dtype is not DType.INT32 and layout_matters(self.shape)
+
     def with_rows(self, rows: int) -> TensorType:
         """The same type with `rows` as its first dimension."""
         return TensorType((rows, *self.shape[1:]), self.dtype)

@@ -79,9 +79,9 @@ class CandidateTable:
 
     @cached_property
     def layouted(self) -> frozenset[str]:
-        """Values whose two layouts differ in memory."""
+        """Values that may be in either layout."""
         values = self.graph.values
-        return frozenset(name for name, value in values.items() if layout_matters(value.type.shape))
+        return frozenset(name for name, value in values.items() if value.type.ordered)
 
     def request(self, operation: Operation, rows: Rows) -> Request:
         return request_of(self.graph, operation, rows)

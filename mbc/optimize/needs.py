@@ -8,7 +8,7 @@ from mbc.device.need import Need
 from mbc.device.spec import DeviceSpec
 from mbc.ir.graph import Operation, TrainingGraph
 from mbc.ir.signs import relus_behind_sums, with_signs
-from mbc.ir.types import Precision, layout_matters
+from mbc.ir.types import Precision
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Request
 from mbc.ops.fused import Fused, join, kind_of
@@ -74,7 +74,7 @@ def _launches(program: Sequence[Operation], groups: Sequence[Group], table: Cand
 
 
 def _conversions(graph: TrainingGraph, table: CandidateTable) -> Iterable[Need]:
-    types = dict.fromkeys(value.type for value in graph.values.values() if layout_matters(value.type.shape))
+    types = dict.fromkeys(value.type for value in graph.values.values() if value.type.ordered)
     for type_ in types:
         time_us = 2 * type_.size_bytes / (table.device.copy_gb_s * 1e3)
         yield Need((conversion_request(type_, graph),), _CONVERSION_WEIGHT * time_us)

@@ -54,6 +54,16 @@ network wide(batch = 2) {
   loss (side, target) |> softmax_cross_entropy
 }
 """
+# Class numbers of pixels are no image, though they have as many dimensions.
+PIXELS = """
+network pixels(batch = 2) {
+  input image[batch, 2, 4, 4] : float
+  input target[batch, 4, 4] : class
+  logits = image |> conv(2, 1)
+  output logits
+  loss (logits, target) |> softmax_cross_entropy
+}
+"""
 LEAST = 1.0
 
 
@@ -78,7 +88,7 @@ class Drawn:
         if isinstance(request.attributes, Fused):
             return  # labelled one by one
         for layout in Layout:
-            layouts = tuple(layout if layout_matters(t.shape) else Layout.CHANNELS_FIRST for t in types)
+            layouts = tuple(layout if t.ordered else Layout.CHANNELS_FIRST for t in types)
             time_us = self.times_us.get((request.kind, layout), LEAST)
             yield Candidate(self.name, request.kind, (), layouts, 0, time_us, False, True, True)
 
@@ -218,6 +228,15 @@ def test_nothing_near_or_at_random_is_faster_in_a_wide_network(
     near = [(a,) for a in names] + random.sample(list(itertools.combinations(names, 2)), 100)
     far = [random.sample(names, random.randint(3, len(names))) for _ in range(50)]
     assert all(total(flipped) > choices.train_us - 1e-3 for flipped in near + far)
+
+
+def test_class_numbers_of_pixels_keep_a_loss_from_no_layout():
+    graph = trained(PIXELS)
+    slow = {(kind, Layout.CHANNELS_FIRST): 9.0 for kind in {operation.kind for operation in graph.train}}
+    choices = choose(Table(graph, find_spec("h200"), (Drawn(slow),), change_us=5.0), {})
+    (loss,) = (o for o in graph.train if o.kind == "softmax_cross_entropy")
+    logits, target, *_ = choices.operations[loss.name].layouts
+    assert (logits, target) == (Layout.CHANNELS_LAST, Layout.CHANNELS_FIRST)
 
 
 def _other(layout: Layout) -> Layout:

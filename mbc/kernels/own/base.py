@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import astuple, dataclass
 
 from mbc.device.spec import DeviceSpec
-from mbc.ir.types import DType, Layout, TensorType, layout_matters
+from mbc.ir.types import Layout, TensorType
 from mbc.kernels.base import DTYPE_CODES, LAYOUT_CODES, Request
 from mbc.ops.fused import launch_kind
 
@@ -116,7 +116,7 @@ def channels_last(request: Request) -> Iterable[Layouts]:
 def pixel_by_pixel(request: Request) -> Iterable[Layouts]:
     """Every operand channels last; those that lie the same in both layouts are channels first, all of them included."""
     operands = (*request.inputs, *request.outputs)
-    yield tuple(Layout.CHANNELS_LAST if ordered(t) else Layout.CHANNELS_FIRST for t in operands)
+    yield tuple(Layout.CHANNELS_LAST if t.ordered else Layout.CHANNELS_FIRST for t in operands)
 
 
 def channels_first(request: Request) -> Iterable[Layouts]:
@@ -124,15 +124,10 @@ def channels_first(request: Request) -> Iterable[Layouts]:
     yield (Layout.CHANNELS_FIRST,) * (len(request.inputs) + len(request.outputs))
 
 
-def ordered(type_: TensorType) -> bool:
-    """Whether a tensor can be in either layout. Class numbers [rows, height, width] have no channels."""
-    return type_.dtype is not DType.INT32 and layout_matters(type_.shape)
-
-
 def layout_of(request: Request, layouts: Layouts) -> Layout:
     """The one layout of a launch: that of the operands for which it makes a difference."""
     operands = (*request.inputs, *request.outputs)
-    last = any(o is Layout.CHANNELS_LAST and ordered(t) for t, o in zip(operands, layouts, strict=True))
+    last = any(o is Layout.CHANNELS_LAST and t.ordered for t, o in zip(operands, layouts, strict=True))
     return Layout.CHANNELS_LAST if last else Layout.CHANNELS_FIRST
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from mbc.ir.types import Layout
 from mbc.kernels.base import Request
-from mbc.kernels.own.base import Channels, Layouts, OwnKernel, Slice, Struct, layout_code, ordered, type_code
+from mbc.kernels.own.base import Channels, Layouts, OwnKernel, Slice, Struct, layout_code, type_code
 from mbc.ops.random import Dropout
 from mbc.ops.shape import ChannelSlice
 
@@ -72,7 +72,7 @@ def _convert(at: Slice) -> ConvertArguments:
 
 def _any_layouts(request: Request) -> Iterable[Layouts]:
     """A change of type may change the layout on the way."""
-    if not ordered(request.inputs[0]):
+    if not request.inputs[0].ordered:
         yield Layout.CHANNELS_FIRST, Layout.CHANNELS_FIRST
         return
     yield from itertools.product(Layout, repeat=2)
