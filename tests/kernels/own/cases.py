@@ -6,7 +6,7 @@ sums long enough to be split into parts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,6 +28,7 @@ from mbc.ops.random import Dropout
 from mbc.ops.response import Lrn
 from mbc.ops.shape import ChannelSlice, Upsample
 from mbc.ops.update import AdamW, Sgd
+from tests.kernels.statistics import grouped
 
 PRECISIONS = (Precision.FP32, Precision.BF16, Precision.FP16)
 
@@ -433,3 +434,17 @@ def _all() -> tuple[Case, ...]:
 
 
 CASES = _all()
+
+
+def _with_statistics() -> Iterable[Case]:
+    """Convolutions by the 64 and the statistics of what they make, which is rounded before."""
+    for case in CASES:
+        if case.kind == "convolution" and isinstance(case.attributes, Convolution):
+            image, weight = case.operands
+            channels = image.shape[1], weight.shape[1]
+            if channels == (64, 64) and case.attributes.stride == (1, 1) and case.attributes.kernel != (1, 1):
+                group = grouped(case.attributes)
+                yield Case(f"{case.name}-statistics", group.kind, group.attributes, case.operands)
+
+
+STATISTICS = tuple(_with_statistics())
