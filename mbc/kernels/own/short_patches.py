@@ -13,8 +13,9 @@ from dataclasses import astuple, dataclass, replace
 from mbc.device.spec import DeviceSpec
 from mbc.ir.types import DType, Layout
 from mbc.kernels.base import Request
-from mbc.kernels.calibration import peak_tflops
-from mbc.kernels.own.base import OwnKernel, Slice, channels_last, moved_us
+from mbc.kernels.calibration import estimate_us, peak_tflops
+from mbc.kernels.own.base import OwnKernel, Slice, channels_last, effort_of, moved_us
+from mbc.kernels.own.channels import KERNELS as OF_CHANNELS
 from mbc.kernels.own.channels import STATISTICS_BYTES
 from mbc.kernels.own.groups import taking
 from mbc.kernels.own.halves import by_the_64, turns
@@ -83,6 +84,7 @@ _BACKWARD_DATA = replace(
     launcher="convolution_backward_data_of_short_patches",
 )
 
+_STATISTICS = next(kernel for kernel in OF_CHANNELS if kernel.kind == "batch_statistics")
 _of_the_result = taking((((0, 1), (2,)), (2, 3, 4)))
 
 
@@ -111,8 +113,9 @@ def _group_shared_bytes(request: Request) -> int:
 
 
 def _one_by_one_us(request: Request, device: DeviceSpec) -> float:
-    """What is read by itself is read at half the speed of copying, or faster."""
-    return _time_us(convolution_of(request), device) + 2 * moved_us(statistics_of(request), device)
+    statistics = statistics_of(request)
+    (layouts,) = channels_last(statistics)
+    return _time_us(convolution_of(request), device) + estimate_us(effort_of(_STATISTICS, statistics, layouts, device))
 
 
 _WITH_STATISTICS = replace(
