@@ -96,24 +96,26 @@ __device__ inline void copy_patches(
   }
 }
 
-// Starts all products of a patch.
-template <typename T, int CHANNELS>
+// Starts all products of a patch. `meanwhile`: when the first ones are under way.
+template <typename T, int CHANNELS, typename Meanwhile>
 __device__ inline void start_patch(
-    float (&sums)[32][4], const char* kept, const char* line, bool adds, const ShortConvolution<CHANNELS>& f) {
-  begin_products();
+    float (&sums)[32][4], const char* kept, const char* line, bool adds, const ShortConvolution<CHANNELS>& f,
+    Meanwhile meanwhile) {
   for (int32_t tap = 0, across = 0; tap < f.taps; ++tap, kept += f.ALL * f.KEPT_APART) {
+    begin_products();
 #pragma unroll
     for (int step = 0; step < f.EIGHTS / 2; ++step) {
       const Pieces weights{kept, 8 * 16, f.KEPT_APART, step * 2 * f.KEPT_APART};
       const Pieces image{line, f.group * 16, f.apart, across * 16 + step * 2 * f.apart};
       multiply_shared<T>(sums, weights, image, adds || tap + step > 0);
     }
+    end_of_products();
+    if (tap == 0) meanwhile();
     if (++across == f.kernel_width) {
       across = 0;
       line += f.pitch * 16;
     }
   }
-  end_of_products();
 }
 
 // What a thread sums up of eight neighbouring channels.
@@ -180,10 +182,11 @@ __device__ inline void make_tiles(
       rings.patches.wait_until_filled(turn);
       show_to_tensor_cores();
       if (i == 0 && number > 0) rings.started[(number - 1) % MULTIPLIERS].wait((number - 1) / MULTIPLIERS % 2);
-      start_patch<T>(sums, kept + i * f.EIGHTS * f.KEPT_APART, patch, i > 0, f);
-      if (i == 0) continue;
-      wait_for_products<1>(sums);
-      rings.patches.empty(turn - 1);
+      start_patch<T>(sums, kept + i * f.EIGHTS * f.KEPT_APART, patch, i > 0, f, [&] {
+        if (i == 0) return;
+        wait_for_products<1>(sums);
+        rings.patches.empty(turn - 1);
+      });
     }
     arrive(rings.started[group]);
     wait_for_products(sums);
