@@ -17,9 +17,9 @@ import pytest
 from mbc.codegen.build import build_kernel_library
 from mbc.codegen.toolchain import find_toolchain
 from mbc.ir.types import Precision
-from tests.kernels.own.cases import CASES, PRECISIONS, Case
+from tests.kernels.own.cases import CASES, PRECISIONS, STATISTICS, Case
 from tests.kernels.own.groups import groups_in
-from tests.kernels.own.launching import TOLERANCES, Library, check
+from tests.kernels.own.launching import TOLERANCES, Library, check, check_statistics
 
 Libraries = Callable[[Precision], Library]
 
@@ -107,3 +107,9 @@ def worst(request: pytest.FixtureRequest) -> Iterator[dict[tuple[str, Precision]
 def test_kernel(case: Case, precision: Precision, libraries: Libraries, worst: dict[tuple[str, Precision], float]):
     share = check(libraries(precision), case, precision)
     worst[case.kind, precision] = max(worst[case.kind, precision], share)
+
+
+@pytest.mark.parametrize("precision", [Precision.BF16, Precision.FP16])
+@pytest.mark.parametrize("case", STATISTICS, ids=lambda case: case.name)
+def test_statistics_of_what_a_convolution_makes(case: Case, precision: Precision, libraries: Libraries):
+    check_statistics(libraries(precision), case, precision)

@@ -14,7 +14,7 @@ from mbc.kernels.base import Candidate, Request
 from mbc.kernels.cudnn import CUDNN
 from mbc.kernels.cudnn_convolution import ROW_FIELDS
 from mbc.kernels.cudnn_statistics import sums_bytes
-from mbc.kernels.statistics import WITH_STATISTICS, convolution_of
+from mbc.kernels.statistics import WITH_STATISTICS, convolution_of, statistics_of
 from mbc.ops.fused import Fused
 from tests.kernels.statistics import with_statistics
 
@@ -46,14 +46,25 @@ def test_its_signature_can_be_read() -> None:
     assert read_signature(signature(REQUEST)) == REQUEST
 
 
-def test_an_estimate_gains_nothing() -> None:
-    (candidate,) = found(REQUEST)
-    assert candidate.layouts[:3] == (Layout.CHANNELS_LAST,) * 3 and not candidate.measured
-    alone = convolution_of(REQUEST)
-    statistics = Request("batch_statistics", REQUEST.attributes.members[1].attributes,  # type: ignore[attr-defined]
-                         REQUEST.outputs[:1], REQUEST.outputs[1:], Precision.FP16)  # fmt: skip
-    one_by_one = sum(min(c.time_us for c in found(request)) for request in (alone, statistics))
-    assert candidate.time_us >= one_by_one
+@pytest.mark.parametrize(
+    ("request_", "providers"),
+    [
+        (REQUEST, {"cudnn"}),
+        (with_statistics((32, 64, 14, 14), 64, 3), {"cudnn", "mbc"}),
+        (with_statistics((32, 64, 14, 14), 128, 3, Precision.BF16), {"mbc"}),
+        (with_statistics((16, 64, 512, 512), 64, 3, Precision.BF16), {"mbc"}),
+    ],
+    ids=["strided", "fp16", "bf16", "large"],
+)
+def test_an_estimate_gains_nothing(request_: Request, providers: set[str]) -> None:
+    candidates = found(request_)
+    assert {c.provider for c in candidates} == providers
+    one_by_one = sum(
+        min(c.time_us for c in found(request)) for request in (convolution_of(request_), statistics_of(request_))
+    )
+    for candidate in candidates:
+        assert candidate.layouts[:3] == (Layout.CHANNELS_LAST,) * 3 and not candidate.measured
+        assert candidate.time_us >= one_by_one
 
 
 def of_the_image(request: Request) -> Request:
@@ -68,7 +79,7 @@ def of_the_image(request: Request) -> Request:
 @pytest.mark.parametrize(
     "request_",
     [
-        with_statistics((32, 64, 14, 14), 128, 3, Precision.BF16),
+        with_statistics((32, 64, 14, 14), 128, 3, Precision.BF16, stride=2),
         with_statistics((32, 64, 14, 14), 128, 3, Precision.TF32),
         with_statistics((32, 64, 14, 14), 128, 3, groups=2),
         with_statistics((32, 12, 14, 14), 128, 3),

@@ -10,7 +10,7 @@ from mbc.device.spec import DeviceSpec
 from mbc.errors import MbcError
 from mbc.ir.types import DType, Precision
 from mbc.kernels.base import Arguments, Candidate, Request
-from mbc.kernels.calibration import Effort, estimate_us, group
+from mbc.kernels.calibration import Effort, estimate_us
 from mbc.kernels.own import (
     apart,
     channels,
@@ -37,7 +37,7 @@ from mbc.kernels.own import (
     taps,
     updates,
 )
-from mbc.kernels.own.base import Layouts, OwnKernel, Slice, layout_of
+from mbc.kernels.own.base import PROVIDER, Layouts, OwnKernel, Slice, effort_of, layout_of
 from mbc.kernels.own.moves import ConvertArguments, conversion
 
 _FAMILIES = (
@@ -81,7 +81,7 @@ _BY_KIND: Mapping[str, tuple[OwnKernel, ...]] = MappingProxyType(
 class Own:
     """One candidate for every kernel of a kind and combination of layouts that it takes. All are deterministic."""
 
-    name: str = "mbc"
+    name: str = PROVIDER
 
     def candidates(self, request: Request, device: DeviceSpec) -> Iterable[Candidate]:
         """Nothing for what has no kernel, and for fp64, which runs in the interpreter only."""
@@ -99,10 +99,7 @@ class Own:
                 continue
             for layouts in kernel.layouts(request):
                 workspace_bytes = kernel.workspace(request, layout_of(request, layouts))
-                launches = kernel.launches if kernel.launches == 1 or workspace_bytes else 1
-                named = group(self.name, kernel.name, request.precision)
-                lying = "-".join(dict.fromkeys(layouts))
-                effort = Effort(named, lying, launches * device.launch_us, 0.0, kernel.time_us(request, device))
+                effort = effort_of(kernel, request, layouts, device)
                 candidate = Candidate(
                     provider=self.name,
                     name=kernel.name,

@@ -9,8 +9,10 @@ from dataclasses import astuple, dataclass
 from mbc.device.spec import DeviceSpec
 from mbc.ir.types import Layout, TensorType
 from mbc.kernels.base import DTYPE_CODES, LAYOUT_CODES, Request
+from mbc.kernels.calibration import Effort, group
 from mbc.ops.fused import launch_kind
 
+PROVIDER = "mbc"
 VECTOR_BYTES = 16
 THREADS = 256  # of a block; as in templates/kernels/mbc_device.cuh
 
@@ -187,3 +189,12 @@ class OwnKernel:
     def settings(self) -> tuple[tuple[str, int], ...]:
         """What tells its candidates from those of its earlier editions."""
         return (("edition", self.edition),) if self.edition > 1 else ()
+
+
+def effort_of(kernel: OwnKernel, request: Request, layouts: Layouts, device: DeviceSpec) -> Effort:
+    """What its time is estimated from."""
+    alone = kernel.launches == 1 or not kernel.workspace(request, layout_of(request, layouts))
+    launches_us = (1 if alone else kernel.launches) * device.launch_us
+    lying = "-".join(dict.fromkeys(layouts))
+    named = group(PROVIDER, kernel.name, request.precision)
+    return Effort(named, lying, launches_us, 0.0, kernel.time_us(request, device))

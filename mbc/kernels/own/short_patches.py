@@ -1,4 +1,4 @@
-"""Convolutions in bf16 and fp16 of 64 channels, where the filter has several places and a step of one pixel.
+"""Convolutions in bf16 and fp16 of 64 or 128 channels, where the filter has several places and a step of one pixel.
 
 A block keeps the weights of 64 filters in shared memory, and beside them what it sees of the image. It can sum up the
 batch statistics of what it makes, too. How much that adds is not known where nobody has measured it: it is estimated at
@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import astuple, dataclass, replace
+from types import MappingProxyType
 
 from mbc.device.spec import DeviceSpec
 from mbc.ir.types import DType, Layout
 from mbc.kernels.base import Request
-from mbc.kernels.calibration import peak_tflops
-from mbc.kernels.own.base import OwnKernel, Slice, channels_last, moved_us
+from mbc.kernels.calibration import estimate_us, peak_tflops
+from mbc.kernels.own.base import OwnKernel, Slice, channels_last, effort_of, moved_us
+from mbc.kernels.own.channels import KERNELS as OF_CHANNELS
 from mbc.kernels.own.channels import STATISTICS_BYTES
 from mbc.kernels.own.groups import taking
 from mbc.kernels.own.halves import by_the_64, turns
@@ -23,15 +25,18 @@ from mbc.kernels.own.sides import Sides, attributes
 from mbc.kernels.statistics import WITH_STATISTICS, convolution_of, statistics_of
 
 # As in the source.
-CHANNELS = 64  # that are summed up, and filters of a block
-PATCH_BYTES = 3 * MOST_PLACES * CHANNELS * 2
-PLACE_BYTES = 8 * (64 * 16 + 16)  # of weights under a place of the filter
+MADE = 64  # filters of a block
+PATCHES = 3
+EIGHT_BYTES = MADE * 16 + 16  # of eight terms of all weights under a place of the filter
 BARRIERS_BYTES = 128  # at most
-SUMMING = 2  # warpgroups of a block that leave statistics each
+SUMMING = 8  # warps of a block that leave statistics each
 MOST_BLOCKS = (
     132  # that leave statistics: the multiprocessors of a large GPU; a constant, so that sums are the same on all
 )
 TENSOR_SHARE = 0.7  # of the peak, by judgement: one warpgroup multiplies while the other writes
+
+# Of a patch, by all that are summed up: beside twice as many weights it has room for fewer.
+CHANNELS = MappingProxyType({64: 64, 128: 32})
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,19 +46,23 @@ class StatisticsPatchArguments(PatchArguments):
 
 def _takes(request: Request) -> bool:
     sides = Sides.of(request)
-    backward = request.kind == "convolution_backward_data"
-    summed = sides.features if backward else sides.image
     return (
         {sides.image.dtype, sides.features.dtype} in ({DType.BF16}, {DType.FP16})
         and by_the_64(request)
-        and summed.shape[1] == CHANNELS
+        and _summed(request) in CHANNELS
         and seen_in_patches(request)
-        and (turns(request) or not backward)
+        and (turns(request) or request.kind == "convolution")
     )
 
 
+def _summed(request: Request) -> int:
+    return request.inputs[0].shape[1]
+
+
 def _shared_bytes(request: Request) -> int:
-    return PATCH_BYTES + math.prod(attributes(request).kernel) * PLACE_BYTES + BARRIERS_BYTES
+    summed = _summed(request)
+    weights_bytes = math.prod(attributes(request).kernel) * summed // 8 * EIGHT_BYTES
+    return PATCHES * MOST_PLACES * CHANNELS[summed] * 2 + weights_bytes + BARRIERS_BYTES
 
 
 def _time_us(request: Request, device: DeviceSpec) -> float:
@@ -83,6 +92,7 @@ _BACKWARD_DATA = replace(
     launcher="convolution_backward_data_of_short_patches",
 )
 
+_STATISTICS = next(kernel for kernel in OF_CHANNELS if kernel.kind == "batch_statistics")
 _of_the_result = taking((((0, 1), (2,)), (2, 3, 4)))
 
 
@@ -93,7 +103,7 @@ def _takes_group(request: Request) -> bool:
 def _blocks(request: Request) -> int:
     """Of the same filters."""
     convolution = convolution_of(request)
-    across = convolution.outputs[0].shape[1] // CHANNELS
+    across = convolution.outputs[0].shape[1] // MADE
     return max(1, min(MOST_BLOCKS // across, places_made(convolution) // PLACES))
 
 
@@ -111,8 +121,9 @@ def _group_shared_bytes(request: Request) -> int:
 
 
 def _one_by_one_us(request: Request, device: DeviceSpec) -> float:
-    """What is read by itself is read at half the speed of copying, or faster."""
-    return _time_us(convolution_of(request), device) + 2 * moved_us(statistics_of(request), device)
+    statistics = statistics_of(request)
+    (layouts,) = channels_last(statistics)
+    return _time_us(convolution_of(request), device) + estimate_us(effort_of(_STATISTICS, statistics, layouts, device))
 
 
 _WITH_STATISTICS = replace(

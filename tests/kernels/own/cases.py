@@ -6,7 +6,7 @@ sums long enough to be split into parts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,6 +28,7 @@ from mbc.ops.random import Dropout
 from mbc.ops.response import Lrn
 from mbc.ops.shape import ChannelSlice, Upsample
 from mbc.ops.update import AdamW, Sgd
+from tests.kernels.statistics import grouped
 
 PRECISIONS = (Precision.FP32, Precision.BF16, Precision.FP16)
 
@@ -395,6 +396,7 @@ CONVOLUTIONS = (
     # Lines too long for a patch of whole ones; a filter with places above each other only.
     (2, 64, (5, 66), 64, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
     (2, 64, (6, 5), 128, (5, 1), (1, 1), (2, 1, 0, 0), (1, 1), 1),
+    (1, 128, (5, 66), 64, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
     # Lines of several images in a stage: with padding and without, uneven, and more of it than the filter sees.
     (3, 64, (6, 14), 128, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
     (2, 128, (5, 8), 192, (2, 3), (1, 1), (0, 0, 0, 0), (1, 1), 1),
@@ -448,3 +450,16 @@ def _all() -> tuple[Case, ...]:
 
 
 CASES = _all()
+
+
+def _with_statistics() -> Iterable[Case]:
+    """Convolutions by the 64 and the statistics of what they make, which is rounded before."""
+    for case in CASES:
+        if case.kind == "convolution" and isinstance(case.attributes, Convolution):
+            a, (_, channels, *_) = case.attributes, case.operands[0].shape
+            if channels in (64, 128) and (a.stride, a.groups) == ((1, 1), 1) and a.kernel != (1, 1):
+                group = grouped(case.attributes)
+                yield Case(f"{case.name}-statistics", group.kind, group.attributes, case.operands)
+
+
+STATISTICS = tuple(_with_statistics())

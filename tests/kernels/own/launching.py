@@ -16,6 +16,7 @@ import numpy as np
 from mbc.device.kernel_library import MbcCall
 from mbc.device.signature import asked_kind
 from mbc.device.spec import find_spec
+from mbc.device.statistics_stand import distances, moments
 from mbc.ir.graph import Operation
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import Arguments, Candidate, Request
@@ -335,3 +336,20 @@ def check(library: Library, case: Case, precision: Precision) -> float:
                     failures.append(f"output {i}, {layouts}, {variant.name}: {error:.2e} > {allowed:.2e}")
     assert not failures, f"{case.name} in {precision}: " + "; ".join(failures)
     return worst
+
+
+def check_statistics(library: Library, case: Case, precision: Precision) -> None:
+    """Of a convolution that leaves them: its result, and that they are those of what is stored."""
+    trial = Trial(library, case, precision)
+    candidates = trial.candidates()
+    assert candidates
+    for candidate in candidates:
+        made = trial.run(candidate, Variant("plain"))
+        assert made == trial.run(candidate, Variant("plain"))
+        result, *found = (
+            from_bytes(data, type_, layout)
+            for data, type_, layout in zip(made, trial.request.outputs, candidate.layouts[2:], strict=True)
+        )
+        assert relative_error(result, trial.wanted[0]) <= TOLERANCES[trial.request.outputs[0].dtype]
+        wanted = moments(result, len(result))
+        assert max(distances(found[0], found[1], *wanted)) <= TOLERANCES[DType.FP32]

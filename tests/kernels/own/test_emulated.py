@@ -15,12 +15,33 @@ import pytest
 from mbc.device.spec import find_spec
 from mbc.ir.types import Layout, Precision
 from mbc.kernels.base import DTYPE_CODES, Candidate
-from mbc.kernels.own import KERNELS, OWN, few_channels, halves, linear_halves, patch_filters, patches, taps
+from mbc.kernels.own import (
+    KERNELS,
+    OWN,
+    few_channels,
+    halves,
+    linear_halves,
+    patch_filters,
+    patches,
+    short_patches,
+    taps,
+)
 from mbc.kernels.own.base import OwnKernel
 from mbc.resources import folder
-from tests.kernels.own.cases import CASES, Case
+from tests.kernels.own.cases import CASES, STATISTICS, Case
 from tests.kernels.own.groups import groups_in
-from tests.kernels.own.launching import SHIFTED, HostMemory, Library, Trial, Variant, check, from_bytes, relative_error
+from tests.kernels.own.launching import (
+    SHIFTED,
+    TOLERANCES,
+    HostMemory,
+    Library,
+    Trial,
+    Variant,
+    check,
+    check_statistics,
+    from_bytes,
+    relative_error,
+)
 
 EMULATOR = Path(__file__).parent / "emulator"
 PRECISIONS = (Precision.FP32, Precision.BF16)  # one library holds both; fp16 takes the same way through each kernel
@@ -60,6 +81,31 @@ def build(where: Path, working: int, names: Sequence[str] = ()) -> Library:
 )
 def test_kernel(case: Case, precision: Precision, library: Library):
     check(library, case, precision)
+
+
+@pytest.mark.parametrize("blocks", [1, 3, short_patches.MOST_BLOCKS])
+@pytest.mark.parametrize("case", STATISTICS, ids=lambda case: case.name)
+def test_statistics_of_what_a_convolution_makes(
+    case: Case, blocks: int, library: Library, monkeypatch: pytest.MonkeyPatch
+):
+    """By one block for 64 filters, by a few, by as many as there are tiles, so that a warpgroup has none."""
+    monkeypatch.setattr(short_patches, "MOST_BLOCKS", blocks)
+    check_statistics(library, case, Precision.BF16)
+
+
+@pytest.mark.parametrize("kernel", short_patches.KERNELS[:2], ids=lambda kernel: kernel.name)
+def test_an_infinite_element_is_seen_only_where_the_filter_reaches(kernel: OwnKernel, library: Library):
+    """Places of a patch beside images, and of those copied before, are zero."""
+    takes = (c for c in CASES if c.kind == kernel.kind and kernel.takes(c.request(Precision.BF16)))
+    case = max(takes, key=lambda c: c.request(Precision.BF16).inputs[0].elements)
+    trial = Trial(library, case, Precision.BF16)
+    (candidate,) = (c for c in trial.candidates() if c.name == kernel.name)
+    trial.inputs[0][:, :, -1, -1] = math.inf
+    (made,) = trial.run(candidate, Variant("plain"))
+    found = from_bytes(made, trial.request.outputs[0], Layout.CHANNELS_LAST)
+    assert not np.isfinite(found[:, :, -2:, -2:]).all()
+    found[:, :, -2:, -2:] = trial.wanted[0][:, :, -2:, -2:]
+    assert relative_error(found, trial.wanted[0]) <= TOLERANCES[trial.request.outputs[0].dtype]
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3])
@@ -195,7 +241,7 @@ def test_words_on_tensor_cores_are_as_exact_as_asked(case: Case, precision: Prec
 @pytest.mark.parametrize("name", [k.name for k in KERNELS.values() if k.aligned])
 def test_a_kernel_that_needs_aligned_operands_says_so(name: str, library: Library):
     kernel = KERNELS[name]
-    cases = (c for c in (*CASES, *groups_in(Precision.BF16)) if c.kind == kernel.kind)
+    cases = (c for c in (*CASES, *STATISTICS, *groups_in(Precision.BF16)) if c.kind == kernel.kind)
     case, precision = next((c, p) for c in cases for p in PRECISIONS if kernel.takes(c.request(p)))
     trial = Trial(library, case, precision)
     (candidate,) = (c for c in trial.candidates() if c.name == name)

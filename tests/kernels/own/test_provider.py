@@ -22,7 +22,7 @@ from mbc.ops.base import NoAttributes
 from mbc.ops.convolution import Convolution
 from mbc.ops.loss import CrossEntropy
 from mbc.resources import folder
-from tests.kernels.own.cases import CASES, Case
+from tests.kernels.own.cases import CASES, STATISTICS, Case
 from tests.kernels.own.groups import GROUPS
 
 SOURCES = folder("templates") / "kernels"
@@ -35,8 +35,13 @@ FIELD = re.compile(r"^  int64_t (\w+);", re.MULTILINE)
 def _structs() -> dict[str, list[str]]:
     """Fields of a structure, after those of what it begins with."""
     found = [s for path in SOURCES.glob("*.cu*") for s in STRUCT.findall(path.read_text(encoding="utf-8"))]
-    own = {name: FIELD.findall(body) for name, _, body in found}
-    return {name: own.get(base, []) + own[name] for name, base, _ in found if name.endswith("Arguments")}
+    known = {name: (base, FIELD.findall(body)) for name, base, body in found}
+
+    def fields_of(name: str) -> list[str]:
+        base, own = known.get(name, ("", []))
+        return [*fields_of(base), *own] if base else own
+
+    return {name: fields_of(name) for name in known if name.endswith("Arguments")}
 
 
 def _relu(*shape: int, precision: Precision = Precision.FP32) -> Request:
@@ -76,7 +81,7 @@ def test_every_operation_that_runs_has_a_kernel():
 def test_the_cases_use_every_kernel():
     used = {
         candidate.name
-        for case in (*CASES, *GROUPS)
+        for case in (*CASES, *GROUPS, *STATISTICS)
         for precision in (Precision.FP32, Precision.TF32, Precision.BF16)
         for candidate in _candidates(case, precision)
     }
