@@ -102,9 +102,9 @@ class UpdateRunningArguments(Struct):
     count: int
 
 
-def parts(x: TensorType, layout: Layout) -> int:
+def parts(x: TensorType, layout: Layout, blocks_last: int = BLOCKS_LAST) -> int:
     """Into how many parts the sum of a channel over rows and positions is split: enough to fill a large GPU, but
-    never so many that a part is not worth its own block."""
+    never so many that a part is not worth its own block. `blocks_last`: of a large GPU at once, channels last."""
     c = Channels.of(x)
     vector = VECTOR_BYTES // x.dtype.size_bytes
     if layout is Layout.CHANNELS_FIRST:
@@ -112,13 +112,13 @@ def parts(x: TensorType, layout: Layout) -> int:
     else:
         columns = c.channels // vector if c.channels % vector == 0 else c.channels
         tiles = -(-columns // WARP)
-        most, rows_per_block, rows = BLOCKS_LAST // tiles, THREADS // -(-columns // tiles), c.rows * c.inner
+        most, rows_per_block, rows = blocks_last // tiles, THREADS // -(-columns // tiles), c.rows * c.inner
     return max(1, min(most, rows // (rows_per_block * LEAST_ROWS)))
 
 
-def partial_bytes(x: TensorType, layout: Layout, state_bytes: int) -> int:
+def partial_bytes(x: TensorType, layout: Layout, state_bytes: int, blocks_last: int = BLOCKS_LAST) -> int:
     """Of the parts in which x is summed by channel; none where there is one."""
-    count = parts(x, layout)
+    count = parts(x, layout, blocks_last)
     return count * x.shape[1] * state_bytes if count > 1 else 0
 
 

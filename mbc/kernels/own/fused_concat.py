@@ -50,6 +50,11 @@ def _beside(at: Slice) -> StatisticsBesideArguments:
     return StatisticsBesideArguments(*image_of(at, x), parts(x, at.layout), joined.elements, int(join.inputs[0] == 1))
 
 
+# Of a sum, channels last, on 132 multiprocessors: half of what it moves is written, and loads wait behind that, so that
+# it takes more of them at once than a sum that reads only.
+SLICE_BLOCKS = 4 * 132
+
+
 @dataclass(frozen=True, slots=True)
 class SliceSumArguments(Struct):
     type: int
@@ -65,11 +70,12 @@ class SliceSumArguments(Struct):
 
 def _slice_sum(at: Slice) -> SliceSumArguments:
     taken = at.request.outputs[0]
-    return SliceSumArguments(*image_of(at, taken), parts(taken, at.layout), int(at.accumulate), *slice_of(at))
+    count = parts(taken, at.layout, SLICE_BLOCKS)
+    return SliceSumArguments(*image_of(at, taken), count, int(at.accumulate), *slice_of(at))
 
 
 def _slice_sum_workspace(request: Request, layout: Layout) -> int:
-    return partial_bytes(request.outputs[0], layout, SUM_BYTES)
+    return partial_bytes(request.outputs[0], layout, SUM_BYTES, SLICE_BLOCKS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,5 +199,6 @@ KERNELS = (
         launches=2,
         launcher="channel_slice_sum",
         takes=taking((((0,), (1,)), (1, 2))),
+        edition=2,
     ),
 )

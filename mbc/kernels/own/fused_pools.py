@@ -25,6 +25,8 @@ from mbc.kernels.own.images import PoolArguments, pool_arguments
 from mbc.ops.normalization import BatchNormalizeBackward
 from mbc.ops.pooling import MaxPool
 
+# Of a sum, channels last, on 132 multiprocessors: registers last for two on each, and a third would run after them.
+SUMMING_BLOCKS = 2 * 132
 FORWARD, BACKWARD, BATCH_NORM = "max_pool.cu", "max_pool_backward.cu", "max_pool_batch_norm.cu"
 
 
@@ -61,7 +63,7 @@ def _sum(at: Slice) -> PoolArguments:
 
 
 def _sum_more(at: Slice) -> tuple[int, ...]:
-    return _affine(at.request), parts(_image(at.request), at.layout), int(at.accumulate)
+    return _affine(at.request), parts(_image(at.request), at.layout, SUMMING_BLOCKS), int(at.accumulate)
 
 
 def _normalize_more(at: Slice) -> tuple[int, ...]:
@@ -71,7 +73,7 @@ def _normalize_more(at: Slice) -> tuple[int, ...]:
 
 
 def _workspace(state_bytes: int) -> Callable[[Request, Layout], int]:
-    return lambda request, layout: partial_bytes(_image(request), layout, state_bytes)
+    return lambda request, layout: partial_bytes(_image(request), layout, state_bytes, SUMMING_BLOCKS)
 
 
 def _before_pool(operands: int, members_before: int, given: int) -> Wiring:
@@ -150,6 +152,7 @@ def _summed(kind: str, file: str, launcher: str, state_bytes: int, *wirings: Wir
         accumulates=True,
         launcher=launcher,
         takes=taking(*wirings),
+        edition=2,
     )
 
 
