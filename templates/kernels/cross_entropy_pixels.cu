@@ -134,8 +134,9 @@ struct Softmaxes {
 };
 
 template <typename At, typename T = typename At::Element>
-__global__ void cross_entropy_pixels(const T* logits, const int32_t* target, Score* partial, float* loss, float* correct,
-                                     int64_t positions, int classes, int64_t inner, Slice place, float smoothing) {
+__global__ void cross_entropy_pixels(const T* logits, const int32_t* target, Score* partial, float* loss,
+                                     float* correct, int64_t positions, int classes, int64_t inner, Slice place,
+                                     float smoothing) {
   constexpr int W = At::W;
   Score score{0.0, 0.0};
   const int64_t step = thread_count() * W;
