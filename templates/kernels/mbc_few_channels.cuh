@@ -140,15 +140,15 @@ __device__ inline void fetch_band(const T* x, T* image, const FewChannels& f, co
   }
 }
 
-// What a warp made, two output rows of 16 columns from (row, column) of the tile on; filters by `filter_of` from `first`
+// What a warp made, ROWS output rows of 16 columns from (row, column) of the tile on; filters by `filter_of` from `first`
 // on, a multiple of 4 vectors. `column`: that of the thread.
-template <typename T, int TILES>
+template <typename T, int TILES, int ROWS>
 __device__ inline void write_pixels(
-    const float (&sums)[2][TILES][4], T* y, const FewChannels& f, const FewTile& tile, int32_t row, int32_t column,
+    const float (&sums)[ROWS][TILES][4], T* y, const FewChannels& f, const FewTile& tile, int32_t row, int32_t column,
     int32_t first) {
   constexpr int W = WIDTH<T>;
 #pragma unroll
-  for (int m = 0; m < 2; ++m)
+  for (int m = 0; m < ROWS; ++m)
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int32_t out_y = tile.y0 + row + m, out_x = tile.x0 + column + 8 * h;

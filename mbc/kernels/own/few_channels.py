@@ -159,6 +159,7 @@ _FORWARD = OwnKernel(
     layouts=pixel_by_pixel,
     time_us=_time_us,
     launcher="convolution_few_channels",
+    edition=2,
     takes=_takes(DType.BF16, DType.FP16),
     tensor_cores=True,
 )
