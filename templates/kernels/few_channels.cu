@@ -10,7 +10,7 @@ namespace mbc {
 constexpr int FEW_WARPS = 4, FEW_THREADS = 32 * FEW_WARPS;
 constexpr int FEW_TERMS = 4;  // steps that few terms are
 template <int ROWS>
-constexpr int FEW_BLOCKS = 8 / ROWS;  // of a multiprocessor
+constexpr int FEW_BLOCKS = ROWS == 1 ? 7 : 4;  // of a multiprocessor
 
 // Two elements of the weights of one filter as a word, zeros beyond the ends.
 template <typename T>

@@ -174,7 +174,7 @@ _BACKWARD_FILTER = OwnKernel(
     launches=2,
     accumulates=True,
     launcher="convolution_few_channels_filter",
-    edition=2,
+    edition=3,
     takes=_takes(DType.BF16, DType.FP16),
     tensor_cores=True,
 )
