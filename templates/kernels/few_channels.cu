@@ -1,8 +1,8 @@
 // The forward pass of convolutions with few channels (mbc_few_channels.cuh).
 //
 // A block keeps all weights in shared memory; a warp makes 16 columns of two output rows at a time, or of one where
-// there are few terms: weights are then read twice as often, but twice as many warps write what they made. Where a pixel
-// starts at an odd element, whole words are read from a second copy of the band that lies one element further.
+// there are few terms: weights are then read twice as often, but nearly twice as many warps write what they made. Where
+// a pixel starts at an odd element, whole words are read from a second copy of the band, one element further.
 #include "mbc_few_channels.cuh"
 
 namespace mbc {

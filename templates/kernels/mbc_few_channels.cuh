@@ -113,8 +113,8 @@ __device__ inline uint32_t word_of(const T& low, const T& high) {
   return word;
 }
 
-// The image rows under the output rows of a tile, as far as its pieces reach; zeros in the padding. All threads go through
-// all rows together: row by row, each would wait for memory in turn.
+// The image rows under the output rows of a tile, as far as its pieces reach; zeros in the padding. All threads go
+// through all rows together: a warp that took some of them would wait for memory once for each.
 template <typename T>
 __device__ inline void fetch_band(const T* x, T* image, const FewChannels& f, const FewTile& tile) {
   constexpr int K = 16;  // in registers first, so that many reads are on their way at once
