@@ -145,8 +145,8 @@ __device__ inline void fetch_band(const T* x, T* image, const FewChannels& f, co
   }
 }
 
-// What a warp made, ROWS output rows of 16 columns from (row, column) of the tile on; filters by `filter_of` from `first`
-// on, a multiple of 4 vectors. `column`: that of the thread.
+// What a warp made, ROWS output rows of 16 columns from (row, column) of the tile on; filters by `filter_of` from
+// `first` on, a multiple of 4 vectors. `column`: that of the thread.
 template <typename T, int TILES, int ROWS>
 __device__ inline void write_pixels(
     const float (&sums)[ROWS][TILES][4], T* y, const FewChannels& f, const FewTile& tile, int32_t row, int32_t column,
