@@ -292,6 +292,9 @@ def _losses(cases: Cases) -> None:
         (3, 7, 5, 6),
         (2, 5, 20, 21),
         (2, 2, 80, 60),
+        (3, 3, 8, 6),
+        (2, 4, 7, 4),
+        (3, 2, 4, 3),
         (2, 33, 8, 8),
     ):
         target = Operand("int32", (rows, *rest), numbers(classes))
@@ -315,6 +318,9 @@ def _losses(cases: Cases) -> None:
     cases.add("softmax_cross_entropy", CrossEntropy(), w(2, 5, 4, 8), wild, note="wild-pixels")
     backward = CrossEntropyBackward(0.0, 1.0)
     cases.add("softmax_cross_entropy_backward", backward, w(2, 5, 4, 8), wild, control(), note="wild-pixels")
+    wild = Operand("int32", (2, 4, 8), lambda rng, shape: np.arange(-1, 63, dtype=np.int32).reshape(shape) % 5 - 1)
+    cases.add("softmax_cross_entropy", CrossEntropy(), w(2, 2, 4, 8), wild, note="wild-kept")
+    cases.add("softmax_cross_entropy_backward", backward, w(2, 2, 4, 8), wild, control(), note="wild-kept")
     for shape in ((37, 3), (3, 5, 40, 41), (1,)):
         cases.add("mse", NONE, w(*shape), w(*shape))
         for side in (0, 1):
@@ -383,6 +389,7 @@ CONVOLUTIONS = (
     # Few channels: several blocks across; pixels at odd elements; one channel; filters for several grids.
     (2, 3, (21, 140), 64, (7, 7), (2, 2), (3, 3, 3, 3), (1, 1), 1),
     (2, 3, (9, 11), 32, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
+    (2, 3, (11, 70), 64, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
     (1, 1, (12, 70), 32, (5, 5), (1, 1), (0, 0, 0, 0), (1, 1), 1),
     (2, 4, (10, 9), 96, (3, 3), (2, 2), (0, 1, 1, 0), (1, 1), 1),
     (1, 3, (35, 43), 64, (11, 11), (4, 4), (2, 2, 2, 2), (1, 1), 1),
