@@ -191,7 +191,8 @@ __device__ void gather_strip(const Pooled<T, MASKED>& pooled, const Window& wind
     }
   };
   // What the row of windows w adds to row i and column j under it.
-  const auto add = [&](float(&d)[N], const float (&gradients)[S::BESIDE][N], const Windows(&w)[S::BESIDE], int i, int j) {
+  const auto add = [&](float(&d)[N], const float (&gradients)[S::BESIDE][N], const Windows(&w)[S::BESIDE], int i,
+                       int j) {
 #pragma unroll
     for (int b = S::BESIDE - 1; b >= 0; --b) {
       if (j + b * SW >= S::KERNEL_WIDTH) continue;
