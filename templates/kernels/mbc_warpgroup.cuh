@@ -183,8 +183,8 @@ __device__ inline void multiply_halves(float (&d)[TILES][4], const uint32_t (&a)
 #endif
 }
 
-// The same of 256 columns, and A in shared memory, too: both in rows of 128 bytes, those of A with 64 terms each, those of
-// B terms.
+// The same of 256 columns, and A in shared memory, too: both in rows of 128 bytes, those of A with 64 terms each, those
+// of B terms.
 template <typename T>
 __device__ inline void multiply_shared(float (&d)[32][4], const void* a, const void* b, bool adds) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
