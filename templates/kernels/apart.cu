@@ -1,9 +1,9 @@
 // The gradient of an image under windows that lie side by side (a stride as long as the filter), which is a transposed
-// convolution as well: of every pixel of the smaller image, as many pixels of the larger one as a filter has places. So it
-// is one product, [pixels, filters] by [filters, places * channels], that is rearranged when it is written.
+// convolution as well: of every pixel of the smaller image, as many of the larger one as a filter has places. So it is
+// one product, [pixels, filters] by [filters, places * channels], that is rearranged when it is written.
 //
-// What is written may be a part of a wider tensor: the concatenation behind a transposed convolution, whose other part is
-// copied by the same launch while tensor cores are busy.
+// What is written may be a part of a wider tensor: the concatenation behind a transposed convolution, the other part of
+// which is copied by the same launch while tensor cores are busy.
 #include "mbc_halves.cuh"
 
 struct ApartArguments : ConvolutionSizes {
@@ -93,8 +93,8 @@ __device__ inline void fetch_operands(const T* __restrict__ dy, const T* __restr
   }
 }
 
-// The other part of a concatenation, shared out among all blocks. What is on its way waits in `room`, where a thread has
-// places of its own: registers would not last for as much.
+// The other part of a concatenation, shared out among all blocks. What is on its way waits in `room`, where a thread
+// has places of its own: registers would not last for as much.
 struct Beside {
   static constexpr int THREADS = WARPGROUP - FETCHERS, AT_ONCE = 4, TURNS = 6;
   static constexpr int BYTES = THREADS * AT_ONCE * TURNS * 16;

@@ -63,10 +63,10 @@ struct Shelf {
 
   // Those of the block's tile; to be taken after a barrier.
   template <typename F>
-  __device__ void fill(int64_t channels, const F& f) {
+  __device__ void fill(int64_t channels, const F& f, unsigned tile = blockIdx.x) {
     if constexpr (WORDS > 0) {
       const unsigned count = blockDim.x * N, thread = threadIdx.y * blockDim.x + threadIdx.x;
-      const int64_t first = static_cast<int64_t>(blockIdx.x) * count;
+      const int64_t first = static_cast<int64_t>(tile) * count;
 #pragma unroll 1
       for (unsigned i = thread; i < count; i += blockDim.x * blockDim.y) {
         if (first + i >= channels) break;

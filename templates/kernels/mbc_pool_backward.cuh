@@ -41,7 +41,7 @@ struct Pooled {
 
 // What becomes of a pixel's gradient d: an object U has
 //   OPERANDS                              how many images it reads
-//   Channel load(int64_t c)               what a channel has, loaded once a thread
+//   Channel load(int64_t c)               what a channel has
 //   Fetched<N> fetch<N>(int64_t at)        what else it needs of N elements from `at` on
 //   use<N>(channel, fetched, at, d)        writes; d may become what is summed
 //   first<N>(fetched, d, j), second        what a reduction takes of element j (mbc_channel_reduce.cuh)
@@ -156,14 +156,14 @@ struct GatherSource {
 };
 
 // Windows of size S, channels last. A thread goes down a column of cells of a window's stride; what a row of windows
-// gives to the cells below is carried along. `each(fetched, d)` is called for every pixel, after it was used.
-template <typename T, int N, typename S, bool MASKED, typename U, typename Each>
-__device__ void gather_strip(const Pooled<T, MASKED>& pooled, const Window& window, const U& u,
-                             const typename U::Channel (&channel)[N], const Strip& strip, int64_t c, Each each) {
+// gives to the cells below is carried along. `of(j)`: what its j-th channel has. `each(fetched, d)` is called for every
+// pixel, after it was used.
+template <typename T, int N, typename S, bool MASKED, typename U, typename Of, typename Each>
+__device__ void gather_strip(const Pooled<T, MASKED>& pooled, const Window& window, const U& u, const Of& of,
+                             const Strip& strip, int64_t c, Each each) {
   constexpr int G = S::CARRIED == 0 && U::OPERANDS == 0 ? 2 : 1;  // rows of windows read at once
-  constexpr bool ROW_BY_ROW = U::OPERANDS > 1;  // registers do not last for more
   constexpr int SH = S::STRIDE_HEIGHT, SW = S::STRIDE_WIDTH, KEPT = S::CARRIED == 0 ? 1 : S::CARRIED;
-  using Of = typename Pooled<T, MASKED>::template Fetched<N>;
+  using Windows = typename Pooled<T, MASKED>::template Fetched<N>;
   const int32_t height = static_cast<int32_t>(window.input.height), width = static_cast<int32_t>(window.input.width);
   const int32_t out_height = static_cast<int32_t>(window.output.height);
   const int32_t column = strip.column + window.pad_left / SW;  // of cells, and of the last windows that reach them
@@ -177,7 +177,7 @@ __device__ void gather_strip(const Pooled<T, MASKED>& pooled, const Window& wind
 #pragma unroll
   for (int j = 0; j < SW; ++j) inside[j] = x + j >= 0 && x + j < width;
 
-  const auto fetch = [&](Of(&w)[S::BESIDE], int32_t row) {
+  const auto fetch = [&](Windows(&w)[S::BESIDE], int32_t row) {
     const bool any = row >= 0 && row < out_height;
 #pragma unroll
     for (int b = 0; b < S::BESIDE; ++b) {
@@ -191,7 +191,8 @@ __device__ void gather_strip(const Pooled<T, MASKED>& pooled, const Window& wind
     }
   };
   // What the row of windows w adds to row i and column j under it.
-  const auto add = [&](float(&d)[N], const float (&gradients)[S::BESIDE][N], const Of(&w)[S::BESIDE], int i, int j) {
+  const auto add = [&](float(&d)[N], const float (&gradients)[S::BESIDE][N], const Windows(&w)[S::BESIDE], int i,
+                       int j) {
 #pragma unroll
     for (int b = S::BESIDE - 1; b >= 0; --b) {
       if (j + b * SW >= S::KERNEL_WIDTH) continue;
@@ -200,14 +201,14 @@ __device__ void gather_strip(const Pooled<T, MASKED>& pooled, const Window& wind
         if (w[b].where[e] == i * S::KERNEL_WIDTH + j + b * SW) d[e] += gradients[b][e];
     }
   };
-  const auto unpack = [&](float(&gradients)[S::BESIDE][N], const Of(&w)[S::BESIDE]) {
+  const auto unpack = [&](float(&gradients)[S::BESIDE][N], const Windows(&w)[S::BESIDE]) {
 #pragma unroll
     for (int b = 0; b < S::BESIDE; ++b)
 #pragma unroll
       for (int e = 0; e < N; ++e) gradients[b][e] = Pooled<T, MASKED>::template gradient<N>(w[b], e);
   };
   float carried[KEPT][SW][N] = {};
-  const auto carry = [&](const float (&gradients)[S::BESIDE][N], const Of(&w)[S::BESIDE]) {
+  const auto carry = [&](const float (&gradients)[S::BESIDE][N], const Windows(&w)[S::BESIDE]) {
 #pragma unroll
     for (int i = 0; i < S::CARRIED; ++i)
 #pragma unroll
@@ -222,7 +223,7 @@ __device__ void gather_strip(const Pooled<T, MASKED>& pooled, const Window& wind
   int32_t row = strip.first + skipped;
 #pragma unroll
   for (int a = S::ABOVE; a > 0; --a) {
-    Of w[S::BESIDE];
+    Windows w[S::BESIDE];
     float gradients[S::BESIDE][N];
     fetch(w, row - a);
     unpack(gradients, w);
@@ -231,27 +232,22 @@ __device__ void gather_strip(const Pooled<T, MASKED>& pooled, const Window& wind
   int32_t y = row * SH - window.pad_top;
   int64_t at = strip.n * window.input.n_stride + y * line + x * channels + c;
   for (int32_t left = strip.last - strip.first; left > 0; left -= G, row += G, y += G * SH, at += G * SH * line) {
-    Of w[G][S::BESIDE];
+    Windows w[G][S::BESIDE];
     typename U::template Fetched<N> own[G * SH][SW];
 #pragma unroll
     for (int g = 0; g < G; ++g) fetch(w[g], row + g);
     const auto pixel = [&](int i, int j) { return i < left * SH && y + i >= 0 && y + i < height && inside[j]; };
-    const auto fetch_row = [&](int i) {
+#pragma unroll
+    for (int i = 0; i < G * SH; ++i)
 #pragma unroll
       for (int j = 0; j < SW; ++j)
         if (pixel(i, j)) own[i][j] = u.template fetch<N>(at + i * line + j * channels);
-    };
-    if constexpr (!ROW_BY_ROW) {
-#pragma unroll
-      for (int i = 0; i < G * SH; ++i) fetch_row(i);
-    }
 #pragma unroll
     for (int g = 0; g < G; ++g) {
       float gradients[S::BESIDE][N];
       unpack(gradients, w[g]);
 #pragma unroll
       for (int i = 0; i < SH; ++i) {
-        if constexpr (ROW_BY_ROW) fetch_row(g * SH + i);
 #pragma unroll
         for (int j = 0; j < SW; ++j) {
           float d[N];
@@ -260,6 +256,9 @@ __device__ void gather_strip(const Pooled<T, MASKED>& pooled, const Window& wind
           add(d, gradients, w[g], i, j);
           const int under = g * SH + i;
           if (pixel(under, j)) {
+            typename U::Channel channel[N];
+#pragma unroll
+            for (int e = 0; e < N; ++e) channel[e] = of(e);
             u.template use<N>(channel, own[under][j], at + under * line + j * channels, d);
             each(own[under][j], d);
           }
@@ -273,13 +272,13 @@ __device__ void gather_strip(const Pooled<T, MASKED>& pooled, const Window& wind
 template <typename T, int N, typename S, bool MASKED, typename U>
 __global__ void __launch_bounds__(THREADS, 2)
     gather_strips(Pooled<T, MASKED> pooled, Window window, Strips strips, U u) {
+  __shared__ Shelf<typename U::Channel, N> shelf;
   const int64_t item = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
   const int64_t c = (static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x) * N;
+  shelf.fill(window.input.channels, u, blockIdx.y);
+  __syncthreads();
   if (item >= strips.count || c >= window.input.channels) return;
-  typename U::Channel channel[N];
-#pragma unroll
-  for (int j = 0; j < N; ++j) channel[j] = u.load(c + j);
-  gather_strip<T, N, S>(pooled, window, u, channel, Strip(strips, item), c,
+  gather_strip<T, N, S>(pooled, window, u, [&](int j) { return shelf.take(j); }, Strip(strips, item), c,
                         [](const typename U::template Fetched<N>&, const float (&)[N]) {});
 }
 
@@ -287,31 +286,30 @@ template <typename T, int N, typename S, bool MASKED, typename U, typename R>
 __global__ void __launch_bounds__(THREADS, 2)
     reduce_strips(Pooled<T, MASKED> pooled, Window window, Strips strips, U u, typename R::State* partial, R r) {
   __shared__ typename R::State shared[N * THREADS];
+  __shared__ Shelf<typename U::Channel, N> of_u;
+  __shared__ Shelf<typename R::Channel, N> of_r;
   const int64_t c = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * N;
   const int64_t channels = window.input.channels;
   const unsigned thread = threadIdx.y * blockDim.x + threadIdx.x;
+  of_u.fill(channels, u);
+  of_r.fill(channels, r);
+  __syncthreads();
   if (c < channels) {
     const Share share(strips.count);
     typename R::Running running[N];
-    typename R::Channel summed[N];
-    typename U::Channel channel[N];
 #pragma unroll
-    for (int j = 0; j < N; ++j) {
-      summed[j] = r.load(c + j);
-      channel[j] = u.load(c + j);
-      running[j] = r.begin(0.0f);
-    }
+    for (int j = 0; j < N; ++j) running[j] = r.begin(0.0f);
     for (int64_t item = share.begin + threadIdx.y; item < share.end; item += blockDim.y)
-      gather_strip<T, N, S>(pooled, window, u, channel, Strip(strips, item), c,
+      gather_strip<T, N, S>(pooled, window, u, [&](int j) { return of_u.take(j); }, Strip(strips, item), c,
                             [&](const typename U::template Fetched<N>& own, const float (&d)[N]) {
 #pragma unroll
         for (int j = 0; j < N; ++j) {
           const float a[1] = {u.template first<N>(own, d, j)}, b[1] = {u.template second<N>(own, d, j)};
-          r.template push<1>(running[j], summed[j], a, b);
+          r.template push<1>(running[j], of_r.take(j), a, b);
         }
       });
 #pragma unroll
-    for (int j = 0; j < N; ++j) shared[j * THREADS + thread] = r.settle(summed[j], running[j], 0);
+    for (int j = 0; j < N; ++j) shared[j * THREADS + thread] = r.settle(of_r.take(j), running[j], 0);
   }
   merge_threads<N>(shared, r);
   for (unsigned j = threadIdx.y; j < N; j += blockDim.y)

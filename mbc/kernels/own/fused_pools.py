@@ -166,6 +166,7 @@ def _normalized(kind: str, launcher: str, *wirings: Wiring) -> OwnKernel:
         more=_normalize_more,
         launcher=launcher,
         takes=taking(*wirings),
+        edition=2,
     )
 
 
