@@ -1,11 +1,10 @@
-// Convolutions in bf16 and fp16 of 64 or 128 channels, forward and back to the image at a stride of one, with filters of several
-// places, channels last, filters by the 64.
+// Convolutions in bf16 and fp16 of 64 or 128 channels, forward and back to the image at a stride of one, with filters of
+// several places, channels last, filters by the 64.
 //
 // As in halves_patch.cu what pixels see under the next place of the filter is the same patch some places further on. A
 // block has 64 filters, whose weights it keeps, and makes 256 pixels of them at a time. Patches have all 64 channels, or 32
 // of 128, for which there is less room. One warpgroup copies them, ahead of two others that take tiles in turn: while one
-// writes what it has made, the other has tensor cores for itself.
-// It may sum up statistics of its results on the way.
+// writes what it has made, and sums up statistics of it where they are asked for, the other has tensor cores for itself.
 #include "mbc_patches.cuh"
 #include "mbc_statistics.cuh"
 
