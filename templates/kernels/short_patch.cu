@@ -1,11 +1,11 @@
-// Convolutions in bf16 and fp16 of 64 or 128 channels, forward and back to the image at a stride of one, with filters of several
-// places, channels last, filters by the 64.
+// Convolutions in bf16 and fp16 of 64 or 128 channels, forward and back to the image at a stride of one, with filters
+// of several places, channels last, filters by the 64.
 //
-// As in halves_patch.cu what pixels see under the next place of the filter is the same patch some places further on. A
-// block has 64 filters, whose weights it keeps, and makes 256 pixels of them at a time. Patches have all 64 channels, or 32
-// of 128, for which there is less room. One warpgroup copies them, ahead of two others that take tiles in turn: while one
-// writes what it has made, the other has tensor cores for itself.
-// It may sum up statistics of its results on the way.
+// As in halves_patch.cu what pixels see under the next place of the filter is the same patch some places further on.
+// A block has 64 filters, whose weights it keeps, and makes 256 pixels of them at a time. Patches have all 64 channels,
+// or 32 of 128, for which there is less room. One warpgroup copies them, ahead of two others that take tiles in turn:
+// while one writes what it has made, and sums up statistics of it where they are asked for, the other has tensor cores
+// for itself.
 #include "mbc_patches.cuh"
 #include "mbc_statistics.cuh"
 
@@ -25,8 +25,8 @@ struct ShortConvolution : PatchConvolution {
   static constexpr int PATCHES = ALL / EIGHTS, PATCH_BYTES = MOST_PLACES * EIGHTS * 16;
   // Pieces of 8 terms of all filters, so far apart that those of a filter lie in different banks.
   static constexpr int KEPT_APART = PATCH_FILTERS * 16 + 16;  // as in mbc/kernels/own/short_patches.py
-  // Results lie for a while in the patch that they were made of, as many places at a time as it has room for, and leave it
-  // by lines of 64 filters.
+  // Results lie for a while in the patch that they were made of, as many places at a time as it has room for, and
+  // leave it by lines of 64 filters.
   static constexpr int ROUNDS = 8 / EIGHTS, ROUND_PLACES = PATCH_GROUPS * 8 / ROUNDS;
   static constexpr int RESULT_PITCH = PATCH_FILTERS * 2 + 16, RESULTS_APART = WARPGROUP / 8;
   static_assert(ROUND_PLACES * RESULT_PITCH <= PATCH_BYTES);
@@ -249,8 +249,8 @@ __global__ void __launch_bounds__(SHORT_THREADS, 1)
   }
 }
 
-// A block keeps its filters: between its tiles are those of other filters. `blocks` of each, or as many as there is room
-// for.
+// A block keeps its filters: between its tiles are those of other filters. `blocks` of each, or as many as there is
+// room for.
 template <typename T, int CHANNELS, bool STATISTICS>
 void run_short_patches(
     const MbcCall& call, const PatchArguments& a, int64_t blocks, typename Statistics<T>::State* partial) {

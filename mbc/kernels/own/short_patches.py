@@ -30,9 +30,7 @@ PATCHES = 3
 EIGHT_BYTES = MADE * 16 + 16  # of eight terms of all weights under a place of the filter
 BARRIERS_BYTES = 128  # at most
 SUMMING = 8  # warps of a block that leave statistics each
-MOST_BLOCKS = (
-    132  # that leave statistics: the multiprocessors of a large GPU; a constant, so that sums are the same on all
-)
+MOST_BLOCKS = 132  # that leave statistics, on a large GPU; a constant, so that sums are the same on all
 TENSOR_SHARE = 0.7  # of the peak, by judgement: one warpgroup multiplies while the other writes
 
 # Of a patch, by all that are summed up: beside twice as many weights it has room for fewer.
@@ -93,11 +91,11 @@ _BACKWARD_DATA = replace(
 )
 
 _STATISTICS = next(kernel for kernel in OF_CHANNELS if kernel.kind == "batch_statistics")
-_of_the_result = taking((((0, 1), (2,)), (2, 3, 4)))
+_of_its_result = taking((((0, 1), (2,)), (2, 3, 4)))
 
 
 def _takes_group(request: Request) -> bool:
-    return _of_the_result(request) and _takes(convolution_of(request))
+    return _of_its_result(request) and _takes(convolution_of(request))
 
 
 def _blocks(request: Request) -> int:
