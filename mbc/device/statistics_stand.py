@@ -46,11 +46,12 @@ class _StatisticsChecker:
             loaded(self._gpu.download(address, t.size_bytes), t.shape, t.dtype, Layout.CHANNELS_FIRST)
             for address, t in zip(at.outputs[1:], self._request.outputs[1:], strict=True)
         )
-        for name, off in zip(("mean", "variance"), distances(mean, variance, *self._wanted), strict=True):
-            if not off <= self._allowed:
+        found = distances(mean, variance, *self._wanted)
+        for name, off, most in zip(("mean", "variance"), found, self._allowed, strict=True):
+            if not off <= most:
                 # No number: it was left unwritten.
                 off_by = off if math.isfinite(off) else -1.0
-                return f"its {name} is {off:.2e} off, {self._allowed:.0e} is allowed", off_by
+                return f"its {name} is {off:.2e} off, {most:.0e} is allowed", off_by
         return "", error
 
     def adds(self, candidate: Candidate, at: Pointers, call: Call) -> bool:
@@ -78,8 +79,8 @@ def distances(
     return float(np.linalg.norm(mean - wanted_mean)) / spread, float(np.linalg.norm(variance - wanted_variance)) / size
 
 
-def allowed(request: Request, period: int) -> float:
-    """As of statistics in a launch of their own, and what the result's rounding changes: an engine may sum up what it
+def allowed(request: Request, period: int) -> tuple[float, float]:
+    """How far mean and variance may be off: as of statistics in a launch of their own, and what the result's rounding changes: an engine may sum up what it
     stores, rounded alike in every period. Squares, of which the variance is made, change twice as much as elements."""
-    elements = period * math.prod(request.outputs[0].shape[2:])
-    return STORED[DType.FP32] + 2 * TOLERANCES[request.precision] / math.sqrt(elements)
+    rounding = TOLERANCES[request.precision] / math.sqrt(period * math.prod(request.outputs[0].shape[2:]))
+    return STORED[DType.FP32] + rounding, STORED[DType.FP32] + 2 * rounding
