@@ -80,7 +80,8 @@ def distances(
 
 
 def allowed(request: Request, period: int) -> tuple[float, float]:
-    """How far mean and variance may be off: as of statistics in a launch of their own, and what the result's rounding changes: an engine may sum up what it
-    stores, rounded alike in every period. Squares, of which the variance is made, change twice as much as elements."""
+    """How far mean and variance may be off: as of statistics in a launch of their own, and by what the rounding of the
+    result changes, for an engine may sum up what it stores, rounded alike in every period. Squares, of which a variance
+    is made, change twice as much as elements."""
     rounding = TOLERANCES[request.precision] / math.sqrt(period * math.prod(request.outputs[0].shape[2:]))
     return STORED[DType.FP32] + rounding, STORED[DType.FP32] + 2 * rounding
