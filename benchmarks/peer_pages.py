@@ -36,11 +36,13 @@ def _line(found: Mapping[str, Any]) -> list[str]:
             f"{found['mbc']['peak_bytes'] / GIB:.2f}", f"{found['predicted_ms'] / ours_ms:.3f}x",
             f"{found['over_floor']:.2f}x"]  # fmt: skip
     for peer in PEERS:
-        best_ms = min(
-            (c["step_ms"] for c in found["contenders"] if c["peer"] == peer and not c["problem"] and c["same"]),
-            default=None,
-        )
-        line += ["-", "-"] if best_ms is None else [f"{best_ms:.2f}", f"{best_ms / ours_ms:.2f}x"]
+        timed = [c for c in found["contenders"] if c["peer"] == peer and not c["problem"] and c["same"]]
+        if not timed:
+            line += ["-", "-"]
+            continue
+        best = min(timed, key=lambda c: c["step_ms"])
+        mode = "" if best["mode"] in ("", "default") else f" ({best['mode']})"
+        line += [f"{best['step_ms']:.2f}{mode}", f"{best['step_ms'] / ours_ms:.2f}x"]
     return line
 
 
