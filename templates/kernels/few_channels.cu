@@ -1,16 +1,12 @@
 // The forward pass of convolutions with few channels (mbc_few_channels.cuh).
 //
-// A block keeps all weights in shared memory; a warp makes 16 columns of two output rows at a time, or of one where
-// there are few terms: weights are then read twice as often, but nearly twice as many warps write what they made. Where
-// a pixel starts at an odd element, whole words are read from a second copy of the band, one element further.
+// A block keeps all weights in shared memory; a warp makes 16 columns of two output rows at a time. Where a pixel starts
+// at an odd element, whole words are read from a second copy of the band that lies one element further.
 #include "mbc_few_channels.cuh"
 
 namespace mbc {
 
 constexpr int FEW_WARPS = 4, FEW_THREADS = 32 * FEW_WARPS;
-constexpr int FEW_TERMS = 4;  // steps that few terms are
-template <int ROWS>
-constexpr int FEW_BLOCKS = ROWS == 1 ? 7 : 4;  // of a multiprocessor
 
 // Two elements of the weights of one filter as a word, zeros beyond the ends.
 template <typename T>
@@ -21,8 +17,8 @@ __device__ inline uint32_t weight_word(const T* filter, const FewChannels& f, in
   return word_of(pair[0], at + 1 < f.run ? pair[1] : from_float<T>(0.0f));
 }
 
-template <typename T, int TILES, int ROWS>
-__global__ void __launch_bounds__(FEW_THREADS, FEW_BLOCKS<ROWS>)
+template <typename T, int TILES>
+__global__ void __launch_bounds__(FEW_THREADS, 4)
     few_channels(const T* __restrict__ x, const T* __restrict__ weight, T* __restrict__ y, FewChannels f) {
   MBC_DYNAMIC_SHARED(weights);                                                   // [step][pair of tiles][lane]
   uint2* terms = reinterpret_cast<uint2*>(weights + f.steps * TILES / 2 * 32);  // of every second term: word from the
@@ -50,22 +46,22 @@ __global__ void __launch_bounds__(FEW_THREADS, FEW_BLOCKS<ROWS>)
     fetch_band(x, image, f, here);
     __syncthreads();
 
-    for (int32_t piece = warp; piece < f.band / ROWS * here.across; piece += FEW_WARPS) {
-      const int32_t column = piece % here.across * 16 + g, row = piece / here.across * ROWS;
-      const uint32_t* pixel[ROWS][2];  // output row; column g or g + 8
+    for (int32_t piece = warp; piece < f.band / 2 * here.across; piece += FEW_WARPS) {
+      const int32_t column = piece % here.across * 16 + g, row = piece / here.across * 2;
+      const uint32_t* pixel[2][2];  // output row; column g or g + 8
 #pragma unroll
-      for (int m = 0; m < ROWS; ++m)
+      for (int m = 0; m < 2; ++m)
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           const int32_t at = (row + m) * f.stride_height * f.pitch + (column + 8 * h) * f.stride_width * f.channels;
           pixel[m][h] = reinterpret_cast<const uint32_t*>(image) + (at % 2 != 0 ? (f.copy + at + 1) / 2 : at / 2);
         }
-      float sums[ROWS][TILES][4] = {};
+      float sums[2][TILES][4] = {};
       for (int step = 0; step < f.steps; ++step) {
         const uint2 low = terms[step * 8 + t], high = terms[step * 8 + t + 4];
-        uint32_t a[ROWS][4];
+        uint32_t a[2][4];
 #pragma unroll
-        for (int m = 0; m < ROWS; ++m) {
+        for (int m = 0; m < 2; ++m) {
           a[m][0] = pixel[m][0][low.x] & low.y;
           a[m][1] = pixel[m][1][low.x] & low.y;
           a[m][2] = pixel[m][0][high.x] & high.y;
@@ -75,7 +71,7 @@ __global__ void __launch_bounds__(FEW_THREADS, FEW_BLOCKS<ROWS>)
         for (int i = 0; i < TILES / 2; ++i) {
           const uint4 b = weights[(step * (TILES / 2) + i) * 32 + lane];
 #pragma unroll
-          for (int m = 0; m < ROWS; ++m) {
+          for (int m = 0; m < 2; ++m) {
             multiply_add<T>(sums[m][2 * i], a[m], b.x, b.y);
             multiply_add<T>(sums[m][2 * i + 1], a[m], b.z, b.w);
           }
@@ -86,18 +82,13 @@ __global__ void __launch_bounds__(FEW_THREADS, FEW_BLOCKS<ROWS>)
   }
 }
 
-template <typename T, int TILES, int ROWS>
-void run_few_channels_rows(const MbcCall& call, const FewChannels& f) {
-  const int64_t most = multiprocessors() * FEW_BLOCKS<ROWS>;
-  const dim3 grid(static_cast<unsigned>(f.tiles < most ? f.tiles : most), static_cast<unsigned>(f.filters / TILES / 8));
-  const int shared = f.steps * (TILES / 2 * 32 * 16 + 64) + f.copy * (f.twice ? 4 : 2);
-  MBC_LAUNCH_SHARED((few_channels<T, TILES, ROWS>), grid, FEW_THREADS, shared, call.stream, in<T>(call, 0),
-                    in<T>(call, 1), out<T>(call, 2), f);
-}
-
 template <typename T, int TILES>
 void run_few_channels(const MbcCall& call, const FewChannels& f) {
-  f.steps <= FEW_TERMS ? run_few_channels_rows<T, TILES, 1>(call, f) : run_few_channels_rows<T, TILES, 2>(call, f);
+  const int64_t most = multiprocessors() * 4;
+  const dim3 grid(static_cast<unsigned>(f.tiles < most ? f.tiles : most), static_cast<unsigned>(f.filters / TILES / 8));
+  const int shared = f.steps * (TILES / 2 * 32 * 16 + 64) + f.copy * (f.twice ? 4 : 2);
+  MBC_LAUNCH_SHARED((few_channels<T, TILES>), grid, FEW_THREADS, shared, call.stream, in<T>(call, 0), in<T>(call, 1),
+                    out<T>(call, 2), f);
 }
 
 }  // namespace mbc

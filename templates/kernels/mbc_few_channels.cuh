@@ -113,47 +113,42 @@ __device__ inline uint32_t word_of(const T& low, const T& high) {
   return word;
 }
 
-// The image rows under the output rows of a tile, as far as its pieces reach; zeros in the padding. All threads go
-// through all rows together: a warp that took some of them would wait for memory once for each.
+// The image rows under the output rows of a tile, as far as its pieces reach; zeros in the padding.
 template <typename T>
 __device__ inline void fetch_band(const T* x, T* image, const FewChannels& f, const FewTile& tile) {
-  constexpr int K = 16;  // in registers first, so that many reads are on their way at once
-  const int32_t threads = static_cast<int32_t>(blockDim.x), line = f.width * f.channels;
-  const int32_t top = tile.y0 * f.stride_height - f.pad_top;
-  const int32_t left = (tile.x0 * f.stride_width - f.pad_left) * f.channels;
-  // Elements of a row that are in the image and that somebody needs.
-  const int32_t begin = max(0, -left), end = min(f.span(tile.across * 16), line - left);
-  const T* corner = x + (tile.n * f.height + top) * line + left;
-  const int32_t down = threads / f.pitch, across = threads % f.pitch;  // from one element of a thread to its next
-  int32_t row = static_cast<int32_t>(threadIdx.x) / f.pitch, e = static_cast<int32_t>(threadIdx.x) % f.pitch;
-  for (int32_t first = threadIdx.x; first < f.copy; first += K * threads) {
-    T read[K];
+  constexpr int K = 8;  // in registers first, so that many reads are on their way at once
+  const int32_t from = (tile.x0 * f.stride_width - f.pad_left) * f.channels, span = f.span(tile.across * 16);
+  for (int32_t row = threadIdx.x / 32; row < f.band_rows; row += blockDim.x / 32) {
+    const int32_t image_y = tile.y0 * f.stride_height - f.pad_top + row;
+    const bool inside = image_y >= 0 && image_y < f.height;
+    const T* line = x + (tile.n * f.height + image_y) * f.width * f.channels + from;
+    for (int32_t e = threadIdx.x % 32; e < f.pitch; e += 32 * K) {
+      T read[K];
 #pragma unroll
-    for (int k = 0; k < K; ++k) {
-      const bool inside = row < f.band_rows && top + row >= 0 && top + row < f.height;
-      read[k] = inside && e >= begin && e < end ? corner[row * line + e] : from_float<T>(0.0f);
-      row += down;
-      e += across;
-      if (e >= f.pitch) e -= f.pitch, ++row;
-    }
+      for (int k = 0; k < K; ++k) {
+        const int32_t at = e + 32 * k;
+        const bool there = inside && at < span && from + at >= 0 && from + at < f.width * f.channels;
+        read[k] = there ? line[at] : from_float<T>(0.0f);
+      }
 #pragma unroll
-    for (int k = 0; k < K; ++k) {
-      const int32_t at = first + k * threads;
-      if (at < f.copy) image[at] = read[k];
-      if (f.twice && at + 1 < f.copy) image[f.copy + at + 1] = read[k];
+      for (int k = 0; k < K; ++k) {
+        const int32_t at = e + 32 * k;
+        if (at < f.pitch) image[row * f.pitch + at] = read[k];
+        if (f.twice && at + 1 < f.pitch) image[f.copy + row * f.pitch + at + 1] = read[k];
+      }
     }
   }
 }
 
-// What a warp made, ROWS output rows of 16 columns from (row, column) of the tile on; filters by `filter_of` from
-// `first` on, a multiple of 4 vectors. `column`: that of the thread.
-template <typename T, int TILES, int ROWS>
+// What a warp made, two output rows of 16 columns from (row, column) of the tile on; filters by `filter_of` from `first`
+// on, a multiple of 4 vectors. `column`: that of the thread.
+template <typename T, int TILES>
 __device__ inline void write_pixels(
-    const float (&sums)[ROWS][TILES][4], T* y, const FewChannels& f, const FewTile& tile, int32_t row, int32_t column,
+    const float (&sums)[2][TILES][4], T* y, const FewChannels& f, const FewTile& tile, int32_t row, int32_t column,
     int32_t first) {
   constexpr int W = WIDTH<T>;
 #pragma unroll
-  for (int m = 0; m < ROWS; ++m)
+  for (int m = 0; m < 2; ++m)
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int32_t out_y = tile.y0 + row + m, out_x = tile.x0 + column + 8 * h;

@@ -159,7 +159,6 @@ _FORWARD = OwnKernel(
     layouts=pixel_by_pixel,
     time_us=_time_us,
     launcher="convolution_few_channels",
-    edition=2,
     takes=_takes(DType.BF16, DType.FP16),
     tensor_cores=True,
 )
@@ -174,7 +173,7 @@ _BACKWARD_FILTER = OwnKernel(
     launches=2,
     accumulates=True,
     launcher="convolution_few_channels_filter",
-    edition=3,
+    edition=2,
     takes=_takes(DType.BF16, DType.FP16),
     tensor_cores=True,
 )
