@@ -249,14 +249,14 @@ __global__ void __launch_bounds__(RING_THREADS, 1)
   }
 }
 
-// A block keeps its filters: between its tiles are those of other filters. `blocks` of each, or as many as there is
-// room for.
+// A block keeps its filters: between its tiles are those of other filters. `blocks` for each 64 filters, or 0: as many
+// as there is room for.
 template <typename T, int CHANNELS, bool STATISTICS>
 void run_short_patches(
     const MbcCall& call, const PatchArguments& a, int64_t blocks, typename Statistics<T>::State* partial) {
   const ShortConvolution<CHANNELS> f(a);
-  const int64_t places = f.tiles / f.across, most = multiprocessors() / f.across;
-  if (blocks == 0) blocks = places < most ? places : most > 0 ? most : 1;
+  const int64_t tiles_of_places = f.tiles / f.across, room = multiprocessors() / f.across;
+  if (blocks == 0) blocks = max(int64_t{1}, min(tiles_of_places, room));
   const int shared = SHORT_PATCHES * f.PATCH_BYTES + f.taps * f.ALL * f.KEPT_APART;
   MBC_LAUNCH_SHARED((convolution_of_short_patches<T, CHANNELS, STATISTICS>), static_cast<unsigned>(blocks * f.across),
                     RING_THREADS, shared, call.stream, in<T>(call, 0), in<T>(call, 1), out<T>(call, 2), partial, f);
