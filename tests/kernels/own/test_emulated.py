@@ -267,7 +267,7 @@ def test_a_launcher_refuses_what_it_was_not_made_for(
     made = OWN.arguments(request, kernel.name, candidate.settings, candidate.layouts, 0, False, workspace_bytes)
     integers = list(made.integers)
     integers[[f.name for f in fields(kernel.struct)].index(field)] = value
-    # Of no operand anything is read or written; all are there, so that it is the size that is refused.
+    # Operands are there and aligned, so that what is refused is the size.
     sizes_bytes = (*(t.size_bytes for t in (*request.inputs, *request.outputs)), workspace_bytes)
     pointers = [library.memory.allocate(size_bytes) for size_bytes in sizes_bytes if size_bytes > 0]
     with pytest.raises(AssertionError, match=said):
