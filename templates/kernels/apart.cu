@@ -4,7 +4,8 @@
 //
 // What is written may be a part of a wider tensor: the concatenation behind a transposed convolution, the other part of
 // which is copied by the same launch while tensor cores are busy.
-#include "mbc_halves.cuh"
+#include "mbc_convolution.cuh"
+#include "mbc_ring.cuh"
 
 struct ApartArguments : ConvolutionSizes {
   int64_t type;
@@ -27,9 +28,9 @@ struct ApartStage {
 };
 
 struct Apart : ConvolutionShape {
-  int32_t pixels, chunks, across;  // of the smaller image; filters and columns in units of a tile
+  int32_t pixels, chunks, across;  // of the smaller image; filters by the stage, columns by the block
   int64_t columns, all, start;     // of the product; of the tensor that is written
-  bool kept;                       // weights that a block needs are as many as the ring has stages
+  bool kept;                       // each stage gets the same weights again and again, so that they stay in it
 
   explicit Apart(const ApartArguments& a)
       : ConvolutionShape(a), pixels(static_cast<int32_t>(a.rows * a.out_height * a.out_width)),
@@ -52,7 +53,7 @@ struct Apart : ConvolutionShape {
     const int64_t line = static_cast<int64_t>(at.image) * height + at.line * kernel_height;
     return (line * width + at.column * kernel_width) * all + start;
   }
-  // How far behind it a column of the product is.
+  // How far behind it the element of a column of the product is.
   __device__ int64_t of_column(int32_t column) const {
     const int32_t place = column / channels, down = place / kernel_width;
     return static_cast<int64_t>(down * width + place - down * kernel_width) * all + column - place * channels;
@@ -129,7 +130,7 @@ __device__ inline void copy_beside(const T* __restrict__ from, T* __restrict__ t
   wait_for_copies<0>();
 }
 
-// Of four words that each of four threads has, its own of all of them: thread t gets the t-th words, in their order.
+// Four threads with four words each: thread t gets the t-th words of all four, in the order of threads.
 __device__ inline void exchange(uint32_t (&words)[4], int t) {
 #pragma unroll
   for (int mask = 2; mask > 0; mask /= 2) {
@@ -204,14 +205,14 @@ __device__ inline void make_tiles(const char* stages, const ApartColumns& column
 }
 
 template <typename T, bool CONCAT>
-__global__ void __launch_bounds__(HALVES_THREADS, 1)
+__global__ void __launch_bounds__(RING_THREADS, 1)
     windows_apart(const T* __restrict__ dy, const T* __restrict__ weight, const float* __restrict__ bias,
                   const T* __restrict__ other, T* __restrict__ y, int64_t others, Slice slice, Apart f) {
   MBC_DYNAMIC_SHARED(shared);
   __shared__ Ring<ApartStage::COUNT> ring;
   __shared__ ApartColumns columns;
   char* stages = aligned_shared(shared);
-  for (int32_t i = threadIdx.x; i < APART_COLUMNS; i += HALVES_THREADS) {
+  for (int32_t i = threadIdx.x; i < APART_COLUMNS; i += RING_THREADS) {
     const int32_t column = f.first_column() + i;
     if (i % 64 == 0) columns.offset[i / 64] = f.of_column(column);
     if constexpr (CONCAT) columns.bias[i] = bias[column % f.channels];
@@ -237,17 +238,17 @@ const char* run_windows_apart(const MbcCall& call) {
   const auto& a = arguments<ApartArguments>(call);
   if (const char* problem = unaligned(call)) return problem;
 #if MBC_WORKING == 0
-  return "these tensor cores take no fp32";
+  return "tensor cores take no fp32";
 #else
   using T = MbcWorking;
-  if (a.type != MBC_WORKING) return "these tensor cores take no fp32";
+  if (a.type != MBC_WORKING) return "tensor cores take no fp32";
   const Apart f(a);
   const int64_t beside = f.all - f.channels;
   const Slice slice = CONCAT ? Slice(MBC_CHANNELS_LAST, beside, f.all, 1) : Slice();
   const int64_t most = max(int64_t{1}, multiprocessors() / f.across);
   const unsigned blocks = static_cast<unsigned>(min(int64_t{f.tiles()}, most)) * f.across;
   constexpr int SHARED = ApartStage::COUNT * ApartStage::BYTES + (CONCAT ? Beside::BYTES : 0) + 1008;
-  MBC_LAUNCH_SHARED((windows_apart<T, CONCAT>), blocks, HALVES_THREADS, SHARED, call.stream, in<T>(call, 0),
+  MBC_LAUNCH_SHARED((windows_apart<T, CONCAT>), blocks, RING_THREADS, SHARED, call.stream, in<T>(call, 0),
                     in<T>(call, 1), CONCAT ? in<float>(call, 2) : nullptr, CONCAT ? in<T>(call, 3) : nullptr,
                     out<T>(call, CONCAT ? 4 : 2), f.image_pixels() * beside, slice, f);
   return launched();

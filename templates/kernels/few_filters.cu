@@ -194,12 +194,18 @@ void for_filters(int64_t filters, Run run) {
     for_filters<FILTERS + 1>(filters, run);
 }
 
+// What is wrong with a call, if anything: no launch would follow for another number of filters, and nothing be said.
+inline const char* refused(const MbcCall& call, const FewFiltersArguments& a) {
+  if (a.filters < 1 || a.filters > MOST_FILTERS) return "there are more than eight filters, or none";
+  return unaligned(call);
+}
+
 }  // namespace mbc
 
 extern "C" const char* mbc_few_filters(const MbcCall& call) {
   using namespace mbc;
-  if (const char* problem = unaligned(call)) return problem;
   const auto& a = arguments<FewFiltersArguments>(call);
+  if (const char* problem = refused(call, a)) return problem;
   const FewFilters f{a.pixels, static_cast<int32_t>(a.channels)};
   MBC_FOR_TYPE(a.type, T, {
     for_filters(a.filters, [&](auto count) {
@@ -216,8 +222,8 @@ extern "C" const char* mbc_few_filters(const MbcCall& call) {
 
 extern "C" const char* mbc_few_filters_backward_data(const MbcCall& call) {
   using namespace mbc;
-  if (const char* problem = unaligned(call)) return problem;
   const auto& a = arguments<FewFiltersArguments>(call);
+  if (const char* problem = refused(call, a)) return problem;
   const FewFilters f{a.pixels, static_cast<int32_t>(a.channels)};
   MBC_FOR_TYPE(a.type, T, {
     for_filters(a.filters, [&](auto count) {
@@ -235,8 +241,8 @@ extern "C" const char* mbc_few_filters_backward_data(const MbcCall& call) {
 
 extern "C" const char* mbc_few_filters_backward_filter(const MbcCall& call) {
   using namespace mbc;
-  if (const char* problem = unaligned(call)) return problem;
   const auto& a = arguments<FewFiltersArguments>(call);
+  if (const char* problem = refused(call, a)) return problem;
   const FewFilters f{a.pixels, static_cast<int32_t>(a.channels)};
   float* partial = out<float>(call, 3);
   MBC_FOR_TYPE(a.type, T, {

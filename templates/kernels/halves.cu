@@ -130,7 +130,7 @@ __device__ inline void multiply_stages(
 }
 
 template <int N>
-__global__ void __launch_bounds__(HALVES_THREADS, 1)
+__global__ void __launch_bounds__(RING_THREADS, 1)
     convolution_in_halves(const float* __restrict__ x, const char* __restrict__ prepared, float* __restrict__ y,
                           HalvesConvolution f) {
   MBC_DYNAMIC_SHARED(shared);
@@ -155,7 +155,7 @@ void run_in_halves(const MbcCall& call, const HalvesArguments& a) {
   MBC_LAUNCH(prepare_weights<N>, each, PREPARE_THREADS, call.stream, in<float>(call, 1), prepared, f);
   const unsigned blocks = static_cast<unsigned>(f.tiles < multiprocessors() ? f.tiles : multiprocessors());
   constexpr int SHARED = HalvesStage<N>::COUNT * HalvesStage<N>::BYTES + 1008;
-  MBC_LAUNCH_SHARED(convolution_in_halves<N>, blocks, HALVES_THREADS, SHARED, call.stream, in<float>(call, 0), prepared,
+  MBC_LAUNCH_SHARED(convolution_in_halves<N>, blocks, RING_THREADS, SHARED, call.stream, in<float>(call, 0), prepared,
                     out<float>(call, 2), f);
 }
 

@@ -175,13 +175,13 @@ __device__ inline void multiply_stages_of_filter(
 }
 
 template <bool WIDE>
-__global__ void __launch_bounds__(HALVES_THREADS, 1)
+__global__ void __launch_bounds__(RING_THREADS, 1)
     filter_in_halves(const char* __restrict__ halves, const float* __restrict__ dy, const float* __restrict__ found,
                      float* __restrict__ partial, HalvesFilter f) {
   MBC_DYNAMIC_SHARED(shared);
   __shared__ Ring<FilterStage<WIDE>::COUNT> ring;
   char* stages = aligned_shared(shared);
-  __shared__ float of_warps[HALVES_THREADS / 32];
+  __shared__ float of_warps[RING_THREADS / 32];
   if (threadIdx.x == 0) ring.start(WARPGROUP);
   const float down = HalfScale(largest_of(found, of_warps)).down;  // all threads meet: the ring is ready
   if (threadIdx.x < WARPGROUP) {
@@ -207,7 +207,7 @@ void run_filter_in_halves(const MbcCall& call, const HalvesArguments& a) {
              reinterpret_cast<uint4*>(halves), count);
   const dim3 grid(static_cast<unsigned>(f.filters / Stage::FILTERS * f.across), static_cast<unsigned>(a.parts));
   constexpr int SHARED = Stage::COUNT * Stage::BYTES + 1008;
-  MBC_LAUNCH_SHARED(filter_in_halves<WIDE>, grid, HALVES_THREADS, SHARED, call.stream, halves, dy, found, partial, f);
+  MBC_LAUNCH_SHARED(filter_in_halves<WIDE>, grid, RING_THREADS, SHARED, call.stream, halves, dy, found, partial, f);
   MBC_LAUNCH(add_parts, blocks_for(elements), THREADS, call.stream, partial, out<float>(call, 2), elements, a.parts,
              a.accumulate != 0);
 }

@@ -174,7 +174,7 @@ __device__ inline void multiply_units(const char* stages, float* __restrict__ ma
 }
 
 template <int N, Pass PASS>
-__global__ void __launch_bounds__(HALVES_THREADS, 1)
+__global__ void __launch_bounds__(RING_THREADS, 1)
     product_in_halves(const float* __restrict__ rows, const char* __restrict__ prepared, float* __restrict__ made,
                       HalvesProduct f) {
   MBC_DYNAMIC_SHARED(shared);
@@ -202,7 +202,7 @@ void run_product_in_halves(const MbcCall& call, const HalvesProductArguments& a)
   MBC_LAUNCH((prepare_columns<N, PASS>), each, PREPARE_THREADS, call.stream, in<float>(call, 0), prepared, f);
   const unsigned blocks = static_cast<unsigned>(f.units < multiprocessors() ? f.units : multiprocessors());
   constexpr int SHARED = HalvesStage<N>::COUNT * HalvesStage<N>::BYTES + 1008;
-  MBC_LAUNCH_SHARED((product_in_halves<N, PASS>), blocks, HALVES_THREADS, SHARED, call.stream, in<float>(call, 1),
+  MBC_LAUNCH_SHARED((product_in_halves<N, PASS>), blocks, RING_THREADS, SHARED, call.stream, in<float>(call, 1),
                     prepared, made, f);
   if (a.parts > 1)
     MBC_LAUNCH(add_parts, blocks_for(elements), THREADS, call.stream, made, out<float>(call, 2), elements, a.parts,

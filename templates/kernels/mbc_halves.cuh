@@ -9,7 +9,7 @@
 #include <cfloat>
 
 #include "mbc_convolution.cuh"
-#include "mbc_warpgroup.cuh"
+#include "mbc_ring.cuh"
 
 // Sizes are those of the image that is read and of the output, or of its gradients, where filters are made.
 struct HalvesArguments : ConvolutionSizes {
@@ -21,8 +21,6 @@ struct HalvesArguments : ConvolutionSizes {
 namespace mbc {
 
 constexpr int HALF_TERMS = 64, HALF_STEPS = HALF_TERMS / 16;  // that are multiplied before sums are put together
-constexpr int MULTIPLIERS = 2, HALVES_THREADS = (1 + MULTIPLIERS) * WARPGROUP;  // warpgroups; and one that copies
-constexpr int COPIER_REGISTERS = 80, MULTIPLIER_REGISTERS = 208;  // 64 K in all, of which each starts with 168 a thread
 
 struct Halves {
   uint32_t high, low;  // of two words
@@ -71,27 +69,6 @@ __device__ inline float largest_of_block(float value, float* of_warps, int threa
   for (int warp = 0; warp < threads / 32; ++warp) value = max(value, of_warps[warp]);
   return value;
 }
-
-// The stages of a ring in shared memory, which some warps fill and others empty.
-template <int STAGES>
-struct Ring {
-  Barrier filled[STAGES], emptied[STAGES];
-
-  // By one thread; `arrivals` fill a stage, `multipliers` warpgroups empty it. Then all threads of the block have to meet.
-  __device__ void start(int arrivals, int multipliers = MULTIPLIERS) {
-    for (int s = 0; s < STAGES; ++s) {
-      filled[s].start(arrivals);
-      emptied[s].start(multipliers * WARPGROUP / 32);
-    }
-    barriers_are_started();
-  }
-  __device__ void wait_until_filled(int32_t turn) { filled[turn % STAGES].wait(turn / STAGES % 2); }
-  __device__ void wait_until_emptied(int32_t turn) { emptied[turn % STAGES].wait(turn / STAGES % 2 ^ 1); }
-  // By all threads of a warp together.
-  __device__ void empty(int32_t turn) {
-    if (threadIdx.x % 32 == 0) emptied[turn % STAGES].arrive();
-  }
-};
 
 // 64 terms of what a block multiplies: 128 rows, which it divides itself, and N columns, which were divided before.
 constexpr int HALF_PIXELS = 64 * MULTIPLIERS;  // rows
@@ -236,11 +213,6 @@ __device__ inline void multiply_turns(
     after(turn);
     if (!AHEAD && turn + 1 < count) load(turn + 1);
   }
-}
-
-// Dynamic shared memory from a multiple of 1,024 bytes on, for which 1,008 are asked for beside.
-__device__ inline char* aligned_shared(uint4* shared) {
-  return reinterpret_cast<char*>(shared + (1024 - shared_address(shared) % 1024) % 1024 / 16);
 }
 
 }  // namespace mbc

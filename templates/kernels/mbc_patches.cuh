@@ -1,5 +1,6 @@
-// What convolutions have in common that keep a patch of an image in shared memory, in halves (mbc_halves.cuh): two
-// warpgroups divide words, once for all places of the filter, and two others multiply.
+// What convolutions have in common that keep a patch of an image in shared memory: where its places lie. And, of those
+// in halves of words (mbc_halves.cuh), how two warpgroups divide words, once for all places of the filter, that two
+// others multiply.
 #pragma once
 
 #include "mbc_halves.cuh"

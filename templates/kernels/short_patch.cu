@@ -15,7 +15,7 @@ struct StatisticsPatchArguments : PatchArguments {
 
 namespace mbc {
 
-constexpr int SHORT_THREADS = (1 + MULTIPLIERS) * WARPGROUP, SHORT_PATCHES = 3;
+constexpr int SHORT_PATCHES = 3;  // as in mbc/kernels/own/short_patches.py
 
 template <int CHANNELS>
 struct ShortConvolution : PatchConvolution {
@@ -227,7 +227,7 @@ __device__ inline void make_tiles(
 }
 
 template <typename T, int CHANNELS, bool STATISTICS>
-__global__ void __launch_bounds__(SHORT_THREADS, 1)
+__global__ void __launch_bounds__(RING_THREADS, 1)
     convolution_of_short_patches(const T* __restrict__ x, const T* __restrict__ weight, T* __restrict__ y,
                                  typename Statistics<T>::State* partial, ShortConvolution<CHANNELS> f) {
   MBC_DYNAMIC_SHARED(shared);
@@ -249,17 +249,17 @@ __global__ void __launch_bounds__(SHORT_THREADS, 1)
   }
 }
 
-// A block keeps its filters: between its tiles are those of other filters. `blocks` of each, or as many as there is
-// room for.
+// A block keeps its filters: between its tiles are those of other filters. `blocks` for each 64 filters, or 0: as many
+// as there is room for.
 template <typename T, int CHANNELS, bool STATISTICS>
 void run_short_patches(
     const MbcCall& call, const PatchArguments& a, int64_t blocks, typename Statistics<T>::State* partial) {
   const ShortConvolution<CHANNELS> f(a);
-  const int64_t places = f.tiles / f.across, most = multiprocessors() / f.across;
-  if (blocks == 0) blocks = places < most ? places : most > 0 ? most : 1;
+  const int64_t tiles_of_places = f.tiles / f.across, room = multiprocessors() / f.across;
+  if (blocks == 0) blocks = max(int64_t{1}, min(tiles_of_places, room));
   const int shared = SHORT_PATCHES * f.PATCH_BYTES + f.taps * f.ALL * f.KEPT_APART;
   MBC_LAUNCH_SHARED((convolution_of_short_patches<T, CHANNELS, STATISTICS>), static_cast<unsigned>(blocks * f.across),
-                    SHORT_THREADS, shared, call.stream, in<T>(call, 0), in<T>(call, 1), out<T>(call, 2), partial, f);
+                    RING_THREADS, shared, call.stream, in<T>(call, 0), in<T>(call, 1), out<T>(call, 2), partial, f);
 }
 
 template <typename T, bool STATISTICS>
@@ -280,7 +280,7 @@ const char* run_short_patches(
 
 extern "C" const char* mbc_convolution_of_short_patches(const MbcCall& call) {
 #if MBC_WORKING == 0
-  return "this kernel takes no fp32";
+  return "tensor cores take no fp32";
 #else
   using namespace mbc;
   const auto& a = arguments<PatchArguments>(call);
@@ -295,7 +295,7 @@ extern "C" const char* mbc_convolution_backward_data_of_short_patches(const MbcC
 // Accesses: image, weights, result, mean, variance, workspace.
 extern "C" const char* mbc_convolution_of_short_patches_statistics(const MbcCall& call) {
 #if MBC_WORKING == 0
-  return "this kernel takes no fp32";
+  return "tensor cores take no fp32";
 #else
   using namespace mbc;
   const auto& a = arguments<StatisticsPatchArguments>(call);

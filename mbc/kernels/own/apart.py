@@ -19,18 +19,19 @@ from mbc.ops import KINDS
 CHANNELS = 64  # by which both sides have them
 COLUMNS = 256  # of the product, that a block makes at once
 VECTOR = 8  # channels of the other part of a concatenation, that are copied together
-SHARED_BYTES = 218 << 10
+SHARED_BYTES = 219 << 10  # with the other part of a concatenation; without it 24 KiB less
 TENSOR_SHARE = 0.6  # of the peak, by judgement
 
 # Of a product with its bias: before the other part, or behind it.
 _FIRST: Wiring = ((0, 1), (4, 2), (5, 3)), (6,)
 _LAST: Wiring = ((0, 1), (4, 2), (3, 5)), (6,)
+_first_or_last, _last = taking(_FIRST, _LAST), taking(_LAST)
 
 
 @dataclass(frozen=True, slots=True)
 class ApartArguments(ConvolutionSizes):
     type: int
-    all: int
+    all: int  # channels of what is written to
     start: int
 
 
@@ -53,7 +54,7 @@ def _takes(request: Request) -> bool:
     )
 
 
-def product_of(request: Request) -> Request:
+def _product_of(request: Request) -> Request:
     """The transposed convolution that a group begins with."""
     first = members(request).members[0]
     inputs = request.inputs[:2]
@@ -63,8 +64,7 @@ def product_of(request: Request) -> Request:
 
 
 def _takes_concat(request: Request) -> bool:
-    wired = taking(_FIRST, _LAST)(request)
-    return wired and _takes(product_of(request)) and request.inputs[3].shape[1] % VECTOR == 0
+    return _first_or_last(request) and _takes(_product_of(request)) and request.inputs[3].shape[1] % VECTOR == 0
 
 
 def _arguments(at: Slice) -> ApartArguments:
@@ -74,9 +74,8 @@ def _arguments(at: Slice) -> ApartArguments:
 
 def _concat_arguments(at: Slice) -> ApartArguments:
     joined, other = at.request.outputs[0], at.request.inputs[3]
-    last = taking(_LAST)(at.request)
-    plain = _arguments(replace(at, request=product_of(at.request)))
-    return replace(plain, all=joined.shape[1], start=other.shape[1] if last else 0)
+    plain = _arguments(replace(at, request=_product_of(at.request)))
+    return replace(plain, all=joined.shape[1], start=other.shape[1] if _last(at.request) else 0)
 
 
 def _time_us(request: Request, device: DeviceSpec) -> float:

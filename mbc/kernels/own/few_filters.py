@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mbc.device.spec import DeviceSpec
 from mbc.ir.types import Layout
@@ -11,11 +11,9 @@ from mbc.kernels.base import Request
 from mbc.kernels.own.base import THREADS, VECTOR_BYTES, OwnKernel, Slice, Struct, moved_us, pixel_by_pixel, type_code
 from mbc.kernels.own.sides import Sides, attributes
 
-MOST_FILTERS = 8  # from there on tensor cores have something to do
+MOST_FILTERS = 8  # as in the source; with more of them tensor cores have something to do
 MOST_CHANNELS = 1024  # whose weights the forward pass has in shared memory
-MOST_PARTS = (
-    396  # of the filter pass: blocks that a large GPU runs at a time; a constant, so that sums are the same on all
-)
+MOST_PARTS = 396  # of the filter pass: blocks of a large GPU at a time; a constant, so that sums are the same on all
 LEAST_PIXELS = 16  # that a thread of the filter pass sums over before its part is worth a block
 WARP = 32
 COPY_SHARE = 0.85  # of the copy bandwidth, by judgement
@@ -85,43 +83,25 @@ def _time_us(request: Request, device: DeviceSpec) -> float:
     return max(arithmetic_us, moved_us(request, device) / COPY_SHARE)
 
 
-FILE = "few_filters.cu"
-
-KERNELS = (
-    OwnKernel(
-        "convolution",
-        FILE,
-        FewFiltersArguments,
-        _arguments,
-        layouts=pixel_by_pixel,
-        time_us=_time_us,
-        launcher="few_filters",
-        takes=_takes,
-        aligned=True,
-    ),
-    OwnKernel(
-        "convolution_backward_data",
-        FILE,
-        FewFiltersArguments,
-        _arguments,
-        layouts=pixel_by_pixel,
-        time_us=_time_us,
-        launcher="few_filters_backward_data",
-        takes=_takes,
-        aligned=True,
-    ),
-    OwnKernel(
-        "convolution_backward_filter",
-        FILE,
-        FewFiltersArguments,
-        _arguments,
-        layouts=pixel_by_pixel,
-        workspace=_partial_bytes,
-        time_us=_time_us,
-        launches=2,
-        accumulates=True,
-        launcher="few_filters_backward_filter",
-        takes=_takes,
-        aligned=True,
-    ),
+_FORWARD = OwnKernel(
+    "convolution",
+    "few_filters.cu",
+    FewFiltersArguments,
+    _arguments,
+    layouts=pixel_by_pixel,
+    time_us=_time_us,
+    launcher="few_filters",
+    takes=_takes,
+    aligned=True,
 )
+_BACKWARD_DATA = replace(_FORWARD, kind="convolution_backward_data", launcher="few_filters_backward_data")
+_BACKWARD_FILTER = replace(
+    _FORWARD,
+    kind="convolution_backward_filter",
+    workspace=_partial_bytes,
+    launches=2,
+    accumulates=True,
+    launcher="few_filters_backward_filter",
+)
+
+KERNELS = (_FORWARD, _BACKWARD_DATA, _BACKWARD_FILTER)

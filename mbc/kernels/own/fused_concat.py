@@ -26,6 +26,10 @@ from mbc.kernels.own.groups import (
     taking,
 )
 
+# Of a sum, channels last, on 132 multiprocessors: half of what it moves is written, and loads wait behind that, so that
+# it takes more of them at once than a sum that reads only.
+SLICE_BLOCKS = 4 * 132
+
 
 @dataclass(frozen=True, slots=True)
 class StatisticsBesideArguments(Struct):
@@ -48,11 +52,6 @@ def _beside(at: Slice) -> StatisticsBesideArguments:
     x, joined, _ = at.request.inputs
     join = members(at.request).members[-1]
     return StatisticsBesideArguments(*image_of(at, x), parts(x, at.layout), joined.elements, int(join.inputs[0] == 1))
-
-
-# Of a sum, channels last, on 132 multiprocessors: half of what it moves is written, and loads wait behind that, so that
-# it takes more of them at once than a sum that reads only.
-SLICE_BLOCKS = 4 * 132
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,8 +112,8 @@ def _of_patches(kernel: OwnKernel) -> OwnKernel:
 
     def time_us(request: Request, device: DeviceSpec) -> float:
         result = request.outputs[0]
-        beside = places_made(request) * result.shape[1] / result.elements
-        return OF_ITS_TIME * beside * kernel.time_us(request, device)
+        made_per_pixel = places_made(request) * result.shape[1] / result.elements
+        return OF_ITS_TIME * made_per_pixel * kernel.time_us(request, device)
 
     return replace(
         kernel,

@@ -1,8 +1,8 @@
 """Convolutions in bf16 and fp16 of 64 or 128 channels, where the filter has several places and a step of one pixel.
 
 A block keeps the weights of 64 filters in shared memory, and beside them what it sees of the image. It can sum up the
-batch statistics of what it makes, too. How much that adds is not known where nobody has measured it: it is estimated at
-what both take one after the other, so that no estimate takes it (as in `mbc.kernels.cudnn_statistics`).
+batch statistics of what it makes, too. How much time that adds is not known where nobody has measured it: it is
+estimated at what both take one after the other, so that no estimate takes it (as in `mbc.kernels.cudnn_statistics`).
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ def _takes(request: Request) -> bool:
 
 
 def _summed(request: Request) -> int:
+    """Channels of what is read: of gradients, as many as the convolution has filters."""
     return request.inputs[0].shape[1]
 
 

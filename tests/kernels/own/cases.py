@@ -409,13 +409,15 @@ CONVOLUTIONS = (
     (2, 128, (5, 8), 192, (2, 3), (1, 1), (0, 0, 0, 0), (1, 1), 1),
     (4, 64, (3, 5), 128, (3, 3), (1, 1), (2, 1, 0, 2), (1, 1), 1),
     (5, 64, (2, 1), 64, (1, 3), (1, 1), (0, 0, 4, 3), (1, 1), 1),
-    # Few filters: of every number that is compiled and fewer, channels that idle threads, one pixel, blocks across.
+    # Few filters: every number, for each is compiled by itself; channels that idle threads, one pixel, blocks across.
     (2, 64, (23, 31), 2, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
     (3, 24, (7, 5), 1, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
     (1, 8, (9, 11), 3, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
     (2, 72, (13, 10), 8, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
     (5, 296, (3, 3), 4, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
     (3, 64, (1, 1), 7, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
+    (1, 40, (5, 9), 5, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
+    (2, 16, (9, 4), 6, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
     # Windows side by side: one for one pixel; images of odd sizes, several tiles of pixels and of columns; weights of a
     # block that stay, and that come again; other filters; and pixels that no window sees.
     (1, 64, (2, 2), 64, (2, 2), (2, 2), (0, 0, 0, 0), (1, 1), 1),

@@ -7,6 +7,7 @@ import math
 import shutil
 import subprocess
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +15,13 @@ import pytest
 
 from mbc.device.spec import find_spec
 from mbc.ir.types import Layout, Precision
-from mbc.kernels.base import DTYPE_CODES, Candidate
+from mbc.kernels.base import DTYPE_CODES, Arguments, Candidate
 from mbc.kernels.own import (
     KERNELS,
     OWN,
+    apart,
     few_channels,
+    few_filters,
     halves,
     linear_halves,
     patch_filters,
@@ -240,10 +243,42 @@ def test_words_on_tensor_cores_are_as_exact_as_asked(case: Case, precision: Prec
 
 @pytest.mark.parametrize("name", [k.name for k in KERNELS.values() if k.aligned])
 def test_a_kernel_that_needs_aligned_operands_says_so(name: str, library: Library):
-    kernel = KERNELS[name]
+    trial, candidate = _first_trial(KERNELS[name], library)
+    with pytest.raises(AssertionError, match="multiples of 16 bytes"):
+        trial.errors(candidate, SHIFTED)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "field", "value", "said"),
+    [
+        *((k, "filters", few_filters.MOST_FILTERS + 1, "more than eight filters") for k in few_filters.KERNELS),
+        *((k, "channels", 192, "neither 64 nor 128 channels") for k in short_patches.KERNELS),
+        *((k, "pitch", patches.MOST_PLACES, "larger than shared") for k in (*short_patches.KERNELS, *patches.KERNELS)),
+        *((k, "type", DTYPE_CODES["fp32"], "take no fp32") for k in apart.KERNELS),
+    ],
+    ids=lambda value: value.name if isinstance(value, OwnKernel) else str(value),
+)
+def test_a_launcher_refuses_what_it_was_not_made_for(
+    kernel: OwnKernel, field: str, value: int, said: str, library: Library
+):
+    """Instead of writing nothing, or beside its result: plans are files."""
+    trial, candidate = _first_trial(kernel, library)
+    request, workspace_bytes = trial.request, candidate.workspace_bytes
+    made = OWN.arguments(request, kernel.name, candidate.settings, candidate.layouts, 0, False, workspace_bytes)
+    integers = list(made.integers)
+    integers[[f.name for f in fields(kernel.struct)].index(field)] = value
+    # Operands are there and aligned, so that what is refused is the size.
+    sizes_bytes = (*(t.size_bytes for t in (*request.inputs, *request.outputs)), workspace_bytes)
+    pointers = [library.memory.allocate(size_bytes) for size_bytes in sizes_bytes if size_bytes > 0]
+    with pytest.raises(AssertionError, match=said):
+        library.launch(kernel.name, pointers, Arguments(tuple(integers), made.reals))
+    library.memory.free_all()
+
+
+def _first_trial(kernel: OwnKernel, library: Library) -> tuple[Trial, Candidate]:
+    """Of the cases that a kernel takes."""
     cases = (c for c in (*CASES, *STATISTICS, *groups_in(Precision.BF16)) if c.kind == kernel.kind)
     case, precision = next((c, p) for c in cases for p in PRECISIONS if kernel.takes(c.request(p)))
     trial = Trial(library, case, precision)
-    (candidate,) = (c for c in trial.candidates() if c.name == name)
-    with pytest.raises(AssertionError, match="multiples of 16 bytes"):
-        trial.errors(candidate, SHIFTED)
+    (candidate,) = (c for c in trial.candidates() if c.name == kernel.name)
+    return trial, candidate

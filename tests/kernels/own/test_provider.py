@@ -114,14 +114,25 @@ def test_kernels_accumulate_where_operations_may():
             assert KERNELS[name].accumulates, name
 
 
-def _depthwise(attributes: Convolution, channels: int = 32, multiplier: int = 1, kind: str = "") -> set[str]:
+def _offered(
+    attributes: Convolution,
+    channels: int,
+    filters: int,
+    kind: str = "",
+    precision: Precision = Precision.BF16,
+    rows: int = 8,
+) -> set[str]:
     """Names of the candidates of one pass."""
-    x = TensorType((8, channels, *attributes.size), DType.BF16)
-    y = TensorType((8, channels * multiplier, *attributes.output_size), DType.BF16)
-    w = TensorType((channels * multiplier, channels // attributes.groups, *attributes.kernel), DType.BF16)
+    x = TensorType((rows, channels, *attributes.size), precision.working)
+    y = TensorType((rows, filters, *attributes.output_size), precision.working)
+    w = TensorType((filters, channels // attributes.groups, *attributes.kernel), precision.working)
     inputs, output = {"": ((x, w), y), "_backward_data": ((y, w), x), "_backward_filter": ((x, y), w)}[kind]
-    request = Request(f"convolution{kind}", attributes, inputs, (output,), Precision.BF16)
+    request = Request(f"convolution{kind}", attributes, inputs, (output,), precision)
     return {candidate.name for candidate in OWN.candidates(request, H200)}
+
+
+def _depthwise(attributes: Convolution, channels: int = 32, multiplier: int = 1, kind: str = "") -> set[str]:
+    return _offered(attributes, channels, channels * multiplier, kind)
 
 
 @pytest.mark.parametrize("kind", ("", "_backward_data", "_backward_filter"))
@@ -139,6 +150,74 @@ def test_depthwise_convolutions_have_two_kernels(kind: str):
         Convolution((8192, 8192), (3, 3), (1, 1), pad, (1, 1), 32),  # a sample of 2^31 elements
     ):
         assert _depthwise(other, kind=kind) == {f"convolution{kind}"}, other
+
+
+MANY = 200_000  # rows, with which the images below have 2^31 elements and more
+
+
+@pytest.mark.parametrize("kind", ("", "_backward_data", "_backward_filter"))
+def test_few_filters_are_up_to_eight_of_one_place(kind: str):
+    name, a = f"few_filters{kind}", Convolution((14, 14), (1, 1))
+    for channels, filters, rows in ((8, 1, 8), (64, 8, MANY), (1024, 5, 8)):
+        assert name in _offered(a, channels, filters, kind, rows=rows)
+    assert name in _offered(a, 12, 8, kind, Precision.FP32)
+    for channels, filters in ((64, 9), (12, 8), (1032, 8)):
+        assert name not in _offered(a, channels, filters, kind)
+    for other in (
+        Convolution((14, 14), (1, 3)),
+        Convolution((14, 14), (1, 1), (2, 2)),
+        Convolution((14, 14), (1, 1), pad=(1, 1, 1, 1)),
+        Convolution((14, 14), (1, 1), groups=2),
+    ):
+        assert name not in _offered(other, 64, 8, kind), other
+
+
+def test_windows_apart_are_those_that_lie_side_by_side():
+    name, kind, a = "convolution_backward_data_apart", "_backward_data", Convolution((14, 14), (2, 2), (2, 2))
+    assert name in _offered(a, 64, 192, kind) and name in _offered(a, 64, 64, kind, Precision.FP16)
+    assert name not in _offered(a, 64, 64, kind, Precision.FP32)
+    assert name not in _offered(a, 64, 64, kind, rows=MANY)
+    for channels, filters in ((32, 64), (64, 96)):
+        assert name not in _offered(a, channels, filters, kind)
+    for other in (
+        Convolution((15, 14), (2, 2), (2, 2)),
+        Convolution((14, 14), (2, 2), (1, 1)),
+        Convolution((14, 14), (2, 2), (2, 2), (1, 1, 1, 1)),
+        Convolution((14, 14), (2, 2), (2, 2), groups=2),
+        Convolution((15, 15), (3, 3), (3, 3)),  # 576 columns of the product
+        Convolution((14, 14), (1, 1)),
+    ):
+        assert name not in _offered(other, 64, 64, kind), other
+
+
+@pytest.mark.parametrize("kind", ("", "_backward_data"))
+def test_short_patches_keep_all_weights_of_a_block_in_shared_memory(kind: str):
+    name, a = f"convolution{kind}_of_short_patches", Convolution((14, 14), (3, 3), pad=(1, 1, 1, 1))
+    for channels, filters in ((64, 64), (128, 64), (64, 128), (128, 128)):
+        assert name in _offered(a, channels, filters, kind)
+    assert name in _offered(a, 64, 64, kind, Precision.FP16)
+    assert name not in _offered(a, 64, 64, kind, Precision.FP32)
+    assert name not in _offered(a, 64, 64, kind, rows=MANY)
+    for channels, filters in ((192, 192), (32, 64), (64, 96)):
+        assert name not in _offered(a, channels, filters, kind)
+    for other in (
+        Convolution((14, 14), (1, 1)),
+        Convolution((14, 14), (3, 3), (2, 2), (1, 1, 1, 1)),
+        Convolution((14, 14), (3, 3), pad=(2, 2, 2, 2), dilation=(2, 2)),
+        Convolution((14, 14), (3, 3), pad=(1, 1, 1, 1), groups=2),
+        Convolution((14, 14), (5, 5), pad=(2, 2, 2, 2)),  # 200 KiB of weights, beside the patches
+    ):
+        assert name not in _offered(other, 64, 64, kind), other
+
+
+def test_what_is_copied_beside_a_product_comes_in_whole_vectors():
+    kernel = KERNELS["convolution_backward_data_bias_add_concat"]
+    request = next(r for c in GROUPS if c.kind == kernel.kind and kernel.takes(r := c.request(Precision.BF16)))
+    *others, beside = request.inputs
+    rows, channels, *size = beside.shape
+    assert channels % 8 == 0
+    uneven = TensorType((rows, channels - 4, *size), beside.dtype)
+    assert not kernel.takes(replace(request, inputs=(*others, uneven)))
 
 
 def test_depthwise_filters_split_their_sum_to_fill_the_gpu():
