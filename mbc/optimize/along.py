@@ -77,8 +77,8 @@ def _alongs(table: CandidateTable) -> Iterator[Along]:
                 continue
             members = [binding.operations[number] for number in part.runs]
             joined = join(members, [binding.values[name] for name in part.gives])
-            if not table.offered(joined):
-                continue
+            if not table.offered(joined) or table.timed(joined) != all(map(table.timed, members)):
+                continue  # no kernel, or an estimate beside measurements
             sums = frozenset(binding.operations[number].name for number in pattern.replaces)
             makes = frozenset(member.name for member in members) - sums
             yield Along(binding.values[part.gives[0]], makes, sums, joined)
