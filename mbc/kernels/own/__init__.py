@@ -144,6 +144,12 @@ class Own:
         return Arguments(struct.integers() + kernel.more(at), kernel.reals(at))
 
 
+def repeats(name: str, other: str) -> bool:
+    """Whether what the kernel `name` makes again is to the bit what kernel `other` has made."""
+    known = KERNELS.get(name)
+    return known is None or known.repeats in ("", other)
+
+
 def _able(device: DeviceSpec, kernel: OwnKernel) -> bool:
     return (
         (device.has_bf16 or not kernel.tensor_cores)

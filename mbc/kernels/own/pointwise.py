@@ -128,6 +128,7 @@ def _along(between: str, *wirings: Wiring) -> OwnKernel:
         launches=2,
         launcher="_".join(("pointwise", *kinds[1:-1], "sums")),
         takes=lambda request: wired(request) and _takes(_alone(request)),
+        repeats=_BY_ITSELF.name,
     )
 
 
