@@ -179,9 +179,7 @@ def along_runs(table: CandidateTable, draft: Draft, runs: Sequence[Run], program
     return {key: replace(run, rivals=frozenset(_rivals(key, found, reads))) for key, run in found.items()}
 
 
-def _rivals(
-    key: tuple[int, int], alongs: AlongRuns, reads: Mapping[int, Sequence[int]]
-) -> Iterator[tuple[int, int]]:
+def _rivals(key: tuple[int, int], alongs: AlongRuns, reads: Mapping[int, Sequence[int]]) -> Iterator[tuple[int, int]]:
     """Of several values that could be made along with the same sums the one that was made last is, as the others may
     be what it is made of."""
     along = alongs[key]
