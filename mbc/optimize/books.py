@@ -108,6 +108,11 @@ class Books:
             return self.runs[run].time_us
         return along.more_us
 
+    def displaced_us(self, run: int, position: int) -> float:
+        """What others that are made again along take more beside a run just before another."""
+        others = (other for other in self._displaced.get((run, position), ()) if other in self._again)
+        return sum(self.again_us_of(*other, beside=(run,)) - self.again_us_of(*other) for other in others)
+
     def _again_us_around(self, key: tuple[int, int]) -> float:
         """What a repetition takes, if it is entered, and those to which it makes a difference."""
         return sum(self.again_us_of(*other) for other in (key, *self._displaced.get(key, ())) if other in self._again)

@@ -118,6 +118,10 @@ _BY_ITSELF = OwnKernel(
 def _along(between: str, *wirings: Wiring) -> OwnKernel:
     """`between`: the operations whose result is the gradient that is summed up."""
     wired = taking(*wirings)
+
+    def takes(request: Request) -> bool:
+        return wired(request) and _takes(_alone(request))
+
     kinds = ("convolution", *(between.split("+") if between else ()), "batch_normalize_sums")
     return replace(
         _BY_ITSELF,
@@ -127,7 +131,7 @@ def _along(between: str, *wirings: Wiring) -> OwnKernel:
         time_us=_one_by_one_us,
         launches=2,
         launcher="_".join(("pointwise", *kinds[1:-1], "sums")),
-        takes=lambda request: wired(request) and _takes(_alone(request)),
+        takes=takes,
         repeats=_BY_ITSELF.name,
     )
 
