@@ -19,10 +19,10 @@ from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate, Request
 from mbc.ops.fused import gives_product
 from mbc.optimize.along import all_alongs, along_runs, alongs_of
-from mbc.optimize.books import Books
 from mbc.optimize.candidates import CandidateTable, Rules
 from mbc.optimize.choose import choose
 from mbc.optimize.fuse import fuse
+from mbc.optimize.ledger import Ledger
 from mbc.optimize.needs import needs
 from mbc.optimize.order import order
 from mbc.optimize.residence import Decisions, Recompute, rewrite
@@ -169,13 +169,14 @@ def test_of_two_along_the_same_sums_the_one_made_last_is():
         assert len(made) == len(draft.train.launches) + 1
         assert len(alone) == 2 and alone[1] < sums
 
-        books = Books(draft, runs, 0, (), alongs)
-        prices = {key: (alongs[key].more_us, runs[key[0]].time_us) for key in (first, last)}
-        for order_ in ((first, last), (last, first)):
-            for key in order_:
-                books._enter_repeat(True, alongs[key].target, key[1])
-            assert books.again_us == pytest.approx(prices[first][1] + prices[last][0])
-            books._enter_repeat(False, alongs[last].target, last[1])
-            assert books.again_us == pytest.approx(prices[first][0])
-            books._enter_repeat(False, alongs[first].target, first[1])
-            assert books.again_us == pytest.approx(0.0)
+        ledger = Ledger(draft, runs, 0, (), alongs)
+        alone_us = runs[first[0]].time_us
+        for one, other in ((first, last), (last, first)):
+            for run, position in (one, other):
+                ledger.repeat(alongs[run, position].target, position)
+            assert ledger.again_us == pytest.approx(alone_us + alongs[last].more_us)
+            ledger.drop(alongs[last].target, last[1])
+            assert ledger.again_us == pytest.approx(alongs[first].more_us)
+            assert ledger.displaced_us(*last) == pytest.approx(alone_us - alongs[first].more_us)
+            ledger.drop(alongs[first].target, first[1])
+            assert ledger.again_us == pytest.approx(0.0)

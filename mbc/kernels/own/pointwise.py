@@ -1,5 +1,5 @@
 """Convolutions of one place at a step of one, in bf16 and fp16, by themselves and along with the sums of batch
-normalisation's backward pass, which read what they make (`ALONG` of `mbc.optimize.patterns`).
+normalisation's backward pass, which read what they make (`CONVOLUTION_ALONG` of `mbc.optimize.patterns`).
 
 The same source makes both, in the same order of sums: what is made again along is the same to the bit. How long that
 takes nobody can tell who has not measured it: it is estimated at what both take one after the other, so that no
