@@ -19,6 +19,7 @@ from mbc.ir.graph import Attributes, Operation
 from mbc.ir.types import DType, TensorType
 from mbc.ops import KINDS
 from mbc.ops.base import Array, Call, OpKind
+from mbc.ops.rounding import stored
 
 SEPARATOR = "+"  # in no name of an operation or kind
 SEVERAL = "*"  # after a kind that comes several times in a row
@@ -174,14 +175,33 @@ def _shape(a: Fused, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
 
 
 def _evaluate(a: Fused, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
-    """One member after another. What stays inside is not rounded to the type that it would be stored in."""
-    known = list(inputs)
-    for member in a.members:
+    """One member after another. What stays inside is not rounded to the type that it would be stored in. A product that
+    leaves the group is: who reads it reads what was stored."""
+    return _continue(a, list(inputs), a.members, call)
+
+
+def gives_product(attributes: Attributes) -> bool:
+    """Whether it is a group whose first result is a product that its other members may read."""
+    if not isinstance(attributes, Fused) or not KINDS[attributes.members[0].kind].flops:
+        return False
+    return attributes.members[0].outputs == attributes.given[:1]
+
+
+def evaluate_behind(a: Fused, inputs: Sequence[Array], product: Array, call: Call) -> tuple[Array, ...]:
+    """What a group gives by the product that its first member has made, as it was stored."""
+    return _continue(a, [*inputs, product], a.members[1:], call)
+
+
+def _continue(a: Fused, known: list[Array], members: Sequence[Member], call: Call) -> tuple[Array, ...]:
+    given = dict(zip(a.given, call.outputs, strict=True))
+    for member in members:
         kind = KINDS[member.kind]
         assert kind.evaluate is not None
         taken = [known[n] for n in member.inputs]
         types = kind.shape(member.attributes, tuple(map(_type_of, taken)))
-        known += kind.evaluate(member.attributes, taken, Call(types, call.first_row, call.batch, call.precision))
+        made = kind.evaluate(member.attributes, taken, Call(types, call.first_row, call.batch, call.precision))
+        leaves = kind.flops is not None and member.outputs[0] in given
+        known += [stored(value, given[member.outputs[0]].dtype) for value in made] if leaves else made
     return tuple(known[n] for n in a.given)
 
 

@@ -1,10 +1,11 @@
-"""Rounding of matrix operands to TF32."""
+"""Rounding to what elements are stored as, and of matrix operands to TF32."""
 
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
-from mbc.ir.types import Precision
+from mbc.ir.types import DType, Precision
 from mbc.ops.base import Array
 
 
@@ -19,3 +20,29 @@ def round_tf32(x: Array) -> Array:
 def operand(x: Array, precision: Precision) -> Array:
     """What a convolution or matrix product reads of `x`. bf16 and fp16 operands are rounded by their storage."""
     return round_tf32(x) if precision is Precision.TF32 and x.dtype == np.float32 else x
+
+
+def to_bf16(array: Array) -> NDArray[np.uint16]:
+    """The bits of the nearest bfloat16 of every element. A NaN stays a (quiet) NaN, overflow becomes infinity."""
+    single = np.asarray(array, np.float32)
+    bits = single.view(np.uint32)
+    # Adding just under half of the last kept bit, and that bit itself, rounds ties to even; a carry that runs into
+    # the exponent is the right one. A NaN could be carried into infinity, so it is handled apart.
+    rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)
+    quiet = (bits >> np.uint32(16)) | np.uint32(0x40)
+    return np.where(np.isnan(single), quiet, rounded).astype(np.uint16)
+
+
+def from_bf16(bits: Array) -> NDArray[np.float32]:
+    """The float32 values of bfloat16 bits; exact."""
+    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def stored(x: Array, dtype: DType) -> Array:
+    """`x` as it is read again when it was stored as `dtype`."""
+    if dtype is DType.BF16:
+        return from_bf16(to_bf16(x)).astype(x.dtype)
+    if dtype is DType.FP16:
+        with np.errstate(over="ignore"):  # beyond 65504 is infinity, as on a GPU
+            return x.astype(np.float16).astype(x.dtype)
+    return x

@@ -4,6 +4,9 @@ Within a budget relu's output is often made again, for the gradient of the next 
 norm's backward pass, a little later, read nearly all that it is made of: if they write it, too (`patterns.ALONG`), that
 takes as long as writing it, where a launch of its own would read everything once more. For that the gradient of the
 filter has to come after the sums, which nothing keeps it from: only an update waits for it.
+
+So is what a convolution made that widens, which the sums themselves read: they get it on the way. Another kernel than
+the one that made it would round it otherwise, and make other sums, so that it has to be the same (`repeats`).
 """
 
 from __future__ import annotations
@@ -12,7 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mbc.ir.graph import Operation
-from mbc.ops.fused import join, kind_of, names_of
+from mbc.kernels.own import repeats
+from mbc.ops.fused import gives_product, join, kind_of, names_of
 from mbc.optimize.candidates import CandidateTable
 from mbc.optimize.choose import Choices
 from mbc.optimize.order import Draft
@@ -44,13 +48,15 @@ class Along:
 @dataclass(frozen=True, slots=True)
 class AlongRun:
     """How run `sums` of a draft makes a value again, whose buffer is `target`: by `launch` in the place of its own,
-    with a workspace of so many bytes as its last operand (0: none), in `more_us` more."""
+    with a workspace of so many bytes as its last operand (0: none), in `more_us` more. `rivals`: repetitions beside
+    which the value needs a launch of its own, since they read it before, or take the place of the sums themselves."""
 
     sums: int
     target: int
     launch: Launch
     workspace_bytes: int
     more_us: float
+    rivals: frozenset[tuple[int, int]] = frozenset()
 
 
 # By the run that made the value, and the position before which it is wanted again.
@@ -58,10 +64,19 @@ AlongRuns = Mapping[tuple[int, int], AlongRun]
 
 
 def alongs_of(table: CandidateTable) -> tuple[Along, ...]:
-    """Every place of the training step where a kernel makes a value again along with sums; found once."""
+    """Every place of the training step where a kernel makes a value again along with sums; found once. What a product
+    takes beside them nobody can tell who has not measured it."""
     if "along" not in table.groups:
-        table.groups["along"] = tuple(_alongs(table))
+        found = all_alongs(table)
+        table.groups["along"] = tuple(
+            along for along in found if not gives_product(along.operation.attributes) or table.timed(along.operation)
+        )
     return table.groups["along"]
+
+
+def all_alongs(table: CandidateTable) -> tuple[Along, ...]:
+    """The same, whether it may be taken or has to be measured before."""
+    return tuple(_alongs(table))
 
 
 def _alongs(table: CandidateTable) -> Iterator[Along]:
@@ -161,7 +176,20 @@ def along_runs(table: CandidateTable, draft: Draft, runs: Sequence[Run], program
         position = min(wanted, default=len(runs))
         if position <= sums + NEAR:
             found[maker, position] = run
-    return found
+    return {key: replace(run, rivals=frozenset(_rivals(key, found, reads))) for key, run in found.items()}
+
+
+def _rivals(key: tuple[int, int], alongs: AlongRuns, reads: Mapping[int, Sequence[int]]) -> Iterator[tuple[int, int]]:
+    """Of several values that could be made along with the same sums the one that was made last is, as the others may
+    be what it is made of."""
+    along = alongs[key]
+    for other, beside in alongs.items():
+        if beside.sums == along.sums and other[0] > key[0]:
+            yield other
+    if key[1] == along.sums:
+        for reader in reads.get(along.target, ()):
+            if reader < along.sums:
+                yield reader, along.sums
 
 
 def _run_along(
@@ -185,6 +213,8 @@ def _run_along(
     if more:
         return None
     candidate = piece.candidate
+    if not isinstance(first.work, Kernel) or not repeats(candidate.name, first.work.name):
+        return None
     rows = {access.buffer: access.rows for access in (*first.accesses, *second.accesses)}
     count = len(operation.inputs)
     accesses = tuple(Access(b, rows[b], Mode.READ if i < count else Mode.WRITE) for i, b in enumerate(operands))

@@ -45,6 +45,10 @@ class Books:
     ) -> None:
         self.runs = runs
         self._along = along or {}
+        self._displaced: dict[tuple[int, int], list[tuple[int, int]]] = {}  # by a repetition: what it is a rival of
+        for key, beside in self._along.items():
+            for rival in beside.rivals:
+                self._displaced.setdefault(rival, []).append(key)
         self.size_bytes = [aligned(b.size_bytes) if b.space is Space.ARENA else 0 for b in draft.buffers]
         self.made: dict[int, int] = dict.fromkeys(draft.train.entry, -1)
         self.reads: dict[int, list[int]] = {}
@@ -96,10 +100,22 @@ class Books:
             self._count_passing(position)
         return int(self._delta_bytes[position])
 
-    def again_us_of(self, run: int, position: int) -> float:
-        """Microseconds of a run just before another, or along with what stands there."""
+    def again_us_of(self, run: int, position: int, beside: Collection[int] = ()) -> float:
+        """Microseconds of a run just before another, or along with what stands there. `beside`: other runs that will be
+        made again before the same one."""
         along = self._along.get((run, position))
-        return self.runs[run].time_us if along is None else along.more_us
+        if along is None or any(r in self._again or (r[1] == position and r[0] in beside) for r in along.rivals):
+            return self.runs[run].time_us
+        return along.more_us
+
+    def displaced_us(self, run: int, position: int) -> float:
+        """What others that are made again along take more beside a run just before another."""
+        others = (other for other in self._displaced.get((run, position), ()) if other in self._again)
+        return sum(self.again_us_of(*other, beside=(run,)) - self.again_us_of(*other) for other in others)
+
+    def _again_us_around(self, key: tuple[int, int]) -> float:
+        """What a repetition takes, if it is entered, and those to which it makes a difference."""
+        return sum(self.again_us_of(*other) for other in (key, *self._displaced.get(key, ())) if other in self._again)
 
     def across(self, position: int) -> list[int]:
         """The movable values that may be there over a run that does not touch them, found without a look at each."""
@@ -129,10 +145,11 @@ class Books:
         starts = self.starts.setdefault(buffer, [])
         at = bisect_right(starts, position)
         if added:
+            before_us = self._again_us_around(key)
             if key not in self._again:
-                self.again_us += self.again_us_of(*key)
                 self._runs_again.setdefault(position, set()).add(key[0])
             self._again.setdefault(key, set()).add(buffer)
+            self.again_us += self._again_us_around(key) - before_us
             self._take(buffer, at, -1)
             starts.insert(at, position)
             self._take(buffer, at, 1)
@@ -142,11 +159,12 @@ class Books:
             self._take(buffer, at, -1)
             del starts[at - 1]
             self._take(buffer, at - 1, 1)
+            before_us = self._again_us_around(key)
             self._again[key].remove(buffer)
             if not self._again[key]:
                 del self._again[key]
                 self._runs_again[position].remove(key[0])
-                self.again_us -= self.again_us_of(*key)
+            self.again_us += self._again_us_around(key) - before_us
         self._note(buffer)
         self._journal.append((self._enter_repeat, added, buffer, position))
 

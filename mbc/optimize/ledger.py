@@ -105,7 +105,8 @@ class Ledger(Books):
                 continue
             paid.add(run)
             later = self._next_again(wanted, position) if wanted != buffer else None
-            total_us += self.again_us_of(run, position) - (0.0 if later is None else self.again_us_of(run, later))
+            total_us += self.displaced_us(run, position)
+            total_us += self.again_us_of(run, position, paid) - (0.0 if later is None else self.again_us_of(run, later))
             for source in self.runs[run].reads:
                 if source in self._is_movable:
                     if not self.resident(source, position) and not self._can_fetch(source, position):

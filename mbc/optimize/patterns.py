@@ -278,7 +278,7 @@ PATTERNS: tuple[Pattern, ...] = (
 
 # Sums over a gradient behind relu that make relu's output again on the way, for whoever reads it next: most of what it
 # is made of is read anyway. Within a budget they run where relu's output was not kept (`mbc.optimize.along`).
-ALONG: tuple[Pattern, ...] = (
+RELU_ALONG: tuple[Pattern, ...] = (
     Pattern.of(
         f"z = {_NORMALIZE}",
         "y = relu(z)",
@@ -304,6 +304,25 @@ ALONG: tuple[Pattern, ...] = (
         for added in ((), ("dy = add(a, b)",))
     ),
 )
+
+# Sums that make again on the way what they are over: a product that takes less than reading its result.
+CONVOLUTION_ALONG: tuple[Pattern, ...] = (
+    Pattern.of("x = convolution(image, w)", _SUMS, launches=(Part((0, 1), ("x", "dgamma", "dbeta")),), replaces=(1,)),
+    *(
+        Pattern.of(
+            "x = convolution(image, w)",
+            *added,
+            through_relu,
+            _SUMS,
+            launches=(Part(tuple(range(3 + len(added))), ("x", "d", "dgamma", "dbeta")),),
+            replaces=tuple(range(1, 3 + len(added))),
+        )
+        for through_relu in (_THROUGH_RELU, _BY_SIGNS)
+        for added in ((), ("dy = add(a, b)",))
+    ),
+)
+
+ALONG = (*RELU_ALONG, *CONVOLUTION_ALONG)
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,11 +65,12 @@ def rewrite(
     made_by = {buffer: i for i, run in enumerate(runs) for buffer in run.writes}
     again: dict[int, dict[int, list[int]]] = {}  # position -> run -> outputs
     instead: dict[int, AlongRun] = {}  # by the run in whose place it is launched
+    repeated = {(made_by[decision.buffer], decision.before) for decision in decisions.recomputes}
     for decision in decisions.recomputes:
         run = made_by[decision.buffer]
         assert run < decision.before and runs[run].again
         found = (along or {}).get((run, decision.before))
-        if found is not None and found.sums not in instead:
+        if found is not None and found.rivals.isdisjoint(repeated):
             instead[found.sums] = found
         else:
             again.setdefault(decision.before, {}).setdefault(run, []).append(decision.buffer)

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbc.ir.types import DType, Layout
+from mbc.ops.rounding import from_bf16, to_bf16
 
 Array = NDArray[Any]
 
@@ -30,22 +31,6 @@ STORED: dict[DType, np.dtype[Any]] = {
 def canonical_dtype(dtype: DType) -> np.dtype[Any]:
     """What NumPy computes with for values stored as `dtype`."""
     return STORED[DType.FP32] if dtype in (DType.BF16, DType.FP16) else STORED[dtype]
-
-
-def to_bf16(array: Array) -> NDArray[np.uint16]:
-    """The bits of the nearest bfloat16 of every element. A NaN stays a (quiet) NaN, overflow becomes infinity."""
-    single = np.asarray(array, np.float32)
-    bits = single.view(np.uint32)
-    # Adding just under half of the last kept bit, and that bit itself, rounds ties to even; a carry that runs into
-    # the exponent is the right one. A NaN could be carried into infinity, so it is handled apart.
-    rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)
-    quiet = (bits >> np.uint32(16)) | np.uint32(0x40)
-    return np.where(np.isnan(single), quiet, rounded).astype(np.uint16)
-
-
-def from_bf16(bits: Array) -> NDArray[np.float32]:
-    """The float32 values of bfloat16 bits; exact."""
-    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 def round_tf32(array: Array) -> NDArray[np.float32]:

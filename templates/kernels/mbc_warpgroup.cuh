@@ -183,9 +183,10 @@ __device__ inline void multiply_halves(float (&d)[TILES][4], const uint32_t (&a)
 #endif
 }
 
-// The same of 256 columns of T, and A in shared memory, too: 16 terms of 64 rows.
-template <bool BY_TERM, typename T, typename Operand>
-__device__ inline void multiply_shared(float (&d)[32][4], const Operand& a, const Operand& b, bool adds) {
+// The same of T, and A in shared memory, too: 16 terms of 64 rows; of 128 or 256 columns.
+template <bool BY_TERM, typename T, int TILES, typename Operand>
+__device__ inline void multiply_shared(float (&d)[TILES][4], const Operand& a, const Operand& b, bool adds) {
+  static_assert(TILES == 16 || TILES == 32);
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define MBC_MULTIPLY_SHARED(type)                                                                      \
   asm volatile(                                                                                        \
@@ -202,11 +203,28 @@ __device__ inline void multiply_shared(float (&d)[32][4], const Operand& a, cons
       "%128, %129, p, 1, 1, 0, %131;\n}"                                                                \
       : MBC_EIGHT_TILES(0), MBC_EIGHT_TILES(8), MBC_EIGHT_TILES(16), MBC_EIGHT_TILES(24)               \
       : "l"(described(a)), "l"(described(b)), "r"(static_cast<int>(adds)), "n"(BY_TERM ? 1 : 0))
-  if constexpr (std::is_same_v<T, __nv_bfloat16>)
+#define MBC_MULTIPLY_SHARED_HALF(type)                                                                  \
+  asm volatile(                                                                                        \
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                                                     \
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " "                                 \
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                        \
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "               \
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "               \
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "              \
+      "%64, %65, p, 1, 1, 0, %67;\n}"                                                                  \
+      : MBC_EIGHT_TILES(0), MBC_EIGHT_TILES(8)                                                         \
+      : "l"(described(a)), "l"(described(b)), "r"(static_cast<int>(adds)), "n"(BY_TERM ? 1 : 0))
+  constexpr bool BF16 = std::is_same_v<T, __nv_bfloat16>;
+  if constexpr (TILES == 32 && BF16)
     MBC_MULTIPLY_SHARED("bf16");
-  else
+  else if constexpr (TILES == 32)
     MBC_MULTIPLY_SHARED("f16");
+  else if constexpr (BF16)
+    MBC_MULTIPLY_SHARED_HALF("bf16");
+  else
+    MBC_MULTIPLY_SHARED_HALF("f16");
 #undef MBC_MULTIPLY_SHARED
+#undef MBC_MULTIPLY_SHARED_HALF
 #else
   static_cast<void>(d), static_cast<void>(a), static_cast<void>(b), static_cast<void>(adds);
 #endif

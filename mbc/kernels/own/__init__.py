@@ -31,6 +31,7 @@ from mbc.kernels.own import (
     moves,
     patch_filters,
     patches,
+    pointwise,
     products,
     short_patches,
     signs,
@@ -58,6 +59,7 @@ _FAMILIES = (
     patch_filters,
     patches,
     short_patches,
+    pointwise,
     linear_halves,
     fused,
     fused_at_once,
@@ -140,6 +142,12 @@ class Own:
         at = Slice(request, layout, first_row, accumulate)
         struct = conversion(request, layouts) if kernel.struct is ConvertArguments else kernel.integers(at)
         return Arguments(struct.integers() + kernel.more(at), kernel.reals(at))
+
+
+def repeats(name: str, other: str) -> bool:
+    """Whether what the kernel `name` makes again is to the bit what kernel `other` has made."""
+    known = KERNELS.get(name)
+    return known is None or known.repeats in ("", other)
 
 
 def _able(device: DeviceSpec, kernel: OwnKernel) -> bool:

@@ -1,4 +1,4 @@
-"""Sums of batch normalisation that make relu's output again on the way (`ALONG` of `mbc.optimize.patterns`)."""
+"""Sums of batch normalisation that make relu's output again on the way (`RELU_ALONG` of `mbc.optimize.patterns`)."""
 
 from __future__ import annotations
 

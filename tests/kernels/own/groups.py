@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from mbc.ir.graph import Attributes, Operation
 from mbc.ir.types import Precision
@@ -18,7 +19,7 @@ from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, Update
 from mbc.ops.pooling import MaxPool
 from mbc.ops.shape import ChannelSlice
 from mbc.ops.update import AdamW, Sgd
-from mbc.optimize.patterns import ALONG, PATTERNS, Part, Pattern, Statement
+from mbc.optimize.patterns import CONVOLUTION_ALONG, PATTERNS, RELU_ALONG, Part, Pattern, Statement
 from tests.kernels.own.cases import LONG, SHAPES, Case, Operand, Shape, bytes_below, control, m, positive, w
 
 EPS = 1e-3
@@ -109,7 +110,7 @@ def _fits(shape: Shape, window: Window, number: int) -> bool:
 
 
 def _cases() -> Iterable[Case]:
-    for pattern in (*PATTERNS, *ALONG):
+    for pattern in (*PATTERNS, *RELU_ALONG):
         if any(KINDS[statement.kind].flops for statement in pattern.statements):
             continue
         shapes = [*SHAPES, *LONG]
@@ -183,6 +184,36 @@ def _ups() -> Iterable[Case]:
             yield Case(name, joined.kind, joined.attributes, tuple(operands[v] for v in joined.inputs))
 
 
+# Of a convolution of one place: rows, channels, size, filters.
+POINTS = (
+    (3, 64, (9, 11), 320),
+    (2, 128, (5, 13), 256),
+    (1, 256, (1, 2), 64),
+    (1, 256, (7, 19), 128),
+)
+
+
+def points(pattern: Pattern, part: Part, rows: int, channels: int, size: tuple[int, int], filters: int) -> Operation:
+    """A launch of such a pattern, or some of its members; a single one is itself."""
+    shape = (rows, filters, *size)
+    members = [_operation(n, pattern.statements[n], shape, affine=True, window=WINDOWS[0]) for n in part.runs]
+    members = [replace(o, attributes=Convolution(size, (1, 1))) if o.kind == "convolution" else o for o in members]
+    return join(members, part.gives) if len(members) > 1 else members[0]
+
+
+def point_operand(name: str, rows: int, channels: int, size: tuple[int, int], filters: int) -> Operand:
+    known = {"image": w(rows, channels, *size), "w": w(filters, channels, 1, 1)}
+    return known.get(name) or _operand(name, (rows, filters, *size), WINDOWS[0])
+
+
+def _points() -> Iterable[Case]:
+    for pattern in CONVOLUTION_ALONG:
+        for sizes in POINTS:
+            joined = points(pattern, pattern.launches[0], *sizes)
+            name = f"{joined.kind}-{'x'.join(map(str, sizes))}"
+            yield Case(name, joined.kind, joined.attributes, tuple(point_operand(v, *sizes) for v in joined.inputs))
+
+
 # More than one launch takes, sizes around those of vectors, chunks and blocks.
 SIZES = (1, 2, 3, 5, 4096, 4097, 8192, 12289, 255, 64, *range(1, 61))
 
@@ -209,7 +240,7 @@ def _many() -> Iterable[Case]:
     yield _together("cast", [Cast("fp32")] * len(SIZES), [(w(n),) for n in SIZES])
 
 
-GROUPS = (*_cases(), *_ups(), *_many())
+GROUPS = (*_cases(), *_ups(), *_points(), *_many())
 
 
 def groups_in(precision: Precision) -> list[Case]:

@@ -14,7 +14,7 @@ from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import DTYPE_CODES, Request
 from mbc.ops.base import Array
 from mbc.ops.signs import CHANNELS
-from mbc.optimize.patterns import ALONG, Part, Pattern, Statement
+from mbc.optimize.patterns import RELU_ALONG, Part, Pattern, Statement
 from tests.kernels.own.cases import Shape
 from tests.kernels.own.groups import SAME, group
 from tests.kernels.own.launching import Library, from_bytes, launched, request_of, to_bytes
@@ -113,11 +113,11 @@ def _apart(pattern: Pattern, shape: Shape, affine: bool) -> tuple[Operation, Ope
 @pytest.mark.parametrize("precision", VANISHING)
 @pytest.mark.parametrize("layout", Layout)
 @pytest.mark.parametrize("affine", [True, False], ids=["affine", "plain"])
-@pytest.mark.parametrize("number", range(len(ALONG)))
+@pytest.mark.parametrize("number", range(len(RELU_ALONG)))
 def test_equal_to_the_bit(
     number: int, affine: bool, layout: Layout, precision: Precision, libraries: dict[Precision, Library]
 ):
-    for pattern in (ALONG[number], _swapped(ALONG[number])):
+    for pattern in (RELU_ALONG[number], _swapped(RELU_ALONG[number])):
         for shape in SHAPES:
             if _has_signs(pattern) and shape[1] % CHANNELS != 0:
                 continue
@@ -136,10 +136,10 @@ def test_equal_to_the_bit(
 
 
 @pytest.mark.parametrize("precision", [Precision.BF16, Precision.FP16])
-@pytest.mark.parametrize("number", range(len(ALONG)))
+@pytest.mark.parametrize("number", range(len(RELU_ALONG)))
 def test_the_mask_is_that_of_what_is_stored(number: int, precision: Precision, libraries: dict[Precision, Library]):
     """Some of what is positive vanishes: with it in fp32 more would come through."""
-    pattern, shape = ALONG[number], SHAPES[0]
+    pattern, shape = RELU_ALONG[number], SHAPES[0]
     bench = Bench(libraries[precision], shape, precision, Layout.CHANNELS_LAST, vanishing=True)
     made = bench.run(group(pattern, pattern.launches[0], shape, affine=True))
     y = from_bytes(made["y"], bench.type_of("y"), bench.layout)

@@ -73,14 +73,14 @@ void multiply_halves(float (&d)[TILES][4], const uint32_t (&a)[4], const Operand
     }
 }
 
-template <bool BY_TERM, typename T, typename Operand>
-void multiply_shared(float (&d)[32][4], const Operand& a, const Operand& b, bool adds) {
+template <bool BY_TERM, typename T, int TILES, typename Operand>
+void multiply_shared(float (&d)[TILES][4], const Operand& a, const Operand& b, bool adds) {
   const unsigned thread = emulator::current % WARPGROUP, lane = thread % emulator::WARP;
   float rows[2][16];
   for (unsigned h = 0; h < 2; ++h)
     for (unsigned k = 0; k < 16; ++k)
       rows[h][k] = of_operand<T>(a, false, k, thread / emulator::WARP * 16 + lane / 4 + 8 * h);
-  for (unsigned j = 0; j < 32; ++j)
+  for (unsigned j = 0; j < TILES; ++j)
     for (unsigned e = 0; e < 2; ++e) {
       float sums[2] = {adds ? d[j][e] : 0.0f, adds ? d[j][2 + e] : 0.0f};
       for (unsigned k = 0; k < 16; ++k) {

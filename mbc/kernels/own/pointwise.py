@@ -1,0 +1,146 @@
+"""Convolutions of one place at a step of one, in bf16 and fp16, by themselves and along with the sums of batch
+normalisation's backward pass, which read what they make (`CONVOLUTION_ALONG` of `mbc.optimize.patterns`).
+
+The same source makes both, in the same order of sums: what is made again along is the same to the bit. How long that
+takes nobody can tell who has not measured it: it is estimated at what both take one after the other, so that no
+estimate takes it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from mbc.device.spec import DeviceSpec
+from mbc.ir.types import DType, Layout
+from mbc.kernels.base import Request
+from mbc.kernels.calibration import peak_tflops
+from mbc.kernels.own.base import OwnKernel, Slice, Struct, channels_last, moved_us, type_code
+from mbc.kernels.own.channels import SUMS_BYTES
+from mbc.kernels.own.groups import Wiring, eps, members, taking
+from mbc.kernels.own.halves import by_the_64
+from mbc.kernels.own.sides import attributes
+
+# As in the source.
+PIXELS, FILTERS = 64, 256  # that a block makes at once
+MOST_CHANNELS = 256  # whose weights it keeps
+STAGES, RESULTS = 3, 2
+WRITERS = 8  # warps of a block that leave sums each
+ALIGNED_BYTES = 1008  # beside what is to begin at a multiple of 1,024
+BARRIERS_BYTES = 96  # at most
+MOST_BLOCKS = 132  # on a large GPU; a constant, so that sums are the same on all
+TENSOR_SHARE = 0.5  # of the peak, by judgement: one warpgroup multiplies, and waits while its results are rounded
+
+
+@dataclass(frozen=True, slots=True)
+class PointwiseArguments(Struct):
+    type: int
+    pixels: int
+    channels: int
+    filters: int
+    blocks: int
+
+
+def _alone(request: Request) -> Request:
+    """The convolution that a group begins with."""
+    first = members(request).members[0]
+    return Request(first.kind, first.attributes, request.inputs[:2], request.outputs[:1], request.precision)
+
+
+def _takes(request: Request) -> bool:
+    a, image, made = attributes(request), request.inputs[0], request.outputs[0]
+    return (
+        {image.dtype, made.dtype} in ({DType.BF16}, {DType.FP16})
+        and (a.kernel, a.stride, a.pad) == ((1, 1), (1, 1), (0, 0, 0, 0))
+        and by_the_64(request)
+        and image.shape[1] <= MOST_CHANNELS
+    )
+
+
+def _pixels(request: Request) -> int:
+    made = request.outputs[0]
+    return made.elements // made.shape[1]
+
+
+def _blocks(request: Request) -> int:
+    """Of the same filters."""
+    across = math.ceil(request.outputs[0].shape[1] / FILTERS)
+    return max(1, min(MOST_BLOCKS // across, math.ceil(_pixels(request) / PIXELS)))
+
+
+def _arguments(at: Slice) -> PointwiseArguments:
+    image, made = at.request.inputs[0], at.request.outputs[0]
+    return PointwiseArguments(
+        type_code(image), _pixels(at.request), image.shape[1], made.shape[1], blocks=_blocks(at.request)
+    )
+
+
+def _shared_bytes(request: Request) -> int:
+    element_bytes = request.outputs[0].dtype.size_bytes
+    results_bytes = PIXELS * (FILTERS * element_bytes + 16)
+    operands = FILTERS * request.inputs[0].shape[1] + STAGES * PIXELS * 64
+    return operands * element_bytes + RESULTS * results_bytes + ALIGNED_BYTES + BARRIERS_BYTES
+
+
+def _partial_bytes(request: Request, layout: Layout) -> int:
+    return _blocks(request) * WRITERS * request.outputs[0].shape[1] * SUMS_BYTES
+
+
+def _time_us(request: Request, device: DeviceSpec) -> float:
+    image, weight = request.inputs[:2]
+    operations = 2 * image.elements * weight.shape[0]
+    multiplied_us = operations / (peak_tflops(device, request.precision) * 1e6 * TENSOR_SHARE)
+    return max(multiplied_us, moved_us(request, device))
+
+
+def _one_by_one_us(request: Request, device: DeviceSpec) -> float:
+    """What the sums read and write, the convolution's result among it; and a launch more."""
+    sums_us = moved_us(replace(request, inputs=request.inputs[2:]), device)
+    return _time_us(_alone(request), device) + sums_us + device.launch_us
+
+
+_BY_ITSELF = OwnKernel(
+    "convolution",
+    "pointwise.cu",
+    PointwiseArguments,
+    _arguments,
+    layouts=channels_last,
+    time_us=_time_us,
+    launcher="pointwise",
+    takes=_takes,
+    shared=_shared_bytes,
+    tensor_cores=True,
+    warpgroups=True,
+    aligned=True,
+)
+
+
+def _along(between: str, *wirings: Wiring) -> OwnKernel:
+    """`between`: the operations whose result is the gradient that is summed up."""
+    wired = taking(*wirings)
+
+    def takes(request: Request) -> bool:
+        return wired(request) and _takes(_alone(request))
+
+    kinds = ("convolution", *(between.split("+") if between else ()), "batch_normalize_sums")
+    return replace(
+        _BY_ITSELF,
+        kind="+".join(kinds),
+        reals=eps,
+        workspace=_partial_bytes,
+        time_us=_one_by_one_us,
+        launches=2,
+        launcher="_".join(("pointwise", *kinds[1:-1], "sums")),
+        takes=takes,
+        repeats=_BY_ITSELF.name,
+    )
+
+
+ALONG = (
+    _along("", (((0, 1), (5, 2, 3, 4)), (5, 6, 7))),
+    _along("relu_backward", (((0, 1), (2, 3), (6, 7, 4, 5)), (6, 7, 8, 9))),
+    _along("add+relu_backward", (((0, 1), (2, 3), (4, 8), (7, 9, 5, 6)), (7, 9, 10, 11))),
+    _along("relu_backward_signs", (((0, 1), (2, 3), (6, 7, 4, 5)), (6, 7, 8, 9))),
+    _along("add+relu_backward_signs", (((0, 1), (2, 3), (8, 4), (7, 9, 5, 6)), (7, 9, 10, 11))),
+)
+KERNELS = (_BY_ITSELF, *ALONG)

@@ -1,0 +1,87 @@
+"""Convolutions of one place made again along with sums: all that is written is what the launches write that they stand
+for, to the bit, but for the order of the sums."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mbc.ir.graph import Operation
+from mbc.ir.types import Layout, Precision, TensorType
+from mbc.kernels.base import DTYPE_CODES
+from mbc.kernels.own import KERNELS, pointwise
+from mbc.ops.convolution import Convolution
+from mbc.optimize.patterns import CONVOLUTION_ALONG, Part, Pattern
+from tests.kernels.own.cases import Case, w
+from tests.kernels.own.groups import POINTS, point_operand, points
+from tests.kernels.own.launching import Library, launched, relative_error, request_of, to_bytes
+from tests.kernels.own.test_emulated import GXX, build
+
+pytestmark = pytest.mark.skipif(GXX is None, reason="no g++ on this machine")
+FILES = ("pointwise.cu", "fused.cu", "batch_norm.cu")
+Sizes = tuple[int, int, tuple[int, int], int]
+
+
+@pytest.fixture(scope="module", params=[Precision.BF16, Precision.FP16])
+def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Precision, Library]:
+    return request.param, build(Path(tmp_path_factory.mktemp("kernels")), DTYPE_CODES[request.param], FILES)
+
+
+class Bench:
+    """Runs operations over the same values, by their names."""
+
+    def __init__(self, library: tuple[Precision, Library], sizes: Sizes) -> None:
+        self.precision, self.library = library
+        self.sizes = sizes
+        self.known: dict[str, bytes] = {}
+
+    def _operand(self, name: str) -> tuple[bytes, TensorType]:
+        operand = point_operand(name, *self.sizes)
+        type_ = operand.type(self.precision)
+        if name not in self.known:
+            values = operand.make(np.random.default_rng(sum(map(ord, name))), operand.shape)
+            last = len(operand.shape) == 4 and operand.shape[2:] != (1, 1)
+            self.known[name] = to_bytes(values, type_.dtype, Layout.CHANNELS_LAST if last else Layout.CHANNELS_FIRST)
+        return self.known[name], type_
+
+    def run(self, operation: Operation, name: str = "", places: dict[str, str] | None = None) -> dict[str, bytes]:
+        """By the kernel of a name. `places`: the inputs that outputs are written over."""
+        operands, types = zip(*map(self._operand, operation.inputs), strict=True)
+        shared = {operation.outputs.index(o): operation.inputs.index(i) for o, i in (places or {}).items()}
+        request = request_of(operation, types, self.precision)
+        made = launched(self.library, request, operands, shared=shared, name=name)
+        return dict(zip(operation.outputs, made, strict=True))
+
+
+@pytest.mark.parametrize("blocks", [1, 3, pointwise.MOST_BLOCKS])
+@pytest.mark.parametrize("sizes", POINTS, ids=str)
+@pytest.mark.parametrize("pattern", CONVOLUTION_ALONG, ids=lambda p: "+".join(s.kind for s in p.statements[1:]))
+def test_equal_to_the_launches_by_themselves(
+    pattern: Pattern, sizes: Sizes, blocks: int, library: tuple[Precision, Library], monkeypatch: pytest.MonkeyPatch
+):
+    """By one block for its filters, which goes through all tiles; by a few; by as many as there are tiles."""
+    monkeypatch.setattr(pointwise, "MOST_BLOCKS", blocks)
+    bench = Bench(library, sizes)
+    (part,) = pattern.launches
+    along = points(pattern, part, *sizes)
+    made = bench.run(along)
+    bench.known |= bench.run(points(pattern, Part((0,), ("x",)), *sizes), "pointwise")
+    wanted = {"x": bench.known["x"], **bench.run(points(pattern, Part(pattern.replaces, part.gives[1:]), *sizes))}
+    for name in ("dgamma", "dbeta"):
+        found, other = (np.frombuffer(values.pop(name), np.float32) for values in (made, wanted))
+        assert relative_error(found, other) < 1e-5
+    assert made == wanted
+    for old in {"a", "b", "dy", "y"} & set(along.inputs):
+        again = bench.run(along, places={"d": old})
+        assert {name: again[name] for name in made} == made
+
+
+@pytest.mark.parametrize(
+    ("channels", "stride"), [(pointwise.MOST_CHANNELS + 64, 1), (64, 2)], ids=["too many channels", "a step of two"]
+)
+def test_not_taken(channels: int, stride: int):
+    a = Convolution((5, 5), (1, 1), (stride, stride))
+    case = Case("not taken", "convolution", a, (w(2, channels, 5, 5), w(64, channels, 1, 1)))
+    assert not KERNELS["pointwise"].takes(case.request(Precision.BF16))
