@@ -5,7 +5,7 @@
 // A block keeps the weights of its filters and makes tiles of pixels one after another. One warpgroup copies pixels, one
 // multiplies, and two write what it has made and sum up, the gradients for which they have fetched long before.
 #include "mbc_fused.cuh"
-#include "mbc_halves.cuh"
+#include "mbc_ring.cuh"
 
 struct PointwiseArguments {
   int64_t type;
