@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbc.errors import MbcError
-from mbc.runtime.formats import from_bf16
+from mbc.ops.rounding import from_bf16
 
 Array = NDArray[Any]
 

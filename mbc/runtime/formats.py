@@ -33,14 +33,6 @@ def canonical_dtype(dtype: DType) -> np.dtype[Any]:
     return STORED[DType.FP32] if dtype in (DType.BF16, DType.FP16) else STORED[dtype]
 
 
-def round_tf32(array: Array) -> NDArray[np.float32]:
-    """Every element with its mantissa rounded to the 10 bits that TF32 keeps."""
-    single = np.asarray(array, np.float32)
-    bits = single.view(np.uint32)
-    rounded = (bits + (np.uint32(0xFFF) + ((bits >> np.uint32(13)) & np.uint32(1)))) & np.uint32(0xFFFFE000)
-    return np.where(np.isnan(single), single, rounded.view(np.float32))
-
-
 def canonical_view(data: NDArray[np.uint8], shape: tuple[int, ...], dtype: DType, layout: Layout) -> Array:
     """Stored bytes seen in canonical order, without a copy; bfloat16 shows its bits.
 

@@ -233,16 +233,9 @@ __global__ void __launch_bounds__(RING_THREADS, 1)
 }
 
 // Operands are those of the product, and of a concatenation a bias and its other part.
-template <bool CONCAT>
-const char* run_windows_apart(const MbcCall& call) {
-  const auto& a = arguments<ApartArguments>(call);
-  if (const char* problem = unaligned(call)) return problem;
-#if MBC_WORKING == 0
-  return "tensor cores take no fp32";
-#else
-  using T = MbcWorking;
-  if (a.type != MBC_WORKING) return "tensor cores take no fp32";
-  const Apart f(a);
+template <bool CONCAT, typename T>
+void run_windows_apart(const MbcCall& call) {
+  const Apart f(arguments<ApartArguments>(call));
   const int64_t beside = f.all - f.channels;
   const Slice slice = CONCAT ? Slice(MBC_CHANNELS_LAST, beside, f.all, 1) : Slice();
   const int64_t most = max(int64_t{1}, multiprocessors() / f.across);
@@ -251,15 +244,15 @@ const char* run_windows_apart(const MbcCall& call) {
   MBC_LAUNCH_SHARED((windows_apart<T, CONCAT>), blocks, RING_THREADS, SHARED, call.stream, in<T>(call, 0),
                     in<T>(call, 1), CONCAT ? in<float>(call, 2) : nullptr, CONCAT ? in<T>(call, 3) : nullptr,
                     out<T>(call, CONCAT ? 4 : 2), f.image_pixels() * beside, slice, f);
-  return launched();
-#endif
 }
 
 }  // namespace mbc
 
 extern "C" const char* mbc_convolution_backward_data_apart(const MbcCall& call) {
-  return mbc::run_windows_apart<false>(call);
+  using namespace mbc;
+  return on_tensor_cores<ApartArguments>(call, [&](auto of) { run_windows_apart<false, decltype(of)>(call); });
 }
 extern "C" const char* mbc_convolution_backward_data_bias_add_concat(const MbcCall& call) {
-  return mbc::run_windows_apart<true>(call);
+  using namespace mbc;
+  return on_tensor_cores<ApartArguments>(call, [&](auto of) { run_windows_apart<true, decltype(of)>(call); });
 }

@@ -194,67 +194,57 @@ void for_filters(int64_t filters, Run run) {
     for_filters<FILTERS + 1>(filters, run);
 }
 
-// What is wrong with a call, if anything: no launch would follow for another number of filters, and nothing be said.
-inline const char* refused(const MbcCall& call, const FewFiltersArguments& a) {
+// Calls `run` with an element, the number of filters and the sizes, and says what is wrong with the call, if anything: no
+// launch would follow for another number of filters.
+template <typename Run>
+const char* for_type_and_filters(const MbcCall& call, const Run& run) {
+  const auto& a = arguments<FewFiltersArguments>(call);
   if (a.filters < 1 || a.filters > MOST_FILTERS) return "there are more than eight filters, or none";
-  return unaligned(call);
+  if (const char* problem = unaligned(call)) return problem;
+  const FewFilters f{a.pixels, static_cast<int32_t>(a.channels)};
+  MBC_FOR_TYPE(a.type, T, { for_filters(a.filters, [&](auto count) { run(T(), count, f); }); });
+  return launched();
 }
 
 }  // namespace mbc
 
 extern "C" const char* mbc_few_filters(const MbcCall& call) {
   using namespace mbc;
-  const auto& a = arguments<FewFiltersArguments>(call);
-  if (const char* problem = refused(call, a)) return problem;
-  const FewFilters f{a.pixels, static_cast<int32_t>(a.channels)};
-  MBC_FOR_TYPE(a.type, T, {
-    for_filters(a.filters, [&](auto count) {
-      constexpr int FILTERS = decltype(count)::value;
-      const int shared_bytes = FILTERS * f.channels * static_cast<int>(sizeof(float));
-      const int64_t most = resident_blocks(few_filters<T, FILTERS>, THREADS, shared_bytes);
-      const auto blocks = static_cast<unsigned>(min(divide_up(f.pixels, THREADS), most));
-      MBC_LAUNCH_SHARED((few_filters<T, FILTERS>), blocks, THREADS, shared_bytes, call.stream, in<T>(call, 0),
-                        in<T>(call, 1), out<T>(call, 2), f);
-    });
+  return for_type_and_filters(call, [&](auto element, auto count, const FewFilters& f) {
+    using T = decltype(element);
+    constexpr int FILTERS = decltype(count)::value;
+    const int shared_bytes = FILTERS * f.channels * static_cast<int>(sizeof(float));
+    const int64_t most = resident_blocks(few_filters<T, FILTERS>, THREADS, shared_bytes);
+    const auto blocks = static_cast<unsigned>(min(divide_up(f.pixels, THREADS), most));
+    MBC_LAUNCH_SHARED((few_filters<T, FILTERS>), blocks, THREADS, shared_bytes, call.stream, in<T>(call, 0),
+                      in<T>(call, 1), out<T>(call, 2), f);
   });
-  return launched();
 }
 
 extern "C" const char* mbc_few_filters_backward_data(const MbcCall& call) {
   using namespace mbc;
-  const auto& a = arguments<FewFiltersArguments>(call);
-  if (const char* problem = refused(call, a)) return problem;
-  const FewFilters f{a.pixels, static_cast<int32_t>(a.channels)};
-  MBC_FOR_TYPE(a.type, T, {
-    for_filters(a.filters, [&](auto count) {
-      constexpr int FILTERS = decltype(count)::value;
-      const ChannelTiling tiling(f.channels / WIDTH<T>);
-      const int64_t wanted = divide_up(f.pixels, tiling.down() * FEW_PIXELS);
-      const int64_t most = multiprocessors() * 4 * MAP_WAVES / tiling.columns;
-      const dim3 grid(tiling.columns, static_cast<unsigned>(min(wanted, max(int64_t{1}, most))));
-      MBC_LAUNCH((few_filters_data<T, FILTERS>), grid, dim3(tiling.along, tiling.down()), call.stream, in<T>(call, 0),
-                 in<T>(call, 1), out<T>(call, 2), f);
-    });
+  return for_type_and_filters(call, [&](auto element, auto count, const FewFilters& f) {
+    using T = decltype(element);
+    const ChannelTiling tiling(f.channels / WIDTH<T>);
+    const int64_t wanted = divide_up(f.pixels, tiling.down() * FEW_PIXELS);
+    const int64_t most = multiprocessors() * 4 * MAP_WAVES / tiling.columns;
+    const dim3 grid(tiling.columns, static_cast<unsigned>(min(wanted, max(int64_t{1}, most))));
+    MBC_LAUNCH((few_filters_data<T, decltype(count)::value>), grid, dim3(tiling.along, tiling.down()), call.stream,
+               in<T>(call, 0), in<T>(call, 1), out<T>(call, 2), f);
   });
-  return launched();
 }
 
 extern "C" const char* mbc_few_filters_backward_filter(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<FewFiltersArguments>(call);
-  if (const char* problem = refused(call, a)) return problem;
-  const FewFilters f{a.pixels, static_cast<int32_t>(a.channels)};
-  float* partial = out<float>(call, 3);
-  MBC_FOR_TYPE(a.type, T, {
-    for_filters(a.filters, [&](auto count) {
-      constexpr int FILTERS = decltype(count)::value;
-      const ChannelTiling tiling(f.channels / WIDTH<T>);
-      const dim3 grid(tiling.columns, static_cast<unsigned>(a.parts));
-      MBC_LAUNCH((few_filters_filter<T, FILTERS>), grid, dim3(tiling.along, tiling.down()), call.stream, in<T>(call, 0),
-                 in<T>(call, 1), partial, f);
-    });
+  return for_type_and_filters(call, [&](auto element, auto count, const FewFilters& f) {
+    using T = decltype(element);
+    float* partial = out<float>(call, 3);
+    const ChannelTiling tiling(f.channels / WIDTH<T>);
+    const dim3 grid(tiling.columns, static_cast<unsigned>(a.parts));
+    MBC_LAUNCH((few_filters_filter<T, decltype(count)::value>), grid, dim3(tiling.along, tiling.down()), call.stream,
+               in<T>(call, 0), in<T>(call, 1), partial, f);
+    const FilterParts parts(f.channels, static_cast<int32_t>(a.filters));
+    add_parts(call.stream, partial, out<float>(call, 2), parts, a.parts, a.accumulate != 0);
   });
-  const FilterParts parts(f.channels, static_cast<int32_t>(a.filters));
-  add_parts(call.stream, partial, out<float>(call, 2), parts, a.parts, a.accumulate != 0);
-  return launched();
 }

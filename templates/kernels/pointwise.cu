@@ -252,57 +252,44 @@ void run_pointwise_behind(const MbcCall& call, const Relu& relu, int gradient, i
                         ADD ? 3 : 2, 1);
 }
 
-// By what this library works in, where tensor cores have it.
-template <typename Run>
-const char* on_tensor_cores(const MbcCall& call, const Run& run) {
-  if (const char* problem = unaligned(call)) return problem;
-#if MBC_WORKING != 0
-  if (arguments<PointwiseArguments>(call).type == MBC_WORKING) {
-    run(MbcWorking());
-    return launched();
-  }
-#endif
-  return "these tensor cores take no fp32";
-}
-
 }  // namespace mbc
 
 extern "C" const char* mbc_pointwise(const MbcCall& call) {
   using namespace mbc;
-  return on_tensor_cores(call, [&](auto of) {
+  return on_tensor_cores<PointwiseArguments>(call, [&](auto of) {
     run_pointwise<decltype(of)>(call, arguments<PointwiseArguments>(call), 2, NoGradient{}, Sums{}, nullptr);
   });
 }
 extern "C" const char* mbc_pointwise_sums(const MbcCall& call) {
   using namespace mbc;
-  return on_tensor_cores(call, [&](auto of) {
+  return on_tensor_cores<PointwiseArguments>(call, [&](auto of) {
     using T = decltype(of);
     run_pointwise_sums<T>(call, InMemory<T, false, false>{{in<T>(call, 2), nullptr}}, 1, 0);
   });
 }
 extern "C" const char* mbc_pointwise_relu_backward_sums(const MbcCall& call) {
   using namespace mbc;
-  return on_tensor_cores(call, [&](auto of) {
+  return on_tensor_cores<PointwiseArguments>(call, [&](auto of) {
     using T = decltype(of);
     run_pointwise_behind<T, false>(call, ByOutput<T>{in<T>(call, 2)}, 3, 7);
   });
 }
 extern "C" const char* mbc_pointwise_add_relu_backward_sums(const MbcCall& call) {
   using namespace mbc;
-  return on_tensor_cores(call, [&](auto of) {
+  return on_tensor_cores<PointwiseArguments>(call, [&](auto of) {
     using T = decltype(of);
     run_pointwise_behind<T, true>(call, ByOutput<T>{in<T>(call, 4)}, 2, 8);
   });
 }
 extern "C" const char* mbc_pointwise_relu_backward_signs_sums(const MbcCall& call) {
   using namespace mbc;
-  return on_tensor_cores(call, [&](auto of) {
+  return on_tensor_cores<PointwiseArguments>(call, [&](auto of) {
     run_pointwise_behind<decltype(of), false>(call, BySigns{in<uint8_t>(call, 3)}, 2, 7);
   });
 }
 extern "C" const char* mbc_pointwise_add_relu_backward_signs_sums(const MbcCall& call) {
   using namespace mbc;
-  return on_tensor_cores(call, [&](auto of) {
+  return on_tensor_cores<PointwiseArguments>(call, [&](auto of) {
     run_pointwise_behind<decltype(of), true>(call, BySigns{in<uint8_t>(call, 4)}, 2, 8);
   });
 }

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from mbc.ir.types import DType, Layout
-from mbc.runtime.formats import canonical_view, from_bf16, loaded, round_tf32, stored_bytes, to_bf16
+from mbc.ops.rounding import from_bf16, to_bf16
+from mbc.runtime.formats import canonical_view, loaded, stored_bytes
 
 
 def test_bfloat16_rounds_to_nearest_even():
@@ -27,13 +28,6 @@ def test_bfloat16_is_pytorchs():
     values = values[~np.isnan(values)]
     theirs = torch.from_numpy(values).to(torch.bfloat16).to(torch.float32).numpy()
     np.testing.assert_array_equal(from_bf16(to_bf16(values)), theirs)
-
-
-def test_tf32_keeps_ten_bits_of_mantissa():
-    ulp = 2.0**-10
-    values = np.array([1 + ulp / 2, 1 + 1.5 * ulp, 1 + 0.51 * ulp, np.inf], np.float32)
-    assert round_tf32(values).tolist() == [1, 1 + 2 * ulp, 1 + ulp, np.inf]
-    assert np.isnan(round_tf32(np.array([np.nan], np.float32))).all()
 
 
 @pytest.mark.parametrize("dtype", [DType.FP64, DType.FP32, DType.BF16, DType.FP16, DType.INT32, DType.UINT8])

@@ -10,10 +10,9 @@ from mbc.device.spec import DeviceSpec
 from mbc.ir.types import DType
 from mbc.kernels.base import Request
 from mbc.kernels.calibration import peak_tflops
-from mbc.kernels.own.base import OwnKernel, Slice, channels_last, moved_us, shared_of, type_code
-from mbc.kernels.own.groups import Wiring, members, taking
+from mbc.kernels.own.base import OwnKernel, Slice, channels_last, product_us, shared_of, type_code
+from mbc.kernels.own.groups import Wiring, product_of, taking
 from mbc.kernels.own.sides import ConvolutionSizes, Sides, attributes, sizes
-from mbc.ops import KINDS
 
 # As in the source.
 CHANNELS = 64  # by which both sides have them
@@ -54,17 +53,8 @@ def _takes(request: Request) -> bool:
     )
 
 
-def _product_of(request: Request) -> Request:
-    """The transposed convolution that a group begins with."""
-    first = members(request).members[0]
-    inputs = request.inputs[:2]
-    return Request(
-        first.kind, first.attributes, inputs, KINDS[first.kind].shape(first.attributes, inputs), request.precision
-    )
-
-
 def _takes_concat(request: Request) -> bool:
-    return _first_or_last(request) and _takes(_product_of(request)) and request.inputs[3].shape[1] % VECTOR == 0
+    return _first_or_last(request) and _takes(product_of(request)) and request.inputs[3].shape[1] % VECTOR == 0
 
 
 def _arguments(at: Slice) -> ApartArguments:
@@ -74,14 +64,14 @@ def _arguments(at: Slice) -> ApartArguments:
 
 def _concat_arguments(at: Slice) -> ApartArguments:
     joined, other = at.request.outputs[0], at.request.inputs[3]
-    plain = _arguments(replace(at, request=_product_of(at.request)))
+    plain = _arguments(replace(at, request=product_of(at.request)))
     return replace(plain, all=joined.shape[1], start=other.shape[1] if _last(at.request) else 0)
 
 
 def _time_us(request: Request, device: DeviceSpec) -> float:
     features, weight = request.inputs[:2]
     operations = 2 * features.elements * math.prod(weight.shape[1:])
-    return max(operations / (peak_tflops(device, request.precision) * 1e6 * TENSOR_SHARE), moved_us(request, device))
+    return product_us(request, device, operations, peak_tflops(device, request.precision), TENSOR_SHARE)
 
 
 _BY_ITSELF = OwnKernel(

@@ -89,6 +89,11 @@ def moved_us(request: Request, device: DeviceSpec) -> float:
     return moved_bytes / (device.copy_gb_s * 1e3)
 
 
+def product_us(request: Request, device: DeviceSpec, operations: int, peak_tflops: float, share: float) -> float:
+    """How long a product takes at this share of the peak, or what it moves, whichever is longer."""
+    return max(operations / (peak_tflops * 1e6 * share), moved_us(request, device))
+
+
 def touched_us(request: Request, device: DeviceSpec) -> float:
     """The same where only a part of some inputs is read."""
     reads = launch_kind(request.kind, request.attributes).reads

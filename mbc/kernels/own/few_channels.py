@@ -10,7 +10,7 @@ from mbc.device.spec import DeviceSpec
 from mbc.ir.types import DType, Layout, Precision
 from mbc.kernels.base import Request
 from mbc.kernels.calibration import peak_tflops
-from mbc.kernels.own.base import Layouts, OwnKernel, Slice, layout_code, moved_us, pixel_by_pixel, type_code
+from mbc.kernels.own.base import Layouts, OwnKernel, Slice, layout_code, pixel_by_pixel, product_us, type_code
 from mbc.kernels.own.sides import ConvolutionSizes, Sides, attributes, sizes
 
 MOST_CHANNELS = 7  # from eight on libraries have nothing to pad
@@ -148,7 +148,7 @@ def _products(request: Request) -> int:
 def _time_us(request: Request, device: DeviceSpec) -> float:
     operations = 2 * Sides.of(request).features.elements * _steps(request) * 16 * _products(request)
     precision = Precision.TF32 if _in_words(request) else request.precision
-    return max(operations / (peak_tflops(device, precision) * 1e6 * TENSOR_SHARE), moved_us(request, device))
+    return product_us(request, device, operations, peak_tflops(device, precision), TENSOR_SHARE)
 
 
 _FORWARD = OwnKernel(

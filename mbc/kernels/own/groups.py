@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from mbc.kernels.base import Request
 from mbc.kernels.own.base import Slice
+from mbc.ops import KINDS
 from mbc.ops.fused import Fused
 from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward
 from mbc.ops.shape import ChannelSlice
@@ -22,6 +23,13 @@ Wiring = tuple[tuple[Numbers, ...], Numbers]  # inputs of each member, and what 
 def members(request: Request) -> Fused:
     assert isinstance(request.attributes, Fused)
     return request.attributes
+
+
+def product_of(request: Request) -> Request:
+    """The product that a group begins with, of its first two operands."""
+    first, inputs = members(request).members[0], request.inputs[:2]
+    outputs = KINDS[first.kind].shape(first.attributes, inputs)
+    return Request(first.kind, first.attributes, inputs, outputs, request.precision)
 
 
 def taking(*wirings: Wiring) -> Callable[[Request], bool]:

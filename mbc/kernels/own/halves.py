@@ -12,7 +12,7 @@ from mbc.device.spec import DeviceSpec
 from mbc.ir.types import DType, Layout, Precision
 from mbc.kernels.base import Request
 from mbc.kernels.calibration import peak_tflops
-from mbc.kernels.own.base import OwnKernel, Slice, channels_last, moved_us, shared_of
+from mbc.kernels.own.base import OwnKernel, Slice, channels_last, product_us, shared_of
 from mbc.kernels.own.sides import ConvolutionSizes, Sides, attributes, sizes
 
 # As in the sources.
@@ -137,7 +137,7 @@ def _filter_bytes(request: Request, layout: Layout) -> int:
 def _time_us(request: Request, device: DeviceSpec) -> float:
     sides = Sides.of(request)
     operations = 2 * sides.features.elements * math.prod(sides.weight.shape[1:]) * PRODUCTS
-    return max(operations / (peak_tflops(device, Precision.FP16) * 1e6 * TENSOR_SHARE), moved_us(request, device))
+    return product_us(request, device, operations, peak_tflops(device, Precision.FP16), TENSOR_SHARE)
 
 
 _FORWARD = OwnKernel(

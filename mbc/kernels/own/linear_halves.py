@@ -9,7 +9,7 @@ from mbc.device.spec import DeviceSpec
 from mbc.ir.types import DType, Layout, Precision
 from mbc.kernels.base import Request
 from mbc.kernels.calibration import peak_tflops
-from mbc.kernels.own.base import VECTOR_BYTES, OwnKernel, Slice, Struct, channels_first, moved_us, shared_of
+from mbc.kernels.own.base import VECTOR_BYTES, OwnKernel, Slice, Struct, channels_first, product_us, shared_of
 from mbc.kernels.own.halves import AT_ONCE, MOST_BLOCKS, PRODUCTS, SCALE_BYTES, SHARED_BYTES, TENSOR_SHARE, TERMS
 from mbc.kernels.own.products import linear_sizes
 
@@ -107,7 +107,7 @@ def _workspace_bytes(request: Request, layout: Layout) -> int:
 def _time_us(request: Request, device: DeviceSpec) -> float:
     p = Product.of(request)
     operations = 2 * p.tiles * ROWS * p.width * p.stages * TERMS * PRODUCTS
-    return max(operations / (peak_tflops(device, Precision.FP16) * 1e6 * TENSOR_SHARE), moved_us(request, device))
+    return product_us(request, device, operations, peak_tflops(device, Precision.FP16), TENSOR_SHARE)
 
 
 _FORWARD = OwnKernel(

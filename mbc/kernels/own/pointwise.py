@@ -15,9 +15,9 @@ from mbc.device.spec import DeviceSpec
 from mbc.ir.types import DType, Layout
 from mbc.kernels.base import Request
 from mbc.kernels.calibration import peak_tflops
-from mbc.kernels.own.base import OwnKernel, Slice, Struct, channels_last, moved_us, type_code
+from mbc.kernels.own.base import OwnKernel, Slice, Struct, channels_last, moved_us, product_us, type_code
 from mbc.kernels.own.channels import SUMS_BYTES
-from mbc.kernels.own.groups import Wiring, eps, members, taking
+from mbc.kernels.own.groups import Wiring, eps, product_of, taking
 from mbc.kernels.own.halves import by_the_64
 from mbc.kernels.own.sides import attributes
 
@@ -39,12 +39,6 @@ class PointwiseArguments(Struct):
     channels: int
     filters: int
     blocks: int
-
-
-def _alone(request: Request) -> Request:
-    """The convolution that a group begins with."""
-    first = members(request).members[0]
-    return Request(first.kind, first.attributes, request.inputs[:2], request.outputs[:1], request.precision)
 
 
 def _takes(request: Request) -> bool:
@@ -89,14 +83,13 @@ def _partial_bytes(request: Request, layout: Layout) -> int:
 def _time_us(request: Request, device: DeviceSpec) -> float:
     image, weight = request.inputs[:2]
     operations = 2 * image.elements * weight.shape[0]
-    multiplied_us = operations / (peak_tflops(device, request.precision) * 1e6 * TENSOR_SHARE)
-    return max(multiplied_us, moved_us(request, device))
+    return product_us(request, device, operations, peak_tflops(device, request.precision), TENSOR_SHARE)
 
 
 def _one_by_one_us(request: Request, device: DeviceSpec) -> float:
     """What the sums read and write, the convolution's result among it; and a launch more."""
     sums_us = moved_us(replace(request, inputs=request.inputs[2:]), device)
-    return _time_us(_alone(request), device) + sums_us + device.launch_us
+    return _time_us(product_of(request), device) + sums_us + device.launch_us
 
 
 _BY_ITSELF = OwnKernel(
@@ -120,7 +113,7 @@ def _along(between: str, *wirings: Wiring) -> OwnKernel:
     wired = taking(*wirings)
 
     def takes(request: Request) -> bool:
-        return wired(request) and _takes(_alone(request))
+        return wired(request) and _takes(product_of(request))
 
     kinds = ("convolution", *(between.split("+") if between else ()), "batch_normalize_sums")
     return replace(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from mbc.device.spec import DeviceSpec
 from mbc.ir.types import Layout
 from mbc.kernels.base import Request
-from mbc.kernels.own.base import OwnKernel, Slice, Struct, channels_first, layout_code, moved_us, type_code
+from mbc.kernels.own.base import OwnKernel, Slice, Struct, channels_first, layout_code, product_us, type_code
 from mbc.kernels.own.sides import ConvolutionSizes, Sides, attributes, sizes
 from mbc.ops.matrix import Linear
 
@@ -96,7 +96,7 @@ def _convolution_us(request: Request, device: DeviceSpec) -> float:
     # Each pass multiplies every element of the feature side with every element of its filter.
     operations = 2 * sides.features.elements * math.prod(sides.weight.shape[1:])
     share = TILED_SHARE if _tiled(request) else DIRECT_SHARE
-    return max(operations / (device.fp32_tflops * 1e6 * share), moved_us(request, device))
+    return product_us(request, device, operations, device.fp32_tflops, share)
 
 
 def linear_sizes(request: Request) -> tuple[int, int, int]:
@@ -118,7 +118,7 @@ def _linear_filter(at: Slice) -> LinearFilterArguments:
 
 def _linear_us(request: Request, device: DeviceSpec) -> float:
     operations = 2 * math.prod(linear_sizes(request))
-    return max(operations / (device.fp32_tflops * 1e6 * TILED_SHARE), moved_us(request, device))
+    return product_us(request, device, operations, device.fp32_tflops, TILED_SHARE)
 
 
 KERNELS = (

@@ -15,7 +15,7 @@ from mbc.device.spec import DeviceSpec
 from mbc.ir.types import DType, Layout
 from mbc.kernels.base import Request
 from mbc.kernels.calibration import estimate_us, peak_tflops
-from mbc.kernels.own.base import OwnKernel, Slice, channels_last, effort_of, moved_us
+from mbc.kernels.own.base import OwnKernel, Slice, channels_last, effort_of, product_us
 from mbc.kernels.own.channels import KERNELS as OF_CHANNELS
 from mbc.kernels.own.channels import STATISTICS_BYTES
 from mbc.kernels.own.groups import taking
@@ -67,8 +67,7 @@ def _shared_bytes(request: Request) -> int:
 def _time_us(request: Request, device: DeviceSpec) -> float:
     sides = Sides.of(request)
     operations = 2 * places_made(request) * math.prod(sides.weight.shape)
-    multiplied_us = operations / (peak_tflops(device, request.precision) * 1e6 * TENSOR_SHARE)
-    return max(multiplied_us, moved_us(request, device))
+    return product_us(request, device, operations, peak_tflops(device, request.precision), TENSOR_SHARE)
 
 
 _FORWARD = OwnKernel(

@@ -9,7 +9,7 @@ from mbc.device.spec import DeviceSpec
 from mbc.ir.types import DType, Layout, Precision
 from mbc.kernels.base import Request
 from mbc.kernels.calibration import peak_tflops
-from mbc.kernels.own.base import OwnKernel, Slice, channels_last, moved_us
+from mbc.kernels.own.base import OwnKernel, Slice, channels_last, product_us
 from mbc.kernels.own.sides import ConvolutionSizes, Sides, attributes, sizes
 
 # As in the source.
@@ -68,7 +68,7 @@ def _partial_bytes(request: Request, layout: Layout) -> int:
 def _time_us(request: Request, device: DeviceSpec) -> float:
     sides = Sides.of(request)
     operations = 2 * sides.features.elements * math.prod(sides.weight.shape[1:])
-    return max(operations / (peak_tflops(device, Precision.TF32) * 1e6 * TENSOR_SHARE), moved_us(request, device))
+    return product_us(request, device, operations, peak_tflops(device, Precision.TF32), TENSOR_SHARE)
 
 
 KERNELS = (
