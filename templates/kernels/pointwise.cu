@@ -2,8 +2,9 @@
 // [channels, filters]. It takes next to nothing, what it writes takes the time. So it can be made again along with the
 // sums of batch normalisation's backward pass, which would read its result: they get it on the way, as it is written.
 //
-// A block keeps the weights of its filters and makes tiles of pixels one after another. One warpgroup copies pixels, one
-// multiplies, and two write what it has made and sum up, the gradients for which they have fetched long before.
+// A block keeps the weights of its filters and makes tiles of pixels one after another. Two warps copy pixels, and two
+// what the sums are made of beside results, both some tiles ahead. Two warpgroups multiply, every other tile each, and
+// two write what has been made and sum up.
 #include "mbc_fused.cuh"
 #include "mbc_ring.cuh"
 
@@ -18,31 +19,82 @@ struct PointwiseArguments {
 namespace mbc {
 
 // As in mbc/kernels/own/pointwise.py: what a block makes at once, and channels of a stage.
-constexpr int POINT_PIXELS = 64, POINT_FILTERS = 256, POINT_CHANNELS = 64;
-constexpr int POINT_WRITERS = 2, POINT_THREADS = (2 + POINT_WRITERS) * WARPGROUP;  // warpgroups
-constexpr int WRITER_WARPS = POINT_WRITERS * WARPGROUP / 32;  // each has all filters of a pixel, eight a thread
-constexpr int WRITER_PIXELS = POINT_PIXELS / WRITER_WARPS;    // of a tile
-// 64 K in all, of which each starts with 128.
-constexpr int POINT_COPIER_REGISTERS = 40, POINT_MULTIPLIER_REGISTERS = 200, POINT_WRITER_REGISTERS = 136;
+constexpr int POINT_PIXELS = 64, POINT_FILTERS = 128, POINT_CHANNELS = 64;
+constexpr int POINT_MULTIPLIERS = 2, POINT_WRITERS = 2;  // warpgroups
+constexpr int POINT_THREADS = (1 + POINT_MULTIPLIERS + POINT_WRITERS) * WARPGROUP;
+constexpr int POINT_COPIERS = WARPGROUP / 2;  // threads that copy pixels; as many copy what lies beside results
+// 480 for a thread of each warpgroup, of which each starts with 96.
+constexpr int POINT_COPIER_REGISTERS = 48, POINT_MULTIPLIER_REGISTERS = 112, POINT_WRITER_REGISTERS = 104;
+constexpr int POINT_EIGHTS = POINT_FILTERS / 8;                           // of filters, one a thread that writes
+constexpr int POINT_ROWS = POINT_WRITERS * WARPGROUP / POINT_EIGHTS;      // pixels that are written at once
+constexpr int RESULT_PITCH = POINT_FILTERS * 2 + 16;                      // neighbouring pixels: different banks
 
+static_assert(POINT_COPIERS == POINT_PIXELS);  // each has a row of what lies beside
+
+// What is read beside results: tiles of T, and of bits.
+template <typename S>
+constexpr int TILES_BESIDE = 0;
+template <typename T>
+constexpr int TILES_BESIDE<InMemory<T, false, false>> = 1;
+template <typename T, bool ADD>
+constexpr int TILES_BESIDE<Behind<T, ADD, false, ByOutput<T>>> = 2 + ADD;
+template <typename T, bool ADD>
+constexpr int TILES_BESIDE<Behind<T, ADD, false, BySigns>> = 1 + ADD;
+template <typename S>
+constexpr bool SIGNS_BESIDE = false;
+template <typename T, bool ADD>
+constexpr bool SIGNS_BESIDE<Behind<T, ADD, false, BySigns>> = true;
+
+// Calls `run` with each pointer that a source reads from.
+template <typename T, typename Run>
+__device__ inline void each_operand(InMemory<T, false, false>& source, const Run& run) {
+  run(source.x.a);
+}
+template <typename T, bool ADD, typename Relu, typename Run>
+__device__ inline void each_operand(Behind<T, ADD, false, Relu>& source, const Run& run) {
+  run(source.dy);
+  if constexpr (ADD) run(source.more);
+  if constexpr (std::is_same_v<Relu, BySigns>)
+    run(source.relu.signs);
+  else
+    run(source.relu.y);
+}
+// Bits of an element that is pointed to.
+template <typename Element>
+constexpr int BITS = std::is_same_v<Element, uint8_t> ? 1 : 8 * sizeof(Element);
+
+// Where results are only written.
+struct NoGradient {
+  static constexpr int OPERANDS = 0;
+};
+
+template <typename S>
 struct PointRings {
-  static constexpr int STAGES = 3, RESULTS = 2;
-  static constexpr int KEPT_BYTES = POINT_FILTERS * OPERAND_ROW;     // of weights of 64 channels
+  static constexpr int TILES = TILES_BESIDE<S>;
+  static constexpr int STAGES = TILES > 0 ? 3 : 6, RESULTS = 2, BESIDES = TILES > 0 ? 6 / TILES : 1;
+  static constexpr int KEPT_BYTES = POINT_FILTERS * OPERAND_ROW;  // of weights of 64 channels
   static constexpr int STAGE_BYTES = POINT_PIXELS * OPERAND_ROW;
-  static constexpr int RESULT_PITCH = POINT_FILTERS * 2 + 16;        // words of neighbouring pixels: different banks
   static constexpr int RESULT_BYTES = POINT_PIXELS * RESULT_PITCH;
+  static constexpr int BESIDE_BYTES = POINT_PIXELS * POINT_FILTERS / 8 * (16 * TILES + SIGNS_BESIDE<S>);
   Ring<STAGES> pixels;
   Ring<RESULTS> results;
+  Ring<BESIDES> beside;
+  Barrier started[POINT_MULTIPLIERS];  // the products of a tile, so that nobody waits more than one round of a ring ahead
+  static_assert(RESULTS == POINT_MULTIPLIERS);  // for the same reason
 
   __device__ void start() {
-    pixels.start(WARPGROUP, 1);
+    for (Barrier& one : started) one.start(WARPGROUP / 32);
+    pixels.start(POINT_COPIERS, 1);
     results.start(WARPGROUP, POINT_WRITERS);
+    beside.start((TILES + SIGNS_BESIDE<S>) * POINT_COPIERS, POINT_WRITERS);
   }
 };
 
-// `LAST_FIRST`: as sums go, which begin with what the launch before may have left in the cache.
-template <bool LAST_FIRST>
+template <typename S>
 struct Pointwise {
+  using Rings = PointRings<S>;
+  // As sums go, which begin with what the launch before may have left in the cache.
+  static constexpr bool LAST_FIRST = S::OPERANDS > 0;
   int32_t pixels, channels, filters, across, tiles;  // blocks of filters; tiles of pixels
 
   explicit Pointwise(const PointwiseArguments& a)
@@ -51,25 +103,39 @@ struct Pointwise {
         tiles(static_cast<int32_t>(divide_up(a.pixels, POINT_PIXELS))) {}
   __host__ __device__ int32_t chunks() const { return channels / POINT_CHANNELS; }
   int shared_bytes() const {
-    return chunks() * PointRings::KEPT_BYTES + PointRings::STAGES * PointRings::STAGE_BYTES +
-           PointRings::RESULTS * PointRings::RESULT_BYTES + 1008;
+    return chunks() * Rings::KEPT_BYTES + Rings::STAGES * Rings::STAGE_BYTES + Rings::RESULTS * Rings::RESULT_BYTES +
+           (Rings::TILES > 0 ? Rings::BESIDES * Rings::BESIDE_BYTES : 0) + 1008;
   }
   // A block makes the same filters of one tile after another.
   __device__ int32_t first_filter() const { return static_cast<int32_t>(blockIdx.x) % across * POINT_FILTERS; }
   __device__ int32_t place() const { return static_cast<int32_t>(blockIdx.x) / across; }  // among blocks of its filters
   __device__ int32_t step() const { return static_cast<int32_t>(gridDim.x) / across; }
   __device__ int32_t count() const { return place() < tiles ? (tiles - place() - 1) / step() + 1 : 0; }
-  // The first pixel of a block's tile, past the end behind its last one.
+  // The first pixel of one of a block's tiles.
   __device__ int32_t first_pixel(int32_t number) const {
     const int32_t tile = place() + number * step();
-    return (tile >= tiles ? tiles : LAST_FIRST ? tiles - 1 - tile : tile) * POINT_PIXELS;
+    return (LAST_FIRST ? tiles - 1 - tile : tile) * POINT_PIXELS;
   }
 };
 
-template <typename T, bool LAST_FIRST>
-__device__ inline void copy_points(const T* __restrict__ image, const T* __restrict__ weight, char* kept, char* stages,
-                                   Ring<PointRings::STAGES>& ring, const Pointwise<LAST_FIRST>& f) {
-  constexpr int APART = WARPGROUP / 8;  // rows between a thread's
+// What a block has in shared memory, from a multiple of 1,024 bytes on.
+template <typename S>
+struct PointStages {
+  using Rings = PointRings<S>;
+  char *kept, *pixels, *results, *beside;
+
+  __device__ PointStages(char* first, const Pointwise<S>& f)
+      : kept(first), pixels(kept + f.chunks() * Rings::KEPT_BYTES), results(pixels + Rings::STAGES * Rings::STAGE_BYTES),
+        beside(results + Rings::RESULTS * Rings::RESULT_BYTES) {}
+  __device__ char* pixels_of(int32_t turn) const { return pixels + turn % Rings::STAGES * Rings::STAGE_BYTES; }
+  __device__ char* results_of(int32_t number) const { return results + number % Rings::RESULTS * Rings::RESULT_BYTES; }
+  __device__ char* beside_of(int32_t number) const { return beside + number % Rings::BESIDES * Rings::BESIDE_BYTES; }
+};
+
+template <typename T, typename S>
+__device__ inline void copy_points(const T* __restrict__ image, const T* __restrict__ weight,
+                                   const PointStages<S>& stages, PointRings<S>& rings, const Pointwise<S>& f) {
+  constexpr int APART = POINT_COPIERS / 8;  // rows between a thread's
   const int32_t sixteen = threadIdx.x % 8, mine = threadIdx.x / 8, chunks = f.chunks(), count = f.count();
   int32_t turn = 0;
   for (int32_t number = 0; number < count; ++number)
@@ -79,158 +145,200 @@ __device__ inline void copy_points(const T* __restrict__ image, const T* __restr
         for (int32_t i = mine; i < POINT_FILTERS; i += APART) {
           const int32_t filter = f.first_filter() + i;
           const bool there = filter < f.filters;
-          copy_16_bytes(reinterpret_cast<uint4*>(kept + chunk * PointRings::KEPT_BYTES + operand_offset(i, sixteen)),
-                        there ? weight + static_cast<int64_t>(filter) * f.channels + channel : weight, there);
+          copy_16_bytes(
+              reinterpret_cast<uint4*>(stages.kept + chunk * PointRings<S>::KEPT_BYTES + operand_offset(i, sixteen)),
+              there ? weight + static_cast<int64_t>(filter) * f.channels + channel : weight, there);
         }
-      ring.wait_until_emptied(turn);
+      rings.pixels.wait_until_emptied(turn);
 #pragma unroll
       for (int i = 0; i < POINT_PIXELS; i += APART) {
         const int32_t pixel = f.first_pixel(number) + mine + i;
         const bool there = pixel < f.pixels;
-        copy_16_bytes(reinterpret_cast<uint4*>(stages + turn % PointRings::STAGES * PointRings::STAGE_BYTES +
-                                               operand_offset(mine + i, sixteen)),
+        copy_16_bytes(reinterpret_cast<uint4*>(stages.pixels_of(turn) + operand_offset(mine + i, sixteen)),
                       there ? image + static_cast<int64_t>(pixel) * f.channels + channel : image, there);
       }
-      ring.filled[turn % PointRings::STAGES].arrive_with_copies();
+      rings.pixels.filled[turn % PointRings<S>::STAGES].arrive_with_copies();
     }
 }
 
-template <typename T, bool LAST_FIRST>
-__device__ inline void multiply_points(
-    const char* kept, const char* stages, char* results, PointRings& rings, const Pointwise<LAST_FIRST>& f) {
-  const int32_t lane = threadIdx.x % 32, row = threadIdx.x % WARPGROUP / 32 * 16 + lane / 4, chunks = f.chunks();
-  float sums[2][POINT_FILTERS / 16][4];  // of either half of the filters
-  int32_t turn = 0;
-  for (int32_t number = 0; number < f.count(); ++number) {
+// A thread copies a pixel of each tile. What there is none of is not read, either.
+template <typename S>
+__device__ inline void copy_beside(S source, const PointStages<S>& stages, PointRings<S>& rings, const Pointwise<S>& f) {
+  const int32_t row = threadIdx.x % POINT_COPIERS, count = f.count();
+  const int32_t filters = min(POINT_FILTERS, f.filters - f.first_filter());
+  for (int32_t number = 0; number < count; ++number) {
+    rings.beside.wait_until_emptied(number);
+    Barrier& filled = rings.beside.filled[number % PointRings<S>::BESIDES];
+    const int64_t pixel = f.first_pixel(number) + row;
+    char* to = stages.beside_of(number);
+    each_operand(source, [&](const auto* from) {
+      constexpr int ROW_BITS = BITS<std::remove_cv_t<std::remove_pointer_t<decltype(from)>>>;
+      if (pixel < f.pixels)
+        filled.arrive_with_block(
+            to + row * (POINT_FILTERS * ROW_BITS / 8),
+            reinterpret_cast<const char*>(from) + (pixel * f.filters + f.first_filter()) * ROW_BITS / 8,
+            filters * ROW_BITS / 8);
+      else
+        filled.arrive();
+      to += POINT_PIXELS * POINT_FILTERS * ROW_BITS / 8;
+    });
+  }
+}
+
+template <typename T, typename S>
+__device__ inline void multiply_points(const PointStages<S>& stages, PointRings<S>& rings, const Pointwise<S>& f) {
+  const int32_t lane = threadIdx.x % 32, row = threadIdx.x % WARPGROUP / 32 * 16 + lane / 4;
+  const int32_t chunks = f.chunks(), count = f.count();
+  float sums[POINT_FILTERS / 8][4];
+  for (int32_t number = threadIdx.x / WARPGROUP - 1; number < count; number += POINT_MULTIPLIERS) {
+    int32_t turn = number * chunks;
+    if (number > 0)
+      rings.started[(number - 1) % POINT_MULTIPLIERS].wait((number - 1) / POINT_MULTIPLIERS % 2);
     for (int32_t chunk = 0; chunk < chunks; ++chunk, ++turn) {
-      const char* stage = stages + turn % PointRings::STAGES * PointRings::STAGE_BYTES;
-      const char* weights = kept + chunk * PointRings::KEPT_BYTES;
+      const char* weights = stages.kept + chunk * PointRings<S>::KEPT_BYTES;
+      const char* pixels = stages.pixels_of(turn);
       rings.pixels.wait_until_filled(turn);
       show_to_tensor_cores();
       begin_products();
 #pragma unroll
       for (int step = 0; step < POINT_CHANNELS / 16; ++step)
-#pragma unroll
-        for (int half = 0; half < 2; ++half)
-          multiply_shared<false, T>(sums[half], stage + step * 32,
-                                    weights + half * PointRings::KEPT_BYTES / 2 + step * 32, chunk > 0 || step > 0);
+        multiply_shared<false, T>(sums, pixels + step * 32, weights + step * 32, chunk > 0 || step > 0);
       end_of_products();
-      wait_for_products(sums[0]);
-      wait_for_products(sums[1]);
-      rings.pixels.empty(turn);
+      if (chunk > 0) {
+        wait_for_products<1>(sums);
+        rings.pixels.empty(turn - 1);
+      }
     }
+    if (lane == 0) rings.started[number % POINT_MULTIPLIERS].arrive();
+    wait_for_products(sums);
+    rings.pixels.empty(turn - 1);
     rings.results.wait_until_emptied(number);
-    char* to = results + number % PointRings::RESULTS * PointRings::RESULT_BYTES + row * PointRings::RESULT_PITCH +
-               lane % 4 * 4;
+    char* to = stages.results_of(number) + row * RESULT_PITCH + lane % 4 * 4;
 #pragma unroll
     for (int j = 0; j < POINT_FILTERS / 8; ++j)
 #pragma unroll
       for (int h = 0; h < 2; ++h)
-        *reinterpret_cast<uint32_t*>(to + 8 * h * PointRings::RESULT_PITCH + j * 16) =
-            rounded_word<T>(sums[j / 16][j % 16] + 2 * h);
-    rings.results.filled[number % PointRings::RESULTS].arrive();
+        *reinterpret_cast<uint32_t*>(to + 8 * h * RESULT_PITCH + j * 16) = rounded_word<T>(sums[j] + 2 * h);
+    rings.results.filled[number % PointRings<S>::RESULTS].arrive();
   }
 }
 
-// Where results are only written.
-struct NoGradient {
-  static constexpr int OPERANDS = 0;
-  template <int N>
-  struct Fetched {};
-  template <int N>
-  __device__ Fetched<N> fetch(int64_t) const { return {}; }
-};
-
-// A warp writes one pixel after another, and sums up what S has for it (see mbc_channel_reduce.cuh) beside it. `partial`:
-// what each warp finds of its filters.
-template <typename T, typename S, bool LAST_FIRST>
-__device__ inline void write_points(const char* results, T* __restrict__ x, const S& source, const Sums& sums,
-                                    Sums::State* partial, Ring<PointRings::RESULTS>& ring,
-                                    const Pointwise<LAST_FIRST>& f) {
+// A thread writes eight filters of one pixel after another, and sums up what S has for them (see mbc_channel_reduce.cuh)
+// beside them. `found`: its sums, in shared memory that nobody needs any more when all results are there.
+template <typename T, typename S>
+__device__ inline void write_points(const PointStages<S>& stages, PointRings<S>& rings, T* __restrict__ x,
+                                    const S& source, const Sums& sums, Sums::State* found, const Pointwise<S>& f) {
   constexpr bool SUMMING = S::OPERANDS > 0;
-  constexpr int AHEAD = S::OPERANDS > 2 ? WRITER_PIXELS / 2 : WRITER_PIXELS;  // pixels that are on their way
-  const int32_t lane = threadIdx.x % 32, warp = static_cast<int32_t>(threadIdx.x) / 32 - 2 * WARPGROUP / 32;
-  const int32_t filter = f.first_filter() + lane * 8, count = f.count();
-  const bool mine = filter < f.filters;
+  constexpr int AT_ONCE = S::OPERANDS > 1 ? 2 : 4;  // pixels
+  const int32_t thread = threadIdx.x - (1 + POINT_MULTIPLIERS) * WARPGROUP;
+  const int32_t eight = thread % POINT_EIGHTS, mine = thread / POINT_EIGHTS;
+  const int32_t filter = f.first_filter() + eight * 8, count = f.count();
+  const bool there = filter < f.filters;
   float mean[8];
   Sums::State running[8] = {};
-  typename S::template Fetched<8> fetched[AHEAD];
-  // Of the i-th of this warp's pixels of a tile; there is none past the end.
-  const auto pixel = [&](int32_t number, int i) { return f.first_pixel(number) + i * WRITER_WARPS + warp; };
-  const auto at = [&](int32_t pixel) { return static_cast<int64_t>(pixel) * f.filters + filter; };
-  const auto fetch = [&](int32_t number, int i) {
-    const int32_t next = pixel(number, i);
-    if (mine && next < f.pixels) fetched[i % AHEAD] = source.template fetch<8>(at(next));
-  };
 #pragma unroll
-  for (int j = 0; j < 8; ++j) mean[j] = SUMMING && mine ? sums.load(filter + j) : 0.0f;
-#pragma unroll
-  for (int i = 0; i < AHEAD; ++i) fetch(0, i);
+  for (int j = 0; j < 8; ++j) mean[j] = SUMMING && there ? sums.load(filter + j) : 0.0f;
   for (int32_t number = 0; number < count; ++number) {
-    ring.wait_until_filled(number);
-    const char* result = results + number % PointRings::RESULTS * PointRings::RESULT_BYTES + lane * 16;
+    rings.results.wait_until_filled(number);
+    if constexpr (SUMMING) rings.beside.wait_until_filled(number);
+    const char* result = stages.results_of(number) + mine * RESULT_PITCH + eight * 16;
+    S beside = source;
+    if constexpr (SUMMING) {
+      const char* from = stages.beside_of(number);
+      each_operand(beside, [&](auto*& operand) {
+        using Element = std::remove_cv_t<std::remove_reference_t<decltype(*operand)>>;
+        operand = reinterpret_cast<const Element*>(from);
+        from += POINT_PIXELS * POINT_FILTERS * BITS<Element> / 8;
+      });
+    }
+    const int32_t first = f.first_pixel(number) + mine, left = f.pixels - first;
+    const auto write = [&](int i, const auto& made, auto& fetched) {
+      const int64_t at = static_cast<int64_t>(first + i) * f.filters + filter;
+      store_held(x + at, made);
+      if constexpr (SUMMING) {
+        source.template finish<8>(fetched, [&](int j) { return mean[j]; }, at);
 #pragma unroll
-    for (int i = 0; i < WRITER_PIXELS; ++i) {
-      const int32_t now = pixel(number, i);
-      if (mine && now < f.pixels) {
-        const auto made = hold<8>(
-            reinterpret_cast<const T*>(result + (i * WRITER_WARPS + warp) * PointRings::RESULT_PITCH));
-        store_held(x + at(now), made);
-        if constexpr (SUMMING) {
-          auto& beside = fetched[i % AHEAD];
-          source.template finish<8>(beside, [&](int j) { return mean[j]; }, at(now));
-#pragma unroll
-          for (int j = 0; j < 8; ++j) {
-            const float a[1] = {to_float(made[j])}, d[1] = {source.template first<8>(beside, j)};
-            sums.push<1>(running[j], mean[j], a, d);
-          }
+        for (int j = 0; j < 8; ++j) {
+          const float a[1] = {to_float(made[j])}, d[1] = {source.template first<8>(fetched, j)};
+          sums.push<1>(running[j], mean[j], a, d);
         }
       }
-      fetch(number + (i + AHEAD) / WRITER_PIXELS, (i + AHEAD) % WRITER_PIXELS);
+    };
+    const auto fetch = [&](int i) {
+      if constexpr (SUMMING)
+        return beside.template fetch<8>((mine + i) * POINT_FILTERS + eight * 8);
+      else
+        return 0;
+    };
+    const auto made_at = [&](int i) { return hold<8>(reinterpret_cast<const T*>(result + i * RESULT_PITCH)); };
+    if (there && left > POINT_PIXELS - POINT_ROWS) {
+#pragma unroll
+      for (int i = 0; i < POINT_PIXELS; i += AT_ONCE * POINT_ROWS) {
+        Held<T, 8> made[AT_ONCE];
+        decltype(fetch(0)) fetched[AT_ONCE];
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; ++k) {
+          made[k] = made_at(i + k * POINT_ROWS);
+          fetched[k] = fetch(i + k * POINT_ROWS);
+        }
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; ++k) write(i + k * POINT_ROWS, made[k], fetched[k]);
+      }
+    } else if (there) {
+      for (int32_t i = 0; i < min(left, POINT_PIXELS - mine); i += POINT_ROWS) {
+        auto fetched = fetch(i);
+        write(i, made_at(i), fetched);
+      }
     }
     __syncwarp();
-    ring.empty(number);
+    rings.results.empty(number);
+    if constexpr (SUMMING) rings.beside.empty(number);
   }
   if constexpr (SUMMING) {
-    const int64_t part = static_cast<int64_t>(f.place()) * WRITER_WARPS + warp;
 #pragma unroll
-    for (int j = 0; j < 8; ++j)
-      if (mine) partial[part * f.filters + filter + j] = running[j];
+    for (int j = 0; j < 8; ++j) found[mine * POINT_FILTERS + eight * 8 + j] = running[j];
   }
 }
 
-template <typename T, typename S, bool LAST_FIRST>
+template <typename T, typename S>
 __global__ void __launch_bounds__(POINT_THREADS, 1)
     pointwise(const T* __restrict__ image, const T* __restrict__ weight, T* __restrict__ x, S source, Sums sums,
-              Sums::State* partial, Pointwise<LAST_FIRST> f) {
+              Sums::State* partial, Pointwise<S> f) {
   MBC_DYNAMIC_SHARED(shared);
-  __shared__ PointRings rings;
-  char* kept = aligned_shared(shared);
-  char* stages = kept + f.chunks() * PointRings::KEPT_BYTES;
-  char* results = stages + PointRings::STAGES * PointRings::STAGE_BYTES;
+  __shared__ PointRings<S> rings;
+  const PointStages<S> stages(aligned_shared(shared), f);
+  auto* found = reinterpret_cast<Sums::State*>(stages.kept);
   if (threadIdx.x == 0) rings.start();
   __syncthreads();
   if (threadIdx.x < WARPGROUP) {
     give_registers<POINT_COPIER_REGISTERS>();
-    copy_points(image, weight, kept, stages, rings.pixels, f);
-  } else if (threadIdx.x < 2 * WARPGROUP) {
+    if (threadIdx.x < POINT_COPIERS)
+      copy_points(image, weight, stages, rings, f);
+    else if constexpr (S::OPERANDS > 0)
+      copy_beside(source, stages, rings, f);
+  } else if (threadIdx.x < (1 + POINT_MULTIPLIERS) * WARPGROUP) {
     take_registers<POINT_MULTIPLIER_REGISTERS>();
-    multiply_points<T>(kept, stages, results, rings, f);
+    multiply_points<T>(stages, rings, f);
   } else {
     take_registers<POINT_WRITER_REGISTERS>();
-    write_points(results, x, source, sums, partial, rings.results, f);
+    write_points(stages, rings, x, source, sums, found, f);
+  }
+  if constexpr (S::OPERANDS > 0) {
+    __syncthreads();
+    const int32_t filter = f.first_filter() + static_cast<int32_t>(threadIdx.x);
+    if (threadIdx.x < POINT_FILTERS && filter < f.filters)
+      partial[static_cast<int64_t>(f.place()) * f.filters + filter] =
+          sums.merged(POINT_ROWS, [&](unsigned i) { return found[i * POINT_FILTERS + threadIdx.x]; });
   }
 }
 
 template <typename T, typename S>
 void run_pointwise(const MbcCall& call, const PointwiseArguments& a, int result, const S& source, const Sums& sums,
                    Sums::State* partial) {
-  constexpr bool SUMMING = S::OPERANDS > 0;
-  const Pointwise<SUMMING> f(a);
-  MBC_LAUNCH_SHARED((pointwise<T, S, SUMMING>), static_cast<unsigned>(a.blocks * f.across), POINT_THREADS,
-                    f.shared_bytes(), call.stream, in<T>(call, 0), in<T>(call, 1), out<T>(call, result), source, sums,
-                    partial, f);
-  if constexpr (SUMMING) merge_all_parts(call.stream, a.blocks * WRITER_WARPS, a.filters, partial, sums);
+  const Pointwise<S> f(a);
+  MBC_LAUNCH_SHARED((pointwise<T, S>), static_cast<unsigned>(a.blocks * f.across), POINT_THREADS, f.shared_bytes(),
+                    call.stream, in<T>(call, 0), in<T>(call, 1), out<T>(call, result), source, sums, partial, f);
+  if constexpr (S::OPERANDS > 0) merge_all_parts(call.stream, a.blocks, a.filters, partial, sums);
 }
 
 // Behind image and weights come `operands` of the gradient, mean and variance; x, what else `made` says, dgamma, dbeta,

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass, replace
 
 from mbc.device.spec import DeviceSpec
-from mbc.ir.types import DType, Layout
+from mbc.ir.types import DType, Layout, TensorType
 from mbc.kernels.base import Request
 from mbc.kernels.calibration import peak_tflops
 from mbc.kernels.own.base import OwnKernel, Slice, Struct, channels_last, moved_us, product_us, type_code
@@ -22,14 +22,15 @@ from mbc.kernels.own.halves import by_the_64
 from mbc.kernels.own.sides import attributes
 
 # As in the source.
-PIXELS, FILTERS = 64, 256  # that a block makes at once
+PIXELS, FILTERS = 64, 128  # that a block makes at once
+CHANNELS = 64  # of a stage
 MOST_CHANNELS = 256  # whose weights it keeps
-STAGES, RESULTS = 3, 2
-WRITERS = 8  # warps of a block that leave sums each
+STAGES, STAGES_ALONG, RESULTS = 6, 3, 2
+BESIDE = 6  # tiles that are read for the sums, or on their way
 ALIGNED_BYTES = 1008  # beside what is to begin at a multiple of 1,024
-BARRIERS_BYTES = 96  # at most
+BARRIERS_BYTES = 192  # at most
 MOST_BLOCKS = 132  # on a large GPU; a constant, so that sums are the same on all
-TENSOR_SHARE = 0.5  # of the peak, by judgement: one warpgroup multiplies, and waits while its results are rounded
+TENSOR_SHARE = 0.6  # of the peak, by judgement
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +71,30 @@ def _arguments(at: Slice) -> PointwiseArguments:
 
 
 def _shared_bytes(request: Request) -> int:
-    element_bytes = request.outputs[0].dtype.size_bytes
-    results_bytes = PIXELS * (FILTERS * element_bytes + 16)
-    operands = FILTERS * request.inputs[0].shape[1] + STAGES * PIXELS * 64
-    return operands * element_bytes + RESULTS * results_bytes + ALIGNED_BYTES + BARRIERS_BYTES
+    return _shared_bytes_of(request, STAGES)
+
+
+def _shared_bytes_of(request: Request, stages: int) -> int:
+    image = request.inputs[0]
+    elements = FILTERS * image.shape[1] + stages * PIXELS * CHANNELS + RESULTS * PIXELS * (FILTERS + 8)
+    return elements * image.dtype.size_bytes + ALIGNED_BYTES + BARRIERS_BYTES
+
+
+def _beside(request: Request) -> list[TensorType]:
+    """What the sums read of each pixel beside the convolution's result."""
+    return [i for i in request.inputs[2:] if len(i.shape) == 4]
+
+
+def _shared_bytes_along(request: Request) -> int:
+    beside = _beside(request)
+    signs = sum(i.dtype is DType.UINT8 for i in beside)
+    tiles = len(beside) - signs
+    tile_bytes = PIXELS * FILTERS * (tiles * request.inputs[0].dtype.size_bytes + signs / 8)
+    return _shared_bytes_of(request, STAGES_ALONG) + BESIDE // tiles * int(tile_bytes)
 
 
 def _partial_bytes(request: Request, layout: Layout) -> int:
-    return _blocks(request) * WRITERS * request.outputs[0].shape[1] * SUMS_BYTES
+    return _blocks(request) * request.outputs[0].shape[1] * SUMS_BYTES
 
 
 def _time_us(request: Request, device: DeviceSpec) -> float:
@@ -113,7 +130,11 @@ def _along(between: str, *wirings: Wiring) -> OwnKernel:
     wired = taking(*wirings)
 
     def takes(request: Request) -> bool:
-        return wired(request) and _takes(product_of(request))
+        if not (wired(request) and _takes(product_of(request))):
+            return False
+        # The signs of a pixel's filters are copied 16 bytes at once.
+        by_signs = any(i.dtype is DType.UINT8 for i in _beside(request))
+        return not by_signs or request.inputs[1].shape[0] % FILTERS == 0
 
     kinds = ("convolution", *(between.split("+") if between else ()), "batch_normalize_sums")
     return replace(
@@ -125,6 +146,7 @@ def _along(between: str, *wirings: Wiring) -> OwnKernel:
         launches=2,
         launcher="_".join(("pointwise", *kinds[1:-1], "sums")),
         takes=takes,
+        shared=_shared_bytes_along,
         repeats=_BY_ITSELF.name,
     )
 

@@ -13,9 +13,9 @@ from mbc.ir.types import Layout, Precision, TensorType
 from mbc.kernels.base import DTYPE_CODES
 from mbc.kernels.own import KERNELS, pointwise
 from mbc.ops.convolution import Convolution
-from mbc.optimize.patterns import CONVOLUTION_ALONG, Part, Pattern
+from mbc.optimize.patterns import Part, Pattern
 from tests.kernels.own.cases import Case, w
-from tests.kernels.own.groups import POINTS, point_operand, points
+from tests.kernels.own.groups import POINT_FORMS, point_operand, points
 from tests.kernels.own.launching import Library, launched, relative_error, request_of, to_bytes
 from tests.kernels.own.test_emulated import GXX, build
 
@@ -56,8 +56,11 @@ class Bench:
 
 
 @pytest.mark.parametrize("blocks", [1, 3, pointwise.MOST_BLOCKS])
-@pytest.mark.parametrize("sizes", POINTS, ids=str)
-@pytest.mark.parametrize("pattern", CONVOLUTION_ALONG, ids=lambda p: "+".join(s.kind for s in p.statements[1:]))
+@pytest.mark.parametrize(
+    ("pattern", "sizes"),
+    POINT_FORMS,
+    ids=lambda value: "+".join(s.kind for s in value.statements[1:]) if isinstance(value, Pattern) else str(value),
+)
 def test_equal_to_the_launches_by_themselves(
     pattern: Pattern, sizes: Sizes, blocks: int, library: tuple[Precision, Library], monkeypatch: pytest.MonkeyPatch
 ):
