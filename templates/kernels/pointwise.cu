@@ -29,8 +29,6 @@ constexpr int POINT_EIGHTS = POINT_FILTERS / 8;                           // of 
 constexpr int POINT_ROWS = POINT_WRITERS * WARPGROUP / POINT_EIGHTS;      // pixels that are written at once
 constexpr int RESULT_PITCH = POINT_FILTERS * 2 + 16;                      // neighbouring pixels: different banks
 
-static_assert(POINT_COPIERS == POINT_PIXELS);  // each has a row of what lies beside
-
 // What is read beside results: tiles of T, and of bits.
 template <typename S>
 constexpr int TILES_BESIDE = 0;
@@ -86,7 +84,7 @@ struct PointRings {
     for (Barrier& one : started) one.start(WARPGROUP / 32);
     pixels.start(POINT_COPIERS, 1);
     results.start(WARPGROUP, POINT_WRITERS);
-    beside.start((TILES + SIGNS_BESIDE<S>) * POINT_COPIERS, POINT_WRITERS);
+    beside.start(POINT_COPIERS, POINT_WRITERS);
   }
 };
 
@@ -161,27 +159,29 @@ __device__ inline void copy_points(const T* __restrict__ image, const T* __restr
     }
 }
 
-// A thread copies a pixel of each tile. What there is none of is not read, either.
 template <typename S>
 __device__ inline void copy_beside(S source, const PointStages<S>& stages, PointRings<S>& rings, const Pointwise<S>& f) {
-  const int32_t row = threadIdx.x % POINT_COPIERS, count = f.count();
-  const int32_t filters = min(POINT_FILTERS, f.filters - f.first_filter());
+  const int32_t thread = threadIdx.x % POINT_COPIERS, count = f.count();
   for (int32_t number = 0; number < count; ++number) {
     rings.beside.wait_until_emptied(number);
-    Barrier& filled = rings.beside.filled[number % PointRings<S>::BESIDES];
-    const int64_t pixel = f.first_pixel(number) + row;
+    const int32_t first = f.first_pixel(number);
     char* to = stages.beside_of(number);
     each_operand(source, [&](const auto* from) {
-      constexpr int ROW_BITS = BITS<std::remove_cv_t<std::remove_pointer_t<decltype(from)>>>;
-      if (pixel < f.pixels)
-        filled.arrive_with_block(
-            to + row * (POINT_FILTERS * ROW_BITS / 8),
-            reinterpret_cast<const char*>(from) + (pixel * f.filters + f.first_filter()) * ROW_BITS / 8,
-            filters * ROW_BITS / 8);
-      else
-        filled.arrive();
-      to += POINT_PIXELS * POINT_FILTERS * ROW_BITS / 8;
+      using Element = std::remove_cv_t<std::remove_pointer_t<decltype(from)>>;
+      constexpr int SIXTEEN = 128 / BITS<Element>, SIXTEENS = POINT_FILTERS / SIXTEEN;  // filters; of a pixel
+      constexpr int APART = POINT_COPIERS / SIXTEENS;                                   // pixels between a thread's
+      const int32_t filter = f.first_filter() + thread % SIXTEENS * SIXTEEN;
+#pragma unroll
+      for (int i = 0; i < POINT_PIXELS; i += APART) {
+        const int32_t row = i + thread / SIXTEENS, pixel = first + row;
+        const bool there = pixel < f.pixels && filter < f.filters;
+        const int64_t at = static_cast<int64_t>(pixel) * f.filters + filter;
+        copy_16_bytes(reinterpret_cast<uint4*>(to + (row * SIXTEENS + thread % SIXTEENS) * 16),
+                      from + (there ? at * BITS<Element> / (8 * static_cast<int>(sizeof(Element))) : 0), there);
+      }
+      to += POINT_PIXELS * SIXTEENS * 16;
     });
+    rings.beside.filled[number % PointRings<S>::BESIDES].arrive_with_copies();
   }
 }
 
