@@ -165,21 +165,18 @@ __device__ inline void copy_beside(S source, const PointStages<S>& stages, Point
   for (int32_t number = 0; number < count; ++number) {
     rings.beside.wait_until_emptied(number);
     const int32_t first = f.first_pixel(number);
-    char* to = stages.beside_of(number);
+    char* to = stages.beside_of(number) + thread * 16;
     each_operand(source, [&](const auto* from) {
       using Element = std::remove_cv_t<std::remove_pointer_t<decltype(from)>>;
       constexpr int SIXTEEN = 128 / BITS<Element>, SIXTEENS = POINT_FILTERS / SIXTEEN;  // filters; of a pixel
       constexpr int APART = POINT_COPIERS / SIXTEENS;                                   // pixels between a thread's
-      const int32_t filter = f.first_filter() + thread % SIXTEENS * SIXTEEN;
-#pragma unroll
-      for (int i = 0; i < POINT_PIXELS; i += APART) {
-        const int32_t row = i + thread / SIXTEENS, pixel = first + row;
-        const bool there = pixel < f.pixels && filter < f.filters;
-        const int64_t at = static_cast<int64_t>(pixel) * f.filters + filter;
-        copy_16_bytes(reinterpret_cast<uint4*>(to + (row * SIXTEENS + thread % SIXTEENS) * 16),
-                      from + (there ? at * BITS<Element> / (8 * static_cast<int>(sizeof(Element))) : 0), there);
-      }
-      to += POINT_PIXELS * SIXTEENS * 16;
+      constexpr int EACH = 8 * sizeof(Element) / BITS<Element>;                         // filters of what is pointed to
+      const int32_t pixel = first + thread / SIXTEENS, filter = f.first_filter() + thread % SIXTEENS * SIXTEEN;
+      const int32_t left = filter < f.filters ? f.pixels - pixel : 0;
+      const Element* at = from + (static_cast<int64_t>(pixel) * f.filters + filter) / EACH;
+#pragma unroll 4
+      for (int i = 0; i < POINT_PIXELS; i += APART, at += APART * f.filters / EACH, to += POINT_COPIERS * 16)
+        copy_16_bytes(reinterpret_cast<uint4*>(to), i < left ? at : from, i < left);
     });
     rings.beside.filled[number % PointRings<S>::BESIDES].arrive_with_copies();
   }
