@@ -130,33 +130,43 @@ struct PointStages {
   __device__ char* beside_of(int32_t number) const { return beside + number % Rings::BESIDES * Rings::BESIDE_BYTES; }
 };
 
+// 16 bytes of every APART-th of 64 rows, of which only `left` are there. Most often all are: then it takes few instructions,
+// and copies are many.
+template <int APART, typename Element>
+__device__ inline void copy_rows(const Element* from, int32_t row_elements, int32_t left, char* to, int32_t to_apart) {
+  if (left > POINT_PIXELS - APART) {
+#pragma unroll
+    for (int i = 0; i < POINT_PIXELS / APART; ++i, from += APART * row_elements)
+      copy_16_bytes(reinterpret_cast<uint4*>(to + i * to_apart), from, true);
+  } else {
+    const Element* const first = from;
+    for (int i = 0; i < POINT_PIXELS / APART; ++i, from += APART * row_elements)
+      copy_16_bytes(reinterpret_cast<uint4*>(to + i * to_apart), i * APART < left ? from : first, i * APART < left);
+  }
+}
+
 template <typename T, typename S>
 __device__ inline void copy_points(const T* __restrict__ image, const T* __restrict__ weight,
                                    const PointStages<S>& stages, PointRings<S>& rings, const Pointwise<S>& f) {
   constexpr int APART = POINT_COPIERS / 8;  // rows between a thread's
   const int32_t sixteen = threadIdx.x % 8, mine = threadIdx.x / 8, chunks = f.chunks(), count = f.count();
+  const int32_t to = operand_offset(mine, sixteen);
+  const int32_t filter = f.first_filter() + mine;
+  for (int32_t chunk = 0; chunk < chunks; ++chunk)
+    for (int32_t i = 0; i < POINT_FILTERS; i += POINT_PIXELS)
+      copy_rows<APART>(weight + (filter + i < f.filters ? filter + i : 0) * f.channels + chunk * POINT_CHANNELS + sixteen * 8,
+                       f.channels, f.filters - filter - i,
+                       stages.kept + chunk * PointRings<S>::KEPT_BYTES + i * OPERAND_ROW + to, APART * OPERAND_ROW);
   int32_t turn = 0;
-  for (int32_t number = 0; number < count; ++number)
-    for (int32_t chunk = 0; chunk < chunks; ++chunk, ++turn) {
-      const int32_t channel = chunk * POINT_CHANNELS + sixteen * 8;
-      if (number == 0)
-        for (int32_t i = mine; i < POINT_FILTERS; i += APART) {
-          const int32_t filter = f.first_filter() + i;
-          const bool there = filter < f.filters;
-          copy_16_bytes(
-              reinterpret_cast<uint4*>(stages.kept + chunk * PointRings<S>::KEPT_BYTES + operand_offset(i, sixteen)),
-              there ? weight + static_cast<int64_t>(filter) * f.channels + channel : weight, there);
-        }
+  for (int32_t number = 0; number < count; ++number) {
+    const int32_t pixel = f.first_pixel(number) + mine, left = f.pixels - pixel;
+    const T* from = image + static_cast<int64_t>(left > 0 ? pixel : 0) * f.channels + sixteen * 8;
+    for (int32_t chunk = 0; chunk < chunks; ++chunk, ++turn, from += POINT_CHANNELS) {
       rings.pixels.wait_until_emptied(turn);
-#pragma unroll
-      for (int i = 0; i < POINT_PIXELS; i += APART) {
-        const int32_t pixel = f.first_pixel(number) + mine + i;
-        const bool there = pixel < f.pixels;
-        copy_16_bytes(reinterpret_cast<uint4*>(stages.pixels_of(turn) + operand_offset(mine + i, sixteen)),
-                      there ? image + static_cast<int64_t>(pixel) * f.channels + channel : image, there);
-      }
+      copy_rows<APART>(from, f.channels, left, stages.pixels_of(turn) + to, APART * OPERAND_ROW);
       rings.pixels.filled[turn % PointRings<S>::STAGES].arrive_with_copies();
     }
+  }
 }
 
 template <typename S>
@@ -166,17 +176,15 @@ __device__ inline void copy_beside(S source, const PointStages<S>& stages, Point
     rings.beside.wait_until_emptied(number);
     const int32_t first = f.first_pixel(number);
     char* to = stages.beside_of(number) + thread * 16;
-    each_operand(source, [&](const auto* from) {
-      using Element = std::remove_cv_t<std::remove_pointer_t<decltype(from)>>;
+    each_operand(source, [&](const auto* operand) {
+      using Element = std::remove_cv_t<std::remove_pointer_t<decltype(operand)>>;
       constexpr int SIXTEEN = 128 / BITS<Element>, SIXTEENS = POINT_FILTERS / SIXTEEN;  // filters; of a pixel
-      constexpr int APART = POINT_COPIERS / SIXTEENS;                                   // pixels between a thread's
       constexpr int EACH = 8 * sizeof(Element) / BITS<Element>;                         // filters of what is pointed to
       const int32_t pixel = first + thread / SIXTEENS, filter = f.first_filter() + thread % SIXTEENS * SIXTEEN;
       const int32_t left = filter < f.filters ? f.pixels - pixel : 0;
-      const Element* at = from + (static_cast<int64_t>(pixel) * f.filters + filter) / EACH;
-#pragma unroll 4
-      for (int i = 0; i < POINT_PIXELS; i += APART, at += APART * f.filters / EACH, to += POINT_COPIERS * 16)
-        copy_16_bytes(reinterpret_cast<uint4*>(to), i < left ? at : from, i < left);
+      const int64_t at = left > 0 ? (static_cast<int64_t>(pixel) * f.filters + filter) / EACH : 0;
+      copy_rows<POINT_COPIERS / SIXTEENS>(operand + at, f.filters / EACH, left, to, POINT_COPIERS * 16);
+      to += POINT_PIXELS * SIXTEENS * 16;
     });
     rings.beside.filled[number % PointRings<S>::BESIDES].arrive_with_copies();
   }
