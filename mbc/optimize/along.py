@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 from mbc.ir.graph import Operation
 from mbc.kernels.own import repeats
+from mbc.kernels.statistics import WITH_STATISTICS
 from mbc.ops.fused import gives_product, join, kind_of, names_of
 from mbc.optimize.candidates import CandidateTable
 from mbc.optimize.choose import Choices
@@ -143,8 +144,8 @@ def along_runs(table: CandidateTable, draft: Draft, runs: Sequence[Run], program
         for i, run in enumerate(runs)
         if run.stop == run.start + 1 and launches[run.start].operations
     }
-    makers = {frozenset(names): i for names, i in single.items()}
     operations = {names_of(operation): operation for operation in program}
+    makers = {_without_statistics(operations.get(names), names): i for names, i in single.items()}
     last = {names[-1]: (operations[names], i) for names, i in single.items() if names in operations}
     reads: dict[int, list[int]] = {}
     for i, run in enumerate(runs):
@@ -177,6 +178,11 @@ def along_runs(table: CandidateTable, draft: Draft, runs: Sequence[Run], program
         if position <= sums + NEAR:
             found[maker, position] = run
     return {key: replace(run, rivals=frozenset(_rivals(key, found, reads))) for key, run in found.items()}
+
+
+def _without_statistics(operation: Operation | None, names: Sequence[str]) -> frozenset[str]:
+    """The members of a launch that make its large value: batch statistics beside it are small, and stay."""
+    return frozenset(names[:-1] if operation is not None and operation.kind == WITH_STATISTICS else names)
 
 
 def _rivals(key: tuple[int, int], alongs: AlongRuns, reads: Mapping[int, Sequence[int]]) -> Iterator[tuple[int, int]]:

@@ -70,7 +70,7 @@ def rewrite(
         run = made_by[decision.buffer]
         assert run < decision.before and runs[run].again
         found = (along or {}).get((run, decision.before))
-        if found is not None and found.rivals.isdisjoint(repeated):
+        if found is not None and decision.buffer == found.target and found.rivals.isdisjoint(repeated):
             instead[found.sums] = found
         else:
             again.setdefault(decision.before, {}).setdefault(run, []).append(decision.buffer)

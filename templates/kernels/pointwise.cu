@@ -1,12 +1,14 @@
 // Convolutions of one place at a step of one, in bf16 and fp16, channels last: a product, [pixels, channels] by
 // [channels, filters]. It takes next to nothing, what it writes takes the time. So it can be made again along with the
-// sums of batch normalisation's backward pass, which would read its result: they get it on the way, as it is written.
+// sums of batch normalisation's backward pass, which would read its result: they get it on the way, as it is written. So
+// do the batch statistics, when it is made.
 //
 // A block keeps the weights of its filters and makes tiles of pixels one after another. Two warps copy pixels, and two
 // what the sums are made of beside results, both some tiles ahead. Two warpgroups multiply, every other tile each, and
 // two write what has been made and sum up.
 #include "mbc_fused.cuh"
 #include "mbc_ring.cuh"
+#include "mbc_statistics.cuh"
 
 struct PointwiseArguments {
   int64_t type;
@@ -61,10 +63,18 @@ __device__ inline void each_operand(Behind<T, ADD, false, Relu>& source, const R
 template <typename Element>
 constexpr int BITS = std::is_same_v<Element, uint8_t> ? 1 : 8 * sizeof(Element);
 
-// Where results are only written.
+// Where nothing is read beside results,
 struct NoGradient {
   static constexpr int OPERANDS = 0;
 };
+// or nothing is summed up.
+struct NoSums {
+  using State = float;
+};
+template <typename S>
+constexpr bool BESIDE = S::OPERANDS > 0;
+template <typename R>
+constexpr bool SUMMING = !std::is_same_v<R, NoSums>;
 
 template <typename S>
 struct PointRings {
@@ -88,11 +98,9 @@ struct PointRings {
   }
 };
 
-template <typename S>
+template <typename S, typename R>
 struct Pointwise {
   using Rings = PointRings<S>;
-  // As sums go, which begin with what the launch before may have left in the cache.
-  static constexpr bool LAST_FIRST = S::OPERANDS > 0;
   int32_t pixels, channels, filters, across, tiles;  // blocks of filters; tiles of pixels
 
   explicit Pointwise(const PointwiseArguments& a)
@@ -102,27 +110,28 @@ struct Pointwise {
   __host__ __device__ int32_t chunks() const { return channels / POINT_CHANNELS; }
   int shared_bytes() const {
     return chunks() * Rings::KEPT_BYTES + Rings::STAGES * Rings::STAGE_BYTES + Rings::RESULTS * Rings::RESULT_BYTES +
-           (Rings::TILES > 0 ? Rings::BESIDES * Rings::BESIDE_BYTES : 0) + 1008;
+           (BESIDE<S> ? Rings::BESIDES * Rings::BESIDE_BYTES : 0) + 1008;
   }
   // A block makes the same filters of one tile after another.
   __device__ int32_t first_filter() const { return static_cast<int32_t>(blockIdx.x) % across * POINT_FILTERS; }
   __device__ int32_t place() const { return static_cast<int32_t>(blockIdx.x) / across; }  // among blocks of its filters
   __device__ int32_t step() const { return static_cast<int32_t>(gridDim.x) / across; }
   __device__ int32_t count() const { return place() < tiles ? (tiles - place() - 1) / step() + 1 : 0; }
-  // The first pixel of one of a block's tiles.
+  // The first pixel of one of a block's tiles. Sums go from the last one to the first, as by themselves: the launch before
+  // may have left them in the cache, and the one behind begins with those.
   __device__ int32_t first_pixel(int32_t number) const {
     const int32_t tile = place() + number * step();
-    return (LAST_FIRST ? tiles - 1 - tile : tile) * POINT_PIXELS;
+    return (SUMMING<R> ? tiles - 1 - tile : tile) * POINT_PIXELS;
   }
 };
 
 // What a block has in shared memory, from a multiple of 1,024 bytes on.
-template <typename S>
+template <typename S, typename R>
 struct PointStages {
   using Rings = PointRings<S>;
   char *kept, *pixels, *results, *beside;
 
-  __device__ PointStages(char* first, const Pointwise<S>& f)
+  __device__ PointStages(char* first, const Pointwise<S, R>& f)
       : kept(first), pixels(kept + f.chunks() * Rings::KEPT_BYTES), results(pixels + Rings::STAGES * Rings::STAGE_BYTES),
         beside(results + Rings::RESULTS * Rings::RESULT_BYTES) {}
   __device__ char* pixels_of(int32_t turn) const { return pixels + turn % Rings::STAGES * Rings::STAGE_BYTES; }
@@ -145,9 +154,9 @@ __device__ inline void copy_rows(const Element* from, int32_t row_elements, int3
   }
 }
 
-template <typename T, typename S>
+template <typename T, typename S, typename R>
 __device__ inline void copy_points(const T* __restrict__ image, const T* __restrict__ weight,
-                                   const PointStages<S>& stages, PointRings<S>& rings, const Pointwise<S>& f) {
+                                   const PointStages<S, R>& stages, PointRings<S>& rings, const Pointwise<S, R>& f) {
   constexpr int APART = POINT_COPIERS / 8;  // rows between a thread's
   const int32_t sixteen = threadIdx.x % 8, mine = threadIdx.x / 8, chunks = f.chunks(), count = f.count();
   const int32_t to = operand_offset(mine, sixteen);
@@ -169,8 +178,9 @@ __device__ inline void copy_points(const T* __restrict__ image, const T* __restr
   }
 }
 
-template <typename S>
-__device__ inline void copy_beside(S source, const PointStages<S>& stages, PointRings<S>& rings, const Pointwise<S>& f) {
+template <typename S, typename R>
+__device__ inline void copy_beside(S source, const PointStages<S, R>& stages, PointRings<S>& rings,
+                                   const Pointwise<S, R>& f) {
   const int32_t thread = threadIdx.x % POINT_COPIERS, count = f.count();
   for (int32_t number = 0; number < count; ++number) {
     rings.beside.wait_until_emptied(number);
@@ -190,8 +200,8 @@ __device__ inline void copy_beside(S source, const PointStages<S>& stages, Point
   }
 }
 
-template <typename T, typename S>
-__device__ inline void multiply_points(const PointStages<S>& stages, PointRings<S>& rings, const Pointwise<S>& f) {
+template <typename T, typename S, typename R>
+__device__ inline void multiply_points(const PointStages<S, R>& stages, PointRings<S>& rings, const Pointwise<S, R>& f) {
   const int32_t lane = threadIdx.x % 32, row = threadIdx.x % WARPGROUP / 32 * 16 + lane / 4;
   const int32_t chunks = f.chunks(), count = f.count();
   float sums[POINT_FILTERS / 8][4];
@@ -228,27 +238,63 @@ __device__ inline void multiply_points(const PointStages<S>& stages, PointRings<
   }
 }
 
-// A thread writes eight filters of one pixel after another, and sums up what S has for them (see mbc_channel_reduce.cuh)
-// beside them. `found`: its sums, in shared memory that nobody needs any more when all results are there.
-template <typename T, typename S>
-__device__ inline void write_points(const PointStages<S>& stages, PointRings<S>& rings, T* __restrict__ x,
-                                    const S& source, const Sums& sums, Sums::State* found, const Pointwise<S>& f) {
-  constexpr bool SUMMING = S::OPERANDS > 0;
+// What a thread sums up of its eight filters.
+template <typename R>
+struct EightSums {
+  typename R::Channel channel[8];
+  typename R::Running running[8] = {};
+  int32_t count = 0;
+
+  __device__ EightSums(const R& r, int32_t filter, bool there) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) channel[j] = r.load(there ? filter + j : 0);
+  }
+  template <typename Eight>
+  __device__ void begin(const R& r, const Eight& first) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) running[j] = r.begin(to_float(first[j]));
+  }
+  template <typename Eight, typename Of>
+  __device__ void add(const R& r, const Eight& made, const Of& beside) {
+    ++count;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float a[1] = {to_float(made[j])}, b[1] = {beside(j)};
+      r.template push<1>(running[j], channel[j], a, b);
+    }
+  }
+  __device__ void leave(const R& r, typename R::State* found) const {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) found[j] = r.settle(channel[j], running[j], count);
+  }
+};
+template <>
+struct EightSums<NoSums> {
+  __device__ EightSums(const NoSums&, int32_t, bool) {}
+  template <typename Eight>
+  __device__ void begin(const NoSums&, const Eight&) {}
+  template <typename Eight, typename Of>
+  __device__ void add(const NoSums&, const Eight&, const Of&) {}
+  __device__ void leave(const NoSums&, const float*) const {}
+};
+
+// A thread writes eight filters of one pixel after another, and sums up what R makes of them and of what S has beside
+// them (see mbc_channel_reduce.cuh). `found`: its sums, in shared memory that nobody needs when all results are there.
+template <typename T, typename S, typename R>
+__device__ inline void write_points(const PointStages<S, R>& stages, PointRings<S>& rings, T* __restrict__ x,
+                                    const S& source, const R& r, typename R::State* found, const Pointwise<S, R>& f) {
   constexpr int AT_ONCE = S::OPERANDS > 1 ? 2 : 4;  // pixels
   const int32_t thread = threadIdx.x - (1 + POINT_MULTIPLIERS) * WARPGROUP;
   const int32_t eight = thread % POINT_EIGHTS, mine = thread / POINT_EIGHTS;
   const int32_t filter = f.first_filter() + eight * 8, count = f.count();
   const bool there = filter < f.filters;
-  float mean[8];
-  Sums::State running[8] = {};
-#pragma unroll
-  for (int j = 0; j < 8; ++j) mean[j] = SUMMING && there ? sums.load(filter + j) : 0.0f;
+  EightSums<R> sums(r, filter, there);
   for (int32_t number = 0; number < count; ++number) {
     rings.results.wait_until_filled(number);
-    if constexpr (SUMMING) rings.beside.wait_until_filled(number);
+    if constexpr (BESIDE<S>) rings.beside.wait_until_filled(number);
     const char* result = stages.results_of(number) + mine * RESULT_PITCH + eight * 16;
     S beside = source;
-    if constexpr (SUMMING) {
+    if constexpr (BESIDE<S>) {
       const char* from = stages.beside_of(number);
       each_operand(beside, [&](auto*& operand) {
         using Element = std::remove_cv_t<std::remove_reference_t<decltype(*operand)>>;
@@ -257,25 +303,22 @@ __device__ inline void write_points(const PointStages<S>& stages, PointRings<S>&
       });
     }
     const int32_t first = f.first_pixel(number) + mine, left = f.pixels - first;
-    const auto write = [&](int i, const auto& made, auto& fetched) {
-      const int64_t at = static_cast<int64_t>(first + i) * f.filters + filter;
-      store_held(x + at, made);
-      if constexpr (SUMMING) {
-        source.template finish<8>(fetched, [&](int j) { return mean[j]; }, at);
-#pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          const float a[1] = {to_float(made[j])}, d[1] = {source.template first<8>(fetched, j)};
-          sums.push<1>(running[j], mean[j], a, d);
-        }
-      }
-    };
+    const auto made_at = [&](int i) { return hold<8>(reinterpret_cast<const T*>(result + i * RESULT_PITCH)); };
     const auto fetch = [&](int i) {
-      if constexpr (SUMMING)
+      if constexpr (BESIDE<S>)
         return beside.template fetch<8>((mine + i) * POINT_FILTERS + eight * 8);
       else
         return 0;
     };
-    const auto made_at = [&](int i) { return hold<8>(reinterpret_cast<const T*>(result + i * RESULT_PITCH)); };
+    const auto write = [&](int i, const auto& made, auto& fetched) {
+      const int64_t at = static_cast<int64_t>(first + i) * f.filters + filter;
+      store_held(x + at, made);
+      if constexpr (BESIDE<S>) source.template finish<8>(fetched, [&](int j) { return sums.channel[j]; }, at);
+      sums.add(r, made, [&](int j) {
+        if constexpr (BESIDE<S>) return source.template first<8>(fetched, j);
+        return 0.0f;
+      });
+    };
     if (there && left > POINT_PIXELS - POINT_ROWS) {
 #pragma unroll
       for (int i = 0; i < POINT_PIXELS; i += AT_ONCE * POINT_ROWS) {
@@ -286,64 +329,65 @@ __device__ inline void write_points(const PointStages<S>& stages, PointRings<S>&
           made[k] = made_at(i + k * POINT_ROWS);
           fetched[k] = fetch(i + k * POINT_ROWS);
         }
+        if (i == 0 && number == 0) sums.begin(r, made[0]);
 #pragma unroll
         for (int k = 0; k < AT_ONCE; ++k) write(i + k * POINT_ROWS, made[k], fetched[k]);
       }
     } else if (there) {
       for (int32_t i = 0; i < min(left, POINT_PIXELS - mine); i += POINT_ROWS) {
         auto fetched = fetch(i);
+        if (i == 0 && number == 0) sums.begin(r, made_at(i));
         write(i, made_at(i), fetched);
       }
     }
     __syncwarp();
     rings.results.empty(number);
-    if constexpr (SUMMING) rings.beside.empty(number);
+    if constexpr (BESIDE<S>) rings.beside.empty(number);
   }
-  if constexpr (SUMMING) {
-#pragma unroll
-    for (int j = 0; j < 8; ++j) found[mine * POINT_FILTERS + eight * 8 + j] = running[j];
-  }
+  sums.leave(r, found + mine * POINT_FILTERS + eight * 8);
 }
 
-template <typename T, typename S>
+template <typename T, typename S, typename R>
 __global__ void __launch_bounds__(POINT_THREADS, 1)
-    pointwise(const T* __restrict__ image, const T* __restrict__ weight, T* __restrict__ x, S source, Sums sums,
-              Sums::State* partial, Pointwise<S> f) {
+    pointwise(const T* __restrict__ image, const T* __restrict__ weight, T* __restrict__ x, S source, R r,
+              typename R::State* partial, Pointwise<S, R> f) {
   MBC_DYNAMIC_SHARED(shared);
   __shared__ PointRings<S> rings;
-  const PointStages<S> stages(aligned_shared(shared), f);
-  auto* found = reinterpret_cast<Sums::State*>(stages.kept);
+  const PointStages<S, R> stages(aligned_shared(shared), f);
+  auto* found = reinterpret_cast<typename R::State*>(stages.kept);  // and of pixels
+  static_assert(POINT_ROWS * POINT_FILTERS * sizeof(*found) <=
+                PointRings<S>::KEPT_BYTES + PointRings<S>::STAGES * PointRings<S>::STAGE_BYTES);
   if (threadIdx.x == 0) rings.start();
   __syncthreads();
   if (threadIdx.x < WARPGROUP) {
     give_registers<POINT_COPIER_REGISTERS>();
     if (threadIdx.x < POINT_COPIERS)
       copy_points(image, weight, stages, rings, f);
-    else if constexpr (S::OPERANDS > 0)
+    else if constexpr (BESIDE<S>)
       copy_beside(source, stages, rings, f);
   } else if (threadIdx.x < (1 + POINT_MULTIPLIERS) * WARPGROUP) {
     take_registers<POINT_MULTIPLIER_REGISTERS>();
     multiply_points<T>(stages, rings, f);
   } else {
     take_registers<POINT_WRITER_REGISTERS>();
-    write_points(stages, rings, x, source, sums, found, f);
+    write_points(stages, rings, x, source, r, found, f);
   }
-  if constexpr (S::OPERANDS > 0) {
+  if constexpr (SUMMING<R>) {
     __syncthreads();
     const int32_t filter = f.first_filter() + static_cast<int32_t>(threadIdx.x);
     if (threadIdx.x < POINT_FILTERS && filter < f.filters)
       partial[static_cast<int64_t>(f.place()) * f.filters + filter] =
-          sums.merged(POINT_ROWS, [&](unsigned i) { return found[i * POINT_FILTERS + threadIdx.x]; });
+          r.merged(POINT_ROWS, [&](unsigned i) { return found[i * POINT_FILTERS + threadIdx.x]; });
   }
 }
 
-template <typename T, typename S>
-void run_pointwise(const MbcCall& call, const PointwiseArguments& a, int result, const S& source, const Sums& sums,
-                   Sums::State* partial) {
-  const Pointwise<S> f(a);
-  MBC_LAUNCH_SHARED((pointwise<T, S>), static_cast<unsigned>(a.blocks * f.across), POINT_THREADS, f.shared_bytes(),
-                    call.stream, in<T>(call, 0), in<T>(call, 1), out<T>(call, result), source, sums, partial, f);
-  if constexpr (S::OPERANDS > 0) merge_all_parts(call.stream, a.blocks, a.filters, partial, sums);
+template <typename T, typename S, typename R>
+void run_pointwise(const MbcCall& call, int result, const S& source, const R& r, typename R::State* partial) {
+  const auto& a = arguments<PointwiseArguments>(call);
+  const Pointwise<S, R> f(a);
+  MBC_LAUNCH_SHARED((pointwise<T, S, R>), static_cast<unsigned>(a.blocks * f.across), POINT_THREADS, f.shared_bytes(),
+                    call.stream, in<T>(call, 0), in<T>(call, 1), out<T>(call, result), source, r, partial, f);
+  if constexpr (SUMMING<R>) merge_all_parts(call.stream, a.blocks, a.filters, partial, r);
 }
 
 // Behind image and weights come `operands` of the gradient, mean and variance; x, what else `made` says, dgamma, dbeta,
@@ -353,7 +397,7 @@ void run_pointwise_sums(const MbcCall& call, const S& source, int operands, int 
   const int mean = 2 + operands, x = mean + 2, dgamma = x + 1 + made;
   const Sums sums{in<float>(call, mean), in<float>(call, mean + 1), out<float>(call, dgamma),
                   out<float>(call, dgamma + 1), eps(call, 0), 0};
-  run_pointwise<T>(call, arguments<PointwiseArguments>(call), x, source, sums, out<Sums::State>(call, dgamma + 2));
+  run_pointwise<T>(call, x, source, sums, out<Sums::State>(call, dgamma + 2));
 }
 
 // Of the gradient through relu, which is written on the way; ADD: of a sum of two.
@@ -370,7 +414,16 @@ void run_pointwise_behind(const MbcCall& call, const Relu& relu, int gradient, i
 extern "C" const char* mbc_pointwise(const MbcCall& call) {
   using namespace mbc;
   return on_tensor_cores<PointwiseArguments>(call, [&](auto of) {
-    run_pointwise<decltype(of)>(call, arguments<PointwiseArguments>(call), 2, NoGradient{}, Sums{}, nullptr);
+    run_pointwise<decltype(of)>(call, 2, NoGradient{}, NoSums{}, nullptr);
+  });
+}
+// Accesses: image, weights, result, mean, variance, workspace.
+extern "C" const char* mbc_pointwise_statistics(const MbcCall& call) {
+  using namespace mbc;
+  return on_tensor_cores<PointwiseArguments>(call, [&](auto of) {
+    using T = decltype(of);
+    const StatisticsOfMade<T> statistics{{nullptr, 0, out<float>(call, 3), out<float>(call, 4)}};
+    run_pointwise<T>(call, 2, NoGradient{}, statistics, out<typename Statistics<T>::State>(call, 5));
   });
 }
 extern "C" const char* mbc_pointwise_sums(const MbcCall& call) {

@@ -147,7 +147,7 @@ class Own:
 def repeats(name: str, other: str) -> bool:
     """Whether what the kernel `name` makes again is to the bit what kernel `other` has made."""
     known = KERNELS.get(name)
-    return known is None or known.repeats in ("", other)
+    return known is None or not known.repeats or other in known.repeats
 
 
 def _able(device: DeviceSpec, kernel: OwnKernel) -> bool:

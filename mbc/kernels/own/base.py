@@ -162,7 +162,7 @@ class OwnKernel:
     clusters    whether its blocks read each other's shared memory
     warpgroups  whether it needs tensor cores that warpgroups start
     aligned     whether operands have to begin at multiples of 16 bytes, as whole buffers of a plan do
-    repeats     of a group that makes again what was made: by which kernel, where not all give the same bits
+    repeats     of a group that makes again what was made: by which kernels, where not all give the same bits
     edition     one more when the kernel was rewritten: what was measured of another edition does not count
     """
 
@@ -184,7 +184,7 @@ class OwnKernel:
     clusters: bool = False
     warpgroups: bool = False
     aligned: bool = False
-    repeats: str = ""
+    repeats: tuple[str, ...] = ()
     edition: int = 1
 
     @property

@@ -1,9 +1,10 @@
-"""Convolutions of one place at a step of one, in bf16 and fp16, by themselves and along with the sums of batch
-normalisation's backward pass, which read what they make (`CONVOLUTION_ALONG` of `mbc.optimize.patterns`).
+"""Convolutions of one place at a step of one, in bf16 and fp16: by themselves, with the batch statistics of what they
+make, and along with the sums of batch normalisation's backward pass, which read it (`CONVOLUTION_ALONG` of
+`mbc.optimize.patterns`).
 
-The same source makes both, in the same order of sums: what is made again along is the same to the bit. How long that
-takes nobody can tell who has not measured it: it is estimated at what both take one after the other, so that no
-estimate takes it.
+The same source makes all three, in the same order of sums: what is made again along is the same to the bit. How long
+sums take beside a product nobody can tell who has not measured it: it is estimated at what both take one after the
+other, so that no estimate takes it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from mbc.kernels.own.base import OwnKernel, Slice, Struct, channels_last, moved_
 from mbc.kernels.own.channels import SUMS_BYTES
 from mbc.kernels.own.groups import Wiring, eps, product_of, taking
 from mbc.kernels.own.halves import by_the_64
+from mbc.kernels.own.made_statistics import with_statistics
 from mbc.kernels.own.sides import attributes
 
 # As in the source.
@@ -125,6 +127,9 @@ _BY_ITSELF = OwnKernel(
 )
 
 
+_WITH_STATISTICS = with_statistics(_BY_ITSELF, _blocks)
+
+
 def _along(between: str, *wirings: Wiring) -> OwnKernel:
     """`between`: the operations whose result is the gradient that is summed up."""
     wired = taking(*wirings)
@@ -147,7 +152,7 @@ def _along(between: str, *wirings: Wiring) -> OwnKernel:
         launcher="_".join(("pointwise", *kinds[1:-1], "sums")),
         takes=takes,
         shared=_shared_bytes_along,
-        repeats=_BY_ITSELF.name,
+        repeats=(_BY_ITSELF.name, _WITH_STATISTICS.name),
     )
 
 
@@ -158,4 +163,4 @@ ALONG = (
     _along("relu_backward_signs", (((0, 1), (2, 3), (6, 7, 4, 5)), (6, 7, 8, 9))),
     _along("add+relu_backward_signs", (((0, 1), (2, 3), (8, 4), (7, 9, 5, 6)), (7, 9, 10, 11))),
 )
-KERNELS = (_BY_ITSELF, *ALONG)
+KERNELS = (_BY_ITSELF, _WITH_STATISTICS, *ALONG)

@@ -1,8 +1,7 @@
 """Convolutions in bf16 and fp16 of 64 or 128 channels, where the filter has several places and a step of one pixel.
 
 A block keeps the weights of 64 filters in shared memory, and beside them what it sees of the image. It can sum up the
-batch statistics of what it makes, too. How much time that adds is not known where nobody has measured it: it is
-estimated at what both take one after the other, so that no estimate takes it (as in `mbc.kernels.cudnn_statistics`).
+batch statistics of what it makes, too.
 """
 
 from __future__ import annotations
@@ -12,17 +11,15 @@ from dataclasses import astuple, dataclass, replace
 from types import MappingProxyType
 
 from mbc.device.spec import DeviceSpec
-from mbc.ir.types import DType, Layout
+from mbc.ir.types import DType
 from mbc.kernels.base import Request
-from mbc.kernels.calibration import estimate_us, peak_tflops
-from mbc.kernels.own.base import OwnKernel, Slice, channels_last, effort_of, product_us
-from mbc.kernels.own.channels import KERNELS as OF_CHANNELS
-from mbc.kernels.own.channels import STATISTICS_BYTES
-from mbc.kernels.own.groups import taking
+from mbc.kernels.calibration import peak_tflops
+from mbc.kernels.own.base import OwnKernel, Slice, channels_last, product_us
 from mbc.kernels.own.halves import by_the_64, turns
+from mbc.kernels.own.made_statistics import with_statistics
 from mbc.kernels.own.patches import MOST_PLACES, PLACES, PatchArguments, patch_arguments, places_made, seen_in_patches
 from mbc.kernels.own.sides import Sides, attributes
-from mbc.kernels.statistics import WITH_STATISTICS, convolution_of, statistics_of
+from mbc.kernels.statistics import convolution_of
 
 # As in the source.
 MADE = 64  # filters of a block
@@ -90,13 +87,6 @@ _BACKWARD_DATA = replace(
     launcher="convolution_backward_data_of_short_patches",
 )
 
-_STATISTICS = next(kernel for kernel in OF_CHANNELS if kernel.kind == "batch_statistics")
-_of_its_result = taking((((0, 1), (2,)), (2, 3, 4)))
-
-
-def _takes_group(request: Request) -> bool:
-    return _of_its_result(request) and _takes(convolution_of(request))
-
 
 def _blocks(request: Request) -> int:
     """Of the same filters."""
@@ -110,31 +100,10 @@ def _group_arguments(at: Slice) -> StatisticsPatchArguments:
     return StatisticsPatchArguments(*astuple(alone), blocks=_blocks(at.request))
 
 
-def _partial_bytes(request: Request, layout: Layout) -> int:
-    return _blocks(request) * SUMMING * request.outputs[0].shape[1] * STATISTICS_BYTES
-
-
-def _group_shared_bytes(request: Request) -> int:
-    return _shared_bytes(convolution_of(request))
-
-
-def _one_by_one_us(request: Request, device: DeviceSpec) -> float:
-    statistics = statistics_of(request)
-    (layouts,) = channels_last(statistics)
-    return _time_us(convolution_of(request), device) + estimate_us(effort_of(_STATISTICS, statistics, layouts, device))
-
-
 _WITH_STATISTICS = replace(
-    _FORWARD,
-    kind=WITH_STATISTICS,
+    with_statistics(_FORWARD, lambda request: _blocks(request) * SUMMING),
     struct=StatisticsPatchArguments,
     integers=_group_arguments,
-    workspace=_partial_bytes,
-    time_us=_one_by_one_us,
-    launches=2,
-    launcher="convolution_of_short_patches_statistics",
-    takes=_takes_group,
-    shared=_group_shared_bytes,
 )
 
 KERNELS = (_FORWARD, _BACKWARD_DATA, _WITH_STATISTICS)

@@ -15,6 +15,7 @@ from mbc.ir.control import CONTROL_BYTES
 from mbc.ir.graph import Attributes
 from mbc.ir.types import DType, Precision, TensorType
 from mbc.kernels.base import Request
+from mbc.kernels.own import KERNELS
 from mbc.ops.activation import LeakyRelu, Scale
 from mbc.ops.base import Array, NoAttributes
 from mbc.ops.control import control_record
@@ -469,10 +470,10 @@ def _with_statistics() -> Iterable[Case]:
     """Convolutions by the 64 and the statistics of what they make, which is rounded before."""
     for case in CASES:
         if case.kind == "convolution" and isinstance(case.attributes, Convolution):
-            a, (_, channels, *_) = case.attributes, case.operands[0].shape
-            if channels in (64, 128) and (a.stride, a.groups) == ((1, 1), 1) and a.kernel != (1, 1):
-                group = grouped(case.attributes)
-                yield Case(f"{case.name}-statistics", group.kind, group.attributes, case.operands)
+            group = grouped(case.attributes)
+            found = Case(f"{case.name}-statistics", group.kind, group.attributes, case.operands)
+            if any(k.takes(found.request(Precision.BF16)) for k in KERNELS.values() if k.kind == found.kind):
+                yield found
 
 
 STATISTICS = tuple(_with_statistics())

@@ -26,6 +26,7 @@ from mbc.kernels.own import (
     linear_halves,
     patch_filters,
     patches,
+    pointwise,
     short_patches,
     taps,
 )
@@ -91,8 +92,9 @@ def test_kernel(case: Case, precision: Precision, library: Library):
 def test_statistics_of_what_a_convolution_makes(
     case: Case, blocks: int, library: Library, monkeypatch: pytest.MonkeyPatch
 ):
-    """By one block for 64 filters, by a few, by as many as there are tiles, so that a warpgroup has none."""
-    monkeypatch.setattr(short_patches, "MOST_BLOCKS", blocks)
+    """By one block for its filters, by a few, by as many as there are tiles, so that a warpgroup has none."""
+    for module in (short_patches, pointwise):
+        monkeypatch.setattr(module, "MOST_BLOCKS", blocks)
     check_statistics(library, case, Precision.BF16)
 
 

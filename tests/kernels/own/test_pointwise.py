@@ -3,6 +3,7 @@ for, to the bit, but for the order of the sums."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +14,12 @@ from mbc.ir.types import Layout, Precision, TensorType
 from mbc.kernels.base import DTYPE_CODES
 from mbc.kernels.own import KERNELS, pointwise
 from mbc.ops.convolution import Convolution
-from mbc.optimize.patterns import Part, Pattern
+from mbc.optimize.patterns import CONVOLUTION_ALONG, Part, Pattern
 from tests.kernels.own.cases import Case, w
-from tests.kernels.own.groups import POINT_FORMS, point_operand, points
+from tests.kernels.own.groups import POINT_FORMS, POINTS, point_operand, points
 from tests.kernels.own.launching import Library, launched, relative_error, request_of, to_bytes
 from tests.kernels.own.test_emulated import GXX, build
+from tests.kernels.statistics import grouped
 
 pytestmark = pytest.mark.skipif(GXX is None, reason="no g++ on this machine")
 FILES = ("pointwise.cu", "fused.cu", "batch_norm.cu")
@@ -79,6 +81,16 @@ def test_equal_to_the_launches_by_themselves(
     for old in {"a", "b", "dy", "y"} & set(along.inputs):
         again = bench.run(along, places={"d": old})
         assert {name: again[name] for name in made} == made
+
+
+@pytest.mark.parametrize("sizes", POINTS, ids=str)
+def test_the_same_with_statistics(sizes: Sizes, library: tuple[Precision, Library]):
+    """What is made again along with sums may be what was made along with statistics."""
+    bench = Bench(library, sizes)
+    alone = points(CONVOLUTION_ALONG[0], Part((0,), ("x",)), *sizes)
+    assert isinstance(alone.attributes, Convolution)
+    made = bench.run(replace(grouped(alone.attributes), inputs=alone.inputs))
+    assert made["x"] == bench.run(alone, "pointwise")["x"]
 
 
 @pytest.mark.parametrize(
