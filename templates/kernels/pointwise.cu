@@ -4,8 +4,8 @@
 // do the batch statistics, when it is made.
 //
 // A block keeps the weights of its filters and makes tiles of pixels one after another. Two warps copy pixels, and two
-// what the sums are made of beside results, both some tiles ahead. Two warpgroups multiply, every other tile each, and
-// two write what has been made and sum up.
+// what the sums are made of beside results, both some tiles ahead. Two warpgroups multiply, a tile each at the same time,
+// and two write what has been made and sum up.
 #include "mbc_fused.cuh"
 #include "mbc_ring.cuh"
 #include "mbc_statistics.cuh"
@@ -26,7 +26,7 @@ constexpr int POINT_MULTIPLIERS = 2, POINT_WRITERS = 2;  // warpgroups
 constexpr int POINT_THREADS = (1 + POINT_MULTIPLIERS + POINT_WRITERS) * WARPGROUP;
 constexpr int POINT_COPIERS = WARPGROUP / 2;  // threads that copy pixels; as many copy what lies beside results
 // 480 for a thread of each warpgroup, of which each starts with 96.
-constexpr int POINT_COPIER_REGISTERS = 48, POINT_MULTIPLIER_REGISTERS = 112, POINT_WRITER_REGISTERS = 104;
+constexpr int POINT_COPIER_REGISTERS = 64, POINT_MULTIPLIER_REGISTERS = 104, POINT_WRITER_REGISTERS = 104;
 constexpr int POINT_EIGHTS = POINT_FILTERS / 8;                           // of filters, one a thread that writes
 constexpr int POINT_ROWS = POINT_WRITERS * WARPGROUP / POINT_EIGHTS;      // pixels that are written at once
 constexpr int RESULT_PITCH = POINT_FILTERS * 2 + 16;                      // neighbouring pixels: different banks
@@ -79,7 +79,7 @@ constexpr bool SUMMING = !std::is_same_v<R, NoSums>;
 template <typename S>
 struct PointRings {
   static constexpr int TILES = TILES_BESIDE<S>;
-  static constexpr int STAGES = TILES > 0 ? 3 : 6, RESULTS = 2, BESIDES = TILES > 0 ? 6 / TILES : 1;
+  static constexpr int STAGES = TILES > 0 ? 4 : 6, RESULTS = 2, BESIDES = TILES > 0 ? 6 / TILES : 1;
   static constexpr int KEPT_BYTES = POINT_FILTERS * OPERAND_ROW;  // of weights of 64 channels
   static constexpr int STAGE_BYTES = POINT_PIXELS * OPERAND_ROW;
   static constexpr int RESULT_BYTES = POINT_PIXELS * RESULT_PITCH;
@@ -87,11 +87,10 @@ struct PointRings {
   Ring<STAGES> pixels;
   Ring<RESULTS> results;
   Ring<BESIDES> beside;
-  Barrier started[POINT_MULTIPLIERS];  // the products of a tile, so that nobody waits more than one round of a ring ahead
-  static_assert(RESULTS == POINT_MULTIPLIERS);  // for the same reason
+  // Each multiplier has stages of its own, so that none waits for one that the other has not been through.
+  static_assert(STAGES % POINT_MULTIPLIERS == 0 && RESULTS == POINT_MULTIPLIERS);
 
   __device__ void start() {
-    for (Barrier& one : started) one.start(WARPGROUP / 32);
     pixels.start(POINT_COPIERS, 1);
     results.start(WARPGROUP, POINT_WRITERS);
     beside.start(POINT_COPIERS, POINT_WRITERS);
@@ -166,16 +165,16 @@ __device__ inline void copy_points(const T* __restrict__ image, const T* __restr
       copy_rows<APART>(weight + (filter + i < f.filters ? filter + i : 0) * f.channels + chunk * POINT_CHANNELS + sixteen * 8,
                        f.channels, f.filters - filter - i,
                        stages.kept + chunk * PointRings<S>::KEPT_BYTES + i * OPERAND_ROW + to, APART * OPERAND_ROW);
-  int32_t turn = 0;
-  for (int32_t number = 0; number < count; ++number) {
-    const int32_t pixel = f.first_pixel(number) + mine, left = f.pixels - pixel;
-    const T* from = image + static_cast<int64_t>(left > 0 ? pixel : 0) * f.channels + sixteen * 8;
-    for (int32_t chunk = 0; chunk < chunks; ++chunk, ++turn, from += POINT_CHANNELS) {
-      rings.pixels.wait_until_emptied(turn);
-      copy_rows<APART>(from, f.channels, left, stages.pixels_of(turn) + to, APART * OPERAND_ROW);
-      rings.pixels.filled[turn % PointRings<S>::STAGES].arrive_with_copies();
-    }
-  }
+  for (int32_t first = 0, turn = 0; first < count; first += POINT_MULTIPLIERS)
+    for (int32_t chunk = 0; chunk < chunks; ++chunk)
+      for (int32_t number = first; number < first + POINT_MULTIPLIERS; ++number, ++turn) {
+        if (number >= count) continue;
+        const int32_t pixel = f.first_pixel(number) + mine, left = f.pixels - pixel;
+        const T* from = image + static_cast<int64_t>(left > 0 ? pixel : 0) * f.channels + chunk * POINT_CHANNELS + sixteen * 8;
+        rings.pixels.wait_until_emptied(turn);
+        copy_rows<APART>(from, f.channels, left, stages.pixels_of(turn) + to, APART * OPERAND_ROW);
+        rings.pixels.filled[turn % PointRings<S>::STAGES].arrive_with_copies();
+      }
 }
 
 template <typename S, typename R>
@@ -205,11 +204,9 @@ __device__ inline void multiply_points(const PointStages<S, R>& stages, PointRin
   const int32_t lane = threadIdx.x % 32, row = threadIdx.x % WARPGROUP / 32 * 16 + lane / 4;
   const int32_t chunks = f.chunks(), count = f.count();
   float sums[POINT_FILTERS / 8][4];
-  for (int32_t number = threadIdx.x / WARPGROUP - 1; number < count; number += POINT_MULTIPLIERS) {
-    int32_t turn = number * chunks;
-    if (number > 0)
-      rings.started[(number - 1) % POINT_MULTIPLIERS].wait((number - 1) / POINT_MULTIPLIERS % 2);
-    for (int32_t chunk = 0; chunk < chunks; ++chunk, ++turn) {
+  int32_t number = threadIdx.x / WARPGROUP - 1, turn = number;
+  for (; number < count; number += POINT_MULTIPLIERS) {
+    for (int32_t chunk = 0; chunk < chunks; ++chunk, turn += POINT_MULTIPLIERS) {
       const char* weights = stages.kept + chunk * PointRings<S>::KEPT_BYTES;
       const char* pixels = stages.pixels_of(turn);
       rings.pixels.wait_until_filled(turn);
@@ -221,12 +218,11 @@ __device__ inline void multiply_points(const PointStages<S, R>& stages, PointRin
       end_of_products();
       if (chunk > 0) {
         wait_for_products<1>(sums);
-        rings.pixels.empty(turn - 1);
+        rings.pixels.empty(turn - POINT_MULTIPLIERS);
       }
     }
-    if (lane == 0) rings.started[number % POINT_MULTIPLIERS].arrive();
     wait_for_products(sums);
-    rings.pixels.empty(turn - 1);
+    rings.pixels.empty(turn - POINT_MULTIPLIERS);
     rings.results.wait_until_emptied(number);
     char* to = stages.results_of(number) + row * RESULT_PITCH + lane % 4 * 4;
 #pragma unroll

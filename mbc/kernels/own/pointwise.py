@@ -26,8 +26,8 @@ from mbc.kernels.own.sides import attributes
 # As in the source.
 PIXELS, FILTERS = 64, 128  # that a block makes at once
 CHANNELS = 64  # of a stage
-MOST_CHANNELS = 256  # whose weights it keeps
-STAGES, STAGES_ALONG, RESULTS = 6, 3, 2
+MOST_CHANNELS, MOST_CHANNELS_ALONG = 512, 128  # whose weights it keeps; beside what sums are made of
+STAGES, STAGES_ALONG, RESULTS = 6, 4, 2
 BESIDE = 6  # tiles that are read for the sums, or on their way
 ALIGNED_BYTES = 1008  # beside what is to begin at a multiple of 1,024
 BARRIERS_BYTES = 192  # at most
@@ -135,7 +135,7 @@ def _along(between: str, *wirings: Wiring) -> OwnKernel:
     wired = taking(*wirings)
 
     def takes(request: Request) -> bool:
-        if not (wired(request) and _takes(product_of(request))):
+        if not (wired(request) and _takes(product_of(request)) and request.inputs[0].shape[1] <= MOST_CHANNELS_ALONG):
             return False
         # The signs of a pixel's filters are copied 16 bytes at once.
         by_signs = any(i.dtype is DType.UINT8 for i in _beside(request))
