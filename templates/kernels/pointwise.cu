@@ -3,9 +3,9 @@
 // sums of batch normalisation's backward pass, which would read its result: they get it on the way, as it is written. So
 // do the batch statistics, when it is made.
 //
-// A block keeps the weights of its filters and makes tiles of pixels one after another. Two warps copy pixels, and two
-// what the sums are made of beside results, both some tiles ahead. Two warpgroups multiply, a tile each at the same time,
-// and two write what has been made and sum up.
+// A block keeps the weights of its filters and makes tiles of pixels one after another. One warpgroup copies pixels and what
+// the sums are made of beside results, some tiles ahead. Two multiply, a tile each at the same time, and two write what has
+// been made and sum up.
 #include "mbc_fused.cuh"
 #include "mbc_ring.cuh"
 #include "mbc_statistics.cuh"
@@ -24,7 +24,7 @@ namespace mbc {
 constexpr int POINT_PIXELS = 64, POINT_FILTERS = 128, POINT_CHANNELS = 64;
 constexpr int POINT_MULTIPLIERS = 2, POINT_WRITERS = 2;  // warpgroups
 constexpr int POINT_THREADS = (1 + POINT_MULTIPLIERS + POINT_WRITERS) * WARPGROUP;
-constexpr int POINT_COPIERS = WARPGROUP / 2;  // threads that copy pixels; as many copy what lies beside results
+constexpr int BESIDE_COPIERS = WARPGROUP / 2;  // threads that copy what lies beside results, if anything does
 // 480 for a thread of each warpgroup, of which each starts with 96.
 constexpr int POINT_COPIER_REGISTERS = 64, POINT_MULTIPLIER_REGISTERS = 104, POINT_WRITER_REGISTERS = 104;
 constexpr int POINT_EIGHTS = POINT_FILTERS / 8;                           // of filters, one a thread that writes
@@ -84,16 +84,19 @@ struct PointRings {
   static constexpr int STAGE_BYTES = POINT_PIXELS * OPERAND_ROW;
   static constexpr int RESULT_BYTES = POINT_PIXELS * RESULT_PITCH;
   static constexpr int BESIDE_BYTES = POINT_PIXELS * POINT_FILTERS / 8 * (16 * TILES + SIGNS_BESIDE<S>);
+  static constexpr int COPIERS = (TILES > 0 ? WARPGROUP - BESIDE_COPIERS : WARPGROUP) / POINT_MULTIPLIERS;  // for each
   Ring<STAGES> pixels;
   Ring<RESULTS> results;
   Ring<BESIDES> beside;
+  Barrier kept;  // until all weights are there
   // Each multiplier has stages of its own, so that none waits for one that the other has not been through.
   static_assert(STAGES % POINT_MULTIPLIERS == 0 && RESULTS == POINT_MULTIPLIERS);
 
   __device__ void start() {
-    pixels.start(POINT_COPIERS, 1);
+    kept.start(POINT_MULTIPLIERS * COPIERS);
+    pixels.start(COPIERS, 1);
     results.start(WARPGROUP, POINT_WRITERS);
-    beside.start(POINT_COPIERS, POINT_WRITERS);
+    beside.start(BESIDE_COPIERS, POINT_WRITERS);
   }
 };
 
@@ -153,34 +156,50 @@ __device__ inline void copy_rows(const Element* from, int32_t row_elements, int3
   }
 }
 
+// 64 rows of 128 bytes, of which `left` are there, as tensor cores want them: by this thread the `sixteen`-th 16 bytes of
+// every APART-th row from `mine` on.
+template <int APART, typename T>
+__device__ inline void copy_operand(
+    const T* rows, int32_t row_elements, int32_t left, int32_t mine, int32_t sixteen, char* to) {
+  constexpr int SAME = 8;  // rows that lie alike
+#pragma unroll
+  for (int i = 0; i < SAME; i += APART) {
+    const int32_t row = mine + i;
+    copy_rows<SAME>(rows + (left > row ? row : 0) * row_elements + sixteen * 8, row_elements, left - row,
+                    to + operand_offset(row, sixteen), SAME * OPERAND_ROW);
+  }
+}
+
+// For one of the multipliers, by some warps of its own, and weights of half of the filters.
 template <typename T, typename S, typename R>
 __device__ inline void copy_points(const T* __restrict__ image, const T* __restrict__ weight,
                                    const PointStages<S, R>& stages, PointRings<S>& rings, const Pointwise<S, R>& f) {
-  constexpr int APART = POINT_COPIERS / 8;  // rows between a thread's
-  const int32_t sixteen = threadIdx.x % 8, mine = threadIdx.x / 8, chunks = f.chunks(), count = f.count();
-  const int32_t to = operand_offset(mine, sixteen);
-  const int32_t filter = f.first_filter() + mine;
+  constexpr int COPIERS = PointRings<S>::COPIERS, APART = COPIERS / 8;
+  static_assert(POINT_FILTERS == POINT_MULTIPLIERS * POINT_PIXELS);
+  const int32_t thread = threadIdx.x % COPIERS, sixteen = thread % 8, mine = thread / 8;
+  const int32_t multiplier = threadIdx.x / COPIERS, chunks = f.chunks(), count = f.count();
+  const int32_t row = multiplier * POINT_PIXELS, filter = f.first_filter() + row;
   for (int32_t chunk = 0; chunk < chunks; ++chunk)
-    for (int32_t i = 0; i < POINT_FILTERS; i += POINT_PIXELS)
-      copy_rows<APART>(weight + (filter + i < f.filters ? filter + i : 0) * f.channels + chunk * POINT_CHANNELS + sixteen * 8,
-                       f.channels, f.filters - filter - i,
-                       stages.kept + chunk * PointRings<S>::KEPT_BYTES + i * OPERAND_ROW + to, APART * OPERAND_ROW);
-  for (int32_t first = 0, turn = 0; first < count; first += POINT_MULTIPLIERS)
-    for (int32_t chunk = 0; chunk < chunks; ++chunk)
-      for (int32_t number = first; number < first + POINT_MULTIPLIERS; ++number, ++turn) {
-        if (number >= count) continue;
-        const int32_t pixel = f.first_pixel(number) + mine, left = f.pixels - pixel;
-        const T* from = image + static_cast<int64_t>(left > 0 ? pixel : 0) * f.channels + chunk * POINT_CHANNELS + sixteen * 8;
-        rings.pixels.wait_until_emptied(turn);
-        copy_rows<APART>(from, f.channels, left, stages.pixels_of(turn) + to, APART * OPERAND_ROW);
-        rings.pixels.filled[turn % PointRings<S>::STAGES].arrive_with_copies();
-      }
+    copy_operand<APART>(weight + (filter < f.filters ? filter : 0) * f.channels + chunk * POINT_CHANNELS, f.channels,
+                        f.filters - filter, mine, sixteen,
+                        stages.kept + chunk * PointRings<S>::KEPT_BYTES + row * OPERAND_ROW);
+  rings.kept.arrive_with_copies();
+  int32_t turn = multiplier;
+  for (int32_t number = multiplier; number < count; number += POINT_MULTIPLIERS) {
+    const int32_t pixel = f.first_pixel(number);
+    const T* from = image + static_cast<int64_t>(pixel) * f.channels;
+    for (int32_t chunk = 0; chunk < chunks; ++chunk, turn += POINT_MULTIPLIERS, from += POINT_CHANNELS) {
+      rings.pixels.wait_until_emptied(turn);
+      copy_operand<APART>(from, f.channels, f.pixels - pixel, mine, sixteen, stages.pixels_of(turn));
+      rings.pixels.filled[turn % PointRings<S>::STAGES].arrive_with_copies();
+    }
+  }
 }
 
 template <typename S, typename R>
 __device__ inline void copy_beside(S source, const PointStages<S, R>& stages, PointRings<S>& rings,
                                    const Pointwise<S, R>& f) {
-  const int32_t thread = threadIdx.x % POINT_COPIERS, count = f.count();
+  const int32_t thread = threadIdx.x % BESIDE_COPIERS, count = f.count();
   for (int32_t number = 0; number < count; ++number) {
     rings.beside.wait_until_emptied(number);
     const int32_t first = f.first_pixel(number);
@@ -192,7 +211,7 @@ __device__ inline void copy_beside(S source, const PointStages<S, R>& stages, Po
       const int32_t pixel = first + thread / SIXTEENS, filter = f.first_filter() + thread % SIXTEENS * SIXTEEN;
       const int32_t left = filter < f.filters ? f.pixels - pixel : 0;
       const int64_t at = left > 0 ? (static_cast<int64_t>(pixel) * f.filters + filter) / EACH : 0;
-      copy_rows<POINT_COPIERS / SIXTEENS>(operand + at, f.filters / EACH, left, to, POINT_COPIERS * 16);
+      copy_rows<BESIDE_COPIERS / SIXTEENS>(operand + at, f.filters / EACH, left, to, BESIDE_COPIERS * 16);
       to += POINT_PIXELS * SIXTEENS * 16;
     });
     rings.beside.filled[number % PointRings<S>::BESIDES].arrive_with_copies();
@@ -205,6 +224,7 @@ __device__ inline void multiply_points(const PointStages<S, R>& stages, PointRin
   const int32_t chunks = f.chunks(), count = f.count();
   float sums[POINT_FILTERS / 8][4];
   int32_t number = threadIdx.x / WARPGROUP - 1, turn = number;
+  rings.kept.wait(0);
   for (; number < count; number += POINT_MULTIPLIERS) {
     for (int32_t chunk = 0; chunk < chunks; ++chunk, turn += POINT_MULTIPLIERS) {
       const char* weights = stages.kept + chunk * PointRings<S>::KEPT_BYTES;
@@ -357,7 +377,7 @@ __global__ void __launch_bounds__(POINT_THREADS, 1)
   __syncthreads();
   if (threadIdx.x < WARPGROUP) {
     give_registers<POINT_COPIER_REGISTERS>();
-    if (threadIdx.x < POINT_COPIERS)
+    if (threadIdx.x < POINT_MULTIPLIERS * PointRings<S>::COPIERS)
       copy_points(image, weight, stages, rings, f);
     else if constexpr (BESIDE<S>)
       copy_beside(source, stages, rings, f);
