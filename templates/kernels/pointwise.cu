@@ -177,7 +177,9 @@ __device__ inline void copy_points(const T* __restrict__ image, const T* __restr
   constexpr int COPIERS = PointRings<S>::COPIERS, APART = COPIERS / 8;
   static_assert(POINT_FILTERS == POINT_MULTIPLIERS * POINT_PIXELS);
   const int32_t thread = threadIdx.x % COPIERS, sixteen = thread % 8, mine = thread / 8;
-  const int32_t multiplier = threadIdx.x / COPIERS, chunks = f.chunks(), count = f.count();
+  // The same for a whole warp, which compilers see so only: barriers are reached by uniform registers.
+  const int32_t multiplier = __shfl_sync(0xffffffffu, threadIdx.x / COPIERS, 0);
+  const int32_t chunks = f.chunks(), count = f.count();
   const int32_t row = multiplier * POINT_PIXELS, filter = f.first_filter() + row;
   for (int32_t chunk = 0; chunk < chunks; ++chunk)
     copy_operand<APART>(weight + (filter < f.filters ? filter : 0) * f.channels + chunk * POINT_CHANNELS, f.channels,
