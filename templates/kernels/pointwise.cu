@@ -79,7 +79,7 @@ constexpr bool SUMMING = !std::is_same_v<R, NoSums>;
 template <typename S>
 struct PointRings {
   static constexpr int TILES = TILES_BESIDE<S>;
-  static constexpr int STAGES = TILES > 0 ? 4 : 6, RESULTS = 2, BESIDES = TILES > 0 ? 6 / TILES : 1;
+  static constexpr int STAGES = TILES > 0 ? 6 : 12, RESULTS = 2, BESIDES = TILES > 0 ? 6 / TILES : 1;
   static constexpr int KEPT_BYTES = POINT_FILTERS * OPERAND_ROW;  // of weights of 64 channels
   static constexpr int STAGE_BYTES = POINT_PIXELS * OPERAND_ROW;
   static constexpr int RESULT_BYTES = POINT_PIXELS * RESULT_PITCH;

@@ -26,11 +26,11 @@ from mbc.kernels.own.sides import attributes
 # As in the source.
 PIXELS, FILTERS = 64, 128  # that a block makes at once
 CHANNELS = 64  # of a stage
-MOST_CHANNELS, MOST_CHANNELS_ALONG = 512, 128  # whose weights it keeps; beside what sums are made of
-STAGES, STAGES_ALONG, RESULTS = 6, 4, 2
+MOST_CHANNELS, MOST_CHANNELS_ALONG = 256, 128  # whose weights it keeps; beside what sums are made of
+STAGES, STAGES_ALONG, RESULTS = 12, 6, 2
 BESIDE = 6  # tiles that are read for the sums, or on their way
 ALIGNED_BYTES = 1008  # beside what is to begin at a multiple of 1,024
-BARRIERS_BYTES = 192  # at most
+BARRIERS_BYTES = 256  # at most
 MOST_BLOCKS = 132  # on a large GPU; a constant, so that sums are the same on all
 TENSOR_SHARE = 0.6  # of the peak, by judgement
 
