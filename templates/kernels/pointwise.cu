@@ -109,7 +109,7 @@ struct Pointwise {
       : pixels(static_cast<int32_t>(a.pixels)), channels(static_cast<int32_t>(a.channels)),
         filters(static_cast<int32_t>(a.filters)), across(static_cast<int32_t>(divide_up(a.filters, POINT_FILTERS))),
         tiles(static_cast<int32_t>(divide_up(a.pixels, POINT_PIXELS))) {}
-  __host__ __device__ int32_t chunks() const { return channels / POINT_CHANNELS; }
+  __host__ __device__ int32_t chunks() const { return (channels + POINT_CHANNELS - 1) / POINT_CHANNELS; }
   int shared_bytes() const {
     return chunks() * Rings::KEPT_BYTES + Rings::STAGES * Rings::STAGE_BYTES + Rings::RESULTS * Rings::RESULT_BYTES +
            (BESIDE<S> ? Rings::BESIDES * Rings::BESIDE_BYTES : 0) + 1008;
@@ -156,8 +156,8 @@ __device__ inline void copy_rows(const Element* from, int32_t row_elements, int3
   }
 }
 
-// 64 rows of 128 bytes, of which `left` are there, as tensor cores want them: by this thread the `sixteen`-th 16 bytes of
-// every APART-th row from `mine` on.
+// 64 rows of 128 bytes, of which `left` are there, or none that this thread copies, as tensor cores want them: the
+// `sixteen`-th 16 bytes of every APART-th row from `mine` on.
 template <int APART, typename T>
 __device__ inline void copy_operand(
     const T* rows, int32_t row_elements, int32_t left, int32_t mine, int32_t sixteen, char* to) {
@@ -181,9 +181,12 @@ __device__ inline void copy_points(const T* __restrict__ image, const T* __restr
   const int32_t multiplier = __shfl_sync(0xffffffffu, threadIdx.x / COPIERS, 0);
   const int32_t chunks = f.chunks(), count = f.count();
   const int32_t row = multiplier * POINT_PIXELS, filter = f.first_filter() + row;
+  const auto left = [&](int32_t chunk, int32_t rows) {
+    return chunk * POINT_CHANNELS + sixteen * 8 < f.channels ? rows : 0;
+  };
   for (int32_t chunk = 0; chunk < chunks; ++chunk)
     copy_operand<APART>(weight + (filter < f.filters ? filter : 0) * f.channels + chunk * POINT_CHANNELS, f.channels,
-                        f.filters - filter, mine, sixteen,
+                        left(chunk, f.filters - filter), mine, sixteen,
                         stages.kept + chunk * PointRings<S>::KEPT_BYTES + row * OPERAND_ROW);
   rings.kept.arrive_with_copies();
   int32_t turn = multiplier;
@@ -192,7 +195,7 @@ __device__ inline void copy_points(const T* __restrict__ image, const T* __restr
     const T* from = image + static_cast<int64_t>(pixel) * f.channels;
     for (int32_t chunk = 0; chunk < chunks; ++chunk, turn += POINT_MULTIPLIERS, from += POINT_CHANNELS) {
       rings.pixels.wait_until_emptied(turn);
-      copy_operand<APART>(from, f.channels, f.pixels - pixel, mine, sixteen, stages.pixels_of(turn));
+      copy_operand<APART>(from, f.channels, left(chunk, f.pixels - pixel), mine, sixteen, stages.pixels_of(turn));
       rings.pixels.filled[turn % PointRings<S>::STAGES].arrive_with_copies();
     }
   }

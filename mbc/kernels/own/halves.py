@@ -45,12 +45,17 @@ def _takes(request: Request) -> bool:
 
 def by_the_64(request: Request) -> bool:
     """Channels on both sides, of images in whose elements 32 bits can count."""
+    return by_the(CHANNELS, request)
+
+
+def by_the(many: int, request: Request) -> bool:
+    """The same of as many channels, or twice as many, and so on."""
     a, sides = attributes(request), Sides.of(request)
     image, features = sides.image, sides.features
     return (
         len(image.shape) == 4
-        and image.shape[1] % CHANNELS == 0
-        and features.shape[1] % CHANNELS == 0
+        and image.shape[1] % many == 0
+        and features.shape[1] % many == 0
         and max(*image.shape[2:], *features.shape[2:]) + max(a.pad) < MOST_PIXELS
         and max(image.elements, features.elements) < 1 << 31
         and (a.dilation, a.groups) == ((1, 1), 1)

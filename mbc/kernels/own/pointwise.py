@@ -19,13 +19,14 @@ from mbc.kernels.calibration import peak_tflops
 from mbc.kernels.own.base import OwnKernel, Slice, Struct, channels_last, moved_us, product_us, type_code
 from mbc.kernels.own.channels import SUMS_BYTES
 from mbc.kernels.own.groups import Wiring, eps, product_of, taking
-from mbc.kernels.own.halves import by_the_64
+from mbc.kernels.own.halves import by_the
 from mbc.kernels.own.made_statistics import with_statistics
 from mbc.kernels.own.sides import attributes
 
 # As in the source.
 PIXELS, FILTERS = 64, 128  # that a block makes at once
 CHANNELS = 64  # of a stage
+EIGHT = 8  # channels are copied, and filters written, so many at once
 MOST_CHANNELS, MOST_CHANNELS_ALONG = 256, 128  # whose weights it keeps; beside what sums are made of
 STAGES, STAGES_ALONG, RESULTS = 12, 6, 2
 BESIDE = 6  # tiles that are read for the sums, or on their way
@@ -49,7 +50,7 @@ def _takes(request: Request) -> bool:
     return (
         {image.dtype, made.dtype} in ({DType.BF16}, {DType.FP16})
         and (a.kernel, a.stride, a.pad) == ((1, 1), (1, 1), (0, 0, 0, 0))
-        and by_the_64(request)
+        and by_the(EIGHT, request)
         and image.shape[1] <= MOST_CHANNELS
     )
 
@@ -78,7 +79,8 @@ def _shared_bytes(request: Request) -> int:
 
 def _shared_bytes_of(request: Request, stages: int) -> int:
     image = request.inputs[0]
-    elements = FILTERS * image.shape[1] + stages * PIXELS * CHANNELS + RESULTS * PIXELS * (FILTERS + 8)
+    kept = FILTERS * math.ceil(image.shape[1] / CHANNELS) * CHANNELS
+    elements = kept + stages * PIXELS * CHANNELS + RESULTS * PIXELS * (FILTERS + 8)
     return elements * image.dtype.size_bytes + ALIGNED_BYTES + BARRIERS_BYTES
 
 
