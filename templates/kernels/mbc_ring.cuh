@@ -8,6 +8,18 @@ namespace mbc {
 constexpr int MULTIPLIERS = 2, RING_THREADS = (1 + MULTIPLIERS) * WARPGROUP;  // warpgroups; and one that copies
 constexpr int COPIER_REGISTERS = 80, MULTIPLIER_REGISTERS = 208;  // 64 K in all, of which each starts with 168 a thread
 
+// Where somebody is who goes through stages of a ring again and again: as many as that is told.
+struct Turn {
+  int32_t stage, phase = 0;
+
+  __device__ void advance(int32_t by, int32_t stages) {
+    stage += by;
+    if (stage < stages) return;
+    stage -= stages;
+    phase ^= 1;
+  }
+};
+
 // The stages of a ring in shared memory, which some warps fill and others empty.
 template <int STAGES>
 struct Ring {
@@ -24,10 +36,13 @@ struct Ring {
   }
   __device__ void wait_until_filled(int32_t turn) { filled[turn % STAGES].wait(turn / STAGES % 2); }
   __device__ void wait_until_emptied(int32_t turn) { emptied[turn % STAGES].wait(turn / STAGES % 2 ^ 1); }
+  __device__ void wait_until_filled(const Turn& turn) { filled[turn.stage].wait(turn.phase); }
+  __device__ void wait_until_emptied(const Turn& turn) { emptied[turn.stage].wait(turn.phase ^ 1); }
   // By all threads of a warp together.
   __device__ void empty(int32_t turn) {
     if (threadIdx.x % 32 == 0) emptied[turn % STAGES].arrive();
   }
+  __device__ void empty(const Turn& turn) { empty(turn.stage); }
 };
 
 // Dynamic shared memory from a multiple of 1,024 bytes on, for which 1,008 are asked for beside.

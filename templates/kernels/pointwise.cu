@@ -16,6 +16,8 @@ struct PointwiseArguments {
   int64_t channels;
   int64_t filters;
   int64_t blocks;  // not those that a GPU has room for, so that sums are the same on all
+  int64_t stages;  // of 64 channels of a tile's pixels, that there is room for; even
+  int64_t beside;  // tiles of what is read for sums, likewise
 };
 
 namespace mbc {
@@ -29,7 +31,7 @@ constexpr int BESIDE_COPIERS = WARPGROUP / 2;  // threads that copy what lies be
 constexpr int POINT_COPIER_REGISTERS = 64, POINT_MULTIPLIER_REGISTERS = 104, POINT_WRITER_REGISTERS = 104;
 constexpr int POINT_EIGHTS = POINT_FILTERS / 8;                           // of filters, one a thread that writes
 constexpr int POINT_ROWS = POINT_WRITERS * WARPGROUP / POINT_EIGHTS;      // pixels that are written at once
-constexpr int RESULT_PITCH = POINT_FILTERS * 2 + 16;                      // neighbouring pixels: different banks
+constexpr int RESULT_ROW = POINT_FILTERS * 2;                             // bytes of a pixel's results
 
 // What is read beside results: tiles of T, and of bits.
 template <typename S>
@@ -76,43 +78,39 @@ constexpr bool BESIDE = S::OPERANDS > 0;
 template <typename R>
 constexpr bool SUMMING = !std::is_same_v<R, NoSums>;
 
-template <typename S>
 struct PointRings {
-  static constexpr int TILES = TILES_BESIDE<S>;
-  static constexpr int STAGES = TILES > 0 ? 6 : 12, RESULTS = 2, BESIDES = TILES > 0 ? 6 / TILES : 1;
-  static constexpr int KEPT_BYTES = POINT_FILTERS * OPERAND_ROW;  // of weights of 64 channels
-  static constexpr int STAGE_BYTES = POINT_PIXELS * OPERAND_ROW;
-  static constexpr int RESULT_BYTES = POINT_PIXELS * RESULT_PITCH;
-  static constexpr int BESIDE_BYTES = POINT_PIXELS * POINT_FILTERS / 8 * (16 * TILES + SIGNS_BESIDE<S>);
-  static constexpr int COPIERS = (TILES > 0 ? WARPGROUP - BESIDE_COPIERS : WARPGROUP) / POINT_MULTIPLIERS;  // for each
-  Ring<STAGES> pixels;
-  Ring<RESULTS> results;
-  Ring<BESIDES> beside;
+  static constexpr int MOST_STAGES = 12, RESULTS = POINT_MULTIPLIERS, MOST_BESIDE = 6;
   Barrier kept;  // until all weights are there
-  // Each multiplier has stages of its own, so that none waits for one that the other has not been through.
-  static_assert(STAGES % POINT_MULTIPLIERS == 0 && RESULTS == POINT_MULTIPLIERS);
-
-  __device__ void start() {
-    kept.start(POINT_MULTIPLIERS * COPIERS);
-    pixels.start(COPIERS, 1);
-    results.start(WARPGROUP, POINT_WRITERS);
-    beside.start(BESIDE_COPIERS, POINT_WRITERS);
-  }
+  // Each multiplier has every other stage for its own, so that none waits for one that the other has not been through.
+  Ring<MOST_STAGES> pixels;
+  Ring<RESULTS> results;
+  Ring<MOST_BESIDE> beside;
 };
+// Where results of a pixel lie: the same eight filters of neighbouring ones in different banks.
+__device__ inline int32_t result_offset(int32_t row, int32_t eight) { return row * RESULT_ROW + ((eight ^ row % 8) * 16); }
+
+constexpr int KEPT_BYTES = POINT_FILTERS * OPERAND_ROW;  // of weights of 64 channels
+constexpr int STAGE_BYTES = POINT_PIXELS * OPERAND_ROW;
+constexpr int RESULT_BYTES = POINT_PIXELS * RESULT_ROW;
+template <typename S>
+constexpr int BESIDE_BYTES = POINT_PIXELS * POINT_FILTERS / 8 * (16 * TILES_BESIDE<S> + SIGNS_BESIDE<S>);
+template <typename S>
+constexpr int POINT_COPIERS = (BESIDE<S> ? WARPGROUP - BESIDE_COPIERS : WARPGROUP) / POINT_MULTIPLIERS;  // for each
 
 template <typename S, typename R>
 struct Pointwise {
-  using Rings = PointRings<S>;
   int32_t pixels, channels, filters, across, tiles;  // blocks of filters; tiles of pixels
+  int32_t stages, besides;
 
   explicit Pointwise(const PointwiseArguments& a)
       : pixels(static_cast<int32_t>(a.pixels)), channels(static_cast<int32_t>(a.channels)),
         filters(static_cast<int32_t>(a.filters)), across(static_cast<int32_t>(divide_up(a.filters, POINT_FILTERS))),
-        tiles(static_cast<int32_t>(divide_up(a.pixels, POINT_PIXELS))) {}
+        tiles(static_cast<int32_t>(divide_up(a.pixels, POINT_PIXELS))), stages(static_cast<int32_t>(a.stages)),
+        besides(static_cast<int32_t>(a.beside)) {}
   __host__ __device__ int32_t chunks() const { return (channels + POINT_CHANNELS - 1) / POINT_CHANNELS; }
   int shared_bytes() const {
-    return chunks() * Rings::KEPT_BYTES + Rings::STAGES * Rings::STAGE_BYTES + Rings::RESULTS * Rings::RESULT_BYTES +
-           (BESIDE<S> ? Rings::BESIDES * Rings::BESIDE_BYTES : 0) + 1008;
+    return chunks() * KEPT_BYTES + stages * STAGE_BYTES + PointRings::RESULTS * RESULT_BYTES +
+           besides * BESIDE_BYTES<S> + 1008;
   }
   // A block makes the same filters of one tile after another.
   __device__ int32_t first_filter() const { return static_cast<int32_t>(blockIdx.x) % across * POINT_FILTERS; }
@@ -128,17 +126,17 @@ struct Pointwise {
 };
 
 // What a block has in shared memory, from a multiple of 1,024 bytes on.
-template <typename S, typename R>
+template <typename S>
 struct PointStages {
-  using Rings = PointRings<S>;
   char *kept, *pixels, *results, *beside;
 
+  template <typename R>
   __device__ PointStages(char* first, const Pointwise<S, R>& f)
-      : kept(first), pixels(kept + f.chunks() * Rings::KEPT_BYTES), results(pixels + Rings::STAGES * Rings::STAGE_BYTES),
-        beside(results + Rings::RESULTS * Rings::RESULT_BYTES) {}
-  __device__ char* pixels_of(int32_t turn) const { return pixels + turn % Rings::STAGES * Rings::STAGE_BYTES; }
-  __device__ char* results_of(int32_t number) const { return results + number % Rings::RESULTS * Rings::RESULT_BYTES; }
-  __device__ char* beside_of(int32_t number) const { return beside + number % Rings::BESIDES * Rings::BESIDE_BYTES; }
+      : kept(first), pixels(kept + f.chunks() * KEPT_BYTES), results(pixels + f.stages * STAGE_BYTES),
+        beside(results + PointRings::RESULTS * RESULT_BYTES) {}
+  __device__ char* of_pixels(const Turn& turn) const { return pixels + turn.stage * STAGE_BYTES; }
+  __device__ char* of_results(const Turn& turn) const { return results + turn.stage * RESULT_BYTES; }
+  __device__ char* of_beside(const Turn& turn) const { return beside + turn.stage * BESIDE_BYTES<S>; }
 };
 
 // 16 bytes of every APART-th of 64 rows, of which only `left` are there. Most often all are: then it takes few instructions,
@@ -173,8 +171,8 @@ __device__ inline void copy_operand(
 // For one of the multipliers, by some warps of its own, and weights of half of the filters.
 template <typename T, typename S, typename R>
 __device__ inline void copy_points(const T* __restrict__ image, const T* __restrict__ weight,
-                                   const PointStages<S, R>& stages, PointRings<S>& rings, const Pointwise<S, R>& f) {
-  constexpr int COPIERS = PointRings<S>::COPIERS, APART = COPIERS / 8;
+                                   const PointStages<S>& stages, PointRings& rings, const Pointwise<S, R>& f) {
+  constexpr int COPIERS = POINT_COPIERS<S>, APART = COPIERS / 8;
   static_assert(POINT_FILTERS == POINT_MULTIPLIERS * POINT_PIXELS);
   const int32_t thread = threadIdx.x % COPIERS, sixteen = thread % 8, mine = thread / 8;
   // The same for a whole warp, which compilers see so only: barriers are reached by uniform registers.
@@ -187,28 +185,30 @@ __device__ inline void copy_points(const T* __restrict__ image, const T* __restr
   for (int32_t chunk = 0; chunk < chunks; ++chunk)
     copy_operand<APART>(weight + (filter < f.filters ? filter : 0) * f.channels + chunk * POINT_CHANNELS, f.channels,
                         left(chunk, f.filters - filter), mine, sixteen,
-                        stages.kept + chunk * PointRings<S>::KEPT_BYTES + row * OPERAND_ROW);
+                        stages.kept + chunk * KEPT_BYTES + row * OPERAND_ROW);
   rings.kept.arrive_with_copies();
-  int32_t turn = multiplier;
+  Turn turn{multiplier};
   for (int32_t number = multiplier; number < count; number += POINT_MULTIPLIERS) {
     const int32_t pixel = f.first_pixel(number);
     const T* from = image + static_cast<int64_t>(pixel) * f.channels;
-    for (int32_t chunk = 0; chunk < chunks; ++chunk, turn += POINT_MULTIPLIERS, from += POINT_CHANNELS) {
+    for (int32_t chunk = 0; chunk < chunks; ++chunk, from += POINT_CHANNELS) {
       rings.pixels.wait_until_emptied(turn);
-      copy_operand<APART>(from, f.channels, left(chunk, f.pixels - pixel), mine, sixteen, stages.pixels_of(turn));
-      rings.pixels.filled[turn % PointRings<S>::STAGES].arrive_with_copies();
+      copy_operand<APART>(from, f.channels, left(chunk, f.pixels - pixel), mine, sixteen, stages.of_pixels(turn));
+      rings.pixels.filled[turn.stage].arrive_with_copies();
+      turn.advance(POINT_MULTIPLIERS, f.stages);
     }
   }
 }
 
 template <typename S, typename R>
-__device__ inline void copy_beside(S source, const PointStages<S, R>& stages, PointRings<S>& rings,
+__device__ inline void copy_beside(S source, const PointStages<S>& stages, PointRings& rings,
                                    const Pointwise<S, R>& f) {
   const int32_t thread = threadIdx.x % BESIDE_COPIERS, count = f.count();
-  for (int32_t number = 0; number < count; ++number) {
-    rings.beside.wait_until_emptied(number);
+  Turn turn{0};
+  for (int32_t number = 0; number < count; ++number, turn.advance(1, f.besides)) {
+    rings.beside.wait_until_emptied(turn);
     const int32_t first = f.first_pixel(number);
-    char* to = stages.beside_of(number) + thread * 16;
+    char* to = stages.of_beside(turn) + thread * 16;
     each_operand(source, [&](const auto* operand) {
       using Element = std::remove_cv_t<std::remove_pointer_t<decltype(operand)>>;
       constexpr int SIXTEEN = 128 / BITS<Element>, SIXTEENS = POINT_FILTERS / SIXTEEN;  // filters; of a pixel
@@ -219,21 +219,22 @@ __device__ inline void copy_beside(S source, const PointStages<S, R>& stages, Po
       copy_rows<BESIDE_COPIERS / SIXTEENS>(operand + at, f.filters / EACH, left, to, BESIDE_COPIERS * 16);
       to += POINT_PIXELS * SIXTEENS * 16;
     });
-    rings.beside.filled[number % PointRings<S>::BESIDES].arrive_with_copies();
+    rings.beside.filled[turn.stage].arrive_with_copies();
   }
 }
 
 template <typename T, typename S, typename R>
-__device__ inline void multiply_points(const PointStages<S, R>& stages, PointRings<S>& rings, const Pointwise<S, R>& f) {
+__device__ inline void multiply_points(const PointStages<S>& stages, PointRings& rings, const Pointwise<S, R>& f) {
   const int32_t lane = threadIdx.x % 32, row = threadIdx.x % WARPGROUP / 32 * 16 + lane / 4;
-  const int32_t chunks = f.chunks(), count = f.count();
+  const int32_t multiplier = threadIdx.x / WARPGROUP - 1, chunks = f.chunks(), count = f.count();
   float sums[POINT_FILTERS / 8][4];
-  int32_t number = threadIdx.x / WARPGROUP - 1, turn = number;
   rings.kept.wait(0);
-  for (; number < count; number += POINT_MULTIPLIERS) {
-    for (int32_t chunk = 0; chunk < chunks; ++chunk, turn += POINT_MULTIPLIERS) {
-      const char* weights = stages.kept + chunk * PointRings<S>::KEPT_BYTES;
-      const char* pixels = stages.pixels_of(turn);
+  Turn turn{multiplier}, result{multiplier};
+  for (int32_t number = multiplier; number < count; number += POINT_MULTIPLIERS) {
+    Turn last = turn;
+    for (int32_t chunk = 0; chunk < chunks; ++chunk) {
+      const char* weights = stages.kept + chunk * KEPT_BYTES;
+      const char* pixels = stages.of_pixels(turn);
       rings.pixels.wait_until_filled(turn);
       show_to_tensor_cores();
       begin_products();
@@ -243,19 +244,22 @@ __device__ inline void multiply_points(const PointStages<S, R>& stages, PointRin
       end_of_products();
       if (chunk > 0) {
         wait_for_products<1>(sums);
-        rings.pixels.empty(turn - POINT_MULTIPLIERS);
+        rings.pixels.empty(last);
       }
+      last = turn;
+      turn.advance(POINT_MULTIPLIERS, f.stages);
     }
     wait_for_products(sums);
-    rings.pixels.empty(turn - POINT_MULTIPLIERS);
-    rings.results.wait_until_emptied(number);
-    char* to = stages.results_of(number) + row * RESULT_PITCH + lane % 4 * 4;
+    rings.pixels.empty(last);
+    rings.results.wait_until_emptied(result);
+    char* to = stages.of_results(result) + lane % 4 * 4;
 #pragma unroll
     for (int j = 0; j < POINT_FILTERS / 8; ++j)
 #pragma unroll
       for (int h = 0; h < 2; ++h)
-        *reinterpret_cast<uint32_t*>(to + 8 * h * RESULT_PITCH + j * 16) = rounded_word<T>(sums[j] + 2 * h);
-    rings.results.filled[number % PointRings<S>::RESULTS].arrive();
+        *reinterpret_cast<uint32_t*>(to + result_offset(row + 8 * h, j)) = rounded_word<T>(sums[j] + 2 * h);
+    rings.results.filled[result.stage].arrive();
+    result.advance(PointRings::RESULTS, PointRings::RESULTS);
   }
 }
 
@@ -302,7 +306,7 @@ struct EightSums<NoSums> {
 // A thread writes eight filters of one pixel after another, and sums up what R makes of them and of what S has beside
 // them (see mbc_channel_reduce.cuh). `found`: its sums, in shared memory that nobody needs when all results are there.
 template <typename T, typename S, typename R>
-__device__ inline void write_points(const PointStages<S, R>& stages, PointRings<S>& rings, T* __restrict__ x,
+__device__ inline void write_points(const PointStages<S>& stages, PointRings& rings, T* __restrict__ x,
                                     const S& source, const R& r, typename R::State* found, const Pointwise<S, R>& f) {
   constexpr int AT_ONCE = S::OPERANDS > 1 ? 2 : 4;  // pixels
   const int32_t thread = threadIdx.x - (1 + POINT_MULTIPLIERS) * WARPGROUP;
@@ -310,13 +314,14 @@ __device__ inline void write_points(const PointStages<S, R>& stages, PointRings<
   const int32_t filter = f.first_filter() + eight * 8, count = f.count();
   const bool there = filter < f.filters;
   EightSums<R> sums(r, filter, there);
+  Turn turn{0}, turn_beside{0};
   for (int32_t number = 0; number < count; ++number) {
-    rings.results.wait_until_filled(number);
-    if constexpr (BESIDE<S>) rings.beside.wait_until_filled(number);
-    const char* result = stages.results_of(number) + mine * RESULT_PITCH + eight * 16;
+    rings.results.wait_until_filled(turn);
+    if constexpr (BESIDE<S>) rings.beside.wait_until_filled(turn_beside);
+    const char* result = stages.of_results(turn) + result_offset(mine, eight);
     S beside = source;
     if constexpr (BESIDE<S>) {
-      const char* from = stages.beside_of(number);
+      const char* from = stages.of_beside(turn_beside);
       each_operand(beside, [&](auto*& operand) {
         using Element = std::remove_cv_t<std::remove_reference_t<decltype(*operand)>>;
         operand = reinterpret_cast<const Element*>(from);
@@ -324,7 +329,7 @@ __device__ inline void write_points(const PointStages<S, R>& stages, PointRings<
       });
     }
     const int32_t first = f.first_pixel(number) + mine, left = f.pixels - first;
-    const auto made_at = [&](int i) { return hold<8>(reinterpret_cast<const T*>(result + i * RESULT_PITCH)); };
+    const auto made_at = [&](int i) { return hold<8>(reinterpret_cast<const T*>(result + i * RESULT_ROW)); };
     const auto fetch = [&](int i) {
       if constexpr (BESIDE<S>)
         return beside.template fetch<8>((mine + i) * POINT_FILTERS + eight * 8);
@@ -362,8 +367,12 @@ __device__ inline void write_points(const PointStages<S, R>& stages, PointRings<
       }
     }
     __syncwarp();
-    rings.results.empty(number);
-    if constexpr (BESIDE<S>) rings.beside.empty(number);
+    rings.results.empty(turn);
+    turn.advance(1, PointRings::RESULTS);
+    if constexpr (BESIDE<S>) {
+      rings.beside.empty(turn_beside);
+      turn_beside.advance(1, f.besides);
+    }
   }
   sums.leave(r, found + mine * POINT_FILTERS + eight * 8);
 }
@@ -373,16 +382,19 @@ __global__ void __launch_bounds__(POINT_THREADS, 1)
     pointwise(const T* __restrict__ image, const T* __restrict__ weight, T* __restrict__ x, S source, R r,
               typename R::State* partial, Pointwise<S, R> f) {
   MBC_DYNAMIC_SHARED(shared);
-  __shared__ PointRings<S> rings;
-  const PointStages<S, R> stages(aligned_shared(shared), f);
+  __shared__ PointRings rings;
+  const PointStages<S> stages(aligned_shared(shared), f);
   auto* found = reinterpret_cast<typename R::State*>(stages.kept);  // and of pixels
-  static_assert(POINT_ROWS * POINT_FILTERS * sizeof(*found) <=
-                PointRings<S>::KEPT_BYTES + PointRings<S>::STAGES * PointRings<S>::STAGE_BYTES);
-  if (threadIdx.x == 0) rings.start();
+  if (threadIdx.x == 0) {
+    rings.kept.start(POINT_MULTIPLIERS * POINT_COPIERS<S>);
+    rings.pixels.start(POINT_COPIERS<S>, 1);
+    rings.results.start(WARPGROUP, POINT_WRITERS);
+    rings.beside.start(BESIDE_COPIERS, POINT_WRITERS);
+  }
   __syncthreads();
   if (threadIdx.x < WARPGROUP) {
     give_registers<POINT_COPIER_REGISTERS>();
-    if (threadIdx.x < POINT_MULTIPLIERS * PointRings<S>::COPIERS)
+    if (threadIdx.x < POINT_MULTIPLIERS * POINT_COPIERS<S>)
       copy_points(image, weight, stages, rings, f);
     else if constexpr (BESIDE<S>)
       copy_beside(source, stages, rings, f);
@@ -406,6 +418,7 @@ template <typename T, typename S, typename R>
 void run_pointwise(const MbcCall& call, int result, const S& source, const R& r, typename R::State* partial) {
   const auto& a = arguments<PointwiseArguments>(call);
   const Pointwise<S, R> f(a);
+  static_assert(POINT_ROWS % 8 == 0);  // so that a thread finds all its results alike
   MBC_LAUNCH_SHARED((pointwise<T, S, R>), static_cast<unsigned>(a.blocks * f.across), POINT_THREADS, f.shared_bytes(),
                     call.stream, in<T>(call, 0), in<T>(call, 1), out<T>(call, result), source, r, partial, f);
   if constexpr (SUMMING<R>) merge_all_parts(call.stream, a.blocks, a.filters, partial, r);

@@ -27,11 +27,17 @@ from mbc.kernels.own.sides import attributes
 PIXELS, FILTERS = 64, 128  # that a block makes at once
 CHANNELS = 64  # of a stage
 EIGHT = 8  # channels are copied, and filters written, so many at once
-MOST_CHANNELS, MOST_CHANNELS_ALONG = 256, 128  # whose weights it keeps; beside what sums are made of
-STAGES, STAGES_ALONG, RESULTS = 12, 6, 2
-BESIDE = 6  # tiles that are read for the sums, or on their way
+MOST_CHANNELS = 512
+RESULTS = 2  # tiles of results
+MOST_STAGES, MOST_BESIDE = 12, 6  # of pixels, and tiles of what is read for sums
+ENOUGH_STAGES, ENOUGH_BESIDE = (
+    6,
+    2,
+)  # where there is room for no more, and less of the one is worth less than of the other
+LEAST_STAGES, LEAST_BESIDE = 4, 2
+SHARED_BYTES = 227 * 1024  # that a block may have where warpgroups multiply
 ALIGNED_BYTES = 1008  # beside what is to begin at a multiple of 1,024
-BARRIERS_BYTES = 256  # at most
+BARRIERS_BYTES = 384  # at most
 MOST_BLOCKS = 132  # on a large GPU; a constant, so that sums are the same on all
 TENSOR_SHARE = 0.6  # of the peak, by judgement
 
@@ -43,6 +49,8 @@ class PointwiseArguments(Struct):
     channels: int
     filters: int
     blocks: int
+    stages: int
+    beside: int
 
 
 def _takes(request: Request) -> bool:
@@ -68,19 +76,16 @@ def _blocks(request: Request) -> int:
 
 def _arguments(at: Slice) -> PointwiseArguments:
     image, made = at.request.inputs[0], at.request.outputs[0]
+    stages, beside = _rings(at.request)
     return PointwiseArguments(
-        type_code(image), _pixels(at.request), image.shape[1], made.shape[1], blocks=_blocks(at.request)
+        type_code(image), _pixels(at.request), image.shape[1], made.shape[1], _blocks(at.request), stages, beside
     )
 
 
-def _shared_bytes(request: Request) -> int:
-    return _shared_bytes_of(request, STAGES)
-
-
-def _shared_bytes_of(request: Request, stages: int) -> int:
+def _kept_bytes(request: Request) -> int:
+    """Weights of a block, results, and what is always there."""
     image = request.inputs[0]
-    kept = FILTERS * math.ceil(image.shape[1] / CHANNELS) * CHANNELS
-    elements = kept + stages * PIXELS * CHANNELS + RESULTS * PIXELS * (FILTERS + 8)
+    elements = FILTERS * math.ceil(image.shape[1] / CHANNELS) * CHANNELS + RESULTS * PIXELS * FILTERS
     return elements * image.dtype.size_bytes + ALIGNED_BYTES + BARRIERS_BYTES
 
 
@@ -89,12 +94,27 @@ def _beside(request: Request) -> list[TensorType]:
     return [i for i in request.inputs[2:] if len(i.shape) == 4]
 
 
-def _shared_bytes_along(request: Request) -> int:
-    beside = _beside(request)
-    signs = sum(i.dtype is DType.UINT8 for i in beside)
-    tiles = len(beside) - signs
-    tile_bytes = PIXELS * FILTERS * (tiles * request.inputs[0].dtype.size_bytes + signs / 8)
-    return _shared_bytes_of(request, STAGES_ALONG) + BESIDE // tiles * int(tile_bytes)
+def _beside_bytes(request: Request) -> int:
+    """Of a tile."""
+    bits = sum(1 if i.dtype is DType.UINT8 else 8 * i.dtype.size_bytes for i in _beside(request))
+    return PIXELS * FILTERS * bits // 8
+
+
+def _rings(request: Request) -> tuple[int, int]:
+    """Stages of pixels and tiles beside that there is room for; an even number of the first."""
+    stage_bytes, tile_bytes = PIXELS * CHANNELS * request.inputs[0].dtype.size_bytes, _beside_bytes(request)
+    room_bytes = SHARED_BYTES - _kept_bytes(request)
+    if not tile_bytes:
+        return min(MOST_STAGES, room_bytes // stage_bytes // 2 * 2), 0
+    enough = room_bytes >= ENOUGH_STAGES * stage_bytes + LEAST_BESIDE * tile_bytes
+    stages = ENOUGH_STAGES if enough else LEAST_STAGES
+    return stages, max(0, min(MOST_BESIDE, (room_bytes - stages * stage_bytes) // tile_bytes))
+
+
+def _shared_bytes(request: Request) -> int:
+    stages, beside = _rings(request)
+    stage_bytes = PIXELS * CHANNELS * request.inputs[0].dtype.size_bytes
+    return _kept_bytes(request) + stages * stage_bytes + beside * _beside_bytes(request)
 
 
 def _partial_bytes(request: Request, layout: Layout) -> int:
@@ -137,7 +157,7 @@ def _along(between: str, *wirings: Wiring) -> OwnKernel:
     wired = taking(*wirings)
 
     def takes(request: Request) -> bool:
-        if not (wired(request) and _takes(product_of(request)) and request.inputs[0].shape[1] <= MOST_CHANNELS_ALONG):
+        if not (wired(request) and _takes(product_of(request))) or _rings(request)[1] < LEAST_BESIDE:
             return False
         # The signs of a pixel's filters are copied 16 bytes at once.
         by_signs = any(i.dtype is DType.UINT8 for i in _beside(request))
@@ -153,7 +173,6 @@ def _along(between: str, *wirings: Wiring) -> OwnKernel:
         launches=2,
         launcher="_".join(("pointwise", *kinds[1:-1], "sums")),
         takes=takes,
-        shared=_shared_bytes_along,
         repeats=(_BY_ITSELF.name, _WITH_STATISTICS.name),
     )
 
