@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import product
 
 from mbc.device.spec import DeviceSpec
@@ -82,7 +82,7 @@ def _arguments(at: Slice) -> PointwiseArguments:
 
 def _arguments_along(at: Slice) -> PointwiseAlongArguments:
     (affine,) = affines(at.request)
-    return PointwiseAlongArguments(*astuple(_arguments(at)), affine)
+    return PointwiseAlongArguments(*_arguments(at).integers(), affine=affine)
 
 
 def _shared_bytes(request: Request) -> int:
