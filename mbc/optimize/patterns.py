@@ -322,7 +322,25 @@ CONVOLUTION_ALONG: tuple[Pattern, ...] = (
     ),
 )
 
-ALONG = (*RELU_ALONG, *CONVOLUTION_ALONG)
+# Both, where either would be: relu's output is made of what the convolution makes, which nobody has to read then.
+BOTH_ALONG: tuple[Pattern, ...] = tuple(
+    Pattern.of(
+        "x = convolution(image, w)",
+        f"z = {_NORMALIZE}",
+        "s = add(z, r)",
+        "y = relu(s)",
+        *signs,
+        *added,
+        through_relu,
+        _SUMS,
+        launches=(Part(tuple(range(6 + len(signs + added))), ("x", "y", "d", "dgamma", "dbeta")),),
+        replaces=tuple(range(4 + len(signs), 6 + len(signs + added))),
+    )
+    for signs, through_relu in (((), _THROUGH_RELU), ((_MAKE_SIGNS,), _BY_SIGNS))
+    for added in ((), ("dy = add(a, b)",))
+)
+
+ALONG = (*RELU_ALONG, *CONVOLUTION_ALONG, *BOTH_ALONG)
 
 
 @dataclass(frozen=True, slots=True)

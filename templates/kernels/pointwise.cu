@@ -19,6 +19,10 @@ struct PointwiseArguments {
   int64_t stages;  // of 64 channels of a tile's pixels, that there is room for; even
   int64_t beside;  // tiles of what is read for sums, likewise
 };
+struct PointwiseAlongArguments {
+  PointwiseArguments product;
+  int64_t affine;
+};
 
 namespace mbc {
 
@@ -33,6 +37,31 @@ constexpr int POINT_EIGHTS = POINT_FILTERS / 8;                           // of 
 constexpr int POINT_ROWS = POINT_WRITERS * WARPGROUP / POINT_EIGHTS;      // pixels that are written at once
 constexpr int RESULT_ROW = POINT_FILTERS * 2;                             // bytes of a pixel's results
 
+// The gradient through relu, by the activation that is made of the convolution's result and of `beside`, and written, too.
+// Where the stored one would be read, `beside` is, and takes its place: both may lie in the same memory.
+template <typename T, bool ADD>
+struct BehindMade : Behind<T, ADD, false> {
+  using Stored = Behind<T, ADD, false>;
+  T* y;
+  NormalizeAddRelu f;
+
+  BehindMade(const T* beside, const T* dy, const T* more, T* d, T* y_, const NormalizeAddRelu& f_)
+      : Stored{{beside}, dy, more, nullptr, d}, y(y_), f(f_) {}
+  template <int N, typename Of>
+  __device__ void make(
+      typename Stored::template Fetched<N>& fetched, const Held<T, N>& x, const Of& of, int64_t at) const {
+    float made[N];
+#pragma unroll
+    for (int j = 0; j < N; ++j) made[j] = f(of(j), to_float(x[j]), to_float(fetched.relu[j]));
+    fetched.relu = rounded<T>(made);
+    store_held(y + at, fetched.relu);
+  }
+};
+template <typename S>
+constexpr bool MAKES_ACTIVATION = false;
+template <typename T, bool ADD>
+constexpr bool MAKES_ACTIVATION<BehindMade<T, ADD>> = true;
+
 // What is read beside results: tiles of T, and of bits.
 template <typename S>
 constexpr int TILES_BESIDE = 0;
@@ -42,6 +71,8 @@ template <typename T, bool ADD>
 constexpr int TILES_BESIDE<Behind<T, ADD, false, ByOutput<T>>> = 2 + ADD;
 template <typename T, bool ADD>
 constexpr int TILES_BESIDE<Behind<T, ADD, false, BySigns>> = 1 + ADD;
+template <typename T, bool ADD>
+constexpr int TILES_BESIDE<BehindMade<T, ADD>> = 2 + ADD;
 template <typename S>
 constexpr bool SIGNS_BESIDE = false;
 template <typename T, bool ADD>
@@ -339,7 +370,11 @@ __device__ inline void write_points(const PointStages<S>& stages, PointRings& ri
     const auto write = [&](int i, const auto& made, auto& fetched) {
       const int64_t at = static_cast<int64_t>(first + i) * f.filters + filter;
       store_held(x + at, made);
-      if constexpr (BESIDE<S>) source.template finish<8>(fetched, [&](int j) { return sums.channel[j]; }, at);
+      if constexpr (BESIDE<S>) {
+        const auto of = [&](int j) -> const auto& { return sums.channel[j]; };
+        if constexpr (MAKES_ACTIVATION<S>) source.template make<8>(fetched, made, of, at);
+        source.template finish<8>(fetched, of, at);
+      }
       sums.add(r, made, [&](int j) {
         if constexpr (BESIDE<S>) return source.template first<8>(fetched, j);
         return 0.0f;
@@ -443,6 +478,23 @@ void run_pointwise_behind(const MbcCall& call, const Relu& relu, int gradient, i
                         ADD ? 3 : 2, 1);
 }
 
+// Accesses: image, weights, mean, variance, scale and shift if there are, r, one gradient or two, x, y, d, dgamma, dbeta,
+// workspace.
+template <bool ADD>
+const char* run_pointwise_of_both(const MbcCall& call) {
+  return on_tensor_cores<PointwiseArguments>(call, [&](auto of) {
+    using T = decltype(of);
+    const bool affine = arguments<PointwiseAlongArguments>(call).affine;
+    const NormalizeAddRelu f{normalize(call, 2, affine, eps(call, 0))};
+    const int r = affine ? 6 : 4, x = r + (ADD ? 3 : 2);
+    const BehindMade<T, ADD> source(in<T>(call, r), in<T>(call, r + 1), ADD ? in<T>(call, r + 2) : nullptr,
+                                    out<T>(call, x + 2), out<T>(call, x + 1), f);
+    const Sums sums{in<float>(call, 2), in<float>(call, 3), out<float>(call, x + 3), out<float>(call, x + 4),
+                    eps(call, 1), 0};
+    run_pointwise<T>(call, x, source, SumsBeside<NormalizeAddRelu>(sums, f), out<Sums::State>(call, x + 5));
+  });
+}
+
 }  // namespace mbc
 
 extern "C" const char* mbc_pointwise(const MbcCall& call) {
@@ -492,4 +544,17 @@ extern "C" const char* mbc_pointwise_add_relu_backward_signs_sums(const MbcCall&
   return on_tensor_cores<PointwiseArguments>(call, [&](auto of) {
     run_pointwise_behind<decltype(of), true>(call, BySigns{in<uint8_t>(call, 4)}, 2, 8);
   });
+}
+// `_signed`: where a plan has the signs of what is made again they are not read, since the launch has them at hand.
+extern "C" const char* mbc_pointwise_add_relu_and_sums(const MbcCall& call) {
+  return mbc::run_pointwise_of_both<false>(call);
+}
+extern "C" const char* mbc_pointwise_add_relu_and_sums_signed(const MbcCall& call) {
+  return mbc::run_pointwise_of_both<false>(call);
+}
+extern "C" const char* mbc_pointwise_add_relu_and_sums_of_two(const MbcCall& call) {
+  return mbc::run_pointwise_of_both<true>(call);
+}
+extern "C" const char* mbc_pointwise_add_relu_and_sums_of_two_signed(const MbcCall& call) {
+  return mbc::run_pointwise_of_both<true>(call);
 }

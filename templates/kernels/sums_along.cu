@@ -57,23 +57,6 @@ struct AlongBehind : Behind<T, ADD, true> {
   }
 };
 
-__device__ inline float mean_of(const Normalize::Channel& channel) { return channel.mean; }
-__device__ inline float mean_of(const NormalizeTwiceAddRelu::Channel& channel) { return channel.one.mean; }
-
-// Sums of a gradient of x beside F, which makes something of x by what channels have.
-template <typename F>
-struct SumsBeside : Sums {
-  F f;
-  using Channel = typename F::Channel;
-
-  SumsBeside(const Sums& sums, const F& f_) : Sums(sums), f(f_) {}
-  __device__ Channel load(int64_t c) const { return f.load(c); }
-  template <int K>
-  __device__ void push(State& state, const Channel& channel, const float (&x)[K], const float (&d)[K]) const {
-    Sums::push<K>(state, mean_of(channel), x, d);
-  }
-};
-
 template <typename T, typename S, typename R>
 void sum_along(const MbcCall& call, const S& source, int workspace, const R& r) {
   const auto& a = arguments<SumsAlongArguments>(call);

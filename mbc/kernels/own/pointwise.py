@@ -1,8 +1,8 @@
 """Convolutions of one place at a step of one, in bf16 and fp16: by themselves, with the batch statistics of what they
 make, and along with the sums of batch normalisation's backward pass, which read it (`CONVOLUTION_ALONG` of
-`mbc.optimize.patterns`).
+`mbc.optimize.patterns`), with relu's output beside it or without (`BOTH_ALONG`).
 
-The same source makes all three, in the same order of sums: what is made again along is the same to the bit. How long
+The same source makes them all, in the same order of sums: what is made again along is the same to the bit. How long
 sums take beside a product nobody can tell who has not measured it: it is estimated at what both take one after the
 other, so that no estimate takes it.
 """
@@ -10,7 +10,9 @@ other, so that no estimate takes it.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import product
 
 from mbc.device.spec import DeviceSpec
 from mbc.ir.types import DType, Layout, TensorType
@@ -18,7 +20,7 @@ from mbc.kernels.base import Request
 from mbc.kernels.calibration import peak_tflops
 from mbc.kernels.own.base import OwnKernel, Slice, Struct, channels_last, moved_us, product_us, type_code
 from mbc.kernels.own.channels import SUMS_BYTES
-from mbc.kernels.own.groups import Wiring, eps, product_of, taking
+from mbc.kernels.own.groups import AFFINE, Wiring, affines, eps, product_of, run, taking
 from mbc.kernels.own.halves import by_the
 from mbc.kernels.own.made_statistics import with_statistics
 from mbc.kernels.own.sides import attributes
@@ -53,6 +55,11 @@ class PointwiseArguments(Struct):
     beside: int
 
 
+@dataclass(frozen=True, slots=True)
+class PointwiseAlongArguments(PointwiseArguments):
+    affine: int
+
+
 def _takes(request: Request) -> bool:
     a, image, made = attributes(request), request.inputs[0], request.outputs[0]
     return (
@@ -80,6 +87,11 @@ def _arguments(at: Slice) -> PointwiseArguments:
     return PointwiseArguments(
         type_code(image), _pixels(at.request), image.shape[1], made.shape[1], _blocks(at.request), stages, beside
     )
+
+
+def _arguments_along(at: Slice) -> PointwiseAlongArguments:
+    (affine,) = affines(at.request)
+    return PointwiseAlongArguments(*_arguments(at).integers(), affine=affine)
 
 
 def _kept_bytes(request: Request) -> int:
@@ -152,8 +164,8 @@ _BY_ITSELF = OwnKernel(
 _WITH_STATISTICS = with_statistics(_BY_ITSELF, _blocks)
 
 
-def _along(between: str, *wirings: Wiring) -> OwnKernel:
-    """`between`: the operations whose result is the gradient that is summed up."""
+def _along(launcher: str, between: str, wirings: Iterable[Wiring]) -> OwnKernel:
+    """`between`: the operations between the convolution and the sums."""
     wired = taking(*wirings)
 
     def takes(request: Request) -> bool:
@@ -163,25 +175,55 @@ def _along(between: str, *wirings: Wiring) -> OwnKernel:
         by_signs = any(i.dtype is DType.UINT8 for i in _beside(request))
         return not by_signs or request.inputs[1].shape[0] % FILTERS == 0
 
-    kinds = ("convolution", *(between.split("+") if between else ()), "batch_normalize_sums")
     return replace(
         _BY_ITSELF,
-        kind="+".join(kinds),
+        kind="+".join(filter(None, ("convolution", between, "batch_normalize_sums"))),
         reals=eps,
         workspace=_partial_bytes,
         time_us=_one_by_one_us,
         launches=2,
-        launcher="_".join(("pointwise", *kinds[1:-1], "sums")),
+        launcher=launcher,
         takes=takes,
         repeats=(_BY_ITSELF.name, _WITH_STATISTICS.name),
     )
 
 
+def _of_gradient(between: str, wiring: Wiring) -> OwnKernel:
+    """`between`: the operations whose result is the gradient that is summed up."""
+    return _along("_".join(filter(None, ("pointwise", *between.split("+"), "sums"))), between, (wiring,))
+
+
+def _behind_add(operands: int, swapped: bool, added: bool, signed: bool) -> Wiring:
+    """Read are image and weights, what normalises their product (`operands` with that), r, the gradient, or the two it
+    is the sum of (`added`); written x, y, the gradient through relu and the sums of it. `signed`: the gradient goes
+    through relu by the signs of y, which stay inside."""
+    r, dy = operands + 1, operands + 2
+    x = dy + (2 if added else 1)
+    z, s, y = run(x + 1, 3)
+    told = y + 1 if signed else y
+    gradient, d = (told + 1, told + 2) if added else (dy, told + 1)
+    forward = ((0, 1), (x, *run(2, operands - 1)), (r, z) if swapped else (z, r), (s,), *(((y,),) if signed else ()))
+    backward = (*(((dy, dy + 1),) if added else ()), (gradient, told) if signed else (told, gradient), (x, d, 2, 3))
+    return ((*forward, *backward), (x, y, d, d + 1, d + 2))
+
+
+def _of_both(added: bool, signed: bool) -> OwnKernel:
+    """Accesses: image, weights, mean, variance, scale and shift if the normalisation has them (`affine`), r, the
+    gradient (of two: and the second one), x, y, d, dgamma, dbeta, workspace. Reals: eps of the normalisation, and of
+    the sums. y may be written over r, d over a gradient."""
+    backward = "relu_backward_signs" if signed else "relu_backward"
+    between = f"batch_normalize+add+relu{'+relu_signs' if signed else ''}{'+add' if added else ''}+{backward}"
+    launcher = f"pointwise_add_relu_and_sums{'_of_two' if added else ''}{'_signed' if signed else ''}"
+    wirings = (_behind_add(operands, swapped, added, signed) for operands in AFFINE for swapped in (False, True))
+    return replace(_along(launcher, between, wirings), struct=PointwiseAlongArguments, integers=_arguments_along)
+
+
 ALONG = (
-    _along("", (((0, 1), (5, 2, 3, 4)), (5, 6, 7))),
-    _along("relu_backward", (((0, 1), (2, 3), (6, 7, 4, 5)), (6, 7, 8, 9))),
-    _along("add+relu_backward", (((0, 1), (2, 3), (4, 8), (7, 9, 5, 6)), (7, 9, 10, 11))),
-    _along("relu_backward_signs", (((0, 1), (2, 3), (6, 7, 4, 5)), (6, 7, 8, 9))),
-    _along("add+relu_backward_signs", (((0, 1), (2, 3), (8, 4), (7, 9, 5, 6)), (7, 9, 10, 11))),
+    _of_gradient("", (((0, 1), (5, 2, 3, 4)), (5, 6, 7))),
+    _of_gradient("relu_backward", (((0, 1), (2, 3), (6, 7, 4, 5)), (6, 7, 8, 9))),
+    _of_gradient("add+relu_backward", (((0, 1), (2, 3), (4, 8), (7, 9, 5, 6)), (7, 9, 10, 11))),
+    _of_gradient("relu_backward_signs", (((0, 1), (2, 3), (6, 7, 4, 5)), (6, 7, 8, 9))),
+    _of_gradient("add+relu_backward_signs", (((0, 1), (2, 3), (8, 4), (7, 9, 5, 6)), (7, 9, 10, 11))),
+    *(_of_both(added, signed) for added, signed in product((False, True), repeat=2)),
 )
 KERNELS = (_BY_ITSELF, _WITH_STATISTICS, *ALONG)

@@ -19,7 +19,7 @@ from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, Update
 from mbc.ops.pooling import MaxPool
 from mbc.ops.shape import ChannelSlice
 from mbc.ops.update import AdamW, Sgd
-from mbc.optimize.patterns import CONVOLUTION_ALONG, PATTERNS, RELU_ALONG, Part, Pattern, Statement
+from mbc.optimize.patterns import BOTH_ALONG, CONVOLUTION_ALONG, PATTERNS, RELU_ALONG, Part, Pattern, Statement
 from tests.kernels.own.cases import LONG, SHAPES, Case, Operand, Shape, bytes_below, control, m, positive, w
 
 EPS = 1e-3
@@ -194,19 +194,34 @@ POINTS = (
     (1, 128, (1, 2), 128),
     (1, 256, (7, 19), 128),
 )
+
+
+def _reads_signs(pattern: Pattern) -> bool:
+    kinds = {statement.kind for statement in pattern.statements}
+    return "relu_backward_signs" in kinds and "relu_signs" not in kinds
+
+
 # Signs are read 128 filters at once.
 POINT_FORMS = tuple(
     (pattern, sizes)
-    for pattern in CONVOLUTION_ALONG
+    for pattern in (*CONVOLUTION_ALONG, *BOTH_ALONG)
     for sizes in POINTS
-    if sizes[-1] % 128 == 0 or not any("signs" in s.kind for s in pattern.statements)
+    if sizes[-1] % 128 == 0 or not _reads_signs(pattern)
 )
 
 
-def points(pattern: Pattern, part: Part, rows: int, channels: int, size: tuple[int, int], filters: int) -> Operation:
+def points(
+    pattern: Pattern,
+    part: Part,
+    rows: int,
+    channels: int,
+    size: tuple[int, int],
+    filters: int,
+    affine: bool = True,
+) -> Operation:
     """A launch of such a pattern, or some of its members; a single one is itself."""
     shape = (rows, filters, *size)
-    members = [_operation(n, pattern.statements[n], shape, affine=True, window=WINDOWS[0]) for n in part.runs]
+    members = [_operation(n, pattern.statements[n], shape, affine, window=WINDOWS[0]) for n in part.runs]
     members = [replace(o, attributes=Convolution(size, (1, 1))) if o.kind == "convolution" else o for o in members]
     return join(members, part.gives) if len(members) > 1 else members[0]
 
@@ -218,9 +233,10 @@ def point_operand(name: str, rows: int, channels: int, size: tuple[int, int], fi
 
 def _points() -> Iterable[Case]:
     for pattern, sizes in POINT_FORMS:
-        joined = points(pattern, pattern.launches[0], *sizes)
-        name = f"{joined.kind}-{'x'.join(map(str, sizes))}"
-        yield Case(name, joined.kind, joined.attributes, tuple(point_operand(v, *sizes) for v in joined.inputs))
+        for affine in (True, False) if pattern in BOTH_ALONG else (True,):
+            joined = points(pattern, pattern.launches[0], *sizes, affine)
+            name = f"{joined.kind}-{'x'.join(map(str, sizes))}{'' if affine else '-plain'}"
+            yield Case(name, joined.kind, joined.attributes, tuple(point_operand(v, *sizes) for v in joined.inputs))
 
 
 # More than one launch takes, sizes around those of vectors, chunks and blocks.

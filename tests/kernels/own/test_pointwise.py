@@ -22,7 +22,7 @@ from tests.kernels.own.test_emulated import GXX, build
 from tests.kernels.statistics import grouped
 
 pytestmark = pytest.mark.skipif(GXX is None, reason="no g++ on this machine")
-FILES = ("pointwise.cu", "fused.cu", "batch_norm.cu")
+FILES = ("pointwise.cu", "fused.cu", "batch_norm.cu", "sums_along.cu")
 Sizes = tuple[int, int, tuple[int, int], int]
 
 
@@ -73,13 +73,14 @@ def test_equal_to_the_launches_by_themselves(
     along = points(pattern, part, *sizes)
     made = bench.run(along)
     bench.known |= bench.run(points(pattern, Part((0,), ("x",)), *sizes), "pointwise")
-    wanted = {"x": bench.known["x"], **bench.run(points(pattern, Part(pattern.replaces, part.gives[1:]), *sizes))}
+    wanted = {"x": bench.known["x"], **bench.run(points(pattern, Part(part.runs[1:], part.gives[1:]), *sizes))}
     for name in ("dgamma", "dbeta"):
         found, other = (np.frombuffer(values.pop(name), np.float32) for values in (made, wanted))
         assert relative_error(found, other) < 1e-5
     assert made == wanted
-    for old in {"a", "b", "dy", "y"} & set(along.inputs):
-        again = bench.run(along, places={"d": old})
+    places = [("d", old) for old in {"a", "b", "dy", "y"} & set(along.inputs)] + [("y", "r")] * ("r" in along.inputs)
+    for name, old in places:
+        again = bench.run(along, places={name: old})
         assert {name: again[name] for name in made} == made
 
 
