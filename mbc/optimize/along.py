@@ -7,11 +7,13 @@ filter has to come after the sums, which nothing keeps it from: only an update w
 
 So is what a convolution made that widens, which the sums themselves read: they get it on the way. Another kernel than
 the one that made it would round it otherwise, and make other sums, so that it has to be the same (`repeats`).
+
+Both at once are made along in one launch where that was measured, else what the convolution made before the sums.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mbc.ir.graph import Operation
@@ -31,11 +33,11 @@ NEAR = 6
 
 @dataclass(frozen=True, slots=True)
 class Along:
-    """A place where `value`, which the operations `makes` make together, can be made again by the launch of
-    `operation`, which stands for the sums `sums` as well."""
+    """A place where `values` can be made again by the launch of `operation`, which stands for the sums `sums` as well.
+    `makes`: of each value the operations that make it together."""
 
-    value: str
-    makes: frozenset[str]
+    values: tuple[str, ...]
+    makes: tuple[frozenset[str], ...]
     sums: frozenset[str]
     operation: Operation
 
@@ -43,21 +45,35 @@ class Along:
         """Whether an operation or group makes the sums, be it that it computes the value for itself, and nothing that
         would be missed."""
         names = frozenset(names_of(operation))
-        return self.sums <= names <= self.sums | self.makes and set(operation.outputs) <= set(self.operation.outputs)
+        known = self.sums.union(*self.makes)
+        return self.sums <= names <= known and set(operation.outputs) <= set(self.operation.outputs)
 
 
 @dataclass(frozen=True, slots=True)
 class AlongRun:
-    """How run `sums` of a draft makes a value again, whose buffer is `target`: by `launch` in the place of its own,
-    with a workspace of so many bytes as its last operand (0: none), in `more_us` more. `rivals`: repetitions beside
-    which the value needs a launch of its own, since they read it before, or take the place of the sums themselves."""
+    """How run `sums` of a draft makes a value again, whose buffer is the first of `targets`: by `launch` in the place
+    of its own, with a workspace of so many bytes as its last operand (0: none), in `more_us` more. `rivals`:
+    repetitions beside which the value needs a launch of its own, since they read it before, or take the place of the
+    sums themselves. `joint`: what then makes it and the value of one of them, in `more_us` more than that one takes."""
 
     sums: int
-    target: int
+    targets: tuple[int, ...]
     launch: Launch
     workspace_bytes: int
     more_us: float
     rivals: frozenset[tuple[int, int]] = frozenset()
+    joint: AlongRun | None = None
+
+    @property
+    def matters(self) -> frozenset[tuple[int, int]]:
+        """The repetitions that change how the value is made again."""
+        return self.rivals | self.joint.rivals if self.joint else self.rivals
+
+    def beside(self, *repeated: Container[tuple[int, int]]) -> AlongRun | None:
+        """How the value is made again beside repetitions; None: by a launch of its own."""
+        if not any(rival in keys for rival in self.rivals for keys in repeated):
+            return self
+        return self.joint.beside(*repeated) if self.joint else None
 
 
 # By the run that made the value, and the position before which it is wanted again.
@@ -96,8 +112,13 @@ def _alongs(table: CandidateTable) -> Iterator[Along]:
             if not table.offered(joined):
                 continue
             sums = frozenset(binding.operations[number].name for number in pattern.replaces)
-            makes = frozenset(member.name for member in members) - sums
-            yield Along(binding.values[part.gives[0]], makes, sums, joined)
+            again = [member for member in members if member.name not in sums]
+            made = {name for member in again for name in member.outputs}
+            values = tuple(name for name in joined.outputs if name in made)
+            # Of two the first one is a product, which one operation makes.
+            launches = (again[:1], again[1:]) if len(values) > 1 else (again,)
+            makes = tuple(frozenset(member.name for member in launch) for launch in launches)
+            yield Along(values, makes, sums, joined)
 
 
 def readers_late(table: CandidateTable, choices: Choices) -> Choices:
@@ -131,7 +152,7 @@ def _last_places(program: Sequence[Operation], alongs: Sequence[Along]) -> dict[
     for along in alongs:
         standing = by_name.get(names_of(along.operation)[-1])
         if standing is not None and along.stands_for(standing[1]):
-            found[along.value] = standing[0]
+            found |= dict.fromkeys(along.values, standing[0])
     return found
 
 
@@ -157,27 +178,48 @@ def along_runs(table: CandidateTable, draft: Draft, runs: Sequence[Run], program
         if isinstance(launch.work, Kernel) and not launch.operations and run.stop == run.start + 1:
             for source in run.reads:
                 converted.setdefault(source, []).extend(run.writes)
-    found: dict[tuple[int, int], AlongRun] = {}
+    places: list[tuple[Along, list[int], int]] = []  # where each may be: the runs that make its values, and of the sums
     for along in alongs_of(table):
-        maker = makers.get(along.makes)
+        made_by = [makers[names] for names in along.makes if names in makers]
         standing = last.get(names_of(along.operation)[-1])
-        if maker is None or standing is None:
+        if len(made_by) < len(along.makes) or standing is None:
             continue
         operation, sums = standing
-        if not along.stands_for(operation) or maker >= sums:
-            continue
-        if table.timed(along.operation) != table.timed(operation):
-            continue
-        run = _run_along(table, draft, along, runs[maker], sums, runs[sums])
-        if run is None or run.more_us >= runs[maker].time_us:
+        if (
+            along.stands_for(operation)
+            and max(made_by) < sums
+            and table.timed(along.operation) == table.timed(operation)
+        ):
+            places.append((along, made_by, sums))
+
+    def run_along(along: Along, made_by: Sequence[int], sums: int, least_us: float) -> AlongRun | None:
+        """If it takes less than the first value by itself."""
+        run = _run_along(table, draft, along, [runs[maker] for maker in made_by], sums, runs[sums], least_us)
+        return run if run is not None and run.more_us < runs[made_by[0]].time_us else None
+
+    found: dict[tuple[int, int], AlongRun] = {}
+    for along, made_by, sums in places:
+        run = run_along(along, made_by, sums, runs[sums].time_us) if len(made_by) == 1 else None
+        if run is None:
             continue
         # Who reads it in another layout has it converted behind the sums.
-        wanted = [i for i in reads.get(run.target, ()) if i >= sums]
-        wanted += [i for other in converted.get(run.target, ()) for i in reads.get(other, ()) if i > sums]
+        target = run.targets[0]
+        wanted = [i for i in reads.get(target, ()) if i >= sums]
+        wanted += [i for other in converted.get(target, ()) for i in reads.get(other, ()) if i > sums]
         position = min(wanted, default=len(runs))
         if position <= sums + NEAR:
-            found[maker, position] = run
-    return {key: replace(run, rivals=frozenset(_rivals(key, found, reads))) for key, run in found.items()}
+            found[made_by[0], position] = run
+    found = {key: replace(run, rivals=frozenset(_rivals(key, found, reads))) for key, run in found.items()}
+    by_sums = {(key[0], run.sums): key for key, run in found.items()}
+    for along, made_by, sums in places:
+        keys = [by_sums[maker, sums] for maker in made_by if (maker, sums) in by_sums]
+        if len(keys) == 2:
+            first, second = keys
+            joint = run_along(along, made_by, sums, runs[sums].time_us + found[second].more_us)
+            if joint is not None:
+                rivals = (found[first].rivals | found[second].rivals) - {second}
+                found[first] = replace(found[first], joint=replace(joint, rivals=rivals))
+    return found
 
 
 def _without_statistics(operation: Operation | None, names: Sequence[str]) -> frozenset[str]:
@@ -193,17 +235,19 @@ def _rivals(key: tuple[int, int], alongs: AlongRuns, reads: Mapping[int, Sequenc
         if beside.sums == along.sums and other[0] > key[0]:
             yield other
     if key[1] == along.sums:
-        for reader in reads.get(along.target, ()):
+        for reader in reads.get(along.targets[0], ()):
             if reader < along.sums:
                 yield reader, along.sums
 
 
 def _run_along(
-    table: CandidateTable, draft: Draft, along: Along, maker: Run, number: int, sums: Run
+    table: CandidateTable, draft: Draft, along: Along, makers: Sequence[Run], number: int, sums: Run, least_us: float
 ) -> AlongRun | None:
-    first, second = draft.train.launches[maker.start], draft.train.launches[sums.start]
+    """`makers`: runs that make the values. `least_us`: what less makes of the same takes, which is a bound."""
+    launches = [draft.train.launches[run.start] for run in (*makers, sums)]
+    touched = [access for launch in launches for access in launch.accesses]
     buffers: dict[str, int] = {}
-    for access in (*first.accesses, *second.accesses):
+    for access in touched:
         name = draft.buffers[access.buffer].value
         if name is not None and buffers.setdefault(name, access.buffer) != access.buffer:
             return None  # one value in two layouts
@@ -219,12 +263,14 @@ def _run_along(
     if more:
         return None
     candidate = piece.candidate
-    if not isinstance(first.work, Kernel) or not repeats(candidate.name, first.work.name):
+    work = launches[0].work
+    if not isinstance(work, Kernel) or not repeats(candidate.name, work.name):
         return None
-    rows = {access.buffer: access.rows for access in (*first.accesses, *second.accesses)}
+    rows = {access.buffer: access.rows for access in touched}
     count = len(operation.inputs)
     accesses = tuple(Access(b, rows[b], Mode.READ if i < count else Mode.WRITE) for i, b in enumerate(operands))
-    time_us = max(candidate.time_us, sums.time_us)  # the sums by themselves are a bound
+    time_us = max(candidate.time_us, least_us)
     kernel = Kernel(candidate.provider, candidate.name, candidate.settings, time_us, candidate.measured)
     launch = Launch(kernel, names_of(operation), Stream.COMPUTE, accesses)
-    return AlongRun(number, buffers[along.value], launch, candidate.workspace_bytes, time_us - sums.time_us)
+    targets = tuple(buffers[value] for value in along.values)
+    return AlongRun(number, targets, launch, candidate.workspace_bytes, time_us - least_us)

@@ -45,10 +45,10 @@ class Books:
     ) -> None:
         self.runs = runs
         self._along = along or {}
-        self._displaced: dict[tuple[int, int], list[tuple[int, int]]] = {}  # by a repetition: what it is a rival of
-        for key, beside in self._along.items():
-            for rival in beside.rivals:
-                self._displaced.setdefault(rival, []).append(key)
+        self._displaced: dict[tuple[int, int], list[tuple[int, int]]] = {}  # by a repetition: what it changes
+        for key, run in self._along.items():
+            for other in run.matters:
+                self._displaced.setdefault(other, []).append(key)
         self.size_bytes = [aligned(b.size_bytes) if b.space is Space.ARENA else 0 for b in draft.buffers]
         self.made: dict[int, int] = dict.fromkeys(draft.train.entry, -1)
         self.reads: dict[int, list[int]] = {}
@@ -100,18 +100,18 @@ class Books:
             self._count_passing(position)
         return int(self._delta_bytes[position])
 
-    def again_us_of(self, run: int, position: int, beside: Collection[int] = ()) -> float:
-        """Microseconds of a run just before another, or along with what stands there. `beside`: other runs that will be
-        made again before the same one."""
+    def again_us_of(self, run: int, position: int, beside: Collection[tuple[int, int]] = ()) -> float:
+        """Microseconds of a run just before another, or along with what stands there. `beside`: other repetitions that
+        there will be."""
         along = self._along.get((run, position))
-        if along is None or any(r in self._again or (r[1] == position and r[0] in beside) for r in along.rivals):
-            return self.runs[run].time_us
-        return along.more_us
+        found = along.beside(self._again, beside) if along else None
+        return found.more_us if found else self.runs[run].time_us
 
     def displaced_us(self, run: int, position: int) -> float:
         """What others that are made again along take more beside a run just before another."""
-        others = (other for other in self._displaced.get((run, position), ()) if other in self._again)
-        return sum(self.again_us_of(*other, beside=(run,)) - self.again_us_of(*other) for other in others)
+        key = run, position
+        others = (other for other in self._displaced.get(key, ()) if other in self._again)
+        return sum(self.again_us_of(*other, beside=(key,)) - self.again_us_of(*other) for other in others)
 
     def _again_us_around(self, key: tuple[int, int]) -> float:
         """What a repetition takes, if it is entered, and those to which it makes a difference."""

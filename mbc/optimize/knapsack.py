@@ -135,10 +135,16 @@ class _Step:
                 found[i] = min(found[i], alone_us[i] * part)
                 name = self.operations[i].name
                 self._stands[name] = max(self._stands.get(name, 0), *members)
+        along_us: dict[tuple[frozenset[str], str], float] = {}
         for along in alongs_of(self._table):
             time_us = min(c.time_us for c in self._table.offered(along.operation))
-            more_us = max(0.0, time_us - sums_us.get(names_of(along.operation)[-1], time_us))
-            self._launch_us[along.value] = min(self._launch_us.get(along.value, math.inf), more_us)
+            value, *others = along.values
+            along_us[along.sums, value] = time_us
+            # Of two values the other one pays for what it takes along by itself.
+            least_us = [sums_us.get(names_of(along.operation)[-1], time_us)]
+            least_us += [along_us.get((along.sums, other), 0.0) for other in others]
+            more_us = max(0.0, time_us - max(least_us))
+            self._launch_us[value] = min(self._launch_us.get(value, math.inf), more_us)
         return found
 
     def _sure_reads(self, groups: Sequence[Group]) -> Mapping[str, int]:

@@ -89,7 +89,7 @@ class Ledger(Books):
         most_chain = max(SHORTEST_CHAIN, CHAIN_WORK // max(1, len(self.runs)))
         found: dict[int, None] = {}
         total_us = 0.0
-        paid: set[int] = set()
+        paid: set[tuple[int, int]] = set()
         pending = [buffer]
         while pending:
             wanted = pending.pop()
@@ -101,9 +101,9 @@ class Ledger(Books):
             if not self.can_repeat(wanted) or self.made[wanted] >= position:
                 return math.inf, []
             run = self.made[wanted]
-            if run in paid or (run, position) in self._again:
+            if (run, position) in paid or (run, position) in self._again:
                 continue
-            paid.add(run)
+            paid.add((run, position))
             later = self._next_again(wanted, position) if wanted != buffer else None
             total_us += self.displaced_us(run, position)
             total_us += self.again_us_of(run, position, paid) - (0.0 if later is None else self.again_us_of(run, later))

@@ -70,8 +70,10 @@ def rewrite(
         run = made_by[decision.buffer]
         assert run < decision.before and runs[run].again
         found = (along or {}).get((run, decision.before))
-        if found is not None and decision.buffer == found.target and found.rivals.isdisjoint(repeated):
-            instead[found.sums] = found
+        found = found.beside(repeated) if found else None
+        if found and decision.buffer in found.targets:
+            # Of two values at the same sums what makes both has the place of what makes one.
+            instead[found.sums] = max(found, instead.get(found.sums, found), key=lambda run: len(run.targets))
         else:
             again.setdefault(decision.before, {}).setdefault(run, []).append(decision.buffer)
     out: dict[int, list[int]] = {}
@@ -137,15 +139,15 @@ class _Writer:
             self._now |= {buffer: moved[buffer] for buffer in again}
 
     def along(self, along: AlongRun, position: int) -> None:
-        """A launch that makes a value again along with what it makes the first time."""
-        target = self._new(replace(self._draft.buffers[along.target], alias=None))
+        """A launch that makes values again along with what it makes the first time."""
+        made = {target: self._new(replace(self._draft.buffers[target], alias=None)) for target in along.targets}
         launch = self._renamed(along.launch, {}, again=False)
-        accesses = [Access(target, a.rows, a.mode) if a.buffer == along.target else a for a in launch.accesses]
+        accesses = [Access(made.get(a.buffer, a.buffer), a.rows, a.mode) for a in launch.accesses]
         if along.workspace_bytes:
             scratch = Buffer(None, WHOLE, Layout.CHANNELS_FIRST, DType.UINT8, along.workspace_bytes)
             accesses.append(Access(self._new(scratch), WHOLE, Mode.WRITE))
         self._add(replace(launch, accesses=tuple(accesses)), position)
-        self._now[along.target] = target
+        self._now |= made
 
     def finish(self) -> Rewritten:
         program = replace(

@@ -54,7 +54,7 @@ def test_readers_come_behind_the_sums_and_before_who_needs_them(precision: str):
     for found in alongs_of(table):
         sums = places[names_of(found.operation)[-1]]
         if found.stands_for(choices.train[sums]):
-            late += any(found.value in operation.inputs for operation in choices.train[sums + 1 :])
+            late += any(found.values[0] in operation.inputs for operation in choices.train[sums + 1 :])
     assert late
 
 
@@ -66,7 +66,7 @@ def test_sums_that_write_more_are_not_stood_for():
     for found in alongs_of(CandidateTable(made, UNCLUSTERED, PROVIDERS)):
         members = [by_name[name] for name in names_of(found.operation) if name in found.sums]
         between = [name for member in members[:-1] for name in member.outputs]
-        wanted = [name for name in found.operation.outputs if name != found.value]
+        wanted = [name for name in found.operation.outputs if name not in found.values]
         assert found.stands_for(join(members, wanted))
         if not set(between) <= set(wanted):
             assert not found.stands_for(join(members, [*between, *wanted]))
@@ -84,7 +84,7 @@ def test_what_is_read_in_another_layout_only_is_converted_behind_the_sums():
         (at, run) for at, run in along_runs(table, draft, runs, choices.train).items() if at[1] > run.sums
     )
     # Whoever reads the value reads a copy of it instead.
-    old, other = found.target, len(draft.buffers)
+    (old,), other = found.targets, len(draft.buffers)
     rows = draft.buffers[old].rows
     convert = Launch(
         Kernel("mbc", "convert", (), 1.0, False),

@@ -1,5 +1,5 @@
-"""What a convolution made, made again along with the sums over it: where that was measured, by the kernel that made it,
-and the same bits."""
+"""What a convolution made, made again along with the sums over it, by itself and with relu's output: where that was
+measured, by the kernel that made it, and the same bits."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from mbc.device.spec import find_spec
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.ir.graph import TrainingGraph
+from mbc.ir.signs import relus_behind_sums, with_signs
 from mbc.ir.training import differentiate
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate, Request
+from mbc.kernels.own import pointwise
+from mbc.kernels.statistics import WITH_STATISTICS
 from mbc.ops.fused import gives_product
-from mbc.optimize.along import all_alongs, along_runs, alongs_of
+from mbc.optimize.along import all_alongs, along_runs, alongs_of, readers_late
 from mbc.optimize.candidates import CandidateTable, Rules
 from mbc.optimize.choose import choose
 from mbc.optimize.fuse import fuse
@@ -52,8 +55,10 @@ network small(batch = 4, classes = 3) {
 }
 train { optimizer = sgd(momentum=0.9)  precision = bf16 }
 """
+SHARE = 0.65  # of what keeping everything takes
 ALONG_SHARE = 1.05  # of the time of the sums by themselves
 SLOWER = 1e4  # than what is to be planned
+ALONG = frozenset(kernel.name for kernel in pointwise.ALONG)
 
 
 @functools.cache
@@ -62,19 +67,24 @@ def graph() -> TrainingGraph:
     return differentiate(lowered.network, lowered.optimizer, lowered.precision)
 
 
+def is_joint(kind: str) -> bool:
+    return kind.startswith("convolution+batch_normalize+add+relu+")
+
+
 @dataclass(frozen=True)
 class Measured:
     """A profile that has measured what would be estimated, all by its bytes, so that a convolution takes as long as on
-    large images. `along`: whether products along with sums were measured; `forward`: what the kernel that they repeat
-    takes, others 1."""
+    large images. `along`: whether products along with sums were measured; `joint`: with relu's output, too; `forward`:
+    what the kernel that they repeat takes, others 1."""
 
     along: bool = True
+    joint: bool = True
     forward: float = 0.9
     cudnn: int = 0
     origin: str = "made up"
 
     def candidates(self, request: Request) -> Iterable[Candidate]:
-        if gives_product(request.attributes) and not self.along:
+        if (gives_product(request.attributes) and not self.along) or (is_joint(request.kind) and not self.joint):
             return ()
         return tuple(
             replace(c, measured=True, time_us=self._time_us(request, c))
@@ -84,14 +94,14 @@ class Measured:
 
     def _time_us(self, request: Request, c: Candidate) -> float:
         moved = sum(t.size_bytes for t in (*request.inputs, *request.outputs)) / 1e3
-        if c.name.startswith("pointwise_"):
+        if c.name in ALONG:
             operands = sum(t.size_bytes for t in request.inputs[:2]) / 1e3
             return ALONG_SHARE * (moved - operands)
         if c.name == "pointwise":
             return self.forward * moved
         last = all(lying == "nhwc" for t, lying in zip(request.inputs, c.layouts, strict=False) if t.ordered)
-        small = "at_once" in c.name or ("statistics" in c.name and "convolution" in c.name)
-        return moved * (SLOWER if small else 1.0 if last else 2.0)
+        other = "at_once" in c.name or request.kind == WITH_STATISTICS
+        return moved * (SLOWER if other else 1.0 if last else 2.0)
 
 
 def table(profile: Measured | None) -> CandidateTable:
@@ -113,7 +123,7 @@ def planned(profile: Measured | None, share: float = 0.0) -> Plan:
 
 def products_along(plan: Plan) -> list[Launch]:
     launches = (launch for launch in plan.train.launches if isinstance(launch.work, Kernel))
-    return [launch for launch in launches if launch.work.name.startswith("pointwise_")]
+    return [launch for launch in launches if launch.work.name in ALONG]
 
 
 def trained(plan: Plan) -> dict[str, bytes]:
@@ -125,16 +135,28 @@ def trained(plan: Plan) -> dict[str, bytes]:
     return {name: np.array(module.state(name)).tobytes() for name in module.states}
 
 
-def test_what_was_dropped_is_made_again_with_the_same_bits():
-    plan = planned(Measured(), 0.75)
+def jointly(plan: Plan) -> list[Launch]:
+    return [
+        launch for launch in products_along(plan) if isinstance(launch.work, Kernel) and "_and_sums" in launch.work.name
+    ]
+
+
+@pytest.mark.parametrize("profile", [Measured(joint=False), Measured()], ids=["by itself", "with relu's output"])
+def test_what_was_dropped_is_made_again_with_the_same_bits(profile: Measured):
+    plan, without = planned(profile, SHARE), planned(replace(profile, along=False, joint=False), SHARE)
     assert products_along(plan)
-    assert plan.predictions.train_us < planned(Measured(along=False), 0.75).predictions.train_us
-    assert trained(plan) == trained(planned(Measured()))
+    assert bool(jointly(plan)) == profile.joint
+    assert plan.bounds.within_us <= plan.predictions.train_us < without.predictions.train_us
+    assert trained(plan) == trained(planned(profile))
+
+
+def test_both_in_one_launch_take_less_than_one_of_them_before():
+    assert planned(Measured(), SHARE).predictions.train_us < planned(Measured(joint=False), SHARE).predictions.train_us
 
 
 def test_only_what_the_same_kernel_made():
     """Another one may round otherwise."""
-    plan = planned(Measured(forward=1.1), 0.75)
+    plan = planned(Measured(forward=1.1), SHARE)
     assert not products_along(plan)
     assert "pointwise" not in {launch.work.name for launch in plan.train.launches if isinstance(launch.work, Kernel)}
 
@@ -143,40 +165,101 @@ def test_only_what_the_same_kernel_made():
 def test_without_a_measurement_none_is_taken_but_all_are_asked_for(profile: Measured | None):
     known = table(profile)
     assert not [along for along in alongs_of(known) if gives_product(along.operation.attributes)]
-    assert not products_along(planned(profile, 0.75))
+    assert not products_along(planned(profile, SHARE))
     wanted = {a.operation.kind for a in all_alongs(known) if gives_product(a.operation.attributes)}
-    assert wanted and wanted <= {need.undivided.kind for need in needs(graph(), H200, Policy.UNDIVIDED)}
+    assert any(map(is_joint, wanted)) and wanted <= {
+        need.undivided.kind for need in needs(graph(), H200, Policy.UNDIVIDED)
+    }
+
+
+class Pairs:
+    """Where two values can be made along with the same sums: what the convolution makes, and relu's output of it."""
+
+    def __init__(self, profile: Measured, signs: bool = False) -> None:
+        known = table(profile)
+        if signs:
+            known = known.of(with_signs(graph(), relus_behind_sums(graph())))
+        choices = readers_late(known, choose(known, {}, programs=fuse(known)))
+        self.draft = order(known, choices)
+        self.runs = runs_of(known.graph, self.draft, self.draft.train)
+        self.alongs = along_runs(known, self.draft, self.runs, choices.train)
+        sums = {key: along.sums for key, along in self.alongs.items()}
+        self.found = [(a, b) for a in sums for b in sums if sums[a] == sums[b] and a[0] < b[0]]
+
+    def target(self, key: tuple[int, int]) -> int:
+        return self.alongs[key].targets[0]
+
+    def made(self, *keys: tuple[int, int]) -> tuple[Launch, ...]:
+        """The step that makes them again."""
+        both = tuple(Recompute(self.target(key), key[1]) for key in sorted(keys))
+        return rewrite(self.draft, self.runs, Decisions(both), H200.host_link, self.alongs).draft.train.launches
+
+    def check_books(self, first: tuple[int, int], last: tuple[int, int], beside_us: float) -> None:
+        """`beside_us`: what the first value takes where the last one is made along."""
+        ledger = Ledger(self.draft, self.runs, 0, (), self.alongs)
+        first_us, last_us = self.alongs[first].more_us, self.alongs[last].more_us
+        for one, other in ((first, last), (last, first)):
+            for key in (one, other):
+                ledger.repeat(self.target(key), key[1])
+            assert ledger.again_us == pytest.approx(beside_us + last_us)
+            ledger.drop(self.target(last), last[1])
+            assert ledger.again_us == pytest.approx(first_us)
+            assert ledger.displaced_us(*last) == pytest.approx(beside_us - first_us)
+            ledger.drop(self.target(first), first[1])
+            assert ledger.again_us == pytest.approx(0.0)
 
 
 def test_of_two_along_the_same_sums_the_one_made_last_is():
     """relu's output is made of what the convolution makes, which has a launch of its own then, before."""
-    known = table(Measured())
-    choices = choose(known, {}, programs=fuse(known))
-    draft = order(known, choices)
-    runs = runs_of(graph(), draft, draft.train)
-    alongs = along_runs(known, draft, runs, choices.train)
-    pairs = [(a, b) for a in alongs for b in alongs if alongs[a].sums == alongs[b].sums and a[0] < b[0]]
-    assert pairs
-    for first, last in pairs:
-        both = [Recompute(alongs[key].target, key[1]) for key in sorted((first, last))]
-        made = rewrite(draft, runs, Decisions(tuple(both)), H200.host_link, alongs).draft.train.launches
-        (sums,) = (i for i, launch in enumerate(made) if launch.operations == alongs[last].launch.operations)
-        again = runs[first[0]]
-        alone = [
-            i for i, launch in enumerate(made)
-            if launch.operations == draft.train.launches[again.start].operations
-        ]  # fmt: skip
-        assert len(made) == len(draft.train.launches) + 1
+    pairs = Pairs(Measured(joint=False))
+    assert pairs.found
+    for first, last in pairs.found:
+        made = pairs.made(first, last)
+        (sums,) = (i for i, launch in enumerate(made) if launch.operations == pairs.alongs[last].launch.operations)
+        again = pairs.runs[first[0]]
+        operations = pairs.draft.train.launches[again.start].operations
+        alone = [i for i, launch in enumerate(made) if launch.operations == operations]
+        assert len(made) == len(pairs.draft.train.launches) + 1
         assert len(alone) == 2 and alone[1] < sums
+        pairs.check_books(first, last, again.time_us)
 
-        ledger = Ledger(draft, runs, 0, (), alongs)
-        alone_us = runs[first[0]].time_us
-        for one, other in ((first, last), (last, first)):
-            for run, position in (one, other):
-                ledger.repeat(alongs[run, position].target, position)
-            assert ledger.again_us == pytest.approx(alone_us + alongs[last].more_us)
-            ledger.drop(alongs[last].target, last[1])
-            assert ledger.again_us == pytest.approx(alongs[first].more_us)
-            assert ledger.displaced_us(*last) == pytest.approx(alone_us - alongs[first].more_us)
-            ledger.drop(alongs[first].target, first[1])
-            assert ledger.again_us == pytest.approx(0.0)
+
+@pytest.mark.parametrize("signs", [False, True], ids=["by output", "by signs"])
+def test_of_two_along_the_same_sums_both_are_where_that_was_measured(signs: bool):
+    pairs = Pairs(Measured(), signs)
+    joint = [(pair, run) for pair in pairs.found if (run := pairs.alongs[pair[0]].joint) is not None]
+    assert joint
+    for (first, last), run in joint:
+        made = pairs.made(first, last)
+        assert len(made) == len(pairs.draft.train.launches)
+        (sums,) = (launch for launch in made if launch.operations == run.launch.operations)
+        assert isinstance(sums.work, Kernel) and sums.work.name.endswith("_signed") == signs
+        assert set(run.targets) == {pairs.target(first), pairs.target(last)}
+        assert run.more_us == pytest.approx(sums.work.time_us - _time_us(pairs.alongs[last].launch))
+        pairs.check_books(first, last, run.more_us)
+
+
+def test_both_are_not_where_one_of_them_is_read_before():
+    """By what is made again of relu's output before the sums: either has a launch of its own then."""
+    pairs = Pairs(Measured())
+    checked = 0
+    for first, last in pairs.found:
+        run = pairs.alongs[first].joint
+        for reader, position in run.rivals - pairs.alongs[first].rivals if run else ():
+            (output,) = (b for b in pairs.runs[reader].writes if b in Ledger(pairs.draft, pairs.runs, 0).movable)
+            decisions = [Recompute(pairs.target(key), key[1]) for key in (first, last)]
+            decisions.append(Recompute(output, position))
+            written = rewrite(pairs.draft, pairs.runs, Decisions(tuple(decisions)), H200.host_link, pairs.alongs)
+            assert len(written.draft.train.launches) == len(pairs.draft.train.launches) + 3
+            ledger = Ledger(pairs.draft, pairs.runs, 0, (), pairs.alongs)
+            for decision in decisions:
+                ledger.repeat(decision.buffer, decision.before)
+            alone_us = sum(pairs.runs[key[0]].time_us for key in (first, last))
+            assert ledger.again_us == pytest.approx(alone_us + ledger.again_us_of(reader, position))
+            checked += 1
+    assert checked
+
+
+def _time_us(launch: Launch) -> float:
+    assert isinstance(launch.work, Kernel)
+    return launch.work.time_us
