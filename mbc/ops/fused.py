@@ -175,8 +175,9 @@ def _shape(a: Fused, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
 
 
 def _evaluate(a: Fused, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
-    """One member after another. What stays inside is not rounded to the type that it would be stored in. A product that
-    leaves the group is: who reads it reads what was stored."""
+    """One member after another. What stays inside is not rounded to the type that it would be stored in, but for what
+    is pooled: of elements that are stored as equal ones the first wins. A product that leaves the group is rounded,
+    too: who reads it reads what was stored."""
     return _continue(a, list(inputs), a.members, call)
 
 
@@ -198,6 +199,8 @@ def _continue(a: Fused, known: list[Array], members: Sequence[Member], call: Cal
         kind = KINDS[member.kind]
         assert kind.evaluate is not None
         taken = [known[n] for n in member.inputs]
+        if member.kind == "max_pool":
+            taken = [stored(value, given[member.outputs[0]].dtype) for value in taken]
         types = kind.shape(member.attributes, tuple(map(_type_of, taken)))
         made = kind.evaluate(member.attributes, taken, Call(types, call.first_row, call.batch, call.precision))
         leaves = kind.flops is not None and member.outputs[0] in given

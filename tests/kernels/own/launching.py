@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
 
@@ -198,8 +198,6 @@ class Trial:
         with np.errstate(all="ignore"):
             call = Call(request.outputs, case.first_row, batch, self.precision)
             copies = [v.copy() for v in self.inputs]
-            if isinstance(case.attributes, Fused) and case.attributes.members[-1].kind == "max_pool":
-                return self._pooled(case.attributes, copies)
             return list(evaluate(case.attributes, copies, call))
 
     def _behind(self, product: Array) -> list[Array]:
@@ -208,26 +206,6 @@ class Trial:
         call = Call(self.request.outputs, self.case.first_row, product.shape[0], self.precision)
         inputs = [v.copy() for v in self.inputs]
         return list(evaluate_behind(self.case.attributes, inputs, product, call))
-
-    def _pooled(self, group: Fused, inputs: list[Array]) -> list[Array]:
-        """What is pooled is rounded first: of elements that are stored as equal ones the first wins."""
-        *before, pool = group.members
-        values = (before[-1].outputs[0],)
-        alone = replace(group, members=tuple(before), given=values)
-        types = tuple(t for t in self.request.inputs)
-        kind = launch_kind("", alone)
-        assert kind.evaluate is not None
-        (image,) = kind.shape(alone, types)
-        (made,) = kind.evaluate(alone, inputs, Call((image,), 0, image.shape[0], self.precision))
-        first = Layout.CHANNELS_FIRST
-        rounded = from_bytes(to_bytes(made, image.dtype, first), image, first)
-        evaluate = launch_kind(pool.kind, pool.attributes).evaluate
-        assert evaluate is not None
-        call = Call(
-            self.request.outputs[len(self.request.outputs) - len(pool.outputs) :], 0, image.shape[0], self.precision
-        )
-        pooled = evaluate(pool.attributes, [rounded], call)
-        return [made, *pooled] if values[0] in group.given else list(pooled)
 
     def candidates(self) -> list[Candidate]:
         return list(OWN.candidates(self.request, find_spec("h200")))
