@@ -19,7 +19,7 @@ from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, Update
 from mbc.ops.pooling import MaxPool
 from mbc.ops.shape import ChannelSlice
 from mbc.ops.update import AdamW, Sgd
-from mbc.optimize.patterns import CONVOLUTION_ALONG, PATTERNS, RELU_ALONG, Part, Pattern, Statement
+from mbc.optimize.patterns import BOTH_ALONG, CONVOLUTION_ALONG, PATTERNS, RELU_ALONG, Part, Pattern, Statement
 from tests.kernels.own.cases import LONG, SHAPES, Case, Operand, Shape, bytes_below, control, m, positive, w
 
 EPS = 1e-3
@@ -121,9 +121,8 @@ def _cases() -> Iterable[Case]:
             shapes = [shape for shape in (*shapes, *SIGNED) if shape[1] % 8 == 0]
         if pools:
             shapes = [shape for shape in shapes if len(shape) == 4]
-        optional = any(statement.optional for statement in pattern.statements)
         for part in pattern.launches:
-            for affine in (True, False) if optional else (True,):
+            for affine in affines(pattern):
                 for shape in shapes:
                     for number, window in enumerate(WINDOWS if pools else WINDOWS[:1]):
                         if pools and not _fits(shape, window, number):
@@ -194,19 +193,39 @@ POINTS = (
     (1, 128, (1, 2), 128),
     (1, 128, (7, 19), 128),
 )
-# Signs are read 128 filters at once.
+
+
+def _reads_signs(pattern: Pattern) -> bool:
+    makes = {name for statement in pattern.statements for name in statement.outputs}
+    return "signs" not in makes and any("signs" in statement.inputs for statement in pattern.statements)
+
+
+# Signs are read 128 filters at once, and made eight.
 POINT_FORMS = tuple(
     (pattern, sizes)
-    for pattern in CONVOLUTION_ALONG
+    for pattern in (*CONVOLUTION_ALONG, *BOTH_ALONG)
     for sizes in POINTS
-    if sizes[-1] % 128 == 0 or not any("signs" in s.kind for s in pattern.statements)
+    if sizes[-1] % 128 == 0 or not _reads_signs(pattern)
 )
 
 
-def points(pattern: Pattern, part: Part, rows: int, channels: int, size: tuple[int, int], filters: int) -> Operation:
+def affines(pattern: Pattern) -> tuple[bool, ...]:
+    """Of a pattern that normalises: with scale and shift, and without."""
+    return (True, False) if any(statement.optional for statement in pattern.statements) else (True,)
+
+
+def points(
+    pattern: Pattern,
+    part: Part,
+    rows: int,
+    channels: int,
+    size: tuple[int, int],
+    filters: int,
+    affine: bool = True,
+) -> Operation:
     """A launch of such a pattern, or some of its members; a single one is itself."""
     shape = (rows, filters, *size)
-    members = [_operation(n, pattern.statements[n], shape, affine=True, window=WINDOWS[0]) for n in part.runs]
+    members = [_operation(n, pattern.statements[n], shape, affine, window=WINDOWS[0]) for n in part.runs]
     members = [replace(o, attributes=Convolution(size, (1, 1))) if o.kind == "convolution" else o for o in members]
     return join(members, part.gives) if len(members) > 1 else members[0]
 
@@ -218,9 +237,10 @@ def point_operand(name: str, rows: int, channels: int, size: tuple[int, int], fi
 
 def _points() -> Iterable[Case]:
     for pattern, sizes in POINT_FORMS:
-        joined = points(pattern, pattern.launches[0], *sizes)
-        name = f"{joined.kind}-{'x'.join(map(str, sizes))}"
-        yield Case(name, joined.kind, joined.attributes, tuple(point_operand(v, *sizes) for v in joined.inputs))
+        for affine in affines(pattern):
+            joined = points(pattern, pattern.launches[0], *sizes, affine)
+            name = f"{joined.kind}{'' if affine else '-plain'}-{'x'.join(map(str, sizes))}"
+            yield Case(name, joined.kind, joined.attributes, tuple(point_operand(v, *sizes) for v in joined.inputs))
 
 
 # More than one launch takes, sizes around those of vectors, chunks and blocks.

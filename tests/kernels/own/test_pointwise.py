@@ -16,13 +16,13 @@ from mbc.kernels.own import KERNELS, pointwise
 from mbc.ops.convolution import Convolution
 from mbc.optimize.patterns import CONVOLUTION_ALONG, Part, Pattern
 from tests.kernels.own.cases import Case, w
-from tests.kernels.own.groups import POINT_FORMS, POINTS, point_operand, points
+from tests.kernels.own.groups import POINT_FORMS, POINTS, affines, point_operand, points
 from tests.kernels.own.launching import Library, launched, relative_error, request_of, to_bytes
 from tests.kernels.own.test_emulated import GXX, build
 from tests.kernels.statistics import grouped
 
 pytestmark = pytest.mark.skipif(GXX is None, reason="no g++ on this machine")
-FILES = ("pointwise.cu", "fused.cu", "batch_norm.cu")
+FILES = ("pointwise.cu", "fused.cu", "sums_along.cu", "batch_norm.cu")
 Sizes = tuple[int, int, tuple[int, int], int]
 
 
@@ -68,19 +68,22 @@ def test_equal_to_the_launches_by_themselves(
 ):
     """By one block for its filters, which goes through all tiles; by a few; by as many as there are tiles."""
     monkeypatch.setattr(pointwise, "MOST_BLOCKS", blocks)
-    bench = Bench(library, sizes)
     (part,) = pattern.launches
-    along = points(pattern, part, *sizes)
-    made = bench.run(along)
-    bench.known |= bench.run(points(pattern, Part((0,), ("x",)), *sizes), "pointwise")
-    wanted = {"x": bench.known["x"], **bench.run(points(pattern, Part(pattern.replaces, part.gives[1:]), *sizes))}
-    for name in ("dgamma", "dbeta"):
-        found, other = (np.frombuffer(values.pop(name), np.float32) for values in (made, wanted))
-        assert relative_error(found, other) < 1e-5
-    assert made == wanted
-    for old in {"a", "b", "dy", "y"} & set(along.inputs):
-        again = bench.run(along, places={"d": old})
-        assert {name: again[name] for name in made} == made
+    for affine in affines(pattern):
+        bench = Bench(library, sizes)
+        along = points(pattern, part, *sizes, affine)
+        made = bench.run(along)
+        bench.known |= bench.run(points(pattern, Part((0,), ("x",)), *sizes), "pointwise")
+        behind = points(pattern, Part(part.runs[1:], part.gives[1:]), *sizes, affine)
+        wanted = {"x": bench.known["x"], **bench.run(behind)}
+        for name in ("dgamma", "dbeta"):
+            found, other = (np.frombuffer(values.pop(name), np.float32) for values in (made, wanted))
+            assert relative_error(found, other) < 1e-5
+        assert made == wanted
+        over = {"y": "r"} if "r" in along.inputs else {}
+        for old in {"a", "b", "dy", "y"} & set(along.inputs):
+            again = bench.run(along, places={"d": old, **over})
+            assert {name: again[name] for name in made} == made
 
 
 @pytest.mark.parametrize("sizes", POINTS, ids=str)
