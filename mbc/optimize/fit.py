@@ -65,7 +65,7 @@ def fit(problem: Problem, means: Means, known_us: float = math.inf) -> Fitted:
         with_host = tried(means)
         # What goes to the host is chosen before it is known what copies make kernels wait for.
         if means.recompute and with_host is not None and _copies(with_host) and not _is_good(problem, with_host):
-            tried(replace(means, offload=0.0))
+            found += filter(None, (_fit(problem, replace(means, offload=0.0), known_us),))
         # Where groups fit in strips only, operations by themselves are as good (VGG-16, batch 448, in 12 GB).
         if problem.holds(problem.best(found)):
             _in_strips(problem, means, found, tried)
