@@ -199,7 +199,7 @@ def _continue(a: Fused, known: list[Array], members: Sequence[Member], call: Cal
         kind = KINDS[member.kind]
         assert kind.evaluate is not None
         taken = [known[n] for n in member.inputs]
-        if member.kind == "max_pool":
+        if member.kind == "max_pool":  # with which a group ends
             taken = [stored(value, given[member.outputs[0]].dtype) for value in taken]
         types = kind.shape(member.attributes, tuple(map(_type_of, taken)))
         made = kind.evaluate(member.attributes, taken, Call(types, call.first_row, call.batch, call.precision))

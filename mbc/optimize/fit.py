@@ -18,7 +18,6 @@ from mbc.optimize.reside import Means
 from mbc.optimize.strips import Division
 from mbc.optimize.takeover import take_over
 from mbc.optimize.ways import make_room
-from mbc.plan.model import Stream
 
 MOST_ROUNDS = 8
 # States of less than this part of the room stay where they are used, if anything fits beside them; and so do all where
@@ -64,8 +63,10 @@ def fit(problem: Problem, means: Means, known_us: float = math.inf) -> Fitted:
     if problem.programs is not None:
         with_host = tried(means)
         # What goes to the host is chosen before it is known what copies make kernels wait for.
-        if means.recompute and with_host is not None and _copies(with_host) and not _is_good(problem, with_host):
-            found += filter(None, (_fit(problem, replace(means, offload=0.0), known_us),))
+        if means.recompute and with_host is not None and with_host.copies and not _is_good(problem, with_host):
+            # Not given up early for what the other one takes.
+            alone = _fit(problem, replace(means, offload=0.0), known_us)
+            found += [alone] if alone is not None else []
         # Where groups fit in strips only, operations by themselves are as good (VGG-16, batch 448, in 12 GB).
         if problem.holds(problem.best(found)):
             _in_strips(problem, means, found, tried)
@@ -158,10 +159,6 @@ def _with_states_away(problem: Problem, means: Means, found: Fitted) -> Iterator
             yield replace(means, states_bytes=states_bytes, lead=lead)
     for lead in (LONG_LEAD, 0.0) if all_bytes else ():
         yield replace(means, states_bytes=all_bytes, lead=lead)
-
-
-def _copies(found: Fitted) -> bool:
-    return any(launch.stream is not Stream.COMPUTE for launch in found.draft.train.launches)
 
 
 def _is_good(problem: Problem, found: Fitted) -> bool:

@@ -19,7 +19,7 @@ from mbc.optimize.order import Draft, order
 from mbc.optimize.reside import Means
 from mbc.optimize.strips import interleaved
 from mbc.optimize.synchronise import synchronise
-from mbc.plan.model import Program
+from mbc.plan.model import Copy, Program
 
 UNLIMITED_BYTES = 1 << 62
 
@@ -66,6 +66,11 @@ class Fitted:
     def step_us(self) -> float:
         """Predicted time of the training step, waits for copies included."""
         return self.finished(self.draft.train)[1]
+
+    @property
+    def copies(self) -> bool:
+        """Whether the step sends anything to the host."""
+        return any(isinstance(launch.work, Copy) for launch in self.draft.train.launches)
 
     def finished(self, program: Program) -> tuple[Program, float]:
         """One of the draft's programs with its waits, and its predicted time."""

@@ -136,7 +136,8 @@ class _Step:
                 name = self.operations[i].name
                 self._stands[name] = max(self._stands.get(name, 0), *members)
         along_us: dict[tuple[frozenset[str], str], float] = {}
-        for along in alongs_of(self._table):
+        # What makes two values comes behind what makes one of them.
+        for along in sorted(alongs_of(self._table), key=lambda along: len(along.values)):
             time_us = min(c.time_us for c in self._table.offered(along.operation))
             value, *others = along.values
             along_us[along.sums, value] = time_us

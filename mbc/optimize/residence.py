@@ -73,7 +73,7 @@ def rewrite(
         found = found.beside(repeated) if found else None
         if found and decision.buffer in found.targets:
             # Of two values at the same sums what makes both has the place of what makes one.
-            instead[found.sums] = max(found, instead.get(found.sums, found), key=lambda run: len(run.targets))
+            instead[found.sums] = max(found, instead.get(found.sums, found), key=lambda one: len(one.targets))
         else:
             again.setdefault(decision.before, {}).setdefault(run, []).append(decision.buffer)
     out: dict[int, list[int]] = {}

@@ -27,7 +27,7 @@ from mbc.optimize.share import share
 from mbc.optimize.signs import by_signs
 from mbc.optimize.simulate import measured_share
 from mbc.options import Policy
-from mbc.plan.model import Bounds, Copy, Kernel, Plan, Predictions, Program, Stream, Target
+from mbc.plan.model import Bounds, Kernel, Plan, Predictions, Program, Stream, Target
 from mbc.plan.prefetch import ahead_bytes
 
 # Where many launches leave less room, a plan for that has more of them again.
@@ -98,7 +98,7 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
     table, draft, placed = fitted.table, fitted.draft, fitted.placed
     unlimited = next(form.unlimited for form in forms if form.table is table)
     floor, floor_operation = floor_bytes(table, host_bytes, means.split)
-    copies = any(isinstance(launch.work, Copy) for launch in draft.train.launches)
+    copies = fitted.copies
     if not copies and placed.arena_bytes > GOOD_ENOUGH * placed.live_bytes:
         # No stream waits for another, so that addresses cost no time: the arena is no larger than it has to be.
         placed = min(placed, assign_addresses(draft), key=lambda p: p.arena_bytes)

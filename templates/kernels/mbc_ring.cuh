@@ -8,7 +8,7 @@ namespace mbc {
 constexpr int MULTIPLIERS = 2, RING_THREADS = (1 + MULTIPLIERS) * WARPGROUP;  // warpgroups; and one that copies
 constexpr int COPIER_REGISTERS = 80, MULTIPLIER_REGISTERS = 208;  // 64 K in all, of which each starts with 168 a thread
 
-// Where somebody is who goes through stages of a ring again and again: as many as that is told.
+// Where somebody is in a ring of which only so many stages are used, as is said at run time.
 struct Turn {
   int32_t stage, phase = 0;
 

@@ -1,11 +1,11 @@
 // Convolutions of one place at a step of one, in bf16 and fp16, channels last: a product, [pixels, channels] by
 // [channels, filters]. It takes next to nothing, what it writes takes the time. So it can be made again along with the
-// sums of batch normalisation's backward pass, which would read its result: they get it on the way, as it is written. So
-// do the batch statistics, when it is made.
+// sums of batch normalisation's backward pass, which would read its result: they get it on the way, as it is written.
+// So do the batch statistics, when it is made.
 //
-// A block keeps the weights of its filters and makes tiles of pixels one after another. One warpgroup copies pixels and what
-// the sums are made of beside results, some tiles ahead. Two multiply, a tile each at the same time, and two write what has
-// been made and sum up.
+// A block keeps the weights of its filters and makes tiles of pixels one after another. One warpgroup copies pixels and
+// what the sums are made of beside results, some tiles ahead. Two multiply, a tile each at the same time, and two write
+// what has been made and sum up.
 #include "mbc_fused.cuh"
 #include "mbc_ring.cuh"
 #include "mbc_statistics.cuh"
@@ -15,12 +15,11 @@ struct PointwiseArguments {
   int64_t pixels;
   int64_t channels;
   int64_t filters;
-  int64_t blocks;  // not those that a GPU has room for, so that sums are the same on all
+  int64_t blocks;  // no more than tiles, and not those that a GPU has room for, so that sums are the same on all
   int64_t stages;  // of 64 channels of a tile's pixels, that there is room for; even
   int64_t beside;  // tiles of what is read for sums, likewise
 };
-struct PointwiseAlongArguments {
-  PointwiseArguments product;
+struct PointwiseAlongArguments : PointwiseArguments {
   int64_t affine;
 };
 
@@ -37,8 +36,8 @@ constexpr int POINT_EIGHTS = POINT_FILTERS / 8;                           // of 
 constexpr int POINT_ROWS = POINT_WRITERS * WARPGROUP / POINT_EIGHTS;      // pixels that are written at once
 constexpr int RESULT_ROW = POINT_FILTERS * 2;                             // bytes of a pixel's results
 
-// The gradient through relu, by the activation that is made of the convolution's result and of `beside`, and written, too.
-// Where the stored one would be read, `beside` is, and takes its place: both may lie in the same memory.
+// The gradient through relu, by the activation that is made of the convolution's result and of `beside`, and written,
+// too. Where the stored one would be read, `beside` is, and takes its place: both may lie in the same memory.
 template <typename T, bool ADD>
 struct BehindMade : Behind<T, ADD, false> {
   using Stored = Behind<T, ADD, false>;
@@ -118,7 +117,9 @@ struct PointRings {
   Ring<MOST_BESIDE> beside;
 };
 // Where results of a pixel lie: the same eight filters of neighbouring ones in different banks.
-__device__ inline int32_t result_offset(int32_t row, int32_t eight) { return row * RESULT_ROW + ((eight ^ row % 8) * 16); }
+__device__ inline int32_t result_offset(int32_t row, int32_t eight) {
+  return row * RESULT_ROW + ((eight ^ row % 8) * 16);
+}
 
 constexpr int KEPT_BYTES = POINT_FILTERS * OPERAND_ROW;  // of weights of 64 channels
 constexpr int STAGE_BYTES = POINT_PIXELS * OPERAND_ROW;
@@ -147,9 +148,9 @@ struct Pointwise {
   __device__ int32_t first_filter() const { return static_cast<int32_t>(blockIdx.x) % across * POINT_FILTERS; }
   __device__ int32_t place() const { return static_cast<int32_t>(blockIdx.x) / across; }  // among blocks of its filters
   __device__ int32_t step() const { return static_cast<int32_t>(gridDim.x) / across; }
-  __device__ int32_t count() const { return place() < tiles ? (tiles - place() - 1) / step() + 1 : 0; }
-  // The first pixel of one of a block's tiles. Sums go from the last one to the first, as by themselves: the launch before
-  // may have left them in the cache, and the one behind begins with those.
+  __device__ int32_t count() const { return (tiles - place() - 1) / step() + 1; }
+  // The first pixel of one of a block's tiles. Sums go from the last one to the first, as by themselves: the launch
+  // before may have left them in the cache, and the one behind begins with those.
   __device__ int32_t first_pixel(int32_t number) const {
     const int32_t tile = place() + number * step();
     return (SUMMING<R> ? tiles - 1 - tile : tile) * POINT_PIXELS;
@@ -170,8 +171,8 @@ struct PointStages {
   __device__ char* of_beside(const Turn& turn) const { return beside + turn.stage * BESIDE_BYTES<S>; }
 };
 
-// 16 bytes of every APART-th of 64 rows, of which only `left` are there. Most often all are: then it takes few instructions,
-// and copies are many.
+// 16 bytes of every APART-th of 64 rows, of which only `left` are there. Most often all are: then it takes few
+// instructions, and copies are many.
 template <int APART, typename Element>
 __device__ inline void copy_rows(const Element* from, int32_t row_elements, int32_t left, char* to, int32_t to_apart) {
   if (left > POINT_PIXELS - APART) {
@@ -305,6 +306,7 @@ struct EightSums {
 #pragma unroll
     for (int j = 0; j < 8; ++j) channel[j] = r.load(there ? filter + j : 0);
   }
+  __device__ bool none() const { return count == 0; }
   template <typename Eight>
   __device__ void begin(const R& r, const Eight& first) {
 #pragma unroll
@@ -327,6 +329,7 @@ struct EightSums {
 template <>
 struct EightSums<NoSums> {
   __device__ EightSums(const NoSums&, int32_t, bool) {}
+  __device__ bool none() const { return false; }
   template <typename Eight>
   __device__ void begin(const NoSums&, const Eight&) {}
   template <typename Eight, typename Of>
@@ -390,14 +393,14 @@ __device__ inline void write_points(const PointStages<S>& stages, PointRings& ri
           made[k] = made_at(i + k * POINT_ROWS);
           fetched[k] = fetch(i + k * POINT_ROWS);
         }
-        if (i == 0 && number == 0) sums.begin(r, made[0]);
+        if (sums.none()) sums.begin(r, made[0]);
 #pragma unroll
         for (int k = 0; k < AT_ONCE; ++k) write(i + k * POINT_ROWS, made[k], fetched[k]);
       }
     } else if (there) {
       for (int32_t i = 0; i < min(left, POINT_PIXELS - mine); i += POINT_ROWS) {
         auto fetched = fetch(i);
-        if (i == 0 && number == 0) sums.begin(r, made_at(i));
+        if (sums.none()) sums.begin(r, made_at(i));
         write(i, made_at(i), fetched);
       }
     }
@@ -473,13 +476,13 @@ void run_pointwise_sums(const MbcCall& call, const S& source, int operands, int 
 template <typename T, bool ADD, typename Relu>
 void run_pointwise_behind(const MbcCall& call, const Relu& relu, int gradient, int d) {
   run_pointwise_sums<T>(call,
-                        Behind<T, ADD, false, Relu>{relu, in<T>(call, gradient), ADD ? in<T>(call, gradient + 1) : nullptr,
-                                                    nullptr, out<T>(call, d)},
+                        Behind<T, ADD, false, Relu>{relu, in<T>(call, gradient),
+                                                    ADD ? in<T>(call, gradient + 1) : nullptr, nullptr, out<T>(call, d)},
                         ADD ? 3 : 2, 1);
 }
 
-// Accesses: image, weights, mean, variance, scale and shift if there are, r, one gradient or two, x, y, d, dgamma, dbeta,
-// workspace.
+// Accesses: image, weights, mean, variance, scale and shift if there are, r, one gradient or two, x, y, d, dgamma,
+// dbeta, workspace.
 template <bool ADD>
 const char* run_pointwise_of_both(const MbcCall& call) {
   return on_tensor_cores<PointwiseArguments>(call, [&](auto of) {

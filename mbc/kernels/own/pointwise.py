@@ -32,10 +32,7 @@ EIGHT = 8  # channels are copied, and filters written, so many at once
 MOST_CHANNELS = 512
 RESULTS = 2  # tiles of results
 MOST_STAGES, MOST_BESIDE = 12, 6  # of pixels, and tiles of what is read for sums
-ENOUGH_STAGES, ENOUGH_BESIDE = (
-    6,
-    2,
-)  # where there is room for no more, and less of the one is worth less than of the other
+ENOUGH_STAGES = 6  # beside tiles for sums: more room goes to the tiles
 LEAST_STAGES, LEAST_BESIDE = 4, 2
 SHARED_BYTES = 227 * 1024  # that a block may have where warpgroups multiply
 ALIGNED_BYTES = 1008  # beside what is to begin at a multiple of 1,024

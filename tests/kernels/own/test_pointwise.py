@@ -9,15 +9,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mbc.device.statistics_stand import distances, moments
 from mbc.ir.graph import Operation
-from mbc.ir.types import Layout, Precision, TensorType
+from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import DTYPE_CODES
 from mbc.kernels.own import KERNELS, pointwise
 from mbc.ops.convolution import Convolution
 from mbc.optimize.patterns import CONVOLUTION_ALONG, Part, Pattern
 from tests.kernels.own.cases import Case, w
 from tests.kernels.own.groups import POINT_FORMS, POINTS, point_operand, points
-from tests.kernels.own.launching import Library, launched, relative_error, request_of, to_bytes
+from tests.kernels.own.launching import (
+    TOLERANCES,
+    Library,
+    from_bytes,
+    launched,
+    relative_error,
+    request_of,
+    to_bytes,
+)
 from tests.kernels.own.test_emulated import GXX, build
 from tests.kernels.statistics import grouped
 
@@ -39,7 +48,7 @@ class Bench:
         self.sizes = sizes
         self.known: dict[str, bytes] = {}
 
-    def _operand(self, name: str) -> tuple[bytes, TensorType]:
+    def operand(self, name: str) -> tuple[bytes, TensorType]:
         operand = point_operand(name, *self.sizes)
         type_ = operand.type(self.precision)
         if name not in self.known:
@@ -50,7 +59,7 @@ class Bench:
 
     def run(self, operation: Operation, name: str = "", places: dict[str, str] | None = None) -> dict[str, bytes]:
         """By the kernel of a name. `places`: the inputs that outputs are written over."""
-        operands, types = zip(*map(self._operand, operation.inputs), strict=True)
+        operands, types = zip(*map(self.operand, operation.inputs), strict=True)
         shared = {operation.outputs.index(o): operation.inputs.index(i) for o, i in (places or {}).items()}
         request = request_of(operation, types, self.precision)
         made = launched(self.library, request, operands, shared=shared, name=name)
@@ -92,6 +101,24 @@ def test_the_same_with_statistics(sizes: Sizes, library: tuple[Precision, Librar
     assert isinstance(alone.attributes, Convolution)
     made = bench.run(replace(grouped(alone.attributes), inputs=alone.inputs))
     assert made["x"] == bench.run(alone, "pointwise")["x"]
+
+
+def test_statistics_of_results_far_from_zero(library: tuple[Precision, Library], monkeypatch: pytest.MonkeyPatch):
+    """Distances are from an element near by, even if a thread has none of the first tile that its block takes."""
+    monkeypatch.setattr(pointwise, "MOST_BLOCKS", 1)
+    sizes = (2, 128, (5, 13), 256)
+    bench = Bench(library, sizes)
+    image = 1 + np.random.default_rng(1).standard_normal((2, 128, 5, 13)) / 100
+    _, type_ = bench.operand("image")
+    bench.known["image"] = to_bytes(image, type_.dtype, Layout.CHANNELS_LAST)
+    alone = points(CONVOLUTION_ALONG[0], Part((0,), ("x",)), *sizes)
+    assert isinstance(alone.attributes, Convolution)
+    made = bench.run(replace(grouped(alone.attributes), inputs=alone.inputs))
+    result = from_bytes(made["x"], TensorType((2, 256, 5, 13), type_.dtype), Layout.CHANNELS_LAST)
+    wanted = moments(result.astype(np.float64), len(result))
+    assert np.median(np.abs(wanted[0]) / np.sqrt(wanted[1])) > 30
+    mean, variance = (np.frombuffer(made[name], np.float32) for name in ("mean", "variance"))
+    assert max(distances(mean, variance, *wanted)) <= TOLERANCES[DType.FP32]
 
 
 @pytest.mark.parametrize(
