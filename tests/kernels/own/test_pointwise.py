@@ -66,7 +66,7 @@ class Bench:
         return dict(zip(operation.outputs, made, strict=True))
 
 
-@pytest.mark.parametrize("blocks", [1, 3, pointwise.MOST_BLOCKS])
+@pytest.mark.parametrize("blocks", [1, pointwise.MOST_BLOCKS])
 @pytest.mark.parametrize(
     ("pattern", "sizes"),
     POINT_FORMS,
@@ -75,7 +75,7 @@ class Bench:
 def test_equal_to_the_launches_by_themselves(
     pattern: Pattern, sizes: Sizes, blocks: int, library: tuple[Precision, Library], monkeypatch: pytest.MonkeyPatch
 ):
-    """By one block for its filters, which goes through all tiles; by a few; by as many as there are tiles."""
+    """By one block for its filters, which goes through all tiles; by as many as there are tiles."""
     monkeypatch.setattr(pointwise, "MOST_BLOCKS", blocks)
     bench = Bench(library, sizes)
     (part,) = pattern.launches
