@@ -1,0 +1,398 @@
+// Convolutions of one place at a step of one, in bf16 and fp16, channels last: a product, [pixels, channels] by
+// [channels, filters]. It takes next to nothing, what it writes takes the time. So it can be made again along with the
+// sums of batch normalisation's backward pass, which would read its result: they get it on the way, as it is written.
+// So do the batch statistics, when it is made.
+//
+// A block keeps the weights of its filters and makes tiles of pixels one after another. One warpgroup copies pixels and
+// what the sums are made of beside results, some tiles ahead. Two multiply, a tile each at the same time, and two write
+// what has been made and sum up.
+#pragma once
+
+#include "mbc_beside.cuh"
+#include "mbc_ring.cuh"
+
+struct PointwiseArguments {
+  int64_t type;
+  int64_t pixels;
+  int64_t channels;
+  int64_t filters;
+  int64_t blocks;  // no more than tiles, and not those that a GPU has room for, so that sums are the same on all
+  int64_t stages;  // of 64 channels of a tile's pixels, that there is room for; even
+  int64_t beside;  // tiles of what is read for sums, likewise
+};
+
+namespace mbc {
+
+// As in mbc/kernels/own/pointwise.py: what a block makes at once, and channels of a stage.
+constexpr int POINT_PIXELS = 64, POINT_FILTERS = 128, POINT_CHANNELS = 64;
+constexpr int POINT_MULTIPLIERS = 2, POINT_WRITERS = 2;  // warpgroups
+constexpr int POINT_THREADS = (1 + POINT_MULTIPLIERS + POINT_WRITERS) * WARPGROUP;
+constexpr int BESIDE_COPIERS = WARPGROUP / 2;  // threads that copy what lies beside results, if anything does
+// 480 for a thread of each warpgroup, of which each starts with 96.
+constexpr int POINT_COPIER_REGISTERS = 64, POINT_MULTIPLIER_REGISTERS = 104, POINT_WRITER_REGISTERS = 104;
+constexpr int POINT_EIGHTS = POINT_FILTERS / 8;                       // of filters, one a thread that writes
+constexpr int POINT_ROWS = POINT_WRITERS * WARPGROUP / POINT_EIGHTS;  // pixels that are written at once
+constexpr int RESULT_ROW = POINT_FILTERS * 2;                         // bytes of a pixel's results
+
+// Where nothing is summed up.
+struct NoSums {
+  using State = float;
+};
+template <typename R>
+constexpr bool SUMMING = !std::is_same_v<R, NoSums>;
+
+struct PointRings {
+  static constexpr int MOST_STAGES = 12, RESULTS = POINT_MULTIPLIERS, MOST_BESIDE = 6;
+  Barrier kept;  // until all weights are there
+  // Each multiplier has every other stage for its own, so that none waits for one that the other has not been through.
+  Ring<MOST_STAGES> pixels;
+  Ring<RESULTS> results;
+  Ring<MOST_BESIDE> beside;
+};
+// Where results of a pixel lie: the same eight filters of neighbouring ones in different banks.
+__device__ inline int32_t result_offset(int32_t row, int32_t eight) {
+  return row * RESULT_ROW + ((eight ^ row % 8) * 16);
+}
+
+constexpr int KEPT_BYTES = POINT_FILTERS * OPERAND_ROW;  // of weights of 64 channels
+constexpr int STAGE_BYTES = POINT_PIXELS * OPERAND_ROW;
+constexpr int RESULT_BYTES = POINT_PIXELS * RESULT_ROW;
+template <typename S>
+constexpr int BESIDE_BYTES = POINT_PIXELS * POINT_FILTERS / 8 * (16 * TILES_BESIDE<S> + SIGNS_BESIDE<S>);
+template <typename S>
+constexpr int POINT_COPIERS = (BESIDE<S> ? WARPGROUP - BESIDE_COPIERS : WARPGROUP) / POINT_MULTIPLIERS;  // for each
+
+template <typename S, typename R>
+struct Pointwise {
+  int32_t pixels, channels, filters, across, tiles;  // blocks of filters; tiles of pixels
+  int32_t stages, besides;
+
+  explicit Pointwise(const PointwiseArguments& a)
+      : pixels(static_cast<int32_t>(a.pixels)), channels(static_cast<int32_t>(a.channels)),
+        filters(static_cast<int32_t>(a.filters)), across(static_cast<int32_t>(divide_up(a.filters, POINT_FILTERS))),
+        tiles(static_cast<int32_t>(divide_up(a.pixels, POINT_PIXELS))), stages(static_cast<int32_t>(a.stages)),
+        besides(static_cast<int32_t>(a.beside)) {}
+  __host__ __device__ int32_t chunks() const { return (channels + POINT_CHANNELS - 1) / POINT_CHANNELS; }
+  int shared_bytes() const {
+    return chunks() * KEPT_BYTES + stages * STAGE_BYTES + PointRings::RESULTS * RESULT_BYTES +
+           besides * BESIDE_BYTES<S> + 1008;
+  }
+  // A block makes the same filters of one tile after another.
+  __device__ int32_t first_filter() const { return static_cast<int32_t>(blockIdx.x) % across * POINT_FILTERS; }
+  __device__ int32_t place() const { return static_cast<int32_t>(blockIdx.x) / across; }  // among blocks of its filters
+  __device__ int32_t step() const { return static_cast<int32_t>(gridDim.x) / across; }
+  __device__ int32_t count() const { return (tiles - place() - 1) / step() + 1; }
+  // The first pixel of one of a block's tiles. Sums go from the last one to the first, as by themselves: the launch
+  // before may have left them in the cache, and the one behind begins with those.
+  __device__ int32_t first_pixel(int32_t number) const {
+    const int32_t tile = place() + number * step();
+    return (SUMMING<R> ? tiles - 1 - tile : tile) * POINT_PIXELS;
+  }
+};
+
+// What a block has in shared memory, from a multiple of 1,024 bytes on.
+template <typename S>
+struct PointStages {
+  char *kept, *pixels, *results, *beside;
+
+  template <typename R>
+  __device__ PointStages(char* first, const Pointwise<S, R>& f)
+      : kept(first), pixels(kept + f.chunks() * KEPT_BYTES), results(pixels + f.stages * STAGE_BYTES),
+        beside(results + PointRings::RESULTS * RESULT_BYTES) {}
+  __device__ char* of_pixels(const Turn& turn) const { return pixels + turn.stage * STAGE_BYTES; }
+  __device__ char* of_results(const Turn& turn) const { return results + turn.stage * RESULT_BYTES; }
+  __device__ char* of_beside(const Turn& turn) const { return beside + turn.stage * BESIDE_BYTES<S>; }
+};
+
+// 16 bytes of every APART-th of 64 rows, of which only `left` are there. Most often all are: then it takes few
+// instructions, and copies are many.
+template <int APART, typename Element>
+__device__ inline void copy_rows(const Element* from, int32_t row_elements, int32_t left, char* to, int32_t to_apart) {
+  if (left > POINT_PIXELS - APART) {
+#pragma unroll
+    for (int i = 0; i < POINT_PIXELS / APART; ++i, from += APART * row_elements)
+      copy_16_bytes(reinterpret_cast<uint4*>(to + i * to_apart), from, true);
+  } else {
+    const Element* const first = from;
+    for (int i = 0; i < POINT_PIXELS / APART; ++i, from += APART * row_elements)
+      copy_16_bytes(reinterpret_cast<uint4*>(to + i * to_apart), i * APART < left ? from : first, i * APART < left);
+  }
+}
+
+// 64 rows of 128 bytes, of which `left` are there, or none that this thread copies, as tensor cores want them: the
+// `sixteen`-th 16 bytes of every APART-th row from `mine` on.
+template <int APART, typename T>
+__device__ inline void copy_operand(
+    const T* rows, int32_t row_elements, int32_t left, int32_t mine, int32_t sixteen, char* to) {
+  constexpr int SAME = 8;  // rows that lie alike
+#pragma unroll
+  for (int i = 0; i < SAME; i += APART) {
+    const int32_t row = mine + i;
+    copy_rows<SAME>(rows + (left > row ? row : 0) * row_elements + sixteen * 8, row_elements, left - row,
+                    to + operand_offset(row, sixteen), SAME * OPERAND_ROW);
+  }
+}
+
+// For one of the multipliers, by some warps of its own, and weights of half of the filters.
+template <typename T, typename S, typename R>
+__device__ inline void copy_points(const T* __restrict__ image, const T* __restrict__ weight,
+                                   const PointStages<S>& stages, PointRings& rings, const Pointwise<S, R>& f) {
+  constexpr int COPIERS = POINT_COPIERS<S>, APART = COPIERS / 8;
+  static_assert(POINT_FILTERS == POINT_MULTIPLIERS * POINT_PIXELS);
+  const int32_t thread = threadIdx.x % COPIERS, sixteen = thread % 8, mine = thread / 8;
+  // The same for a whole warp, which compilers see so only: barriers are reached by uniform registers.
+  const int32_t multiplier = __shfl_sync(0xffffffffu, threadIdx.x / COPIERS, 0);
+  const int32_t chunks = f.chunks(), count = f.count();
+  const int32_t row = multiplier * POINT_PIXELS, filter = f.first_filter() + row;
+  const auto left = [&](int32_t chunk, int32_t rows) {
+    return chunk * POINT_CHANNELS + sixteen * 8 < f.channels ? rows : 0;
+  };
+  for (int32_t chunk = 0; chunk < chunks; ++chunk)
+    copy_operand<APART>(weight + (filter < f.filters ? filter : 0) * f.channels + chunk * POINT_CHANNELS, f.channels,
+                        left(chunk, f.filters - filter), mine, sixteen,
+                        stages.kept + chunk * KEPT_BYTES + row * OPERAND_ROW);
+  rings.kept.arrive_with_copies();
+  Turn turn{multiplier};
+  for (int32_t number = multiplier; number < count; number += POINT_MULTIPLIERS) {
+    const int32_t pixel = f.first_pixel(number);
+    const T* from = image + static_cast<int64_t>(pixel) * f.channels;
+    for (int32_t chunk = 0; chunk < chunks; ++chunk, from += POINT_CHANNELS) {
+      rings.pixels.wait_until_emptied(turn);
+      copy_operand<APART>(from, f.channels, left(chunk, f.pixels - pixel), mine, sixteen, stages.of_pixels(turn));
+      rings.pixels.filled[turn.stage].arrive_with_copies();
+      turn.advance(POINT_MULTIPLIERS, f.stages);
+    }
+  }
+}
+
+template <typename S, typename R>
+__device__ inline void copy_beside(S source, const PointStages<S>& stages, PointRings& rings,
+                                   const Pointwise<S, R>& f) {
+  const int32_t thread = threadIdx.x % BESIDE_COPIERS, count = f.count();
+  Turn turn{0};
+  for (int32_t number = 0; number < count; ++number, turn.advance(1, f.besides)) {
+    rings.beside.wait_until_emptied(turn);
+    const int32_t first = f.first_pixel(number);
+    char* to = stages.of_beside(turn) + thread * 16;
+    each_operand(source, [&](const auto* operand) {
+      using Element = std::remove_cv_t<std::remove_pointer_t<decltype(operand)>>;
+      constexpr int SIXTEEN = 128 / BITS<Element>, SIXTEENS = POINT_FILTERS / SIXTEEN;  // filters; of a pixel
+      constexpr int EACH = 8 * sizeof(Element) / BITS<Element>;                         // filters of what is pointed to
+      const int32_t pixel = first + thread / SIXTEENS, filter = f.first_filter() + thread % SIXTEENS * SIXTEEN;
+      const int32_t left = filter < f.filters ? f.pixels - pixel : 0;
+      const int64_t at = left > 0 ? (static_cast<int64_t>(pixel) * f.filters + filter) / EACH : 0;
+      copy_rows<BESIDE_COPIERS / SIXTEENS>(operand + at, f.filters / EACH, left, to, BESIDE_COPIERS * 16);
+      to += POINT_PIXELS * SIXTEENS * 16;
+    });
+    rings.beside.filled[turn.stage].arrive_with_copies();
+  }
+}
+
+template <typename T, typename S, typename R>
+__device__ inline void multiply_points(const PointStages<S>& stages, PointRings& rings, const Pointwise<S, R>& f) {
+  const int32_t lane = threadIdx.x % 32, row = threadIdx.x % WARPGROUP / 32 * 16 + lane / 4;
+  const int32_t multiplier = threadIdx.x / WARPGROUP - 1, chunks = f.chunks(), count = f.count();
+  float sums[POINT_FILTERS / 8][4];
+  rings.kept.wait(0);
+  Turn turn{multiplier}, result{multiplier};
+  for (int32_t number = multiplier; number < count; number += POINT_MULTIPLIERS) {
+    Turn last = turn;
+    for (int32_t chunk = 0; chunk < chunks; ++chunk) {
+      const char* weights = stages.kept + chunk * KEPT_BYTES;
+      const char* pixels = stages.of_pixels(turn);
+      rings.pixels.wait_until_filled(turn);
+      show_to_tensor_cores();
+      begin_products();
+#pragma unroll
+      for (int step = 0; step < POINT_CHANNELS / 16; ++step)
+        multiply_shared<false, T>(sums, pixels + step * 32, weights + step * 32, chunk > 0 || step > 0);
+      end_of_products();
+      if (chunk > 0) {
+        wait_for_products<1>(sums);
+        rings.pixels.empty(last);
+      }
+      last = turn;
+      turn.advance(POINT_MULTIPLIERS, f.stages);
+    }
+    wait_for_products(sums);
+    rings.pixels.empty(last);
+    rings.results.wait_until_emptied(result);
+    char* to = stages.of_results(result) + lane % 4 * 4;
+#pragma unroll
+    for (int j = 0; j < POINT_FILTERS / 8; ++j)
+#pragma unroll
+      for (int h = 0; h < 2; ++h)
+        *reinterpret_cast<uint32_t*>(to + result_offset(row + 8 * h, j)) = rounded_word<T>(sums[j] + 2 * h);
+    rings.results.filled[result.stage].arrive();
+    result.advance(PointRings::RESULTS, PointRings::RESULTS);
+  }
+}
+
+// What a thread sums up of its eight filters.
+template <typename R>
+struct EightSums {
+  typename R::Channel channel[8];
+  typename R::Running running[8] = {};
+  int32_t count = 0;
+
+  __device__ EightSums(const R& r, int32_t filter, bool there) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) channel[j] = r.load(there ? filter + j : 0);
+  }
+  __device__ bool none() const { return count == 0; }
+  template <typename Eight>
+  __device__ void begin(const R& r, const Eight& first) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) running[j] = r.begin(to_float(first[j]));
+  }
+  template <typename Eight, typename Of>
+  __device__ void add(const R& r, const Eight& made, const Of& beside) {
+    ++count;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float a[1] = {to_float(made[j])}, b[1] = {beside(j)};
+      r.template push<1>(running[j], channel[j], a, b);
+    }
+  }
+  __device__ void leave(const R& r, typename R::State* found) const {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) found[j] = r.settle(channel[j], running[j], count);
+  }
+};
+template <>
+struct EightSums<NoSums> {
+  __device__ EightSums(const NoSums&, int32_t, bool) {}
+  __device__ bool none() const { return false; }
+  template <typename Eight>
+  __device__ void begin(const NoSums&, const Eight&) {}
+  template <typename Eight, typename Of>
+  __device__ void add(const NoSums&, const Eight&, const Of&) {}
+  __device__ void leave(const NoSums&, const float*) const {}
+};
+
+// A thread writes eight filters of one pixel after another, and sums up what R makes of them and of what S has beside
+// them (see mbc_channel_reduce.cuh). `found`: its sums, in shared memory that nobody needs when all results are there.
+template <typename T, typename S, typename R>
+__device__ inline void write_points(const PointStages<S>& stages, PointRings& rings, T* __restrict__ x,
+                                    const S& source, const R& r, typename R::State* found, const Pointwise<S, R>& f) {
+  constexpr int AT_ONCE = S::OPERANDS > 1 ? 2 : 4;  // pixels
+  const int32_t thread = threadIdx.x - (1 + POINT_MULTIPLIERS) * WARPGROUP;
+  const int32_t eight = thread % POINT_EIGHTS, mine = thread / POINT_EIGHTS;
+  const int32_t filter = f.first_filter() + eight * 8, count = f.count();
+  const bool there = filter < f.filters;
+  EightSums<R> sums(r, filter, there);
+  Turn turn{0}, turn_beside{0};
+  for (int32_t number = 0; number < count; ++number) {
+    rings.results.wait_until_filled(turn);
+    if constexpr (BESIDE<S>) rings.beside.wait_until_filled(turn_beside);
+    const char* result = stages.of_results(turn) + result_offset(mine, eight);
+    S beside = source;
+    if constexpr (BESIDE<S>) {
+      const char* from = stages.of_beside(turn_beside);
+      each_operand(beside, [&](auto*& operand) {
+        using Element = std::remove_cv_t<std::remove_reference_t<decltype(*operand)>>;
+        operand = reinterpret_cast<const Element*>(from);
+        from += POINT_PIXELS * POINT_FILTERS * BITS<Element> / 8;
+      });
+    }
+    const int32_t first = f.first_pixel(number) + mine, left = f.pixels - first;
+    const auto made_at = [&](int i) { return hold<8>(reinterpret_cast<const T*>(result + i * RESULT_ROW)); };
+    const auto fetch = [&](int i) {
+      if constexpr (BESIDE<S>)
+        return beside.template fetch<8>((mine + i) * POINT_FILTERS + eight * 8);
+      else
+        return 0;
+    };
+    const auto write = [&](int i, const auto& made, auto& fetched) {
+      const int64_t at = static_cast<int64_t>(first + i) * f.filters + filter;
+      store_held(x + at, made);
+      if constexpr (BESIDE<S>) {
+        const auto of = [&](int j) -> const auto& { return sums.channel[j]; };
+        if constexpr (MAKES_ACTIVATION<S>) source.template make<8>(fetched, made, of, at);
+        source.template finish<8>(fetched, of, at);
+      }
+      sums.add(r, made, [&](int j) {
+        if constexpr (BESIDE<S>) return source.template first<8>(fetched, j);
+        return 0.0f;
+      });
+    };
+    if (there && left > POINT_PIXELS - POINT_ROWS) {
+#pragma unroll
+      for (int i = 0; i < POINT_PIXELS; i += AT_ONCE * POINT_ROWS) {
+        Held<T, 8> made[AT_ONCE];
+        decltype(fetch(0)) fetched[AT_ONCE];
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; ++k) {
+          made[k] = made_at(i + k * POINT_ROWS);
+          fetched[k] = fetch(i + k * POINT_ROWS);
+        }
+        if (sums.none()) sums.begin(r, made[0]);
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; ++k) write(i + k * POINT_ROWS, made[k], fetched[k]);
+      }
+    } else if (there) {
+      for (int32_t i = 0; i < min(left, POINT_PIXELS - mine); i += POINT_ROWS) {
+        auto fetched = fetch(i);
+        if (sums.none()) sums.begin(r, made_at(i));
+        write(i, made_at(i), fetched);
+      }
+    }
+    __syncwarp();
+    rings.results.empty(turn);
+    turn.advance(1, PointRings::RESULTS);
+    if constexpr (BESIDE<S>) {
+      rings.beside.empty(turn_beside);
+      turn_beside.advance(1, f.besides);
+    }
+  }
+  sums.leave(r, found + mine * POINT_FILTERS + eight * 8);
+}
+
+template <typename T, typename S, typename R>
+__global__ void __launch_bounds__(POINT_THREADS, 1)
+    pointwise(const T* __restrict__ image, const T* __restrict__ weight, T* __restrict__ x, S source, R r,
+              typename R::State* partial, Pointwise<S, R> f) {
+  MBC_DYNAMIC_SHARED(shared);
+  __shared__ PointRings rings;
+  const PointStages<S> stages(aligned_shared(shared), f);
+  auto* found = reinterpret_cast<typename R::State*>(stages.kept);  // and of pixels
+  if (threadIdx.x == 0) {
+    rings.kept.start(POINT_MULTIPLIERS * POINT_COPIERS<S>);
+    rings.pixels.start(POINT_COPIERS<S>, 1);
+    rings.results.start(WARPGROUP, POINT_WRITERS);
+    rings.beside.start(BESIDE_COPIERS, POINT_WRITERS);
+  }
+  __syncthreads();
+  if (threadIdx.x < WARPGROUP) {
+    give_registers<POINT_COPIER_REGISTERS>();
+    if (threadIdx.x < POINT_MULTIPLIERS * POINT_COPIERS<S>)
+      copy_points(image, weight, stages, rings, f);
+    else if constexpr (BESIDE<S>)
+      copy_beside(source, stages, rings, f);
+  } else if (threadIdx.x < (1 + POINT_MULTIPLIERS) * WARPGROUP) {
+    take_registers<POINT_MULTIPLIER_REGISTERS>();
+    multiply_points<T>(stages, rings, f);
+  } else {
+    take_registers<POINT_WRITER_REGISTERS>();
+    write_points(stages, rings, x, source, r, found, f);
+  }
+  if constexpr (SUMMING<R>) {
+    __syncthreads();
+    const int32_t filter = f.first_filter() + static_cast<int32_t>(threadIdx.x);
+    if (threadIdx.x < POINT_FILTERS && filter < f.filters)
+      partial[static_cast<int64_t>(f.place()) * f.filters + filter] =
+          r.merged(POINT_ROWS, [&](unsigned i) { return found[i * POINT_FILTERS + threadIdx.x]; });
+  }
+}
+
+template <typename T, typename S, typename R>
+void run_pointwise(const MbcCall& call, int result, const S& source, const R& r, typename R::State* partial) {
+  const auto& a = arguments<PointwiseArguments>(call);
+  const Pointwise<S, R> f(a);
+  static_assert(POINT_ROWS % 8 == 0);  // so that a thread finds all its results alike
+  MBC_LAUNCH_SHARED((pointwise<T, S, R>), static_cast<unsigned>(a.blocks * f.across), POINT_THREADS, f.shared_bytes(),
+                    call.stream, in<T>(call, 0), in<T>(call, 1), out<T>(call, result), source, r, partial, f);
+  if constexpr (SUMMING<R>) merge_all_parts(call.stream, a.blocks, a.filters, partial, r);
+}
+
+}  // namespace mbc
