@@ -131,8 +131,7 @@ def _partial_bytes(request: Request, layout: Layout) -> int:
 
 
 def _time_us(request: Request, device: DeviceSpec) -> float:
-    image, weight = request.inputs[:2]
-    operations = 2 * image.elements * weight.shape[0]
+    operations = 2 * request.inputs[0].elements * request.outputs[0].shape[1]
     return product_us(request, device, operations, peak_tflops(device, request.precision), TENSOR_SHARE)
 
 
@@ -142,7 +141,7 @@ def _one_by_one_us(request: Request, device: DeviceSpec) -> float:
     return _time_us(product_of(request), device) + sums_us + device.launch_us
 
 
-_BY_ITSELF = OwnKernel(
+BY_ITSELF = OwnKernel(
     "convolution",
     "pointwise.cu",
     PointwiseArguments,
@@ -158,7 +157,7 @@ _BY_ITSELF = OwnKernel(
 )
 
 
-_WITH_STATISTICS = with_statistics(_BY_ITSELF, _blocks)
+_WITH_STATISTICS = with_statistics(BY_ITSELF, _blocks)
 
 
 def _along(launcher: str, between: str, wirings: Iterable[Wiring]) -> OwnKernel:
@@ -173,7 +172,7 @@ def _along(launcher: str, between: str, wirings: Iterable[Wiring]) -> OwnKernel:
         return not by_signs or request.inputs[1].shape[0] % FILTERS == 0
 
     return replace(
-        _BY_ITSELF,
+        BY_ITSELF,
         kind="+".join(filter(None, ("convolution", between, "batch_normalize_sums"))),
         reals=eps,
         workspace=_partial_bytes,
@@ -181,7 +180,7 @@ def _along(launcher: str, between: str, wirings: Iterable[Wiring]) -> OwnKernel:
         launches=2,
         launcher=launcher,
         takes=takes,
-        repeats=(_BY_ITSELF.name, _WITH_STATISTICS.name),
+        repeats=(BY_ITSELF.name, _WITH_STATISTICS.name),
     )
 
 
@@ -223,4 +222,4 @@ ALONG = (
     _of_gradient("add+relu_backward_signs", (((0, 1), (2, 3), (8, 4), (7, 9, 5, 6)), (7, 9, 10, 11))),
     *(_of_both(added, signed) for added, signed in product((False, True), repeat=2)),
 )
-KERNELS = (_BY_ITSELF, _WITH_STATISTICS, *ALONG)
+KERNELS = (BY_ITSELF, _WITH_STATISTICS, *ALONG)
