@@ -1,74 +1,121 @@
-// What sums over a convolution's result read beside it, where they take both from shared memory.
+// What sums have of a product that they take from shared memory: it is one operand of a source like those that read
+// memory (see mbc_channel_reduce.cuh), the others lie beside it. So sums are of the same numbers by the same functions.
+//
+// Forward, the product is what the sums are over, made again; BACKWARD it is the gradient.
 #pragma once
 
 #include "mbc_fused.cuh"
 
 namespace mbc {
 
-// The gradient through relu, by the activation that is made of the convolution's result and of `beside`, and written,
-// too. Where the stored one would be read, `beside` is, and takes its place: both may lie in the same memory.
-template <typename T, bool ADD>
-struct BehindMade : Behind<T, ADD, false> {
-  using Stored = Behind<T, ADD, false>;
-  T* y;
-  NormalizeAddRelu f;
-
-  BehindMade(const T* beside, const T* dy, const T* more, T* d, T* y_, const NormalizeAddRelu& f_)
-      : Stored{{beside}, dy, more, nullptr, d}, y(y_), f(f_) {}
-  template <int N, typename Of>
-  __device__ void make(
-      typename Stored::template Fetched<N>& fetched, const Held<T, N>& x, const Of& of, int64_t at) const {
-    float made[N];
-#pragma unroll
-    for (int j = 0; j < N; ++j) made[j] = f(of(j), to_float(x[j]), to_float(fetched.relu[j]));
-    fetched.relu = rounded<T>(made);
-    store_held(y + at, fetched.relu);
-  }
-};
-template <typename S>
-constexpr bool MAKES_ACTIVATION = false;
-template <typename T, bool ADD>
-constexpr bool MAKES_ACTIVATION<BehindMade<T, ADD>> = true;
-
 // What is read beside results: tiles of T, and of bits.
 template <typename S>
 constexpr int TILES_BESIDE = 0;
 template <typename T>
-constexpr int TILES_BESIDE<InMemory<T, false, false>> = 1;
+constexpr int TILES_BESIDE<InMemory<T, true, false>> = 1;
+template <typename T>
+constexpr int TILES_BESIDE<AlongX<T>> = 1;
 template <typename T, bool ADD>
-constexpr int TILES_BESIDE<Behind<T, ADD, false, ByOutput<T>>> = 2 + ADD;
+constexpr int TILES_BESIDE<Behind<T, ADD, true, ByOutput<T>>> = 2 + ADD;
 template <typename T, bool ADD>
-constexpr int TILES_BESIDE<Behind<T, ADD, false, BySigns>> = 1 + ADD;
-template <typename T, bool ADD>
-constexpr int TILES_BESIDE<BehindMade<T, ADD>> = 2 + ADD;
+constexpr int TILES_BESIDE<Behind<T, ADD, true, BySigns>> = 1 + ADD;
+template <typename T, bool ADD, typename F>
+constexpr int TILES_BESIDE<AlongBehind<T, ADD, F>> = 2 + ADD;
+template <typename S>
+constexpr bool BESIDE = TILES_BESIDE<S> > 0;
 template <typename S>
 constexpr bool SIGNS_BESIDE = false;
 template <typename T, bool ADD>
-constexpr bool SIGNS_BESIDE<Behind<T, ADD, false, BySigns>> = true;
+constexpr bool SIGNS_BESIDE<Behind<T, ADD, true, BySigns>> = true;
 
-// Calls `run` with each pointer that a source reads from.
-template <typename T, typename Run>
-__device__ inline void each_operand(InMemory<T, false, false>& source, const Run& run) {
-  run(source.x.a);
+// Calls `run` with each pointer that a source reads from beside the product.
+template <bool BACKWARD, typename T, bool TWO, typename Run>
+__device__ inline void each_beside(InMemory<T, TWO, false>& source, const Run& run) {
+  if constexpr (TWO) run(BACKWARD ? source.x.a : source.x.b);
 }
-template <typename T, bool ADD, typename Relu, typename Run>
-__device__ inline void each_operand(Behind<T, ADD, false, Relu>& source, const Run& run) {
-  run(source.dy);
+template <bool BACKWARD, typename T, bool ADD, typename Relu, typename Run>
+__device__ inline void each_beside(Behind<T, ADD, true, Relu>& source, const Run& run) {
+  run(BACKWARD ? source.x : source.dy);
   if constexpr (ADD) run(source.more);
   if constexpr (std::is_same_v<Relu, BySigns>)
     run(source.relu.signs);
   else
     run(source.relu.y);
 }
+
+// The pointer to the product.
+template <bool BACKWARD, typename T, bool TWO>
+__device__ inline const T*& product_of(InMemory<T, TWO, false>& source) {
+  return BACKWARD && TWO ? source.x.b : source.x.a;
+}
+template <bool BACKWARD, typename T, bool ADD, typename Relu>
+__device__ inline const T*& product_of(Behind<T, ADD, true, Relu>& source) {
+  return BACKWARD ? source.dy : source.x;
+}
+
+// The product itself, for whoever reads it next. Where a gradient goes through relu on its way to others, they read
+// what comes through.
+template <bool BACKWARD, typename T, bool TWO, typename Fetched>
+__device__ inline void write_product(const InMemory<T, TWO, false>&, T* to, const Fetched& fetched) {
+  store_held(to, BACKWARD && TWO ? fetched.b : fetched.a);
+}
+template <bool BACKWARD, typename T, bool ADD, typename Relu, typename Fetched>
+__device__ inline void write_product(const Behind<T, ADD, true, Relu>&, T* to, const Fetched& fetched) {
+  if constexpr (!BACKWARD) store_held(to, fetched.x);
+}
+
 // Bits of an element that is pointed to.
 template <typename Element>
 constexpr int BITS = std::is_same_v<Element, uint8_t> ? 1 : 8 * sizeof(Element);
 
-// Where nothing is read beside results.
-struct NoGradient {
-  static constexpr int OPERANDS = 0;
+// Where nothing is summed up.
+struct NoSums {
+  using State = float;
 };
-template <typename S>
-constexpr bool BESIDE = S::OPERANDS > 0;
+template <typename R>
+constexpr bool SUMMING = !std::is_same_v<R, NoSums>;
+
+// What a thread sums up of its eight channels.
+template <typename R>
+struct EightSums {
+  typename R::Channel channel[8];
+  typename R::Running running[8] = {};
+  int32_t count = 0;
+
+  __device__ EightSums(const R& r, int32_t first, bool there) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) channel[j] = r.load(there ? first + j : 0);
+  }
+  template <typename S, typename Fetched>
+  __device__ void begin(const R& r, const S& source, const Fetched& first) {
+    if (count > 0) return;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) running[j] = r.begin(source.template first<8>(first, j));
+  }
+  // And what `source` writes on the way, for eight elements from `at` on.
+  template <typename S, typename Fetched>
+  __device__ void add(const R& r, const S& source, Fetched& fetched, int64_t at) {
+    ++count;
+    source.template finish<8>(fetched, [&](int j) -> const auto& { return channel[j]; }, at);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float a[1] = {source.template first<8>(fetched, j)}, b[1] = {source.template second<8>(fetched, j)};
+      r.template push<1>(running[j], channel[j], a, b);
+    }
+  }
+  __device__ void leave(const R& r, typename R::State* found) const {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) found[j] = r.settle(channel[j], running[j], count);
+  }
+};
+template <>
+struct EightSums<NoSums> {
+  __device__ EightSums(const NoSums&, int32_t, bool) {}
+  template <typename S, typename Fetched>
+  __device__ void begin(const NoSums&, const S&, const Fetched&) {}
+  template <typename S, typename Fetched>
+  __device__ void add(const NoSums&, const S&, const Fetched&, int64_t) {}
+  __device__ void leave(const NoSums&, const float*) const {}
+};
 
 }  // namespace mbc

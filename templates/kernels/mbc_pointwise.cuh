@@ -3,6 +3,9 @@
 // sums of batch normalisation's backward pass, which would read its result: they get it on the way, as it is written.
 // So do the batch statistics, when it is made.
 //
+// BACKWARD, the product is the gradient of the image: `channels` are those of the gradient that is read, `filters`
+// those of the image, and weights lie term by term. Sums over what comes of it get it in the same way.
+//
 // A block keeps the weights of its filters and makes tiles of pixels one after another. One warpgroup copies pixels and
 // what the sums are made of beside results, some tiles ahead. Two multiply, a tile each at the same time, and two write
 // what has been made and sum up.
@@ -33,13 +36,6 @@ constexpr int POINT_COPIER_REGISTERS = 64, POINT_MULTIPLIER_REGISTERS = 104, POI
 constexpr int POINT_EIGHTS = POINT_FILTERS / 8;                       // of filters, one a thread that writes
 constexpr int POINT_ROWS = POINT_WRITERS * WARPGROUP / POINT_EIGHTS;  // pixels that are written at once
 constexpr int RESULT_ROW = POINT_FILTERS * 2;                         // bytes of a pixel's results
-
-// Where nothing is summed up.
-struct NoSums {
-  using State = float;
-};
-template <typename R>
-constexpr bool SUMMING = !std::is_same_v<R, NoSums>;
 
 struct PointRings {
   static constexpr int MOST_STAGES = 12, RESULTS = POINT_MULTIPLIERS, MOST_BESIDE = 6;
@@ -134,7 +130,7 @@ __device__ inline void copy_operand(
 }
 
 // For one of the multipliers, by some warps of its own, and weights of half of the filters.
-template <typename T, typename S, typename R>
+template <bool BACKWARD, typename T, typename S, typename R>
 __device__ inline void copy_points(const T* __restrict__ image, const T* __restrict__ weight,
                                    const PointStages<S>& stages, PointRings& rings, const Pointwise<S, R>& f) {
   constexpr int COPIERS = POINT_COPIERS<S>, APART = COPIERS / 8;
@@ -147,10 +143,16 @@ __device__ inline void copy_points(const T* __restrict__ image, const T* __restr
   const auto left = [&](int32_t chunk, int32_t rows) {
     return chunk * POINT_CHANNELS + sixteen * 8 < f.channels ? rows : 0;
   };
-  for (int32_t chunk = 0; chunk < chunks; ++chunk)
-    copy_operand<APART>(weight + (filter < f.filters ? filter : 0) * f.channels + chunk * POINT_CHANNELS, f.channels,
-                        left(chunk, f.filters - filter), mine, sixteen,
-                        stages.kept + chunk * KEPT_BYTES + row * OPERAND_ROW);
+  for (int32_t chunk = 0; chunk < chunks; ++chunk) {
+    const int32_t channel = chunk * POINT_CHANNELS, there = filter < f.filters ? filter : 0;
+    char* to = stages.kept + chunk * KEPT_BYTES + row * OPERAND_ROW;
+    if constexpr (BACKWARD)
+      copy_operand<APART>(weight + channel * f.filters + there, f.filters,
+                          filter + sixteen * 8 < f.filters ? f.channels - channel : 0, mine, sixteen, to);
+    else
+      copy_operand<APART>(weight + there * f.channels + channel, f.channels, left(chunk, f.filters - filter), mine,
+                          sixteen, to);
+  }
   rings.kept.arrive_with_copies();
   Turn turn{multiplier};
   for (int32_t number = multiplier; number < count; number += POINT_MULTIPLIERS) {
@@ -165,7 +167,7 @@ __device__ inline void copy_points(const T* __restrict__ image, const T* __restr
   }
 }
 
-template <typename S, typename R>
+template <bool BACKWARD, typename S, typename R>
 __device__ inline void copy_beside(S source, const PointStages<S>& stages, PointRings& rings,
                                    const Pointwise<S, R>& f) {
   const int32_t thread = threadIdx.x % BESIDE_COPIERS, count = f.count();
@@ -174,7 +176,7 @@ __device__ inline void copy_beside(S source, const PointStages<S>& stages, Point
     rings.beside.wait_until_emptied(turn);
     const int32_t first = f.first_pixel(number);
     char* to = stages.of_beside(turn) + thread * 16;
-    each_operand(source, [&](const auto* operand) {
+    each_beside<BACKWARD>(source, [&](const auto* operand) {
       using Element = std::remove_cv_t<std::remove_pointer_t<decltype(operand)>>;
       constexpr int SIXTEEN = 128 / BITS<Element>, SIXTEENS = POINT_FILTERS / SIXTEEN;  // filters; of a pixel
       constexpr int EACH = 8 * sizeof(Element) / BITS<Element>;                         // filters of what is pointed to
@@ -188,7 +190,7 @@ __device__ inline void copy_beside(S source, const PointStages<S>& stages, Point
   }
 }
 
-template <typename T, typename S, typename R>
+template <bool BACKWARD, typename T, typename S, typename R>
 __device__ inline void multiply_points(const PointStages<S>& stages, PointRings& rings, const Pointwise<S, R>& f) {
   const int32_t lane = threadIdx.x % 32, row = threadIdx.x % WARPGROUP / 32 * 16 + lane / 4;
   const int32_t multiplier = threadIdx.x / WARPGROUP - 1, chunks = f.chunks(), count = f.count();
@@ -205,7 +207,8 @@ __device__ inline void multiply_points(const PointStages<S>& stages, PointRings&
       begin_products();
 #pragma unroll
       for (int step = 0; step < POINT_CHANNELS / 16; ++step)
-        multiply_shared<false, T>(sums, pixels + step * 32, weights + step * 32, chunk > 0 || step > 0);
+        multiply_shared<BACKWARD, T>(sums, pixels + step * 32, weights + step * (BACKWARD ? 16 * OPERAND_ROW : 32),
+                                     chunk > 0 || step > 0);
       end_of_products();
       if (chunk > 0) {
         wait_for_products<1>(sums);
@@ -228,56 +231,16 @@ __device__ inline void multiply_points(const PointStages<S>& stages, PointRings&
   }
 }
 
-// What a thread sums up of its eight filters.
-template <typename R>
-struct EightSums {
-  typename R::Channel channel[8];
-  typename R::Running running[8] = {};
-  int32_t count = 0;
-
-  __device__ EightSums(const R& r, int32_t filter, bool there) {
-#pragma unroll
-    for (int j = 0; j < 8; ++j) channel[j] = r.load(there ? filter + j : 0);
-  }
-  __device__ bool none() const { return count == 0; }
-  template <typename Eight>
-  __device__ void begin(const R& r, const Eight& first) {
-#pragma unroll
-    for (int j = 0; j < 8; ++j) running[j] = r.begin(to_float(first[j]));
-  }
-  template <typename Eight, typename Of>
-  __device__ void add(const R& r, const Eight& made, const Of& beside) {
-    ++count;
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const float a[1] = {to_float(made[j])}, b[1] = {beside(j)};
-      r.template push<1>(running[j], channel[j], a, b);
-    }
-  }
-  __device__ void leave(const R& r, typename R::State* found) const {
-#pragma unroll
-    for (int j = 0; j < 8; ++j) found[j] = r.settle(channel[j], running[j], count);
-  }
-};
-template <>
-struct EightSums<NoSums> {
-  __device__ EightSums(const NoSums&, int32_t, bool) {}
-  __device__ bool none() const { return false; }
-  template <typename Eight>
-  __device__ void begin(const NoSums&, const Eight&) {}
-  template <typename Eight, typename Of>
-  __device__ void add(const NoSums&, const Eight&, const Of&) {}
-  __device__ void leave(const NoSums&, const float*) const {}
-};
-
-// A thread writes eight filters of one pixel after another, and sums up what R makes of them and of what S has beside
-// them (see mbc_channel_reduce.cuh). `found`: its sums, in shared memory that nobody needs when all results are there.
-template <typename T, typename S, typename R>
+// A thread writes eight filters of one pixel after another, and sums up what R makes of what S has of them.
+// `found`: its sums, in shared memory that nobody needs when all results are there.
+template <bool BACKWARD, typename T, typename S, typename R>
 __device__ inline void write_points(const PointStages<S>& stages, PointRings& rings, T* __restrict__ x,
                                     const S& source, const R& r, typename R::State* found, const Pointwise<S, R>& f) {
-  constexpr int AT_ONCE = S::OPERANDS > 1 ? 2 : 4;  // pixels
+  constexpr int AT_ONCE = S::OPERANDS > 2 ? 2 : 4;  // pixels
   const int32_t thread = threadIdx.x - (1 + POINT_MULTIPLIERS) * WARPGROUP;
   const int32_t eight = thread % POINT_EIGHTS, mine = thread / POINT_EIGHTS;
+  // Results lie like what is beside them, but for this, which is the same for all pixels of a thread.
+  const int32_t exchanged = result_offset(mine, eight) - (mine * RESULT_ROW + eight * 16);
   const int32_t filter = f.first_filter() + eight * 8, count = f.count();
   const bool there = filter < f.filters;
   EightSums<R> sums(r, filter, there);
@@ -285,56 +248,36 @@ __device__ inline void write_points(const PointStages<S>& stages, PointRings& ri
   for (int32_t number = 0; number < count; ++number) {
     rings.results.wait_until_filled(turn);
     if constexpr (BESIDE<S>) rings.beside.wait_until_filled(turn_beside);
-    const char* result = stages.of_results(turn) + result_offset(mine, eight);
-    S beside = source;
-    if constexpr (BESIDE<S>) {
-      const char* from = stages.of_beside(turn_beside);
-      each_operand(beside, [&](auto*& operand) {
-        using Element = std::remove_cv_t<std::remove_reference_t<decltype(*operand)>>;
-        operand = reinterpret_cast<const Element*>(from);
-        from += POINT_PIXELS * POINT_FILTERS * BITS<Element> / 8;
-      });
-    }
+    S near = source;
+    product_of<BACKWARD>(near) = reinterpret_cast<const T*>(stages.of_results(turn) + exchanged);
+    const char* from = stages.of_beside(turn_beside);
+    each_beside<BACKWARD>(near, [&](auto*& operand) {
+      using Element = std::remove_cv_t<std::remove_reference_t<decltype(*operand)>>;
+      operand = reinterpret_cast<const Element*>(from);
+      from += POINT_PIXELS * POINT_FILTERS * BITS<Element> / 8;
+    });
     const int32_t first = f.first_pixel(number) + mine, left = f.pixels - first;
-    const auto made_at = [&](int i) { return hold<8>(reinterpret_cast<const T*>(result + i * RESULT_ROW)); };
-    const auto fetch = [&](int i) {
-      if constexpr (BESIDE<S>)
-        return beside.template fetch<8>((mine + i) * POINT_FILTERS + eight * 8);
-      else
-        return 0;
-    };
-    const auto write = [&](int i, const auto& made, auto& fetched) {
+    const auto fetch = [&](int i) { return near.template fetch<8>((mine + i) * POINT_FILTERS + eight * 8); };
+    const auto write = [&](int i, auto& fetched) {
       const int64_t at = static_cast<int64_t>(first + i) * f.filters + filter;
-      store_held(x + at, made);
-      if constexpr (BESIDE<S>) {
-        const auto of = [&](int j) -> const auto& { return sums.channel[j]; };
-        if constexpr (MAKES_ACTIVATION<S>) source.template make<8>(fetched, made, of, at);
-        source.template finish<8>(fetched, of, at);
-      }
-      sums.add(r, made, [&](int j) {
-        if constexpr (BESIDE<S>) return source.template first<8>(fetched, j);
-        return 0.0f;
-      });
+      write_product<BACKWARD>(source, x + at, fetched);
+      sums.add(r, source, fetched, at);
     };
     if (there && left > POINT_PIXELS - POINT_ROWS) {
 #pragma unroll
       for (int i = 0; i < POINT_PIXELS; i += AT_ONCE * POINT_ROWS) {
-        Held<T, 8> made[AT_ONCE];
-        decltype(fetch(0)) fetched[AT_ONCE];
+        typename S::template Fetched<8> fetched[AT_ONCE];
 #pragma unroll
-        for (int k = 0; k < AT_ONCE; ++k) {
-          made[k] = made_at(i + k * POINT_ROWS);
-          fetched[k] = fetch(i + k * POINT_ROWS);
-        }
-        if (sums.none()) sums.begin(r, made[0]);
+        for (int k = 0; k < AT_ONCE; ++k) fetched[k] = fetch(i + k * POINT_ROWS);
+        sums.begin(r, source, fetched[0]);
 #pragma unroll
-        for (int k = 0; k < AT_ONCE; ++k) write(i + k * POINT_ROWS, made[k], fetched[k]);
+        for (int k = 0; k < AT_ONCE; ++k) write(i + k * POINT_ROWS, fetched[k]);
       }
     } else if (there) {
       for (int32_t i = 0; i < min(left, POINT_PIXELS - mine); i += POINT_ROWS) {
         auto fetched = fetch(i);
-        if (sums.none()) sums.begin(r, made_at(i));
-        write(i, made_at(i), fetched);
+        sums.begin(r, source, fetched);
+        write(i, fetched);
       }
     }
     __syncwarp();
@@ -348,7 +291,7 @@ __device__ inline void write_points(const PointStages<S>& stages, PointRings& ri
   sums.leave(r, found + mine * POINT_FILTERS + eight * 8);
 }
 
-template <typename T, typename S, typename R>
+template <bool BACKWARD, typename T, typename S, typename R>
 __global__ void __launch_bounds__(POINT_THREADS, 1)
     pointwise(const T* __restrict__ image, const T* __restrict__ weight, T* __restrict__ x, S source, R r,
               typename R::State* partial, Pointwise<S, R> f) {
@@ -366,15 +309,15 @@ __global__ void __launch_bounds__(POINT_THREADS, 1)
   if (threadIdx.x < WARPGROUP) {
     give_registers<POINT_COPIER_REGISTERS>();
     if (threadIdx.x < POINT_MULTIPLIERS * POINT_COPIERS<S>)
-      copy_points(image, weight, stages, rings, f);
+      copy_points<BACKWARD>(image, weight, stages, rings, f);
     else if constexpr (BESIDE<S>)
-      copy_beside(source, stages, rings, f);
+      copy_beside<BACKWARD>(source, stages, rings, f);
   } else if (threadIdx.x < (1 + POINT_MULTIPLIERS) * WARPGROUP) {
     take_registers<POINT_MULTIPLIER_REGISTERS>();
-    multiply_points<T>(stages, rings, f);
+    multiply_points<BACKWARD, T>(stages, rings, f);
   } else {
     take_registers<POINT_WRITER_REGISTERS>();
-    write_points(stages, rings, x, source, r, found, f);
+    write_points<BACKWARD>(stages, rings, x, source, r, found, f);
   }
   if constexpr (SUMMING<R>) {
     __syncthreads();
@@ -385,13 +328,14 @@ __global__ void __launch_bounds__(POINT_THREADS, 1)
   }
 }
 
-template <typename T, typename S, typename R>
-void run_pointwise(const MbcCall& call, int result, const S& source, const R& r, typename R::State* partial) {
+// x: where the product goes, if it is written.
+template <bool BACKWARD, typename T, typename S, typename R>
+void run_pointwise(const MbcCall& call, T* x, const S& source, const R& r, typename R::State* partial) {
   const auto& a = arguments<PointwiseArguments>(call);
   const Pointwise<S, R> f(a);
   static_assert(POINT_ROWS % 8 == 0);  // so that a thread finds all its results alike
-  MBC_LAUNCH_SHARED((pointwise<T, S, R>), static_cast<unsigned>(a.blocks * f.across), POINT_THREADS, f.shared_bytes(),
-                    call.stream, in<T>(call, 0), in<T>(call, 1), out<T>(call, result), source, r, partial, f);
+  MBC_LAUNCH_SHARED((pointwise<BACKWARD, T, S, R>), static_cast<unsigned>(a.blocks * f.across), POINT_THREADS,
+                    f.shared_bytes(), call.stream, in<T>(call, 0), in<T>(call, 1), x, source, r, partial, f);
   if constexpr (SUMMING<R>) merge_all_parts(call.stream, a.blocks, a.filters, partial, r);
 }
 

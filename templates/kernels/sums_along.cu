@@ -16,47 +16,6 @@ struct SumsAlongArguments {
 
 namespace mbc {
 
-// x and the gradient behind relu, whose output is made of x alone.
-template <typename T>
-struct AlongX : InMemory<T, true, false> {
-  static constexpr int OPERANDS = 3;  // with y, for which registers have to last, too
-  using Memory = InMemory<T, true, false>;
-  T* y;
-  NormalizeRelu f;
-
-  AlongX(const Operands<T>& x, T* y_, const NormalizeRelu& f_) : Memory{x}, y(y_), f(f_) {}
-  bool whole() const { return Memory::whole() && aligned(y, 16); }
-  template <int N, typename Of>
-  __device__ void finish(const typename Memory::template Fetched<N>& fetched, const Of& of, int64_t at) const {
-    float made[N];
-#pragma unroll
-    for (int j = 0; j < N; ++j) made[j] = f(of(j), to_float(fetched.a[j]), 0.0f);
-    store_floats(y + at, made);
-  }
-};
-
-// The gradient through relu, by the activation that is made of x and of `beside`. Where the stored one would be read,
-// `beside` is, and takes its place: both may lie in the same memory.
-template <typename T, bool ADD, typename F>
-struct AlongBehind : Behind<T, ADD, true> {
-  using Stored = Behind<T, ADD, true>;
-  T* made;
-  F f;
-
-  AlongBehind(const T* beside, const T* dy, const T* more, const T* x, T* d, T* made_, const F& f_)
-      : Stored{{beside}, dy, more, x, d}, made(made_), f(f_) {}
-  bool whole() const { return Stored::whole() && aligned(made, 16); }
-  template <int N, typename Of>
-  __device__ void finish(typename Stored::template Fetched<N>& fetched, const Of& of, int64_t at) const {
-    float y[N];
-#pragma unroll
-    for (int j = 0; j < N; ++j) y[j] = f(of(j), to_float(fetched.x[j]), to_float(fetched.relu[j]));
-    fetched.relu = rounded<T>(y);
-    store_held(made + at, fetched.relu);
-    Stored::template finish<N>(fetched, of, at);
-  }
-};
-
 template <typename T, typename S, typename R>
 void sum_along(const MbcCall& call, const S& source, int workspace, const R& r) {
   const auto& a = arguments<SumsAlongArguments>(call);

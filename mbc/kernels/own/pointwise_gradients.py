@@ -63,7 +63,7 @@ def _behind_add(operands: int, added: bool, signed: bool) -> Iterable[Wiring]:
 
 def _sums(added: bool, signed: bool) -> OwnKernel:
     """`pointwise_data[_add]_relu_sums[_signed]`. Accesses: gradient, weights, [b], y or its signs, x, mean, variance;
-    d, dgamma, dbeta, workspace. Reals: eps of the sums. d may be written over b or y.
+    d, dgamma, dbeta, workspace. Reals: eps of the sums. d may be written over b.
 
     d is the product (rounded) + b, through relu. The sums are over what is written before it is rounded, and x."""
     between = f"{'add+' if added else ''}relu_backward{'_signs' if signed else ''}"
