@@ -19,7 +19,7 @@ from mbc.ir.types import DType, Layout, TensorType
 from mbc.kernels.base import Request
 from mbc.ops.base import ShapeError
 from mbc.ops.control import CONTROL_TYPE, control_record
-from mbc.ops.fused import gives_product
+from mbc.ops.fused import has_product
 from mbc.ops.pooling import MaxPool
 from mbc.runtime.formats import loaded, stored_bytes
 
@@ -66,7 +66,7 @@ def few(request: Request) -> Request:
     if _updates(request):
         inputs = tuple(t if t == CONTROL_TYPE else _short(t) for t in request.inputs)
     else:
-        weight = 1 if gives_product(request.attributes) else -1  # may have as many filters as there are rows
+        weight = 1 if has_product(request.attributes) else -1  # may have as many filters as there are rows
         rows = _few_rows(request)
         inputs = tuple(
             t.with_rows(rows) if i != weight and has_rows(request, t) else t for i, t in enumerate(request.inputs)

@@ -176,16 +176,29 @@ def _shape(a: Fused, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
 
 def _evaluate(a: Fused, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
     """One member after another. What stays inside is not rounded to the type that it would be stored in, but for what
-    is pooled: of elements that are stored as equal ones the first wins. A product that leaves the group is rounded,
-    too: who reads it reads what was stored."""
+    is pooled: of elements that are stored as equal ones the first wins. Products are rounded, too: kernels hand them on
+    as they would be stored, to what sums them up, and may store them."""
     return _continue(a, list(inputs), a.members, call)
 
 
+def has_product(attributes: Attributes) -> bool:
+    """Whether it is a group that begins with a product, which its other members may read."""
+    return isinstance(attributes, Fused) and KINDS[attributes.members[0].kind].flops is not None
+
+
 def gives_product(attributes: Attributes) -> bool:
-    """Whether it is a group whose first result is a product that its other members may read."""
-    if not isinstance(attributes, Fused) or not KINDS[attributes.members[0].kind].flops:
+    """Whether that is its first result, too."""
+    if not isinstance(attributes, Fused) or not has_product(attributes):
         return False
     return attributes.members[0].outputs == attributes.given[:1]
+
+
+def rounds_inside(attributes: Attributes) -> bool:
+    """Whether it is a group that sums up what it makes of a product that it keeps to itself: some elements of that may
+    be rounded to the other side, which nobody sees but the sums."""
+    if not isinstance(attributes, Fused) or not has_product(attributes) or gives_product(attributes):
+        return False
+    return any(KINDS[member.kind].accumulates for member in attributes.members)
 
 
 def evaluate_behind(a: Fused, inputs: Sequence[Array], product: Array, call: Call) -> tuple[Array, ...]:
@@ -203,8 +216,7 @@ def _continue(a: Fused, known: list[Array], members: Sequence[Member], call: Cal
             taken = [stored(value, given[member.outputs[0]].dtype) for value in taken]
         types = kind.shape(member.attributes, tuple(map(_type_of, taken)))
         made = kind.evaluate(member.attributes, taken, Call(types, call.first_row, call.batch, call.precision))
-        leaves = kind.flops is not None and member.outputs[0] in given
-        known += [stored(value, given[member.outputs[0]].dtype) for value in made] if leaves else made
+        known += made if kind.flops is None else [stored(value, call.precision.working) for value in made]
     return tuple(known[n] for n in a.given)
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from mbc.ir.graph import Operation
 from mbc.kernels.own import repeats
 from mbc.kernels.statistics import WITH_STATISTICS
-from mbc.ops.fused import gives_product, join, kind_of, names_of
+from mbc.ops.fused import has_product, join, kind_of, names_of
 from mbc.optimize.candidates import CandidateTable
 from mbc.optimize.choose import Choices
 from mbc.optimize.order import Draft
@@ -86,7 +86,7 @@ def alongs_of(table: CandidateTable) -> tuple[Along, ...]:
     if "along" not in table.groups:
         found = all_alongs(table)
         table.groups["along"] = tuple(
-            along for along in found if not gives_product(along.operation.attributes) or table.timed(along.operation)
+            along for along in found if not has_product(along.operation.attributes) or table.timed(along.operation)
         )
     return table.groups["along"]
 
@@ -104,21 +104,19 @@ def _alongs(table: CandidateTable) -> Iterator[Along]:
         for operation in program:
             if operation.kind != pattern.statements[-1].kind:
                 continue
-            binding = find(pattern, operation, makers)
-            if binding is None:
-                continue
-            members = [binding.operations[number] for number in part.runs]
-            joined = join(members, [binding.values[name] for name in part.gives])
-            if not table.offered(joined):
-                continue
-            sums = frozenset(binding.operations[number].name for number in pattern.replaces)
-            again = [member for member in members if member.name not in sums]
-            made = {name for member in again for name in member.outputs}
-            values = tuple(name for name in joined.outputs if name in made)
-            # Of two the first one is a product, which one operation makes.
-            launches = (again[:1], again[1:]) if len(values) > 1 else (again,)
-            makes = tuple(frozenset(member.name for member in launch) for launch in launches)
-            yield Along(values, makes, sums, joined)
+            for binding in find(pattern, operation, makers):
+                members = [binding.operations[number] for number in part.runs]
+                joined = join(members, [binding.values[name] for name in part.gives])
+                if not table.offered(joined):
+                    continue
+                sums = frozenset(binding.operations[number].name for number in pattern.replaces)
+                again = [member for member in members if member.name not in sums]
+                made = {name for member in again for name in member.outputs}
+                values = tuple(name for name in joined.outputs if name in made)
+                # Of two the first one is a product, which one operation makes.
+                launches = (again[:1], again[1:]) if len(values) > 1 else (again,)
+                makes = tuple(frozenset(member.name for member in launch) for launch in launches)
+                yield Along(values, makes, sums, joined)
 
 
 def readers_late(table: CandidateTable, choices: Choices) -> Choices:

@@ -20,13 +20,15 @@ from mbc.optimize.patterns import PATTERNS, Binding, Pattern, find
 class Group:
     """A pattern at one place of a program. `launches` and where each stands (it takes the place of an operation with
     this number); `replaces`: operations by name; `unmade`: values that then exist nowhere. `late`: others may read
-    these, so that it may be taken only where other groups run them that do not."""
+    these, so that it may be taken only where other groups run them that do not. `measured`: no estimate tells its
+    time."""
 
     launches: tuple[Operation, ...]
     places: tuple[int, ...]
     replaces: frozenset[str]
     unmade: frozenset[str]
     late: bool = False
+    measured: bool = False
 
     @property
     def reads(self) -> frozenset[str]:
@@ -59,13 +61,24 @@ def all_groups(table: CandidateTable) -> tuple[Group, ...]:
 
 
 def groups_of(table: CandidateTable) -> tuple[tuple[Group, ...], tuple[Group, ...]]:
-    """Every place where a pattern fits that some kernel can run, of the training step and of inference; found once."""
-    graph = table.graph
-    if not table.groups:
-        for name, program in (("train", graph.train), ("infer", graph.infer)):
-            found = groups(program, kept(graph, program))
-            table.groups[name] = tuple(group for group in found if all(map(table.offered, group.launches)))
+    """Every place where a pattern fits that some kernel can run, of the training step and of inference; found once.
+    Where it has to be measured, it was."""
+    if "train" not in table.groups:
+        for name, found in zip(("train", "infer"), possible_groups(table), strict=True):
+            table.groups[name] = tuple(
+                group for group in found if not group.measured or all(map(table.timed, group.launches))
+            )
     return table.groups["train"], table.groups["infer"]
+
+
+def possible_groups(table: CandidateTable) -> tuple[tuple[Group, ...], tuple[Group, ...]]:
+    """The same, whether it may be taken or has to be measured before."""
+    train, infer = (groups(program, kept(table.graph, program)) for program in (table.graph.train, table.graph.infer))
+    return _offered(table, train), _offered(table, infer)
+
+
+def _offered(table: CandidateTable, found: Sequence[Group]) -> tuple[Group, ...]:
+    return tuple(group for group in found if all(map(table.offered, group.launches)))
 
 
 def kept(graph: TrainingGraph, program: Sequence[Operation]) -> frozenset[str]:
@@ -91,14 +104,12 @@ def groups(program: Sequence[Operation], results: Collection[str]) -> tuple[Grou
         last_kinds.setdefault(pattern.statements[-1].kind, []).append(pattern)
     for operation in program:
         for pattern in last_kinds.get(operation.kind, ()):
-            binding = find(pattern, operation, makers)
-            if binding is None:
-                continue
-            group = at.group(pattern, binding)
-            if group is not None:
-                found.append(group)
-            elif pattern.late:
-                unfit.append((pattern, binding))
+            for binding in find(pattern, operation, makers):
+                group = at.group(pattern, binding)
+                if group is not None:
+                    found.append(group)
+                elif pattern.late:
+                    unfit.append((pattern, binding))
     if unfit:
         spared = _spared(program, found)
         left = {value: [name for name in names if (name, value) not in spared] for value, names in readers.items()}
@@ -134,9 +145,7 @@ class _Places:
         given = {binding.values[name] for part in pattern.launches for name in part.gives}
         made = {value for number in pattern.replaces for value in binding.operations[number].outputs}
         unmade = made - given
-        if any(self._wanted(value, replaced) for value in unmade) or not all(
-            self._wanted(value, replaced) for value in given
-        ):
+        if any(self._wanted(value, replaced) for value in unmade):
             return None
         launches: list[Operation] = []
         stands: list[int] = []
@@ -153,7 +162,11 @@ class _Places:
         # A state must not change between where an operation stood and where it now runs.
         if any(KINDS[operation.kind].updates for operation in self.program[first : max(stands)]):
             return None
-        return Group(tuple(launches), tuple(stands), replaced, frozenset(unmade))
+        # What one launch writes another one may read.
+        wanted = {value for launch in launches for value in launch.inputs}
+        if not all(value in wanted or self._wanted(value, replaced) for value in given):
+            return None
+        return Group(tuple(launches), tuple(stands), replaced, frozenset(unmade), measured=pattern.measured)
 
     def _wanted(self, value: str, replaced: frozenset[str]) -> bool:
         """Whether anybody else reads it."""

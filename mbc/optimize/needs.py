@@ -14,7 +14,7 @@ from mbc.kernels.base import Request
 from mbc.ops.fused import Fused, join, kind_of
 from mbc.optimize.along import all_alongs
 from mbc.optimize.candidates import CandidateTable, Rules, conversion_request, request_of
-from mbc.optimize.fuse import Group, groups_of
+from mbc.optimize.fuse import Group, possible_groups
 from mbc.optimize.gather import bundles
 from mbc.options import Policy
 from mbc.plan.group import operation_of
@@ -44,10 +44,10 @@ def needs(graph: TrainingGraph, device: DeviceSpec, policy: Policy) -> tuple[Nee
     }[policy]
     weights: dict[Request, float] = {}
     first: dict[Request, Operation] = {}
-    steps = [o for known in (plain, table) for o in _launches(known.graph.train, groups_of(known)[0], known)]
+    steps = [o for known in (plain, table) for o in _launches(known.graph.train, possible_groups(known)[0], known)]
     steps += [along.operation for known in (plain, table) for along in all_alongs(known)]
     launches = [(o, 1.0) for o in dict.fromkeys(steps)]
-    launches += [(o, _INFERENCE_WEIGHT) for o in _launches(graph.infer, groups_of(plain)[1], plain)]
+    launches += [(o, _INFERENCE_WEIGHT) for o in _launches(graph.infer, possible_groups(plain)[1], plain)]
     for operation, weight in launches:
         offered = table.offered(operation)
         if not offered and isinstance(operation.attributes, Fused):

@@ -9,7 +9,7 @@ mark may be missing.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from mbc.ir.graph import Operation
@@ -26,6 +26,8 @@ _BY_SIGNS = "d = relu_backward_signs(dy, signs)"
 _BEHIND_POOL = ("m = relu_backward(p, dp)", "d = max_pool_backward(index, m)")
 _BACKWARD = "dx = batch_normalize_backward(x, d, mean, variance, dgamma, dbeta, gamma?)"
 _STATISTICS = "mean, variance = batch_statistics(x)"
+_DATA = "dy = convolution_backward_data(g, w)"
+_DATA_ADDED = (_DATA.replace("dy", "a"), "dy = add(a, b)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,22 +66,56 @@ class Part:
 class Pattern:
     """`replaces`: numbers of the statements that need no launch of their own any more. The last statement is where
     finding the pattern starts: all others have to be reached from it, from readers to makers. `late`: what it leaves
-    unmade may have readers that other groups run without reading it; it is taken where these are."""
+    unmade may have readers that other groups run without reading it; it is taken where these are. `measured`: how long
+    it takes nobody can tell who has not measured it; it is not known before."""
 
     statements: tuple[Statement, ...]
     launches: tuple[Part, ...]
     replaces: tuple[int, ...]
     late: bool = False
+    measured: bool = False
 
     @staticmethod
-    def of(*texts: str, launches: tuple[Part, ...] = (), replaces: tuple[int, ...] = (), late: bool = False) -> Pattern:
+    def of(
+        *texts: str,
+        launches: tuple[Part, ...] = (),
+        replaces: tuple[int, ...] = (),
+        late: bool = False,
+        measured: bool = False,
+    ) -> Pattern:
         """One launch of everything that writes what the last statement makes, unless something else is said."""
         statements = tuple(map(Statement.parse, texts))
         everything = tuple(range(len(texts)))
-        return Pattern(
-            statements, launches or (Part(everything, statements[-1].outputs),), replaces or everything, late
-        )
+        launches = launches or (Part(everything, statements[-1].outputs),)
+        return Pattern(statements, launches, replaces or everything, late, measured)
 
+
+# Sums over the gradient that a convolution makes, or the sum of that and another one, through relu: it is summed up
+# before it is written, or in the place of that.
+DATA_SUMS: tuple[Pattern, ...] = (
+    *(
+        Pattern.of(
+            *gradient,
+            through_relu,
+            _SUMS,
+            launches=(Part(tuple(range(2 + len(gradient))), ("d", "dgamma", "dbeta")),),
+            measured=True,
+        )
+        for through_relu in (_THROUGH_RELU, _BY_SIGNS)
+        for gradient in ((_DATA,), _DATA_ADDED)
+    ),
+    Pattern.of(
+        _DATA,
+        f"z = {_NORMALIZE}",
+        "y = relu(z)",
+        _THROUGH_RELU,
+        _SUMS,
+        _BACKWARD,
+        launches=(Part((0, 1, 2, 3, 4), ("dy", "dgamma", "dbeta")), Part((1, 2, 3, 5), ("dx",))),
+        replaces=(0, 3, 4, 5),
+        measured=True,
+    ),
+)
 
 PATTERNS: tuple[Pattern, ...] = (
     # Forward, one pass over everything: two or three operands are read, one is written.
@@ -274,6 +310,7 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     # What a convolution makes is summed up before it is written.
     Pattern.of("x = convolution(a, w)", _STATISTICS, launches=(Part((0, 1), ("x", "mean", "variance")),)),
+    *DATA_SUMS,
 )
 
 # Sums over a gradient behind relu that make relu's output again on the way, for whoever reads it next: most of what it
@@ -340,7 +377,36 @@ BOTH_ALONG: tuple[Pattern, ...] = tuple(
     for added in ((), ("dy = add(a, b)",))
 )
 
-ALONG = (*RELU_ALONG, *CONVOLUTION_ALONG, *BOTH_ALONG)
+# relu's output along with the sums of `DATA_SUMS`.
+DATA_ALONG: tuple[Pattern, ...] = (
+    Pattern.of(
+        _DATA,
+        f"z = {_NORMALIZE}",
+        "y = relu(z)",
+        _THROUGH_RELU,
+        _SUMS,
+        launches=(Part((0, 1, 2, 3, 4), ("dy", "y", "dgamma", "dbeta")),),
+        replaces=(0, 3, 4),
+    ),
+    *(
+        Pattern.of(
+            gradient[0],
+            f"z = {_NORMALIZE}",
+            "s = add(z, r)",
+            "y = relu(s)",
+            *signs,
+            *gradient[1:],
+            through_relu,
+            _SUMS,
+            launches=(Part(tuple(range(5 + len(signs + gradient))), ("y", "d", "dgamma", "dbeta")),),
+            replaces=(0, *range(4 + len(signs), 5 + len(signs + gradient))),
+        )
+        for signs, through_relu in (((), _THROUGH_RELU), ((_MAKE_SIGNS,), _BY_SIGNS))
+        for gradient in ((_DATA,), _DATA_ADDED)
+    ),
+)
+
+ALONG = (*RELU_ALONG, *CONVOLUTION_ALONG, *BOTH_ALONG, *DATA_ALONG)
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,14 +417,20 @@ class Binding:
     values: Mapping[str, str]
 
 
-def find(pattern: Pattern, last: Operation, makers: Mapping[str, Operation]) -> Binding | None:
-    """The pattern with `last` as its last statement. `makers`: operations by their outputs."""
-    return _bind(pattern, len(pattern.statements) - 1, last, makers, Binding({}, {}))
+def find(pattern: Pattern, last: Operation, makers: Mapping[str, Operation]) -> Iterator[Binding]:
+    """The pattern with `last` as its last statement, once for all operations that it may be found with. `makers`:
+    operations by their outputs."""
+    known: set[frozenset[str]] = set()
+    for binding in _bind(pattern, len(pattern.statements) - 1, last, makers, Binding({}, {})):
+        names = frozenset(operation.name for operation in binding.operations.values())
+        if names not in known:
+            known.add(names)
+            yield binding
 
 
 def _bind(
     pattern: Pattern, number: int, operation: Operation, makers: Mapping[str, Operation], so_far: Binding
-) -> Binding | None:
+) -> Iterator[Binding]:
     statement = pattern.statements[number]
     required = len(statement.inputs) - len(statement.optional)
     fits = (
@@ -368,26 +440,27 @@ def _bind(
         and operation not in so_far.operations.values()
     )
     if not fits:
-        return None
+        return
     orders = [operation.inputs]
     if statement.kind in _COMMUTATIVE:
         orders.append(operation.inputs[::-1])
     for inputs in orders:
         names = (*statement.inputs[: len(inputs)], *statement.outputs)
         values = _agree(so_far.values, names, (*inputs, *operation.outputs))
-        if values is None:
-            continue
-        found: Binding | None = Binding({**so_far.operations, number: operation}, values)
-        for before, other in enumerate(pattern.statements[:number]):
-            if found is None or before in found.operations:
-                continue
-            made = next((found.values[name] for name in other.outputs if name in found.values), None)
-            if made is not None:
-                maker = makers.get(made)
-                found = None if maker is None else _bind(pattern, before, maker, makers, found)
-        if found is not None:
-            return found
-    return None
+        if values is not None:
+            yield from _bind_makers(pattern, number, makers, Binding({**so_far.operations, number: operation}, values))
+
+
+def _bind_makers(pattern: Pattern, number: int, makers: Mapping[str, Operation], so_far: Binding) -> Iterator[Binding]:
+    """With the statements before `number` whose outputs have become known."""
+    for before, other in enumerate(pattern.statements[:number]):
+        made = next((so_far.values[name] for name in other.outputs if name in so_far.values), None)
+        if before not in so_far.operations and made is not None:
+            if made in makers:
+                for found in _bind(pattern, before, makers[made], makers, so_far):
+                    yield from _bind_makers(pattern, number, makers, found)
+            return
+    yield so_far
 
 
 def _agree(known: Mapping[str, str], names: tuple[str, ...], values: tuple[str, ...]) -> Mapping[str, str] | None:

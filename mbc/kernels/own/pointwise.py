@@ -24,6 +24,7 @@ from mbc.kernels.own.groups import AFFINE, Wiring, affines, eps, product_of, run
 from mbc.kernels.own.halves import by_the
 from mbc.kernels.own.made_statistics import with_statistics
 from mbc.kernels.own.sides import attributes
+from mbc.ops.fused import gives_product
 
 # As in the source.
 PIXELS, FILTERS = 64, 128  # that a block makes at once
@@ -136,9 +137,11 @@ def _time_us(request: Request, device: DeviceSpec) -> float:
 
 
 def _one_by_one_us(request: Request, device: DeviceSpec) -> float:
-    """What the sums read and write, the convolution's result among it; and a launch more."""
-    sums_us = moved_us(replace(request, inputs=request.inputs[2:]), device)
-    return _time_us(product_of(request), device) + sums_us + device.launch_us
+    """What the sums read and write, the product's result among it; and a launch more."""
+    alone = product_of(request)
+    written = request.outputs[gives_product(request.attributes) :]
+    sums_us = moved_us(replace(request, inputs=(*request.inputs[2:], *alone.outputs), outputs=written), device)
+    return _time_us(alone, device) + sums_us + device.launch_us
 
 
 BY_ITSELF = OwnKernel(
@@ -160,28 +163,37 @@ BY_ITSELF = OwnKernel(
 _WITH_STATISTICS = with_statistics(BY_ITSELF, _blocks)
 
 
-def _along(launcher: str, between: str, wirings: Iterable[Wiring]) -> OwnKernel:
-    """`between`: the operations between the convolution and the sums."""
+def with_sums(product: OwnKernel, launcher: str, between: str, wirings: Iterable[Wiring]) -> OwnKernel:
+    """A product and the sums that read it; `between`: the operations between the two."""
     wired = taking(*wirings)
 
     def takes(request: Request) -> bool:
-        if not (wired(request) and _takes(product_of(request))) or _rings(request)[1] < LEAST_BESIDE:
+        if not (wired(request) and product.takes(product_of(request))) or _rings(request)[1] < LEAST_BESIDE:
             return False
         # The signs of a pixel's filters are copied 16 bytes at once.
         by_signs = any(i.dtype is DType.UINT8 for i in _beside(request))
-        return not by_signs or request.inputs[1].shape[0] % FILTERS == 0
+        return not by_signs or request.outputs[0].shape[1] % FILTERS == 0
 
     return replace(
-        BY_ITSELF,
-        kind="+".join(filter(None, ("convolution", between, "batch_normalize_sums"))),
+        product,
+        kind="+".join(filter(None, (product.kind, between, "batch_normalize_sums"))),
         reals=eps,
         workspace=_partial_bytes,
         time_us=_one_by_one_us,
         launches=2,
         launcher=launcher,
         takes=takes,
-        repeats=(BY_ITSELF.name, _WITH_STATISTICS.name),
     )
+
+
+def normalizing(kernel: OwnKernel) -> OwnKernel:
+    """The same of a group that normalises, too: its launcher is told whether that has scale and shift."""
+    return replace(kernel, struct=PointwiseAlongArguments, integers=_arguments_along)
+
+
+def _along(launcher: str, between: str, wirings: Iterable[Wiring]) -> OwnKernel:
+    made = with_sums(BY_ITSELF, launcher, between, wirings)
+    return replace(made, repeats=(BY_ITSELF.name, _WITH_STATISTICS.name))
 
 
 def _of_gradient(between: str, wiring: Wiring) -> OwnKernel:
@@ -211,7 +223,7 @@ def _of_both(added: bool, signed: bool) -> OwnKernel:
     between = f"batch_normalize+add+relu{'+relu_signs' if signed else ''}{'+add' if added else ''}+{backward}"
     launcher = f"pointwise_add_relu_and_sums{'_of_two' if added else ''}{'_signed' if signed else ''}"
     wirings = (_behind_add(operands, swapped, added, signed) for operands in AFFINE for swapped in (False, True))
-    return replace(_along(launcher, between, wirings), struct=PointwiseAlongArguments, integers=_arguments_along)
+    return normalizing(_along(launcher, between, wirings))
 
 
 ALONG = (

@@ -1,14 +1,107 @@
 """Gradients of the image of a convolution of one place at a step of one, in bf16 and fp16: the product of
-`mbc.kernels.own.pointwise` with weights that lie the other way."""
+`mbc.kernels.own.pointwise` with weights that lie the other way. By itself, and with the sums of batch normalisation's
+backward pass that are over it (`DATA_SUMS` and `DATA_ALONG` of `mbc.optimize.patterns`).
+
+What is called channels there are here those of the gradient that is read, and filters those of the one that is made.
+A product is rounded as if it had been stored before anything else reads it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
+from itertools import product
 
-from mbc.kernels.own.pointwise import BY_ITSELF
+from mbc.kernels.own.base import OwnKernel
+from mbc.kernels.own.groups import AFFINE, Numbers, Wiring, run
+from mbc.kernels.own.pointwise import BY_ITSELF, normalizing, with_sums
 
 _BY_ITSELF = replace(
     BY_ITSELF, kind="convolution_backward_data", file="pointwise_gradients.cu", launcher="pointwise_backward_data"
 )
 
-KERNELS = (_BY_ITSELF,)
+
+def _sums_of(a: int, b: int) -> tuple[tuple[Numbers], ...]:
+    """The member that adds two values, whichever comes first."""
+    return ((a, b),), ((b, a),)
+
+
+def _through_relu(added: bool, signed: bool) -> Iterable[Wiring]:
+    """Read are a gradient and weights, another gradient that is added to their product (`added`), relu's output, or its
+    signs (`signed`), x, mean and variance; written the gradient through relu, and the sums."""
+    told = 3 if added else 2
+    x, a = told + 1, told + 4
+    dy, d = (a + 1, a + 2) if added else (a, a + 1)
+    through = (dy, told) if signed else (told, dy)
+    for add in _sums_of(a, 2) if added else ((),):
+        yield ((0, 1), *add, through, (x, d, x + 1, x + 2)), (d, d + 1, d + 2)
+
+
+def _of_relu(operands: int, written: bool) -> Wiring:
+    """Read are a gradient, weights, and the `operands` of the normalisation; `written`: with relu's output."""
+    dy = 2 + operands
+    z, y, d = run(dy + 1, 3)
+    given = (dy, *((y,) if written else ()), d + 1, d + 2)
+    return ((0, 1), run(2, operands), (z,), (y, dy), (2, d, 3, 4)), given
+
+
+def _behind_add(operands: int, added: bool, signed: bool) -> Iterable[Wiring]:
+    """Read are a gradient, weights, the `operands` of the normalisation, r, and another gradient (`added`); written
+    relu's output, the gradient through it, and the sums. `signed`: by the signs of the output, which stay inside."""
+    r = 2 + operands
+    b, a = r + 1, r + (2 if added else 1)
+    z, s, y = run(a + 1, 3)
+    told = y + 1 if signed else y
+    dy, d = (told + 1, told + 2) if added else (a, told + 1)
+    made = ((y,),) if signed else ()
+    through = (dy, told) if signed else (told, dy)
+    for forward in _sums_of(z, r):
+        for add in _sums_of(a, b) if added else ((),):
+            start = ((0, 1), run(2, operands), *forward, (s,), *made, *add)
+            yield (*start, through, (2, d, 3, 4)), (y, d, d + 1, d + 2)
+
+
+def _sums(added: bool, signed: bool) -> OwnKernel:
+    """`pointwise_data[_add]_relu_sums[_signed]`. Accesses: gradient, weights, [b], y or its signs, x, mean, variance;
+    d, dgamma, dbeta, workspace. Reals: eps of the sums. d may be written over b.
+
+    d is the product (rounded) + b, through relu. The sums are over what is written before it is rounded, and x."""
+    between = f"{'add+' if added else ''}relu_backward{'_signs' if signed else ''}"
+    launcher = f"pointwise_data{'_add' if added else ''}_relu_sums{'_signed' if signed else ''}"
+    return with_sums(_BY_ITSELF, launcher, between, _through_relu(added, signed))
+
+
+def _normalized(written: bool) -> OwnKernel:
+    """`pointwise_data_normalize_relu[_and]_sums`. Accesses: gradient, weights, x, mean, variance, scale and shift if
+    the normalisation has them (`affine`); dy, [y], dgamma, dbeta, workspace. Reals: eps of the normalisation, and of
+    the sums. y may be written over x.
+
+    dy is the product (rounded), y = relu(normalize(x)), as it is stored. The sums are over dy where y lets it through,
+    and x."""
+    launcher = f"pointwise_data_normalize_relu{'_and' if written else ''}_sums"
+    wirings = (_of_relu(operands, written) for operands in AFFINE)
+    return normalizing(with_sums(_BY_ITSELF, launcher, "batch_normalize+relu+relu_backward", wirings))
+
+
+def _along(added: bool, signed: bool) -> OwnKernel:
+    """`pointwise_data_add_relu_and_sums[_of_two][_signed]`. Accesses: gradient, weights, x, mean, variance, scale and
+    shift if the normalisation has them (`affine`), r, [b]; y, d, dgamma, dbeta, workspace. Reals: eps of the
+    normalisation, and of the sums. y may be written over x or r, d over b.
+
+    y = relu(normalize(x) + r), d is the product (rounded) + b where y, as it is stored, lets it through. The sums are
+    over what is written of d before it is rounded, and x."""
+    backward = "relu_backward_signs" if signed else "relu_backward"
+    between = f"batch_normalize+add+relu{'+relu_signs' if signed else ''}{'+add' if added else ''}+{backward}"
+    launcher = f"pointwise_data_add_relu_and_sums{'_of_two' if added else ''}{'_signed' if signed else ''}"
+    wirings = (wiring for operands in AFFINE for wiring in _behind_add(operands, added, signed))
+    return normalizing(with_sums(_BY_ITSELF, launcher, between, wirings))
+
+
+_FORMS = tuple(product((False, True), repeat=2))  # of a sum of two gradients, and by signs, or not
+
+KERNELS = (
+    _BY_ITSELF,
+    *(_sums(added, signed) for added, signed in _FORMS),
+    *(_normalized(written) for written in (False, True)),
+    *(_along(added, signed) for added, signed in _FORMS),
+)

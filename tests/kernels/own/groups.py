@@ -173,7 +173,7 @@ def _ups() -> Iterable[Case]:
         }
         product = Convolution(size, kernel, kernel)
         for pattern in PATTERNS:
-            if pattern.statements[0].kind != "convolution_backward_data":
+            if pattern.statements[0].kind != "convolution_backward_data" or pattern.statements[-1].kind != "concat":
                 continue
             members = [
                 Operation(f"op{n}", s.kind, s.inputs, s.outputs, NoAttributes() if n else product)
