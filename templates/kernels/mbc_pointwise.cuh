@@ -24,6 +24,10 @@ struct PointwiseArguments {
   int64_t beside;  // tiles of what is read for sums, likewise
 };
 
+struct PointwiseAlongArguments : PointwiseArguments {
+  int64_t affine;  // whether what is normalised again has scale and shift
+};
+
 namespace mbc {
 
 // As in mbc/kernels/own/pointwise.py: what a block makes at once, and channels of a stage.

@@ -3,10 +3,6 @@
 #include "mbc_pointwise.cuh"
 #include "mbc_statistics.cuh"
 
-struct PointwiseAlongArguments : PointwiseArguments {
-  int64_t affine;
-};
-
 namespace mbc {
 
 // Behind image and weights come `operands` of the gradient, mean and variance; x, what else `made` says, dgamma, dbeta,

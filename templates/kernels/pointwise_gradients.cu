@@ -2,10 +2,6 @@
 // sums of batch normalisation's backward pass over what relu lets through of them.
 #include "mbc_pointwise.cuh"
 
-struct PointwiseAlongArguments : PointwiseArguments {
-  int64_t affine;
-};
-
 namespace mbc {
 
 // Operands of the sums begin with x, mean and variance at `x`; results of theirs with dgamma, dbeta and the workspace.

@@ -19,7 +19,17 @@ from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, Update
 from mbc.ops.pooling import MaxPool
 from mbc.ops.shape import ChannelSlice
 from mbc.ops.update import AdamW, Sgd
-from mbc.optimize.patterns import BOTH_ALONG, CONVOLUTION_ALONG, PATTERNS, RELU_ALONG, Part, Pattern, Statement
+from mbc.optimize.patterns import (
+    BOTH_ALONG,
+    CONVOLUTION_ALONG,
+    DATA_ALONG,
+    DATA_SUMS,
+    PATTERNS,
+    RELU_ALONG,
+    Part,
+    Pattern,
+    Statement,
+)
 from tests.kernels.own.cases import LONG, SHAPES, Case, Operand, Shape, bytes_below, control, m, positive, w
 
 EPS = 1e-3
@@ -184,8 +194,9 @@ def _ups() -> Iterable[Case]:
             yield Case(name, joined.kind, joined.attributes, tuple(operands[v] for v in joined.inputs))
 
 
-# Of a convolution of one place: rows, channels, size, filters.
-POINTS = (
+# Of a convolution of one place: rows, channels, size, filters; of the gradient of its image the other way round.
+Sizes = tuple[int, int, tuple[int, int], int]
+POINTS: tuple[Sizes, ...] = (
     (3, 64, (9, 11), 320),
     (2, 128, (5, 13), 256),
     (1, 128, (1, 2), 64),
@@ -194,6 +205,7 @@ POINTS = (
     (1, 128, (1, 2), 128),
     (1, 256, (7, 19), 128),
 )
+GRADIENT_POINTS: tuple[Sizes, ...] = ((2, 24, (5, 9), 136), (1, 232, (7, 19), 128))
 
 
 def _reads_signs(pattern: Pattern) -> bool:
@@ -204,41 +216,39 @@ def _reads_signs(pattern: Pattern) -> bool:
 # Signs are read 128 filters at once.
 POINT_FORMS = tuple(
     (pattern, sizes)
-    for pattern in (*CONVOLUTION_ALONG, *BOTH_ALONG)
-    for sizes in POINTS
+    for patterns, all_sizes in (((*CONVOLUTION_ALONG, *BOTH_ALONG), POINTS), ((*DATA_SUMS, *DATA_ALONG), GRADIENT_POINTS))
+    for pattern in patterns
+    for sizes in all_sizes
     if sizes[-1] % 128 == 0 or not _reads_signs(pattern)
 )
 
 
-def points(
-    pattern: Pattern,
-    part: Part,
-    rows: int,
-    channels: int,
-    size: tuple[int, int],
-    filters: int,
-    affine: bool = True,
-) -> Operation:
+def points(pattern: Pattern, part: Part, sizes: Sizes, affine: bool = True) -> Operation:
     """A launch of such a pattern, or some of its members; a single one is itself."""
-    shape = (rows, filters, *size)
-    members = [_operation(n, pattern.statements[n], shape, affine, window=WINDOWS[0]) for n in part.runs]
-    members = [replace(o, attributes=Convolution(size, (1, 1))) if o.kind == "convolution" else o for o in members]
+    rows, _, size, filters = sizes
+    members = [_operation(n, pattern.statements[n], (rows, filters, *size), affine, WINDOWS[0]) for n in part.runs]
+    members = [replace(o, attributes=Convolution(size, (1, 1))) if KINDS[o.kind].flops else o for o in members]
     return join(members, part.gives) if len(members) > 1 else members[0]
 
 
-def point_operand(name: str, rows: int, channels: int, size: tuple[int, int], filters: int) -> Operand:
-    known = {"image": w(rows, channels, *size), "w": w(filters, channels, 1, 1)}
-    return known.get(name) or _operand(name, (rows, filters, *size), WINDOWS[0])
+def point_operand(name: str, pattern: Pattern, sizes: Sizes) -> Operand:
+    rows, channels, size, filters = sizes
+    read, weight = pattern.statements[0].inputs
+    if name == weight:
+        forward = pattern.statements[0].kind == "convolution"
+        return w(*((filters, channels) if forward else (channels, filters)), 1, 1)
+    return w(rows, channels, *size) if name == read else _operand(name, (rows, filters, *size), WINDOWS[0])
 
 
 def _points() -> Iterable[Case]:
     for pattern, sizes in POINT_FORMS:
-        if sizes not in POINTS[:3]:  # the others by `test_pointwise`
+        if sizes not in (*POINTS[:3], GRADIENT_POINTS[-1]):  # the others by `test_pointwise`
             continue
-        for affine in (True, False) if pattern in BOTH_ALONG else (True,):
-            joined = points(pattern, pattern.launches[0], *sizes, affine)
-            name = f"{joined.kind}-{'x'.join(map(str, sizes))}{'' if affine else '-plain'}"
-            yield Case(name, joined.kind, joined.attributes, tuple(point_operand(v, *sizes) for v in joined.inputs))
+        for affine in (True, False) if pattern.statements[1].optional else (True,):
+            joined = points(pattern, pattern.launches[0], sizes, affine)
+            name = f"{joined.kind}-{'.'.join(joined.outputs)}-{'x'.join(map(str, sizes))}{'' if affine else '-plain'}"
+            operands = tuple(point_operand(v, pattern, sizes) for v in joined.inputs)
+            yield Case(name, joined.kind, joined.attributes, operands)
 
 
 # More than one launch takes, sizes around those of vectors, chunks and blocks.

@@ -1,5 +1,5 @@
-"""Convolutions of one place made again along with sums: all that is written is what the launches write that they stand
-for, to the bit, but for the order of the sums."""
+"""Convolutions of one place made again along with sums, and gradients of their images: all that is written is what the
+launches write that they stand for, to the bit, but for the order of the sums."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mbc.kernels.own import KERNELS, pointwise
 from mbc.ops.convolution import Convolution
 from mbc.optimize.patterns import CONVOLUTION_ALONG, Part, Pattern
 from tests.kernels.own.cases import Case, w
-from tests.kernels.own.groups import POINT_FORMS, POINTS, point_operand, points
+from tests.kernels.own.groups import POINT_FORMS, POINTS, Sizes, point_operand, points
 from tests.kernels.own.launching import (
     TOLERANCES,
     Library,
@@ -31,8 +31,11 @@ from tests.kernels.own.test_emulated import GXX, build
 from tests.kernels.statistics import grouped
 
 pytestmark = pytest.mark.skipif(GXX is None, reason="no g++ on this machine")
-FILES = ("pointwise.cu", "fused.cu", "batch_norm.cu", "sums_along.cu")
-Sizes = tuple[int, int, tuple[int, int], int]
+FILES = ("pointwise.cu", "pointwise_gradients.cu", "fused.cu", "batch_norm.cu", "sums_along.cu")
+FORWARD = CONVOLUTION_ALONG[0]
+# What is written over something that is read.
+PLACES = (("d", "a"), ("d", "b"), ("d", "dy"), ("d", "y"), ("y", "r"), ("y", "x"))
+MADE_BY = {"convolution": "pointwise", "convolution_backward_data": "pointwise_backward_data"}
 
 
 @pytest.fixture(scope="module", params=[Precision.BF16, Precision.FP16])
@@ -41,15 +44,15 @@ def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 class Bench:
-    """Runs operations over the same values, by their names."""
+    """Runs operations of a pattern over the same values, by their names."""
 
-    def __init__(self, library: tuple[Precision, Library], sizes: Sizes) -> None:
+    def __init__(self, library: tuple[Precision, Library], pattern: Pattern, sizes: Sizes) -> None:
         self.precision, self.library = library
-        self.sizes = sizes
+        self.pattern, self.sizes = pattern, sizes
         self.known: dict[str, bytes] = {}
 
     def operand(self, name: str) -> tuple[bytes, TensorType]:
-        operand = point_operand(name, *self.sizes)
+        operand = point_operand(name, self.pattern, self.sizes)
         type_ = operand.type(self.precision)
         if name not in self.known:
             values = operand.make(np.random.default_rng(sum(map(ord, name))), operand.shape)
@@ -77,17 +80,19 @@ def test_equal_to_the_launches_by_themselves(
 ):
     """By one block for its filters, which goes through all tiles; by as many as there are tiles."""
     monkeypatch.setattr(pointwise, "MOST_BLOCKS", blocks)
-    bench = Bench(library, sizes)
-    (part,) = pattern.launches
-    along = points(pattern, part, *sizes)
+    bench = Bench(library, pattern, sizes)
+    part, first = pattern.launches[0], pattern.statements[0]
+    along = points(pattern, part, sizes)
     made = bench.run(along)
-    bench.known |= bench.run(points(pattern, Part((0,), ("x",)), *sizes), "pointwise")
-    wanted = {"x": bench.known["x"], **bench.run(points(pattern, Part(part.runs[1:], part.gives[1:]), *sizes))}
+    bench.known |= bench.run(points(pattern, Part((0,), first.outputs), sizes), MADE_BY[first.kind])
+    behind = tuple(name for name in part.gives if name not in first.outputs)
+    wanted = {name: bench.known[name] for name in part.gives if name in first.outputs}
+    wanted |= bench.run(points(pattern, Part(part.runs[1:], behind), sizes))
     for name in ("dgamma", "dbeta"):
         found, other = (np.frombuffer(values.pop(name), np.float32) for values in (made, wanted))
         assert relative_error(found, other) < 1e-5
     assert made == wanted
-    places = [("d", old) for old in {"a", "b", "dy", "y"} & set(along.inputs)] + [("y", "r")] * ("r" in along.inputs)
+    places = [(new, old) for new, old in PLACES if new in made and old in along.inputs]
     for name, old in places:
         again = bench.run(along, places={name: old})
         assert {name: again[name] for name in made} == made
@@ -96,8 +101,8 @@ def test_equal_to_the_launches_by_themselves(
 @pytest.mark.parametrize("sizes", POINTS, ids=str)
 def test_the_same_with_statistics(sizes: Sizes, library: tuple[Precision, Library]):
     """What is made again along with sums may be what was made along with statistics."""
-    bench = Bench(library, sizes)
-    alone = points(CONVOLUTION_ALONG[0], Part((0,), ("x",)), *sizes)
+    bench = Bench(library, FORWARD, sizes)
+    alone = points(FORWARD, Part((0,), ("x",)), sizes)
     assert isinstance(alone.attributes, Convolution)
     made = bench.run(replace(grouped(alone.attributes), inputs=alone.inputs))
     assert made["x"] == bench.run(alone, "pointwise")["x"]
@@ -107,11 +112,11 @@ def test_statistics_of_results_far_from_zero(library: tuple[Precision, Library],
     """Distances are from an element near by, even if a thread has none of the first tile that its block takes."""
     monkeypatch.setattr(pointwise, "MOST_BLOCKS", 1)
     sizes = (2, 128, (5, 13), 256)
-    bench = Bench(library, sizes)
+    bench = Bench(library, FORWARD, sizes)
     image = 1 + np.random.default_rng(1).standard_normal((2, 128, 5, 13)) / 100
     _, type_ = bench.operand("image")
     bench.known["image"] = to_bytes(image, type_.dtype, Layout.CHANNELS_LAST)
-    alone = points(CONVOLUTION_ALONG[0], Part((0,), ("x",)), *sizes)
+    alone = points(FORWARD, Part((0,), ("x",)), sizes)
     assert isinstance(alone.attributes, Convolution)
     made = bench.run(replace(grouped(alone.attributes), inputs=alone.inputs))
     result = from_bytes(made["x"], TensorType((2, 256, 5, 13), type_.dtype), Layout.CHANNELS_LAST)
