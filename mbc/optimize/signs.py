@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from mbc.ir.graph import Operation
 from mbc.ir.signs import relus_behind_sums, with_signs
 from mbc.ir.types import Layout
-from mbc.ops.fused import names_of
+from mbc.ops.fused import has_product, names_of
 from mbc.optimize.candidates import CandidateTable
 from mbc.optimize.choose import choose
 from mbc.optimize.fuse import fuse
@@ -31,8 +31,12 @@ def by_signs(table: CandidateTable) -> CandidateTable:
     relus: list[str] = []
     for op in signs:
         relu, backward = makers[op.inputs[0]], gradients[op.outputs[0]]
-        before = _running(plain_launches, (relu, backward))
-        after = _running(signed_launches, (relu, op.name, backward))
+        names = relu, op.name, backward
+        before, after = _running(plain_launches, names), _running(signed_launches, names)
+        # A data gradient that one of the two steps makes on the way may be made by itself in the other.
+        products = [names_of(launch)[0] for launch in (*before, *after) if has_product(launch.attributes)]
+        names = *names, *products
+        before, after = _running(plain_launches, names), _running(signed_launches, names)
         if _members(before) | {op.name} != _members(after):
             continue
         if not all(map(table.timed, before)) or not all(map(every.timed, after)):
