@@ -14,12 +14,12 @@ group may leave unmade, or make later, count as no bytes: what is left bounds st
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from mbc.ir.graph import Operation, Role
 from mbc.ops import KINDS
-from mbc.ops.fused import names_of
+from mbc.ops.fused import has_product, names_of
 from mbc.optimize.along import alongs_of
 from mbc.optimize.candidates import CandidateTable, least_workspace_bytes
 from mbc.optimize.fuse import Group, all_groups
@@ -122,13 +122,14 @@ class _Step:
         """What each operation takes at least: alone, or its share of a group; nothing where many may run at once."""
         places = {op.name: i for i, op in enumerate(self.operations)}
         found = [0.0 if is_gathered(op) else time_us for op, time_us in zip(self.operations, alone_us, strict=True)]
-        sums_us: dict[str, float] = {}  # the cheapest launch of a group that ends with an operation
+        sums_us: dict[tuple[str, str], float] = {}  # the cheapest launch of a group
         for group in groups:
             launches_us = [min((c.time_us for c in self._table.offered(o)), default=math.inf) for o in group.launches]
             for launch, time_us in zip(group.launches, launches_us, strict=True):
                 for name in launch.outputs:
                     self._launch_us[name] = min(self._launch_us.get(name, math.inf), time_us)
-                sums_us[names_of(launch)[-1]] = min(sums_us.get(names_of(launch)[-1], math.inf), time_us)
+                key = _ends(launch, group.replaces)
+                sums_us[key] = min(sums_us.get(key, math.inf), time_us)
             members = [places[name] for name in group.replaces]
             part = sum(launches_us) / max(1e-9, sum(alone_us[i] for i in members))
             for i in members:
@@ -142,7 +143,7 @@ class _Step:
             value, *others = along.values
             along_us[along.sums, value] = time_us
             # Of two values the other one pays for what it takes along by itself.
-            least_us = [sums_us.get(names_of(along.operation)[-1], time_us)]
+            least_us = [sums_us.get(_ends(along.operation, along.sums), time_us)]
             least_us += [along_us.get((along.sums, other), 0.0) for other in others]
             more_us = max(0.0, time_us - max(least_us))
             self._launch_us[value] = min(self._launch_us.get(value, math.inf), more_us)
@@ -211,3 +212,9 @@ class _Step:
 
     def _root(self, name: str) -> str:
         return self._roots.get(name, name)
+
+
+def _ends(launch: Operation, replaces: Container[str]) -> tuple[str, str]:
+    """The operation that a launch of several ends with, and the product before, if it has that in the place of one."""
+    first, *_, last = names_of(launch)
+    return last, first if has_product(launch.attributes) and first in replaces else ""

@@ -1,0 +1,151 @@
+"""The data gradient of a convolution of one place, made on the way to the sums over it: where that was measured, with
+the same numbers, within a budget with relu's output made again along."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from mbc.device.spec import find_spec
+from mbc.frontend.lower import lower
+from mbc.frontend.parse import parse
+from mbc.ir.graph import TrainingGraph
+from mbc.ir.training import differentiate
+from mbc.kernels import PROVIDERS
+from mbc.kernels.base import Candidate, Request
+from mbc.kernels.own import pointwise_gradients
+from mbc.optimize.candidates import CandidateTable, Rules
+from mbc.optimize.needs import needs
+from mbc.optimize.search import Limits, search
+from mbc.options import Policy
+from mbc.plan.model import Kernel, Plan
+from mbc.plan.verify import verify_plan
+from mbc.runtime.module import Module
+from mbc.source import Source
+
+H200 = find_spec("h200")
+SOURCE = """
+block bottleneck(stride = 1) on x {
+  y = x |> conv(64, 1) @narrow |> bn |> relu |> conv(64, 3, stride, pad=1) |> bn |> relu |> conv(256, 1) @wide |> bn
+  s = x if y.shape == x.shape else x |> conv(256, 1, stride) @down |> bn
+  return y + s |> relu
+}
+network small(batch = 4, classes = 3) {
+  input image[batch, 3, 6, 6] : float
+  input target[batch] : class
+  x = image |> conv(64, 3, pad=1) |> bn |> relu |> bottleneck() |> bottleneck() |> bottleneck() |> bottleneck(2)
+  logits = x |> conv(64, 1) @last |> bn |> relu |> global_avgpool |> linear(classes)
+  output logits
+  loss (logits, target) |> softmax_cross_entropy
+}
+train { optimizer = sgd(momentum=0.9)  precision = bf16 }
+"""
+SHARE = 0.6  # of what keeping everything takes
+SLOWER = 1e4  # than what is to be planned
+KERNELS = frozenset(kernel.name for kernel in pointwise_gradients.KERNELS[1:])
+IN_GROUPS = "convolution_backward_data+"
+
+
+@functools.cache
+def graph() -> TrainingGraph:
+    lowered = lower(parse(Source("small.mbc", SOURCE)), (), None)
+    return differentiate(lowered.network, lowered.optimizer, lowered.precision)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A profile that has measured what would be estimated, all by its bytes. `data`: data gradients with sums, too;
+    `signs`: of relu; `slower`: times what such a launch moves."""
+
+    data: bool = True
+    signs: bool = False
+    slower: float = 1.0
+    cudnn: int = 0
+    origin: str = "made up"
+
+    def candidates(self, request: Request) -> Iterable[Candidate]:
+        with_data = request.kind.startswith(IN_GROUPS)
+        if (with_data and not self.data) or ("signs" in request.kind and not self.signs):
+            return ()
+        moved = sum(t.size_bytes for t in (*request.inputs, *request.outputs)) / 1e3
+        return tuple(
+            replace(c, measured=True, time_us=moved * (self.slower if with_data else _times(request, c)))
+            for provider in PROVIDERS
+            for c in provider.candidates(request, H200)
+        )
+
+
+def _times(request: Request, c: Candidate) -> float:
+    last = all(lying == "nhwc" for t, lying in zip(request.inputs, c.layouts, strict=False) if t.ordered)
+    return SLOWER if "at_once" in c.name else 1.0 if last else 2.0
+
+
+@functools.cache
+def planned(profile: Measured | None, share: float = 0.0) -> Plan:
+    """Within so much of what keeping everything takes beside the states; 0: without a limit."""
+    budget_bytes = 10**12
+    if share:
+        all_bytes = planned(profile).predictions.arena_bytes
+        states_bytes = sum(graph().values[state.value].type.size_bytes for state in graph().states)
+        budget_bytes = int(states_bytes + share * (all_bytes - states_bytes)) + H200.overhead_bytes
+    known = CandidateTable(graph(), H200, PROVIDERS, profile, Rules())  # type: ignore[arg-type]
+    plan = search(known, Limits(without=frozenset({"beside"})), budget_bytes)
+    verify_plan(plan)
+    return plan
+
+
+def launches(plan: Plan) -> dict[str, list[str]]:
+    """Of these kernels: the first operation that each launch runs."""
+    found: dict[str, list[str]] = {}
+    for launch in plan.train.launches:
+        if isinstance(launch.work, Kernel) and launch.work.name in KERNELS:
+            found.setdefault(launch.work.name, []).append(launch.operations[0])
+    return found
+
+
+def trained(plan: Plan) -> dict[str, bytes]:
+    module = Module(plan, device="cpu")
+    random = np.random.default_rng(0)
+    for _ in range(2):
+        image = random.standard_normal((4, 3, 6, 6)).astype(np.float32)
+        module.step(image, random.integers(0, 3, 4), lr=0.05)
+    return {name: np.array(module.state(name)).tobytes() for name in module.states}
+
+
+@pytest.mark.parametrize("signs", [False, True], ids=["by output", "by signs"])
+def test_gradients_that_only_sums_read_are_not_written(signs: bool):
+    """Of two that are added the one that a kernel can run: `down` of the last block has a step of two."""
+    plan, without = planned(Measured(signs=signs)), planned(Measured(data=False, signs=signs))
+    found = launches(plan)
+    signed = ["_signed"] if signs else [""]
+    names = {f"pointwise_data{added}_relu_sums{form}" for added in ("", "_add") for form in signed}
+    assert found.keys() >= names and len(found.pop("pointwise_data_normalize_relu_sums")) == 4
+    assert sum(map(len, found.values())) == 5
+    assert any("bottleneck3.narrow.backward_data" in operations for operations in found.values())
+    assert plan.predictions.train_us < without.predictions.train_us and not launches(without)
+    assert trained(plan) == trained(without)
+
+
+@pytest.mark.parametrize("signs", [False, True], ids=["by output", "by signs"])
+def test_relus_output_is_made_again_along(signs: bool):
+    profile = Measured(signs=signs)
+    plan = planned(profile, SHARE)
+    found = launches(plan)
+    assert [name for name in found if "_and_sums" in name]
+    assert plan.bounds.within_us <= plan.predictions.train_us
+    assert plan.predictions.train_us < planned(replace(profile, data=False), SHARE).predictions.train_us
+    assert trained(plan) == trained(planned(profile))
+
+
+@pytest.mark.parametrize("profile", [None, Measured(data=False), Measured(slower=5.0)], ids=["estimated", "", "slow"])
+def test_elsewhere_operations_run_by_themselves(profile: Measured | None):
+    assert not launches(planned(profile))
+
+
+def test_all_are_asked_for():
+    kinds = {need.undivided.kind for need in needs(graph(), H200, Policy.UNDIVIDED)}
+    assert {kernel.kind for kernel in pointwise_gradients.KERNELS} - kinds == set()
