@@ -1,4 +1,4 @@
-// What fused groups share: residual sums behind batch normalisation, and gradients through relu.
+// What fused groups share: residual sums behind batch normalisation, gradients through relu, and its output made again.
 #pragma once
 
 #include "mbc_batch_norm.cuh"

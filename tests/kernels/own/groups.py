@@ -216,7 +216,10 @@ def _reads_signs(pattern: Pattern) -> bool:
 # Signs are read 128 filters at once.
 POINT_FORMS = tuple(
     (pattern, sizes)
-    for patterns, all_sizes in (((*CONVOLUTION_ALONG, *BOTH_ALONG), POINTS), ((*DATA_SUMS, *DATA_ALONG), GRADIENT_POINTS))
+    for patterns, all_sizes in (
+        ((*CONVOLUTION_ALONG, *BOTH_ALONG), POINTS),
+        ((*DATA_SUMS, *DATA_ALONG), GRADIENT_POINTS),
+    )
     for pattern in patterns
     for sizes in all_sizes
     if sizes[-1] % 128 == 0 or not _reads_signs(pattern)
