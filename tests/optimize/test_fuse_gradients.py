@@ -19,6 +19,7 @@ from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate, Request
 from mbc.kernels.own import pointwise_gradients
 from mbc.optimize.candidates import CandidateTable, Rules
+from mbc.optimize.floor import BANDWIDTH_SHARE, step_floor
 from mbc.optimize.needs import needs
 from mbc.optimize.search import Limits, search
 from mbc.options import Policy
@@ -45,6 +46,7 @@ network small(batch = 4, classes = 3) {
 train { optimizer = sgd(momentum=0.9)  precision = bf16 }
 """
 SHARE = 0.7  # of what keeping everything takes
+BYTES_PER_US = BANDWIDTH_SHARE * H200.copy_gb_s * 1e3
 SLOWER = 1e4  # than what is to be planned
 KERNELS = frozenset(kernel.name for kernel in pointwise_gradients.KERNELS[1:])
 IN_GROUPS = "convolution_backward_data+"
@@ -71,9 +73,10 @@ class Measured:
         with_data = request.kind.startswith(IN_GROUPS)
         if (with_data and not self.data) or ("signs" in request.kind and not self.signs):
             return ()
-        moved = sum(t.size_bytes for t in (*request.inputs, *request.outputs)) / 1e3
+        moved_us = sum(t.size_bytes for t in (*request.inputs, *request.outputs)) / BYTES_PER_US
+        times = 5.0 if self.slow in request.kind else 1.0
         return tuple(
-            replace(c, measured=True, time_us=moved * _times(request, c) * (5.0 if self.slow in request.kind else 1.0))
+            replace(c, measured=True, time_us=times * moved_us * _times(request, c))
             for provider in PROVIDERS
             for c in provider.candidates(request, H200)
         )
@@ -150,6 +153,20 @@ def test_signs_are_read_where_only_that_gains():
 )
 def test_elsewhere_operations_run_by_themselves(profile: Measured | None):
     assert not launches(planned(profile))
+
+
+def test_the_floor_counts_what_is_not_moved():
+    """Where relu comes behind it, a gradient is neither written nor read."""
+    with_data, without = (
+        step_floor(CandidateTable(graph(), H200, PROVIDERS, profile, Rules()))  # type: ignore[arg-type]
+        for profile in (Measured(), Measured(data=False))
+    )
+    layers = [f"bottleneck{i}.{name}" for i in range(4) for name in ("narrow", "wide")]
+    names = {f"{layer}.backward_data" for layer in (*layers, "bottleneck0.down", "last")}
+    made = [value for operation in graph().train if operation.name in names for value in operation.outputs]
+    saved_us = 2 * sum(graph().values[value].type.size_bytes for value in made) / BYTES_PER_US
+    assert len(made) == len(names) and with_data.other_us == without.other_us
+    assert without.products_us - with_data.products_us == pytest.approx(saved_us)
 
 
 def test_all_are_asked_for():
