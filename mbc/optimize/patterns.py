@@ -116,6 +116,27 @@ DATA_SUMS: tuple[Pattern, ...] = (
         measured=True,
     ),
 )
+# The same where what is normalised is a part of the next concatenation, too.
+DATA_SUMS_OF_PARTS: tuple[Pattern, ...] = tuple(
+    Pattern.of(
+        _DATA,
+        f"z = {_NORMALIZE}",
+        "y = relu(z)",
+        _THROUGH_RELU,
+        _SUMS,
+        _BACKWARD.replace("dx", "b"),
+        "a = channel_slice(wide)",
+        "dx = add(a, b)",
+        *taken,
+        launches=(
+            Part((0, 1, 2, 3, 4), ("dy", "dgamma", "dbeta")),
+            Part((1, 2, 3, 5, 6, 7, *range(8, 8 + len(taken))), ("dx", *(("part",) if taken else ()))),
+        ),
+        replaces=(0, 3, 4, 5, 6, 7, *range(8, 8 + len(taken))),
+        measured=True,
+    )
+    for taken in ((), ("part = channel_slice(dx)",))
+)
 
 PATTERNS: tuple[Pattern, ...] = (
     # Forward, one pass over everything: two or three operands are read, one is written.
@@ -311,6 +332,7 @@ PATTERNS: tuple[Pattern, ...] = (
     # What a convolution makes is summed up before it is written.
     Pattern.of("x = convolution(a, w)", _STATISTICS, launches=(Part((0, 1), ("x", "mean", "variance")),)),
     *DATA_SUMS,
+    *DATA_SUMS_OF_PARTS,
 )
 
 # Sums over a gradient behind relu that make relu's output again on the way, for whoever reads it next: most of what it
