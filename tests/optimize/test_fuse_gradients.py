@@ -45,6 +45,21 @@ network small(batch = 4, classes = 3) {
 }
 train { optimizer = sgd(momentum=0.9)  precision = bf16 }
 """
+DENSE = """
+network dense(batch = 4, classes = 3) {
+  input image[batch, 3, 6, 6] : float
+  input target[batch] : class
+  x = image |> conv(16, 3, pad=1)
+  for i in range(3) @layer {
+    y = x |> bn |> relu |> conv(32, 1) @narrow |> bn |> relu |> conv(8, 3, pad=1)
+    x = (x, y) |> concat
+  }
+  logits = x |> bn |> relu |> global_avgpool |> linear(classes)
+  output logits
+  loss (logits, target) |> softmax_cross_entropy
+}
+train { optimizer = sgd(momentum=0.9)  precision = bf16 }
+"""
 SHARE = 0.7  # of what keeping everything takes
 BYTES_PER_US = BANDWIDTH_SHARE * H200.copy_gb_s * 1e3
 SLOWER = 1e4  # than what is to be planned
@@ -53,8 +68,8 @@ IN_GROUPS = "convolution_backward_data+"
 
 
 @functools.cache
-def graph() -> TrainingGraph:
-    lowered = lower(parse(Source("small.mbc", SOURCE)), (), None)
+def graph(source: str = SOURCE) -> TrainingGraph:
+    lowered = lower(parse(Source("small.mbc", source)), (), None)
     return differentiate(lowered.network, lowered.optimizer, lowered.precision)
 
 
@@ -88,14 +103,14 @@ def _times(request: Request, c: Candidate) -> float:
 
 
 @functools.cache
-def planned(profile: Measured | None, share: float = 0.0) -> Plan:
+def planned(profile: Measured | None, share: float = 0.0, source: str = SOURCE) -> Plan:
     """Within so much of what keeping everything takes beside the states; 0: without a limit."""
     budget_bytes = 10**12
     if share:
         all_bytes = planned(profile).predictions.arena_bytes
         states_bytes = sum(graph().values[state.value].type.size_bytes for state in graph().states)
         budget_bytes = int(states_bytes + share * (all_bytes - states_bytes)) + H200.overhead_bytes
-    known = CandidateTable(graph(), H200, PROVIDERS, profile, Rules())  # type: ignore[arg-type]
+    known = CandidateTable(graph(source), H200, PROVIDERS, profile, Rules())  # type: ignore[arg-type]
     plan = search(known, Limits(without=frozenset({"beside"})), budget_bytes)
     verify_plan(plan)
     return plan
@@ -129,6 +144,13 @@ def test_gradients_that_only_sums_read_are_not_written(signs: bool):
     assert found.keys() >= names and len(found.pop("pointwise_data_normalize_relu_sums")) == 4
     assert sum(map(len, found.values())) == 5
     assert any("bottleneck3.narrow.backward_data" in operations for operations in found.values())
+    assert plan.predictions.train_us < without.predictions.train_us and not launches(without)
+    assert trained(plan) == trained(without)
+
+
+def test_so_are_those_of_parts_of_concatenations():
+    plan, without = planned(Measured(), source=DENSE), planned(Measured(data=False), source=DENSE)
+    assert [first.split(".")[-2] for first in launches(plan)["pointwise_data_normalize_relu_sums"]] == ["narrow"] * 3
     assert plan.predictions.train_us < without.predictions.train_us and not launches(without)
     assert trained(plan) == trained(without)
 
