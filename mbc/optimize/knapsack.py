@@ -14,7 +14,7 @@ group may leave unmade, or make later, count as no bytes: what is left bounds st
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mbc.ir.graph import Operation, Role
@@ -35,10 +35,21 @@ LOOKED_AT = 64
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """The outputs of one operation that are needed later. `time_us` infinite: it cannot run again."""
+    """What is needed later, as bytes that may be away, and the time to have them back. Infinite: they cannot be made
+    again."""
 
     size_bytes: int
     time_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Both:
+    """Two values that come back along with one launch of the sums of operation `sums`, in `more_us` more."""
+
+    first: str
+    last: str
+    sums: str
+    more_us: float
 
 
 def within_us(table: CandidateTable, means: Means, room_bytes: int, fastest_us: float) -> float:
@@ -79,6 +90,19 @@ def _least_us(table: CandidateTable, means: Means, kept: list[_Item], excess: in
     return total_us + (copied_us * excess if excess > 0 else 0.0)
 
 
+def _hull(ways: Iterable[tuple[int, float]]) -> list[_Item]:
+    """Bytes that may be away for so much time, one way at most: as items whose fractions cost no more than any mixture
+    of the ways, which is the lower convex hull."""
+    left, found = list(ways), list[_Item]()
+    bytes_, time_us = 0, 0.0
+    while left:
+        more = min(left, key=lambda way: ((way[1] - time_us) / (way[0] - bytes_), -way[0]))
+        found.append(_Item(more[0] - bytes_, more[1] - time_us))
+        bytes_, time_us = more
+        left = [way for way in left if way[0] > bytes_]
+    return found
+
+
 class _Step:
     """The step as operations over values: views are what they view."""
 
@@ -96,10 +120,12 @@ class _Step:
         groups = [g for g in all_groups(table) if g.replaces <= names]
         self.grouped = frozenset(name for group in groups for name in group.replaces)
         self._unmade = frozenset(value for group in groups for value in group.unmade)
-        self._launch_us: dict[str, float] = {}  # of a value: the cheapest launch of a group, or what one more takes
+        self._launch_us: dict[str, float] = {}  # of a value: the cheapest launch of a group
         self._stands: dict[str, int] = {}  # where the last launch of a group that an operation may be in stands at most
         self._alone_us = alone_us
         self.times_us = self._shared(groups, alone_us)
+        self._along_us: dict[str, dict[str, float]] = {}  # of a value by sums: what they take more with it
+        self._both = self._brought_along(groups)
         self._known_us: dict[int, float] = {}
         self._made: dict[str, int] = dict.fromkeys(graph.inputs, -1)
         self._reads: dict[str, list[int]] = {}
@@ -122,31 +148,39 @@ class _Step:
         """What each operation takes at least: alone, or its share of a group; nothing where many may run at once."""
         places = {op.name: i for i, op in enumerate(self.operations)}
         found = [0.0 if is_gathered(op) else time_us for op, time_us in zip(self.operations, alone_us, strict=True)]
-        sums_us: dict[str, float] = {}  # the cheapest launch of a group that ends with an operation
         for group in groups:
-            launches_us = [min((c.time_us for c in self._table.offered(o)), default=math.inf) for o in group.launches]
+            launches_us = [self._least_us(launch) for launch in group.launches]
             for launch, time_us in zip(group.launches, launches_us, strict=True):
                 for name in launch.outputs:
                     self._launch_us[name] = min(self._launch_us.get(name, math.inf), time_us)
-                sums_us[names_of(launch)[-1]] = min(sums_us.get(names_of(launch)[-1], math.inf), time_us)
             members = [places[name] for name in group.replaces]
             part = sum(launches_us) / max(1e-9, sum(alone_us[i] for i in members))
             for i in members:
                 found[i] = min(found[i], alone_us[i] * part)
                 name = self.operations[i].name
                 self._stands[name] = max(self._stands.get(name, 0), *members)
-        along_us: dict[tuple[frozenset[str], str], float] = {}
-        # What makes two values comes behind what makes one of them.
-        for along in sorted(alongs_of(self._table), key=lambda along: len(along.values)):
-            time_us = min(c.time_us for c in self._table.offered(along.operation))
-            value, *others = along.values
-            along_us[along.sums, value] = time_us
-            # Of two values the other one pays for what it takes along by itself.
-            least_us = [sums_us.get(names_of(along.operation)[-1], time_us)]
-            least_us += [along_us.get((along.sums, other), 0.0) for other in others]
-            more_us = max(0.0, time_us - max(least_us))
-            self._launch_us[value] = min(self._launch_us.get(value, math.inf), more_us)
         return found
+
+    def _brought_along(self, groups: Sequence[Group]) -> Sequence[_Both]:
+        """Enter what sums take more that make a value again along, or two of them, which are returned."""
+        sums: dict[str, list[Operation]] = {}
+        for launch in (*self.operations, *(launch for group in groups for launch in group.launches)):
+            sums.setdefault(names_of(launch)[-1], []).append(launch)
+        found: dict[tuple[str, ...], _Both] = {}
+        for along in alongs_of(self._table):
+            name = names_of(along.operation)[-1]
+            without_us = min(map(self._least_us, filter(along.stands_for, sums.get(name, ()))), default=math.inf)
+            more_us = max(0.0, self._least_us(along.operation) - without_us)
+            for value in along.values:
+                known = self._along_us.setdefault(value, {})
+                known[name] = min(known.get(name, math.inf), more_us)
+            if len(along.values) > 1:
+                known = found.setdefault(along.values, _Both(*along.values, name, more_us))
+                found[along.values] = min(known, _Both(*along.values, name, more_us), key=lambda both: both.more_us)
+        return tuple(found.values())
+
+    def _least_us(self, launch: Operation) -> float:
+        return min((candidate.time_us for candidate in self._table.offered(launch)), default=math.inf)
 
     def _sure_reads(self, groups: Sequence[Group]) -> Mapping[str, int]:
         """The last operation that reads a value in any case: a group may compute again what one of its operations
@@ -175,8 +209,24 @@ class _Step:
             sure = made < 0 or (self._stands.get(self.operations[made].name, 0) < place and name not in self._unmade)
             if made < place < last and sure and name not in operands and name not in self._states:
                 sizes[made] = sizes.get(made, 0) + self._size(name)
-        items = [_Item(size, self._again_us(made)) for made, size in sizes.items()]
+        items: list[_Item] = []
+        for both in self._both:
+            first, last = self._made[both.first], self._made[both.last]
+            if first in sizes and last in sizes:
+                items += self._pair(both, sizes.pop(first), sizes.pop(last))
+        items += [_Item(size, self._again_us(made)) for made, size in sizes.items()]
         return items, self._fixed_bytes + self._operand_bytes(operation, place)
+
+    def _pair(self, both: _Both, first_bytes: int, last_bytes: int) -> list[_Item]:
+        """Two values of which either may be away by itself: that they share a launch counts only where both are."""
+        first_us, last_us = (self._launched_us(self._made[value]) for value in (both.first, both.last))
+        first_along_us, last_along_us = (self._along_us[value] for value in (both.first, both.last))
+        first_sums_us = min(first_us, *first_along_us.values())
+        last_sums_us = min(last_us, *last_along_us.values())
+        elsewhere_us = min(last_us, *(us for sums, us in last_along_us.items() if sums != both.sums), math.inf)
+        apart_us = min(first_us + last_sums_us, first_sums_us + elsewhere_us)
+        pairs = first_bytes + last_bytes, min(both.more_us, apart_us)
+        return _hull(((first_bytes, first_sums_us), (last_bytes, last_sums_us), pairs))
 
     def _operand_bytes(self, operation: Operation, place: int) -> int:
         kind = KINDS[operation.kind]
@@ -187,8 +237,22 @@ class _Step:
         return taken + least_workspace_bytes(self._table.menus(operation))
 
     def _again_us(self, made: int) -> float:
-        """What running an operation again takes at least, with those before it that only serve it: to keep what they
-        make instead would take no less memory."""
+        """What making again what an operation makes takes at least, whatever else is."""
+        if made < 0:
+            return math.inf
+        found = self._launched_us(made)
+        for value in self.operations[made].outputs:
+            found = min(found, *self._along_us.get(value, {}).values(), math.inf)
+            # Of two values the other one pays for what it takes along by itself.
+            others_us = (
+                both.more_us - self._along_us[both.last][both.sums] for both in self._both if both.first == value
+            )
+            found = min(found, *others_us, math.inf)
+        return found
+
+    def _launched_us(self, made: int) -> float:
+        """The same by launches of its own: what running an operation takes, with those before it that only serve it. To
+        keep what they make instead would take no less memory."""
         known = self._known_us.get(made)
         if known is not None:
             return known
