@@ -19,9 +19,8 @@ from dataclasses import dataclass
 
 from mbc.ir.graph import Operation, Role
 from mbc.ops import KINDS
-from mbc.ops.fused import names_of
-from mbc.optimize.along import alongs_of
 from mbc.optimize.candidates import CandidateTable, least_workspace_bytes
+from mbc.optimize.extras import Both, extras_of
 from mbc.optimize.fuse import Group, all_groups
 from mbc.optimize.gather import is_gathered
 from mbc.optimize.lifetimes import aligned
@@ -40,16 +39,6 @@ class _Item:
 
     size_bytes: int
     time_us: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Both:
-    """Two values that come back along with one launch of the sums of operation `sums`, in `more_us` more."""
-
-    first: str
-    last: str
-    sums: str
-    more_us: float
 
 
 def within_us(table: CandidateTable, means: Means, room_bytes: int, fastest_us: float) -> float:
@@ -91,15 +80,16 @@ def _least_us(table: CandidateTable, means: Means, kept: list[_Item], excess: in
 
 
 def _hull(ways: Iterable[tuple[int, float]]) -> list[_Item]:
-    """Bytes that may be away for so much time, one way at most: as items whose fractions cost no more than any mixture
-    of the ways, which is the lower convex hull."""
-    left, found = list(ways), list[_Item]()
-    bytes_, time_us = 0, 0.0
+    """Bytes that may be away for so much time, in one of several ways: as items of which any part costs no more than a
+    mixture of the ways, the lower convex hull."""
+    found: list[_Item] = []
+    left: list[tuple[int, float]] = list(ways)
+    all_bytes, all_us = 0, 0.0
     while left:
-        more = min(left, key=lambda way: ((way[1] - time_us) / (way[0] - bytes_), -way[0]))
-        found.append(_Item(more[0] - bytes_, more[1] - time_us))
-        bytes_, time_us = more
-        left = [way for way in left if way[0] > bytes_]
+        size_bytes, time_us = min(left, key=lambda way: ((way[1] - all_us) / (way[0] - all_bytes), -way[0]))
+        found.append(_Item(size_bytes - all_bytes, time_us - all_us))
+        all_bytes, all_us = size_bytes, time_us
+        left = [way for way in left if way[0] > all_bytes]
     return found
 
 
@@ -124,8 +114,8 @@ class _Step:
         self._stands: dict[str, int] = {}  # where the last launch of a group that an operation may be in stands at most
         self._alone_us = alone_us
         self.times_us = self._shared(groups, alone_us)
-        self._along_us: dict[str, dict[str, float]] = {}  # of a value by sums: what they take more with it
-        self._both = self._brought_along(groups)
+        launches = (launch for group in groups for launch in group.launches)
+        self._extras = extras_of(table, (*self.operations, *launches))
         self._known_us: dict[int, float] = {}
         self._made: dict[str, int] = dict.fromkeys(graph.inputs, -1)
         self._reads: dict[str, list[int]] = {}
@@ -149,7 +139,7 @@ class _Step:
         places = {op.name: i for i, op in enumerate(self.operations)}
         found = [0.0 if is_gathered(op) else time_us for op, time_us in zip(self.operations, alone_us, strict=True)]
         for group in groups:
-            launches_us = [self._least_us(launch) for launch in group.launches]
+            launches_us = [min((c.time_us for c in self._table.offered(o)), default=math.inf) for o in group.launches]
             for launch, time_us in zip(group.launches, launches_us, strict=True):
                 for name in launch.outputs:
                     self._launch_us[name] = min(self._launch_us.get(name, math.inf), time_us)
@@ -160,27 +150,6 @@ class _Step:
                 name = self.operations[i].name
                 self._stands[name] = max(self._stands.get(name, 0), *members)
         return found
-
-    def _brought_along(self, groups: Sequence[Group]) -> Sequence[_Both]:
-        """Enter what sums take more that make a value again along, or two of them, which are returned."""
-        sums: dict[str, list[Operation]] = {}
-        for launch in (*self.operations, *(launch for group in groups for launch in group.launches)):
-            sums.setdefault(names_of(launch)[-1], []).append(launch)
-        found: dict[tuple[str, ...], _Both] = {}
-        for along in alongs_of(self._table):
-            name = names_of(along.operation)[-1]
-            without_us = min(map(self._least_us, filter(along.stands_for, sums.get(name, ()))), default=math.inf)
-            more_us = max(0.0, self._least_us(along.operation) - without_us)
-            for value in along.values:
-                known = self._along_us.setdefault(value, {})
-                known[name] = min(known.get(name, math.inf), more_us)
-            if len(along.values) > 1:
-                known = found.setdefault(along.values, _Both(*along.values, name, more_us))
-                found[along.values] = min(known, _Both(*along.values, name, more_us), key=lambda both: both.more_us)
-        return tuple(found.values())
-
-    def _least_us(self, launch: Operation) -> float:
-        return min((candidate.time_us for candidate in self._table.offered(launch)), default=math.inf)
 
     def _sure_reads(self, groups: Sequence[Group]) -> Mapping[str, int]:
         """The last operation that reads a value in any case: a group may compute again what one of its operations
@@ -210,23 +179,23 @@ class _Step:
             if made < place < last and sure and name not in operands and name not in self._states:
                 sizes[made] = sizes.get(made, 0) + self._size(name)
         items: list[_Item] = []
-        for both in self._both:
+        for both in self._extras.both:
             first, last = self._made[both.first], self._made[both.last]
             if first in sizes and last in sizes:
                 items += self._pair(both, sizes.pop(first), sizes.pop(last))
         items += [_Item(size, self._again_us(made)) for made, size in sizes.items()]
         return items, self._fixed_bytes + self._operand_bytes(operation, place)
 
-    def _pair(self, both: _Both, first_bytes: int, last_bytes: int) -> list[_Item]:
-        """Two values of which either may be away by itself: that they share a launch counts only where both are."""
-        first_us, last_us = (self._launched_us(self._made[value]) for value in (both.first, both.last))
-        first_along_us, last_along_us = (self._along_us[value] for value in (both.first, both.last))
-        first_sums_us = min(first_us, *first_along_us.values())
-        last_sums_us = min(last_us, *last_along_us.values())
-        elsewhere_us = min(last_us, *(us for sums, us in last_along_us.items() if sums != both.sums), math.inf)
-        apart_us = min(first_us + last_sums_us, first_sums_us + elsewhere_us)
-        pairs = first_bytes + last_bytes, min(both.more_us, apart_us)
-        return _hull(((first_bytes, first_sums_us), (last_bytes, last_sums_us), pairs))
+    def _pair(self, both: Both, first_bytes: int, last_bytes: int) -> list[_Item]:
+        """Two values of which either may be away by itself: only where both are they share a launch. Else one of them
+        at most comes back along with these sums."""
+        extras = self._extras
+        first_apart_us, last_apart_us = (self._apart_us(self._made[value]) for value in (both.first, both.last))
+        first_us = min(first_apart_us, extras.least_us(both.first))
+        last_us = min(last_apart_us, extras.least_us(both.last))
+        last_elsewhere_us = min(last_apart_us, extras.least_us(both.last, without=both.sums))
+        both_us = min(both.more_us, first_apart_us + last_us, first_us + last_elsewhere_us)
+        return _hull(((first_bytes, first_us), (last_bytes, last_us), (first_bytes + last_bytes, both_us)))
 
     def _operand_bytes(self, operation: Operation, place: int) -> int:
         kind = KINDS[operation.kind]
@@ -237,22 +206,14 @@ class _Step:
         return taken + least_workspace_bytes(self._table.menus(operation))
 
     def _again_us(self, made: int) -> float:
-        """What making again what an operation makes takes at least, whatever else is."""
-        if made < 0:
-            return math.inf
-        found = self._launched_us(made)
-        for value in self.operations[made].outputs:
-            found = min(found, *self._along_us.get(value, {}).values(), math.inf)
-            # Of two values the other one pays for what it takes along by itself.
-            others_us = (
-                both.more_us - self._along_us[both.last][both.sums] for both in self._both if both.first == value
-            )
-            found = min(found, *others_us, math.inf)
-        return found
+        """What making again what an operation makes takes at least."""
+        values = self.operations[made].outputs if made >= 0 else ()
+        along_us = (min(self._extras.least_us(value), self._extras.beside_us(value)) for value in values)
+        return min((self._apart_us(made), *along_us))
 
-    def _launched_us(self, made: int) -> float:
-        """The same by launches of its own: what running an operation takes, with those before it that only serve it. To
-        keep what they make instead would take no less memory."""
+    def _apart_us(self, made: int) -> float:
+        """The same by launches of its own: running an operation again, with those before it that only serve it. To keep
+        what they make instead would take no less memory."""
         known = self._known_us.get(made)
         if known is not None:
             return known
