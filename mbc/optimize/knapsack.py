@@ -14,14 +14,13 @@ group may leave unmade, or make later, count as no bytes: what is left bounds st
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mbc.ir.graph import Operation, Role
 from mbc.ops import KINDS
-from mbc.ops.fused import has_product, names_of
-from mbc.optimize.along import alongs_of
 from mbc.optimize.candidates import CandidateTable, least_workspace_bytes
+from mbc.optimize.extras import Both, extras_of
 from mbc.optimize.fuse import Group, all_groups
 from mbc.optimize.gather import is_gathered
 from mbc.optimize.lifetimes import aligned
@@ -35,7 +34,8 @@ LOOKED_AT = 64
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """The outputs of one operation that are needed later. `time_us` infinite: it cannot run again."""
+    """What is needed later, as bytes that may be away, and the time to have them back. Infinite: they cannot be made
+    again."""
 
     size_bytes: int
     time_us: float
@@ -79,6 +79,20 @@ def _least_us(table: CandidateTable, means: Means, kept: list[_Item], excess: in
     return total_us + (copied_us * excess if excess > 0 else 0.0)
 
 
+def _hull(ways: Iterable[tuple[int, float]]) -> list[_Item]:
+    """Bytes that may be away for so much time, in one of several ways: as items of which any part costs no more than a
+    mixture of the ways, the lower convex hull."""
+    found: list[_Item] = []
+    left: list[tuple[int, float]] = list(ways)
+    all_bytes, all_us = 0, 0.0
+    while left:
+        size_bytes, time_us = min(left, key=lambda way: ((way[1] - all_us) / (way[0] - all_bytes), -way[0]))
+        found.append(_Item(size_bytes - all_bytes, time_us - all_us))
+        all_bytes, all_us = size_bytes, time_us
+        left = [way for way in left if way[0] > all_bytes]
+    return found
+
+
 class _Step:
     """The step as operations over values: views are what they view."""
 
@@ -96,10 +110,12 @@ class _Step:
         groups = [g for g in all_groups(table) if g.replaces <= names]
         self.grouped = frozenset(name for group in groups for name in group.replaces)
         self._unmade = frozenset(value for group in groups for value in group.unmade)
-        self._launch_us: dict[str, float] = {}  # of a value: the cheapest launch of a group, or what one more takes
+        self._launch_us: dict[str, float] = {}  # of a value: the cheapest launch of a group
         self._stands: dict[str, int] = {}  # where the last launch of a group that an operation may be in stands at most
         self._alone_us = alone_us
         self.times_us = self._shared(groups, alone_us)
+        launches = (launch for group in groups for launch in group.launches)
+        self._extras = extras_of(table, (*self.operations, *launches))
         self._known_us: dict[int, float] = {}
         self._made: dict[str, int] = dict.fromkeys(graph.inputs, -1)
         self._reads: dict[str, list[int]] = {}
@@ -122,31 +138,17 @@ class _Step:
         """What each operation takes at least: alone, or its share of a group; nothing where many may run at once."""
         places = {op.name: i for i, op in enumerate(self.operations)}
         found = [0.0 if is_gathered(op) else time_us for op, time_us in zip(self.operations, alone_us, strict=True)]
-        sums_us: dict[tuple[str, str], float] = {}  # the cheapest launch of a group
         for group in groups:
             launches_us = [min((c.time_us for c in self._table.offered(o)), default=math.inf) for o in group.launches]
             for launch, time_us in zip(group.launches, launches_us, strict=True):
                 for name in launch.outputs:
                     self._launch_us[name] = min(self._launch_us.get(name, math.inf), time_us)
-                key = _ends(launch, group.replaces)
-                sums_us[key] = min(sums_us.get(key, math.inf), time_us)
             members = [places[name] for name in group.replaces]
             part = sum(launches_us) / max(1e-9, sum(alone_us[i] for i in members))
             for i in members:
                 found[i] = min(found[i], alone_us[i] * part)
                 name = self.operations[i].name
                 self._stands[name] = max(self._stands.get(name, 0), *members)
-        along_us: dict[tuple[frozenset[str], str], float] = {}
-        # What makes two values comes behind what makes one of them.
-        for along in sorted(alongs_of(self._table), key=lambda along: len(along.values)):
-            time_us = min(c.time_us for c in self._table.offered(along.operation))
-            value, *others = along.values
-            along_us[along.sums, value] = time_us
-            # Of two values the other one pays for what it takes along by itself.
-            least_us = [sums_us.get(_ends(along.operation, along.sums), time_us)]
-            least_us += [along_us.get((along.sums, other), 0.0) for other in others]
-            more_us = max(0.0, time_us - max(least_us))
-            self._launch_us[value] = min(self._launch_us.get(value, math.inf), more_us)
         return found
 
     def _sure_reads(self, groups: Sequence[Group]) -> Mapping[str, int]:
@@ -176,8 +178,24 @@ class _Step:
             sure = made < 0 or (self._stands.get(self.operations[made].name, 0) < place and name not in self._unmade)
             if made < place < last and sure and name not in operands and name not in self._states:
                 sizes[made] = sizes.get(made, 0) + self._size(name)
-        items = [_Item(size, self._again_us(made)) for made, size in sizes.items()]
+        items: list[_Item] = []
+        for both in self._extras.both:
+            first, last = self._made[both.first], self._made[both.last]
+            if first in sizes and last in sizes:
+                items += self._pair(both, sizes.pop(first), sizes.pop(last))
+        items += [_Item(size, self._again_us(made)) for made, size in sizes.items()]
         return items, self._fixed_bytes + self._operand_bytes(operation, place)
+
+    def _pair(self, both: Both, first_bytes: int, last_bytes: int) -> list[_Item]:
+        """Two values of which either may be away by itself: only where both are they share a launch. Else one of them
+        at most comes back along with these sums."""
+        extras = self._extras
+        first_apart_us, last_apart_us = (self._apart_us(self._made[value]) for value in (both.first, both.last))
+        first_us = min(first_apart_us, extras.least_us(both.first))
+        last_us = min(last_apart_us, extras.least_us(both.last))
+        last_elsewhere_us = min(last_apart_us, extras.least_us(both.last, without=both.sums))
+        both_us = min(both.more_us, first_apart_us + last_us, first_us + last_elsewhere_us)
+        return _hull(((first_bytes, first_us), (last_bytes, last_us), (first_bytes + last_bytes, both_us)))
 
     def _operand_bytes(self, operation: Operation, place: int) -> int:
         kind = KINDS[operation.kind]
@@ -188,8 +206,14 @@ class _Step:
         return taken + least_workspace_bytes(self._table.menus(operation))
 
     def _again_us(self, made: int) -> float:
-        """What running an operation again takes at least, with those before it that only serve it: to keep what they
-        make instead would take no less memory."""
+        """What making again what an operation makes takes at least."""
+        values = self.operations[made].outputs if made >= 0 else ()
+        along_us = (min(self._extras.least_us(value), self._extras.beside_us(value)) for value in values)
+        return min((self._apart_us(made), *along_us))
+
+    def _apart_us(self, made: int) -> float:
+        """The same by launches of its own: running an operation again, with those before it that only serve it. To keep
+        what they make instead would take no less memory."""
         known = self._known_us.get(made)
         if known is not None:
             return known
@@ -212,9 +236,3 @@ class _Step:
 
     def _root(self, name: str) -> str:
         return self._roots.get(name, name)
-
-
-def _ends(launch: Operation, replaces: Container[str]) -> tuple[str, str]:
-    """The operation that a launch of several ends with, and the product before, if it has that in the place of one."""
-    first, *_, last = names_of(launch)
-    return last, first if has_product(launch.attributes) and first in replaces else ""

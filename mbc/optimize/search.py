@@ -24,7 +24,7 @@ from mbc.optimize.refusal import cannot_fit, not_found
 from mbc.optimize.reserve import reserved_bytes, usual_bytes
 from mbc.optimize.reside import Means
 from mbc.optimize.share import share
-from mbc.optimize.signs import by_signs
+from mbc.optimize.signs import by_signs, signs_of_kept
 from mbc.optimize.simulate import measured_share
 from mbc.options import Policy
 from mbc.plan.model import Bounds, Kernel, Plan, Predictions, Program, Stream, Target
@@ -39,8 +39,7 @@ WORTH_OTHER_ROOMS, OTHER_ROOMS_LAUNCHES = 1.25, 2000
 # too: they would win that part at most.
 WORTH_ALONE = 1.05
 # Within a budget signs of relu win less than without one: where that is less than such a part, they are not tried where
-# the step takes so many times what it could. They take room themselves, and a launch that makes relu's output again
-# along with others has the signs at hand.
+# the step takes so many times what it could.
 WORTH_SIGNS = 1.01
 
 
@@ -96,7 +95,7 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
         fitted = _luckier(forms, limits, means, room_bytes - int(more_bytes * REFIT_MARGIN))
     overhead_bytes = reserved_bytes(device, precision, fitted.draft)
     table, draft, placed = fitted.table, fitted.draft, fitted.placed
-    unlimited = next(form.unlimited for form in forms if form.table is table)
+    unlimited = Form.of(table).unlimited  # with the signs that this step has
     floor, floor_operation = floor_bytes(table, host_bytes, means.split)
     copies = fitted.copies
     if not copies and placed.arena_bytes > GOOD_ENOUGH * placed.live_bytes:
@@ -128,15 +127,17 @@ def _luckier(forms: Sequence[Form], limits: Limits, means: Means, room_bytes: in
 
 
 def _faster(forms: Sequence[Form], limits: Limits, means: Means, room_bytes: int) -> Fitted:
-    """The faster of a step without signs of relu and one with them, where that could be much better."""
+    """The faster of a step without signs of relu and, where signs could make it much better, one with them for those
+    relus whose output the first one keeps."""
     unsigned, *others = forms
     found, problem = _fitted(unsigned.table, limits, means, room_bytes), Problem(unsigned.table, {}, room_bytes)
     fits, least_us = problem.holds(found), unsigned.unlimited.train_us
     for signed in others:
         if fits and found.step_us > WORTH_SIGNS * least_us and least_us < WORTH_SIGNS * signed.unlimited.train_us:
             continue
+        table = signs_of_kept(unsigned.table, signed.table, found.draft)
         known_us = found.step_us if fits else math.inf
-        found = problem.best((found, _fitted(signed.table, limits, means, room_bytes, known_us)))
+        found = problem.best((found, _fitted(table, limits, means, room_bytes, known_us)))
     return found
 
 

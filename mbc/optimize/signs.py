@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from mbc.ir.graph import Operation
@@ -11,6 +12,8 @@ from mbc.ops.fused import has_product, names_of
 from mbc.optimize.candidates import CandidateTable
 from mbc.optimize.choose import choose
 from mbc.optimize.fuse import fuse
+from mbc.optimize.order import Draft
+from mbc.plan.model import Mode
 
 
 def by_signs(table: CandidateTable) -> CandidateTable:
@@ -48,6 +51,26 @@ def by_signs(table: CandidateTable) -> CandidateTable:
         if sum(min(c.time_us for c in every.offered(launch)) for launch in after) < before_us:
             relus.append(relu)
     return table.of(with_signs(table.graph, relus)) if relus else table
+
+
+def signs_of_kept(unsigned: CandidateTable, signed: CandidateTable, draft: Draft) -> CandidateTable:
+    """A table of the same step with those signs of `signed` whose relu's output is made once in `draft`, which has no
+    signs.
+
+    Where it is made again along with the sums of its gradient, that launch has the signs at hand: they would take room
+    and time for nothing.
+    """
+    rows = Counter[str | None]()
+    for launch in draft.train.launches:
+        for access in launch.accesses:
+            if launch.operations and access.mode is Mode.WRITE:
+                rows[draft.buffers[access.buffer].value] += access.rows.count
+    signs = {op.inputs[0] for op in signed.graph.train if op.kind == "relu_signs"}
+    kept = {value for value in signs if rows[value] <= unsigned.whole.count}
+    if kept == signs:
+        return signed
+    relus = [op.name for op in unsigned.graph.train if kept.intersection(op.outputs)]
+    return unsigned.of(with_signs(unsigned.graph, relus)) if relus else unsigned
 
 
 def _by_name(program: Sequence[Operation]) -> Mapping[str, list[Operation]]:

@@ -146,9 +146,22 @@ def test_plans_with_signs_are_no_slower_and_give_the_same_bits(share: float):
     assert trained(signed) == trained(planned(unsigned()))
 
 
-@pytest.mark.parametrize("share", [0.9, 0.75])
-def test_sums_make_again_what_others_read_of_relu(share: float):
-    assert any(name.endswith("_signed") for name in launched(within(table(Measured()), share).train))
+def test_within_a_budget_relus_have_signs_whose_output_is_kept():
+    """Sums that make it again along would not read them."""
+    plain, signed = within(unsigned(), 0.9), within(table(Measured()), 0.9)
+    kept = [
+        name for name in ("first", "second", "third") if sum(name in x.operations for x in plain.train.launches) == 1
+    ]
+    assert kept == ["third"]
+    assert [op.name for op in signed.graph.train if op.kind == "relu_signs"] == ["third.signs"]
+
+
+def test_sums_make_again_what_others_read_of_a_relu_with_signs(monkeypatch: pytest.MonkeyPatch):
+    """What a plan with some signs may make again after all."""
+    monkeypatch.setattr("mbc.optimize.search.signs_of_kept", lambda unsigned, signed, draft: signed)  # type: ignore
+    signed = within(table(Measured()), 0.9)
+    assert any(name.endswith("_signed") for name in launched(signed.train))
+    assert trained(signed) == trained(planned(unsigned()))
 
 
 def test_within_a_budget_a_small_gain_is_not_looked_for():
