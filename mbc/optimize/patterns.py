@@ -117,6 +117,25 @@ DATA_SUMS: tuple[Pattern, ...] = (
     ),
 )
 
+# What a convolution made is made again for the backward pass of batch normalisation where its image has less to read.
+APPLIED: tuple[Pattern, ...] = (
+    Pattern.of("x = convolution(image, w)", _BACKWARD, launches=(Part((0, 1), ("dx",)),), replaces=(1,), measured=True),
+    *(
+        Pattern.of(
+            "x = convolution(image, w)",
+            f"z = {_NORMALIZE}",
+            "y = relu(z)",
+            _THROUGH_RELU,
+            _SUMS,
+            _BACKWARD,
+            launches=(Part((*again, 1, 2, 3, 4), ("dgamma", "dbeta")), Part((0, 1, 2, 3, 5), ("dx",))),
+            replaces=(3, 4, 5),
+            measured=True,
+        )
+        for again in ((), (0,))
+    ),
+)
+
 PATTERNS: tuple[Pattern, ...] = (
     # Forward, one pass over everything: two or three operands are read, one is written.
     Pattern.of(f"z = {_NORMALIZE}", "y = relu(z)"),
