@@ -330,6 +330,7 @@ PATTERNS: tuple[Pattern, ...] = (
     # What a convolution makes is summed up before it is written.
     Pattern.of("x = convolution(a, w)", _STATISTICS, launches=(Part((0, 1), ("x", "mean", "variance")),)),
     *DATA_SUMS,
+    *APPLIED,
 )
 
 # Sums over a gradient behind relu that make relu's output again on the way, for whoever reads it next: most of what it

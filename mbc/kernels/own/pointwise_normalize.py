@@ -61,9 +61,9 @@ def _through_relu(operands: int, backward: bool) -> Wiring:
 
 # Accesses, `affine` being whether the normalisation has scale and shift:
 # image, weights, d, mean, variance, dgamma, dbeta, gamma (`affine`); dx, which may be written over d. Reals: eps.
-# image, weights, mean, variance, scale and shift (`affine`), dy, dgamma, dbeta; dx, which may be written over dy. Reals:
-# eps of the normalisation, and of its backward pass.
-# The same without dgamma and dbeta; these, workspace.
+# image, weights, mean, variance, scale and shift (`affine`), dy, dgamma, dbeta; dx, which may be written over dy.
+# image, weights, mean, variance, scale and shift (`affine`), dy; dgamma, dbeta, workspace.
+# Reals of the last two: eps of the normalisation, and of its backward pass or of the sums.
 KERNELS = (
     _applying("pointwise_normalize_backward", "batch_normalize_backward", _plain(True), _plain(False)),
     _applying(
