@@ -8,6 +8,28 @@
 
 namespace mbc {
 
+// x and a gradient of it, where x is the product and written nowhere.
+template <typename T>
+struct Inside : InMemory<T, true, false> {
+  explicit Inside(const T* gradient) : InMemory<T, true, false>{{nullptr, gradient}} {}
+};
+
+// What F makes of the two by what channels have takes the place of the product.
+template <typename T, typename F>
+struct Applied : Inside<T> {
+  T* made;
+  F f;
+
+  Applied(const T* gradient, T* made_, const F& f_) : Inside<T>(gradient), made(made_), f(f_) {}
+  template <int N, typename Of>
+  __device__ void finish(const typename Inside<T>::template Fetched<N>& fetched, const Of& of, int64_t at) const {
+    float values[N];
+#pragma unroll
+    for (int j = 0; j < N; ++j) values[j] = f(of(j), to_float(fetched.a[j]), to_float(fetched.b[j]));
+    store_floats(made + at, values);
+  }
+};
+
 // What is read beside results: tiles of T, and of bits.
 template <typename S>
 constexpr int TILES_BESIDE = 0;
@@ -15,6 +37,10 @@ template <typename T>
 constexpr int TILES_BESIDE<InMemory<T, true, false>> = 1;
 template <typename T>
 constexpr int TILES_BESIDE<AlongX<T>> = 1;
+template <typename T>
+constexpr int TILES_BESIDE<Inside<T>> = 1;
+template <typename T, typename F>
+constexpr int TILES_BESIDE<Applied<T, F>> = 1;
 template <typename T, bool ADD>
 constexpr int TILES_BESIDE<Behind<T, ADD, true, ByOutput<T>>> = 2 + ADD;
 template <typename T, bool ADD>
@@ -63,17 +89,32 @@ template <bool BACKWARD, typename T, bool ADD, typename Relu, typename Fetched>
 __device__ inline void write_product(const Behind<T, ADD, true, Relu>&, T* to, const Fetched& fetched) {
   if constexpr (!BACKWARD) store_held(to, fetched.x);
 }
+template <bool BACKWARD, typename T, typename Fetched>
+__device__ inline void write_product(const Inside<T>&, T*, const Fetched&) {}
 
 // Bits of an element that is pointed to.
 template <typename Element>
 constexpr int BITS = std::is_same_v<Element, uint8_t> ? 1 : 8 * sizeof(Element);
 
-// Where nothing is summed up.
+// Where nothing is summed up,
 struct NoSums {
   using State = float;
 };
+// be it that F has to know what channels have.
+template <typename F>
+struct OfChannels {
+  using State = float;
+  using Channel = typename F::Channel;
+  F f;
+
+  __device__ Channel load(int64_t c) const { return f.load(c); }
+};
 template <typename R>
-constexpr bool SUMMING = !std::is_same_v<R, NoSums>;
+constexpr bool SUMMING = true;
+template <>
+constexpr bool SUMMING<NoSums> = false;
+template <typename F>
+constexpr bool SUMMING<OfChannels<F>> = false;
 
 // What a thread sums up of its eight channels.
 template <typename R>
@@ -116,6 +157,23 @@ struct EightSums<NoSums> {
   template <typename S, typename Fetched>
   __device__ void add(const NoSums&, const S&, const Fetched&, int64_t) {}
   __device__ void leave(const NoSums&, const float*) const {}
+};
+template <typename F>
+struct EightSums<OfChannels<F>> {
+  using R = OfChannels<F>;
+  typename F::Channel channel[8];
+
+  __device__ EightSums(const R& r, int32_t first, bool there) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) channel[j] = r.load(there ? first + j : 0);
+  }
+  template <typename S, typename Fetched>
+  __device__ void begin(const R&, const S&, const Fetched&) {}
+  template <typename S, typename Fetched>
+  __device__ void add(const R&, const S& source, Fetched& fetched, int64_t at) {
+    source.template finish<8>(fetched, [&](int j) -> const auto& { return channel[j]; }, at);
+  }
+  __device__ void leave(const R&, const float*) const {}
 };
 
 }  // namespace mbc

@@ -28,6 +28,10 @@ struct PointwiseAlongArguments : PointwiseArguments {
   int64_t affine;  // whether what is normalised again has scale and shift
 };
 
+struct PointwiseNormalizeArguments : PointwiseAlongArguments {
+  int64_t count;  // elements of a channel in the whole mini-batch
+};
+
 namespace mbc {
 
 // As in mbc/kernels/own/pointwise.py: what a block makes at once, and channels of a stage.

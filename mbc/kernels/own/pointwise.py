@@ -24,7 +24,7 @@ from mbc.kernels.own.groups import AFFINE, Wiring, affines, eps, product_of, run
 from mbc.kernels.own.halves import by_the
 from mbc.kernels.own.made_statistics import with_statistics
 from mbc.kernels.own.sides import attributes
-from mbc.ops.fused import gives_product
+from mbc.ops.fused import Fused, gives_product
 
 # As in the source.
 PIXELS, FILTERS = 64, 128  # that a block makes at once
@@ -68,19 +68,24 @@ def _takes(request: Request) -> bool:
     )
 
 
+def _made(request: Request) -> TensorType:
+    """The result of the product, be it that it stays inside a group."""
+    return (product_of(request) if isinstance(request.attributes, Fused) else request).outputs[0]
+
+
 def _pixels(request: Request) -> int:
-    made = request.outputs[0]
+    made = _made(request)
     return made.elements // made.shape[1]
 
 
 def _blocks(request: Request) -> int:
     """Of the same filters."""
-    across = math.ceil(request.outputs[0].shape[1] / FILTERS)
+    across = math.ceil(_made(request).shape[1] / FILTERS)
     return max(1, min(MOST_BLOCKS // across, math.ceil(_pixels(request) / PIXELS)))
 
 
-def _arguments(at: Slice) -> PointwiseArguments:
-    image, made = at.request.inputs[0], at.request.outputs[0]
+def arguments(at: Slice) -> PointwiseArguments:
+    image, made = at.request.inputs[0], _made(at.request)
     stages, beside = _rings(at.request)
     return PointwiseArguments(
         type_code(image), _pixels(at.request), image.shape[1], made.shape[1], _blocks(at.request), stages, beside
@@ -89,7 +94,7 @@ def _arguments(at: Slice) -> PointwiseArguments:
 
 def _arguments_along(at: Slice) -> PointwiseAlongArguments:
     (affine,) = affines(at.request)
-    return PointwiseAlongArguments(*_arguments(at).integers(), affine=affine)
+    return PointwiseAlongArguments(*arguments(at).integers(), affine=affine)
 
 
 def _kept_bytes(request: Request) -> int:
@@ -128,7 +133,7 @@ def _shared_bytes(request: Request) -> int:
 
 
 def _partial_bytes(request: Request, layout: Layout) -> int:
-    return _blocks(request) * request.outputs[0].shape[1] * SUMS_BYTES
+    return _blocks(request) * _made(request).shape[1] * SUMS_BYTES
 
 
 def _time_us(request: Request, device: DeviceSpec) -> float:
@@ -148,7 +153,7 @@ BY_ITSELF = OwnKernel(
     "convolution",
     "pointwise.cu",
     PointwiseArguments,
-    _arguments,
+    arguments,
     layouts=channels_last,
     time_us=_time_us,
     launcher="pointwise",
@@ -163,8 +168,8 @@ BY_ITSELF = OwnKernel(
 _WITH_STATISTICS = with_statistics(BY_ITSELF, _blocks)
 
 
-def with_sums(product: OwnKernel, launcher: str, between: str, wirings: Iterable[Wiring]) -> OwnKernel:
-    """A product and the sums that read it; `between`: the operations between the two."""
+def with_more(product: OwnKernel, launcher: str, behind: str, wirings: Iterable[Wiring]) -> OwnKernel:
+    """A product and what else is made of each of its results; `behind`: those operations."""
     wired = taking(*wirings)
 
     def takes(request: Request) -> bool:
@@ -172,18 +177,17 @@ def with_sums(product: OwnKernel, launcher: str, between: str, wirings: Iterable
             return False
         # The signs of a pixel's filters are copied 16 bytes at once.
         by_signs = any(i.dtype is DType.UINT8 for i in _beside(request))
-        return not by_signs or request.outputs[0].shape[1] % FILTERS == 0
+        return not by_signs or _made(request).shape[1] % FILTERS == 0
 
     return replace(
-        product,
-        kind="+".join(filter(None, (product.kind, between, "batch_normalize_sums"))),
-        reals=eps,
-        workspace=_partial_bytes,
-        time_us=_one_by_one_us,
-        launches=2,
-        launcher=launcher,
-        takes=takes,
+        product, kind=f"{product.kind}+{behind}", reals=eps, time_us=_one_by_one_us, launcher=launcher, takes=takes
     )
+
+
+def with_sums(product: OwnKernel, launcher: str, between: str, wirings: Iterable[Wiring]) -> OwnKernel:
+    """A product and the sums that read it; `between`: the operations between the two."""
+    behind = "+".join(filter(None, (between, "batch_normalize_sums")))
+    return replace(with_more(product, launcher, behind, wirings), workspace=_partial_bytes, launches=2)
 
 
 def normalizing(kernel: OwnKernel) -> OwnKernel:
@@ -191,9 +195,13 @@ def normalizing(kernel: OwnKernel) -> OwnKernel:
     return replace(kernel, struct=PointwiseAlongArguments, integers=_arguments_along)
 
 
+def repeating(kernel: OwnKernel) -> OwnKernel:
+    """A launch that makes again what one of these kernels has made."""
+    return replace(kernel, repeats=(BY_ITSELF.name, _WITH_STATISTICS.name))
+
+
 def _along(launcher: str, between: str, wirings: Iterable[Wiring]) -> OwnKernel:
-    made = with_sums(BY_ITSELF, launcher, between, wirings)
-    return replace(made, repeats=(BY_ITSELF.name, _WITH_STATISTICS.name))
+    return repeating(with_sums(BY_ITSELF, launcher, between, wirings))
 
 
 def _of_gradient(between: str, wiring: Wiring) -> OwnKernel:
