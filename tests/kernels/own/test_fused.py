@@ -23,7 +23,7 @@ SHAPE = (3, 16, 5, 6)
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
     pools = ("max_pool.cu", "max_pool_backward.cu", "max_pool_batch_norm.cu")
-    products = ("apart.cu", "pointwise.cu", "pointwise_gradients.cu")
+    products = ("apart.cu", "pointwise.cu", "pointwise_gradients.cu", "pointwise_pairs.cu")
     fused = ("fused.cu", "at_once.cu", "sums_along.cu", "concat.cu", "many.cu")
     files = (*fused, "batch_norm.cu", "channels.cu", "elementwise.cu", *pools, *products)
     return build(Path(tmp_path_factory.mktemp("fused")), DTYPE_CODES["fp16"], files)
