@@ -14,13 +14,16 @@ from mbc.errors import MbcError
 from mbc.ir.graph import Operation, TrainingGraph
 from mbc.ir.types import Layout, TensorType, layout_matters
 from mbc.kernels.base import Candidate, Provider, Request
+from mbc.kernels.own import repeats
+from mbc.kernels.statistics import WITH_STATISTICS
 from mbc.ops.base import NoAttributes
 from mbc.ops.convolution import Convolution
-from mbc.ops.fused import Fused, kind_of
+from mbc.ops.fused import Fused, kind_of, names_of
 from mbc.optimize.menus import Menu, fixed, menu, worthwhile
 from mbc.options import Policy
 from mbc.plan.model import Rows
 
+Repeaters = frozenset[str]  # names of kernels
 SLICE_ALIGNMENT_BYTES = 16  # of every operand of a slice: what candidates were measured with
 
 
@@ -41,6 +44,9 @@ class Rules:
 class CandidateTable:
     """Candidates of the operations of one graph on one device.
 
+    `repeated`: convolutions, by name, that launches of these kernels make again elsewhere (`mbc.optimize.repeated`).
+    They are made by what gives the same bits only.
+
     The answers are the same for equal requests, so a deep network of few distinct layers costs little.
     """
 
@@ -49,12 +55,15 @@ class CandidateTable:
     providers: tuple[Provider, ...]
     profile: Profile | None = None
     rules: Rules = Rules()
-    _known: dict[Request, tuple[Candidate, ...]] = field(default_factory=dict[Request, tuple[Candidate, ...]])
-    _menus: dict[Request, Mapping[tuple[Layout, ...], Menu]] = field(
-        default_factory=dict[Request, Mapping[tuple[Layout, ...], Menu]]
+    repeated: Mapping[str, Repeaters] = field(default_factory=dict[str, Repeaters])
+    _known: dict[tuple[Request, Repeaters], tuple[Candidate, ...]] = field(
+        default_factory=dict[tuple[Request, Repeaters], tuple[Candidate, ...]]
     )
-    _divided: dict[Request, Mapping[tuple[Layout, ...], Menu]] = field(
-        default_factory=dict[Request, Mapping[tuple[Layout, ...], Menu]]
+    _menus: dict[tuple[Request, Repeaters], Mapping[tuple[Layout, ...], Menu]] = field(
+        default_factory=dict[tuple[Request, Repeaters], Mapping[tuple[Layout, ...], Menu]]
+    )
+    _divided: dict[tuple[Request, Repeaters], Mapping[tuple[Layout, ...], Menu]] = field(
+        default_factory=dict[tuple[Request, Repeaters], Mapping[tuple[Layout, ...], Menu]]
     )
     # The same by names of operations and their outputs, which a deep network asks for over and over.
     _named: dict[tuple[Any, ...], Any] = field(default_factory=dict[tuple[Any, ...], Any], repr=False, compare=False)
@@ -71,7 +80,11 @@ class CandidateTable:
 
     def of(self, graph: TrainingGraph) -> CandidateTable:
         """The same for another graph."""
-        return CandidateTable(graph, self.device, self.providers, self.profile, self.rules)
+        return CandidateTable(graph, self.device, self.providers, self.profile, self.rules, self.repeated)
+
+    def repeating(self, repeated: Mapping[str, Repeaters]) -> CandidateTable:
+        """The same with convolutions that are made again."""
+        return CandidateTable(self.graph, self.device, self.providers, self.profile, self.rules, repeated)
 
     @property
     def whole(self) -> Rows:
@@ -93,7 +106,7 @@ class CandidateTable:
         less workspace than all of them, and none as faster. MBC200 and MBC202 where there is none.
         """
         request = self.request(operation, rows)
-        known = self._offered(request)
+        known = self._offered(operation, request)
         if not known:
             raise self._missing(operation, request)
         return known
@@ -103,7 +116,7 @@ class CandidateTable:
         key = "offered", operation.name, operation.outputs
         known = self._named.get(key)
         if known is None:
-            known = self._named[key] = self._offered(self.request(operation, self.whole))
+            known = self._named[key] = self._offered(operation, self.request(operation, self.whole))
         return known
 
     def timed(self, operation: Operation) -> bool:
@@ -116,15 +129,21 @@ class CandidateTable:
             known = self._named[key] = bool(found)
         return known
 
-    def _offered(self, request: Request) -> tuple[Candidate, ...]:
-        known = self._known.get(request)
+    def _offered(self, operation: Operation, request: Request) -> tuple[Candidate, ...]:
+        key = request, self._repeaters(operation)
+        known = self._known.get(key)
         if known is None:
-            known = self._known[request] = tuple(_with_plain_layouts(c, request) for c in self._find(request))
+            known = self._known[key] = tuple(_with_plain_layouts(c, request) for c in self._find(*key))
         return known
 
-    def _find(self, request: Request) -> tuple[Candidate, ...]:
-        measured = self._admitted(self.profile.candidates(request)) if self.profile else ()
-        admitted = self._admitted(self._estimated(request))
+    def _repeaters(self, operation: Operation) -> Repeaters:
+        """Kernels that make again what a launch of an operation or group makes."""
+        makes = operation.kind in ("convolution", WITH_STATISTICS)
+        return self.repeated.get(names_of(operation)[0], Repeaters()) if makes else Repeaters()
+
+    def _find(self, request: Request, repeaters: Repeaters) -> tuple[Candidate, ...]:
+        measured = self._admitted(self.profile.candidates(request), repeaters) if self.profile else ()
+        admitted = self._admitted(self._estimated(request), repeaters)
         # A group's operations are there by themselves where what was measured of it needs too much workspace.
         if not measured or isinstance(request.attributes, Fused):
             return measured or admitted
@@ -155,12 +174,13 @@ class CandidateTable:
             operation.span,
         )
 
-    def _admitted(self, candidates: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
+    def _admitted(self, candidates: tuple[Candidate, ...], repeaters: Repeaters = frozenset()) -> tuple[Candidate, ...]:
         return tuple(
             c
             for c in candidates
             if (c.deterministic or not self.rules.deterministic)
             and (not self.rules.providers or c.provider in self.rules.providers)
+            and all(repeats(kernel, c.name) for kernel in repeaters)
         )
 
     def slice_rows(self, operation: Operation) -> tuple[int, ...]:
@@ -193,17 +213,17 @@ class CandidateTable:
         key = "menus", operation.name, operation.outputs
         known = self._named.get(key)
         if known is None:
-            request = self.request(operation, self.whole)
-            known = self._menus.get(request)
+            asked = self.request(operation, self.whole), self._repeaters(operation)
+            known = self._menus.get(asked)
             if known is None:
-                known = self._menus[request] = self._make_menus(operation)
+                known = self._menus[asked] = self._make_menus(operation)
             self._named[key] = known
         return known
 
     def menus_in(self, operation: Operation, rows: int) -> Mapping[tuple[Layout, ...], Menu]:
         """As `menus`, all of it in micro-batches of so many rows (the last may be smaller); empty where that cannot
         be."""
-        key = self.request(operation, Rows(0, rows))
+        key = self.request(operation, Rows(0, rows)), self._repeaters(operation)
         known = self._divided.get(key)
         if known is None:
             known = self._divided[key] = self._make_menus_in(operation, rows)
@@ -233,8 +253,9 @@ class CandidateTable:
                 measured = any(c.measured for c in found)
             elif measured and self.profile is not None:
                 # A size that profiling left out is no use: estimates would stand beside measurements.
-                found = self._admitted(self.profile.candidates(self.request(operation, Rows(0, rows))))
-                found = tuple(_with_plain_layouts(c, self.request(operation, Rows(0, rows))) for c in found)
+                request = self.request(operation, Rows(0, rows))
+                found = self._admitted(self.profile.candidates(request), self._repeaters(operation))
+                found = tuple(_with_plain_layouts(c, request) for c in found)
             else:
                 found = self.candidates(operation, Rows(0, rows))
             for candidate in found:

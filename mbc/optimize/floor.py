@@ -61,10 +61,11 @@ def _within_us(table: CandidateTable, bytes_per_us: float) -> dict[str, float]:
     """What products take more than what is summed up of them moves, by name: where that was measured."""
     by_name = {operation.name: operation for operation in table.graph.train}
     found: dict[str, float] = {}
-    for launch in (launch for group in groups_of(table)[0] if group.measured for launch in group.launches):
-        if not has_product(launch.attributes):
-            continue
+    measured = (group for group in groups_of(table)[0] if group.measured)
+    for launch, replaces in ((launch, group.replaces) for group in measured for launch in group.launches):
         operation = by_name[names_of(launch)[0]]
+        if not has_product(launch.attributes) or operation.name not in replaces:
+            continue
         alone, request = table.request(operation, table.whole), table.request(launch, table.whole)
         rest = (*request.inputs[len(alone.inputs) :], *request.outputs[gives_product(launch.attributes) :])
         moved_us = sum(type_.size_bytes for type_ in (*rest, *alone.outputs)) / bytes_per_us

@@ -6,12 +6,12 @@ any other. Groups that overlap exclude one another, and those that save most are
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mbc.ir.graph import Operation, TrainingGraph
 from mbc.ops import KINDS
-from mbc.ops.fused import join
+from mbc.ops.fused import has_product, join, names_of
 from mbc.optimize.candidates import CandidateTable
 from mbc.optimize.patterns import PATTERNS, Binding, Pattern, find
 
@@ -33,6 +33,16 @@ class Group:
     @property
     def reads(self) -> frozenset[str]:
         return frozenset(name for launch in self.launches for name in launch.inputs)
+
+    @property
+    def repeats(self) -> Mapping[str, tuple[Operation, ...]]:
+        """Products, by name, that are made elsewhere and again by these launches."""
+        found: dict[str, tuple[Operation, ...]] = {}
+        for launch in self.launches:
+            product = names_of(launch)[0]
+            if has_product(launch.attributes) and product not in self.replaces:
+                found[product] = (*found.get(product, ()), launch)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +72,18 @@ def all_groups(table: CandidateTable) -> tuple[Group, ...]:
 
 def groups_of(table: CandidateTable) -> tuple[tuple[Group, ...], tuple[Group, ...]]:
     """Every place where a pattern fits that some kernel can run, of the training step and of inference; found once.
-    Where it has to be measured, it was."""
+    Where it has to be measured, it was; what it makes again gives the same bits."""
     if "train" not in table.groups:
         for name, found in zip(("train", "infer"), possible_groups(table), strict=True):
             table.groups[name] = tuple(
-                group for group in found if not group.measured or all(map(table.timed, group.launches))
+                group for group in found if is_measured(table, group) and table.repeated.keys() >= group.repeats.keys()
             )
     return table.groups["train"], table.groups["infer"]
+
+
+def is_measured(table: CandidateTable, group: Group) -> bool:
+    """Whether it is known how long it takes."""
+    return not group.measured or all(map(table.timed, group.launches))
 
 
 def possible_groups(table: CandidateTable) -> tuple[tuple[Group, ...], tuple[Group, ...]]:

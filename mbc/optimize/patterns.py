@@ -153,6 +153,25 @@ PAIR_SUMS: tuple[Pattern, ...] = tuple(
     for gradient in _SECOND
 )
 
+# What a convolution made is made again for the backward pass of batch normalisation where its image has less to read.
+APPLIED: tuple[Pattern, ...] = (
+    Pattern.of("x = convolution(image, w)", _BACKWARD, launches=(Part((0, 1), ("dx",)),), replaces=(1,), measured=True),
+    *(
+        Pattern.of(
+            "x = convolution(image, w)",
+            f"z = {_NORMALIZE}",
+            "y = relu(z)",
+            _THROUGH_RELU,
+            _SUMS,
+            _BACKWARD,
+            launches=(Part((*again, 1, 2, 3, 4), ("dgamma", "dbeta")), Part((0, 1, 2, 3, 5), ("dx",))),
+            replaces=(3, 4, 5),
+            measured=True,
+        )
+        for again in ((), (0,))
+    ),
+)
+
 PATTERNS: tuple[Pattern, ...] = (
     # Forward, one pass over everything: two or three operands are read, one is written.
     Pattern.of(f"z = {_NORMALIZE}", "y = relu(z)"),
@@ -349,6 +368,7 @@ PATTERNS: tuple[Pattern, ...] = (
     *DATA_SUMS,
     *INSIDE_SUMS,
     *PAIR_SUMS,
+    *APPLIED,
 )
 
 # Sums over a gradient behind relu that make relu's output again on the way, for whoever reads it next: most of what it

@@ -21,6 +21,7 @@ from mbc.optimize.order import Draft, order
 from mbc.optimize.place import GOOD_ENOUGH
 from mbc.optimize.ranges import time_range_us
 from mbc.optimize.refusal import cannot_fit, not_found
+from mbc.optimize.repeated import with_repeated
 from mbc.optimize.reserve import reserved_bytes, usual_bytes
 from mbc.optimize.reside import Means
 from mbc.optimize.share import share
@@ -83,6 +84,7 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
     floor, floor_operation = floor_bytes(table, host_bytes, means.split)
     if floor + usual > budget_bytes:
         raise cannot_fit(table, floor, floor_operation, usual, budget_bytes, host_bytes, means.split)
+    table = with_repeated(table)
     signed = by_signs(table)
     forms = tuple(Form.of(form) for form in ((table,) if signed is table else (table, signed)))
     room_bytes = budget_bytes - usual  # of a plan with few launches, which bounds all

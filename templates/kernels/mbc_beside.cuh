@@ -6,8 +6,8 @@
 
 namespace mbc {
 
-// The products of a launch: what sums are over, which is written, or stays INSIDE; the gradient; or both, of which
-// neither is written.
+// The products of a launch: x, which is written, or stays INSIDE; the gradient of it; or both, of which neither is
+// written.
 enum class Makes { X, X_INSIDE, GRADIENT, BOTH };
 template <Makes M>
 constexpr bool MAKES_X = M != Makes::GRADIENT;
@@ -16,6 +16,23 @@ constexpr bool MAKES_GRADIENT = M == Makes::GRADIENT || M == Makes::BOTH;
 template <Makes M>
 constexpr int PRODUCTS = MAKES_X<M> + MAKES_GRADIENT<M>;
 
+// What F makes of x and a gradient of it by what channels have.
+template <typename T, typename F>
+struct Applied : InMemory<T, true, false> {
+  using Memory = InMemory<T, true, false>;
+  T* made;
+  F f;
+
+  Applied(const Operands<T>& x, T* made_, const F& f_) : Memory{x}, made(made_), f(f_) {}
+  template <int N, typename Of>
+  __device__ void finish(const typename Memory::template Fetched<N>& fetched, const Of& of, int64_t at) const {
+    float values[N];
+#pragma unroll
+    for (int j = 0; j < N; ++j) values[j] = f(of(j), to_float(fetched.a[j]), to_float(fetched.b[j]));
+    store_floats(made + at, values);
+  }
+};
+
 // What a source reads: tiles of T, products among them, and of bits.
 template <typename S>
 constexpr int TILES = 1;
@@ -23,6 +40,8 @@ template <typename T>
 constexpr int TILES<InMemory<T, true, false>> = 2;
 template <typename T>
 constexpr int TILES<AlongX<T>> = 2;
+template <typename T, typename F>
+constexpr int TILES<Applied<T, F>> = 2;
 template <typename T, bool ADD>
 constexpr int TILES<Behind<T, ADD, true, ByOutput<T>>> = 3 + ADD;
 template <typename T, bool ADD>
@@ -89,12 +108,25 @@ __device__ inline void write_product(const Behind<T, ADD, true, Relu>&, T* to, c
 template <typename Element>
 constexpr int BITS = std::is_same_v<Element, uint8_t> ? 1 : 8 * sizeof(Element);
 
-// Where nothing is summed up.
+// Where nothing is summed up,
 struct NoSums {
   using State = float;
 };
+// be it that F has to know what channels have.
+template <typename F>
+struct OfChannels {
+  using State = float;
+  using Channel = typename F::Channel;
+  F f;
+
+  __device__ Channel load(int64_t c) const { return f.load(c); }
+};
 template <typename R>
-constexpr bool SUMMING = !std::is_same_v<R, NoSums>;
+constexpr bool SUMMING = true;
+template <>
+constexpr bool SUMMING<NoSums> = false;
+template <typename F>
+constexpr bool SUMMING<OfChannels<F>> = false;
 
 // Sums of which mean and variance are operands from `mean` on, dgamma and dbeta from `dgamma` on.
 inline Sums sums_of(const MbcCall& call, int mean, int dgamma, float eps) {
@@ -142,6 +174,23 @@ struct EightSums<NoSums> {
   template <typename S, typename Fetched>
   __device__ void add(const NoSums&, const S&, const Fetched&, int64_t) {}
   __device__ void leave(const NoSums&, const float*) const {}
+};
+template <typename F>
+struct EightSums<OfChannels<F>> {
+  using R = OfChannels<F>;
+  typename F::Channel channel[8];
+
+  __device__ EightSums(const R& r, int32_t first, bool there) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) channel[j] = r.load(there ? first + j : 0);
+  }
+  template <typename S, typename Fetched>
+  __device__ void begin(const R&, const S&, const Fetched&) {}
+  template <typename S, typename Fetched>
+  __device__ void add(const R&, const S& source, Fetched& fetched, int64_t at) {
+    source.template finish<8>(fetched, [&](int j) -> const auto& { return channel[j]; }, at);
+  }
+  __device__ void leave(const R&, const float*) const {}
 };
 
 }  // namespace mbc

@@ -32,6 +32,10 @@ struct PointwisePairArguments : PointwiseAlongArguments {
   int64_t gradient_channels;  // of the second product; `channels` are those of the first
 };
 
+struct PointwiseNormalizeArguments : PointwiseAlongArguments {
+  int64_t count;  // elements of a channel in the whole mini-batch
+};
+
 namespace mbc {
 
 // As in mbc/kernels/own/pointwise.py: what a block makes at once, and channels of a stage.

@@ -169,10 +169,10 @@ BY_ITSELF = OwnKernel(
 _WITH_STATISTICS = with_statistics(BY_ITSELF, _blocks)
 
 
-def with_sums(
-    product: OwnKernel, launcher: str, between: str, wirings: Iterable[Wiring], least_beside: int = LEAST_BESIDE
+def with_more(
+    product: OwnKernel, launcher: str, behind: str, wirings: Iterable[Wiring], least_beside: int = LEAST_BESIDE
 ) -> OwnKernel:
-    """A product, or several, and the sums that read it; `between`: the operations between."""
+    """A product, or several, and what else is made of each of their results; `behind`: those operations."""
     wired = taking(*wirings)
 
     def takes(request: Request) -> bool:
@@ -183,15 +183,16 @@ def with_sums(
         return _rings(request)[1] >= least_beside and (not by_signs or _made(request).shape[1] % FILTERS == 0)
 
     return replace(
-        product,
-        kind="+".join(filter(None, (product.kind, between, "batch_normalize_sums"))),
-        reals=eps,
-        workspace=_partial_bytes,
-        time_us=_one_by_one_us,
-        launches=2,
-        launcher=launcher,
-        takes=takes,
+        product, kind=f"{product.kind}+{behind}", reals=eps, time_us=_one_by_one_us, launcher=launcher, takes=takes
     )
+
+
+def with_sums(
+    product: OwnKernel, launcher: str, between: str, wirings: Iterable[Wiring], least_beside: int = LEAST_BESIDE
+) -> OwnKernel:
+    """The same of sums; `between`: the operations between."""
+    behind = "+".join(filter(None, (between, "batch_normalize_sums")))
+    return replace(with_more(product, launcher, behind, wirings, least_beside), workspace=_partial_bytes, launches=2)
 
 
 def normalizing(kernel: OwnKernel) -> OwnKernel:

@@ -20,6 +20,7 @@ from mbc.ops.pooling import MaxPool
 from mbc.ops.shape import ChannelSlice
 from mbc.ops.update import AdamW, Sgd
 from mbc.optimize.patterns import (
+    APPLIED,
     BOTH_ALONG,
     CONVOLUTION_ALONG,
     DATA_ALONG,
@@ -212,6 +213,7 @@ GRADIENT_POINTS: tuple[Sizes, ...] = ((2, 24, (5, 9), 136), (1, 232, (7, 19), 12
 # Of two products: channels of the first one, of which the second has more.
 PAIR_POINTS: tuple[Sizes, ...] = ((2, 24, (5, 9), 136), (1, 64, (7, 19), 128))
 MORE_CHANNELS = 40
+APPLIED_POINTS = (POINTS[0], POINTS[3])
 
 
 def _reads_signs(pattern: Pattern) -> bool:
@@ -221,14 +223,17 @@ def _reads_signs(pattern: Pattern) -> bool:
 
 # Signs are read 128 filters at once.
 POINT_FORMS = tuple(
-    (pattern, sizes)
+    (pattern, part, sizes)
     for patterns, all_sizes in (
         ((*CONVOLUTION_ALONG, *BOTH_ALONG), POINTS),
         ((*DATA_SUMS, *DATA_ALONG), GRADIENT_POINTS),
         (INSIDE_SUMS, POINTS[:2]),
         ((*PAIR_SUMS, *PAIR_ALONG), PAIR_POINTS),
+        ((APPLIED[0], APPLIED[-1]), APPLIED_POINTS),
     )
     for pattern in patterns
+    for part in pattern.launches
+    if 0 in part.runs
     for sizes in all_sizes
     if sizes[-1] % 128 == 0 or not _reads_signs(pattern)
 )
@@ -256,11 +261,11 @@ def point_operand(name: str, pattern: Pattern, sizes: Sizes) -> Operand:
 
 
 def _points() -> Iterable[Case]:
-    for pattern, sizes in POINT_FORMS:
+    for pattern, part, sizes in POINT_FORMS:
         if sizes not in (*POINTS[:3], GRADIENT_POINTS[-1], PAIR_POINTS[-1]):  # the others by `test_pointwise`
             continue
-        for affine in (True, False) if any(statement.optional for statement in pattern.statements[:3]) else (True,):
-            joined = points(pattern, pattern.launches[0], sizes, affine)
+        for affine in (True, False) if any(pattern.statements[n].optional for n in part.runs) else (True,):
+            joined = points(pattern, part, sizes, affine)
             name = f"{joined.kind}-{'.'.join(joined.outputs)}-{'x'.join(map(str, sizes))}{'' if affine else '-plain'}"
             operands = tuple(point_operand(v, pattern, sizes) for v in joined.inputs)
             yield Case(name, joined.kind, joined.attributes, operands)

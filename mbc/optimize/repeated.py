@@ -1,0 +1,57 @@
+"""Which convolutions are made by kernels whose results other launches make again (`APPLIED` of
+`mbc.optimize.patterns`): those where that was measured to be faster.
+
+Another kernel would round some elements to the other side. So such a convolution is made by what gives the same bits
+only, be it slower, and that is weighed with what the launches save that make it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from mbc.ir.graph import Operation
+from mbc.ops.fused import names_of
+from mbc.optimize.candidates import CandidateTable, Repeaters
+from mbc.optimize.fuse import fuse, is_measured, possible_groups
+
+
+def with_repeated(table: CandidateTable) -> CandidateTable:
+    """A table of the same step with the convolutions that are worth it. A profile that does not know such launches
+    gives the plans that it gave before there were any."""
+    possible = _possible(table)
+    if not possible:
+        return table
+    every = table.repeating(possible)
+    before, after = fuse(table).train, fuse(every).train
+    worth: dict[str, Repeaters] = {}
+    for name, repeaters in possible.items():
+        old, new = _around(name, before, after)
+        if _fastest_us(every, new) < _fastest_us(table, old):
+            worth[name] = repeaters
+    return table.repeating(worth) if worth else table
+
+
+def _possible(table: CandidateTable) -> Mapping[str, Repeaters]:
+    """The convolutions, by name, that some group makes again, and by which kernels."""
+    found: dict[str, Repeaters] = {}
+    for group in possible_groups(table)[0]:
+        for name, launches in group.repeats.items() if is_measured(table, group) else ():
+            kernels = frozenset(c.name for launch in launches for c in table.offered(launch))
+            found[name] = found.get(name, Repeaters()) | kernels
+    every = table.repeating(found)
+    return {o.name: found[o.name] for o in table.graph.train if o.name in found and every.offered(o)}
+
+
+def _around(name: str, *programs: Sequence[Operation]) -> list[list[Operation]]:
+    """Of each program the launches that run an operation, and all that others run together with it."""
+    names, known = {name}, 0
+    found: list[list[Operation]] = []
+    while len(names) > known:
+        known = len(names)
+        found = [[o for o in program if not names.isdisjoint(names_of(o))] for program in programs]
+        names.update(name for launches in found for o in launches for name in names_of(o))
+    return found
+
+
+def _fastest_us(table: CandidateTable, launches: Sequence[Operation]) -> float:
+    return sum(min(c.time_us for c in table.candidates(launch, table.whole)) for launch in launches)
