@@ -1,5 +1,5 @@
-"""What a convolution of one place made is made again where batch normalisation's backward pass would read it: by kernels
-that give the same bits only."""
+"""What a convolution of one place made is made again where batch normalisation's backward pass would read it, if all
+kernels that make it give the same bits."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_what_is_made_again_is_not_kept():
 @pytest.mark.parametrize(
     "profile",
     [None, Measured(again=False), Measured(makers=SLOWER)],
-    ids=["estimated", "never measured", "slow makers"],
+    ids=["estimated", "never measured", "slowly made"],
 )
 def test_elsewhere_it_is_read(profile: Measured | None):
     kernels = {name for found in launches(planned(profile)).values() for name, _ in found}
