@@ -28,6 +28,8 @@ _BACKWARD = "dx = batch_normalize_backward(x, d, mean, variance, dgamma, dbeta, 
 _STATISTICS = "mean, variance = batch_statistics(x)"
 _DATA = "dy = convolution_backward_data(g, w)"
 _DATA_ADDED = (_DATA.replace("dy", "a"), "dy = add(a, b)")
+_MADE = "x = convolution(image, w)"
+_SECOND = tuple(tuple(text.replace("w)", "w2)") for text in texts) for texts in ((_DATA,), _DATA_ADDED))
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +138,40 @@ DATA_SUMS_OF_PARTS: tuple[Pattern, ...] = tuple(
         measured=True,
     )
     for taken in ((), ("part = channel_slice(dx)",))
+)
+
+# Sums over what a convolution made that make it again on the way, and write it nowhere: from its image, where that is
+# there anyway, for the gradient of its filter.
+INSIDE_SUMS: tuple[Pattern, ...] = (
+    Pattern.of(_MADE, _SUMS, replaces=(1,), measured=True),
+    *(
+        Pattern.of(
+            _MADE,
+            *added,
+            through_relu,
+            _SUMS,
+            launches=(Part(tuple(range(3 + len(added))), ("d", "dgamma", "dbeta")),),
+            replaces=tuple(range(1, 3 + len(added))),
+            measured=True,
+        )
+        for through_relu in (_THROUGH_RELU, _BY_SIGNS)
+        for added in ((), ("dy = add(a, b)",))
+    ),
+)
+
+# Both: neither what sums are over nor the gradient that comes back to them is read or written.
+PAIR_SUMS: tuple[Pattern, ...] = tuple(
+    Pattern.of(
+        _MADE,
+        *gradient,
+        through_relu,
+        _SUMS,
+        launches=(Part(tuple(range(3 + len(gradient))), ("d", "dgamma", "dbeta")),),
+        replaces=tuple(range(1, 3 + len(gradient))),
+        measured=True,
+    )
+    for through_relu in (_THROUGH_RELU, _BY_SIGNS)
+    for gradient in _SECOND
 )
 
 # What a convolution made is made again for the backward pass of batch normalisation where its image has less to read.
@@ -352,6 +388,8 @@ PATTERNS: tuple[Pattern, ...] = (
     Pattern.of("x = convolution(a, w)", _STATISTICS, launches=(Part((0, 1), ("x", "mean", "variance")),)),
     *DATA_SUMS,
     *DATA_SUMS_OF_PARTS,
+    *INSIDE_SUMS,
+    *PAIR_SUMS,
     *APPLIED,
 )
 
@@ -386,10 +424,10 @@ RELU_ALONG: tuple[Pattern, ...] = (
 
 # Sums that make again on the way what they are over: a product that takes less than reading its result.
 CONVOLUTION_ALONG: tuple[Pattern, ...] = (
-    Pattern.of("x = convolution(image, w)", _SUMS, launches=(Part((0, 1), ("x", "dgamma", "dbeta")),), replaces=(1,)),
+    Pattern.of(_MADE, _SUMS, launches=(Part((0, 1), ("x", "dgamma", "dbeta")),), replaces=(1,)),
     *(
         Pattern.of(
-            "x = convolution(image, w)",
+            _MADE,
             *added,
             through_relu,
             _SUMS,
@@ -404,7 +442,7 @@ CONVOLUTION_ALONG: tuple[Pattern, ...] = (
 # Both, where either would be: relu's output is made of what the convolution makes, which nobody has to read then.
 BOTH_ALONG: tuple[Pattern, ...] = tuple(
     Pattern.of(
-        "x = convolution(image, w)",
+        _MADE,
         f"z = {_NORMALIZE}",
         "s = add(z, r)",
         "y = relu(s)",
@@ -448,7 +486,26 @@ DATA_ALONG: tuple[Pattern, ...] = (
     ),
 )
 
-ALONG = (*RELU_ALONG, *CONVOLUTION_ALONG, *BOTH_ALONG, *DATA_ALONG)
+# The same of `PAIR_SUMS`.
+PAIR_ALONG: tuple[Pattern, ...] = tuple(
+    Pattern.of(
+        _MADE,
+        gradient[0],
+        f"z = {_NORMALIZE}",
+        "s = add(z, r)",
+        "y = relu(s)",
+        *signs,
+        *gradient[1:],
+        through_relu,
+        _SUMS,
+        launches=(Part(tuple(range(6 + len(signs + gradient))), ("y", "d", "dgamma", "dbeta")),),
+        replaces=(1, *range(5 + len(signs), 6 + len(signs + gradient))),
+    )
+    for signs, through_relu in (((), _THROUGH_RELU), ((_MAKE_SIGNS,), _BY_SIGNS))
+    for gradient in _SECOND
+)
+
+ALONG = (*RELU_ALONG, *CONVOLUTION_ALONG, *BOTH_ALONG, *DATA_ALONG, *PAIR_ALONG)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,28 +1,31 @@
-// What sums have of a product that they take from shared memory: it is one operand of a source like those that read
+// What sums have of products that they take from shared memory: each is one operand of a source like those that read
 // memory (see mbc_channel_reduce.cuh), the others lie beside it. So sums are of the same numbers by the same functions.
-//
-// Forward, the product is what the sums are over, made again; BACKWARD it is the gradient.
 #pragma once
 
 #include "mbc_fused.cuh"
 
 namespace mbc {
 
-// x and a gradient of it, where x is the product and written nowhere.
-template <typename T>
-struct Inside : InMemory<T, true, false> {
-  explicit Inside(const T* gradient) : InMemory<T, true, false>{{nullptr, gradient}} {}
-};
+// The products of a launch: x, which is written, or stays INSIDE; the gradient of it; or both, of which neither is
+// written.
+enum class Makes { X, X_INSIDE, GRADIENT, BOTH };
+template <Makes M>
+constexpr bool MAKES_X = M != Makes::GRADIENT;
+template <Makes M>
+constexpr bool MAKES_GRADIENT = M == Makes::GRADIENT || M == Makes::BOTH;
+template <Makes M>
+constexpr int PRODUCTS = MAKES_X<M> + MAKES_GRADIENT<M>;
 
-// What F makes of the two by what channels have takes the place of the product.
+// What F makes of x and a gradient of it by what channels have.
 template <typename T, typename F>
-struct Applied : Inside<T> {
+struct Applied : InMemory<T, true, false> {
+  using Memory = InMemory<T, true, false>;
   T* made;
   F f;
 
-  Applied(const T* gradient, T* made_, const F& f_) : Inside<T>(gradient), made(made_), f(f_) {}
+  Applied(const Operands<T>& x, T* made_, const F& f_) : Memory{x}, made(made_), f(f_) {}
   template <int N, typename Of>
-  __device__ void finish(const typename Inside<T>::template Fetched<N>& fetched, const Of& of, int64_t at) const {
+  __device__ void finish(const typename Memory::template Fetched<N>& fetched, const Of& of, int64_t at) const {
     float values[N];
 #pragma unroll
     for (int j = 0; j < N; ++j) values[j] = f(of(j), to_float(fetched.a[j]), to_float(fetched.b[j]));
@@ -30,38 +33,40 @@ struct Applied : Inside<T> {
   }
 };
 
-// What is read beside results: tiles of T, and of bits.
+// What a source reads: tiles of T, products among them, and of bits.
 template <typename S>
-constexpr int TILES_BESIDE = 0;
+constexpr int TILES = 1;
 template <typename T>
-constexpr int TILES_BESIDE<InMemory<T, true, false>> = 1;
+constexpr int TILES<InMemory<T, true, false>> = 2;
 template <typename T>
-constexpr int TILES_BESIDE<AlongX<T>> = 1;
-template <typename T>
-constexpr int TILES_BESIDE<Inside<T>> = 1;
+constexpr int TILES<AlongX<T>> = 2;
 template <typename T, typename F>
-constexpr int TILES_BESIDE<Applied<T, F>> = 1;
+constexpr int TILES<Applied<T, F>> = 2;
 template <typename T, bool ADD>
-constexpr int TILES_BESIDE<Behind<T, ADD, true, ByOutput<T>>> = 2 + ADD;
+constexpr int TILES<Behind<T, ADD, true, ByOutput<T>>> = 3 + ADD;
 template <typename T, bool ADD>
-constexpr int TILES_BESIDE<Behind<T, ADD, true, BySigns>> = 1 + ADD;
+constexpr int TILES<Behind<T, ADD, true, BySigns>> = 2 + ADD;
 template <typename T, bool ADD, typename F>
-constexpr int TILES_BESIDE<AlongBehind<T, ADD, F>> = 2 + ADD;
-template <typename S>
-constexpr bool BESIDE = TILES_BESIDE<S> > 0;
+constexpr int TILES<AlongBehind<T, ADD, F>> = 3 + ADD;
 template <typename S>
 constexpr bool SIGNS_BESIDE = false;
 template <typename T, bool ADD>
 constexpr bool SIGNS_BESIDE<Behind<T, ADD, true, BySigns>> = true;
+template <Makes M, typename S>
+constexpr int TILES_BESIDE = TILES<S> - PRODUCTS<M>;
+template <Makes M, typename S>
+constexpr bool BESIDE = TILES_BESIDE<M, S> > 0 || SIGNS_BESIDE<S>;
 
-// Calls `run` with each pointer that a source reads from beside the product.
-template <bool BACKWARD, typename T, bool TWO, typename Run>
+// Calls `run` with each pointer that a source reads from beside products.
+template <Makes M, typename T, bool TWO, typename Run>
 __device__ inline void each_beside(InMemory<T, TWO, false>& source, const Run& run) {
-  if constexpr (TWO) run(BACKWARD ? source.x.a : source.x.b);
+  if constexpr (TWO && !MAKES_X<M>) run(source.x.a);
+  if constexpr (TWO && !MAKES_GRADIENT<M>) run(source.x.b);
 }
-template <bool BACKWARD, typename T, bool ADD, typename Relu, typename Run>
+template <Makes M, typename T, bool ADD, typename Relu, typename Run>
 __device__ inline void each_beside(Behind<T, ADD, true, Relu>& source, const Run& run) {
-  run(BACKWARD ? source.x : source.dy);
+  if constexpr (!MAKES_X<M>) run(source.x);
+  if constexpr (!MAKES_GRADIENT<M>) run(source.dy);
   if constexpr (ADD) run(source.more);
   if constexpr (std::is_same_v<Relu, BySigns>)
     run(source.relu.signs);
@@ -69,28 +74,35 @@ __device__ inline void each_beside(Behind<T, ADD, true, Relu>& source, const Run
     run(source.relu.y);
 }
 
-// The pointer to the product.
-template <bool BACKWARD, typename T, bool TWO>
-__device__ inline const T*& product_of(InMemory<T, TWO, false>& source) {
-  return BACKWARD && TWO ? source.x.b : source.x.a;
+// The pointers to products.
+template <typename T, bool TWO>
+__device__ inline const T*& x_of(InMemory<T, TWO, false>& source) {
+  return source.x.a;
 }
-template <bool BACKWARD, typename T, bool ADD, typename Relu>
-__device__ inline const T*& product_of(Behind<T, ADD, true, Relu>& source) {
-  return BACKWARD ? source.dy : source.x;
+template <typename T, bool ADD, typename Relu>
+__device__ inline const T*& x_of(Behind<T, ADD, true, Relu>& source) {
+  return source.x;
+}
+template <typename T, bool TWO>
+__device__ inline const T*& gradient_of(InMemory<T, TWO, false>& source) {
+  return TWO ? source.x.b : source.x.a;
+}
+template <typename T, bool ADD, typename Relu>
+__device__ inline const T*& gradient_of(Behind<T, ADD, true, Relu>& source) {
+  return source.dy;
 }
 
-// The product itself, for whoever reads it next. Where a gradient goes through relu on its way to others, they read
-// what comes through.
-template <bool BACKWARD, typename T, bool TWO, typename Fetched>
+// A product itself, for whoever reads it next. Where a gradient goes through relu on its way to others, they read what
+// comes through.
+template <Makes M, typename T, bool TWO, typename Fetched>
 __device__ inline void write_product(const InMemory<T, TWO, false>&, T* to, const Fetched& fetched) {
-  store_held(to, BACKWARD && TWO ? fetched.b : fetched.a);
+  if constexpr (M == Makes::X) store_held(to, fetched.a);
+  if constexpr (M == Makes::GRADIENT) store_held(to, TWO ? fetched.b : fetched.a);
 }
-template <bool BACKWARD, typename T, bool ADD, typename Relu, typename Fetched>
+template <Makes M, typename T, bool ADD, typename Relu, typename Fetched>
 __device__ inline void write_product(const Behind<T, ADD, true, Relu>&, T* to, const Fetched& fetched) {
-  if constexpr (!BACKWARD) store_held(to, fetched.x);
+  if constexpr (M == Makes::X) store_held(to, fetched.x);
 }
-template <bool BACKWARD, typename T, typename Fetched>
-__device__ inline void write_product(const Inside<T>&, T*, const Fetched&) {}
 
 // Bits of an element that is pointed to.
 template <typename Element>
@@ -115,6 +127,11 @@ template <>
 constexpr bool SUMMING<NoSums> = false;
 template <typename F>
 constexpr bool SUMMING<OfChannels<F>> = false;
+
+// Sums of which mean and variance are operands from `mean` on, dgamma and dbeta from `dgamma` on.
+inline Sums sums_of(const MbcCall& call, int mean, int dgamma, float eps) {
+  return {in<float>(call, mean), in<float>(call, mean + 1), out<float>(call, dgamma), out<float>(call, dgamma + 1), eps, 0};
+}
 
 // What a thread sums up of its eight channels.
 template <typename R>

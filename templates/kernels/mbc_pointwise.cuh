@@ -7,8 +7,8 @@
 // those of the image, and weights lie term by term. Sums over what comes of it get it in the same way.
 //
 // A block keeps the weights of its filters and makes tiles of pixels one after another. One warpgroup copies pixels and
-// what the sums are made of beside results, some tiles ahead. Two multiply, a tile each at the same time, and two write
-// what has been made and sum up.
+// what the sums are made of beside results, some tiles ahead. Two multiply at the same time, of one product a tile each,
+// of two a product each of the same tile, and two write what has been made and sum up.
 #pragma once
 
 #include "mbc_beside.cuh"
@@ -26,6 +26,10 @@ struct PointwiseArguments {
 
 struct PointwiseAlongArguments : PointwiseArguments {
   int64_t affine;  // whether what is normalised again has scale and shift
+};
+
+struct PointwisePairArguments : PointwiseAlongArguments {
+  int64_t gradient_channels;  // of the second product; `channels` are those of the first
 };
 
 struct PointwiseNormalizeArguments : PointwiseAlongArguments {
@@ -48,7 +52,8 @@ constexpr int RESULT_ROW = POINT_FILTERS * 2;                         // bytes o
 struct PointRings {
   static constexpr int MOST_STAGES = 12, RESULTS = POINT_MULTIPLIERS, MOST_BESIDE = 6;
   Barrier kept;  // until all weights are there
-  // Each multiplier has every other stage for its own, so that none waits for one that the other has not been through.
+  // Each multiplier has every other stage for its own, so that none waits for one that the other has not been through,
+  // and a tile of results.
   Ring<MOST_STAGES> pixels;
   Ring<RESULTS> results;
   Ring<MOST_BESIDE> beside;
@@ -61,25 +66,64 @@ __device__ inline int32_t result_offset(int32_t row, int32_t eight) {
 constexpr int KEPT_BYTES = POINT_FILTERS * OPERAND_ROW;  // of weights of 64 channels
 constexpr int STAGE_BYTES = POINT_PIXELS * OPERAND_ROW;
 constexpr int RESULT_BYTES = POINT_PIXELS * RESULT_ROW;
-template <typename S>
-constexpr int BESIDE_BYTES = POINT_PIXELS * POINT_FILTERS / 8 * (16 * TILES_BESIDE<S> + SIGNS_BESIDE<S>);
-template <typename S>
-constexpr int POINT_COPIERS = (BESIDE<S> ? WARPGROUP - BESIDE_COPIERS : WARPGROUP) / POINT_MULTIPLIERS;  // for each
+template <Makes M, typename S>
+constexpr int BESIDE_BYTES = POINT_PIXELS * POINT_FILTERS / 8 * (16 * TILES_BESIDE<M, S> + SIGNS_BESIDE<S>);
+template <Makes M, typename S>
+constexpr int POINT_COPIERS = (BESIDE<M, S> ? WARPGROUP - BESIDE_COPIERS : WARPGROUP) / POINT_MULTIPLIERS;  // for each
 
-template <typename S, typename R>
-struct Pointwise {
-  int32_t pixels, channels, filters, across, tiles;  // blocks of filters; tiles of pixels
-  int32_t stages, besides;
+// [pixels, channels] by weights.
+template <bool BACKWARD_, typename T>
+struct Product {
+  static constexpr bool BACKWARD = BACKWARD_;
+  const T *pixels, *weights;
+  int32_t channels;
 
-  explicit Pointwise(const PointwiseArguments& a)
-      : pixels(static_cast<int32_t>(a.pixels)), channels(static_cast<int32_t>(a.channels)),
-        filters(static_cast<int32_t>(a.filters)), across(static_cast<int32_t>(divide_up(a.filters, POINT_FILTERS))),
-        tiles(static_cast<int32_t>(divide_up(a.pixels, POINT_PIXELS))), stages(static_cast<int32_t>(a.stages)),
-        besides(static_cast<int32_t>(a.beside)) {}
   __host__ __device__ int32_t chunks() const { return (channels + POINT_CHANNELS - 1) / POINT_CHANNELS; }
+};
+
+// The same for a whole warp, which compilers see so only: barriers are reached by uniform registers.
+__device__ inline int32_t warps_own(int32_t number) { return __shfl_sync(0xffffffffu, number, 0); }
+
+// What a launch multiplies. `of` calls `run` with the product that a multiplier makes, and how many chunks of weights lie
+// before those of it. Each of the SHARES in a product makes every so many-th tile.
+template <Makes M, typename T>
+struct Products {
+  static constexpr int SHARES = POINT_MULTIPLIERS;
+  Product<MAKES_GRADIENT<M>, T> one;
+
+  __host__ __device__ int32_t chunks() const { return one.chunks(); }
+  template <typename Run>
+  __device__ void of(int32_t, const Run& run) const { run(one, 0); }
+};
+template <typename T>
+struct Products<Makes::BOTH, T> {
+  static constexpr int SHARES = 1;
+  Product<false, T> x;
+  Product<true, T> gradient;
+
+  __host__ __device__ int32_t chunks() const { return x.chunks() + gradient.chunks(); }
+  template <typename Run>
+  __device__ void of(int32_t multiplier, const Run& run) const {
+    if (multiplier == 0)
+      run(x, 0);
+    else
+      run(gradient, x.chunks());
+  }
+};
+
+template <Makes M, typename S, typename R>
+struct Pointwise {
+  int32_t pixels, filters, across, tiles;  // blocks of filters; tiles of pixels
+  int32_t chunks, stages, besides;         // of weights that are kept; of the rings
+
+  Pointwise(const PointwiseArguments& a, int32_t chunks_)
+      : pixels(static_cast<int32_t>(a.pixels)), filters(static_cast<int32_t>(a.filters)),
+        across(static_cast<int32_t>(divide_up(a.filters, POINT_FILTERS))),
+        tiles(static_cast<int32_t>(divide_up(a.pixels, POINT_PIXELS))), chunks(chunks_),
+        stages(static_cast<int32_t>(a.stages)), besides(static_cast<int32_t>(a.beside)) {}
   int shared_bytes() const {
-    return chunks() * KEPT_BYTES + stages * STAGE_BYTES + PointRings::RESULTS * RESULT_BYTES +
-           besides * BESIDE_BYTES<S> + 1008;
+    return chunks * KEPT_BYTES + stages * STAGE_BYTES + PointRings::RESULTS * RESULT_BYTES +
+           besides * BESIDE_BYTES<M, S> + 1008;
   }
   // A block makes the same filters of one tile after another.
   __device__ int32_t first_filter() const { return static_cast<int32_t>(blockIdx.x) % across * POINT_FILTERS; }
@@ -95,17 +139,17 @@ struct Pointwise {
 };
 
 // What a block has in shared memory, from a multiple of 1,024 bytes on.
-template <typename S>
+template <Makes M, typename S>
 struct PointStages {
   char *kept, *pixels, *results, *beside;
 
   template <typename R>
-  __device__ PointStages(char* first, const Pointwise<S, R>& f)
-      : kept(first), pixels(kept + f.chunks() * KEPT_BYTES), results(pixels + f.stages * STAGE_BYTES),
+  __device__ PointStages(char* first, const Pointwise<M, S, R>& f)
+      : kept(first), pixels(kept + f.chunks * KEPT_BYTES), results(pixels + f.stages * STAGE_BYTES),
         beside(results + PointRings::RESULTS * RESULT_BYTES) {}
   __device__ char* of_pixels(const Turn& turn) const { return pixels + turn.stage * STAGE_BYTES; }
   __device__ char* of_results(const Turn& turn) const { return results + turn.stage * RESULT_BYTES; }
-  __device__ char* of_beside(const Turn& turn) const { return beside + turn.stage * BESIDE_BYTES<S>; }
+  __device__ char* of_beside(const Turn& turn) const { return beside + turn.stage * BESIDE_BYTES<M, S>; }
 };
 
 // 16 bytes of every APART-th of 64 rows, of which only `left` are there. Most often all are: then it takes few
@@ -137,54 +181,55 @@ __device__ inline void copy_operand(
   }
 }
 
-// For one of the multipliers, by some warps of its own, and weights of half of the filters.
-template <bool BACKWARD, typename T, typename S, typename R>
-__device__ inline void copy_points(const T* __restrict__ image, const T* __restrict__ weight,
-                                   const PointStages<S>& stages, PointRings& rings, const Pointwise<S, R>& f) {
-  constexpr int COPIERS = POINT_COPIERS<S>, APART = COPIERS / 8;
-  static_assert(POINT_FILTERS == POINT_MULTIPLIERS * POINT_PIXELS);
+// For one of the multipliers, by some warps of its own, and its share of the weights, which are `kept` there.
+template <int SHARES, typename P, Makes M, typename S, typename R>
+__device__ inline void copy_points(const P& product, char* kept, const PointStages<M, S>& stages, PointRings& rings,
+                                   const Pointwise<M, S, R>& f) {
+  constexpr int COPIERS = POINT_COPIERS<M, S>, APART = COPIERS / 8, PARTS = POINT_FILTERS / POINT_PIXELS;
+  static_assert(PARTS % SHARES == 0);
   const int32_t thread = threadIdx.x % COPIERS, sixteen = thread % 8, mine = thread / 8;
-  // The same for a whole warp, which compilers see so only: barriers are reached by uniform registers.
-  const int32_t multiplier = __shfl_sync(0xffffffffu, threadIdx.x / COPIERS, 0);
-  const int32_t chunks = f.chunks(), count = f.count();
-  const int32_t row = multiplier * POINT_PIXELS, filter = f.first_filter() + row;
+  const int32_t multiplier = warps_own(threadIdx.x / COPIERS);
+  const int32_t channels = product.channels, chunks = product.chunks(), count = f.count();
   const auto left = [&](int32_t chunk, int32_t rows) {
-    return chunk * POINT_CHANNELS + sixteen * 8 < f.channels ? rows : 0;
+    return chunk * POINT_CHANNELS + sixteen * 8 < channels ? rows : 0;
   };
-  for (int32_t chunk = 0; chunk < chunks; ++chunk) {
-    const int32_t channel = chunk * POINT_CHANNELS, there = filter < f.filters ? filter : 0;
-    char* to = stages.kept + chunk * KEPT_BYTES + row * OPERAND_ROW;
-    if constexpr (BACKWARD)
-      copy_operand<APART>(weight + channel * f.filters + there, f.filters,
-                          filter + sixteen * 8 < f.filters ? f.channels - channel : 0, mine, sixteen, to);
-    else
-      copy_operand<APART>(weight + there * f.channels + channel, f.channels, left(chunk, f.filters - filter), mine,
-                          sixteen, to);
+  for (int32_t part = multiplier % SHARES; part < PARTS; part += SHARES) {
+    const int32_t row = part * POINT_PIXELS, filter = f.first_filter() + row, there = filter < f.filters ? filter : 0;
+    for (int32_t chunk = 0; chunk < chunks; ++chunk) {
+      const int32_t channel = chunk * POINT_CHANNELS;
+      char* to = kept + chunk * KEPT_BYTES + row * OPERAND_ROW;
+      if constexpr (P::BACKWARD)
+        copy_operand<APART>(product.weights + channel * f.filters + there, f.filters,
+                            filter + sixteen * 8 < f.filters ? channels - channel : 0, mine, sixteen, to);
+      else
+        copy_operand<APART>(product.weights + there * channels + channel, channels, left(chunk, f.filters - filter),
+                            mine, sixteen, to);
+    }
   }
   rings.kept.arrive_with_copies();
   Turn turn{multiplier};
-  for (int32_t number = multiplier; number < count; number += POINT_MULTIPLIERS) {
+  for (int32_t number = multiplier % SHARES; number < count; number += SHARES) {
     const int32_t pixel = f.first_pixel(number);
-    const T* from = image + static_cast<int64_t>(pixel) * f.channels;
+    const auto* from = product.pixels + static_cast<int64_t>(pixel) * channels;
     for (int32_t chunk = 0; chunk < chunks; ++chunk, from += POINT_CHANNELS) {
       rings.pixels.wait_until_emptied(turn);
-      copy_operand<APART>(from, f.channels, left(chunk, f.pixels - pixel), mine, sixteen, stages.of_pixels(turn));
+      copy_operand<APART>(from, channels, left(chunk, f.pixels - pixel), mine, sixteen, stages.of_pixels(turn));
       rings.pixels.filled[turn.stage].arrive_with_copies();
       turn.advance(POINT_MULTIPLIERS, f.stages);
     }
   }
 }
 
-template <bool BACKWARD, typename S, typename R>
-__device__ inline void copy_beside(S source, const PointStages<S>& stages, PointRings& rings,
-                                   const Pointwise<S, R>& f) {
+template <Makes M, typename S, typename R>
+__device__ inline void copy_beside(S source, const PointStages<M, S>& stages, PointRings& rings,
+                                   const Pointwise<M, S, R>& f) {
   const int32_t thread = threadIdx.x % BESIDE_COPIERS, count = f.count();
   Turn turn{0};
   for (int32_t number = 0; number < count; ++number, turn.advance(1, f.besides)) {
     rings.beside.wait_until_emptied(turn);
     const int32_t first = f.first_pixel(number);
     char* to = stages.of_beside(turn) + thread * 16;
-    each_beside<BACKWARD>(source, [&](const auto* operand) {
+    each_beside<M>(source, [&](const auto* operand) {
       using Element = std::remove_cv_t<std::remove_pointer_t<decltype(operand)>>;
       constexpr int SIXTEEN = 128 / BITS<Element>, SIXTEENS = POINT_FILTERS / SIXTEEN;  // filters; of a pixel
       constexpr int EACH = 8 * sizeof(Element) / BITS<Element>;                         // filters of what is pointed to
@@ -198,17 +243,19 @@ __device__ inline void copy_beside(S source, const PointStages<S>& stages, Point
   }
 }
 
-template <bool BACKWARD, typename T, typename S, typename R>
-__device__ inline void multiply_points(const PointStages<S>& stages, PointRings& rings, const Pointwise<S, R>& f) {
+template <int SHARES, typename T, typename P, Makes M, typename S, typename R>
+__device__ inline void multiply_points(const P& product, const char* kept, const PointStages<M, S>& stages,
+                                       PointRings& rings, const Pointwise<M, S, R>& f) {
+  constexpr bool BACKWARD = P::BACKWARD;
   const int32_t lane = threadIdx.x % 32, row = threadIdx.x % WARPGROUP / 32 * 16 + lane / 4;
-  const int32_t multiplier = threadIdx.x / WARPGROUP - 1, chunks = f.chunks(), count = f.count();
+  const int32_t multiplier = threadIdx.x / WARPGROUP - 1, chunks = product.chunks(), count = f.count();
   float sums[POINT_FILTERS / 8][4];
   rings.kept.wait(0);
   Turn turn{multiplier}, result{multiplier};
-  for (int32_t number = multiplier; number < count; number += POINT_MULTIPLIERS) {
+  for (int32_t number = multiplier % SHARES; number < count; number += SHARES) {
     Turn last = turn;
     for (int32_t chunk = 0; chunk < chunks; ++chunk) {
-      const char* weights = stages.kept + chunk * KEPT_BYTES;
+      const char* weights = kept + chunk * KEPT_BYTES;
       const char* pixels = stages.of_pixels(turn);
       rings.pixels.wait_until_filled(turn);
       show_to_tensor_cores();
@@ -228,12 +275,15 @@ __device__ inline void multiply_points(const PointStages<S>& stages, PointRings&
     wait_for_products(sums);
     rings.pixels.empty(last);
     rings.results.wait_until_emptied(result);
+    int32_t first = row;
+    // Where results go is found anew for every tile: compilers would keep addresses, for which registers do not last.
+    asm volatile("" : "+r"(first));
     char* to = stages.of_results(result) + lane % 4 * 4;
 #pragma unroll
     for (int j = 0; j < POINT_FILTERS / 8; ++j)
 #pragma unroll
       for (int h = 0; h < 2; ++h)
-        *reinterpret_cast<uint32_t*>(to + result_offset(row + 8 * h, j)) = rounded_word<T>(sums[j] + 2 * h);
+        *reinterpret_cast<uint32_t*>(to + result_offset(first + 8 * h, j)) = rounded_word<T>(sums[j] + 2 * h);
     rings.results.filled[result.stage].arrive();
     result.advance(PointRings::RESULTS, PointRings::RESULTS);
   }
@@ -241,9 +291,10 @@ __device__ inline void multiply_points(const PointStages<S>& stages, PointRings&
 
 // A thread writes eight filters of one pixel after another, and sums up what R makes of what S has of them.
 // `found`: its sums, in shared memory that nobody needs when all results are there.
-template <bool BACKWARD, typename T, typename S, typename R>
-__device__ inline void write_points(const PointStages<S>& stages, PointRings& rings, T* __restrict__ x,
-                                    const S& source, const R& r, typename R::State* found, const Pointwise<S, R>& f) {
+template <Makes M, typename T, typename S, typename R>
+__device__ inline void write_points(const PointStages<M, S>& stages, PointRings& rings, T* __restrict__ made,
+                                    const S& source, const R& r, typename R::State* found,
+                                    const Pointwise<M, S, R>& f) {
   constexpr int AT_ONCE = S::OPERANDS > 2 ? 2 : 4;  // pixels
   const int32_t thread = threadIdx.x - (1 + POINT_MULTIPLIERS) * WARPGROUP;
   const int32_t eight = thread % POINT_EIGHTS, mine = thread / POINT_EIGHTS;
@@ -254,12 +305,17 @@ __device__ inline void write_points(const PointStages<S>& stages, PointRings& ri
   EightSums<R> sums(r, filter, there);
   Turn turn{0}, turn_beside{0};
   for (int32_t number = 0; number < count; ++number) {
-    rings.results.wait_until_filled(turn);
-    if constexpr (BESIDE<S>) rings.beside.wait_until_filled(turn_beside);
+#pragma unroll
+    for (int i = 0; i < PRODUCTS<M>; ++i) rings.results.wait_until_filled(turn.behind(i));
+    if constexpr (BESIDE<M, S>) rings.beside.wait_until_filled(turn_beside);
     S near = source;
-    product_of<BACKWARD>(near) = reinterpret_cast<const T*>(stages.of_results(turn) + exchanged);
+    const auto product = [&](int i) {
+      return reinterpret_cast<const T*>(stages.of_results(turn.behind(i)) + exchanged);
+    };
+    if constexpr (MAKES_X<M>) x_of(near) = product(0);
+    if constexpr (MAKES_GRADIENT<M>) gradient_of(near) = product(PRODUCTS<M> - 1);
     const char* from = stages.of_beside(turn_beside);
-    each_beside<BACKWARD>(near, [&](auto*& operand) {
+    each_beside<M>(near, [&](auto*& operand) {
       using Element = std::remove_cv_t<std::remove_reference_t<decltype(*operand)>>;
       operand = reinterpret_cast<const Element*>(from);
       from += POINT_PIXELS * POINT_FILTERS * BITS<Element> / 8;
@@ -268,7 +324,7 @@ __device__ inline void write_points(const PointStages<S>& stages, PointRings& ri
     const auto fetch = [&](int i) { return near.template fetch<8>((mine + i) * POINT_FILTERS + eight * 8); };
     const auto write = [&](int i, auto& fetched) {
       const int64_t at = static_cast<int64_t>(first + i) * f.filters + filter;
-      write_product<BACKWARD>(source, x + at, fetched);
+      write_product<M>(source, made + at, fetched);
       sums.add(r, source, fetched, at);
     };
     if (there && left > POINT_PIXELS - POINT_ROWS) {
@@ -289,9 +345,10 @@ __device__ inline void write_points(const PointStages<S>& stages, PointRings& ri
       }
     }
     __syncwarp();
-    rings.results.empty(turn);
-    turn.advance(1, PointRings::RESULTS);
-    if constexpr (BESIDE<S>) {
+#pragma unroll
+    for (int i = 0; i < PRODUCTS<M>; ++i) rings.results.empty(turn.behind(i));
+    turn.advance(PRODUCTS<M>, PointRings::RESULTS);
+    if constexpr (BESIDE<M, S>) {
       rings.beside.empty(turn_beside);
       turn_beside.advance(1, f.besides);
     }
@@ -299,33 +356,39 @@ __device__ inline void write_points(const PointStages<S>& stages, PointRings& ri
   sums.leave(r, found + mine * POINT_FILTERS + eight * 8);
 }
 
-template <bool BACKWARD, typename T, typename S, typename R>
+template <Makes M, typename T, typename S, typename R>
 __global__ void __launch_bounds__(POINT_THREADS, 1)
-    pointwise(const T* __restrict__ image, const T* __restrict__ weight, T* __restrict__ x, S source, R r,
-              typename R::State* partial, Pointwise<S, R> f) {
+    pointwise(Products<M, T> products, T* __restrict__ made, S source, R r, typename R::State* partial,
+              Pointwise<M, S, R> f) {
   MBC_DYNAMIC_SHARED(shared);
   __shared__ PointRings rings;
-  const PointStages<S> stages(aligned_shared(shared), f);
+  constexpr int COPIERS = POINT_COPIERS<M, S>, SHARES = Products<M, T>::SHARES;
+  const PointStages<M, S> stages(aligned_shared(shared), f);
   auto* found = reinterpret_cast<typename R::State*>(stages.kept);  // and of pixels
   if (threadIdx.x == 0) {
-    rings.kept.start(POINT_MULTIPLIERS * POINT_COPIERS<S>);
-    rings.pixels.start(POINT_COPIERS<S>, 1);
+    rings.kept.start(POINT_MULTIPLIERS * COPIERS);
+    rings.pixels.start(COPIERS, 1);
     rings.results.start(WARPGROUP, POINT_WRITERS);
     rings.beside.start(BESIDE_COPIERS, POINT_WRITERS);
   }
   __syncthreads();
   if (threadIdx.x < WARPGROUP) {
     give_registers<POINT_COPIER_REGISTERS>();
-    if (threadIdx.x < POINT_MULTIPLIERS * POINT_COPIERS<S>)
-      copy_points<BACKWARD>(image, weight, stages, rings, f);
-    else if constexpr (BESIDE<S>)
-      copy_beside<BACKWARD>(source, stages, rings, f);
+    if (threadIdx.x < POINT_MULTIPLIERS * COPIERS) {
+      products.of(warps_own(threadIdx.x / COPIERS), [&](const auto& product, int32_t before) {
+        copy_points<SHARES>(product, stages.kept + before * KEPT_BYTES, stages, rings, f);
+      });
+    } else if constexpr (BESIDE<M, S>) {
+      copy_beside<M>(source, stages, rings, f);
+    }
   } else if (threadIdx.x < (1 + POINT_MULTIPLIERS) * WARPGROUP) {
     take_registers<POINT_MULTIPLIER_REGISTERS>();
-    multiply_points<BACKWARD, T>(stages, rings, f);
+    products.of(warps_own(threadIdx.x / WARPGROUP - 1), [&](const auto& product, int32_t before) {
+      multiply_points<SHARES, T>(product, stages.kept + before * KEPT_BYTES, stages, rings, f);
+    });
   } else {
     take_registers<POINT_WRITER_REGISTERS>();
-    write_points<BACKWARD>(stages, rings, x, source, r, found, f);
+    write_points<M>(stages, rings, made, source, r, found, f);
   }
   if constexpr (SUMMING<R>) {
     __syncthreads();
@@ -336,15 +399,23 @@ __global__ void __launch_bounds__(POINT_THREADS, 1)
   }
 }
 
-// x: where the product goes, if it is written.
-template <bool BACKWARD, typename T, typename S, typename R>
-void run_pointwise(const MbcCall& call, T* x, const S& source, const R& r, typename R::State* partial) {
+// made: where the product goes, if it is written.
+template <Makes M, typename T, typename S, typename R>
+void run_products(const MbcCall& call, const Products<M, T>& products, T* made, const S& source, const R& r,
+                  typename R::State* partial) {
   const auto& a = arguments<PointwiseArguments>(call);
-  const Pointwise<S, R> f(a);
+  const Pointwise<M, S, R> f(a, products.chunks());
   static_assert(POINT_ROWS % 8 == 0);  // so that a thread finds all its results alike
-  MBC_LAUNCH_SHARED((pointwise<BACKWARD, T, S, R>), static_cast<unsigned>(a.blocks * f.across), POINT_THREADS,
-                    f.shared_bytes(), call.stream, in<T>(call, 0), in<T>(call, 1), x, source, r, partial, f);
+  MBC_LAUNCH_SHARED((pointwise<M, T, S, R>), static_cast<unsigned>(a.blocks * f.across), POINT_THREADS,
+                    f.shared_bytes(), call.stream, products, made, source, r, partial, f);
   if constexpr (SUMMING<R>) merge_all_parts(call.stream, a.blocks, a.filters, partial, r);
+}
+
+// Of the first two operands.
+template <Makes M, typename T, typename S, typename R>
+void run_pointwise(const MbcCall& call, T* made, const S& source, const R& r, typename R::State* partial) {
+  const auto channels = static_cast<int32_t>(arguments<PointwiseArguments>(call).channels);
+  run_products(call, Products<M, T>{{in<T>(call, 0), in<T>(call, 1), channels}}, made, source, r, partial);
 }
 
 }  // namespace mbc

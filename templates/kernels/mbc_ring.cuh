@@ -18,6 +18,7 @@ struct Turn {
     stage -= stages;
     phase ^= 1;
   }
+  __device__ Turn behind(int32_t stages) const { return {stage + stages, phase}; }  // as long as the ring does not end
 };
 
 // The stages of a ring in shared memory, which some warps fill and others empty.

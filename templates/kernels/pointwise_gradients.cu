@@ -4,13 +4,9 @@
 
 namespace mbc {
 
-// Operands of the sums begin with x, mean and variance at `x`; results of theirs with dgamma, dbeta and the workspace.
-inline Sums sums_of(const MbcCall& call, int x, int dgamma, float eps) {
-  return {in<float>(call, x + 1), in<float>(call, x + 2), out<float>(call, dgamma), out<float>(call, dgamma + 1), eps, 0};
-}
 template <typename T, typename S, typename R>
 void run_gradient(const MbcCall& call, T* product, const S& source, const R& r, int dgamma) {
-  run_pointwise<true>(call, product, source, r, out<Sums::State>(call, dgamma + 2));
+  run_pointwise<Makes::GRADIENT>(call, product, source, r, out<Sums::State>(call, dgamma + 2));
 }
 
 // Accesses: gradient, weights, what is added to the product if anything is (ADD), relu's output or its signs, x, mean,
@@ -24,7 +20,7 @@ const char* data_relu_sums(const MbcCall& call) {
     using Relu = std::conditional_t<SIGNS, BySigns, ByOutput<T>>;
     using Told = std::conditional_t<SIGNS, uint8_t, T>;
     const Behind<T, ADD, true, Relu> source{{in<Told>(call, RELU)}, nullptr, more, x, out<T>(call, D)};
-    run_gradient<T>(call, nullptr, source, sums_of(call, X, D + 1, eps(call, 0)), D + 1);
+    run_gradient<T>(call, nullptr, source, sums_of(call, X + 1, D + 1, eps(call, 0)), D + 1);
   });
 }
 
@@ -37,7 +33,7 @@ const char* data_normalize_relu_sums(const MbcCall& call) {
     const bool affine = arguments<PointwiseAlongArguments>(call).affine;
     const int product = affine ? 7 : 5, dgamma = product + (ALONG ? 2 : 1);
     const Normalize forward = normalize(call, 3, affine, eps(call, 0));
-    const ReluSums<T> sums(sums_of(call, 2, dgamma, eps(call, 1)), forward);
+    const ReluSums<T> sums(sums_of(call, 3, dgamma, eps(call, 1)), forward);
     const Operands<T> x{in<T>(call, 2), nullptr};
     if constexpr (ALONG)
       run_gradient(call, out<T>(call, product), AlongX<T>(x, out<T>(call, product + 1), NormalizeRelu{forward}), sums,
@@ -58,7 +54,7 @@ const char* data_add_relu_and_sums(const MbcCall& call) {
     const NormalizeAddRelu f{normalize(call, 3, affine, eps(call, 0))};
     const AlongBehind<T, ADD, NormalizeAddRelu> source(in<T>(call, r), nullptr, ADD ? in<T>(call, r + 1) : nullptr,
                                                        in<T>(call, 2), out<T>(call, y + 1), out<T>(call, y), f);
-    const SumsBeside<NormalizeAddRelu> sums(sums_of(call, 2, y + 2, eps(call, 1)), f);
+    const SumsBeside<NormalizeAddRelu> sums(sums_of(call, 3, y + 2, eps(call, 1)), f);
     run_gradient<T>(call, nullptr, source, sums, y + 2);
   });
 }
@@ -69,7 +65,7 @@ extern "C" const char* mbc_pointwise_backward_data(const MbcCall& call) {
   using namespace mbc;
   return on_tensor_cores<PointwiseArguments>(call, [&](auto of) {
     using T = decltype(of);
-    run_pointwise<true>(call, out<T>(call, 2), InMemory<T, false, false>{}, NoSums{}, nullptr);
+    run_pointwise<Makes::GRADIENT>(call, out<T>(call, 2), InMemory<T, false, false>{}, NoSums{}, nullptr);
   });
 }
 extern "C" const char* mbc_pointwise_data_relu_sums(const MbcCall& call) {

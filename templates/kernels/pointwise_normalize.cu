@@ -13,8 +13,8 @@ inline NormalizeBackward normalize_backward(const MbcCall& call, int mean, bool 
 
 template <typename T, typename F>
 void apply(const MbcCall& call, int gradient, int dx, const F& f) {
-  run_pointwise<false, T>(call, nullptr, Applied<T, F>(in<T>(call, gradient), out<T>(call, dx), f), OfChannels<F>{f},
-                          nullptr);
+  const Applied<T, F> source({nullptr, in<T>(call, gradient)}, out<T>(call, dx), f);
+  run_pointwise<Makes::X_INSIDE, T>(call, nullptr, source, OfChannels<F>{f}, nullptr);
 }
 
 }  // namespace mbc
@@ -48,8 +48,8 @@ extern "C" const char* mbc_pointwise_normalize_relu_sums(const MbcCall& call) {
     const bool affine = arguments<PointwiseAlongArguments>(call).affine;
     const int dy = affine ? 6 : 4;
     const Normalize forward = normalize(call, 2, affine, eps(call, 0));
-    const Sums sums{forward.mean, forward.variance, out<float>(call, dy + 1), out<float>(call, dy + 2), eps(call, 1), 0};
-    run_pointwise<false, T>(call, nullptr, Inside<T>(in<T>(call, dy)), ReluSums<T>(sums, forward),
-                            out<Sums::State>(call, dy + 3));
+    const InMemory<T, true, false> source{{nullptr, in<T>(call, dy)}};
+    const ReluSums<T> sums(sums_of(call, 2, dy + 1, eps(call, 1)), forward);
+    run_pointwise<Makes::X_INSIDE, T>(call, nullptr, source, sums, out<Sums::State>(call, dy + 3));
   });
 }

@@ -18,7 +18,7 @@ from mbc.ir.signs import relus_behind_sums, with_signs
 from mbc.ir.training import differentiate
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate, Request
-from mbc.kernels.own import pointwise
+from mbc.kernels.own import pointwise, pointwise_normalize
 from mbc.kernels.statistics import WITH_STATISTICS
 from mbc.ops.fused import gives_product
 from mbc.optimize.along import all_alongs, along_runs, alongs_of, readers_late
@@ -62,6 +62,7 @@ SHARE = 0.65  # of what keeping everything takes
 ALONG_SHARE = 1.05  # of the time of the sums by themselves
 SLOWER = 1e4  # than what is to be planned
 ALONG = frozenset(kernel.name for kernel in pointwise.ALONG)
+REPEATING = frozenset(kernel.kind for kernel in pointwise_normalize.KERNELS)
 
 
 @functools.cache
@@ -77,8 +78,9 @@ def is_joint(kind: str) -> bool:
 @dataclass(frozen=True)
 class Measured:
     """A profile that has measured what would be estimated, all by its bytes, so that a convolution takes as long as on
-    large images. `along`: whether products along with sums were measured; `joint`: with relu's output, too; `forward`:
-    what the kernel that they repeat takes, others 1; `both`: what joint launches take of what they would."""
+    large images; but for launches that keep to themselves what they make again. `along`: whether products along with
+    sums were measured; `joint`: with relu's output, too; `forward`: what the kernel that they repeat takes, others 1;
+    `both`: what joint launches take of what they would."""
 
     along: bool = True
     joint: bool = True
@@ -89,6 +91,8 @@ class Measured:
 
     def candidates(self, request: Request) -> Iterable[Candidate]:
         if (gives_product(request.attributes) and not self.along) or (is_joint(request.kind) and not self.joint):
+            return ()
+        if request.kind in REPEATING:
             return ()
         return tuple(
             replace(c, measured=True, time_us=self._time_us(request, c))

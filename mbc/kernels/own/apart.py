@@ -11,7 +11,7 @@ from mbc.ir.types import DType
 from mbc.kernels.base import Request
 from mbc.kernels.calibration import peak_tflops
 from mbc.kernels.own.base import OwnKernel, Slice, channels_last, product_us, shared_of, type_code
-from mbc.kernels.own.groups import Wiring, product_of, taking
+from mbc.kernels.own.groups import Wiring, products_of, taking
 from mbc.kernels.own.sides import ConvolutionSizes, Sides, attributes, sizes
 
 # As in the source.
@@ -54,7 +54,7 @@ def _takes(request: Request) -> bool:
 
 
 def _takes_concat(request: Request) -> bool:
-    return _first_or_last(request) and _takes(product_of(request)) and request.inputs[3].shape[1] % VECTOR == 0
+    return _first_or_last(request) and _takes(products_of(request)[0]) and request.inputs[3].shape[1] % VECTOR == 0
 
 
 def _arguments(at: Slice) -> ApartArguments:
@@ -64,7 +64,7 @@ def _arguments(at: Slice) -> ApartArguments:
 
 def _concat_arguments(at: Slice) -> ApartArguments:
     joined, other = at.request.outputs[0], at.request.inputs[3]
-    plain = _arguments(replace(at, request=product_of(at.request)))
+    plain = _arguments(replace(at, request=products_of(at.request)[0]))
     return replace(plain, all=joined.shape[1], start=other.shape[1] if _last(at.request) else 0)
 
 

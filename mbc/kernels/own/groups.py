@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import takewhile
 
 from mbc.kernels.base import Request
 from mbc.kernels.own.base import Slice
@@ -25,11 +26,16 @@ def members(request: Request) -> Fused:
     return request.attributes
 
 
-def product_of(request: Request) -> Request:
-    """The product that a group begins with, of its first two operands."""
-    first, inputs = members(request).members[0], request.inputs[:2]
-    outputs = KINDS[first.kind].shape(first.attributes, inputs)
-    return Request(first.kind, first.attributes, inputs, outputs, request.precision)
+def products_of(request: Request) -> tuple[Request, ...]:
+    """The products that a group begins with, each of the next two operands; of one operation itself."""
+    if not isinstance(request.attributes, Fused):
+        return (request,)
+    found: list[Request] = []
+    for member in takewhile(lambda member: KINDS[member.kind].flops is not None, request.attributes.members):
+        inputs = request.inputs[2 * len(found) : 2 * len(found) + 2]
+        outputs = KINDS[member.kind].shape(member.attributes, inputs)
+        found.append(Request(member.kind, member.attributes, inputs, outputs, request.precision))
+    return tuple(found)
 
 
 def taking(*wirings: Wiring) -> Callable[[Request], bool]:

@@ -20,11 +20,11 @@ from mbc.kernels.base import Request
 from mbc.kernels.calibration import peak_tflops
 from mbc.kernels.own.base import OwnKernel, Slice, Struct, channels_last, moved_us, product_us, type_code
 from mbc.kernels.own.channels import SUMS_BYTES
-from mbc.kernels.own.groups import AFFINE, Wiring, affines, eps, product_of, run, taking
+from mbc.kernels.own.groups import AFFINE, Wiring, affines, eps, products_of, run, taking
 from mbc.kernels.own.halves import by_the
 from mbc.kernels.own.made_statistics import with_statistics
 from mbc.kernels.own.sides import attributes
-from mbc.ops.fused import Fused, gives_product
+from mbc.ops.fused import gives_product
 
 # As in the source.
 PIXELS, FILTERS = 64, 128  # that a block makes at once
@@ -69,8 +69,8 @@ def _takes(request: Request) -> bool:
 
 
 def _made(request: Request) -> TensorType:
-    """The result of the product, be it that it stays inside a group."""
-    return (product_of(request) if isinstance(request.attributes, Fused) else request).outputs[0]
+    """What a product makes, be it that it stays inside a group."""
+    return products_of(request)[0].outputs[0]
 
 
 def _pixels(request: Request) -> int:
@@ -99,14 +99,14 @@ def _arguments_along(at: Slice) -> PointwiseAlongArguments:
 
 def _kept_bytes(request: Request) -> int:
     """Weights of a block, results, and what is always there."""
-    image = request.inputs[0]
-    elements = FILTERS * math.ceil(image.shape[1] / CHANNELS) * CHANNELS + RESULTS * PIXELS * FILTERS
-    return elements * image.dtype.size_bytes + ALIGNED_BYTES + BARRIERS_BYTES
+    chunks = sum(math.ceil(alone.inputs[0].shape[1] / CHANNELS) for alone in products_of(request))
+    elements = FILTERS * chunks * CHANNELS + RESULTS * PIXELS * FILTERS
+    return elements * request.inputs[0].dtype.size_bytes + ALIGNED_BYTES + BARRIERS_BYTES
 
 
 def _beside(request: Request) -> list[TensorType]:
-    """What the sums read of each pixel beside the convolution's result."""
-    return [i for i in request.inputs[2:] if len(i.shape) == 4]
+    """What the sums read of each pixel beside products."""
+    return [i for i in request.inputs[2 * len(products_of(request)) :] if len(i.shape) == 4]
 
 
 def _beside_bytes(request: Request) -> int:
@@ -142,11 +142,12 @@ def _time_us(request: Request, device: DeviceSpec) -> float:
 
 
 def _one_by_one_us(request: Request, device: DeviceSpec) -> float:
-    """What the sums read and write, the product's result among it; and a launch more."""
-    alone = product_of(request)
+    """What the sums read and write, results of products among it; and a launch more for each of these."""
+    products = products_of(request)
+    read = (*request.inputs[2 * len(products) :], *(made for alone in products for made in alone.outputs))
     written = request.outputs[gives_product(request.attributes) :]
-    sums_us = moved_us(replace(request, inputs=(*request.inputs[2:], *alone.outputs), outputs=written), device)
-    return _time_us(alone, device) + sums_us + device.launch_us
+    sums_us = moved_us(replace(request, inputs=read, outputs=written), device)
+    return sum(_time_us(alone, device) + device.launch_us for alone in products) + sums_us
 
 
 BY_ITSELF = OwnKernel(
@@ -168,26 +169,30 @@ BY_ITSELF = OwnKernel(
 _WITH_STATISTICS = with_statistics(BY_ITSELF, _blocks)
 
 
-def with_more(product: OwnKernel, launcher: str, behind: str, wirings: Iterable[Wiring]) -> OwnKernel:
-    """A product and what else is made of each of its results; `behind`: those operations."""
+def with_more(
+    product: OwnKernel, launcher: str, behind: str, wirings: Iterable[Wiring], least_beside: int = LEAST_BESIDE
+) -> OwnKernel:
+    """A product, or several, and what else is made of each of their results; `behind`: those operations."""
     wired = taking(*wirings)
 
     def takes(request: Request) -> bool:
-        if not (wired(request) and product.takes(product_of(request))) or _rings(request)[1] < LEAST_BESIDE:
+        if not (wired(request) and all(map(product.takes, products_of(request)))):
             return False
         # The signs of a pixel's filters are copied 16 bytes at once.
         by_signs = any(i.dtype is DType.UINT8 for i in _beside(request))
-        return not by_signs or _made(request).shape[1] % FILTERS == 0
+        return _rings(request)[1] >= least_beside and (not by_signs or _made(request).shape[1] % FILTERS == 0)
 
     return replace(
         product, kind=f"{product.kind}+{behind}", reals=eps, time_us=_one_by_one_us, launcher=launcher, takes=takes
     )
 
 
-def with_sums(product: OwnKernel, launcher: str, between: str, wirings: Iterable[Wiring]) -> OwnKernel:
-    """A product and the sums that read it; `between`: the operations between the two."""
+def with_sums(
+    product: OwnKernel, launcher: str, between: str, wirings: Iterable[Wiring], least_beside: int = LEAST_BESIDE
+) -> OwnKernel:
+    """The same of sums; `between`: the operations between."""
     behind = "+".join(filter(None, (between, "batch_normalize_sums")))
-    return replace(with_more(product, launcher, behind, wirings), workspace=_partial_bytes, launches=2)
+    return replace(with_more(product, launcher, behind, wirings, least_beside), workspace=_partial_bytes, launches=2)
 
 
 def normalizing(kernel: OwnKernel) -> OwnKernel:
@@ -204,9 +209,15 @@ def _along(launcher: str, between: str, wirings: Iterable[Wiring]) -> OwnKernel:
     return repeating(with_sums(BY_ITSELF, launcher, between, wirings))
 
 
-def _of_gradient(between: str, wiring: Wiring) -> OwnKernel:
-    """`between`: the operations whose result is the gradient that is summed up."""
-    return _along("_".join(filter(None, ("pointwise", *between.split("+"), "sums"))), between, (wiring,))
+def _of_gradient(between: str, wiring: Wiring) -> tuple[OwnKernel, OwnKernel]:
+    """`between`: the operations whose result is the gradient that is summed up. Where the product stays inside it is
+    called `pointwise_inside...`."""
+    launcher = "_".join(filter(None, (*between.split("+"), "sums")))
+    inputs, given = wiring
+    return (
+        _along(f"pointwise_{launcher}", between, (wiring,)),
+        _along(f"pointwise_inside_{launcher}", between, ((inputs, given[1:]),)),
+    )
 
 
 def _behind_add(operands: int, swapped: bool, added: bool, signed: bool) -> Wiring:
@@ -234,12 +245,16 @@ def _of_both(added: bool, signed: bool) -> OwnKernel:
     return normalizing(_along(launcher, between, wirings))
 
 
-ALONG = (
+_OF_GRADIENTS = (
     _of_gradient("", (((0, 1), (5, 2, 3, 4)), (5, 6, 7))),
     _of_gradient("relu_backward", (((0, 1), (2, 3), (6, 7, 4, 5)), (6, 7, 8, 9))),
     _of_gradient("add+relu_backward", (((0, 1), (2, 3), (4, 8), (7, 9, 5, 6)), (7, 9, 10, 11))),
     _of_gradient("relu_backward_signs", (((0, 1), (2, 3), (6, 7, 4, 5)), (6, 7, 8, 9))),
     _of_gradient("add+relu_backward_signs", (((0, 1), (2, 3), (8, 4), (7, 9, 5, 6)), (7, 9, 10, 11))),
+)
+ALONG = (
+    *(written for written, _ in _OF_GRADIENTS),
     *(_of_both(added, signed) for added, signed in product((False, True), repeat=2)),
 )
-KERNELS = (BY_ITSELF, _WITH_STATISTICS, *ALONG)
+INSIDE = tuple(inside for _, inside in _OF_GRADIENTS)
+KERNELS = (BY_ITSELF, _WITH_STATISTICS, *ALONG, *INSIDE)

@@ -26,15 +26,18 @@ def _sums_of(a: int, b: int) -> tuple[tuple[Numbers], ...]:
     return ((a, b),), ((b, a),)
 
 
-def _through_relu(added: bool, signed: bool) -> Iterable[Wiring]:
+def through_relu(added: bool, signed: bool, made: bool = False) -> Iterable[Wiring]:
     """Read are a gradient and weights, another gradient that is added to their product (`added`), relu's output, or its
-    signs (`signed`), x, mean and variance; written the gradient through relu, and the sums."""
-    told = 3 if added else 2
-    x, a = told + 1, told + 4
+    signs (`signed`), x, mean and variance; written the gradient through relu, and the sums. `made`: x is a product,
+    too, whose image and weights are read before."""
+    products = ((0, 1), (2, 3)) if made else ((0, 1),)
+    b = 2 * len(products)
+    told = b + 1 if added else b
+    x, mean, a = told + (3 if made else 1), told + (1 if made else 2), told + 4
     dy, d = (a + 1, a + 2) if added else (a, a + 1)
     through = (dy, told) if signed else (told, dy)
-    for add in _sums_of(a, 2) if added else ((),):
-        yield ((0, 1), *add, through, (x, d, x + 1, x + 2)), (d, d + 1, d + 2)
+    for add in _sums_of(a, b) if added else ((),):
+        yield (*products, *add, through, (x, d, mean, mean + 1)), (d, d + 1, d + 2)
 
 
 def _of_relu(operands: int, written: bool) -> Wiring:
@@ -45,20 +48,24 @@ def _of_relu(operands: int, written: bool) -> Wiring:
     return ((0, 1), run(2, operands), (z,), (y, dy), (2, d, 3, 4)), given
 
 
-def _behind_add(operands: int, added: bool, signed: bool) -> Iterable[Wiring]:
+def behind_add(operands: int, added: bool, signed: bool, made: bool = False) -> Iterable[Wiring]:
     """Read are a gradient, weights, the `operands` of the normalisation, r, and another gradient (`added`); written
-    relu's output, the gradient through it, and the sums. `signed`: by the signs of the output, which stay inside."""
-    r = 2 + operands
-    b, a = r + 1, r + (2 if added else 1)
+    relu's output, the gradient through it, and the sums. `signed`: by the signs of the output, which stay inside.
+    `made`: what is normalised is a product, too, whose image and weights are read before."""
+    products = ((0, 1), (2, 3)) if made else ((0, 1),)
+    mean = 2 * len(products) + (0 if made else 1)
+    r = mean + operands - 1
+    b, inside = r + 1, r + (2 if added else 1)
+    x, a = (inside, inside + 1) if made else (mean - 1, inside)
     z, s, y = run(a + 1, 3)
     told = y + 1 if signed else y
     dy, d = (told + 1, told + 2) if added else (a, told + 1)
-    made = ((y,),) if signed else ()
+    signs = ((y,),) if signed else ()
     through = (dy, told) if signed else (told, dy)
     for forward in _sums_of(z, r):
         for add in _sums_of(a, b) if added else ((),):
-            start = ((0, 1), run(2, operands), *forward, (s,), *made, *add)
-            yield (*start, through, (2, d, 3, 4)), (y, d, d + 1, d + 2)
+            start = (*products, (x, *run(mean, operands - 1)), *forward, (s,), *signs, *add)
+            yield (*start, through, (x, d, mean, mean + 1)), (y, d, d + 1, d + 2)
 
 
 def _sums(added: bool, signed: bool) -> OwnKernel:
@@ -68,7 +75,7 @@ def _sums(added: bool, signed: bool) -> OwnKernel:
     d is the product (rounded) + b, through relu. The sums are over what is written before it is rounded, and x."""
     between = f"{'add+' if added else ''}relu_backward{'_signs' if signed else ''}"
     launcher = f"pointwise_data{'_add' if added else ''}_relu_sums{'_signed' if signed else ''}"
-    return with_sums(_BY_ITSELF, launcher, between, _through_relu(added, signed))
+    return with_sums(_BY_ITSELF, launcher, between, through_relu(added, signed))
 
 
 def _normalized(written: bool) -> OwnKernel:
@@ -93,7 +100,7 @@ def _along(added: bool, signed: bool) -> OwnKernel:
     backward = "relu_backward_signs" if signed else "relu_backward"
     between = f"batch_normalize+add+relu{'+relu_signs' if signed else ''}{'+add' if added else ''}+{backward}"
     launcher = f"pointwise_data_add_relu_and_sums{'_of_two' if added else ''}{'_signed' if signed else ''}"
-    wirings = (wiring for operands in AFFINE for wiring in _behind_add(operands, added, signed))
+    wirings = (wiring for operands in AFFINE for wiring in behind_add(operands, added, signed))
     return normalizing(with_sums(_BY_ITSELF, launcher, between, wirings))
 
 

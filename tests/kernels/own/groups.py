@@ -25,6 +25,9 @@ from mbc.optimize.patterns import (
     CONVOLUTION_ALONG,
     DATA_ALONG,
     DATA_SUMS,
+    INSIDE_SUMS,
+    PAIR_ALONG,
+    PAIR_SUMS,
     PATTERNS,
     RELU_ALONG,
     Part,
@@ -207,6 +210,9 @@ POINTS: tuple[Sizes, ...] = (
     (1, 256, (7, 19), 128),
 )
 GRADIENT_POINTS: tuple[Sizes, ...] = ((2, 24, (5, 9), 136), (1, 232, (7, 19), 128))
+# Of two products: channels of the first one, of which the second has more.
+PAIR_POINTS: tuple[Sizes, ...] = ((2, 24, (5, 9), 136), (1, 64, (7, 19), 128))
+MORE_CHANNELS = 40
 APPLIED_POINTS = (POINTS[0], POINTS[3])
 
 
@@ -221,6 +227,8 @@ POINT_FORMS = tuple(
     for patterns, all_sizes in (
         ((*CONVOLUTION_ALONG, *BOTH_ALONG), POINTS),
         ((*DATA_SUMS, *DATA_ALONG), GRADIENT_POINTS),
+        (INSIDE_SUMS, POINTS[:2]),
+        ((*PAIR_SUMS, *PAIR_ALONG), PAIR_POINTS),
         ((APPLIED[0], APPLIED[-1]), APPLIED_POINTS),
     )
     for pattern in patterns
@@ -241,16 +249,20 @@ def points(pattern: Pattern, part: Part, sizes: Sizes, affine: bool = True) -> O
 
 def point_operand(name: str, pattern: Pattern, sizes: Sizes) -> Operand:
     rows, channels, size, filters = sizes
-    read, weight = pattern.statements[0].inputs
-    if name == weight:
-        forward = pattern.statements[0].kind == "convolution"
-        return w(*((filters, channels) if forward else (channels, filters)), 1, 1)
-    return w(rows, channels, *size) if name == read else _operand(name, (rows, filters, *size), WINDOWS[0])
+    for product in (statement for statement in pattern.statements if KINDS[statement.kind].flops):
+        read, weight = product.inputs
+        if name == weight:
+            forward = product.kind == "convolution"
+            return w(*((filters, channels) if forward else (channels, filters)), 1, 1)
+        if name == read:
+            return w(rows, channels, *size)
+        channels += MORE_CHANNELS
+    return _operand(name, (rows, filters, *size), WINDOWS[0])
 
 
 def _points() -> Iterable[Case]:
     for pattern, part, sizes in POINT_FORMS:
-        if sizes not in (*POINTS[:3], GRADIENT_POINTS[-1]):  # the others by `test_pointwise`
+        if sizes not in (*POINTS[:3], GRADIENT_POINTS[-1], PAIR_POINTS[-1]):  # the others by `test_pointwise`
             continue
         for affine in (True, False) if any(pattern.statements[n].optional for n in part.runs) else (True,):
             joined = points(pattern, part, sizes, affine)

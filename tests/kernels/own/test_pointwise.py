@@ -31,14 +31,8 @@ from tests.kernels.own.test_emulated import GXX, build
 from tests.kernels.statistics import grouped
 
 pytestmark = pytest.mark.skipif(GXX is None, reason="no g++ on this machine")
-FILES = (
-    "pointwise.cu",
-    "pointwise_gradients.cu",
-    "pointwise_normalize.cu",
-    "fused.cu",
-    "batch_norm.cu",
-    "sums_along.cu",
-)
+PRODUCTS = ("pointwise.cu", "pointwise_gradients.cu", "pointwise_normalize.cu", "pointwise_pairs.cu")
+FILES = (*PRODUCTS, "fused.cu", "batch_norm.cu", "sums_along.cu")
 FORWARD = CONVOLUTION_ALONG[0]
 # What is written over something that is read.
 PLACES = (("d", "a"), ("d", "b"), ("d", "dy"), ("d", "y"), ("y", "r"), ("y", "x"), ("dx", "d"), ("dx", "dy"))
@@ -99,13 +93,15 @@ def test_equal_to_the_launches_by_themselves(
     """By one block for its filters, which goes through all tiles; by as many as there are tiles."""
     monkeypatch.setattr(pointwise, "MOST_BLOCKS", blocks)
     bench = Bench(library, pattern, sizes)
-    first = pattern.statements[0]
     along = points(pattern, part, sizes)
     made = bench.run(along)
-    bench.known |= bench.run(points(pattern, Part((0,), first.outputs), sizes), MADE_BY[first.kind])
-    behind = tuple(name for name in part.gives if name not in first.outputs)
-    wanted = {name: bench.known[name] for name in part.gives if name in first.outputs}
-    wanted |= bench.run(points(pattern, Part(part.runs[1:], behind), sizes))
+    products = {n: pattern.statements[n] for n in part.runs if pattern.statements[n].kind in MADE_BY}
+    for n, statement in products.items():
+        bench.known |= bench.run(points(pattern, Part((n,), statement.outputs), sizes), MADE_BY[statement.kind])
+    of_products = {name for statement in products.values() for name in statement.outputs}
+    behind = tuple(name for name in part.gives if name not in of_products)
+    wanted = {name: bench.known[name] for name in part.gives if name in of_products}
+    wanted |= bench.run(points(pattern, Part(part.runs[len(products) :], behind), sizes))
     for name in made.keys() & {"dgamma", "dbeta"}:
         found, other = (np.frombuffer(values.pop(name), np.float32) for values in (made, wanted))
         assert relative_error(found, other) < 1e-5

@@ -1,0 +1,148 @@
+"""What a convolution of one place made is made again where batch normalisation's backward pass would read it, if all
+kernels that make it give the same bits."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from mbc.device.spec import find_spec
+from mbc.frontend.lower import lower
+from mbc.frontend.parse import parse
+from mbc.ir.graph import TrainingGraph
+from mbc.ir.training import differentiate
+from mbc.kernels import PROVIDERS
+from mbc.kernels.base import Candidate, Request
+from mbc.kernels.own import pointwise_normalize
+from mbc.optimize.candidates import CandidateTable, Rules
+from mbc.optimize.needs import needs
+from mbc.optimize.search import Limits, search
+from mbc.options import Policy
+from mbc.plan.model import Kernel, Plan
+from mbc.plan.verify import verify_plan
+from mbc.runtime.module import Module
+from mbc.source import Source
+
+H200 = find_spec("h200")
+SOURCE = """
+network small(batch = 4, classes = 3) {
+  input image[batch, 3, 6, 6] : float
+  input target[batch] : class
+  x = image |> conv(16, 3, pad=1) |> bn |> relu
+  y = x |> conv(64, 1) @expand |> bn |> relu |> conv(16, 3, pad=1) |> bn |> relu |> conv(64, 1) @wide |> bn
+  s = x |> conv(64, 1) @down |> bn
+  logits = y + s |> relu |> global_avgpool |> linear(classes)
+  output logits
+  loss (logits, target) |> softmax_cross_entropy
+}
+train { optimizer = sgd(momentum=0.9)  precision = bf16 }
+"""
+KINDS = frozenset(kernel.kind for kernel in pointwise_normalize.KERNELS)
+MAKERS = ("pointwise", "pointwise_statistics")
+SLOWER = 1e4  # than what is to be planned
+BYTES_PER_US = H200.copy_gb_s * 1e3
+
+
+@functools.cache
+def graph() -> TrainingGraph:
+    lowered = lower(parse(Source("small.mbc", SOURCE)), (), None)
+    return differentiate(lowered.network, lowered.optimizer, lowered.precision)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A profile that has measured what would be estimated, all by its bytes. `again`: launches that make again what a
+    convolution made, too; `makers`: times that its kernels take."""
+
+    again: bool = True
+    makers: float = 1.0
+    cudnn: int = 0
+    origin: str = "made up"
+
+    def candidates(self, request: Request) -> Iterable[Candidate]:
+        if request.kind in KINDS and not self.again:
+            return ()
+        moved_us = sum(t.size_bytes for t in (*request.inputs, *request.outputs)) / BYTES_PER_US
+        return tuple(
+            replace(c, measured=True, time_us=self._times(request, c) * moved_us)
+            for provider in PROVIDERS
+            for c in provider.candidates(request, H200)
+        )
+
+    def _times(self, request: Request, c: Candidate) -> float:
+        last = all(lying == "nhwc" for t, lying in zip(request.inputs, c.layouts, strict=False) if t.ordered)
+        slower = self.makers if c.name in MAKERS else SLOWER if "at_once" in c.name else 1.0
+        return slower * (1.0 if last else 2.0)
+
+
+@functools.cache
+def planned(profile: Measured | None) -> Plan:
+    table = CandidateTable(graph(), H200, PROVIDERS, profile, Rules())  # type: ignore[arg-type]
+    plan = search(table, Limits(without=frozenset({"beside"})), 10**12)
+    verify_plan(plan)
+    return plan
+
+
+def launches(plan: Plan) -> dict[str, list[tuple[str, str]]]:
+    """By the name of what runs first: the kernel of each launch, and what runs last."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for launch in plan.train.launches:
+        if isinstance(launch.work, Kernel) and launch.operations:
+            found.setdefault(launch.operations[0], []).append((launch.work.name, launch.operations[-1]))
+    return found
+
+
+def trained(plan: Plan) -> dict[str, bytes]:
+    module = Module(plan, device="cpu")
+    random = np.random.default_rng(0)
+    for _ in range(2):
+        image = random.standard_normal((4, 3, 6, 6)).astype(np.float32)
+        module.step(image, random.integers(0, 3, 4), lr=0.05)
+    return {name: np.array(module.state(name)).tobytes() for name in module.states}
+
+
+@pytest.mark.parametrize("makers", [1.0, 2.0], ids=["made by the fastest", "made by slower ones"])
+def test_made_again_by_the_same_kernel(makers: float):
+    """With statistics kernels of the same bits are fastest, or slower by less than what is saved."""
+    plan, without = planned(Measured(makers=makers)), planned(Measured(again=False, makers=makers))
+    found = launches(plan)
+    (maker, _), *again = found["expand"]
+    assert maker in MAKERS
+    assert [name for name, _ in again] == ["pointwise_normalize_relu_sums", "pointwise_normalize_relu_backward"]
+    for layer in ("wide", "down"):
+        (maker, _), (name, _) = found[layer]
+        assert maker in MAKERS and name == "pointwise_normalize_backward"
+    assert {name for name, _ in launches(without)["expand"]}.isdisjoint(MAKERS) == (makers > 1)
+    assert plan.predictions.train_us < without.predictions.train_us
+    assert trained(plan) == trained(without)
+
+
+def test_what_is_made_again_is_not_kept():
+    plan = planned(Measured())
+    made = next(o for o in graph().train if o.name == "expand").outputs[0]
+    numbers = [
+        number
+        for number, launch in enumerate(plan.train.launches)
+        if any(plan.buffers[access.buffer].value == made for access in launch.accesses)
+    ]
+    first_backward = next(i for i, launch in enumerate(plan.train.launches) if "backward" in "".join(launch.operations))
+    assert numbers and max(numbers) < first_backward
+
+
+@pytest.mark.parametrize(
+    "profile",
+    [None, Measured(again=False), Measured(makers=SLOWER)],
+    ids=["estimated", "never measured", "slowly made"],
+)
+def test_elsewhere_it_is_read(profile: Measured | None):
+    kernels = {name for found in launches(planned(profile)).values() for name, _ in found}
+    assert kernels.isdisjoint(kernel.name for kernel in pointwise_normalize.KERNELS)
+
+
+def test_all_are_asked_for():
+    kinds = {need.undivided.kind for need in needs(graph(), H200, Policy.UNDIVIDED)}
+    assert kinds >= KINDS
