@@ -83,7 +83,7 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
     floor, floor_operation = floor_bytes(table, host_bytes, means.split)
     if floor + usual > budget_bytes:
         raise cannot_fit(table, floor, floor_operation, usual, budget_bytes, host_bytes, means.split)
-    table = with_repeated(table)
+    table = with_repeated(table) if means.recompute else table
     signed = by_signs(table)
     forms = tuple(Form.of(form) for form in ((table,) if signed is table else (table, signed)))
     room_bytes = budget_bytes - usual  # of a plan with few launches, which bounds all

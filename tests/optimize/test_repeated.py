@@ -80,9 +80,9 @@ class Measured:
 
 
 @functools.cache
-def planned(profile: Measured | None) -> Plan:
+def planned(profile: Measured | None, *without: str) -> Plan:
     table = CandidateTable(graph(), H200, PROVIDERS, profile, Rules())  # type: ignore[arg-type]
-    plan = search(table, Limits(without=frozenset({"beside"})), 10**12)
+    plan = search(table, Limits(without=frozenset({"beside", *without})), 10**12)
     verify_plan(plan)
     return plan
 
@@ -119,6 +119,10 @@ def test_made_again_by_the_same_kernel(makers: float):
     assert {name for name, _ in launches(without)["expand"]}.isdisjoint(MAKERS) == (makers > 1)
     assert plan.predictions.train_us < without.predictions.train_us
     assert trained(plan) == trained(without)
+
+
+def test_without_recomputation_nothing_is_made_again():
+    assert launches(planned(Measured(), "recompute")) == launches(planned(Measured(again=False)))
 
 
 def test_what_is_made_again_is_not_kept():
