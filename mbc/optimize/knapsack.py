@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from mbc.ir.graph import Operation, Role
 from mbc.ops import KINDS
-from mbc.ops.fused import has_product, names_of
+from mbc.ops.fused import Fused, names_of
 from mbc.optimize.along import alongs_of
 from mbc.optimize.candidates import CandidateTable, least_workspace_bytes
 from mbc.optimize.fuse import Group, all_groups
@@ -216,5 +216,8 @@ class _Step:
 
 def _ends(launch: Operation, replaces: Container[str]) -> tuple[str, str]:
     """The operation that a launch of several ends with, and the product before, if it has that in the place of one."""
-    first, *_, last = names_of(launch)
-    return last, first if has_product(launch.attributes) and first in replaces else ""
+    names = names_of(launch)
+    assert isinstance(launch.attributes, Fused)
+    members = zip(names, launch.attributes.members, strict=True)
+    products = (name for name, member in members if KINDS[member.kind].flops is not None and name in replaces)
+    return names[-1], next(products, "")

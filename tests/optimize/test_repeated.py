@@ -26,6 +26,7 @@ from mbc.plan.model import Kernel, Plan
 from mbc.plan.verify import verify_plan
 from mbc.runtime.module import Module
 from mbc.source import Source
+from tests.optimize.test_fuse_gradients import is_inside
 
 H200 = find_spec("h200")
 SOURCE = """
@@ -55,8 +56,8 @@ def graph() -> TrainingGraph:
 
 @dataclass(frozen=True)
 class Measured:
-    """A profile that has measured what would be estimated, all by its bytes. `again`: launches that make again what a
-    convolution made, too; `makers`: times that its kernels take."""
+    """A profile that has measured what would be estimated, all by its bytes. Of launches that make again what a
+    convolution made it has these (`again`). `makers`: times that its kernels take."""
 
     again: bool = True
     makers: float = 1.0
@@ -64,7 +65,7 @@ class Measured:
     origin: str = "made up"
 
     def candidates(self, request: Request) -> Iterable[Candidate]:
-        if request.kind in KINDS and not self.again:
+        if is_inside(request) and not (self.again and request.kind in KINDS):
             return ()
         moved_us = sum(t.size_bytes for t in (*request.inputs, *request.outputs)) / BYTES_PER_US
         return tuple(
