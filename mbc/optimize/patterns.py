@@ -117,9 +117,13 @@ DATA_SUMS: tuple[Pattern, ...] = (
     ),
 )
 
-# What a convolution made is made again for the backward pass of batch normalisation where its image has less to read.
-APPLIED: tuple[Pattern, ...] = (
-    Pattern.of("x = convolution(image, w)", _BACKWARD, launches=(Part((0, 1), ("dx",)),), replaces=(1,), measured=True),
+# What a convolution made is made again for batch normalisation's backward pass, and kept to itself: where its image is
+# smaller there is less to read.
+MADE_INSIDE: tuple[Pattern, ...] = (
+    *(
+        Pattern.of("x = convolution(image, w)", last, launches=(Part((0, 1), made),), replaces=(1,), measured=True)
+        for last, made in ((_SUMS, ("dgamma", "dbeta")), (_BACKWARD, ("dx",)))
+    ),
     *(
         Pattern.of(
             "x = convolution(image, w)",
@@ -330,7 +334,7 @@ PATTERNS: tuple[Pattern, ...] = (
     # What a convolution makes is summed up before it is written.
     Pattern.of("x = convolution(a, w)", _STATISTICS, launches=(Part((0, 1), ("x", "mean", "variance")),)),
     *DATA_SUMS,
-    *APPLIED,
+    *MADE_INSIDE,
 )
 
 # Sums over a gradient behind relu that make relu's output again on the way, for whoever reads it next: most of what it

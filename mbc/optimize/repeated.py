@@ -1,4 +1,4 @@
-"""Which convolutions are made by kernels whose results other launches make again (`APPLIED` of
+"""Which convolutions are made by kernels whose results other launches make again (`MADE_INSIDE` of
 `mbc.optimize.patterns`): those where that was measured to be faster.
 
 Another kernel would round some elements to the other side. So such a convolution is made by what gives the same bits

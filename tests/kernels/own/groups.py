@@ -20,11 +20,11 @@ from mbc.ops.pooling import MaxPool
 from mbc.ops.shape import ChannelSlice
 from mbc.ops.update import AdamW, Sgd
 from mbc.optimize.patterns import (
-    APPLIED,
     BOTH_ALONG,
     CONVOLUTION_ALONG,
     DATA_ALONG,
     DATA_SUMS,
+    MADE_INSIDE,
     PATTERNS,
     RELU_ALONG,
     Part,
@@ -207,7 +207,7 @@ POINTS: tuple[Sizes, ...] = (
     (1, 256, (7, 19), 128),
 )
 GRADIENT_POINTS: tuple[Sizes, ...] = ((2, 24, (5, 9), 136), (1, 232, (7, 19), 128))
-APPLIED_POINTS = (POINTS[0], POINTS[3])
+INSIDE_POINTS = (POINTS[0], POINTS[3])
 
 
 def _reads_signs(pattern: Pattern) -> bool:
@@ -221,7 +221,7 @@ POINT_FORMS = tuple(
     for patterns, all_sizes in (
         ((*CONVOLUTION_ALONG, *BOTH_ALONG), POINTS),
         ((*DATA_SUMS, *DATA_ALONG), GRADIENT_POINTS),
-        ((APPLIED[0], APPLIED[-1]), APPLIED_POINTS),
+        ((*MADE_INSIDE[:2], MADE_INSIDE[-1]), INSIDE_POINTS),
     )
     for pattern in patterns
     for part in pattern.launches
