@@ -1,14 +1,15 @@
 """The backward pass of batch normalisation over what a convolution of one place made, in bf16 and fp16: that is made
 again on the way by the product of `mbc.kernels.own.pointwise` (`MADE_INSIDE` of `mbc.optimize.patterns`), of an image
-that has fewer channels than it, so that there is less to read.
+that has fewer channels, so that there is less to read.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from mbc.kernels.base import Request
 from mbc.kernels.own.base import OwnKernel, Slice
-from mbc.kernels.own.groups import AFFINE, Wiring, members, run
+from mbc.kernels.own.groups import AFFINE, Wiring, members, product_of, run
 from mbc.kernels.own.pointwise import (
     BY_ITSELF,
     PointwiseAlongArguments,
@@ -35,13 +36,22 @@ def _arguments(at: Slice) -> PointwiseNormalizeArguments:
     return PointwiseNormalizeArguments(*arguments(at).integers(), affine=affine, count=last.attributes.count)
 
 
+def _inside(kernel: OwnKernel) -> OwnKernel:
+    """Only where the image is smaller than what is made of it: else there is more to read than that."""
+
+    def takes(request: Request) -> bool:
+        return kernel.takes(request) and request.inputs[0].elements < product_of(request).outputs[0].elements
+
+    return repeating(replace(kernel, takes=takes))
+
+
 def _applying(launcher: str, behind: str, *wirings: Wiring) -> OwnKernel:
-    kernel = repeating(with_more(BY_ITSELF, launcher, behind, wirings))
+    kernel = _inside(with_more(BY_ITSELF, launcher, behind, wirings))
     return replace(kernel, struct=PointwiseNormalizeArguments, integers=_arguments)
 
 
 def _summing(launcher: str, between: str, *wirings: Wiring) -> OwnKernel:
-    return repeating(with_sums(BY_ITSELF, launcher, between, wirings))
+    return _inside(with_sums(BY_ITSELF, launcher, between, wirings))
 
 
 def _plain(affine: bool) -> Wiring:
