@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from mbc.kernels.own import pointwise, pointwise_pairs
+from mbc.kernels.own import pointwise, pointwise_normalize, pointwise_pairs
 from mbc.optimize.needs import needs
 from mbc.options import Policy
 from mbc.plan.model import Kernel, Plan
@@ -15,7 +15,7 @@ from tests.optimize.test_fuse_gradients import H200, SOURCE, Measured, graph, pl
 
 SHARE = 0.6  # of what keeping everything takes
 MAKERS = pointwise.INSIDE[0].repeats
-KERNELS = (*pointwise.INSIDE, *pointwise_pairs.KERNELS)
+KERNELS = (*pointwise.INSIDE, pointwise_normalize.KERNELS[-1], *pointwise_pairs.KERNELS)
 LAYERS = tuple(f"bottleneck{i}.wide" for i in range(3))  # whose images are larger than their weights
 
 
@@ -38,7 +38,7 @@ def test_neither_is_written(signs: bool):
     """Of two gradients that are added the one that a kernel can run: `down` of the last block has a step of two."""
     plan, without = planned(Measured(inside=True, signs=signs)), planned(Measured(signs=signs))
     form = "_signed" if signs else ""
-    assert launched(plan) == {f"pointwise_pair_add_relu_sums{form}": 3, "pointwise_inside_sums": 1}
+    assert launched(plan) == {f"pointwise_pair_add_relu_sums{form}": 3, "pointwise_normalize_sums": 1}
     assert kept(without) == set(LAYERS) and not kept(plan) and not launched(without)
     makers = {launch.operations[:1]: launch.work for launch in reversed(plan.train.launches)}
     assert {makers[layer,].name for layer in LAYERS if isinstance(makers[layer,], Kernel)} <= set(MAKERS)
