@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from mbc.ir.graph import Operation
 from mbc.kernels.own import repeats
 from mbc.kernels.statistics import WITH_STATISTICS
+from mbc.ops import KINDS
 from mbc.ops.fused import has_product, join, kind_of, names_of
 from mbc.optimize.candidates import CandidateTable
 from mbc.optimize.choose import Choices
@@ -34,18 +35,20 @@ NEAR = 6
 @dataclass(frozen=True, slots=True)
 class Along:
     """A place where `values` can be made again by the launch of `operation`, which stands for the sums `sums` as well.
-    `makes`: of each value the operations that make it together."""
+    `makes`: of each value the operations that make it together. `inside`: a product that the launch makes again as the
+    sums do, and does not write."""
 
     values: tuple[str, ...]
     makes: tuple[frozenset[str], ...]
     sums: frozenset[str]
     operation: Operation
+    inside: frozenset[str] = frozenset()
 
     def stands_for(self, operation: Operation) -> bool:
         """Whether an operation or group makes the sums, be it that it computes the value for itself, and nothing that
         would be missed."""
         names = frozenset(names_of(operation))
-        known = self.sums.union(*self.makes)
+        known = self.sums.union(self.inside, *self.makes)
         return self.sums <= names <= known and set(operation.outputs) <= set(self.operation.outputs)
 
 
@@ -54,7 +57,8 @@ class AlongRun:
     """How run `sums` of a draft makes a value again, whose buffer is the first of `targets`: by `launch` in the place
     of its own, with a workspace of so many bytes as its last operand (0: none), in `more_us` more. `rivals`:
     repetitions beside which the value needs a launch of its own, since they read it before, or take the place of the
-    sums themselves. `joint`: what then makes it and the value of one of them, in `more_us` more than that one takes."""
+    sums themselves. `joint`: what then makes it and the value of one of them, in `more_us` more than that one takes.
+    `unread`: buffers that a launch of its own would read, and this one does not."""
 
     sums: int
     targets: tuple[int, ...]
@@ -63,6 +67,12 @@ class AlongRun:
     more_us: float
     rivals: frozenset[tuple[int, int]] = frozenset()
     joint: AlongRun | None = None
+    unread: frozenset[int] = frozenset()
+
+    @property
+    def spared(self) -> frozenset[int]:
+        """Of `unread` what need not be there beside whatever repetition."""
+        return frozenset() if self.rivals else self.unread
 
     @property
     def matters(self) -> frozenset[tuple[int, int]]:
@@ -82,9 +92,9 @@ AlongRuns = Mapping[tuple[int, int], AlongRun]
 
 def alongs_of(table: CandidateTable) -> tuple[Along, ...]:
     """Every place of the training step where a kernel makes a value again along with sums; found once. What a product
-    takes beside them nobody can tell who has not measured it."""
+    takes beside them nobody can tell who has not measured it; one that stays inside has to give the same bits."""
     if "along" not in table.groups:
-        found = all_alongs(table)
+        found = (along for along in all_alongs(table) if table.repeated.keys() >= along.inside)
         table.groups["along"] = tuple(
             along for along in found if not has_product(along.operation.attributes) or table.timed(along.operation)
         )
@@ -113,10 +123,15 @@ def _alongs(table: CandidateTable) -> Iterator[Along]:
                 again = [member for member in members if member.name not in sums]
                 made = {name for member in again for name in member.outputs}
                 values = tuple(name for name in joined.outputs if name in made)
-                # Of two the first one is a product, which one operation makes.
-                launches = (again[:1], again[1:]) if len(values) > 1 else (again,)
-                makes = tuple(frozenset(member.name for member in launch) for launch in launches)
-                yield Along(values, makes, sums, joined)
+                # Of two the first one is a product, which one operation makes; so is what stays inside.
+                product, others = frozenset(member.name for member in again[:1]), again[1:]
+                behind = frozenset(member.name for member in others)
+                if len(values) > 1:
+                    yield Along(values, (product, behind), sums, joined)
+                elif KINDS[again[0].kind].flops is not None and others:
+                    yield Along(values, (behind,), sums, joined, product)
+                else:
+                    yield Along(values, (product | behind,), sums, joined)
 
 
 def readers_late(table: CandidateTable, choices: Choices) -> Choices:
@@ -262,7 +277,7 @@ def _run_along(
         return None
     candidate = piece.candidate
     work = launches[0].work
-    if not isinstance(work, Kernel) or not repeats(candidate.name, work.name):
+    if not isinstance(work, Kernel) or (not along.inside and not repeats(candidate.name, work.name)):
         return None
     rows = {access.buffer: access.rows for access in touched}
     count = len(operation.inputs)
@@ -271,4 +286,5 @@ def _run_along(
     kernel = Kernel(candidate.provider, candidate.name, candidate.settings, time_us, candidate.measured)
     launch = Launch(kernel, names_of(operation), Stream.COMPUTE, accesses)
     targets = tuple(buffers[value] for value in along.values)
-    return AlongRun(number, targets, launch, candidate.workspace_bytes, time_us - least_us)
+    unread = frozenset(makers[-1].reads).difference(operands) if along.inside else frozenset[int]()
+    return AlongRun(number, targets, launch, candidate.workspace_bytes, time_us - least_us, unread=unread)

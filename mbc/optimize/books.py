@@ -107,6 +107,12 @@ class Books:
         found = along.beside(self._again, beside) if along else None
         return found.more_us if found else self.runs[run].time_us
 
+    def read_by(self, run: int, position: int) -> Sequence[int]:
+        """What has to be there where a run is repeated just before another, or along with what stands there."""
+        along = self._along.get((run, position))
+        reads = self.runs[run].reads
+        return [b for b in reads if b not in along.spared] if along else reads
+
     def displaced_us(self, run: int, position: int) -> float:
         """What others that are made again along take more beside a run just before another."""
         key = run, position

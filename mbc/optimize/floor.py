@@ -9,9 +9,10 @@ from mbc.device.spec import DeviceSpec
 from mbc.ir.graph import TrainingGraph
 from mbc.kernels import PROVIDERS
 from mbc.ops import KINDS
-from mbc.ops.fused import gives_product, has_product, names_of
+from mbc.ops.fused import gives_product, names_of
 from mbc.optimize.candidates import CandidateTable
 from mbc.optimize.fuse import groups_of
+from mbc.optimize.repeated import with_repeated
 from mbc.optimize.sweeps import fewest_bytes
 
 BANDWIDTH_SHARE = 0.9  # of the copy bandwidth: what a good kernel reaches
@@ -63,17 +64,17 @@ def _within_us(table: CandidateTable, bytes_per_us: float) -> dict[str, float]:
     found: dict[str, float] = {}
     measured = (group for group in groups_of(table)[0] if group.measured)
     for launch, replaces in ((launch, group.replaces) for group in measured for launch in group.launches):
-        operation = by_name[names_of(launch)[0]]
-        if not has_product(launch.attributes) or operation.name not in replaces:
-            continue
-        alone, request = table.request(operation, table.whole), table.request(launch, table.whole)
-        rest = (*request.inputs[len(alone.inputs) :], *request.outputs[gives_product(launch.attributes) :])
-        moved_us = sum(type_.size_bytes for type_ in (*rest, *alone.outputs)) / bytes_per_us
+        products = [o for o in map(by_name.__getitem__, names_of(launch)) if KINDS[o.kind].flops is not None]
+        request = table.request(launch, table.whole)
+        made = [type_ for o in products for type_ in table.request(o, table.whole).outputs]
+        rest = (*request.inputs[2 * len(products) :], *request.outputs[gives_product(launch.attributes) :])
+        moved_us = sum(type_.size_bytes for type_ in (*rest, *made)) / bytes_per_us
         beyond_us = min(candidate.time_us for candidate in table.offered(launch)) - moved_us
-        found[operation.name] = min(beyond_us, found.get(operation.name, beyond_us))
+        for name in (o.name for o in products if o.name in replaces):
+            found[name] = min(beyond_us, found.get(name, beyond_us))
     return found
 
 
 def graph_floor(graph: TrainingGraph, device: DeviceSpec, profile: Profile | None) -> Floor:
     """`step_floor` with every kernel that a profile knows."""
-    return step_floor(CandidateTable(graph, calibrated(device, profile), PROVIDERS, profile))
+    return step_floor(with_repeated(CandidateTable(graph, calibrated(device, profile), PROVIDERS, profile)))

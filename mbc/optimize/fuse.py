@@ -88,8 +88,11 @@ def is_measured(table: CandidateTable, group: Group) -> bool:
 
 def possible_groups(table: CandidateTable) -> tuple[tuple[Group, ...], tuple[Group, ...]]:
     """The same, whether it may be taken or has to be measured before."""
-    train, infer = (groups(program, kept(table.graph, program)) for program in (table.graph.train, table.graph.infer))
-    return _offered(table, train), _offered(table, infer)
+    if "possible" not in table.groups:
+        graph = table.graph
+        train, infer = (groups(program, kept(graph, program)) for program in (graph.train, graph.infer))
+        table.groups["possible"] = _offered(table, train), _offered(table, infer)
+    return table.groups["possible"]
 
 
 def _offered(table: CandidateTable, found: Sequence[Group]) -> tuple[Group, ...]:

@@ -107,7 +107,7 @@ class Ledger(Books):
             later = self._next_again(wanted, position) if wanted != buffer else None
             total_us += self.displaced_us(run, position)
             total_us += self.again_us_of(run, position, paid) - (0.0 if later is None else self.again_us_of(run, later))
-            for source in self.runs[run].reads:
+            for source in self.read_by(run, position):
                 if source in self._is_movable:
                     if not self.resident(source, position) and not self._can_fetch(source, position):
                         pending.append(source)
@@ -139,7 +139,7 @@ class Ledger(Books):
         """Enter the chain that makes `buffer` again; what of it would be made again later is so now, and kept."""
         _, chain = self.chain(buffer, position)
         for wanted in chain:
-            for source in self.runs[self.made[wanted]].reads:
+            for source in self.read_by(self.made[wanted], position):
                 there = source not in self._is_movable or self.resident(source, position)
                 if not there and self._can_fetch(source, position):
                     self.offload(source, self.offloads[source][0], position)
@@ -155,7 +155,7 @@ class Ledger(Books):
         run = self.made[buffer]
         outputs = self._again.get((run, position))
         if not outputs:
-            for source in self.runs[run].reads:
+            for source in self.read_by(run, position):
                 self._enter_read(True, source, position)
         if not outputs or buffer not in outputs:
             self._enter_repeat(True, buffer, position)
@@ -230,7 +230,7 @@ class Ledger(Books):
             self._enter_repeat(False, buffer, position)
             if (run, position) in self._again:
                 continue
-            for source in self.runs[run].reads:
+            for source in self.read_by(run, position):
                 self._enter_read(False, source, position)
                 # A value that was made again for this repetition only.
                 if self.repeats(source, position) and not self._used(source, position):

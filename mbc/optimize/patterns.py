@@ -140,26 +140,45 @@ DATA_SUMS_OF_PARTS: tuple[Pattern, ...] = tuple(
     for taken in ((), ("part = channel_slice(dx)",))
 )
 
-# Sums over what a convolution made that make it again on the way, and write it nowhere: from its image, where that is
-# there anyway, for the gradient of its filter.
-INSIDE_SUMS: tuple[Pattern, ...] = (
-    Pattern.of(_MADE, _SUMS, replaces=(1,), measured=True),
+# What a convolution made is made again for batch normalisation's backward pass, and kept to itself: where its image is
+# smaller there is less to read.
+MADE_INSIDE: tuple[Pattern, ...] = (
+    *(
+        Pattern.of(_MADE, last, launches=(Part((0, 1), made),), replaces=(1,), measured=True)
+        for last, made in ((_SUMS, ("dgamma", "dbeta")), (_BACKWARD, ("dx",)))
+    ),
     *(
         Pattern.of(
             _MADE,
-            *added,
-            through_relu,
+            f"z = {_NORMALIZE}",
+            "y = relu(z)",
+            _THROUGH_RELU,
             _SUMS,
-            launches=(Part(tuple(range(3 + len(added))), ("d", "dgamma", "dbeta")),),
-            replaces=tuple(range(1, 3 + len(added))),
+            _BACKWARD,
+            launches=(Part((*again, 1, 2, 3, 4), ("dgamma", "dbeta")), Part((0, 1, 2, 3, 5), ("dx",))),
+            replaces=(3, 4, 5),
             measured=True,
         )
-        for through_relu in (_THROUGH_RELU, _BY_SIGNS)
-        for added in ((), ("dy = add(a, b)",))
+        for again in ((), (0,))
     ),
 )
 
-# Both: neither what sums are over nor the gradient that comes back to them is read or written.
+# The same of sums behind relu, whose gradient they write.
+INSIDE_SUMS: tuple[Pattern, ...] = tuple(
+    Pattern.of(
+        _MADE,
+        *added,
+        through_relu,
+        _SUMS,
+        launches=(Part(tuple(range(3 + len(added))), ("d", "dgamma", "dbeta")),),
+        replaces=tuple(range(1, 3 + len(added))),
+        measured=True,
+    )
+    for through_relu in (_THROUGH_RELU, _BY_SIGNS)
+    for added in ((), ("dy = add(a, b)",))
+)
+
+# And the gradient that comes back to them: neither is read or written.
 PAIR_SUMS: tuple[Pattern, ...] = tuple(
     Pattern.of(
         _MADE,
@@ -172,25 +191,6 @@ PAIR_SUMS: tuple[Pattern, ...] = tuple(
     )
     for through_relu in (_THROUGH_RELU, _BY_SIGNS)
     for gradient in _SECOND
-)
-
-# What a convolution made is made again for the backward pass of batch normalisation where its image has less to read.
-APPLIED: tuple[Pattern, ...] = (
-    Pattern.of("x = convolution(image, w)", _BACKWARD, launches=(Part((0, 1), ("dx",)),), replaces=(1,), measured=True),
-    *(
-        Pattern.of(
-            "x = convolution(image, w)",
-            f"z = {_NORMALIZE}",
-            "y = relu(z)",
-            _THROUGH_RELU,
-            _SUMS,
-            _BACKWARD,
-            launches=(Part((*again, 1, 2, 3, 4), ("dgamma", "dbeta")), Part((0, 1, 2, 3, 5), ("dx",))),
-            replaces=(3, 4, 5),
-            measured=True,
-        )
-        for again in ((), (0,))
-    ),
 )
 
 PATTERNS: tuple[Pattern, ...] = (
@@ -388,9 +388,9 @@ PATTERNS: tuple[Pattern, ...] = (
     Pattern.of("x = convolution(a, w)", _STATISTICS, launches=(Part((0, 1), ("x", "mean", "variance")),)),
     *DATA_SUMS,
     *DATA_SUMS_OF_PARTS,
+    *MADE_INSIDE,
     *INSIDE_SUMS,
     *PAIR_SUMS,
-    *APPLIED,
 )
 
 # Sums over a gradient behind relu that make relu's output again on the way, for whoever reads it next: most of what it

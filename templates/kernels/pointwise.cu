@@ -13,14 +13,6 @@ void run_pointwise_sums(const MbcCall& call, const S& source, int operands, int 
   run_pointwise<M>(call, M == Makes::X ? out<T>(call, x) : nullptr, source, sums_of(call, mean, dgamma, eps(call, 0)),
                    out<Sums::State>(call, dgamma + 2));
 }
-template <Makes M>
-const char* pointwise_sums(const MbcCall& call) {
-  return on_tensor_cores<PointwiseArguments>(call, [&](auto of) {
-    using T = decltype(of);
-    run_pointwise_sums<M, T>(call, InMemory<T, true, false>{{nullptr, in<T>(call, 2)}}, 1, 0);
-  });
-}
-
 // Of the gradient through relu, by its output or its SIGNS, which is written on the way; ADD: of a sum of two. Operands
 // are those two and what tells relu, otherwise relu's output and the gradient, or the gradient and signs.
 template <Makes M, bool ADD, bool SIGNS>
@@ -74,7 +66,11 @@ extern "C" const char* mbc_pointwise_statistics(const MbcCall& call) {
   });
 }
 extern "C" const char* mbc_pointwise_sums(const MbcCall& call) {
-  return mbc::pointwise_sums<mbc::Makes::X>(call);
+  using namespace mbc;
+  return on_tensor_cores<PointwiseArguments>(call, [&](auto of) {
+    using T = decltype(of);
+    run_pointwise_sums<Makes::X, T>(call, InMemory<T, true, false>{{nullptr, in<T>(call, 2)}}, 1, 0);
+  });
 }
 extern "C" const char* mbc_pointwise_relu_backward_sums(const MbcCall& call) {
   return mbc::pointwise_relu_sums<mbc::Makes::X, false, false>(call);
@@ -89,9 +85,6 @@ extern "C" const char* mbc_pointwise_add_relu_backward_signs_sums(const MbcCall&
   return mbc::pointwise_relu_sums<mbc::Makes::X, true, true>(call);
 }
 // `inside`: what the convolution makes is read nowhere else.
-extern "C" const char* mbc_pointwise_inside_sums(const MbcCall& call) {
-  return mbc::pointwise_sums<mbc::Makes::X_INSIDE>(call);
-}
 extern "C" const char* mbc_pointwise_inside_relu_backward_sums(const MbcCall& call) {
   return mbc::pointwise_relu_sums<mbc::Makes::X_INSIDE, false, false>(call);
 }

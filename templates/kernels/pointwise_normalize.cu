@@ -12,9 +12,15 @@ inline NormalizeBackward normalize_backward(const MbcCall& call, int mean, bool 
 }
 
 template <typename T, typename F>
-void apply(const MbcCall& call, int gradient, int dx, const F& f) {
+void apply_backward(const MbcCall& call, int gradient, int dx, const F& f) {
   const Applied<T, F> source({nullptr, in<T>(call, gradient)}, out<T>(call, dx), f);
   run_pointwise<Makes::X_INSIDE, T>(call, nullptr, source, OfChannels<F>{f}, nullptr);
+}
+
+template <typename T, typename R>
+void sum_up(const MbcCall& call, int gradient, int workspace, const R& sums) {
+  const InMemory<T, true, false> source{{nullptr, in<T>(call, gradient)}};
+  run_pointwise<Makes::X_INSIDE, T>(call, nullptr, source, sums, out<Sums::State>(call, workspace));
 }
 
 }  // namespace mbc
@@ -24,7 +30,7 @@ extern "C" const char* mbc_pointwise_normalize_backward(const MbcCall& call) {
   using namespace mbc;
   return on_tensor_cores<PointwiseNormalizeArguments>(call, [&](auto of) {
     const bool affine = arguments<PointwiseNormalizeArguments>(call).affine;
-    apply<decltype(of)>(call, 2, affine ? 8 : 7, normalize_backward(call, 3, affine, 7, 5, eps(call, 0)));
+    apply_backward<decltype(of)>(call, 2, affine ? 8 : 7, normalize_backward(call, 3, affine, 7, 5, eps(call, 0)));
   });
 }
 // Accesses: image, weights, mean, variance, scale and shift if there are, the gradient behind relu, dgamma, dbeta; dx.
@@ -36,7 +42,7 @@ extern "C" const char* mbc_pointwise_normalize_relu_backward(const MbcCall& call
     const int dy = affine ? 6 : 4;
     const Normalize forward = normalize(call, 2, affine, eps(call, 0));
     const NormalizeBackward backward = normalize_backward(call, 2, affine, 4, dy + 1, eps(call, 1));
-    apply<T>(call, dy, dy + 3, NormalizeReluBackward<T>{forward, backward});
+    apply_backward<T>(call, dy, dy + 3, NormalizeReluBackward<T>{forward, backward});
   });
 }
 // Accesses: image, weights, mean, variance, scale and shift if there are, the gradient behind relu; dgamma, dbeta,
@@ -48,8 +54,13 @@ extern "C" const char* mbc_pointwise_normalize_relu_sums(const MbcCall& call) {
     const bool affine = arguments<PointwiseAlongArguments>(call).affine;
     const int dy = affine ? 6 : 4;
     const Normalize forward = normalize(call, 2, affine, eps(call, 0));
-    const InMemory<T, true, false> source{{nullptr, in<T>(call, dy)}};
-    const ReluSums<T> sums(sums_of(call, 2, dy + 1, eps(call, 1)), forward);
-    run_pointwise<Makes::X_INSIDE, T>(call, nullptr, source, sums, out<Sums::State>(call, dy + 3));
+    sum_up<T>(call, dy, dy + 3, ReluSums<T>(sums_of(call, 2, dy + 1, eps(call, 1)), forward));
+  });
+}
+// Accesses: image, weights, gradient, mean, variance; dgamma, dbeta, workspace.
+extern "C" const char* mbc_pointwise_normalize_sums(const MbcCall& call) {
+  using namespace mbc;
+  return on_tensor_cores<PointwiseArguments>(call, [&](auto of) {
+    sum_up<decltype(of)>(call, 2, 7, sums_of(call, 3, 5, eps(call, 0)));
   });
 }

@@ -18,7 +18,7 @@ from mbc.ir.signs import relus_behind_sums, with_signs
 from mbc.ir.training import differentiate
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate, Request
-from mbc.kernels.own import pointwise, pointwise_normalize
+from mbc.kernels.own import pointwise
 from mbc.kernels.statistics import WITH_STATISTICS
 from mbc.ops.fused import gives_product
 from mbc.optimize.along import all_alongs, along_runs, alongs_of, readers_late
@@ -39,6 +39,7 @@ from mbc.plan.model import Kernel, Launch, Plan
 from mbc.plan.verify import verify_plan
 from mbc.runtime.module import Module
 from mbc.source import Source
+from tests.optimize.test_fuse_gradients import is_inside
 
 H200 = find_spec("h200")
 BATCH = 4
@@ -62,7 +63,6 @@ SHARE = 0.65  # of what keeping everything takes
 ALONG_SHARE = 1.05  # of the time of the sums by themselves
 SLOWER = 1e4  # than what is to be planned
 ALONG = frozenset(kernel.name for kernel in pointwise.ALONG)
-REPEATING = frozenset(kernel.kind for kernel in pointwise_normalize.KERNELS)
 
 
 @functools.cache
@@ -92,7 +92,7 @@ class Measured:
     def candidates(self, request: Request) -> Iterable[Candidate]:
         if (gives_product(request.attributes) and not self.along) or (is_joint(request.kind) and not self.joint):
             return ()
-        if request.kind in REPEATING:
+        if is_inside(request):
             return ()
         return tuple(
             replace(c, measured=True, time_us=self._time_us(request, c))

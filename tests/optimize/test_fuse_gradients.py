@@ -17,7 +17,8 @@ from mbc.ir.graph import TrainingGraph
 from mbc.ir.training import differentiate
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate, Request
-from mbc.kernels.own import pointwise_gradients, pointwise_normalize
+from mbc.kernels.own import pointwise_gradients
+from mbc.ops.fused import gives_product
 from mbc.optimize.candidates import CandidateTable, Rules
 from mbc.optimize.floor import BANDWIDTH_SHARE, step_floor
 from mbc.optimize.needs import needs
@@ -64,7 +65,6 @@ SHARE = 0.7  # of what keeping everything takes
 BYTES_PER_US = BANDWIDTH_SHARE * H200.copy_gb_s * 1e3
 SLOWER = 1e4  # than what is to be planned
 KERNELS = frozenset(kernel.name for kernel in pointwise_gradients.KERNELS[1:])
-REPEATING = frozenset(kernel.kind for kernel in pointwise_normalize.KERNELS)
 IN_GROUPS = "convolution_backward_data+"
 
 
@@ -74,21 +74,27 @@ def graph(source: str = SOURCE) -> TrainingGraph:
     return differentiate(lowered.network, lowered.optimizer, lowered.precision)
 
 
+def is_inside(request: Request) -> bool:
+    """Whether it is a launch that makes a convolution's result again and does not write it."""
+    return request.kind.startswith("convolution+") and not gives_product(request.attributes)
+
+
 @dataclass(frozen=True)
 class Measured:
-    """A profile that has measured what would be estimated, all by its bytes, but for launches that repeat a convolution
-    elsewhere. `data`: data gradients with sums, too; `signs`: of relu; `slow`: which of such launches take far longer,
-    by a part of their kind."""
+    """A profile that has measured what would be estimated, all by its bytes. `data`: data gradients with sums, too;
+    `inside`: launches that make a convolution's result again and do not write it; `signs`: of relu; `slow`: which of
+    such launches take far longer, by a part of their kind."""
 
     data: bool = True
+    inside: bool = False
     signs: bool = False
     slow: str = " "
     cudnn: int = 0
     origin: str = "made up"
 
     def candidates(self, request: Request) -> Iterable[Candidate]:
-        with_data = request.kind.startswith(IN_GROUPS)
-        if request.kind in REPEATING or (with_data and not self.data) or ("signs" in request.kind and not self.signs):
+        with_data, inside, signs = request.kind.startswith(IN_GROUPS), is_inside(request), "signs" in request.kind
+        if (with_data and not self.data) or (inside and not self.inside) or (signs and not self.signs):
             return ()
         moved_us = sum(t.size_bytes for t in (*request.inputs, *request.outputs)) / BYTES_PER_US
         times = 5.0 if self.slow in request.kind else 1.0

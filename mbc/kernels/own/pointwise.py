@@ -200,24 +200,34 @@ def normalizing(kernel: OwnKernel) -> OwnKernel:
     return replace(kernel, struct=PointwiseAlongArguments, integers=_arguments_along)
 
 
-def repeating(kernel: OwnKernel) -> OwnKernel:
+def _repeating(kernel: OwnKernel) -> OwnKernel:
     """A launch that makes again what one of these kernels has made."""
     return replace(kernel, repeats=(BY_ITSELF.name, _WITH_STATISTICS.name))
 
 
+def inside(kernel: OwnKernel) -> OwnKernel:
+    """One that does not write it, only where the image is smaller: else there is more to read than that."""
+
+    def takes(request: Request) -> bool:
+        return kernel.takes(request) and request.inputs[0].elements < _made(request).elements
+
+    return _repeating(replace(kernel, takes=takes))
+
+
 def _along(launcher: str, between: str, wirings: Iterable[Wiring]) -> OwnKernel:
-    return repeating(with_sums(BY_ITSELF, launcher, between, wirings))
+    return _repeating(with_sums(BY_ITSELF, launcher, between, wirings))
 
 
-def _of_gradient(between: str, wiring: Wiring) -> tuple[OwnKernel, OwnKernel]:
-    """`between`: the operations whose result is the gradient that is summed up. Where the product stays inside it is
-    called `pointwise_inside...`."""
-    launcher = "_".join(filter(None, (*between.split("+"), "sums")))
+def _of_gradient(between: str, wiring: Wiring) -> OwnKernel:
+    """`between`: the operations whose result is the gradient that is summed up."""
+    return _along("_".join(filter(None, ("pointwise", *between.split("+"), "sums"))), between, (wiring,))
+
+
+def _inside(between: str, wiring: Wiring) -> OwnKernel:
+    """The same where the product is not written."""
     inputs, given = wiring
-    return (
-        _along(f"pointwise_{launcher}", between, (wiring,)),
-        _along(f"pointwise_inside_{launcher}", between, ((inputs, given[1:]),)),
-    )
+    launcher = f"pointwise_inside_{between.replace('+', '_')}_sums"
+    return inside(with_sums(BY_ITSELF, launcher, between, ((inputs, given[1:]),)))
 
 
 def _behind_add(operands: int, swapped: bool, added: bool, signed: bool) -> Wiring:
@@ -245,16 +255,16 @@ def _of_both(added: bool, signed: bool) -> OwnKernel:
     return normalizing(_along(launcher, between, wirings))
 
 
-_OF_GRADIENTS = (
-    _of_gradient("", (((0, 1), (5, 2, 3, 4)), (5, 6, 7))),
-    _of_gradient("relu_backward", (((0, 1), (2, 3), (6, 7, 4, 5)), (6, 7, 8, 9))),
-    _of_gradient("add+relu_backward", (((0, 1), (2, 3), (4, 8), (7, 9, 5, 6)), (7, 9, 10, 11))),
-    _of_gradient("relu_backward_signs", (((0, 1), (2, 3), (6, 7, 4, 5)), (6, 7, 8, 9))),
-    _of_gradient("add+relu_backward_signs", (((0, 1), (2, 3), (8, 4), (7, 9, 5, 6)), (7, 9, 10, 11))),
+_BEHIND_RELU: tuple[tuple[str, Wiring], ...] = (
+    ("relu_backward", (((0, 1), (2, 3), (6, 7, 4, 5)), (6, 7, 8, 9))),
+    ("add+relu_backward", (((0, 1), (2, 3), (4, 8), (7, 9, 5, 6)), (7, 9, 10, 11))),
+    ("relu_backward_signs", (((0, 1), (2, 3), (6, 7, 4, 5)), (6, 7, 8, 9))),
+    ("add+relu_backward_signs", (((0, 1), (2, 3), (8, 4), (7, 9, 5, 6)), (7, 9, 10, 11))),
 )
 ALONG = (
-    *(written for written, _ in _OF_GRADIENTS),
+    _of_gradient("", (((0, 1), (5, 2, 3, 4)), (5, 6, 7))),
+    *(_of_gradient(*behind) for behind in _BEHIND_RELU),
     *(_of_both(added, signed) for added, signed in product((False, True), repeat=2)),
 )
-INSIDE = tuple(inside for _, inside in _OF_GRADIENTS)
+INSIDE = tuple(_inside(*behind) for behind in _BEHIND_RELU)
 KERNELS = (BY_ITSELF, _WITH_STATISTICS, *ALONG, *INSIDE)

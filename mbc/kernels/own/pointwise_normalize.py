@@ -1,6 +1,6 @@
 """The backward pass of batch normalisation over what a convolution of one place made, in bf16 and fp16: that is made
-again on the way by the product of `mbc.kernels.own.pointwise` (`APPLIED` of `mbc.optimize.patterns`), of an image that
-has fewer channels than it, so that there is less to read.
+again on the way by the product of `mbc.kernels.own.pointwise` (`MADE_INSIDE` of `mbc.optimize.patterns`), of an image
+that has fewer channels, so that there is less to read.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from mbc.kernels.own.pointwise import (
     BY_ITSELF,
     PointwiseAlongArguments,
     arguments,
+    inside,
     normalizing,
-    repeating,
     with_more,
     with_sums,
 )
@@ -36,8 +36,12 @@ def _arguments(at: Slice) -> PointwiseNormalizeArguments:
 
 
 def _applying(launcher: str, behind: str, *wirings: Wiring) -> OwnKernel:
-    kernel = repeating(with_more(BY_ITSELF, launcher, behind, wirings))
+    kernel = inside(with_more(BY_ITSELF, launcher, behind, wirings))
     return replace(kernel, struct=PointwiseNormalizeArguments, integers=_arguments)
+
+
+def _summing(launcher: str, between: str, *wirings: Wiring) -> OwnKernel:
+    return inside(with_sums(BY_ITSELF, launcher, between, wirings))
 
 
 def _plain(affine: bool) -> Wiring:
@@ -63,7 +67,8 @@ def _through_relu(operands: int, backward: bool) -> Wiring:
 # image, weights, d, mean, variance, dgamma, dbeta, gamma (`affine`); dx, which may be written over d. Reals: eps.
 # image, weights, mean, variance, scale and shift (`affine`), dy, dgamma, dbeta; dx, which may be written over dy.
 # image, weights, mean, variance, scale and shift (`affine`), dy; dgamma, dbeta, workspace.
-# Reals of the last two: eps of the normalisation, and of its backward pass or of the sums.
+# Reals of these two: eps of the normalisation, and of its backward pass or of the sums.
+# image, weights, d, mean, variance; dgamma, dbeta, workspace. Reals: eps.
 KERNELS = (
     _applying("pointwise_normalize_backward", "batch_normalize_backward", _plain(True), _plain(False)),
     _applying(
@@ -72,13 +77,11 @@ KERNELS = (
         *(_through_relu(operands, backward=True) for operands in AFFINE),
     ),
     normalizing(
-        repeating(
-            with_sums(
-                BY_ITSELF,
-                "pointwise_normalize_relu_sums",
-                _THROUGH_RELU,
-                (_through_relu(operands, backward=False) for operands in AFFINE),
-            )
+        _summing(
+            "pointwise_normalize_relu_sums",
+            _THROUGH_RELU,
+            *(_through_relu(operands, backward=False) for operands in AFFINE),
         )
     ),
+    _summing("pointwise_normalize_sums", "", (((0, 1), (5, 2, 3, 4)), (6, 7))),
 )

@@ -11,7 +11,7 @@ from itertools import product
 
 from mbc.kernels.own.base import OwnKernel, Slice
 from mbc.kernels.own.groups import AFFINE, affines
-from mbc.kernels.own.pointwise import BY_ITSELF, PointwiseAlongArguments, arguments, repeating, with_sums
+from mbc.kernels.own.pointwise import BY_ITSELF, PointwiseAlongArguments, arguments, inside, with_sums
 from mbc.kernels.own.pointwise_gradients import behind_add, through_relu
 
 LEAST_BESIDE = 1  # tiles: weights of both products take the room
@@ -44,7 +44,7 @@ def _sums(added: bool, signed: bool) -> OwnKernel:
     between = f"{'add+' if added else ''}relu_backward{'_signs' if signed else ''}"
     launcher = f"pointwise_pair{'_add' if added else ''}_relu_sums{'_signed' if signed else ''}"
     wirings = through_relu(added, signed, made=True)
-    return repeating(with_sums(_PAIR, launcher, between, wirings, LEAST_BESIDE))
+    return inside(with_sums(_PAIR, launcher, between, wirings, LEAST_BESIDE))
 
 
 def _along(added: bool, signed: bool) -> OwnKernel:
@@ -57,7 +57,7 @@ def _along(added: bool, signed: bool) -> OwnKernel:
     between = f"batch_normalize+add+relu{'+relu_signs' if signed else ''}{'+add' if added else ''}+{backward}"
     launcher = f"pointwise_pair_add_relu_and_sums{'_of_two' if added else ''}{'_signed' if signed else ''}"
     wirings = (wiring for operands in AFFINE for wiring in behind_add(operands, added, signed, made=True))
-    return repeating(with_sums(_PAIR, launcher, between, wirings, LEAST_BESIDE))
+    return inside(with_sums(_PAIR, launcher, between, wirings, LEAST_BESIDE))
 
 
 _FORMS = tuple(product((False, True), repeat=2))  # of a sum of two gradients, and by signs, or not

@@ -20,12 +20,12 @@ from mbc.ops.pooling import MaxPool
 from mbc.ops.shape import ChannelSlice
 from mbc.ops.update import AdamW, Sgd
 from mbc.optimize.patterns import (
-    APPLIED,
     BOTH_ALONG,
     CONVOLUTION_ALONG,
     DATA_ALONG,
     DATA_SUMS,
     INSIDE_SUMS,
+    MADE_INSIDE,
     PAIR_ALONG,
     PAIR_SUMS,
     PATTERNS,
@@ -213,7 +213,7 @@ GRADIENT_POINTS: tuple[Sizes, ...] = ((2, 24, (5, 9), 136), (1, 232, (7, 19), 12
 # Of two products: channels of the first one, of which the second has more.
 PAIR_POINTS: tuple[Sizes, ...] = ((2, 24, (5, 9), 136), (1, 64, (7, 19), 128))
 MORE_CHANNELS = 40
-APPLIED_POINTS = (POINTS[0], POINTS[3])
+INSIDE_POINTS = (POINTS[0], POINTS[3])
 
 
 def _reads_signs(pattern: Pattern) -> bool:
@@ -229,7 +229,7 @@ POINT_FORMS = tuple(
         ((*DATA_SUMS, *DATA_ALONG), GRADIENT_POINTS),
         (INSIDE_SUMS, POINTS[:2]),
         ((*PAIR_SUMS, *PAIR_ALONG), PAIR_POINTS),
-        ((APPLIED[0], APPLIED[-1]), APPLIED_POINTS),
+        ((*MADE_INSIDE[:2], MADE_INSIDE[-1]), INSIDE_POINTS),
     )
     for pattern in patterns
     for part in pattern.launches
