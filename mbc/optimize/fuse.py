@@ -89,11 +89,10 @@ def is_measured(table: CandidateTable, group: Group) -> bool:
 def possible_groups(table: CandidateTable) -> tuple[tuple[Group, ...], tuple[Group, ...]]:
     """The same, whether it may be taken or has to be measured before."""
     if "possible" not in table.groups:
-        graph = table.graph
-        table.groups["possible"] = tuple(
-            _offered(table, groups(program, kept(graph, program))) for program in (graph.train, graph.infer)
-        )
-    return table.groups["possible"]
+        for_both = (groups(program, kept(table.graph, program)) for program in (table.graph.train, table.graph.infer))
+        table.groups["possible"] = [_offered(table, found) for found in for_both]
+    train, infer = table.groups["possible"]
+    return train, infer
 
 
 def _offered(table: CandidateTable, found: Sequence[Group]) -> tuple[Group, ...]:

@@ -42,7 +42,7 @@ def _inside(kernel: OwnKernel) -> OwnKernel:
     def takes(request: Request) -> bool:
         return kernel.takes(request) and request.inputs[0].elements < product_of(request).outputs[0].elements
 
-    return repeating(replace(kernel, takes=takes))
+    return repeating(replace(kernel, file="pointwise_normalize.cu", takes=takes))
 
 
 def _applying(launcher: str, behind: str, *wirings: Wiring) -> OwnKernel:
