@@ -20,6 +20,7 @@ from mbc.kernels.own.pointwise import (
 )
 from mbc.ops.normalization import BatchNormalizeBackward
 
+_PRODUCT = replace(BY_ITSELF, file="pointwise_normalize.cu")
 _THROUGH_RELU = "batch_normalize+relu+relu_backward"
 
 
@@ -36,12 +37,12 @@ def _arguments(at: Slice) -> PointwiseNormalizeArguments:
 
 
 def _applying(launcher: str, behind: str, *wirings: Wiring) -> OwnKernel:
-    kernel = inside(with_more(BY_ITSELF, launcher, behind, wirings))
+    kernel = inside(with_more(_PRODUCT, launcher, behind, wirings))
     return replace(kernel, struct=PointwiseNormalizeArguments, integers=_arguments)
 
 
 def _summing(launcher: str, between: str, *wirings: Wiring) -> OwnKernel:
-    return inside(with_sums(BY_ITSELF, launcher, between, wirings))
+    return inside(with_sums(_PRODUCT, launcher, between, wirings))
 
 
 def _plain(affine: bool) -> Wiring:
