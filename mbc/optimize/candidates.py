@@ -24,6 +24,8 @@ from mbc.options import Policy
 from mbc.plan.model import Rows
 
 Repeaters = frozenset[str]  # names of kernels
+Menus = Mapping[tuple[Layout, ...], Menu]  # by layouts of the operands
+_Asked = tuple[Request, Repeaters]
 SLICE_ALIGNMENT_BYTES = 16  # of every operand of a slice: what candidates were measured with
 
 
@@ -56,15 +58,9 @@ class CandidateTable:
     profile: Profile | None = None
     rules: Rules = Rules()
     repeated: Mapping[str, Repeaters] = field(default_factory=dict[str, Repeaters])
-    _known: dict[tuple[Request, Repeaters], tuple[Candidate, ...]] = field(
-        default_factory=dict[tuple[Request, Repeaters], tuple[Candidate, ...]]
-    )
-    _menus: dict[tuple[Request, Repeaters], Mapping[tuple[Layout, ...], Menu]] = field(
-        default_factory=dict[tuple[Request, Repeaters], Mapping[tuple[Layout, ...], Menu]]
-    )
-    _divided: dict[tuple[Request, Repeaters], Mapping[tuple[Layout, ...], Menu]] = field(
-        default_factory=dict[tuple[Request, Repeaters], Mapping[tuple[Layout, ...], Menu]]
-    )
+    _known: dict[_Asked, tuple[Candidate, ...]] = field(default_factory=dict[_Asked, tuple[Candidate, ...]])
+    _menus: dict[_Asked, Menus] = field(default_factory=dict[_Asked, Menus])
+    _divided: dict[_Asked, Menus] = field(default_factory=dict[_Asked, Menus])
     # The same by names of operations and their outputs, which a deep network asks for over and over.
     _named: dict[tuple[Any, ...], Any] = field(default_factory=dict[tuple[Any, ...], Any], repr=False, compare=False)
     # What `mbc.optimize.choose` found, by what it was asked; the groups of `mbc.optimize.fuse`, by program.
@@ -174,7 +170,7 @@ class CandidateTable:
             operation.span,
         )
 
-    def _admitted(self, candidates: tuple[Candidate, ...], repeaters: Repeaters = frozenset()) -> tuple[Candidate, ...]:
+    def _admitted(self, candidates: tuple[Candidate, ...], repeaters: Repeaters) -> tuple[Candidate, ...]:
         return tuple(
             c
             for c in candidates
@@ -208,7 +204,7 @@ class CandidateTable:
         row_bytes = (v.type.size_bytes // self.graph.batch for v in values if v.per_sample)
         return all(rows * size % SLICE_ALIGNMENT_BYTES == 0 for size in row_bytes)
 
-    def menus(self, operation: Operation) -> Mapping[tuple[Layout, ...], Menu]:
+    def menus(self, operation: Operation) -> Menus:
         """Per combination of layouts the ways to run the operation; never empty."""
         key = "menus", operation.name, operation.outputs
         known = self._named.get(key)
@@ -220,7 +216,7 @@ class CandidateTable:
             self._named[key] = known
         return known
 
-    def menus_in(self, operation: Operation, rows: int) -> Mapping[tuple[Layout, ...], Menu]:
+    def menus_in(self, operation: Operation, rows: int) -> Menus:
         """As `menus`, all of it in micro-batches of so many rows (the last may be smaller); empty where that cannot
         be."""
         key = self.request(operation, Rows(0, rows)), self._repeaters(operation)
@@ -229,7 +225,7 @@ class CandidateTable:
             known = self._divided[key] = self._make_menus_in(operation, rows)
         return known
 
-    def _make_menus_in(self, operation: Operation, rows: int) -> Mapping[tuple[Layout, ...], Menu]:
+    def _make_menus_in(self, operation: Operation, rows: int) -> Menus:
         division = self._parts(rows)
         if not kind_of(operation).divisible or not self._aligned(operation, rows):
             return {}
@@ -241,7 +237,7 @@ class CandidateTable:
         menus = {layouts: fixed(found, division, sums) for layouts, found in offers.items()}
         return {layouts: front for layouts, front in menus.items() if front}
 
-    def _make_menus(self, operation: Operation) -> Mapping[tuple[Layout, ...], Menu]:
+    def _make_menus(self, operation: Operation) -> Menus:
         sums = kind_of(operation).accumulates
         division = self._forced(operation)
         sizes = division or self.slice_rows(operation)

@@ -1,11 +1,12 @@
-// The backward pass of batch normalisation over what a convolution of one place made (see mbc_pointwise.cuh): it is made
-// again on the way, by the same sums in the same order, and neither read nor written.
+// The backward pass of batch normalisation over what a convolution of one place made (see mbc_pointwise.cuh): that is
+// made again on the way, by the same sums in the same order, and neither read nor written.
 #include "mbc_pointwise.cuh"
 
 namespace mbc {
 
 // Of accesses that have mean and variance of x at `mean`, its scale at `gamma` if `affine`, and the sums at `dgamma`.
-inline NormalizeBackward normalize_backward(const MbcCall& call, int mean, bool affine, int gamma, int dgamma, float eps) {
+inline NormalizeBackward normalize_backward(const MbcCall& call, int mean, bool affine, int gamma, int dgamma,
+                                            float eps) {
   const auto& a = arguments<PointwiseNormalizeArguments>(call);
   return {in<float>(call, mean), in<float>(call, mean + 1), in<float>(call, dgamma), in<float>(call, dgamma + 1),
           affine ? in<float>(call, gamma) : nullptr, eps, static_cast<float>(a.count)};
