@@ -130,7 +130,8 @@ constexpr bool SUMMING<OfChannels<F>> = false;
 
 // Sums of which mean and variance are operands from `mean` on, dgamma and dbeta from `dgamma` on.
 inline Sums sums_of(const MbcCall& call, int mean, int dgamma, float eps) {
-  return {in<float>(call, mean), in<float>(call, mean + 1), out<float>(call, dgamma), out<float>(call, dgamma + 1), eps, 0};
+  float *const first = out<float>(call, dgamma), *const second = out<float>(call, dgamma + 1);
+  return {in<float>(call, mean), in<float>(call, mean + 1), first, second, eps, 0};
 }
 
 // What a thread sums up of its eight channels.

@@ -75,8 +75,8 @@ struct Product {
 // The same for a whole warp, which compilers see so only: barriers are reached by uniform registers.
 __device__ inline int32_t warps_own(int32_t number) { return __shfl_sync(0xffffffffu, number, 0); }
 
-// What a launch multiplies. `of` calls `run` with the product that a multiplier makes, and how many chunks of weights lie
-// before those of it. Each of the SHARES in a product makes every so many-th tile.
+// What a launch multiplies. `of` calls `run` with the product that a multiplier makes, and how many chunks of weights
+// lie before those of it. Each of the SHARES in a product makes every so many-th tile.
 template <Makes M, typename T>
 struct Products {
   static constexpr int SHARES = POINT_MULTIPLIERS;

@@ -7,8 +7,8 @@
 // those of the image, and weights lie term by term. Sums over what comes of it get it in the same way.
 //
 // A block keeps the weights of its filters and makes tiles of pixels one after another. One warpgroup copies pixels and
-// what the sums are made of beside results, some tiles ahead. Two multiply at the same time, of one product a tile each,
-// of two a product each of the same tile, and two write what has been made and sum up.
+// what the sums are made of beside results, some tiles ahead. Two multiply at the same time, of one product a tile
+// each, of two a product each of the same tile, and two write what has been made and sum up.
 #pragma once
 
 #include "mbc_point_stages.cuh"

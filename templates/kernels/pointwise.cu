@@ -5,8 +5,8 @@
 
 namespace mbc {
 
-// Behind image and weights come `operands` of the gradient, mean and variance; x if it is written, what else `made` says,
-// dgamma, dbeta, workspace.
+// Behind image and weights come `operands` of the gradient, mean and variance; x if it is written, what else `made`
+// says, dgamma, dbeta, workspace.
 template <Makes M, typename T, typename S>
 void run_pointwise_sums(const MbcCall& call, const S& source, int operands, int made) {
   const int mean = 2 + operands, x = mean + 2, dgamma = x + (M == Makes::X) + made;

@@ -1,6 +1,6 @@
 // Two products of convolutions of one place in a launch (see mbc_pointwise.cuh): what sums of batch normalisation's
-// backward pass are over, made again from its image, and the gradient of the image of the convolution that comes behind.
-// Neither is written.
+// backward pass are over, made again from its image, and the gradient of the image of the convolution that comes
+// behind. Neither is written.
 #include "mbc_pointwise.cuh"
 
 namespace mbc {
