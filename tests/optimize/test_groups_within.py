@@ -63,7 +63,7 @@ def test_groups_run_again_and_give_the_same_bits(precision: str, share: float):
     }
 
 
-@pytest.mark.parametrize("share", [0.9, 0.8, 0.7, 0.6, 0.5, 0.4])
+@pytest.mark.parametrize("share", [0.9, 0.8, 0.7, 0.6, 0.5])
 def test_the_bound_holds_of_groups_too(share: float):
     """No plan is faster than its bound, and a smaller budget bounds no lower."""
     bounds = [within("bf16", part).bounds.within_us for part in (share, share + 0.05)]
@@ -108,6 +108,7 @@ def test_many_launches_take_of_the_budget(monkeypatch: pytest.MonkeyPatch):
 def test_operations_by_themselves_take_over_where_groups_need_too_much_at_once():
     plan = within("bf16", 0.4)
     assert all(len(launch.operations) <= 1 for launch in plan.train.launches)
+    assert plan.predictions.train_us >= plan.bounds.within_us * (1 - 1e-9) > 0
 
 
 def test_page_tables_of_much_host_memory_are_reserved_for():
