@@ -20,7 +20,9 @@ from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate, Request
 from mbc.kernels.own import pointwise_normalize
 from mbc.optimize.candidates import CandidateTable, Rules
+from mbc.optimize.floor import step_floor
 from mbc.optimize.needs import needs
+from mbc.optimize.repeated import with_repeated
 from mbc.optimize.search import Limits, search
 from mbc.options import Policy
 from mbc.plan.model import Kernel, Plan
@@ -156,6 +158,12 @@ def test_what_is_made_again_is_not_kept(layer: str):
 def test_elsewhere_it_is_read(profile: Measured | None):
     kernels = {name for found in launches(planned(profile)).values() for name, _ in found}
     assert kernels.isdisjoint(kernel.name for kernel in pointwise_normalize.KERNELS)
+
+
+def test_the_floor_takes_the_fastest_of_what_is_made_again():
+    slower = table(Measured(makers=2.0))
+    assert with_repeated(slower) is not slower
+    assert step_floor(with_repeated(slower)).products_us <= step_floor(slower).products_us
 
 
 def test_all_are_asked_for():
