@@ -19,7 +19,7 @@ from mbc.ir.types import DType, Layout, TensorType
 from mbc.kernels.base import Request
 from mbc.ops.base import ShapeError
 from mbc.ops.control import CONTROL_TYPE, control_record
-from mbc.ops.fused import has_product
+from mbc.ops.fused import leading_products
 from mbc.ops.pooling import MaxPool
 from mbc.runtime.formats import loaded, stored_bytes
 
@@ -66,10 +66,10 @@ def few(request: Request) -> Request:
     if _updates(request):
         inputs = tuple(t if t == CONTROL_TYPE else _short(t) for t in request.inputs)
     else:
-        weight = 1 if has_product(request.attributes) else -1  # may have as many filters as there are rows
+        weights = range(1, 2 * leading_products(request.attributes), 2)  # may have as many filters as there are rows
         rows = _few_rows(request)
         inputs = tuple(
-            t.with_rows(rows) if i != weight and has_rows(request, t) else t for i, t in enumerate(request.inputs)
+            t.with_rows(rows) if i not in weights and has_rows(request, t) else t for i, t in enumerate(request.inputs)
         )
     try:
         outputs = kind.shape(request.attributes, inputs)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import groupby
+from itertools import groupby, takewhile
 from typing import Any, cast
 
 import numpy as np
@@ -181,9 +181,17 @@ def _evaluate(a: Fused, inputs: Sequence[Array], call: Call) -> tuple[Array, ...
     return _continue(a, list(inputs), a.members, call)
 
 
+def leading_products(attributes: Attributes) -> int:
+    """With how many products a group begins, which its other members may read. Each takes the next two operands of the
+    group, the second of which are weights."""
+    if not isinstance(attributes, Fused):
+        return 0
+    return sum(1 for _ in takewhile(lambda member: KINDS[member.kind].flops is not None, attributes.members))
+
+
 def has_product(attributes: Attributes) -> bool:
-    """Whether it is a group that begins with a product, which its other members may read."""
-    return isinstance(attributes, Fused) and KINDS[attributes.members[0].kind].flops is not None
+    """Whether it is a group that begins with a product."""
+    return leading_products(attributes) > 0
 
 
 def gives_product(attributes: Attributes) -> bool:

@@ -80,6 +80,8 @@ class CandidateTable:
 
     def repeating(self, repeated: Mapping[str, Repeaters]) -> CandidateTable:
         """The same with convolutions that are made again."""
+        if repeated == self.repeated:
+            return self  # with all that it knows
         return CandidateTable(self.graph, self.device, self.providers, self.profile, self.rules, repeated)
 
     @property
@@ -116,13 +118,13 @@ class CandidateTable:
         return known
 
     def timed(self, operation: Operation) -> bool:
-        """Whether the profile has times for the whole mini-batch: measured, between measured sizes, or of an earlier
-        edition of the kernel."""
+        """Whether the profile has times of admitted kernels for the whole mini-batch: measured, between measured sizes,
+        or of an earlier edition of the kernel."""
         key = "timed", operation.name, operation.outputs
         known = self._named.get(key)
         if known is None:
             found = self.profile.candidates(self.request(operation, self.whole)) if self.profile else ()
-            known = self._named[key] = bool(found)
+            known = self._named[key] = bool(self._admitted(found, self._repeaters(operation)))
         return known
 
     def _offered(self, operation: Operation, request: Request) -> tuple[Candidate, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -30,6 +31,27 @@ class Extras:
 
     by_sums: Mapping[str, Mapping[str, float]]
     both: Sequence[Both]
+
+    @property
+    def pairs(self) -> Sequence[Both]:
+        """Those whose first value comes back along with one last value only: together they have one price."""
+        times = Counter(both.first for both in self.both)
+        return tuple(both for both in self.both if times[both.first] == 1)
+
+    def again_us(self, values: Iterable[str], apart_us: float) -> float:
+        """What values of one operation take at least to be made again, `apart_us` by launches of their own. Beside
+        another value they take what a joint launch takes more: both prices together are that launch's at most."""
+        return min((apart_us, *(min(self.least_us(value), self.beside_us(value)) for value in values)))
+
+    def pair_us(self, both: Both, first_apart_us: float, last_apart_us: float) -> tuple[float, float, float]:
+        """The same of the first value, the last one, and the two: only where both are away they share a launch. Else
+        one of them at most comes back along with these sums."""
+        first_us = min(first_apart_us, self.least_us(both.first))
+        last_us = min(last_apart_us, self.least_us(both.last))
+        first_elsewhere_us = min(first_apart_us, self.least_us(both.first, without=both.sums))
+        last_elsewhere_us = min(last_apart_us, self.least_us(both.last, without=both.sums))
+        both_us = min(both.more_us, first_elsewhere_us + last_us, first_us + last_elsewhere_us)
+        return first_us, last_us, both_us
 
     def least_us(self, value: str, without: str = "") -> float:
         """With any sums but those of this name; infinite where there are none."""

@@ -116,6 +116,7 @@ class _Step:
         self.times_us = self._shared(groups, alone_us)
         launches = (launch for group in groups for launch in group.launches)
         self._extras = extras_of(table, (*self.operations, *launches))
+        self._pairs = self._extras.pairs
         self._known_us: dict[int, float] = {}
         self._made: dict[str, int] = dict.fromkeys(graph.inputs, -1)
         self._reads: dict[str, list[int]] = {}
@@ -179,7 +180,7 @@ class _Step:
             if made < place < last and sure and name not in operands and name not in self._states:
                 sizes[made] = sizes.get(made, 0) + self._size(name)
         items: list[_Item] = []
-        for both in self._extras.both:
+        for both in self._pairs:
             first, last = self._made[both.first], self._made[both.last]
             if first in sizes and last in sizes:
                 items += self._pair(both, sizes.pop(first), sizes.pop(last))
@@ -187,14 +188,9 @@ class _Step:
         return items, self._fixed_bytes + self._operand_bytes(operation, place)
 
     def _pair(self, both: Both, first_bytes: int, last_bytes: int) -> list[_Item]:
-        """Two values of which either may be away by itself: only where both are they share a launch. Else one of them
-        at most comes back along with these sums."""
-        extras = self._extras
-        first_apart_us, last_apart_us = (self._apart_us(self._made[value]) for value in (both.first, both.last))
-        first_us = min(first_apart_us, extras.least_us(both.first))
-        last_us = min(last_apart_us, extras.least_us(both.last))
-        last_elsewhere_us = min(last_apart_us, extras.least_us(both.last, without=both.sums))
-        both_us = min(both.more_us, first_apart_us + last_us, first_us + last_elsewhere_us)
+        """Two values of which either may be away by itself."""
+        apart_us = (self._apart_us(self._made[value]) for value in (both.first, both.last))
+        first_us, last_us, both_us = self._extras.pair_us(both, *apart_us)
         return _hull(((first_bytes, first_us), (last_bytes, last_us), (first_bytes + last_bytes, both_us)))
 
     def _operand_bytes(self, operation: Operation, place: int) -> int:
@@ -208,8 +204,7 @@ class _Step:
     def _again_us(self, made: int) -> float:
         """What making again what an operation makes takes at least."""
         values = self.operations[made].outputs if made >= 0 else ()
-        along_us = (min(self._extras.least_us(value), self._extras.beside_us(value)) for value in values)
-        return min((self._apart_us(made), *along_us))
+        return self._extras.again_us(values, self._apart_us(made))
 
     def _apart_us(self, made: int) -> float:
         """The same by launches of its own: running an operation again, with those before it that only serve it. To keep

@@ -7,7 +7,7 @@ only, be it slower, and that is weighed with what the launches save that make it
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from mbc.ir.graph import Operation
 from mbc.ops.fused import names_of
@@ -18,28 +18,30 @@ from mbc.optimize.fuse import fuse, is_measured, possible_groups
 def with_repeated(table: CandidateTable) -> CandidateTable:
     """A table of the same step with the convolutions that are worth it. A profile that does not know such launches
     gives the plans that it gave before there were any."""
-    possible = _possible(table)
-    if not possible:
+    every = _possible(table)
+    if not every.repeated:
         return table
-    every = table.repeating(possible)
     before, after = fuse(table).train, fuse(every).train
     worth: dict[str, Repeaters] = {}
-    for name, repeaters in possible.items():
+    for name, repeaters in every.repeated.items():
         old, new = _around(name, before, after)
         if _fastest_us(every, new) < _fastest_us(table, old):
             worth[name] = repeaters
-    return table.repeating(worth) if worth else table
+    return every.repeating(worth) if worth else table
 
 
-def _possible(table: CandidateTable) -> Mapping[str, Repeaters]:
-    """The convolutions, by name, that some group makes again, and by which kernels."""
+def _possible(table: CandidateTable) -> CandidateTable:
+    """A table with all convolutions that some group makes again. Where kernels of a convolution were measured, one of
+    those has to give the same bits: an estimate must not stand in for it."""
     found: dict[str, Repeaters] = {}
     for group in possible_groups(table)[0]:
         for name, launches in group.repeats.items() if is_measured(table, group) else ():
             kernels = frozenset(c.name for launch in launches for c in table.offered(launch))
             found[name] = found.get(name, Repeaters()) | kernels
     every = table.repeating(found)
-    return {o.name: found[o.name] for o in table.graph.train if o.name in found and every.offered(o)}
+    made = (o for o in table.graph.train if o.name in found)
+    possible = {o.name for o in made if (every.timed(o) if table.timed(o) else every.offered(o))}
+    return every.repeating({name: kernels for name, kernels in found.items() if name in possible})
 
 
 def _around(name: str, *programs: Sequence[Operation]) -> list[list[Operation]]:

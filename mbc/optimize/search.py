@@ -138,6 +138,8 @@ def _faster(forms: Sequence[Form], limits: Limits, means: Means, room_bytes: int
         if fits and found.step_us > WORTH_SIGNS * least_us and least_us < WORTH_SIGNS * signed.unlimited.train_us:
             continue
         table = signs_of_kept(unsigned.table, signed.table, found.draft)
+        if table is unsigned.table:  # no such output is kept
+            continue
         known_us = found.step_us if fits else math.inf
         found = problem.best((found, _fitted(table, limits, means, room_bytes, known_us)))
     return found

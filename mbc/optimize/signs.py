@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 
 from mbc.ir.graph import Operation
 from mbc.ir.signs import relus_behind_sums, with_signs
 from mbc.ir.types import Layout
-from mbc.ops.fused import has_product, names_of
+from mbc.ops.fused import leading_products, names_of
 from mbc.optimize.candidates import CandidateTable
 from mbc.optimize.choose import choose
 from mbc.optimize.fuse import fuse
@@ -37,8 +38,9 @@ def by_signs(table: CandidateTable) -> CandidateTable:
         names = relu, op.name, backward
         before, after = _running(plain_launches, names), _running(signed_launches, names)
         # A data gradient that one of the two steps makes on the way may be made by itself in the other.
-        products = [names_of(launch)[0] for launch in (*before, *after) if has_product(launch.attributes)]
-        names = *names, *products
+        launches = *before, *after
+        products = [names_of(launch)[: leading_products(launch.attributes)] for launch in launches]
+        names = *names, *chain.from_iterable(products)
         before, after = _running(plain_launches, names), _running(signed_launches, names)
         if _members(before) | {op.name} != _members(after):
             continue

@@ -16,7 +16,9 @@ from mbc.ops.control import CONTROL_TYPE, control_record
 from mbc.ops.loss import CrossEntropy
 from mbc.ops.normalization import BatchNormalize
 from mbc.ops.update import Sgd
+from mbc.optimize.patterns import PAIR_SUMS
 from tests.kernels.own.cases import CASES, Case
+from tests.kernels.own.groups import MORE_CHANNELS, point_operand, points
 
 FIRST = {case.kind: case for case in reversed(CASES)}
 
@@ -48,6 +50,17 @@ def test_rows_are_few_and_channels_stay() -> None:
     assert [t.shape for t in small.inputs] == [(1, 64, 56, 56), (64,), (64,), (64,), (64,)]
     assert small.inputs[0].elements > FEW_ELEMENTS  # one row is the least
     assert has_rows(asked, x) and not has_rows(asked, c)
+
+
+def test_weights_of_every_product_stay() -> None:
+    rows = 8 + MORE_CHANNELS  # as many as the gradient has channels
+    pattern, sizes = PAIR_SUMS[0], (rows, 8, (8, 8), 128)
+    launch = points(pattern, pattern.launches[0], sizes)
+    operands = tuple(point_operand(name, pattern, sizes).type(Precision.BF16) for name in launch.inputs)
+    assert operands[2].shape[:2] == (rows, rows)
+    small = few(Request(launch.kind, launch.attributes, operands, (), Precision.BF16))
+    assert (small.inputs[1], small.inputs[3]) == (operands[1], operands[3])
+    assert small.inputs[0].shape[0] == small.inputs[2].shape[0] < rows
 
 
 def test_class_numbers_keep_to_the_rows_and_the_classes() -> None:

@@ -6,12 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import takewhile
 
 from mbc.kernels.base import Request
 from mbc.kernels.own.base import Slice
 from mbc.ops import KINDS
-from mbc.ops.fused import Fused
+from mbc.ops.fused import Fused, leading_products
 from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward
 from mbc.ops.shape import ChannelSlice
 
@@ -31,7 +30,7 @@ def products_of(request: Request) -> tuple[Request, ...]:
     if not isinstance(request.attributes, Fused):
         return (request,)
     found: list[Request] = []
-    for member in takewhile(lambda member: KINDS[member.kind].flops is not None, request.attributes.members):
+    for member in request.attributes.members[: leading_products(request.attributes)]:
         inputs = request.inputs[2 * len(found) : 2 * len(found) + 2]
         outputs = KINDS[member.kind].shape(member.attributes, inputs)
         found.append(Request(member.kind, member.attributes, inputs, outputs, request.precision))
