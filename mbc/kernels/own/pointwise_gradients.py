@@ -1,6 +1,6 @@
 """Gradients of the image of a convolution of one place at a step of one, in bf16 and fp16: the product of
 `mbc.kernels.own.pointwise` with weights that lie the other way. By itself, and with the sums of batch normalisation's
-backward pass that are over it (`DATA_SUMS` and `DATA_ALONG` of `mbc.optimize.patterns`).
+backward pass that are over it (`DATA_SUMS` and `DATA_ALONG` of `mbc.optimize.point_patterns`).
 
 What is called channels there are here those of the gradient that is read, and filters those of the one that is made.
 A product is rounded as if it had been stored before anything else reads it.

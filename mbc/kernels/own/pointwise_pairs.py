@@ -1,7 +1,7 @@
 """Two products of convolutions of one place at a step of one in a launch, in bf16 and fp16: what the sums of batch
 normalisation's backward pass are over, made again from its image, and the gradient that comes back to them (`PAIR_SUMS`
-and `PAIR_ALONG` of `mbc.optimize.patterns`). Both are as in `mbc.kernels.own.pointwise`, rounded as if they had been
-stored, and neither is written.
+and `PAIR_ALONG` of `mbc.optimize.point_patterns`). Both are as in `mbc.kernels.own.pointwise`, rounded as if they had
+been stored, and neither is written.
 """
 
 from __future__ import annotations

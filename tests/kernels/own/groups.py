@@ -19,7 +19,9 @@ from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, Update
 from mbc.ops.pooling import MaxPool
 from mbc.ops.shape import ChannelSlice
 from mbc.ops.update import AdamW, Sgd
-from mbc.optimize.patterns import (
+from mbc.optimize.pattern import Part, Pattern, Statement
+from mbc.optimize.patterns import PATTERNS, RELU_ALONG
+from mbc.optimize.point_patterns import (
     BOTH_ALONG,
     CONVOLUTION_ALONG,
     DATA_ALONG,
@@ -28,11 +30,6 @@ from mbc.optimize.patterns import (
     MADE_INSIDE,
     PAIR_ALONG,
     PAIR_SUMS,
-    PATTERNS,
-    RELU_ALONG,
-    Part,
-    Pattern,
-    Statement,
 )
 from tests.kernels.own.cases import LONG, SHAPES, Case, Operand, Shape, bytes_below, control, m, positive, w
 
