@@ -1,6 +1,6 @@
 """Convolutions of one place at a step of one, in bf16 and fp16: by themselves, with the batch statistics of what they
 make, and along with the sums of batch normalisation's backward pass, which read it (`CONVOLUTION_ALONG` of
-`mbc.optimize.point_patterns`), with relu's output beside it or without (`BOTH_ALONG`).
+`mbc.optimize.point_patterns`), with relu's output beside it (`BOTH_ALONG`), or without writing it (`INSIDE_SUMS`).
 
 The same source makes them all, in the same order of sums: what is made again along is the same to the bit. How long
 sums take beside a product nobody can tell who has not measured it: it is estimated at what both take one after the
