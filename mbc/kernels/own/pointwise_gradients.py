@@ -69,8 +69,8 @@ def _behind_add(operands: int, added: bool, signed: bool, made: bool = False) ->
 
 def behind_relu(kernel: OwnKernel, name: str, added: bool, signed: bool, made: bool = False) -> OwnKernel:
     """`name[_add]_relu_sums[_signed]`. Accesses: gradient, weights, [b], y or its signs, x, mean, variance; d, dgamma,
-    dbeta, workspace. If x is `made`, too: its image and weights come first, and it does not. Reals: eps of the sums. d
-    may be written over b.
+    dbeta, workspace. If x is `made`, too, its image and weights come first instead of it. Reals: eps of the sums. d may
+    be written over b.
 
     d is the product (rounded) + b, through relu. The sums are over what is written before it is rounded, and x."""
     launcher = f"{name}{'_add' if added else ''}_relu_sums{'_signed' if signed else ''}"
