@@ -24,7 +24,8 @@ from mbc.ops.fused import has_product, join, kind_of, names_of
 from mbc.optimize.candidates import CandidateTable
 from mbc.optimize.choose import Choices
 from mbc.optimize.order import Draft
-from mbc.optimize.patterns import ALONG, find
+from mbc.optimize.pattern import find
+from mbc.optimize.patterns import ALONG
 from mbc.optimize.runs import Run
 from mbc.plan.model import Access, Kernel, Launch, Mode, Stream
 

@@ -13,7 +13,8 @@ from mbc.ir.graph import Operation, TrainingGraph
 from mbc.ops import KINDS
 from mbc.ops.fused import has_product, join, names_of
 from mbc.optimize.candidates import CandidateTable
-from mbc.optimize.patterns import PATTERNS, Binding, Pattern, find
+from mbc.optimize.pattern import Binding, Pattern, find
+from mbc.optimize.patterns import PATTERNS
 
 
 @dataclass(frozen=True, slots=True)

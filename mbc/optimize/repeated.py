@@ -1,5 +1,5 @@
 """Which convolutions are made by kernels whose results other launches make again and keep inside (`MADE_INSIDE`,
-`INSIDE_SUMS` and `PAIR_SUMS` of `mbc.optimize.patterns`): those where that was measured to be faster.
+`INSIDE_SUMS` and `PAIR_SUMS` of `mbc.optimize.point_patterns`): those where that was measured to be faster.
 
 Another kernel would round some elements to the other side. So such a convolution is made by what gives the same bits
 only, be it slower, and that is weighed with what the launches save that make it again.

@@ -1,5 +1,5 @@
 // Launches of convolutions of one place (see mbc_pointwise.cuh): by themselves, with batch statistics of what they
-// make, and along with sums of batch normalisation's backward pass.
+// make, and along with sums of batch normalisation's backward pass, which write what they make or keep it inside.
 #include "mbc_pointwise.cuh"
 #include "mbc_statistics.cuh"
 
@@ -13,6 +13,7 @@ void run_pointwise_sums(const MbcCall& call, const S& source, int operands, int 
   run_pointwise<M>(call, M == Makes::X ? out<T>(call, x) : nullptr, source, sums_of(call, mean, dgamma, eps(call, 0)),
                    out<Sums::State>(call, dgamma + 2));
 }
+
 // Of the gradient through relu, by its output or its SIGNS, which is written on the way; ADD: of a sum of two. Operands
 // are those two and what tells relu, otherwise relu's output and the gradient, or the gradient and signs.
 template <Makes M, bool ADD, bool SIGNS>
@@ -42,7 +43,7 @@ const char* run_pointwise_of_both(const MbcCall& call) {
                                                        out<T>(call, x + 2), out<T>(call, x + 1), f);
     const Sums sums = sums_of(call, 2, x + 3, eps(call, 1));
     run_pointwise<Makes::X>(call, out<T>(call, x), source, SumsBeside<NormalizeAddRelu>(sums, f),
-                         out<Sums::State>(call, x + 5));
+                            out<Sums::State>(call, x + 5));
   });
 }
 
@@ -62,7 +63,7 @@ extern "C" const char* mbc_pointwise_statistics(const MbcCall& call) {
     using T = decltype(of);
     const StatisticsOfMade<T> statistics{{nullptr, 0, out<float>(call, 3), out<float>(call, 4)}};
     run_pointwise<Makes::X>(call, out<T>(call, 2), InMemory<T, false, false>{}, statistics,
-                         out<typename Statistics<T>::State>(call, 5));
+                            out<typename Statistics<T>::State>(call, 5));
   });
 }
 extern "C" const char* mbc_pointwise_sums(const MbcCall& call) {

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from mbc.device.profile import calibrated
 from mbc.device.spec import DeviceSpec, find_spec
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
+from mbc.ir.graph import TrainingGraph
 from mbc.ir.training import differentiate
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate, Provider, Request
-from mbc.ops.fused import Fused
+from mbc.ops.fused import Fused, gives_product
 from mbc.optimize.addresses import assign_addresses
 from mbc.optimize.candidates import CandidateTable, Rules
 from mbc.optimize.choose import choose
@@ -22,8 +25,11 @@ from mbc.optimize.order import Draft, order
 from mbc.optimize.search import Limits, search
 from mbc.optimize.synchronise import synchronise
 from mbc.plan.model import Plan
+from mbc.plan.verify import verify_plan
+from mbc.runtime.module import Module
 from mbc.source import Source
 
+H200 = find_spec("h200")
 FASTER = ((3328, 0.75), (9984, 0.5))  # bytes of workspace, and what is left of the time with them
 NETWORKS = {
     "residual": """
@@ -170,3 +176,42 @@ def plan_of(plan: Plan, draft: Draft) -> Plan:
         predictions=replace(plan.predictions, **sizes),
         bounds=replace(plan.bounds, live_bytes=placed.live_bytes),
     )
+
+
+@functools.cache
+def graph_of(source: str, batch: int = 0) -> TrainingGraph:
+    """`batch`: instead of the source's."""
+    sets = (("batch", str(batch)),) if batch else ()
+    lowered = lower(parse(Source("small.mbc", source)), sets, None)
+    return differentiate(lowered.network, lowered.optimizer, lowered.precision)
+
+
+@functools.cache
+def planned_for(profile: Hashable, source: str, share: float = 0.0, without: tuple[str, ...] = ("beside",)) -> Plan:
+    """On an H200 of these measurements, within so much of what keeping everything takes beside the states; 0: without a
+    limit."""
+    steps, budget_bytes = graph_of(source), 10**12
+    if share:
+        all_bytes = planned_for(profile, source, 0.0).predictions.arena_bytes  # cached as callers ask for it
+        states_bytes = sum(steps.values[state.value].type.size_bytes for state in steps.states)
+        budget_bytes = int(states_bytes + share * (all_bytes - states_bytes)) + H200.overhead_bytes
+    known = CandidateTable(steps, H200, PROVIDERS, profile, Rules())  # type: ignore[arg-type]
+    plan = search(known, Limits(without=frozenset(without)), budget_bytes)
+    verify_plan(plan)
+    return plan
+
+
+def is_inside(request: Request) -> bool:
+    """Whether it is a launch that makes a convolution's result again and does not write it."""
+    return request.kind.startswith("convolution+") and not gives_product(request.attributes)
+
+
+def trained(plan: Plan) -> dict[str, bytes]:
+    """Every state after two steps, of three classes."""
+    module = Module(plan, device="cpu")
+    random = np.random.default_rng(0)
+    shape = plan.graph.values["image"].type.shape
+    for _ in range(2):
+        image = random.standard_normal(shape).astype(np.float32)
+        module.step(image, random.integers(0, 3, shape[0]), lr=0.05)
+    return {name: np.array(module.state(name)).tobytes() for name in module.states}

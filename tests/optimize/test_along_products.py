@@ -3,19 +3,12 @@ measured, by the kernel that made it, and the same bits."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-import numpy as np
 import pytest
 
-from mbc.device.spec import find_spec
-from mbc.frontend.lower import lower
-from mbc.frontend.parse import parse
-from mbc.ir.graph import TrainingGraph
 from mbc.ir.signs import relus_behind_sums, with_signs
-from mbc.ir.training import differentiate
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate, Request
 from mbc.kernels.own import pointwise
@@ -33,16 +26,10 @@ from mbc.optimize.order import order
 from mbc.optimize.reside import Means
 from mbc.optimize.residence import Decisions, Recompute, rewrite
 from mbc.optimize.runs import runs_of
-from mbc.optimize.search import Limits, search
 from mbc.options import Policy
 from mbc.plan.model import Kernel, Launch, Plan
-from mbc.plan.verify import verify_plan
-from mbc.runtime.module import Module
-from mbc.source import Source
-from tests.optimize.test_fuse_gradients import is_inside
+from tests.optimize.planned import H200, graph_of, is_inside, planned_for, trained
 
-H200 = find_spec("h200")
-BATCH = 4
 SOURCE = """
 block bottleneck() on x {
   y = x |> conv(64, 3, pad=1) |> bn |> relu |> conv(256, 1) @wide |> bn
@@ -63,12 +50,6 @@ SHARE = 0.65  # of what keeping everything takes
 ALONG_SHARE = 1.05  # of the time of the sums by themselves
 SLOWER = 1e4  # than what is to be planned
 ALONG = frozenset(kernel.name for kernel in pointwise.ALONG)
-
-
-@functools.cache
-def graph(batch: int = BATCH) -> TrainingGraph:
-    lowered = lower(parse(Source("small.mbc", SOURCE)), (("batch", str(batch)),), None)
-    return differentiate(lowered.network, lowered.optimizer, lowered.precision)
 
 
 def is_joint(kind: str) -> bool:
@@ -112,35 +93,17 @@ class Measured:
         return moved * (SLOWER if other else 1.0 if last else 2.0)
 
 
-def table(profile: Measured | None, batch: int = BATCH) -> CandidateTable:
-    return CandidateTable(graph(batch), H200, PROVIDERS, profile, Rules())  # type: ignore[arg-type]
+def table(profile: Measured | None, batch: int = 0) -> CandidateTable:
+    return CandidateTable(graph_of(SOURCE, batch), H200, PROVIDERS, profile, Rules())  # type: ignore[arg-type]
 
 
-@functools.cache
 def planned(profile: Measured | None, share: float = 0.0) -> Plan:
-    """Within so much of what keeping everything takes beside the states; 0: without a limit."""
-    budget_bytes = 10**12
-    if share:
-        all_bytes = planned(profile).predictions.arena_bytes
-        states_bytes = sum(graph().values[state.value].type.size_bytes for state in graph().states)
-        budget_bytes = int(states_bytes + share * (all_bytes - states_bytes)) + H200.overhead_bytes
-    plan = search(table(profile), Limits(without=frozenset({"beside"})), budget_bytes)
-    verify_plan(plan)
-    return plan
+    return planned_for(profile, SOURCE, share)
 
 
 def products_along(plan: Plan) -> list[Launch]:
     launches = (launch for launch in plan.train.launches if isinstance(launch.work, Kernel))
     return [launch for launch in launches if launch.work.name in ALONG]
-
-
-def trained(plan: Plan) -> dict[str, bytes]:
-    module = Module(plan, device="cpu")
-    random = np.random.default_rng(0)
-    for _ in range(2):
-        image = random.standard_normal((BATCH, 3, 6, 6)).astype(np.float32)
-        module.step(image, random.integers(0, 3, BATCH), lr=0.05)
-    return {name: np.array(module.state(name)).tobytes() for name in module.states}
 
 
 def jointly(plan: Plan) -> list[Launch]:
@@ -176,7 +139,7 @@ def test_without_a_measurement_none_is_taken_but_all_are_asked_for(profile: Meas
     assert not products_along(planned(profile, SHARE))
     wanted = {a.operation.kind for a in all_alongs(known) if gives_product(a.operation.attributes)}
     assert any(map(is_joint, wanted)) and wanted <= {
-        need.undivided.kind for need in needs(graph(), H200, Policy.UNDIVIDED)
+        need.undivided.kind for need in needs(graph_of(SOURCE), H200, Policy.UNDIVIDED)
     }
 
 
@@ -186,7 +149,7 @@ class Pairs:
     def __init__(self, profile: Measured, signs: bool = False) -> None:
         known = table(profile)
         if signs:
-            known = known.of(with_signs(graph(), relus_behind_sums(graph())))
+            known = known.of(with_signs(graph_of(SOURCE), relus_behind_sums(graph_of(SOURCE))))
         self.table = known
         choices = readers_late(known, choose(known, {}, programs=fuse(known)))
         self.draft = order(known, choices)

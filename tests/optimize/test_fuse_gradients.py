@@ -3,33 +3,21 @@ the same numbers, within a budget with relu's output made again along."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-import numpy as np
 import pytest
 
-from mbc.device.spec import find_spec
-from mbc.frontend.lower import lower
-from mbc.frontend.parse import parse
-from mbc.ir.graph import TrainingGraph
-from mbc.ir.training import differentiate
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate, Request
 from mbc.kernels.own import pointwise_gradients
-from mbc.ops.fused import gives_product
 from mbc.optimize.candidates import CandidateTable, Rules
 from mbc.optimize.floor import BANDWIDTH_SHARE, step_floor
 from mbc.optimize.needs import needs
-from mbc.optimize.search import Limits, search
 from mbc.options import Policy
 from mbc.plan.model import Kernel, Plan
-from mbc.plan.verify import verify_plan
-from mbc.runtime.module import Module
-from mbc.source import Source
+from tests.optimize.planned import H200, graph_of, is_inside, planned_for, trained
 
-H200 = find_spec("h200")
 SOURCE = """
 block bottleneck(stride = 1) on x {
   y = x |> conv(64, 1) @narrow |> bn |> relu |> conv(64, 3, stride, pad=1) |> bn |> relu |> conv(256, 1) @wide |> bn
@@ -68,17 +56,6 @@ KERNELS = frozenset(kernel.name for kernel in pointwise_gradients.KERNELS[1:])
 IN_GROUPS = "convolution_backward_data+"
 
 
-@functools.cache
-def graph(source: str = SOURCE) -> TrainingGraph:
-    lowered = lower(parse(Source("small.mbc", source)), (), None)
-    return differentiate(lowered.network, lowered.optimizer, lowered.precision)
-
-
-def is_inside(request: Request) -> bool:
-    """Whether it is a launch that makes a convolution's result again and does not write it."""
-    return request.kind.startswith("convolution+") and not gives_product(request.attributes)
-
-
 @dataclass(frozen=True)
 class Measured:
     """A profile that has measured what would be estimated, all by its bytes. `data`: data gradients with sums, too;
@@ -110,18 +87,8 @@ def _times(request: Request, c: Candidate) -> float:
     return SLOWER if "at_once" in c.name else 1.0 if last else 2.0
 
 
-@functools.cache
 def planned(profile: Measured | None, share: float = 0.0, source: str = SOURCE) -> Plan:
-    """Within so much of what keeping everything takes beside the states; 0: without a limit."""
-    budget_bytes = 10**12
-    if share:
-        all_bytes = planned(profile).predictions.arena_bytes
-        states_bytes = sum(graph().values[state.value].type.size_bytes for state in graph().states)
-        budget_bytes = int(states_bytes + share * (all_bytes - states_bytes)) + H200.overhead_bytes
-    known = CandidateTable(graph(source), H200, PROVIDERS, profile, Rules())  # type: ignore[arg-type]
-    plan = search(known, Limits(without=frozenset({"beside"})), budget_bytes)
-    verify_plan(plan)
-    return plan
+    return planned_for(profile, source, share)
 
 
 def launches(plan: Plan) -> dict[str, list[str]]:
@@ -131,15 +98,6 @@ def launches(plan: Plan) -> dict[str, list[str]]:
         if isinstance(launch.work, Kernel) and launch.work.name in KERNELS:
             found.setdefault(launch.work.name, []).append(launch.operations[0])
     return found
-
-
-def trained(plan: Plan) -> dict[str, bytes]:
-    module = Module(plan, device="cpu")
-    random = np.random.default_rng(0)
-    for _ in range(2):
-        image = random.standard_normal((4, 3, 6, 6)).astype(np.float32)
-        module.step(image, random.integers(0, 3, 4), lr=0.05)
-    return {name: np.array(module.state(name)).tobytes() for name in module.states}
 
 
 @pytest.mark.parametrize("signs", [False, True], ids=["by output", "by signs"])
@@ -188,17 +146,17 @@ def test_elsewhere_operations_run_by_themselves(profile: Measured | None):
 def test_the_floor_counts_what_is_not_moved():
     """Where relu comes behind it, a gradient is neither written nor read."""
     with_data, without = (
-        step_floor(CandidateTable(graph(), H200, PROVIDERS, profile, Rules()))  # type: ignore[arg-type]
+        step_floor(CandidateTable(graph_of(SOURCE), H200, PROVIDERS, profile, Rules()))  # type: ignore[arg-type]
         for profile in (Measured(), Measured(data=False))
     )
     layers = [f"bottleneck{i}.{name}" for i in range(4) for name in ("narrow", "wide")]
     names = {f"{layer}.backward_data" for layer in (*layers, "bottleneck0.down", "last")}
-    made = [value for operation in graph().train if operation.name in names for value in operation.outputs]
-    saved_us = 2 * sum(graph().values[value].type.size_bytes for value in made) / BYTES_PER_US
+    made = [value for operation in graph_of(SOURCE).train if operation.name in names for value in operation.outputs]
+    saved_us = 2 * sum(graph_of(SOURCE).values[value].type.size_bytes for value in made) / BYTES_PER_US
     assert len(made) == len(names) and with_data.other_us == without.other_us
     assert without.products_us - with_data.products_us == pytest.approx(saved_us)
 
 
 def test_all_are_asked_for():
-    kinds = {need.undivided.kind for need in needs(graph(), H200, Policy.UNDIVIDED)}
+    kinds = {need.undivided.kind for need in needs(graph_of(SOURCE), H200, Policy.UNDIVIDED)}
     assert {kernel.kind for kernel in pointwise_gradients.KERNELS} - kinds == set()

@@ -11,7 +11,8 @@ from mbc.kernels.own import pointwise, pointwise_normalize, pointwise_pairs
 from mbc.optimize.needs import needs
 from mbc.options import Policy
 from mbc.plan.model import Kernel, Plan
-from tests.optimize.test_fuse_gradients import H200, SOURCE, Measured, graph, planned, trained
+from tests.optimize.planned import H200, graph_of, trained
+from tests.optimize.test_fuse_gradients import SOURCE, Measured, planned
 
 SHARE = 0.6  # of what keeping everything takes
 MAKERS = pointwise.INSIDE[0].repeats
@@ -27,7 +28,7 @@ def launched(plan: Plan) -> Counter[str]:
 
 def kept(plan: Plan) -> set[str]:
     """Layers whose results are read behind the loss."""
-    made = {value: o.name for o in graph().train if o.name in LAYERS for value in o.outputs}
+    made = {value: o.name for o in graph_of(SOURCE).train if o.name in LAYERS for value in o.outputs}
     behind = next(i for i, launch in enumerate(plan.train.launches) if "backward" in "".join(launch.operations))
     values = (plan.buffers[a.buffer].value for launch in plan.train.launches[behind:] for a in launch.accesses)
     return {made[value] for value in values if value in made}
@@ -55,6 +56,6 @@ def test_relus_output_is_made_again_along():
 
 def test_all_are_asked_for():
     """Where nothing is added to the gradient that comes back to the last block, too."""
-    steps = graph(), graph(SOURCE.replace("bottleneck(2)", "bottleneck()"))
+    steps = graph_of(SOURCE), graph_of(SOURCE.replace("bottleneck(2)", "bottleneck()"))
     kinds = {need.undivided.kind for step in steps for need in needs(step, H200, Policy.UNDIVIDED)}
     assert {kernel.kind for kernel in KERNELS} - kinds == set()

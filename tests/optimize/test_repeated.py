@@ -3,19 +3,12 @@ kernels that make it give the same bits."""
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-import numpy as np
 import pytest
 
-from mbc.device.spec import find_spec
-from mbc.frontend.lower import lower
-from mbc.frontend.parse import parse
-from mbc.ir.graph import TrainingGraph
-from mbc.ir.training import differentiate
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate, Request
 from mbc.kernels.own import pointwise_normalize
@@ -23,15 +16,10 @@ from mbc.optimize.candidates import CandidateTable, Rules
 from mbc.optimize.floor import step_floor
 from mbc.optimize.needs import needs
 from mbc.optimize.repeated import with_repeated
-from mbc.optimize.search import Limits, search
 from mbc.options import Policy
 from mbc.plan.model import Kernel, Plan
-from mbc.plan.verify import verify_plan
-from mbc.runtime.module import Module
-from mbc.source import Source
-from tests.optimize.test_fuse_gradients import is_inside
+from tests.optimize.planned import H200, graph_of, is_inside, planned_for, trained
 
-H200 = find_spec("h200")
 SOURCE = """
 network small(batch = 4, classes = 3) {
   input image[batch, 3, 6, 6] : float
@@ -49,12 +37,6 @@ KINDS = frozenset(kernel.kind for kernel in pointwise_normalize.KERNELS)
 MAKERS = ("pointwise", "pointwise_statistics")
 SLOWER = 1e4  # than what is to be planned
 BYTES_PER_US = H200.copy_gb_s * 1e3
-
-
-@functools.cache
-def graph() -> TrainingGraph:
-    lowered = lower(parse(Source("small.mbc", SOURCE)), (), None)
-    return differentiate(lowered.network, lowered.optimizer, lowered.precision)
 
 
 @dataclass(frozen=True)
@@ -88,14 +70,11 @@ class Measured:
 
 
 def table(profile: Measured | None) -> CandidateTable:
-    return CandidateTable(graph(), H200, PROVIDERS, profile, Rules())  # type: ignore[arg-type]
+    return CandidateTable(graph_of(SOURCE), H200, PROVIDERS, profile, Rules())  # type: ignore[arg-type]
 
 
-@functools.cache
 def planned(profile: Measured | None, *without: str) -> Plan:
-    plan = search(table(profile), Limits(without=frozenset({"beside", *without})), 10**12)
-    verify_plan(plan)
-    return plan
+    return planned_for(profile, SOURCE, without=("beside", *without))
 
 
 def launches(plan: Plan) -> dict[str, list[tuple[str, str]]]:
@@ -105,15 +84,6 @@ def launches(plan: Plan) -> dict[str, list[tuple[str, str]]]:
         if isinstance(launch.work, Kernel) and launch.operations:
             found.setdefault(launch.operations[0], []).append((launch.work.name, launch.operations[-1]))
     return found
-
-
-def trained(plan: Plan) -> dict[str, bytes]:
-    module = Module(plan, device="cpu")
-    random = np.random.default_rng(0)
-    for _ in range(2):
-        image = random.standard_normal((4, 3, 6, 6)).astype(np.float32)
-        module.step(image, random.integers(0, 3, 4), lr=0.05)
-    return {name: np.array(module.state(name)).tobytes() for name in module.states}
 
 
 @pytest.mark.parametrize("makers", [1.0, 2.0], ids=["made by the fastest", "made by slower ones"])
@@ -140,7 +110,7 @@ def test_without_recomputation_nothing_is_made_again():
 @pytest.mark.parametrize("layer", ["expand", "wide"])
 def test_what_is_made_again_is_not_kept(layer: str):
     plan = planned(Measured())
-    made = next(o for o in graph().train if o.name == layer).outputs[0]
+    made = next(o for o in graph_of(SOURCE).train if o.name == layer).outputs[0]
     numbers = [
         number
         for number, launch in enumerate(plan.train.launches)
@@ -167,5 +137,5 @@ def test_the_floor_takes_the_fastest_of_what_is_made_again():
 
 
 def test_all_are_asked_for():
-    kinds = {need.undivided.kind for need in needs(graph(), H200, Policy.UNDIVIDED)}
+    kinds = {need.undivided.kind for need in needs(graph_of(SOURCE), H200, Policy.UNDIVIDED)}
     assert kinds >= KINDS

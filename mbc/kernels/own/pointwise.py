@@ -1,6 +1,6 @@
 """Convolutions of one place at a step of one, in bf16 and fp16: by themselves, with the batch statistics of what they
 make, and along with the sums of batch normalisation's backward pass, which read it (`CONVOLUTION_ALONG` of
-`mbc.optimize.patterns`), with relu's output beside it or without (`BOTH_ALONG`).
+`mbc.optimize.point_patterns`), with relu's output beside it (`BOTH_ALONG`), or without writing it (`INSIDE_SUMS`).
 
 The same source makes them all, in the same order of sums: what is made again along is the same to the bit. How long
 sums take beside a product nobody can tell who has not measured it: it is estimated at what both take one after the
@@ -34,7 +34,7 @@ MOST_CHANNELS = 512
 RESULTS = 2  # tiles of results
 MOST_STAGES, MOST_BESIDE = 12, 6  # of pixels, and tiles of what is read for sums
 ENOUGH_STAGES = 6  # beside tiles for sums: more room goes to the tiles
-LEAST_STAGES, LEAST_BESIDE = 4, 2
+LEAST_STAGES, LEAST_BESIDE = 4, 2  # of the latter one where weights of two products take the room
 SHARED_BYTES = 227 * 1024  # that a block may have where warpgroups multiply
 ALIGNED_BYTES = 1008  # beside what is to begin at a multiple of 1,024
 BARRIERS_BYTES = 384  # at most
@@ -169,30 +169,38 @@ BY_ITSELF = OwnKernel(
 _WITH_STATISTICS = with_statistics(BY_ITSELF, _blocks)
 
 
-def with_more(
-    product: OwnKernel, launcher: str, behind: str, wirings: Iterable[Wiring], least_beside: int = LEAST_BESIDE
-) -> OwnKernel:
+def with_more(product: OwnKernel, launcher: str, behind: str, wirings: Iterable[Wiring]) -> OwnKernel:
     """A product, or several, and what else is made of each of their results; `behind`: those operations."""
     wired = taking(*wirings)
 
     def takes(request: Request) -> bool:
-        if not (wired(request) and all(map(product.takes, products_of(request)))):
+        products = products_of(request)
+        if not (wired(request) and all(map(product.takes, products))):
             return False
         # The signs of a pixel's filters are copied 16 bytes at once.
         by_signs = any(i.dtype is DType.UINT8 for i in _beside(request))
-        return _rings(request)[1] >= least_beside and (not by_signs or _made(request).shape[1] % FILTERS == 0)
+        enough = _rings(request)[1] >= LEAST_BESIDE // len(products)
+        return enough and (not by_signs or _made(request).shape[1] % FILTERS == 0)
 
     return replace(
         product, kind=f"{product.kind}+{behind}", reals=eps, time_us=_one_by_one_us, launcher=launcher, takes=takes
     )
 
 
-def with_sums(
-    product: OwnKernel, launcher: str, between: str, wirings: Iterable[Wiring], least_beside: int = LEAST_BESIDE
-) -> OwnKernel:
+def with_sums(product: OwnKernel, launcher: str, between: str, wirings: Iterable[Wiring]) -> OwnKernel:
     """The same of sums; `between`: the operations between."""
     behind = "+".join(filter(None, (between, "batch_normalize_sums")))
-    return replace(with_more(product, launcher, behind, wirings, least_beside), workspace=_partial_bytes, launches=2)
+    return replace(with_more(product, launcher, behind, wirings), workspace=_partial_bytes, launches=2)
+
+
+def through(added: bool, signed: bool) -> str:
+    """The operations of a gradient through relu, by its output or its signs (`signed`), of the sum of two (`added`)."""
+    return f"{'add+' if added else ''}relu_backward{'_signs' if signed else ''}"
+
+
+def normalized(added: bool, signed: bool) -> str:
+    """The same behind those that make relu's output again, of a residual sum; and its signs."""
+    return f"batch_normalize+add+relu{'+relu_signs' if signed else ''}+{through(added, signed)}"
 
 
 def normalizing(kernel: OwnKernel) -> OwnKernel:
@@ -248,13 +256,12 @@ def _of_both(added: bool, signed: bool) -> OwnKernel:
     """Accesses: image, weights, mean, variance, scale and shift if the normalisation has them (`affine`), r, the
     gradient (of two: and the second one), x, y, d, dgamma, dbeta, workspace. Reals: eps of the normalisation, and of
     the sums. y may be written over r, d over a gradient."""
-    backward = "relu_backward_signs" if signed else "relu_backward"
-    between = f"batch_normalize+add+relu{'+relu_signs' if signed else ''}{'+add' if added else ''}+{backward}"
     launcher = f"pointwise_add_relu_and_sums{'_of_two' if added else ''}{'_signed' if signed else ''}"
     wirings = (_behind_add(operands, swapped, added, signed) for operands in AFFINE for swapped in (False, True))
-    return normalizing(_along(launcher, between, wirings))
+    return normalizing(_along(launcher, normalized(added, signed), wirings))
 
 
+FORMS = tuple(product((False, True), repeat=2))  # of a sum of two gradients, and by signs, or not
 _BEHIND_RELU: tuple[tuple[str, Wiring], ...] = (
     ("relu_backward", (((0, 1), (2, 3), (6, 7, 4, 5)), (6, 7, 8, 9))),
     ("add+relu_backward", (((0, 1), (2, 3), (4, 8), (7, 9, 5, 6)), (7, 9, 10, 11))),
@@ -264,7 +271,7 @@ _BEHIND_RELU: tuple[tuple[str, Wiring], ...] = (
 ALONG = (
     _of_gradient("", (((0, 1), (5, 2, 3, 4)), (5, 6, 7))),
     *(_of_gradient(*behind) for behind in _BEHIND_RELU),
-    *(_of_both(added, signed) for added, signed in product((False, True), repeat=2)),
+    *(_of_both(*form) for form in FORMS),
 )
 INSIDE = tuple(_inside(*behind) for behind in _BEHIND_RELU)
 KERNELS = (BY_ITSELF, _WITH_STATISTICS, *ALONG, *INSIDE)

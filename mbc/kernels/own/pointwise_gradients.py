@@ -1,6 +1,6 @@
 """Gradients of the image of a convolution of one place at a step of one, in bf16 and fp16: the product of
 `mbc.kernels.own.pointwise` with weights that lie the other way. By itself, and with the sums of batch normalisation's
-backward pass that are over it (`DATA_SUMS` and `DATA_ALONG` of `mbc.optimize.patterns`).
+backward pass that are over it (`DATA_SUMS` and `DATA_ALONG` of `mbc.optimize.point_patterns`).
 
 What is called channels there are here those of the gradient that is read, and filters those of the one that is made.
 A product is rounded as if it had been stored before anything else reads it.
@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from itertools import product
 
 from mbc.kernels.own.base import OwnKernel
 from mbc.kernels.own.groups import AFFINE, Numbers, Wiring, run
-from mbc.kernels.own.pointwise import BY_ITSELF, normalizing, with_sums
+from mbc.kernels.own.pointwise import BY_ITSELF, FORMS, normalized, normalizing, through, with_sums
 
 _BY_ITSELF = replace(
     BY_ITSELF, kind="convolution_backward_data", file="pointwise_gradients.cu", launcher="pointwise_backward_data"
@@ -26,7 +25,7 @@ def _sums_of(a: int, b: int) -> tuple[tuple[Numbers], ...]:
     return ((a, b),), ((b, a),)
 
 
-def through_relu(added: bool, signed: bool, made: bool = False) -> Iterable[Wiring]:
+def _through_relu(added: bool, signed: bool, made: bool = False) -> Iterable[Wiring]:
     """Read are a gradient and weights, another gradient that is added to their product (`added`), relu's output, or its
     signs (`signed`), x, mean and variance; written the gradient through relu, and the sums. `made`: x is a product,
     too, whose image and weights are read before."""
@@ -48,7 +47,7 @@ def _of_relu(operands: int, written: bool) -> Wiring:
     return ((0, 1), run(2, operands), (z,), (y, dy), (2, d, 3, 4)), given
 
 
-def behind_add(operands: int, added: bool, signed: bool, made: bool = False) -> Iterable[Wiring]:
+def _behind_add(operands: int, added: bool, signed: bool, made: bool = False) -> Iterable[Wiring]:
     """Read are a gradient, weights, the `operands` of the normalisation, r, and another gradient (`added`); written
     relu's output, the gradient through it, and the sums. `signed`: by the signs of the output, which stay inside.
     `made`: what is normalised is a product, too, whose image and weights are read before."""
@@ -68,17 +67,17 @@ def behind_add(operands: int, added: bool, signed: bool, made: bool = False) -> 
             yield (*start, through, (x, d, mean, mean + 1)), (y, d, d + 1, d + 2)
 
 
-def _sums(added: bool, signed: bool) -> OwnKernel:
-    """`pointwise_data[_add]_relu_sums[_signed]`. Accesses: gradient, weights, [b], y or its signs, x, mean, variance;
-    d, dgamma, dbeta, workspace. Reals: eps of the sums. d may be written over b.
+def behind_relu(kernel: OwnKernel, name: str, added: bool, signed: bool, made: bool = False) -> OwnKernel:
+    """`name[_add]_relu_sums[_signed]`. Accesses: gradient, weights, [b], y or its signs, x, mean, variance; d, dgamma,
+    dbeta, workspace. If x is `made`, too, its image and weights come first instead of it. Reals: eps of the sums. d may
+    be written over b.
 
     d is the product (rounded) + b, through relu. The sums are over what is written before it is rounded, and x."""
-    between = f"{'add+' if added else ''}relu_backward{'_signs' if signed else ''}"
-    launcher = f"pointwise_data{'_add' if added else ''}_relu_sums{'_signed' if signed else ''}"
-    return with_sums(_BY_ITSELF, launcher, between, through_relu(added, signed))
+    launcher = f"{name}{'_add' if added else ''}_relu_sums{'_signed' if signed else ''}"
+    return with_sums(kernel, launcher, through(added, signed), _through_relu(added, signed, made))
 
 
-def _normalized(written: bool) -> OwnKernel:
+def _without_add(written: bool) -> OwnKernel:
     """`pointwise_data_normalize_relu[_and]_sums`. Accesses: gradient, weights, x, mean, variance, scale and shift if
     the normalisation has them (`affine`); dy, [y], dgamma, dbeta, workspace. Reals: eps of the normalisation, and of
     the sums. y may be written over x.
@@ -90,25 +89,21 @@ def _normalized(written: bool) -> OwnKernel:
     return normalizing(with_sums(_BY_ITSELF, launcher, "batch_normalize+relu+relu_backward", wirings))
 
 
-def _along(added: bool, signed: bool) -> OwnKernel:
-    """`pointwise_data_add_relu_and_sums[_of_two][_signed]`. Accesses: gradient, weights, x, mean, variance, scale and
-    shift if the normalisation has them (`affine`), r, [b]; y, d, dgamma, dbeta, workspace. Reals: eps of the
-    normalisation, and of the sums. y may be written over x or r, d over b.
+def relu_along(kernel: OwnKernel, name: str, added: bool, signed: bool, made: bool = False) -> OwnKernel:
+    """`name_add_relu_and_sums[_of_two][_signed]`. Accesses: gradient, weights, x, mean, variance, scale and shift if
+    the normalisation has them (`affine`), r, [b]; y, d, dgamma, dbeta, workspace. If x is `made`, too: as above. Reals:
+    eps of the normalisation, and of the sums. y may be written over x or r, d over b.
 
     y = relu(normalize(x) + r), d is the product (rounded) + b where y, as it is stored, lets it through. The sums are
     over what is written of d before it is rounded, and x."""
-    backward = "relu_backward_signs" if signed else "relu_backward"
-    between = f"batch_normalize+add+relu{'+relu_signs' if signed else ''}{'+add' if added else ''}+{backward}"
-    launcher = f"pointwise_data_add_relu_and_sums{'_of_two' if added else ''}{'_signed' if signed else ''}"
-    wirings = (wiring for operands in AFFINE for wiring in behind_add(operands, added, signed))
-    return normalizing(with_sums(_BY_ITSELF, launcher, between, wirings))
+    launcher = f"{name}_add_relu_and_sums{'_of_two' if added else ''}{'_signed' if signed else ''}"
+    wirings = (wiring for operands in AFFINE for wiring in _behind_add(operands, added, signed, made))
+    return with_sums(kernel, launcher, normalized(added, signed), wirings)
 
-
-_FORMS = tuple(product((False, True), repeat=2))  # of a sum of two gradients, and by signs, or not
 
 KERNELS = (
     _BY_ITSELF,
-    *(_sums(added, signed) for added, signed in _FORMS),
-    *(_normalized(written) for written in (False, True)),
-    *(_along(added, signed) for added, signed in _FORMS),
+    *(behind_relu(_BY_ITSELF, "pointwise_data", *form) for form in FORMS),
+    *(_without_add(written) for written in (False, True)),
+    *(normalizing(relu_along(_BY_ITSELF, "pointwise_data", *form)) for form in FORMS),
 )

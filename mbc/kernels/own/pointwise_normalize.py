@@ -1,6 +1,6 @@
 """The backward pass of batch normalisation over what a convolution of one place made, in bf16 and fp16: that is made
-again on the way by the product of `mbc.kernels.own.pointwise` (`MADE_INSIDE` of `mbc.optimize.patterns`), of an image
-that has fewer channels, so that there is less to read.
+again on the way by the product of `mbc.kernels.own.pointwise` (`MADE_INSIDE` of `mbc.optimize.point_patterns`), of an
+image that has fewer channels, so that there is less to read.
 """
 
 from __future__ import annotations

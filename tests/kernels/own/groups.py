@@ -19,7 +19,9 @@ from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, Update
 from mbc.ops.pooling import MaxPool
 from mbc.ops.shape import ChannelSlice
 from mbc.ops.update import AdamW, Sgd
-from mbc.optimize.patterns import (
+from mbc.optimize.pattern import Part, Pattern, Statement
+from mbc.optimize.patterns import PATTERNS, RELU_ALONG
+from mbc.optimize.point_patterns import (
     BOTH_ALONG,
     CONVOLUTION_ALONG,
     DATA_ALONG,
@@ -28,11 +30,6 @@ from mbc.optimize.patterns import (
     MADE_INSIDE,
     PAIR_ALONG,
     PAIR_SUMS,
-    PATTERNS,
-    RELU_ALONG,
-    Part,
-    Pattern,
-    Statement,
 )
 from tests.kernels.own.cases import LONG, SHAPES, Case, Operand, Shape, bytes_below, control, m, positive, w
 
@@ -209,11 +206,13 @@ POINTS: tuple[Sizes, ...] = (
     (1, 128, (1, 2), 128),
     (1, 256, (7, 19), 128),
 )
+# For launches whose product is that of others: what else they do depends on the sizes by the room that is left alone.
+BEHIND_POINTS = (POINTS[1], POINTS[-1])
 GRADIENT_POINTS: tuple[Sizes, ...] = ((2, 24, (5, 9), 136), (1, 232, (7, 19), 128))
-# Of two products: channels of the first one, of which the second has more.
-PAIR_POINTS: tuple[Sizes, ...] = ((2, 24, (5, 9), 136), (1, 64, (7, 19), 128))
+# Of two products: channels of the first one, of which the second has more. At the last there is room for four stages of
+# pixels, and for one tile beside where two values are read for sums.
+PAIR_POINTS: tuple[Sizes, ...] = ((2, 24, (5, 9), 136), (1, 200, (7, 19), 256))
 MORE_CHANNELS = 40
-INSIDE_POINTS = (POINTS[0], POINTS[3])
 
 
 def _reads_signs(pattern: Pattern) -> bool:
@@ -225,11 +224,12 @@ def _reads_signs(pattern: Pattern) -> bool:
 POINT_FORMS = tuple(
     (pattern, part, sizes)
     for patterns, all_sizes in (
-        ((*CONVOLUTION_ALONG, *BOTH_ALONG), POINTS),
+        (CONVOLUTION_ALONG[:1], POINTS),
+        ((*CONVOLUTION_ALONG[1:], *BOTH_ALONG), BEHIND_POINTS),
         ((*DATA_SUMS, *DATA_ALONG), GRADIENT_POINTS),
-        (INSIDE_SUMS, POINTS[:2]),
+        (INSIDE_SUMS, POINTS[1:2]),
         ((*PAIR_SUMS, *PAIR_ALONG), PAIR_POINTS),
-        ((*MADE_INSIDE[:2], MADE_INSIDE[-1]), INSIDE_POINTS),
+        ((*MADE_INSIDE[:2], MADE_INSIDE[-1]), POINTS[:1]),
     )
     for pattern in patterns
     for part in pattern.launches

@@ -14,7 +14,8 @@ from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import DTYPE_CODES, Request
 from mbc.ops.base import Array
 from mbc.ops.signs import CHANNELS
-from mbc.optimize.patterns import RELU_ALONG, Part, Pattern, Statement
+from mbc.optimize.pattern import Part, Pattern, Statement
+from mbc.optimize.patterns import RELU_ALONG
 from tests.kernels.own.cases import Shape
 from tests.kernels.own.groups import SAME, group
 from tests.kernels.own.launching import Library, from_bytes, launched, request_of, to_bytes

@@ -15,7 +15,8 @@ from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import DTYPE_CODES
 from mbc.kernels.own import KERNELS, pointwise
 from mbc.ops.convolution import Convolution
-from mbc.optimize.patterns import CONVOLUTION_ALONG, Part, Pattern
+from mbc.optimize.pattern import Part, Pattern
+from mbc.optimize.point_patterns import CONVOLUTION_ALONG
 from tests.kernels.own.cases import Case, w
 from tests.kernels.own.groups import POINT_FORMS, POINTS, Sizes, point_operand, points
 from tests.kernels.own.launching import (
