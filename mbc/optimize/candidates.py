@@ -75,14 +75,20 @@ class CandidateTable:
         )
 
     def of(self, graph: TrainingGraph) -> CandidateTable:
-        """The same for another graph."""
-        return CandidateTable(graph, self.device, self.providers, self.profile, self.rules, self.repeated)
+        """The same for another graph of the same mini-batch."""
+        return self._like(graph, self.repeated)
 
     def repeating(self, repeated: Mapping[str, Repeaters]) -> CandidateTable:
         """The same with convolutions that are made again."""
-        if repeated == self.repeated:
-            return self  # with all that it knows
-        return CandidateTable(self.graph, self.device, self.providers, self.profile, self.rules, repeated)
+        return self if repeated == self.repeated else self._like(self.graph, repeated)
+
+    def _like(self, graph: TrainingGraph, repeated: Mapping[str, Repeaters]) -> CandidateTable:
+        """With the same answers to equal requests."""
+        assert graph.batch == self.graph.batch
+        made = CandidateTable(graph, self.device, self.providers, self.profile, self.rules, repeated)
+        made._known, made._menus, made._divided = self._known, self._menus, self._divided
+        made._conversions = self._conversions
+        return made
 
     @property
     def whole(self) -> Rows:
