@@ -7,6 +7,8 @@ keep.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from mbc.optimize.pattern import Part, Pattern
 
 NORMALIZE = "batch_normalize(x, mean, variance, gamma?, beta?)"
@@ -18,19 +20,35 @@ BACKWARD = "dx = batch_normalize_backward(x, d, mean, variance, dgamma, dbeta, g
 _DATA = "dy = convolution_backward_data(g, w)"
 _DATA_ADDED = (_DATA.replace("dy", "a"), "dy = add(a, b)")
 _MADE = "x = convolution(image, w)"
+_ADDED: tuple[tuple[str, ...], ...] = ((), ("dy = add(a, b)",))
+_RELU_AGAIN = ((), THROUGH_RELU), ((MAKE_SIGNS,), BY_SIGNS)  # and its gradient: by output, or by signs
 _SECOND = tuple(tuple(text.replace("w)", "w2)") for text in texts) for texts in ((_DATA,), _DATA_ADDED))
+
+
+def _at_once(*texts: str, gives: str, stays: tuple[int, ...] = (), measured: bool = False) -> Pattern:
+    """One launch of everything. `stays`: numbers of the statements that it runs again."""
+    everything = range(len(texts))
+    replaces = tuple(number for number in everything if number not in stays)
+    return Pattern.of(
+        *texts, launches=(Part(tuple(everything), tuple(gives.split())),), replaces=replaces, measured=measured
+    )
+
+
+def _behind_sum(
+    products: tuple[str, ...], gradient: Sequence[str], signs: tuple[str, ...], through: str, gives: str
+) -> Pattern:
+    """`_at_once` of products, relu's output again behind a sum of two, and sums over the gradient through it. Of the
+    products only x is made again."""
+    texts = (*products, f"z = {NORMALIZE}", "s = add(z, r)", "y = relu(s)", *signs)
+    again = tuple(number for number, text in enumerate(texts) if text == _MADE or text not in products)
+    return _at_once(*texts, *gradient, through, SUMS, gives=gives, stays=again)
+
 
 # Sums over the gradient that a convolution makes, or the sum of that and another one, through relu: it is summed up
 # before it is written, or in the place of that.
 DATA_SUMS: tuple[Pattern, ...] = (
     *(
-        Pattern.of(
-            *gradient,
-            through_relu,
-            SUMS,
-            launches=(Part(tuple(range(2 + len(gradient))), ("d", "dgamma", "dbeta")),),
-            measured=True,
-        )
+        _at_once(*gradient, through_relu, SUMS, gives="d dgamma dbeta", measured=True)
         for through_relu in (THROUGH_RELU, BY_SIGNS)
         for gradient in ((_DATA,), _DATA_ADDED)
     ),
@@ -72,8 +90,8 @@ DATA_SUMS_OF_PARTS: tuple[Pattern, ...] = tuple(
 # smaller there is less to read.
 MADE_INSIDE: tuple[Pattern, ...] = (
     *(
-        Pattern.of(_MADE, last, launches=(Part((0, 1), made),), replaces=(1,), measured=True)
-        for last, made in ((SUMS, ("dgamma", "dbeta")), (BACKWARD, ("dx",)))
+        _at_once(_MADE, last, gives=made, stays=(0,), measured=True)
+        for last, made in ((SUMS, "dgamma dbeta"), (BACKWARD, "dx"))
     ),
     *(
         Pattern.of(
@@ -93,113 +111,54 @@ MADE_INSIDE: tuple[Pattern, ...] = (
 
 # The same of sums behind relu, whose gradient they write.
 INSIDE_SUMS: tuple[Pattern, ...] = tuple(
-    Pattern.of(
-        _MADE,
-        *added,
-        through_relu,
-        SUMS,
-        launches=(Part(tuple(range(3 + len(added))), ("d", "dgamma", "dbeta")),),
-        replaces=tuple(range(1, 3 + len(added))),
-        measured=True,
-    )
+    _at_once(_MADE, *added, through_relu, SUMS, gives="d dgamma dbeta", stays=(0,), measured=True)
     for through_relu in (THROUGH_RELU, BY_SIGNS)
-    for added in ((), ("dy = add(a, b)",))
+    for added in _ADDED
 )
 
 # And the gradient that comes back to them: neither is read or written.
 PAIR_SUMS: tuple[Pattern, ...] = tuple(
-    Pattern.of(
-        _MADE,
-        *gradient,
-        through_relu,
-        SUMS,
-        launches=(Part(tuple(range(3 + len(gradient))), ("d", "dgamma", "dbeta")),),
-        replaces=tuple(range(1, 3 + len(gradient))),
-        measured=True,
-    )
+    _at_once(_MADE, *gradient, through_relu, SUMS, gives="d dgamma dbeta", stays=(0,), measured=True)
     for through_relu in (THROUGH_RELU, BY_SIGNS)
     for gradient in _SECOND
 )
 
 # Sums that make again on the way what they are over: a product that takes less than reading its result.
 CONVOLUTION_ALONG: tuple[Pattern, ...] = (
-    Pattern.of(_MADE, SUMS, launches=(Part((0, 1), ("x", "dgamma", "dbeta")),), replaces=(1,)),
+    _at_once(_MADE, SUMS, gives="x dgamma dbeta", stays=(0,)),
     *(
-        Pattern.of(
-            _MADE,
-            *added,
-            through_relu,
-            SUMS,
-            launches=(Part(tuple(range(3 + len(added))), ("x", "d", "dgamma", "dbeta")),),
-            replaces=tuple(range(1, 3 + len(added))),
-        )
+        _at_once(_MADE, *added, through_relu, SUMS, gives="x d dgamma dbeta", stays=(0,))
         for through_relu in (THROUGH_RELU, BY_SIGNS)
-        for added in ((), ("dy = add(a, b)",))
+        for added in _ADDED
     ),
 )
 
 # Both, where either would be: relu's output is made of what the convolution makes, which nobody has to read then.
 BOTH_ALONG: tuple[Pattern, ...] = tuple(
-    Pattern.of(
-        _MADE,
-        f"z = {NORMALIZE}",
-        "s = add(z, r)",
-        "y = relu(s)",
-        *signs,
-        *added,
-        through_relu,
-        SUMS,
-        launches=(Part(tuple(range(6 + len(signs + added))), ("x", "y", "d", "dgamma", "dbeta")),),
-        replaces=tuple(range(4 + len(signs), 6 + len(signs + added))),
-    )
-    for signs, through_relu in (((), THROUGH_RELU), ((MAKE_SIGNS,), BY_SIGNS))
-    for added in ((), ("dy = add(a, b)",))
+    _behind_sum((_MADE,), added, *relu, gives="x y d dgamma dbeta") for relu in _RELU_AGAIN for added in _ADDED
 )
 
 # relu's output along with the sums of `DATA_SUMS`.
 DATA_ALONG: tuple[Pattern, ...] = (
-    Pattern.of(
+    _at_once(
         _DATA,
         f"z = {NORMALIZE}",
         "y = relu(z)",
         THROUGH_RELU,
         SUMS,
-        launches=(Part((0, 1, 2, 3, 4), ("dy", "y", "dgamma", "dbeta")),),
-        replaces=(0, 3, 4),
+        gives="dy y dgamma dbeta",
+        stays=(1, 2),
     ),
     *(
-        Pattern.of(
-            gradient[0],
-            f"z = {NORMALIZE}",
-            "s = add(z, r)",
-            "y = relu(s)",
-            *signs,
-            *gradient[1:],
-            through_relu,
-            SUMS,
-            launches=(Part(tuple(range(5 + len(signs + gradient))), ("y", "d", "dgamma", "dbeta")),),
-            replaces=(0, *range(4 + len(signs), 5 + len(signs + gradient))),
-        )
-        for signs, through_relu in (((), THROUGH_RELU), ((MAKE_SIGNS,), BY_SIGNS))
-        for gradient in ((_DATA,), _DATA_ADDED)
+        _behind_sum((first,), others, *relu, gives="y d dgamma dbeta")
+        for relu in _RELU_AGAIN
+        for first, *others in ((_DATA,), _DATA_ADDED)
     ),
 )
 
 # The same of `PAIR_SUMS`.
 PAIR_ALONG: tuple[Pattern, ...] = tuple(
-    Pattern.of(
-        _MADE,
-        gradient[0],
-        f"z = {NORMALIZE}",
-        "s = add(z, r)",
-        "y = relu(s)",
-        *signs,
-        *gradient[1:],
-        through_relu,
-        SUMS,
-        launches=(Part(tuple(range(6 + len(signs + gradient))), ("y", "d", "dgamma", "dbeta")),),
-        replaces=(1, *range(5 + len(signs), 6 + len(signs + gradient))),
-    )
-    for signs, through_relu in (((), THROUGH_RELU), ((MAKE_SIGNS,), BY_SIGNS))
-    for gradient in _SECOND
+    _behind_sum((_MADE, first), others, *relu, gives="y d dgamma dbeta")
+    for relu in _RELU_AGAIN
+    for first, *others in _SECOND
 )
