@@ -70,9 +70,8 @@ class CandidateTable:
 
     def without_determinism(self) -> CandidateTable:
         """The same table with kernels that give other bits in each run: what `deterministic = true` costs."""
-        return CandidateTable(
-            self.graph, self.device, self.providers, self.profile, replace(self.rules, deterministic=False)
-        )
+        rules = replace(self.rules, deterministic=False)
+        return CandidateTable(self.graph, self.device, self.providers, self.profile, rules, self.repeated)
 
     def of(self, graph: TrainingGraph) -> CandidateTable:
         """The same for another graph of the same mini-batch."""

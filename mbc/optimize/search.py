@@ -109,7 +109,7 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
     if placed.arena_bytes + overhead_bytes > budget_bytes:
         raise not_found(table, floor + usual, placed.arena_bytes, overhead_bytes, budget_bytes)
     check_host(placed, limits.host_bytes, table.graph.name)
-    any_us = choose(table.without_determinism(), {}).train_us if table.rules.deterministic else 0.0
+    any_us = Form.of(table.without_determinism()).unlimited.train_us if table.rules.deterministic else 0.0
     least_us = within_us(table, means, room_bytes, unlimited.train_us)
     chain_us = beside_us(table, draft.train, draft.buffers, unlimited.train_us)
     bounds = Bounds(floor, floor_operation.name, placed.live_bytes, unlimited.train_us, any_us, least_us, chain_us)

@@ -16,6 +16,7 @@ from mbc.optimize.candidates import CandidateTable, Rules
 from mbc.optimize.floor import step_floor
 from mbc.optimize.needs import needs
 from mbc.optimize.repeated import with_repeated
+from mbc.optimize.search import Limits, search
 from mbc.options import Policy
 from mbc.plan.model import Kernel, Plan
 from tests.optimize.planned import H200, graph_of, is_inside, planned_for, trained
@@ -134,6 +135,13 @@ def test_the_floor_takes_the_fastest_of_what_is_made_again():
     slower = table(Measured(makers=2.0))
     assert with_repeated(slower) is not slower
     assert step_floor(with_repeated(slower)).products_us <= step_floor(slower).products_us
+
+
+def test_what_determinism_costs_is_told_by_the_same_groups():
+    known = replace(table(Measured()), rules=Rules(deterministic=True))
+    plan = search(known, Limits(without=frozenset({"beside"})), 10**12)
+    assert launches(plan) == launches(planned(Measured()))
+    assert 0 < plan.bounds.nondeterministic_us <= plan.predictions.train_us * (1 + 1e-9)
 
 
 def test_all_are_asked_for():
