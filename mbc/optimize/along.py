@@ -209,7 +209,7 @@ def along_runs(table: CandidateTable, draft: Draft, runs: Sequence[Run], program
     def run_along(along: Along, made_by: Sequence[int], sums: int, least_us: float) -> AlongRun | None:
         """If it takes less than the first value by itself."""
         run = _run_along(table, draft, along, [runs[maker] for maker in made_by], sums, runs[sums], least_us)
-        return run if run is not None and run.more_us < runs[made_by[0]].time_us else None
+        return run if run is not None and run.more_us < runs[made_by[0]].again_us else None
 
     found: dict[tuple[int, int], AlongRun] = {}
     for along, made_by, sums in places:

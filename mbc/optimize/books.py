@@ -105,7 +105,7 @@ class Books:
         there will be."""
         along = self._along.get((run, position))
         found = along.beside(self._again, beside) if along else None
-        return found.more_us if found else self.runs[run].time_us
+        return found.more_us if found else self.runs[run].again_us
 
     def read_by(self, run: int, position: int) -> Sequence[int]:
         """What has to be there where a run is repeated just before another, or along with what stands there."""

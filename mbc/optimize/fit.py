@@ -61,15 +61,16 @@ def fit(problem: Problem, means: Means, known_us: float = math.inf) -> Fitted:
         return fitted
 
     if problem.programs is not None:
-        with_host = tried(means)
+        whole_bytes, _ = floor_bytes(table)
+        with_host = tried(means) if whole_bytes <= room_bytes or not means.split else None
         # What goes to the host is chosen before it is known what copies make kernels wait for.
         if means.recompute and with_host is not None and with_host.copies and not _is_good(problem, with_host):
             # Not given up early for what the other one takes.
             alone = _fit(problem, replace(means, offload=0.0), known_us)
             found += [alone] if alone is not None else []
-        # Where groups fit in strips only, operations by themselves are as good (VGG-16, batch 448, in 12 GB).
-        if problem.holds(problem.best(found)):
-            _in_strips(problem, means, found, tried)
+        _in_strips(problem, means, found, tried)
+        if not found:
+            tried(means)
         return problem.best(found)
     whole_bytes, _ = floor_bytes(table, means.host_bytes if means.offload > 0 else 0)
     moved_bytes = _movable_bytes(table, means)
@@ -197,7 +198,7 @@ def _keep_all(problem: Problem, means: Means) -> Fitted:
     smallest: Fitted | None = None
     for _ in range(MOST_ROUNDS):
         choices = problem.choose(limits)
-        draft = take_over(table.graph, ordered(table, choices, means), (*choices.train, *choices.infer))
+        draft = take_over(table.graph, ordered(table, choices, means, room_bytes), (*choices.train, *choices.infer))
         free = free_bytes(draft, room_bytes - spared_bytes)
         hopeless = min(free.values()) < 0
         if hopeless and smallest is not None:

@@ -16,6 +16,7 @@ from mbc.optimize.homes import at_host, persistent_bytes, states_of
 from mbc.optimize.lifetimes import blocks, live_bytes
 from mbc.optimize.meet import meet
 from mbc.optimize.order import Draft, order
+from mbc.optimize.pieces import within
 from mbc.optimize.reside import Means
 from mbc.optimize.strips import interleaved
 from mbc.optimize.synchronise import synchronise
@@ -79,11 +80,13 @@ class Fitted:
         return meet(program, contention(program, table.graph, buffers, table.device))
 
 
-def ordered(table: CandidateTable, choices: Choices, means: Means) -> Draft:
-    """The launches as they are chosen, in strips and with states at the host where `means` says so."""
+def ordered(table: CandidateTable, choices: Choices, means: Means, room_bytes: int) -> Draft:
+    """The launches as they are chosen, in strips and with states at the host where `means` says so, in pieces where
+    whole ones would hold much of the room."""
     draft = order(table, choices)
     if means.division is not None:
         draft = interleaved(table, draft, (*choices.train, *choices.infer), means.division)
+    draft = within(draft, room_bytes, {operation.name: operation for operation in table.graph.train}, table.device)
     states = states_of(table.graph, draft, means.states_bytes, means.host_bytes)
     if not states:
         return draft

@@ -1,7 +1,7 @@
 """Launches that stand for many operations in pieces, each as early as what it reads is there.
 
 One launch that updates all parameters waits for the last gradient, and one that casts them all comes before the first
-layer. In pieces most of them can run beside the launches in between.
+layer. In pieces most of them can run beside the launches in between, and gradients need not wait for the last one.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from mbc.plan.model import Access, Buffer, Kernel, Launch, Mode
 
 PIECES = (2, 4, 8)  # that are tried
 LEAST_US = 10.0  # of a launch, for it to be worth it
+# Within a room: what a launch holds until it runs is no more than this part of it, in so many pieces at most.
+HELD_PART, MOST_PIECES = 1 / 200, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +44,32 @@ def divisible_us(draft: Draft, operations: Mapping[str, Operation]) -> float:
 def in_pieces(draft: Draft, count: int, operations: Mapping[str, Operation], device: DeviceSpec) -> Draft:
     """The training program with every launch that may be in up to `count` pieces of about the same bytes, whole where
     it has too few operations. `operations` by name."""
+    divisible = (i for i, launch in enumerate(draft.train.launches) if _divides(launch, operations))
+    return _in_pieces(draft, dict.fromkeys(divisible, count), operations, device)
+
+
+def within(draft: Draft, room_bytes: int, operations: Mapping[str, Operation], device: DeviceSpec) -> Draft:
+    """The training program with those launches in pieces that hold much of the room until the last of what they read is
+    there."""
+    persistent = frozenset(draft.persistent)
+    counts: dict[int, int] = {}
+    for i, launch in enumerate(draft.train.launches):
+        if _divides(launch, operations):
+            read = {a.buffer for a in launch.accesses if a.mode is Mode.READ} - persistent
+            held_bytes = sum(draft.buffers[buffer].size_bytes for buffer in read)
+            counts[i] = min(MOST_PIECES, max(1, int(held_bytes / (HELD_PART * room_bytes))))
+    return _in_pieces(draft, counts, operations, device)
+
+
+def _in_pieces(
+    draft: Draft, counts: Mapping[int, int], operations: Mapping[str, Operation], device: DeviceSpec
+) -> Draft:
     launches = draft.train.launches
     owner = owners(draft.buffers)
     before: dict[int, list[Launch]] = {}  # by the place in front of which they come
     stays = set(range(len(launches)))
-    for i, launch in enumerate(launches):
-        if not _divides(launch, operations):
-            continue
+    for i, count in counts.items():
+        launch = launches[i]
         accesses = _by_value(launch, operations, draft.buffers)
         pieces = _cut(_members(i, accesses, launches, draft.buffers, owner, operations), count)
         if len(pieces) == 1:

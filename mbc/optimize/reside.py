@@ -97,6 +97,7 @@ def reside(
     start: Resided | None = None,
     points: Points | None = None,
     along: AlongRuns | None = None,
+    runs: Sequence[Run] = (),
 ) -> Resided:
     """The draft as it fits the room, or as little over it as was found. `draft` must not alias but by updates.
 
@@ -104,8 +105,10 @@ def reside(
     times the runs of the program. `start`: what was found for the same draft and as much room or more, to go on from.
     `points`: bytes of workspace and time of the other ways to run operations that are launched together, by their
     names. `along`: what can be made again along with other runs, whose operations are among `groups`.
+    `runs`: of the training program, where some are repeated by other launches.
     """
-    chooser = Chooser(graph, draft, link, means, room_bytes, known_us, groups, points or {}, along or {})
+    runs = tuple(runs) or runs_of(graph, draft, draft.train)
+    chooser = Chooser(graph, draft, link, means, room_bytes, known_us, groups, points or {}, along or {}, runs)
     found = chooser.run(work, start)
     return replace(found, draft=in_launch_order(found.draft))
 
@@ -125,6 +128,7 @@ class Chooser:
         groups: Sequence[Operation],
         points: Points,
         along: AlongRuns,
+        runs: Sequence[Run],
     ) -> None:
         self._graph = graph
         self._groups = groups
@@ -132,7 +136,7 @@ class Chooser:
         self._link = link
         self._means = means
         self._room_bytes = room_bytes
-        self.runs: tuple[Run, ...] = runs_of(graph, draft, draft.train)
+        self.runs = runs
         self._small_bytes = int(room_bytes * SMALL_PART)
         self._in_place = tuple(in_place(graph, draft, self.runs, groups))
         self._along = along

@@ -131,9 +131,12 @@ class _Writer:
     def run(self, run: Run, position: int, again: Sequence[int] | None) -> None:
         """The launches of a run; `again`: as a repetition of which these outputs are wanted."""
         moved: dict[int, int] = {}
+        launches, made = self._draft.train.launches[run.start : run.stop], run.writes
         if again is not None:
-            moved = {buffer: self._new(replace(self._draft.buffers[buffer], alias=None)) for buffer in run.writes}
-        for launch in self._draft.train.launches[run.start : run.stop]:
+            if run.repeat is not None and list(again) == [run.repeat.accesses[-1].buffer]:
+                launches, made = (run.repeat,), tuple(again)
+            moved = {buffer: self._new(replace(self._draft.buffers[buffer], alias=None)) for buffer in made}
+        for launch in launches:
             self._add(self._renamed(launch, moved, again is not None), position)
         if again is not None:
             self._now |= {buffer: moved[buffer] for buffer in again}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from mbc.ir.graph import TrainingGraph
 from mbc.ops import KINDS
 from mbc.optimize.order import Draft
-from mbc.plan.model import Copy, Mode, Program, Stream
+from mbc.plan.model import Copy, Launch, Mode, Program, Stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,8 @@ class Run:
     """Launches [start, stop) of a program, which make `writes` of `reads`. Workspaces are in neither, nor are
     micro-batches of values that are handed on within a strip.
 
-    `again`: whether running it twice gives the same bits and changes nothing else.
+    `again`: whether running it twice gives the same bits and changes nothing else. `repeat`: what is then launched to
+    make that of `writes` which is large, its last operand; None: its own launches.
     """
 
     start: int
@@ -28,6 +29,12 @@ class Run:
     writes: tuple[int, ...]
     time_us: float
     again: bool
+    repeat: Launch | None = None
+
+    @property
+    def again_us(self) -> float:
+        """What it takes to be repeated."""
+        return self.time_us if self.repeat is None else self.repeat.work.time_us
 
 
 def runs_of(graph: TrainingGraph, draft: Draft, program: Program) -> tuple[Run, ...]:

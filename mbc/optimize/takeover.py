@@ -24,7 +24,7 @@ def take_over(graph: TrainingGraph, draft: Draft, groups: Iterable[Operation] = 
         for launch in program.launches:
             if not launch.operations:
                 continue
-            for old, new in _pairs(operations[launch.operations], launch):
+            for old, new in _pairs(operations.get(launch.operations), launch):
                 read_once = [a.buffer for a in launch.accesses].count(old) == 1
                 dies_here = last_touch[old] == last_write[new]
                 if read_once and dies_here and old not in taken and _same_bytes(buffers[old], buffers[new]):
@@ -44,15 +44,18 @@ def in_place(
         if launch.operations:
             buffers = [a.buffer for a in launch.accesses]
             written: set[int] = set()
-            for old, new in _pairs(operations[launch.operations], launch):
+            for old, new in _pairs(operations.get(launch.operations), launch):
                 same = _same_bytes(draft.buffers[old], draft.buffers[new])
                 if same and new not in written and buffers.count(old) == 1:
                     written.add(new)
                     yield i, old
 
 
-def _pairs(operation: Operation, launch: Launch) -> Iterator[tuple[int, int]]:
-    """What a launch may write over, and what it writes there."""
+def _pairs(operation: Operation | None, launch: Launch) -> Iterator[tuple[int, int]]:
+    """What a launch may write over, and what it writes there. None: a piece of a launch (`mbc.optimize.pieces`), which
+    writes over its states only."""
+    if operation is None:
+        return
     count = len(operation.inputs)
     for output, source in kind_of(operation).in_place:
         if source < count and output < len(operation.outputs):

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from mbc.ops.fused import kind_of, names_of
 from mbc.optimize.addresses import assign_addresses
 from mbc.optimize.along import along_runs, alongs_of, readers_late
+from mbc.optimize.bare import repeated_bare
 from mbc.optimize.choose import Choices
 from mbc.optimize.fitted import Fitted, Problem, ordered
 from mbc.optimize.lifetimes import aligned
@@ -152,7 +153,7 @@ def _ways(problem: Problem, means: Means, known_us: float, late: bool) -> list[_
         known.add(points)
         if late:
             choices = readers_late(table, choices)
-        draft = ordered(table, choices, means)
+        draft = ordered(table, choices, means, room_bytes)
         found.append(_way(problem, draft, choices, means, divided, room_bytes, best_us))
         left -= len(choices.operations)
         better = found[-1].resided.live_bytes <= room_bytes and found[-1].time_us < best_us
@@ -195,11 +196,12 @@ def _way(
     at_home = (draft.buffers[b] for b in draft.persistent)
     taken_bytes = sum(aligned(buffer.size_bytes) for buffer in at_home if buffer.space is Space.HOST)
     left = replace(means, host_bytes=means.host_bytes - taken_bytes)
-    along = along_runs(table, draft, runs_of(table.graph, draft, draft.train), choices.train)
+    runs = repeated_bare(table, draft, runs_of(table.graph, draft, draft.train), choices.train)
+    along = along_runs(table, draft, runs, choices.train)
     groups = (*choices.train, *choices.infer, *(found.operation for found in alongs_of(table)))
     points = _points(problem, choices, divided)
     link = table.device.host_link
-    resided = reside(table.graph, draft, link, left, room_bytes, known_us, groups, work, start, points, along)
+    resided = reside(table.graph, draft, link, left, room_bytes, known_us, groups, work, start, points, along, runs)
     quickly = Fitted(resided.draft, assign_addresses(resided.draft, thorough=False), table)
     return _Way(draft, quickly.step_us + resided.leaner_us, resided, choices, means, divided)
 

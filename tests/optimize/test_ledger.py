@@ -11,7 +11,7 @@ import pytest
 from mbc.optimize.books import Leaner
 from mbc.optimize.passing import passing_bytes
 from mbc.optimize.reside import Chooser
-from mbc.optimize.runs import Run
+from mbc.optimize.runs import Run, runs_of
 from tests.optimize.test_improve import network
 from tests.optimize.test_reside import RECOMPUTE
 
@@ -21,7 +21,8 @@ DECISIONS = 12
 
 def chooser(seed: int) -> Chooser:
     made, draft = network(seed)
-    return Chooser(made.graph, draft, made.device.host_link, RECOMPUTE, 0, float("inf"), (), {}, {})
+    runs = runs_of(made.graph, draft, draft.train)
+    return Chooser(made.graph, draft, made.device.host_link, RECOMPUTE, 0, float("inf"), (), {}, {}, runs)
 
 
 def decide(found: Chooser, rng: random.Random) -> None:

@@ -17,7 +17,8 @@ SEEDS = range(4)
 
 def chooser(seed: int) -> Chooser:
     made, draft = network(seed)
-    return Chooser(made.graph, draft, made.device.host_link, RECOMPUTE, 0, float("inf"), (), {}, {})
+    runs = runs_of(made.graph, draft, draft.train)
+    return Chooser(made.graph, draft, made.device.host_link, RECOMPUTE, 0, float("inf"), (), {}, {}, runs)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -156,6 +156,12 @@ def repeats(name: str, other: str) -> bool:
     return known is None or not known.repeats or other in known.repeats
 
 
+def bare(name: str) -> str:
+    """The kernel that makes without statistics what the kernel `name` makes with them, to the bit; empty: none."""
+    known = KERNELS.get(name)
+    return known.bare if known else ""
+
+
 def _able(device: DeviceSpec, kernel: OwnKernel) -> bool:
     return (
         (device.has_bf16 or not kernel.tensor_cores)

@@ -163,6 +163,7 @@ class OwnKernel:
     warpgroups  whether it needs tensor cores that warpgroups start
     aligned     whether operands have to begin at multiples of 16 bytes, as whole buffers of a plan do
     repeats     of a group that makes again what was made: by which kernels, where not all give the same bits
+    bare        of a group that leaves statistics of what it makes: the kernel that makes only that, to the bit
     edition     one more when the kernel was rewritten: what was measured of another edition does not count
     """
 
@@ -185,6 +186,7 @@ class OwnKernel:
     warpgroups: bool = False
     aligned: bool = False
     repeats: tuple[str, ...] = ()
+    bare: str = ""
     edition: int = 1
 
     @property

@@ -166,7 +166,7 @@ BY_ITSELF = OwnKernel(
 )
 
 
-_WITH_STATISTICS = with_statistics(BY_ITSELF, _blocks)
+_WITH_STATISTICS = replace(with_statistics(BY_ITSELF, _blocks), bare=BY_ITSELF.name)
 
 
 def with_more(product: OwnKernel, launcher: str, behind: str, wirings: Iterable[Wiring]) -> OwnKernel:
