@@ -42,12 +42,14 @@ def choose(
     limits: Mapping[str, int],
     rows: Mapping[str, int] | None = None,
     programs: Programs | None = None,
+    gathered: bool = True,
 ) -> Choices:
     """The fastest training step, and the fastest inference with the states as the step leaves them.
 
     `limits`: workspace of operations by name, in bytes; one that is not named may take what it likes, and one that has
     nothing within its limit takes what needs least. `rows`: of the micro-batches of operations that are divided so and
-    not otherwise. `programs`: what runs as a group, where groups are wanted; small operations are then gathered, too.
+    not otherwise. `programs`: what runs as a group, where groups are wanted; small operations are then gathered, too,
+    if they are to be (`gathered`).
     Raises MBC200 or MBC202 where an operation has no candidate at all.
     """
     graph = table.graph
@@ -57,11 +59,12 @@ def choose(
         (o.name, o.outputs, min(limits.get(o.name, _NO_LIMIT), _NO_LIMIT), divided.get(o.name))
         for o in (*chosen.train, *chosen.infer)
     )
-    asked = limited, programs is not None
+    gathered = gathered and programs is not None
+    asked = limited, gathered
     known = table.chosen.get(asked)
     if known is None:
         known = _choose(table, chosen, limits, divided)
-        known = table.chosen[asked] = known if programs is None else _gathered(table, known)
+        known = table.chosen[asked] = _gathered(table, known) if gathered else known
     return known
 
 

@@ -47,7 +47,7 @@ def fit(problem: Problem, means: Means, known_us: float = math.inf) -> Fitted:
     is of no use.
 
     The states of the optimizer go to the host where they are much of the room, and something else does not fit beside
-    them or takes long to. Those of a step with groups stay.
+    them or takes long to.
     """
     table, room_bytes = problem.table, problem.room_bytes
     found: list[Fitted] = []
@@ -55,30 +55,24 @@ def fit(problem: Problem, means: Means, known_us: float = math.inf) -> Fitted:
 
     def tried(here: Means) -> Fitted | None:
         looked_at.add(here)
-        fitted = _fit(problem, here, min(known_us, _least_us(problem, found)))
+        asked = problem.apart if here.states_bytes else problem
+        fitted = _fit(asked, here, min(known_us, _least_us(problem, found)))
         if fitted is not None:
             found.append(fitted)
         return fitted
 
-    if problem.programs is not None:
-        whole_bytes, _ = floor_bytes(table)
-        with_host = tried(means) if whole_bytes <= room_bytes or not means.split else None
-        # What goes to the host is chosen before it is known what copies make kernels wait for.
-        if means.recompute and with_host is not None and with_host.copies and not _is_good(problem, with_host):
-            # Not given up early for what the other one takes.
-            alone = _fit(problem, replace(means, offload=0.0), known_us)
-            found += [alone] if alone is not None else []
-        _in_strips(problem, means, found, tried)
-        if not found:
-            tried(means)
-        return problem.best(found)
     whole_bytes, _ = floor_bytes(table, means.host_bytes if means.offload > 0 else 0)
     moved_bytes = _movable_bytes(table, means)
     if moved_bytes > CROWDED * room_bytes:
         tried(replace(means, states_bytes=moved_bytes, lead=LONG_LEAD))  # beside them little room is left
     stay_bytes, _ = floor_bytes(table, split=means.split)
     if (stay_bytes <= room_bytes or not found) and (whole_bytes <= room_bytes or not means.split):
-        tried(means)
+        with_host = tried(means)
+        # What goes to the host is chosen before it is known what copies make kernels wait for.
+        if means.recompute and with_host is not None and with_host.copies and not _is_good(problem, with_host):
+            # Not given up early for what the other one takes.
+            alone = _fit(problem, replace(means, offload=0.0), known_us)
+            found += [alone] if alone is not None else []
     best = _in_strips(problem, means, found, tried)
     if not found:  # what is known may have ruled out all that is handed on in micro-batches
         tried(means)

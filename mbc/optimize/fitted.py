@@ -28,16 +28,23 @@ UNLIMITED_BYTES = 1 << 62
 @dataclass(frozen=True, slots=True)
 class Problem:
     """A step and the room it has. `most`: workspace of operations by name, whatever is free. `programs`: what runs as a
-    group; None where operations run by themselves."""
+    group; None where operations run by themselves. `gathered`: whether one launch updates many parameters; only where
+    none does may the optimizer's states go to the host."""
 
     table: CandidateTable
     most: Mapping[str, int]
     room_bytes: int
     programs: Programs | None = None
+    gathered: bool = True
+
+    @property
+    def apart(self) -> Problem:
+        """The same step with a launch for every update."""
+        return replace(self, gathered=False)
 
     def choose(self, limits: Mapping[str, int], rows: Mapping[str, int] | None = None) -> Choices:
         """`mbc.optimize.choose.choose` of this step."""
-        return choose(self.table, limits, rows, self.programs)
+        return choose(self.table, limits, rows, self.programs, self.gathered)
 
     @property
     def fastest_us(self) -> float:

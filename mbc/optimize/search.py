@@ -36,9 +36,6 @@ MOST_REFITS, REFIT_MARGIN = 3, 1.25
 # Parts of the room that are tried, too, where a step takes so many times what it does without a limit and is not long.
 OTHER_ROOMS = (0.995, 0.99)
 WORTH_OTHER_ROOMS, OTHER_ROOMS_LAUNCHES = 1.25, 2000
-# Where groups fit the room in so many times what operations by themselves take without a limit, those are not fitted,
-# too: they would win that part at most.
-WORTH_ALONE = 1.05
 # Within a budget signs of relu win less than without one: where that is less than such a part, they are not tried where
 # the step takes so many times what it could.
 WORTH_SIGNS = 1.01
@@ -146,20 +143,16 @@ def _faster(forms: Sequence[Form], limits: Limits, means: Means, room_bytes: int
 
 
 def _fitted(table: CandidateTable, limits: Limits, means: Means, room_bytes: int, known_us: float = math.inf) -> Fitted:
-    """The faster of a step with groups of operations and, where that could be much better, one without: only with
-    operations by themselves the optimizer's states go to the host. What takes no less than `known_us` is of no use."""
+    """A step with groups of operations; where there are none, or it was not found to fit, one without. What takes no
+    less than `known_us` is of no use."""
     graph, groups = table.graph, fuse(table, limits.operation_bytes)
-    alone = Problem(table, _most(table, limits, plain(graph)), room_bytes)
     together = Problem(table, _most(table, limits, groups), room_bytes, groups)
+    alone = Problem(table, _most(table, limits, plain(graph)), room_bytes)
     chosen = together.choose(together.most)
-    # Of a step with groups the optimizer's states stay in the arena.
-    hopeless = floor_bytes(table, 0, means.split)[0] > room_bytes
-    if hopeless or (chosen.train, chosen.infer) == (graph.train, graph.infer):
+    if (chosen.train, chosen.infer) == (graph.train, graph.infer):
         return fit(alone, means, known_us)
     found = fit(together, means, known_us)
-    if together.holds(found) and found.step_us <= WORTH_ALONE * alone.fastest_us:
-        return found
-    return alone.best((found, fit(alone, means, known_us)))
+    return found if together.holds(found) else alone.best((found, fit(alone, means, known_us)))
 
 
 def _beside(alone: Fitted, room_bytes: int) -> Fitted:

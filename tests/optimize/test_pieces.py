@@ -15,9 +15,9 @@ from mbc.optimize.choose import choose
 from mbc.optimize.fuse import fuse
 from mbc.optimize.gather import is_gathered
 from mbc.optimize.order import Draft, order
-from mbc.optimize.pieces import in_pieces
+from mbc.optimize.pieces import in_pieces, within
 from mbc.optimize.takeover import take_over
-from mbc.plan.model import Launch
+from mbc.plan.model import Launch, Mode
 from mbc.plan.verify import verify_plan
 from mbc.runtime.transfers import Transfers
 from tests.optimize.planned import Favouring, kept_plan, plan_of, table
@@ -111,3 +111,25 @@ def test_an_update_comes_when_its_gradient_is_there(monkeypatch: pytest.MonkeyPa
         if any("backward_filter" in by_name[name].kind for name in launch.operations)
     )
     assert len(places) > 1 and places[0] < backward < places[-1]
+
+
+def test_within_a_room_an_update_waits_for_no_more_than_it_may_hold(monkeypatch: pytest.MonkeyPatch):
+    """What a piece reads is a part of the room at most, or belongs to two operations: one alone is no group."""
+    monkeypatch.setattr(pieces, "LEAST_US", 0.0)
+    draft, by_name = whole("residual", "bf16"), operations("residual", "bf16")
+    device = table("residual", "bf16").device
+
+    def held(draft: Draft) -> list[int]:
+        return [
+            sum(draft.buffers[a.buffer].size_bytes for a in launch.accesses if a.mode is Mode.READ)
+            - sum(draft.buffers[b].size_bytes for b in {a.buffer for a in launch.accesses} & set(draft.persistent))
+            for launch in draft.train.launches
+            if launch.operations and by_name[launch.operations[0]].kind == "sgd_update"
+        ]
+
+    (all_bytes,) = held(draft)
+    plenty = int(all_bytes / pieces.HELD_PART) + 1
+    assert within(draft, plenty, by_name, device) == draft
+    tight = within(draft, plenty // 4, by_name, device)
+    assert len(held(tight)) > 1 and max(held(tight)) < all_bytes
+    verify_plan(plan_of(kept_plan("residual", "bf16"), tight))

@@ -1,0 +1,51 @@
+"""A convolution that leaves statistics is made again without them: by the kernel that gives the same bits, in less
+time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mbc.kernels.base import Candidate, Request
+from mbc.kernels.own import KERNELS, bare
+from mbc.plan.model import Kernel, Plan
+from tests.optimize.planned import planned_for, trained
+from tests.optimize.test_along_products import ALONG, SHARE, SLOWER, SOURCE, Measured
+
+ALONE = ("beside", "offload")
+
+
+@dataclass(frozen=True)
+class Summing(Measured):
+    """Where statistics on the way out are fast, and nothing is made along with sums. `alone`: what the convolution
+    takes of what it does with statistics."""
+
+    alone: float = 0.9
+
+    def _time_us(self, request: Request, c: Candidate) -> float:
+        moved_us = sum(t.size_bytes for t in (*request.inputs, *request.outputs)) / 1e3
+        if c.name in map(bare, KERNELS):
+            return self.alone * moved_us
+        if c.name in ALONG:
+            return SLOWER * moved_us
+        return moved_us if bare(c.name) else super()._time_us(request, c)
+
+
+def again(plan: Plan) -> list[tuple[str, str]]:
+    """Of what is made by a kernel that leaves statistics, and again: both kernels."""
+    makers: dict[str, list[str]] = {}
+    for launch in plan.train.launches:
+        if isinstance(launch.work, Kernel) and launch.operations:
+            makers.setdefault(launch.operations[0], []).append(launch.work.name)
+    return [(first, name) for first, *others in makers.values() if bare(first) for name in others]
+
+
+def test_made_again_without_statistics_with_the_same_bits():
+    plan = planned_for(Summing(), SOURCE, SHARE, ALONE)
+    assert again(plan) and all(name == bare(first) for first, name in again(plan))
+    assert plan.bounds.within_us <= plan.predictions.train_us
+    assert trained(plan) == trained(planned_for(Summing(), SOURCE, 0.0, ALONE))
+
+
+def test_with_them_where_that_takes_no_longer():
+    plan = planned_for(Summing(alone=1.1), SOURCE, SHARE, ALONE)
+    assert again(plan) and all(name == first for first, name in again(plan))
