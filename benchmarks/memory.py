@@ -23,11 +23,20 @@ TIMEOUT_S = 400.0
 WITHIN_BYTES = 50_000_000
 
 
+def used_bytes() -> int:
+    """Memory in use on the first GPU, by all processes, as NVML sees it: no context is needed, and contexts count."""
+    from mbc.runtime import nvml
+    from mbc.runtime.driver import open_driver
+
+    used = nvml.used_bytes(open_driver().Device(0).pci_bus_id())
+    if used is None:
+        raise RuntimeError("NVML does not say how much of the GPU's memory is in use")
+    return used
+
+
 def run(name: str, settings: list[list[str]]) -> dict[str, Any]:
     """Build and run one example in this process."""
     from modules import build, example, open_module, random_inputs
-
-    from mbc.device.overhead import Meter
 
     job = example(name, *((key, value) for key, value in settings))
     network = job.lowered().network
@@ -36,16 +45,15 @@ def run(name: str, settings: list[list[str]]) -> dict[str, Any]:
         built = build(job, Path(folder) / "package")
         if built.failed:
             raise RuntimeError(built.failed)
-        meter = Meter()
-        before = meter.used_bytes()
+        before = used_bytes()
         module = open_module(built.folder, "cuda", canaries=True)
-        opened = meter.used_bytes()
+        opened = used_bytes()
         for _ in range(2):
             loss = float(module.step(*inputs, lr=1e-4))
         infer = [inputs[network.inputs.index(n)] for n in module.plan.graph.infer_inputs]
         module.forward(*infer)
         module.check_canaries()
-        after = meter.used_bytes()
+        after = used_bytes()
         memory = module.memory
         predictions = module.plan.predictions
         seen = after - before - memory.arena_taken
@@ -62,26 +70,24 @@ def run(name: str, settings: list[list[str]]) -> dict[str, Any]:
         }
 
 
-def apart(name: str, settings: list[list[str]]) -> dict[str, Any]:
-    command = [sys.executable, __file__, "--child", json.dumps([name, settings])]
+def libraries() -> dict[str, int]:
+    """What a bare context takes, and then cuDNN with it, in this process, which has not used CUDA before."""
+    from mbc.device.gpu import Gpu, open_context
+
+    before = used_bytes()
+    open_context()
+    context_bytes = used_bytes() - before
+    with Gpu(memory_share=0.0):
+        return {"context": context_bytes, "libraries": used_bytes() - before}
+
+
+def apart(*example: Any) -> dict[str, Any]:
+    """`run` of an example, its name and settings, or `libraries`, in a process of its own."""
+    command = [sys.executable, __file__, "--child", json.dumps(example)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
     if done.returncode:
         raise RuntimeError((done.stderr.strip().splitlines() or ["no message"])[-1])
     found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
-
-
-def libraries() -> dict[str, int]:
-    """Overheads of a bare context and of the libraries, measured in a process of their own."""
-    code = (
-        "import json, sys; from mbc.device.overhead import measure_libraries; "
-        "print(json.dumps({o.what: o.size_bytes for o in measure_libraries()}))"
-    )
-    root = str(Path(__file__).resolve().parent.parent)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root, timeout=TIMEOUT_S)
-    if done.returncode:
-        raise RuntimeError((done.stderr.strip().splitlines() or ["no message"])[-1])
-    found: dict[str, int] = json.loads(done.stdout.strip().splitlines()[-1])
     return found
 
 
@@ -112,14 +118,15 @@ def main() -> None:
     parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
-        print(json.dumps(run(*json.loads(arguments.child))))
+        example = json.loads(arguments.child)
+        print(json.dumps(run(*example) if example else libraries()))
         return
     from modules import examples
 
     settings = [["train.precision", arguments.precision]]
     if arguments.batch:
         settings.append(["batch", arguments.batch])
-    rows = [attempt(libraries, "context and libraries")]
+    rows = [attempt(apart, "context and libraries")]
     for job in examples():
         if not arguments.only or job.name in arguments.only:
             rows.append(attempt(lambda n=job.name: apart(n, settings), job.name))

@@ -42,7 +42,7 @@ def _measure(arguments: argparse.Namespace) -> int:
     limit_bytes = MOST_WORKSPACE_BYTES if arguments.workspace_limit is None else arguments.workspace_limit
     task = fleet.Task(needs, path, arguments.measure_for, limit_bytes, arguments.again)
     began_s = time.monotonic()
-    view = _View(began_s)
+    view = _View()
     try:
         outcome = fleet.measure_on(gpus, task, view.show)
     finally:
@@ -128,9 +128,8 @@ def _figures(path: Path, gpus: tuple[str, ...], outcome: Outcome, seconds: float
 class _View:
     """Shows measuring on stderr."""
 
-    def __init__(self, began_s: float) -> None:
+    def __init__(self) -> None:
         self._line = StatusLine()
-        self._began_s = began_s
         self._line.update("starting to measure")
 
     def show(self, now: Progress) -> None:

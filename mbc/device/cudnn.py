@@ -237,10 +237,9 @@ class ConvolutionGraph:
     A request for statistics as well has a second operation, which sums up what the first one writes; its two sums,
     which are none of the operands, come behind them.
     `CudnnRefusal` where cuDNN takes no such operation (asymmetric padding with some shapes, types it does not know).
-    `beta` 1 adds to the output, where an engine can.
     """
 
-    def __init__(self, device: Device, request: Request, layouts: Sequence[Layout], beta: float = 0.0) -> None:
+    def __init__(self, device: Device, request: Request, layouts: Sequence[Layout]) -> None:
         self._device = device
         convolution = convolution_of(request)
         direction = _PASSES[convolution.kind]
@@ -257,7 +256,7 @@ class ConvolutionGraph:
             direction.descriptor, [self._convolution(cast(ConvolutionAttributes, convolution.attributes), double)]
         )
         scalar = Constant.TYPE_DOUBLE if double else Constant.TYPE_FLOAT
-        operation.set(direction.alpha, scalar, [1.0]).set(direction.beta, scalar, [beta])
+        operation.set(direction.alpha, scalar, [1.0]).set(direction.beta, scalar, [0.0])
         operations = [operation.finalize()]
         if convolution is not request:
             operations.append(self._sums(tensors, types[-1].shape[1], layouts[-1]))

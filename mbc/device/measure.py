@@ -23,7 +23,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from mbc.device.bench import GpuFailed, Stand, Workbench
 from mbc.device.gpu import DoesNotFit, Gpu
 from mbc.device.ladder import Ladder, key_of
 from mbc.device.need import MOST_WORKSPACE_BYTES, Need
@@ -31,6 +30,7 @@ from mbc.device.offers import Offer, Offered
 from mbc.device.profile import Extent, Profile
 from mbc.device.profile_file import read_profile
 from mbc.device.profile_writer import ProfileWriter
+from mbc.device.protocols import GpuFailed, Stand, Workbench
 from mbc.device.session import GPU_FAILED, Session
 from mbc.device.signature import rows_of, signature
 from mbc.device.transfers import link_constants, measured_link

@@ -7,11 +7,11 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from mbc.device.bench import Attempt, Place
 from mbc.device.gpu import DoesNotFit
 from mbc.device.ladder import HOPELESS, HOPELESS_AT_ONCE, key_of
 from mbc.device.offers import Offer, Offered
 from mbc.device.profile import Measurement
+from mbc.device.protocols import Attempt, Place
 from mbc.errors import MbcError
 
 GPU_FAILED = "the GPU failed when it ran"

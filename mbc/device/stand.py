@@ -11,12 +11,12 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
-from mbc.device.bench import Attempt, GpuFailed, Place
 from mbc.device.buffers import Buffers, Pointers
 from mbc.device.clock import Clock, Times
 from mbc.device.gpu import DoesNotFit, Gpu
 from mbc.device.kernel_library import Call, KernelLibrary
 from mbc.device.offers import Offer
+from mbc.device.protocols import Attempt, GpuFailed, Place
 from mbc.device.signature import asked_kind
 from mbc.errors import MbcError
 from mbc.ir.types import Layout

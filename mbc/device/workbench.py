@@ -10,7 +10,6 @@ from types import TracebackType
 
 import numpy as np
 
-from mbc.device.bench import Stand
 from mbc.device.clock import Clock, calls_per_graph
 from mbc.device.gpu import Gpu, Graph
 from mbc.device.kernel_library import Call, KernelLibrary
@@ -20,6 +19,7 @@ from mbc.device.offers import Offered, device_spec, offers
 from mbc.device.plain_stand import PlainStand
 from mbc.device.product_stand import ProductStand
 from mbc.device.profile import Identity
+from mbc.device.protocols import Stand
 from mbc.device.statistics_stand import StatisticsStand
 from mbc.device.transfers import HostLink
 from mbc.device.trial import PRODUCT_KINDS, Trials

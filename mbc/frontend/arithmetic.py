@@ -94,7 +94,7 @@ class Arithmetic:
             if made is not None:
                 return made
         message = f"`{symbol}` does not take {describe(a)} and {describe(b)}"
-        raise MbcError("MBC029", message, _remedy(symbol, a, b), span)
+        raise MbcError("MBC029", message, _remedy(a, b), span)
 
     def negate(self, a: Worth, span: Span, scope: Scope) -> Worth:
         """`-a`."""
@@ -174,7 +174,7 @@ def merge(*losses: Losses) -> Losses:
     return _merge(tuple(term for loss in losses for term in loss.terms))
 
 
-def _remedy(symbol: str, a: Worth, b: Worth) -> str:
+def _remedy(a: Worth, b: Worth) -> str:
     if isinstance(a, Losses) or isinstance(b, Losses):
         return "losses can be added to each other and multiplied by numbers"
     if isinstance(a, Tensor) or isinstance(b, Tensor):

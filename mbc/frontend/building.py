@@ -23,7 +23,6 @@ class Building:
     def __init__(self) -> None:
         self._graph = GraphBuilder()
         self._states: dict[str, State] = {}
-        self._first_use: dict[str, str] = {}  # state -> what it was first made for, for a message
 
     @property
     def values(self) -> dict[str, Value]:

@@ -1,0 +1,1 @@
+"""Graphs of operations: a network as it is written, and the training step that is made of it (`graph`, `training`)."""

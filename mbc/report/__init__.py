@@ -1,0 +1,1 @@
+"""What commands print: text and JSON of plans, profiles and results. Nothing here decides anything."""

@@ -7,7 +7,6 @@ then, so that nothing of the warm-up stays. Afterwards nothing is allocated on t
 from __future__ import annotations
 
 import atexit
-import importlib
 import re
 import weakref
 from collections import deque
@@ -25,6 +24,7 @@ from mbc.plan.live import rounded
 from mbc.plan.model import ALIGNMENT_BYTES, Plan, Space, Stream
 from mbc.plan.prefetch import prefetch_bytes
 from mbc.runtime.arrays import DeviceArray
+from mbc.runtime.driver import check_architecture, open_context, open_driver
 from mbc.runtime.feeding import Feeder
 from mbc.runtime.formats import STORED, loaded, stored_bytes
 from mbc.runtime.library import LIBRARY_FILE, Library
@@ -96,12 +96,12 @@ class Cuda:
         self, plan: Plan, places: Places, folder: Path, *, canaries: bool, eager: bool, prefetch: bool
     ) -> None:
         self._plan, self._places, self._eager = plan, places, eager
-        self._driver: Any = _driver()
+        self._driver: Any = open_driver()
         gpus = [self._driver.Device(number) for number in range(self._driver.Device.count())]
         addresses = [gpu.pci_bus_id() for gpu in gpus]
         self._used_before = {address: usage_of(address) for address in addresses}
-        self._context = _context(self._driver)
-        _check_architecture(plan, self._context.get_device())
+        self._context = open_context(self._driver)
+        check_architecture(plan, self._context.get_device())
         self._number = addresses.index(self._context.get_device().pci_bus_id())
         self._taken = _Taken()
         self._closed = weakref.finalize(self, _Taken.free, self._taken)
@@ -356,50 +356,3 @@ class Cuda:
         before = self._used_before.get(self._context.get_device().pci_bus_id())
         used = before.used_bytes if before is not None else None
         return f"; {used:,} were in use before this module was opened" if used else ""
-
-
-def _driver() -> Any:
-    """PyCUDA's driver interface, ready to use; MBC153 without PyCUDA, MBC152 without a GPU."""
-    try:
-        driver = importlib.import_module("pycuda.driver")
-    except ModuleNotFoundError as error:
-        raise MbcError(
-            "MBC153", f"PyCUDA is not installed ({error})", "install mbc with its CUDA part: mbc-compiler[cuda]"
-        ) from error
-    except ImportError as error:
-        raise _no_gpu(str(error)) from error
-    try:
-        driver.init()
-        count = driver.Device.count()
-    except driver.Error as error:
-        raise _no_gpu(str(error)) from error
-    if count == 0:
-        raise _no_gpu("the driver knows none")
-    return driver
-
-
-def _no_gpu(why: str) -> MbcError:
-    return MbcError("MBC152", f"there is no GPU to run on: {why}", 'use device="cpu", or see `mbc doctor`')
-
-
-def _context(driver: Any) -> Any:
-    """The context that is current, or the primary one of a GPU, which PyTorch and others in the process share."""
-    current = driver.Context.get_current()
-    if current is None:
-        current = importlib.import_module("pycuda.autoprimaryctx").context
-    return current
-
-
-def _check_architecture(plan: Plan, gpu: Any) -> None:
-    """Code for sm_XY runs on X.Z with Z >= Y; MBC154."""
-    major, minor = gpu.compute_capability()
-    planned = plan.target.architecture.removeprefix("sm_").rstrip("af")
-    exact = plan.target.architecture[-1] in "af"
-    same = (major, minor) == (int(planned[:-1]), int(planned[-1]))
-    if same or (not exact and major == int(planned[:-1]) and minor >= int(planned[-1])):
-        return
-    raise MbcError(
-        "MBC154",
-        f"the plan is for {plan.target.gpu} ({plan.target.architecture}), this GPU is {gpu.name()} (sm_{major}{minor})",
-        'compile with --gpu auto on this machine, or use device="cpu"',
-    )

@@ -96,15 +96,13 @@ void run_few_channels(const MbcCall& call, const FewChannels& f) {
 extern "C" const char* mbc_convolution_few_channels(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<FewChannelsArguments>(call);
-#if MBC_WORKING == 0
-  return "tensor cores take no fp32";
-#else
-  if (a.type != MBC_WORKING) return "tensor cores take no fp32";
-  const FewChannels f(a, true, aligned(out<MbcWorking>(call, 2), 16));
-  if (f.filters % 64 == 0)
-    run_few_channels<MbcWorking, 8>(call, f);
-  else
-    run_few_channels<MbcWorking, 4>(call, f);
-  return launched();
-#endif
+  return in_sixteen_bits(a.type, [&](auto of) {
+    using T = decltype(of);
+    const FewChannels f(a, true, aligned(out<T>(call, 2), 16));
+    if (f.filters % 64 == 0)
+      run_few_channels<T, 8>(call, f);
+    else
+      run_few_channels<T, 4>(call, f);
+    return launched();
+  });
 }

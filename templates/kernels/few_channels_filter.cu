@@ -97,15 +97,13 @@ void run_few_channels_filter(const MbcCall& call, const FewChannels& f, int64_t 
 extern "C" const char* mbc_convolution_few_channels_filter(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<FewChannelsArguments>(call);
-#if MBC_WORKING == 0
-  return "tensor cores take no fp32";
-#else
-  if (a.type != MBC_WORKING) return "tensor cores take no fp32";
-  const FewChannels f(a, false, aligned(in<MbcWorking>(call, 1), 16));
-  if (f.filters % 64 == 0)
-    run_few_channels_filter<MbcWorking, 8>(call, f, a.parts, a.accumulate != 0);
-  else
-    run_few_channels_filter<MbcWorking, 4>(call, f, a.parts, a.accumulate != 0);
-  return launched();
-#endif
+  return in_sixteen_bits(a.type, [&](auto of) {
+    using T = decltype(of);
+    const FewChannels f(a, false, aligned(in<T>(call, 1), 16));
+    if (f.filters % 64 == 0)
+      run_few_channels_filter<T, 8>(call, f, a.parts, a.accumulate != 0);
+    else
+      run_few_channels_filter<T, 4>(call, f, a.parts, a.accumulate != 0);
+    return launched();
+  });
 }

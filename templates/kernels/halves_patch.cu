@@ -6,6 +6,7 @@
 // place lies in the same patch some places further on. These words share a scale; each filter has one for 64 terms.
 // Seven warps divide patches and one copies weights, which were divided before; two warpgroups multiply, each 128
 // pixels.
+#include "mbc_halves_patch.cuh"
 #include "mbc_patches.cuh"
 
 namespace mbc {
@@ -22,8 +23,10 @@ constexpr int PLACES_LOOKED_UP = (MOST_PLACES / DIVIDED_TURN + 1) * DIVIDED_TURN
 struct DividedConvolution : PatchConvolution {
   ImagePlace next_found;
 
+  static_assert(PATCH_CHANNELS == HALF_TERMS);
   explicit DividedConvolution(const PatchArguments& a)
       : PatchConvolution(a), next_found(place(8 * DIVIDED_APART)) {}
+  __device__ int32_t stages() const { return taps * chunks; }
 };
 
 // Weights as threads that multiply take them: of every stage of 64 filters, for each 16 terms what halves hold and what

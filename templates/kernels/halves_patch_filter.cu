@@ -8,8 +8,8 @@
 //
 // Lines of the output lie one behind another, with as many places between as keep the image right of a line apart from
 // that left of the next: `pitch` from a line to the next. A stage is 64 places, wherever it begins.
+#include "mbc_halves_patch.cuh"
 #include "mbc_parts.cuh"
-#include "mbc_patches.cuh"
 
 namespace mbc {
 

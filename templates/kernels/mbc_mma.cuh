@@ -116,4 +116,24 @@ __device__ inline void round_to_tf32(uint4* four) {
   store(words, rounded);
 }
 
+// What `run` says with an element of what this library works in, which is the type of the operands, where tensor cores
+// have it.
+template <typename Run>
+const char* in_sixteen_bits(int64_t type, const Run& run) {
+#if MBC_WORKING != 0
+  if (type == MBC_WORKING) return run(MbcWorking());
+#endif
+  return "tensor cores take no fp32";
+}
+
+// The same where operands have to be aligned: the launcher of what `run` launches.
+template <typename Arguments, typename Run>
+const char* on_tensor_cores(const MbcCall& call, const Run& run) {
+  if (const char* problem = unaligned(call)) return problem;
+  return in_sixteen_bits(arguments<Arguments>(call).type, [&](auto of) {
+    run(of);
+    return launched();
+  });
+}
+
 }  // namespace mbc

@@ -1,9 +1,8 @@
-// What convolutions have in common that keep a patch of an image in shared memory: where its places lie. And, of those
-// in halves of words (mbc_halves.cuh), how two warpgroups divide words, once for all places of the filter, that two
-// others multiply.
+// What convolutions have in common that keep a patch of an image in shared memory: where its places lie.
 #pragma once
 
-#include "mbc_halves.cuh"
+#include "mbc_convolution.cuh"
+#include "mbc_ring.cuh"
 
 // Images lie one below another, `lines` from one to the next, in lines of `pitch` places, so that what is beside an
 // image is beside its neighbour, too, and zero. A tile takes 32 groups of 8 places, `group` apart: consecutive places,
@@ -18,30 +17,26 @@ struct PatchArguments : ConvolutionSizes {
 
 namespace mbc {
 
-constexpr int DIVIDERS = 2 * WARPGROUP, PATCH_THREADS = DIVIDERS + MULTIPLIERS * WARPGROUP;
-
-constexpr int PATCH_GROUPS = 16 * MULTIPLIERS, PATCH_FILTERS = 64;
+constexpr int PATCH_GROUPS = 16 * MULTIPLIERS, PATCH_FILTERS = 64, PATCH_CHANNELS = 64;
 constexpr int MOST_PLACES = 379;  // of a patch, odd: pieces of neighbouring channels lie in different banks
 static_assert(MOST_PLACES % 2 == 1);
 
 struct PatchConvolution : ConvolutionShape, Places {
-  int32_t taps, chunks, images, group, strips;
+  int32_t taps, chunks, images, group, strips;  // chunks: of channels, by the 64
   int32_t across, tiles;  // blocks of filters; tiles of them and of places
   int32_t apart;          // bytes between pieces of 8 channels
   bool backward;
 
   explicit PatchConvolution(const PatchArguments& a)
       : ConvolutionShape(a), Places{static_cast<int32_t>(a.lines), static_cast<int32_t>(a.pitch)},
-        taps(kernel_height * kernel_width), chunks(channels / HALF_TERMS), images(static_cast<int32_t>(a.rows)),
-        group(static_cast<int32_t>(a.group)),
-        strips(static_cast<int32_t>(a.strips)), across(filters / PATCH_FILTERS),
+        taps(kernel_height * kernel_width), chunks(channels / PATCH_CHANNELS), images(static_cast<int32_t>(a.rows)),
+        group(static_cast<int32_t>(a.group)), strips(static_cast<int32_t>(a.strips)), across(filters / PATCH_FILTERS),
         tiles(static_cast<int32_t>(divide_up(images * lines * pitch, group * PATCH_GROUPS)) * strips * across),
         apart((places() | 1) * 16), backward(a.backward != 0) {}
   // Of a patch.
   __host__ __device__ int32_t places() const {
     return (PATCH_GROUPS - 1) * group + 8 + (kernel_height - 1) * pitch + kernel_width - 1;
   }
-  __device__ int32_t stages() const { return taps * chunks; }
   // Of a tile, the first place, and the column of the image at which lines begin.
   __device__ int32_t first(int32_t tile) const { return tile / across / strips * group * PATCH_GROUPS; }
   __device__ int32_t left(int32_t tile) const { return tile / across % strips * 8; }
@@ -62,19 +57,5 @@ struct PatchConvolution : ConvolutionShape, Places {
     return there ? ((at.image * out_height + at.line) * out_width + column) * filters : -1;
   }
 };
-
-// What halves hold of eight words under a scale, and what that leaves.
-__device__ inline void divide_eight(const Vec<float, 4> (&words)[2], float up, uint4& high, uint4& low) {
-  uint32_t both[2][4];
-#pragma unroll
-  for (int pair = 0; pair < 4; ++pair) {
-    const float* two = words[pair / 2].v + pair % 2 * 2;
-    const Halves halves = halves_of(two[0] * up, two[1] * up);
-    both[0][pair] = halves.high;
-    both[1][pair] = halves.low;
-  }
-  high = {both[0][0], both[0][1], both[0][2], both[0][3]};
-  low = {both[1][0], both[1][1], both[1][2], both[1][3]};
-}
 
 }  // namespace mbc

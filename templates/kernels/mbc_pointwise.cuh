@@ -262,23 +262,28 @@ __global__ void __launch_bounds__(POINT_THREADS, 1)
   }
 }
 
+// Pixels and weights of each product are the first operands.
+template <Makes M, typename T>
+Products<M, T> products_of(const MbcCall& call) {
+  const auto channels = static_cast<int32_t>(arguments<PointwiseArguments>(call).channels);
+  if constexpr (M == Makes::BOTH) {
+    const auto of_gradient = static_cast<int32_t>(arguments<PointwisePairArguments>(call).gradient_channels);
+    return {{in<T>(call, 0), in<T>(call, 1), channels}, {in<T>(call, 2), in<T>(call, 3), of_gradient}};
+  } else {
+    return {{in<T>(call, 0), in<T>(call, 1), channels}};
+  }
+}
+
 // made: where the product goes, if it is written.
 template <Makes M, typename T, typename S, typename R>
-void run_products(const MbcCall& call, const Products<M, T>& products, T* made, const S& source, const R& r,
-                  typename R::State* partial) {
+void run_pointwise(const MbcCall& call, T* made, const S& source, const R& r, typename R::State* partial) {
   const auto& a = arguments<PointwiseArguments>(call);
+  const Products<M, T> products = products_of<M, T>(call);
   const Pointwise<M, S, R> f(a, products.chunks());
   static_assert(POINT_ROWS % 8 == 0);  // so that a thread finds all its results alike
   MBC_LAUNCH_SHARED((pointwise<M, T, S, R>), static_cast<unsigned>(a.blocks * f.across), POINT_THREADS,
                     f.shared_bytes(), call.stream, products, made, source, r, partial, f);
   if constexpr (SUMMING<R>) merge_all_parts(call.stream, a.blocks, a.filters, partial, r);
-}
-
-// Of the first two operands.
-template <Makes M, typename T, typename S, typename R>
-void run_pointwise(const MbcCall& call, T* made, const S& source, const R& r, typename R::State* partial) {
-  const auto channels = static_cast<int32_t>(arguments<PointwiseArguments>(call).channels);
-  run_products(call, Products<M, T>{{in<T>(call, 0), in<T>(call, 1), channels}}, made, source, r, partial);
 }
 
 }  // namespace mbc

@@ -51,17 +51,4 @@ __device__ inline char* aligned_shared(uint4* shared) {
   return reinterpret_cast<char*>(shared + (1024 - shared_address(shared) % 1024) % 1024 / 16);
 }
 
-// Calls `run` with an element of what this library works in, where tensor cores have it and the operands are of it.
-template <typename Arguments, typename Run>
-const char* on_tensor_cores(const MbcCall& call, const Run& run) {
-  if (const char* problem = unaligned(call)) return problem;
-#if MBC_WORKING != 0
-  if (arguments<Arguments>(call).type == MBC_WORKING) {
-    run(MbcWorking());
-    return launched();
-  }
-#endif
-  return "tensor cores take no fp32";
-}
-
 }  // namespace mbc

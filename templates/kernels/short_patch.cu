@@ -279,14 +279,12 @@ const char* run_short_patches(
 }  // namespace mbc
 
 extern "C" const char* mbc_convolution_of_short_patches(const MbcCall& call) {
-#if MBC_WORKING == 0
-  return "tensor cores take no fp32";
-#else
   using namespace mbc;
-  const auto& a = arguments<PatchArguments>(call);
-  if (const char* problem = run_short_patches<MbcWorking, false>(call, a, 0, nullptr)) return problem;
-  return launched();
-#endif
+  return in_sixteen_bits(MBC_WORKING, [&](auto of) {
+    const auto& a = arguments<PatchArguments>(call);
+    if (const char* problem = run_short_patches<decltype(of), false>(call, a, 0, nullptr)) return problem;
+    return launched();
+  });
 }
 // The same; `backward` says that weights are turned.
 extern "C" const char* mbc_convolution_backward_data_of_short_patches(const MbcCall& call) {
@@ -294,15 +292,14 @@ extern "C" const char* mbc_convolution_backward_data_of_short_patches(const MbcC
 }
 // Accesses: image, weights, result, mean, variance, workspace.
 extern "C" const char* mbc_convolution_of_short_patches_statistics(const MbcCall& call) {
-#if MBC_WORKING == 0
-  return "tensor cores take no fp32";
-#else
   using namespace mbc;
-  const auto& a = arguments<StatisticsPatchArguments>(call);
-  auto* partial = out<Statistics<MbcWorking>::State>(call, 5);
-  if (const char* problem = run_short_patches<MbcWorking, true>(call, a, a.blocks, partial)) return problem;
-  merge_all_parts(call.stream, a.blocks * MULTIPLIERS * (WARPGROUP / 32), a.filters, partial,
-                  StatisticsOfMade<MbcWorking>{{nullptr, 0, out<float>(call, 3), out<float>(call, 4)}});
-  return launched();
-#endif
+  return in_sixteen_bits(MBC_WORKING, [&](auto of) {
+    using T = decltype(of);
+    const auto& a = arguments<StatisticsPatchArguments>(call);
+    auto* partial = out<typename Statistics<T>::State>(call, 5);
+    if (const char* problem = run_short_patches<T, true>(call, a, a.blocks, partial)) return problem;
+    merge_all_parts(call.stream, a.blocks * MULTIPLIERS * (WARPGROUP / 32), a.filters, partial,
+                    StatisticsOfMade<T>{{nullptr, 0, out<float>(call, 3), out<float>(call, 4)}});
+    return launched();
+  });
 }

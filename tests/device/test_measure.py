@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from mbc.device.bench import Attempt, GpuFailed
 from mbc.device.clock import Times
 from mbc.device.gpu import DoesNotFit
 from mbc.device.ladder import Ladder
@@ -19,6 +18,7 @@ from mbc.device.need import Need
 from mbc.device.offers import Offer, Offered
 from mbc.device.profile import Identity, Measurement
 from mbc.device.profile_file import read_profile
+from mbc.device.protocols import Attempt, GpuFailed
 from mbc.device.signature import signature
 from mbc.device.transfers import HostLink, estimated_link, link_constants, measured_link
 from mbc.errors import MbcError

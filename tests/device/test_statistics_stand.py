@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from mbc.device.bench import Attempt
 from mbc.device.need import Need
 from mbc.device.offers import Offer
+from mbc.device.protocols import Attempt
 from mbc.device.statistics_stand import allowed, distances, moments
 from mbc.ir.types import Precision
 from mbc.kernels.base import Candidate, Request

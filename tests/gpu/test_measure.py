@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from mbc.device.bench import Stand
 from mbc.device.gpu import Gpu
 from mbc.device.measure import identity, measure
 from mbc.device.need import Need
 from mbc.device.offers import Offer
 from mbc.device.profile_file import read_profile
+from mbc.device.protocols import Stand
 from mbc.device.signature import signature
 from mbc.device.trial import PRODUCT_KINDS
 from mbc.device.workbench import Bench

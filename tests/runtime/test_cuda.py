@@ -18,7 +18,7 @@ from mbc.ir.types import Layout
 from mbc.plan.file import dump_plan
 from mbc.plan.model import Plan, Space
 from mbc.plan.prefetch import prefetch_bytes
-from mbc.runtime import cuda, pinned, usage
+from mbc.runtime import cuda, driver, pinned, usage
 from mbc.runtime.dlpack import tensor_of
 from mbc.runtime.module import Module
 from mbc.runtime.output import DeviceOutput
@@ -343,7 +343,7 @@ def test_what_others_take_of_the_gpu_is_not_the_module_s(gpu: Gpu, tmp_path: Pat
 def test_what_the_caller_takes_before_the_first_step_is_not_the_module_s(gpu: Gpu, tmp_path: Path):
     plan = small_plan()
     net = Module(package(tmp_path, replace(plan, budget_bytes=plan.predictions.arena_bytes + 300)), device="cuda")
-    held = cuda._driver().mem_alloc(1 << 20)  # pyright: ignore[reportPrivateUsage]
+    held = driver.open_driver().mem_alloc(1 << 20)
     net.step(*batch(), lr=0.1)
     assert net.memory.overhead_taken == 256
     held.free()

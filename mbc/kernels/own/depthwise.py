@@ -116,7 +116,7 @@ KERNELS = (
     ),
     OwnKernel(
         "convolution_backward_filter",
-        FILE,
+        "depthwise_filter.cu",
         DepthwiseArguments,
         _depthwise,
         workspace=_partial_bytes,

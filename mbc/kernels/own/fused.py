@@ -149,9 +149,10 @@ def _summed(
     kind: str,
     launcher: str,
     *wirings: Wiring,
-    workspace: Callable[[Request, Layout], int],
-    reals: Callable[[Slice], tuple[float, ...]],
+    workspace: Callable[[Request, Layout], int] = sums_workspace,
+    reals: Callable[[Slice], tuple[float, ...]] = eps,
 ) -> OwnKernel:
+    """Sums, of batch normalisation's backward pass unless `workspace` and `reals` say otherwise."""
     return OwnKernel(
         kind,
         FILE,
@@ -240,39 +241,29 @@ KERNELS = (
         f"{_FORWARD_AGAIN}+batch_normalize_sums",
         "batch_normalize_relu_sums",
         *(_through_relu(n, backward=False, sliced=False) for n in AFFINE),
-        workspace=sums_workspace,
-        reals=eps,
     ),
     _of_slice(
         _summed(
             f"{_FORWARD_SLICED}+batch_normalize_sums",
             "batch_normalize_relu_sums_of_slice",
             *(_through_relu(n, backward=False, sliced=True) for n in AFFINE),
-            workspace=sums_workspace,
-            reals=eps,
         )
     ),
     _summed(
         "relu_backward+batch_normalize_sums",
         "relu_backward_sums",
         (((0, 1), (2, 5, 3, 4)), (5, 6, 7)),
-        workspace=sums_workspace,
-        reals=eps,
     ),
     _summed(
         "add+relu_backward+batch_normalize_sums",
         "add_relu_backward_sums",
         (((0, 1), (2, 6), (3, 7, 4, 5)), (7, 8, 9)),
-        workspace=sums_workspace,
-        reals=eps,
     ),
     _with_signs(
         _summed(
             "relu_backward_signs+batch_normalize_sums",
             "relu_backward_signs_sums",
             (((0, 1), (2, 5, 3, 4)), (5, 6, 7)),
-            workspace=sums_workspace,
-            reals=eps,
         )
     ),
     _with_signs(
@@ -280,8 +271,6 @@ KERNELS = (
             "add+relu_backward_signs+batch_normalize_sums",
             "add_relu_backward_signs_sums",
             (((0, 1), (6, 2), (3, 7, 4, 5)), (7, 8, 9)),
-            workspace=sums_workspace,
-            reals=eps,
         )
     ),
     _summed(
