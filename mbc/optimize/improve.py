@@ -60,7 +60,7 @@ def improve(chooser: Chooser, best: Found, rounds: int) -> Found:
             most_unmeasured = min(2 * most_unmeasured, MEASURED_AFTER)
         else:  # the books are further off than that
             ledger.undo(known)
-            ledger.delta_bytes[:] = 0
+            ledger.measured()
             chooser.sender.forced = set(known_forced)
             most_unmeasured = max(1, most_unmeasured // 2)
         least_us = best.costs_us
@@ -108,7 +108,7 @@ def squeeze(chooser: Chooser, smallest: Found, rounds: int) -> Found:
     for _ in range(rounds):
         start = ledger.mark()
         forced = frozenset(chooser.sender.forced)
-        again = _again(chooser)
+        again = chooser.ledger.repeated()
         if not again:
             break
         worst = int(np.argmax(over + ledger.delta_bytes))
@@ -139,13 +139,10 @@ def _relieve(chooser: Chooser, over: NDArray[np.int64], draw: random.Random) -> 
     """Make room at prices that are off, so that other decisions are made than the last time."""
     # Runs with less workspace count down from -1.
     priced = (*chooser.ledger.movable, *range(-len(chooser.runs), 0))
-    chooser.whims = {b: draw.uniform(1 - WHIM, 1 + WHIM) for b in priced}
+    drawn, least, width = draw.random, 1 - WHIM, (1 + WHIM) - (1 - WHIM)
+    chooser.whims = {b: least + width * drawn() for b in priced}  # what uniform() is, in a third of the time
     chooser.relieve(over)
     chooser.whims = {}
-
-
-def _again(chooser: Chooser) -> list[Again]:
-    return [(d.buffer, d.before) for d in chooser.ledger.decisions().recomputes]
 
 
 def _nearest(again: Sequence[Again], position: int, count: int, draw: random.Random) -> list[Again]:
@@ -176,17 +173,16 @@ def _settled(chooser: Chooser) -> Found:
 def keep_again(chooser: Chooser, over: NDArray[np.int64], most: int) -> None:
     """Keep after all, by the books, of what takes longest to make again and so many what fits."""
     ledger = chooser.ledger
-    order = sorted(((ledger.again_us_of(ledger.made[d.buffer], d.before), d) for d in ledger.decisions().recomputes),
-                   key=lambda pair: (-pair[0], pair[1].before, pair[1].buffer))  # fmt: skip
+    order = sorted([(-ledger.again_us_of(ledger.made[b], before), before, b) for b, before in ledger.repeated()])
     taken = over + ledger.delta_bytes
-    for _, decision in order[:most]:
-        if not ledger.repeats(decision.buffer, decision.before):
+    for _, before, buffer in order[:most]:
+        if not ledger.repeats(buffer, before):
             continue
-        first, last = ledger.absent(decision.buffer, decision.before)
-        if first < last and taken[first:last].max() + ledger.size_bytes[decision.buffer] > 0:
+        first, last = ledger.absent(buffer, before)
+        if first < last and taken[first:last].max() + ledger.size_bytes[buffer] > 0:
             continue
         start = ledger.mark()
-        ledger.drop(decision.buffer, decision.before)
+        ledger.drop(buffer, before)
         if _fits(chooser, over):
             taken = over + ledger.delta_bytes
         else:
@@ -215,7 +211,7 @@ def _fits(chooser: Chooser, over: NDArray[np.int64]) -> bool:
 def _take_back(chooser: Chooser, draw: random.Random) -> bool:
     """Take some decisions back: anywhere, or before runs near each other. Whether there was any."""
     ledger = chooser.ledger
-    again = _again(chooser)
+    again = chooser.ledger.repeated()
     sent = sorted(chooser.sender.forced)
     leaner = sorted(ledger.leaner)
     if not again and not sent and not leaner:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +24,7 @@ from mbc.optimize.residence import Decisions, Offload, Recompute
 # stay where they are, from which the others are made again.
 CHAIN_WORK = 1_500_000
 SHORTEST_CHAIN = 60
+NO_CHAIN: tuple[float, Sequence[int]] = (math.inf, ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +40,12 @@ class Ledger(Books):
     """Mutable: decisions are entered one by one."""
 
     def decisions(self) -> Decisions:
-        recomputes = sorted((p, b) for (_, p), outputs in self._again.items() for b in outputs)
         offloads = sorted((b, out, back) for b, (out, back) in self.offloads.items())
-        return Decisions(tuple(Recompute(b, p) for p, b in recomputes), tuple(Offload(*o) for o in offloads))
+        return Decisions(tuple(Recompute(b, p) for b, p in self.repeated()), tuple(Offload(*o) for o in offloads))
+
+    def repeated(self) -> list[tuple[int, int]]:
+        """The values that are made again, each with the run before which it is, in the order of runs."""
+        return [(b, p) for p, b in sorted([(p, b) for (_, p), outputs in self._again.items() for b in outputs])]
 
     def recomputed_us(self) -> NDArray[np.float64]:
         """Time of the repetitions just before each run."""
@@ -51,6 +56,8 @@ class Ledger(Books):
 
     def leaner_us(self) -> float:
         """What runs with less workspace take longer, repetitions included."""
+        if not self.leaner:
+            return 0.0
         times = Counter(run for run, _ in self._again)
         return sum(found.more_us * (1 + times.get(run, 0)) for run, found in sorted(self.leaner.items()))
 
@@ -67,25 +74,42 @@ class Ledger(Books):
 
     def gap(self, buffer: int, position: int) -> Gap | None:
         """The gap of a value over a run that does not touch it; None where its bytes are not taken then."""
-        reads = self.reads[buffer]
+        reads, made = self.reads[buffer], self.made[buffer]
         k = bisect_left(reads, position)
-        if k == len(reads) or reads[k] == position or self.made[buffer] >= position:
+        if k == len(reads) or reads[k] == position or made >= position:
             return None
-        before = reads[k]
-        starts = self.starts.get(buffer, ())
-        s = bisect_right(starts, before)
-        started = starts[s - 1] if s else self.made[buffer]
+        started, before = self._started(buffer, reads[k]), reads[k]
         if started >= position:
             return None
         return Gap(buffer, max(reads[k - 1] if k else started, started), before)
+
+    def _started(self, buffer: int, position: int) -> int:
+        """Where the stay starts to which a read belongs."""
+        starts = self.starts.get(buffer)
+        s = bisect_right(starts, position) if starts else 0
+        return starts[s - 1] if starts and s else self.made[buffer]
+
+    def gaps(self, position: int) -> Iterator[tuple[int, int]]:
+        """The movable values that have a gap over a run, each with where that ends."""
+        for buffer in self.across(position):
+            reads = self.reads[buffer]
+            k = bisect_left(reads, position)
+            if k < len(reads) and reads[k] != position and self._started(buffer, reads[k]) < position:
+                yield buffer, reads[k]
 
     def can_repeat(self, buffer: int) -> bool:
         made = self.made[buffer]
         return made >= 0 and self.runs[made].again
 
-    def chain(self, buffer: int, position: int) -> tuple[float, list[int]]:
+    def chain(self, buffer: int, position: int) -> tuple[float, Sequence[int]]:
         """What making a value again before a run takes: microseconds beyond what is made again anyway, and the values
         that are. Infinite where it cannot be."""
+        asked = buffer, position
+        if asked not in self._chains:  # what is priced may be priced again, and is then entered
+            self._chains[asked] = self._find_chain(buffer, position)
+        return self._chains[asked]
+
+    def _find_chain(self, buffer: int, position: int) -> tuple[float, Sequence[int]]:
         most_chain = max(SHORTEST_CHAIN, CHAIN_WORK // max(1, len(self.runs)))
         found: dict[int, None] = {}
         total_us = 0.0
@@ -96,52 +120,50 @@ class Ledger(Books):
             if wanted in found:
                 continue
             found[wanted] = None
-            if len(found) > most_chain:
-                return math.inf, []
-            if not self.can_repeat(wanted) or self.made[wanted] >= position:
-                return math.inf, []
             run = self.made[wanted]
-            if (run, position) in paid or (run, position) in self._again:
+            if len(found) > most_chain or not 0 <= run < position or not self.runs[run].again:
+                return NO_CHAIN
+            key = run, position
+            if key in paid or key in self._again:
                 continue
-            paid.add((run, position))
+            paid.add(key)
+            if not self._readable(run, position):
+                return NO_CHAIN
             later = self._next_again(wanted, position) if wanted != buffer else None
             total_us += self.displaced_us(run, position)
             total_us += self.again_us_of(run, position, paid) - (0.0 if later is None else self.again_us_of(run, later))
-            for source in self.read_by(run, position):
-                if source in self._is_movable:
-                    if not self.resident(source, position) and not self._can_fetch(source, position):
-                        pending.append(source)
-                elif self._valid_until.get(source, position) < position:
-                    return math.inf, []
+            for source in self.moved_by(run, position):
+                if not self.resident(source, position) and not self._can_fetch(source, position):
+                    pending.append(source)
         return total_us, list(found)
 
     def least_us(self, buffer: int, position: int) -> float:
         """What `chain` takes at least."""
         made = self.made[buffer]
-        if not self.can_repeat(buffer):
+        if made < 0 or not self.runs[made].again:
             return math.inf
         return 0.0 if (made, position) in self._again else self.again_us_of(made, position)
 
     def resident(self, buffer: int, position: int) -> bool:
         """Whether its bytes are there for a read just before a run."""
-        starts = self.starts.get(buffer, [])
+        starts, reads = self.starts.get(buffer), self.reads[buffer]
+        if not starts:  # of most
+            return reads[-1] >= position > self.made[buffer]
         s = bisect_right(starts, position)
         if s and starts[s - 1] == position:
             return True
         if buffer in self.offloads and position < self.offloads[buffer][0] and self.made[buffer] < position:
             return True
         end = starts[s] if s < len(starts) else len(self.runs) + 1
-        reads = self.reads[buffer]
         k = bisect_left(reads, position)
         return k < len(reads) and reads[k] < end and self.made[buffer] < position
 
     def recompute(self, buffer: int, position: int) -> None:
         """Enter the chain that makes `buffer` again; what of it would be made again later is so now, and kept."""
         _, chain = self.chain(buffer, position)
-        for wanted in chain:
-            for source in self.read_by(self.made[wanted], position):
-                there = source not in self._is_movable or self.resident(source, position)
-                if not there and self._can_fetch(source, position):
+        for wanted in chain if self.offloads else ():
+            for source in self.moved_by(self.made[wanted], position):
+                if not self.resident(source, position) and self._can_fetch(source, position):
                     self.offload(source, self.offloads[source][0], position)
         for wanted in chain:
             self.repeat(wanted, position)
@@ -155,7 +177,7 @@ class Ledger(Books):
         run = self.made[buffer]
         outputs = self._again.get((run, position))
         if not outputs:
-            for source in self.read_by(run, position):
+            for source in self.moved_by(run, position):
                 self._enter_read(True, source, position)
         if not outputs or buffer not in outputs:
             self._enter_repeat(True, buffer, position)
@@ -214,9 +236,9 @@ class Ledger(Books):
 
     def _next_again(self, buffer: int, position: int) -> int | None:
         """The next position after this one at which the value is made again, if that comes before it is back."""
-        starts = self.starts.get(buffer, [])
-        s = bisect_right(starts, position)
-        if s < len(starts) and buffer in self._again.get((self.made[buffer], starts[s]), ()):
+        starts = self.starts.get(buffer)
+        s = bisect_right(starts, position) if starts else 0
+        if starts and s < len(starts) and buffer in self._again.get((self.made[buffer], starts[s]), ()):
             return starts[s]
         return None
 
@@ -230,7 +252,7 @@ class Ledger(Books):
             self._enter_repeat(False, buffer, position)
             if (run, position) in self._again:
                 continue
-            for source in self.read_by(run, position):
+            for source in self.moved_by(run, position):
                 self._enter_read(False, source, position)
                 # A value that was made again for this repetition only.
                 if self.repeats(source, position) and not self._used(source, position):

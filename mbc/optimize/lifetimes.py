@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
 
 from mbc.optimize.lasting import lasting
 from mbc.plan.model import ALIGNMENT_BYTES, Buffer, Program, Space
@@ -41,33 +44,55 @@ def blocks(
     program: Program, buffers: Sequence[Buffer], persistent: frozenset[int], space: Space = Space.ARENA
 ) -> tuple[Block, ...]:
     """The blocks of one space that a program needs beside the persistent ones, ordered by start."""
+    found: list[Block] = []
+    for root, (start, stop, members) in _lives(program, buffers, persistent, space).items():
+        others = (b for b in members if b != root)
+        found.append(Block((root, *others), aligned(buffers[root].size_bytes), start, stop))
+    return tuple(sorted(found, key=lambda block: (block.start, block.buffers[0])))
+
+
+def _lives(
+    program: Program, buffers: Sequence[Buffer], persistent: frozenset[int], space: Space
+) -> Mapping[int, tuple[int, int, list[int]]]:
+    """By the owner of their bytes: the launches [start, stop) over which buffers hold them, and these buffers."""
     owner = owners(buffers)
     until = lasting(program, buffers, owner)
     end = len(program.launches)
     first = dict.fromkeys(program.entry, 0)
     last = dict.fromkeys(program.entry, 0)
     for i, launch in enumerate(program.launches):
+        stop = until[i]
         for access in launch.accesses:
-            first.setdefault(access.buffer, i)
-            last[access.buffer] = max(last.get(access.buffer, 0), until[i])
+            buffer = access.buffer
+            if last.get(buffer, -1) < stop:
+                last[buffer] = stop
+                first.setdefault(buffer, i)
     for buffer in program.exit:
         first.setdefault(buffer, max(end - 1, 0))
         last[buffer] = max(end - 1, 0)
-    start: dict[int, int] = {}
-    stop: dict[int, int] = {}
-    members: dict[int, list[int]] = {}
+    found: dict[int, tuple[int, int, list[int]]] = {}
     for buffer, launch in first.items():
         root = owner[buffer]
         if root in persistent or buffers[root].space is not space:
             continue
-        start[root] = min(start.get(root, launch), launch)
-        stop[root] = max(stop.get(root, 0), last[buffer] + 1)
-        members.setdefault(root, []).append(buffer)
-    found: list[Block] = []
-    for root in sorted(start, key=lambda root: (start[root], root)):
-        others = (b for b in members[root] if b != root)
-        found.append(Block((root, *others), aligned(buffers[root].size_bytes), start[root], stop[root]))
-    return tuple(found)
+        stop = last[buffer] + 1
+        if root in found:
+            start, known, members = found[root]
+            members.append(buffer)
+            found[root] = min(start, launch), max(known, stop), members
+        else:
+            found[root] = launch, stop, [buffer]
+    return found
+
+
+def live_of(program: Program, buffers: Sequence[Buffer], persistent: frozenset[int]) -> NDArray[np.int64]:
+    """Bytes of the arena that are alive at each launch of a program, beside the persistent ones."""
+    changes = np.zeros(len(program.launches) + 1, np.int64)
+    lives = _lives(program, buffers, persistent, Space.ARENA)
+    sizes = np.array([aligned(buffers[root].size_bytes) for root in lives], np.int64)
+    np.add.at(changes, [start for start, _, _ in lives.values()], sizes)
+    np.subtract.at(changes, [stop for _, stop, _ in lives.values()], sizes)
+    return changes[:-1].cumsum()
 
 
 def peak_bytes(blocks_: Sequence[Block]) -> tuple[int, int]:

@@ -31,6 +31,7 @@ WORTH_PROVING = 1.005
 CP_SAT_BLOCKS = 60
 TIGHT_PART = 0.6  # of the bound: blocks that are never alive beside so much are left out of the proof
 PROOF_EFFORT = 1.0  # in CP-SAT's deterministic time
+HIGHEST_BYTES = np.iinfo(np.int64).max
 # Blocks smaller than the bound over so many fill the gaps that others leave; the latter are annealed.
 SMALL_BLOCKS = (2000, 20_000)
 # Rounds from the bottom up, where it is only asked whether that fits.
@@ -91,7 +92,7 @@ def fit_within(blocks: Sequence[Block], room_bytes: int) -> list[int] | None:
 def place_around(blocks: Sequence[Block], known: Mapping[int, int]) -> tuple[list[int], int]:
     """Offsets of the blocks and the height they reach, where those of some are `known`."""
     rest = sorted(set(range(len(blocks))) - known.keys(), key=lambda i: (-blocks[i].size_bytes, blocks[i].start))
-    return _greedy(blocks, (*sorted(known, key=lambda i: known[i]), *rest), known)
+    return _greedy(blocks, rest, known)
 
 
 def _improved(
@@ -133,34 +134,43 @@ def _alive_when_full(blocks: Sequence[Block], full_bytes: int, among: Sequence[i
 def _greedy(
     blocks: Sequence[Block], order: Sequence[int], known: Mapping[int, int] | None = None
 ) -> tuple[list[int], int]:
-    """Place in the given order, each block into the smallest gap that holds it, else on top; `known` have offsets."""
+    """Place in the given order, each block into the smallest gap that holds it, else on top; others have offsets that
+    are `known`."""
     offsets = [0] * len(blocks)
-    # What is placed so far, ordered by offset: columns low, high, start, stop.
-    placed = np.zeros((4, len(blocks)), np.int64)
-    count = reached = 0
-    # In the order in which blocks start, one that has ended is in nobody's way any more.
-    forgetting = all(blocks[a].start <= blocks[b].start for a, b in pairwise(order))
+    # What is placed so far, ordered by offset.
+    lows, highs, starts, stops = placed = [np.zeros(len(blocks), np.int64) for _ in range(4)]
+    count = len(known) if known else 0
+    for at, (offset, i) in enumerate(sorted((offset, i) for i, offset in known.items()) if known else ()):
+        offsets[i] = lows[at] = offset
+        highs[at], starts[at], stops[at] = offset + blocks[i].size_bytes, blocks[i].start, blocks[i].stop
+    reached = int(highs.max(initial=0))
+    # In the order in which blocks start, one that has ended is in nobody's way any more, and all others are.
+    forgetting = not count and all(blocks[a].start <= blocks[b].start for a, b in pairwise(order))
     for i in order:
         block = blocks[i]
         if forgetting:
-            alive = placed[3, :count] > block.start
-            left = int(np.count_nonzero(alive))
-            if left < count:
-                placed[:, :left] = placed[:, :count][:, alive]
-                count = left
-        low, high, start, stop = placed[:, :count]
-        at_once = (start < block.stop) & (stop > block.start)
-        gap_starts = np.concatenate(([0], np.maximum.accumulate(high[at_once])))
-        gaps = np.concatenate((low[at_once], [np.iinfo(np.int64).max])) - gap_starts
-        fitting = np.flatnonzero(gaps >= block.size_bytes)
-        offset = int(gap_starts[fitting[np.argmin(gaps[fitting])]])
-        if known is not None and i in known:
-            offset = known[i]
+            alive = (stops[:count] > block.start).nonzero()[0]
+            if len(alive) < count:
+                for column in placed:
+                    column[: len(alive)] = column[alive]
+                count = len(alive)
+            low, high = lows[:count], highs[:count]
+        else:
+            at_once = starts[:count] < block.stop
+            at_once &= stops[:count] > block.start
+            beside = at_once.nonzero()[0]
+            low, high = lows[beside], highs[beside]
+        from_ = np.zeros(len(low) + 1, np.int64)  # where gaps start, and their sizes
+        np.maximum.accumulate(high, out=from_[1:])
+        sizes = np.append(low, HIGHEST_BYTES) - from_
+        fitting = (sizes >= block.size_bytes).nonzero()[0]
+        offset = int(from_[fitting[sizes[fitting].argmin()]])
         offsets[i] = offset
         reached = max(reached, offset + block.size_bytes)
-        at = int(np.searchsorted(low, offset))
-        placed[:, at + 1 : count + 1] = placed[:, at:count].copy()
-        placed[:, at] = (offset, offset + block.size_bytes, block.start, block.stop)
+        at = int(lows[:count].searchsorted(offset))
+        for column, value in zip(placed, (offset, offset + block.size_bytes, block.start, block.stop), strict=True):
+            column[at + 1 : count + 1] = column[at:count]
+            column[at] = value
         count += 1
     return offsets, reached
 

@@ -24,7 +24,7 @@ from mbc.optimize.convoy import convoys
 from mbc.optimize.homes import persistent_bytes
 from mbc.optimize.improve import Found, improve, keep_again, squeeze, stay_after_all
 from mbc.optimize.ledger import Gap, Ledger
-from mbc.optimize.lifetimes import blocks, live_bytes
+from mbc.optimize.lifetimes import live_of
 from mbc.optimize.order import Draft
 from mbc.optimize.proved import fastest_first
 from mbc.optimize.residence import Decisions, in_launch_order, rewrite
@@ -32,7 +32,7 @@ from mbc.optimize.runs import Run, runs_of
 from mbc.optimize.segments import cut_into_segments
 from mbc.optimize.sending import Sender
 from mbc.optimize.strips import Division
-from mbc.optimize.takeover import in_place, take_over
+from mbc.optimize.takeover import in_place, taken_over, works_in_place
 
 # Values of less than this part of the room are always kept.
 SMALL_PART = 1 / 20_000
@@ -45,6 +45,7 @@ WORSE_ROUNDS = 10  # one after another that are no smaller than what was found
 MOST_AGAIN = 1.0
 # Of what is made again, some proves not to be needed: where so many times as long as another step allows is too little.
 WORTH_AGAIN = 1.5
+NOTHING_BYTES = np.iinfo(np.int64).min  # taken where nothing can be done
 # Trials of keeping a value after all, each of which looks at the whole program.
 KEEP_WORK = 60_000_000
 
@@ -130,15 +131,14 @@ class Chooser:
         along: AlongRuns,
         runs: Sequence[Run],
     ) -> None:
-        self._graph = graph
-        self._groups = groups
-        self._draft = draft
+        self._works = works_in_place(graph, groups)
+        self._draft = taken_over(draft, draft.infer, self._works)  # which nothing here changes
         self._link = link
         self._means = means
         self._room_bytes = room_bytes
         self.runs = runs
         self._small_bytes = int(room_bytes * SMALL_PART)
-        self._in_place = tuple(in_place(graph, draft, self.runs, groups))
+        self._in_place = tuple(in_place(draft, self.runs, self._works))
         self._along = along
         self.ledger = Ledger(draft, self.runs, self._small_bytes, self._in_place, self._along)
         self._persistent_bytes = persistent_bytes(draft)
@@ -223,7 +223,7 @@ class Chooser:
         return self.measured()
 
     def _go_on(self, start: Resided) -> None:
-        self.ledger.undo(0)
+        self.ledger.undo(self.ledger.empty)
         for offload in start.decisions.offloads:
             self.ledger.offload(offload.buffer, offload.out, offload.back)
         for recompute in start.decisions.recomputes:
@@ -245,14 +245,13 @@ class Chooser:
     def measured(self) -> Measured:
         """The program as decided, and by how much each run and what is made again before it exceed the room."""
         measured = self.measure(self.ledger.decisions(), self.ledger.leaner)
-        self.ledger.delta_bytes[:] = 0
+        self.ledger.measured()
         return measured
 
     def measure(self, decisions: Decisions, leaner: Mapping[int, Leaner]) -> Measured:
         rewritten = rewrite(self._draft, self.runs, decisions, self._link, self._along)
-        draft = take_over(self._graph, rewritten.draft, self._groups)
-        program_blocks = blocks(draft.train, draft.buffers, frozenset(draft.persistent))
-        live = np.array(live_bytes(program_blocks, len(draft.train.launches)), np.int64) + self._persistent_bytes
+        draft = taken_over(rewritten.draft, rewritten.draft.train, self._works)
+        live = live_of(draft.train, draft.buffers, frozenset(draft.persistent)) + self._persistent_bytes
         if leaner:
             less = {self._operations(run): how.less_bytes for run, how in leaner.items()}
             live -= np.array([less.get(launch.operations, 0) for launch in draft.train.launches])
@@ -280,7 +279,7 @@ class Chooser:
         done = False
         hopeless = np.zeros(len(over), bool)
         while True:
-            taken = np.where(hopeless, np.iinfo(np.int64).min, over + self.ledger.delta_bytes)
+            taken = np.where(hopeless, NOTHING_BYTES, over + self.ledger.delta_bytes)
             worst = int(np.argmax(taken))
             if taken[worst] <= 0 or self._again_too_long():
                 return done
@@ -292,11 +291,7 @@ class Chooser:
     def _relieve_at(self, position: int, over: NDArray[np.int64]) -> bool:
         ledger = self.ledger
         # A chain takes longest to look at, so that gaps stand there by what they cost at least at first.
-        heap: list[tuple[float, int, int]] = []
-        for buffer in ledger.across(position):
-            gap = ledger.gap(buffer, position)
-            if gap is not None:
-                heap.append((self._least_price(gap), buffer, gap.before))
+        heap = [(self._least_price(buffer, before), buffer, before) for buffer, before in ledger.gaps(position)]
         heapq.heapify(heap)
         done = False
         while heap and over[position] + ledger.delta_at(position) > 0 and not self._again_too_long():
@@ -349,14 +344,14 @@ class Chooser:
 
     def _price(self, gap: Gap) -> float:
         """Microseconds a byte of the cheaper way to have the bytes free at a run."""
-        return self._a_byte(gap, min(self._recompute_us(gap), self._forced_us(gap)))
+        return self._a_byte(gap.buffer, min(self._recompute_us(gap), self._forced_us(gap)))
 
-    def _least_price(self, gap: Gap) -> float:
-        """No more than `_price`."""
-        return self._a_byte(gap, min(self.ledger.least_us(gap.buffer, gap.before), self._copies_us(gap)))
+    def _least_price(self, buffer: int, before: int) -> float:
+        """No more than `_price` of a gap that ends at a run."""
+        return self._a_byte(buffer, min(self.ledger.least_us(buffer, before), self._copies_us(buffer)))
 
-    def _a_byte(self, gap: Gap, time_us: float) -> float:
-        return time_us * self.whims.get(gap.buffer, 1.0) / self.ledger.size_bytes[gap.buffer]
+    def _a_byte(self, buffer: int, time_us: float) -> float:
+        return time_us * self.whims.get(buffer, 1.0) / self.ledger.size_bytes[buffer]
 
     def _apply(self, gap: Gap) -> None:
         if self._recompute_us(gap) <= self._forced_us(gap):
@@ -372,18 +367,19 @@ class Chooser:
 
     def _forced_us(self, gap: Gap) -> float:
         """What an offload costs where kernels wait for it. A short copy is none, but where nothing else is left."""
+        copies_us = self._copies_us(gap.buffer)
         if not self.sender.worth_sending(gap.buffer) and self._recompute_us(gap) < math.inf:
             return math.inf
-        return self._copies_us(gap)
+        return copies_us
 
-    def _copies_us(self, gap: Gap) -> float:
+    def _copies_us(self, buffer: int) -> float:
         """What sending a value takes, the queues of the copies taken to be free."""
         ledger = self.ledger
-        if self._means.offload <= 0 or gap.buffer in ledger.offloads:
+        if self._means.offload <= 0 or buffer in ledger.offloads:
             return math.inf
-        if ledger.sent_bytes + ledger.size_bytes[gap.buffer] > self._means.host_bytes:
+        if ledger.sent_bytes + ledger.size_bytes[buffer] > self._means.host_bytes:
             return math.inf
-        return self.sender.both_ways_us(gap.buffer)
+        return self.sender.both_ways_us(buffer)
 
     # What is not needed
 
@@ -397,7 +393,7 @@ class Chooser:
         if found[0].live_bytes > self._room_bytes:
             self.ledger.undo(before)
             return best
-        self.ledger.delta_bytes[:] = 0
+        self.ledger.measured()
         return found
 
     def _in_convoys(self, found: Found) -> Resided:

@@ -124,7 +124,7 @@ class _Writer:
             self._copy(self._now.get(buffer, buffer), self._host[buffer], Stream.TO_HOST, position)
 
     def to_device(self, buffer: int, position: int) -> None:
-        returned = self._new(replace(self._draft.buffers[buffer], alias=None))
+        returned = self._new(self._alone(buffer))
         self._copy(self._host[buffer], returned, Stream.TO_DEVICE, position)
         self._now[buffer] = returned
 
@@ -135,7 +135,7 @@ class _Writer:
         if again is not None:
             if run.repeat is not None and list(again) == [run.repeat.accesses[-1].buffer]:
                 launches, made = (run.repeat,), tuple(again)
-            moved = {buffer: self._new(replace(self._draft.buffers[buffer], alias=None)) for buffer in made}
+            moved = {buffer: self._new(self._alone(buffer)) for buffer in made}
         for launch in launches:
             self._add(self._renamed(launch, moved, again is not None), position)
         if again is not None:
@@ -143,7 +143,7 @@ class _Writer:
 
     def along(self, along: AlongRun, position: int) -> None:
         """A launch that makes values again along with what it makes the first time."""
-        made = {target: self._new(replace(self._draft.buffers[target], alias=None)) for target in along.targets}
+        made = {target: self._new(self._alone(target)) for target in along.targets}
         launch = self._renamed(along.launch, {}, again=False)
         accesses = [Access(made.get(a.buffer, a.buffer), a.rows, a.mode) for a in launch.accesses]
         if along.workspace_bytes:
@@ -161,7 +161,14 @@ class _Writer:
         draft = replace(self._draft, buffers=tuple(self._buffers), train=program)
         return Rewritten(draft, tuple(self._position))
 
+    def _alone(self, buffer: int) -> Buffer:
+        """With bytes of its own."""
+        found = self._draft.buffers[buffer]
+        return found if found.alias is None else replace(found, alias=None)
+
     def _renamed(self, launch: Launch, moved: dict[int, int], again: bool) -> Launch:
+        if not again and self._now.keys().isdisjoint([access.buffer for access in launch.accesses]):
+            return launch
         accesses: list[Access] = []
         changed = False
         for access in launch.accesses:

@@ -6,6 +6,7 @@ does not move them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mbc.ir.graph import TrainingGraph
@@ -40,16 +41,17 @@ class Run:
 def runs_of(graph: TrainingGraph, draft: Draft, program: Program) -> tuple[Run, ...]:
     """The runs of a program in order; every launch is in one."""
     updating = {op.name for op in (*graph.train, *graph.infer) if KINDS[op.kind].updates}
+    whole = [is_whole(graph, draft, buffer) for buffer in range(len(draft.buffers))]
     found: list[Run] = []
     launches = program.launches
     start = 0
-    for stop in _ends(graph, draft, program):
+    for stop in _ends(draft, program, whole):
         copied = any(isinstance(launch.work, Copy) for launch in launches[start:stop])
         again = not copied and all(updating.isdisjoint(launch.operations) for launch in launches[start:stop])
         # A copy takes no time of the compute stream.
         timed = (launch for launch in launches[start:stop] if launch.stream is Stream.COMPUTE)
         time_us = sum(launch.work.time_us for launch in timed)
-        accesses = [a for launch in launches[start:stop] for a in launch.accesses if is_whole(graph, draft, a.buffer)]
+        accesses = [a for launch in launches[start:stop] for a in launch.accesses if whole[a.buffer]]
         writes = tuple(dict.fromkeys(a.buffer for a in accesses if a.mode is not Mode.READ))
         reads = tuple(dict.fromkeys(a.buffer for a in accesses if a.mode is Mode.READ and a.buffer not in writes))
         found.append(Run(start, stop, reads, writes, time_us, again))
@@ -65,7 +67,7 @@ def is_whole(graph: TrainingGraph, draft: Draft, buffer: int) -> bool:
     return found.rows.count == (graph.batch if graph.values[found.value].per_sample else 1)
 
 
-def _ends(graph: TrainingGraph, draft: Draft, program: Program) -> list[int]:
+def _ends(draft: Draft, program: Program, whole: Sequence[bool]) -> list[int]:
     """Where runs stop: where no value is written in parts, and no part of one is needed, on both sides."""
     last: dict[int, int] = {}
     first: dict[int, int] = {}
@@ -74,7 +76,7 @@ def _ends(graph: TrainingGraph, draft: Draft, program: Program) -> list[int]:
             buffer = access.buffer
             if draft.buffers[buffer].value is None:
                 continue
-            if access.mode is not Mode.READ or not is_whole(graph, draft, buffer):
+            if access.mode is not Mode.READ or not whole[buffer]:
                 first.setdefault(buffer, i)
                 last[buffer] = i
     reach = list(range(len(program.launches)))  # the last launch that belongs with each

@@ -28,13 +28,15 @@ class Sender:
     there that is; `forced`: values on the host that kernels wait for."""
 
     def __init__(self, draft: Draft, link: HostLink, runs: Sequence[Run], ledger: Ledger, host_bytes: int) -> None:
-        self._link = link
         self._runs = runs
         self._ledger = ledger
         self._host_bytes = host_bytes
         self._times_us = np.array([run.time_us for run in runs] + [0.0])
         # Out before the peak and back after it, the directions are in each other's way only where states go, too.
-        self._busy_both = any(isinstance(launch.work, Copy) for launch in draft.train.launches)
+        busy_both = any(isinstance(launch.work, Copy) for launch in draft.train.launches)
+        sizes = {b: ledger.size_bytes[b] for b in ledger.movable}
+        self._out_us = {b: link.copy_us(size, Stream.TO_HOST, busy_both) for b, size in sizes.items()}
+        self._back_us = {b: link.copy_us(size, Stream.TO_DEVICE, busy_both) for b, size in sizes.items()}
         self.peak = 0
         self.sent = 0.0
         self.forced: set[int] = set()
@@ -133,14 +135,14 @@ class Sender:
                 ledger.offload(buffer, out, back)
 
     def copy_us(self, buffer: int, stream: Stream) -> float:
-        return self._link.copy_us(self._ledger.size_bytes[buffer], stream, self._busy_both)
+        return (self._out_us if stream is Stream.TO_HOST else self._back_us)[buffer]
 
     def worth_sending(self, buffer: int) -> bool:
         """Whether its copies are not too short to be sent."""
-        return self.copy_us(buffer, Stream.TO_HOST) >= SHORTEST_COPY_US
+        return self._out_us[buffer] >= SHORTEST_COPY_US
 
     def both_ways_us(self, buffer: int) -> float:
-        return self.copy_us(buffer, Stream.TO_HOST) + self.copy_us(buffer, Stream.TO_DEVICE)
+        return self._out_us[buffer] + self._back_us[buffer]
 
     def starts_us(self) -> NDArray[np.float64]:
         """When the launches at each run start, what is made again before it included."""

@@ -10,9 +10,9 @@ that live longest first. What ends up too high then comes earlier in the next ro
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from heapq import heappop, heappush
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mbc.optimize.lifetimes import Block, peak_bytes
 
@@ -29,16 +29,16 @@ def fill_up(blocks: Sequence[Block], good: int, most_rounds: int = MOST_ROUNDS) 
     Seeded and counted in rounds, never in seconds: the same blocks get the same offsets.
     """
     sizes = np.array([block.size_bytes for block in blocks], np.int64)
-    starts = np.array([block.start for block in blocks], np.int64)
-    stops = np.array([block.stop for block in blocks], np.int64)
-    lives = (stops - starts).astype(float)
+    lives = np.array([block.stop - block.start for block in blocks], float)
     enough = max(good, peak_bytes(blocks)[0])
     draw = np.random.default_rng(0)
     ranks = [lives, lives * sizes, sizes.astype(float)]
     lowest = 0
     for number in range(max(1, min(most_rounds, PLACED_WORK // len(blocks)))):
         rank = ranks[number % len(ranks)]
-        offsets = _filled(sizes, starts, stops, np.argsort(-rank, kind="stable"))
+        order: list[int] = np.argsort(-rank, kind="stable").tolist()
+        offsets = np.zeros(len(blocks), np.int64)
+        offsets[order] = _filled([blocks[i] for i in order])
         tops = offsets + sizes
         reached = int(tops.max())
         if reached <= good or not number or reached < lowest:
@@ -49,39 +49,65 @@ def fill_up(blocks: Sequence[Block], good: int, most_rounds: int = MOST_ROUNDS) 
         rank *= draw.uniform(1 / ANY_EARLIER, ANY_EARLIER, len(rank))
 
 
-def _filled(
-    sizes: NDArray[np.int64], starts: NDArray[np.int64], stops: NDArray[np.int64], order: NDArray[np.intp]
-) -> NDArray[np.int64]:
-    """Offsets, the first in `order` of the blocks that a room holds being taken for it."""
-    from_, until = starts[order], stops[order]
-    size, low, high = sizes[order].tolist(), from_.tolist(), until.tolist()
-    left = np.ones(len(order), np.bool_)
-    offsets = np.zeros(len(order), np.int64)
-    # Rooms side by side: the launches [begins, ends) above a height.
-    begins, ends, heights = [int(from_.min())], [int(until.max())], [0]
-    count = len(order)
-    while count:
-        height = min(heights)
-        k = heights.index(height)
-        begin, end = begins[k], ends[k]
-        inside = from_ >= begin
-        inside &= until <= end
-        inside &= left
-        i = int(inside.argmax())
-        if inside[i]:
-            offsets[order[i]] = height
-            left[i] = False
-            count -= 1
-            first, last = k, k + 1
-            rooms = [(begin, low[i], height), (low[i], high[i], height + size[i]), (high[i], end, height)]
-            rooms = [room for room in rooms if room[0] < room[1]]
+def _filled(blocks: Sequence[Block]) -> list[int]:
+    """Offsets, the first of the blocks that a room holds being taken for it."""
+    times = sorted({time for block in blocks for time in (block.start, block.stop)})
+    number = {time: i for i, time in enumerate(times)}
+    starts = [number[block.start] for block in blocks]
+    stops = [number[block.stop] for block in blocks]
+    sizes = [block.size_bytes for block in blocks]
+    # Blocks as bits of whole numbers, the first one lowest: those that start at each time or later, those that stop at
+    # it or earlier, and those that are left. What a room holds is then found without a look at each.
+    since, until = [0] * len(times), [0] * len(times)
+    for i in range(len(blocks)):
+        since[starts[i]] |= 1 << i
+        until[stops[i]] |= 1 << i
+    last = len(times) - 1
+    for time in range(last):
+        since[last - time - 1] |= since[last - time]
+        until[time + 1] |= until[time]
+    left = (1 << len(blocks)) - 1
+    offsets = [0] * len(blocks)
+    # Rooms side by side, each by the time at which it begins: when it ends, and above which height it is (-1: none
+    # begins then). `begins`: of the room that ends at a time. `lowest`: the first that is still so high is it.
+    heights, ends, begins = [-1] * len(times), [0] * len(times), [0] * len(times)
+    heights[0], ends[0] = 0, last
+    lowest = [(0, 0)]
+    too_high = sum(sizes) + 1
+    while left:
+        height, begin = lowest[0]
+        if heights[begin] != height:
+            heappop(lowest)
+            continue
+        end = ends[begin]
+        inside = since[begin] & until[end] & left
+        if inside:
+            bit = inside & -inside
+            left ^= bit
+            i = bit.bit_length() - 1
+            offsets[i] = height
+            low, high, top = starts[i], stops[i], height + sizes[i]
+            if begin < low:
+                ends[begin], begins[low] = low, begin
+            else:
+                heappop(lowest)
+            heights[low], ends[low], begins[high] = top, high, low
+            heappush(lowest, (top, low))
+            if high < end:
+                heights[high], ends[high], begins[end] = height, end, high
+                heappush(lowest, (height, high))
         else:  # lost up to the lower neighbour, or to both where they are level
-            beside = heights[max(0, k - 1) : k] + heights[k + 1 : k + 2]
-            level = min(beside)
-            first = k - 1 if k and heights[k - 1] == level else k
-            last = k + 2 if heights[k + 1 : k + 2] == [level] else k + 1
-            rooms = [(begins[first], ends[last - 1], level)]
-        begins[first:last] = [room[0] for room in rooms]
-        ends[first:last] = [room[1] for room in rooms]
-        heights[first:last] = [room[2] for room in rooms]
+            heappop(lowest)
+            before = heights[begins[begin]] if begin else too_high
+            behind = heights[end] if end < last else too_high
+            heights[begin] = -1
+            if behind <= before:
+                heights[end] = -1
+                end = ends[end]
+            if before <= behind:
+                begin = begins[begin]
+            else:
+                heights[begin] = behind
+                heappush(lowest, (behind, begin))
+            ends[begin], begins[end] = end, begin
     return offsets
