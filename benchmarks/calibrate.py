@@ -3,7 +3,8 @@
 Layers are dealt to two halves by a hash of what they are, all micro-batches of a layer to the same half. The shares of
 mbc.kernels.calibration are fitted to one half; the errors are those of the other, which the fit has not seen. Compared
 are, for each request and provider, the best estimate and the fastest measured candidate that may take its place
-(within the same workspace, and deterministic where it is), and the same for candidates without workspace. Needs no GPU.
+(within the same workspace, and deterministic where it is), and the same for candidates without workspace. Beside that
+stand times between measured sizes, and those from larger ones (scaled.py says more of them). Needs no GPU.
 
     python benchmarks/calibrate.py [--profile FILE] [--write] [--only GROUP]
 
@@ -20,6 +21,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -31,9 +33,11 @@ from mbc.device.interpolate import between
 from mbc.device.profile import Measurement, Profile, calibrated
 from mbc.device.profile_file import read_profile
 from mbc.device.profile_places import shipped_path
+from mbc.device.scale import MOST_TIMES, octave, scaled
 from mbc.device.signature import read_signature, rows_of, signature, with_rows
 from mbc.device.spec import DeviceSpec, device_specs
-from mbc.kernels.base import Candidate
+from mbc.kernels import PROVIDERS
+from mbc.kernels.base import Candidate, Request
 from mbc.kernels.calibration import (
     ALL,
     ESTIMATES_FILE,
@@ -43,6 +47,7 @@ from mbc.kernels.calibration import (
     Effort,
     Shares,
     Spread,
+    scaled_group,
     shares_of,
 )
 from mbc.kernels.calibration import (
@@ -190,6 +195,44 @@ def interpolated(profile: Profile) -> list[float]:
     return found
 
 
+@dataclass(frozen=True)
+class Foretold:
+    """A measured size as a larger one tells it: of one provider the kernel that looks fastest. `ratio`: measured over
+    foretold time; `times`: how many times as many rows the larger size has."""
+
+    request: Request
+    provider: str
+    times: float
+    ratio: float
+
+
+def foretold(profile: Profile, device: DeviceSpec, most_times: float = MOST_TIMES) -> Iterator[Foretold]:
+    """Of every size from every larger one of up to so many times the rows."""
+
+    @cache
+    def offered(request: Request) -> tuple[Candidate, ...]:
+        return tuple(c for p in PROVIDERS for c in p.candidates(request, device))
+
+    for family in dict.fromkeys(with_rows(read_signature(key), 0) for key in profile.measurements):
+        sizes = {
+            rows: measured
+            for rows, candidates in profile.family(family).items()
+            if (measured := tuple(c for c in candidates if c.measured))
+        }
+        for rows, larger in product(sizes, sizes):
+            if not rows < larger <= most_times * rows:
+                continue
+            request = with_rows(family, rows)
+            known = {_key(c): c.time_us for c in sizes[rows]}
+            guesses = scaled((larger, sizes[larger]), rows, offered(with_rows(family, larger)), offered(request))
+            first: dict[str, Candidate] = {}
+            for guess in guesses:
+                if _key(guess) in known:
+                    first.setdefault(guess.provider, guess)
+            for provider, guess in first.items():
+                yield Foretold(request, provider, larger / rows, known[_key(guess)] / guess.time_us)
+
+
 def _key(candidate: Candidate) -> tuple[Any, ...]:
     return candidate.provider, candidate.name, candidate.settings, candidate.layouts
 
@@ -197,11 +240,14 @@ def _key(candidate: Candidate) -> tuple[Any, ...]:
 def calibrate(profile: Profile) -> tuple[Calibration, list[dict[str, Any]]]:
     """The calibration, and a row for each group with the requests that it was compared on."""
     (spec,) = (s for s in device_specs().values() if s.name == profile.identity.gpu)
-    found = list(samples(profile, calibrated(spec, profile)))
+    device = calibrated(spec, profile)
+    found = list(samples(profile, device))
     shares = fitted(found)
     by_group = ratios(found, shares)
     if between_sizes := interpolated(profile):
         by_group[INTERPOLATED] = between_sizes
+    for size in foretold(profile, device):
+        by_group[scaled_group(size.provider, octave(size.times))].append(size.ratio)
     spreads = {name: Spread.of(group) for name, group in sorted(by_group.items())}
     identity = profile.identity
     calibration = Calibration(

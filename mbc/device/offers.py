@@ -12,7 +12,7 @@ from mbc.device.cudnn_library import CudnnRefusal
 from mbc.device.gpu import Gpu
 from mbc.device.spec import DeviceSpec, spec_like
 from mbc.ir.types import Layout, layout_matters
-from mbc.kernels import PROVIDERS
+from mbc.kernels import LISTED_BY_CUDNN, PROVIDERS
 from mbc.kernels.base import LAYOUT_CODES, Candidate, Request
 from mbc.kernels.cudnn import CUDNN
 from mbc.kernels.cudnn_convolution import widened_bytes
@@ -22,7 +22,6 @@ from mbc.kernels.statistics import WITH_STATISTICS
 from mbc.units import show_size
 
 BEST_PER_LAYOUT = 8  # engines, in the heuristics' order; beyond them only what needs less workspace
-_ENUMERATED = frozenset({"cudnn", "cudnn_legacy"})  # asked of cuDNN itself: what these providers offer are guesses
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +61,7 @@ def offers(gpu: Gpu, request: Request, workspace_limit_bytes: int) -> Offered:
         found = legacy_candidates(gpu.library, gpu.device.handle, request)
         search.take(Offer(candidate, notes) for candidate, notes in found)
     for provider in PROVIDERS:
-        if provider.name not in _ENUMERATED and provider.name != OWN.name:
+        if provider.name not in LISTED_BY_CUDNN and provider.name != OWN.name:
             search.take(Offer(c) for c in provider.candidates(request, spec))
     libraries, search.found = search.found, []
     search.take(Offer(c) for c in OWN.candidates(request, spec))

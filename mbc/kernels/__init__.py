@@ -9,3 +9,6 @@ from mbc.kernels.cudnn_legacy import CUDNN_LEGACY
 from mbc.kernels.own import OWN
 
 PROVIDERS: tuple[Provider, ...] = (CUDNN, CUDNN_LEGACY, CUBLASLT, OWN)
+
+# Whose kernels cuDNN itself lists, where the GPU is: what these providers offer elsewhere stands for them.
+LISTED_BY_CUDNN = frozenset({CUDNN.name, CUDNN_LEGACY.name})

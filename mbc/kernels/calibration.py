@@ -35,6 +35,7 @@ _LEAST_BUSY = 0.02  # small products still spread over the machine by smaller ti
 WITHOUT_WORKSPACE = "bare"  # the variant of candidates that take none
 ALL = "all"  # the spread over every group of candidates that have the workspace they want
 INTERPOLATED = "interpolated"  # between two measured sizes of a profile
+SCALED = "scaled"  # from a larger one (`mbc.device.scale`)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,8 @@ UNCOMPARED = Spread(0, 1.0, 0.5, 2.0, 0.5, 1.0)  # by judgement, for work that n
 
 @dataclass(frozen=True)
 class Calibration:
-    """`shares` by `Effort.key`, `spreads` by group (with ` bare` for candidates without workspace).
+    """`shares` by `Effort.key`, `spreads` by group (with ` bare` for candidates without workspace) and by
+    `scaled_group`.
 
     `gpu`, `driver`, `cudnn` and `measured` are those of the profile, `fitted` is the date of fitting.
     """
@@ -115,6 +117,10 @@ class Calibration:
     def spread(self, group: str, bare: bool) -> Spread:
         """How far estimates of a group are off on the GPU of the profile."""
         return self.spreads.get(f"{group} {WITHOUT_WORKSPACE}" if bare else group, UNCOMPARED)
+
+    def scaled(self, provider: str, times: int) -> Spread:
+        """How far times are off that are from a size of up to so many times the rows."""
+        return self.spreads.get(scaled_group(provider, times), UNCOMPARED)
 
     def factors(self, spread: Spread, device: DeviceSpec) -> tuple[float, float]:
         """What estimated times are multiplied by for the lower and the upper end of their range. Never beyond the
@@ -170,6 +176,11 @@ def group(provider: str, kind: str, precision: Precision) -> str:
         return f"mbc {kind}"
     half = precision in (Precision.BF16, Precision.FP16)
     return f"{provider} {kind} {'half' if half else precision.value}"
+
+
+def scaled_group(provider: str, times: int) -> str:
+    """Of times from a size of up to so many times the rows, a power of two."""
+    return f"{SCALED} {provider} {times}"
 
 
 def peak_tflops(device: DeviceSpec, precision: Precision) -> float:

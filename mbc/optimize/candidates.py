@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum, auto
 from functools import cached_property
 from typing import Any
 
 from mbc.device.profile import Profile
+from mbc.device.signature import rows_of
 from mbc.device.spec import DeviceSpec
 from mbc.errors import MbcError
 from mbc.ir.graph import Operation, TrainingGraph
@@ -19,6 +21,7 @@ from mbc.kernels.statistics import WITH_STATISTICS
 from mbc.ops.base import NoAttributes
 from mbc.ops.convolution import Convolution
 from mbc.ops.fused import Fused, kind_of, names_of
+from mbc.optimize.larger import LargerSizes
 from mbc.optimize.menus import Menu, fixed, menu, worthwhile
 from mbc.options import Policy
 from mbc.plan.model import Rows
@@ -27,6 +30,15 @@ Repeaters = frozenset[str]  # names of kernels
 Menus = Mapping[tuple[Layout, ...], Menu]  # by layouts of the operands
 _Asked = tuple[Request, Repeaters]
 SLICE_ALIGNMENT_BYTES = 16  # of every operand of a slice: what candidates were measured with
+
+
+class Basis(Enum):
+    """What is known of how long an operation takes. Times are compared where they have one basis: an estimate must not
+    beat a fact."""
+
+    PROFILE = auto()  # measured, between measured sizes, or of an earlier edition of the kernel
+    LARGER_SIZE = auto()  # measured at more rows
+    ESTIMATE = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +70,10 @@ class CandidateTable:
     profile: Profile | None = None
     rules: Rules = Rules()
     repeated: Mapping[str, Repeaters] = field(default_factory=dict[str, Repeaters])
-    _known: dict[_Asked, tuple[Candidate, ...]] = field(default_factory=dict[_Asked, tuple[Candidate, ...]])
+    _found: dict[_Asked, tuple[Candidate, ...]] = field(default_factory=dict[_Asked, tuple[Candidate, ...]])
+    _known: dict[_Asked, tuple[Basis, tuple[Candidate, ...]]] = field(
+        default_factory=dict[_Asked, tuple[Basis, tuple[Candidate, ...]]]
+    )
     _menus: dict[_Asked, Menus] = field(default_factory=dict[_Asked, Menus])
     _divided: dict[_Asked, Menus] = field(default_factory=dict[_Asked, Menus])
     # The same by names of operations and their outputs, which a deep network asks for over and over.
@@ -85,7 +100,8 @@ class CandidateTable:
         """With the same answers to equal requests."""
         assert graph.batch == self.graph.batch
         made = CandidateTable(graph, self.device, self.providers, self.profile, self.rules, repeated)
-        made._known, made._menus, made._divided = self._known, self._menus, self._divided
+        made._found, made._known = self._found, self._known
+        made._menus, made._divided = self._menus, self._divided
         made._conversions = self._conversions
         return made
 
@@ -103,7 +119,8 @@ class CandidateTable:
         return request_of(self.graph, operation, rows)
 
     def candidates(self, operation: Operation, rows: Rows) -> tuple[Candidate, ...]:
-        """Every admitted candidate: those of the profile, measured or between measured sizes, else estimates.
+        """Every admitted candidate: those of the profile, measured or between measured sizes, else those of the nearest
+        larger size with what estimates leave of their times, else estimates.
 
         An optimistic estimate must not beat a fact: beside a profile's candidates only those are estimated that need
         less workspace than all of them, and none as faster. MBC200 and MBC202 where there is none.
@@ -123,20 +140,23 @@ class CandidateTable:
         return known
 
     def timed(self, operation: Operation) -> bool:
-        """Whether the profile has times of admitted kernels for the whole mini-batch: measured, between measured sizes,
-        or of an earlier edition of the kernel."""
-        key = "timed", operation.name, operation.outputs
+        """Whether the profile has times of admitted kernels for the whole mini-batch."""
+        return self.basis(operation) is Basis.PROFILE
+
+    def basis(self, operation: Operation) -> Basis:
+        """What the times of the whole mini-batch are from."""
+        key = "basis", operation.name, operation.outputs
         known = self._named.get(key)
         if known is None:
-            found = self.profile.candidates(self.request(operation, self.whole)) if self.profile else ()
-            known = self._named[key] = bool(self._admitted(found, self._repeaters(operation)))
+            request = self.request(operation, self.whole)
+            known = self._named[key] = self._from_profile(request, self._repeaters(operation))[0]
         return known
 
     def _offered(self, operation: Operation, request: Request) -> tuple[Candidate, ...]:
         key = request, self._repeaters(operation)
-        known = self._known.get(key)
+        known = self._found.get(key)
         if known is None:
-            known = self._known[key] = tuple(_with_plain_layouts(c, request) for c in self._find(*key))
+            known = self._found[key] = tuple(_with_plain_layouts(c, request) for c in self._find(*key))
         return known
 
     def _repeaters(self, operation: Operation) -> Repeaters:
@@ -145,15 +165,39 @@ class CandidateTable:
         return self.repeated.get(names_of(operation)[0], Repeaters()) if makes else Repeaters()
 
     def _find(self, request: Request, repeaters: Repeaters) -> tuple[Candidate, ...]:
-        measured = self._admitted(self.profile.candidates(request), repeaters) if self.profile else ()
+        basis, known = self._from_profile(request, repeaters)
         admitted = self._admitted(self._estimated(request), repeaters)
+        newer: tuple[Candidate, ...] = ()
+        if basis is Basis.PROFILE and self._larger and rows_of(request) < self.graph.batch:
+            newer = self._admitted(self._larger.newer(request), repeaters)
         # A group's operations are there by themselves where what was measured of it needs too much workspace.
-        if not measured or isinstance(request.attributes, Fused):
-            return measured or admitted
-        least_bytes = min(c.workspace_bytes for c in measured)
-        slowest_us = max(c.time_us for c in measured)
+        if not known or isinstance(request.attributes, Fused):
+            return (*newer, *known) or admitted
+        least_bytes = min(c.workspace_bytes for c in known)
+        slowest_us = max(c.time_us for c in known)
         leaner = (replace(c, time_us=max(c.time_us, slowest_us)) for c in admitted if c.workspace_bytes < least_bytes)
-        return (*measured, *leaner)
+        return (*newer, *known, *leaner)
+
+    def _from_profile(self, request: Request, repeaters: Repeaters) -> tuple[Basis, tuple[Candidate, ...]]:
+        """What the profile tells of a request, and how."""
+        key = request, repeaters
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = self._look_up(request, repeaters)
+        return known
+
+    def _look_up(self, request: Request, repeaters: Repeaters) -> tuple[Basis, tuple[Candidate, ...]]:
+        if self.profile is None or self._larger is None:
+            return Basis.ESTIMATE, ()
+        if found := self._admitted(self.profile.candidates(request), repeaters):
+            return Basis.PROFILE, found
+        if found := self._admitted(self._larger.candidates(request), repeaters):
+            return Basis.LARGER_SIZE, found
+        return Basis.ESTIMATE, ()
+
+    @cached_property
+    def _larger(self) -> LargerSizes | None:
+        return LargerSizes(self.profile, self.providers, self.device) if self.profile else None
 
     def _estimated(self, request: Request) -> tuple[Candidate, ...]:
         named = [p for p in self.providers if not self.rules.providers or p.name in self.rules.providers]

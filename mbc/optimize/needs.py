@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from mbc.device.need import Need
 from mbc.device.spec import DeviceSpec
@@ -18,7 +18,7 @@ from mbc.optimize.fuse import Group, possible_groups
 from mbc.optimize.gather import bundles
 from mbc.options import Policy
 from mbc.plan.group import operation_of
-from mbc.plan.model import Kernel, Plan, Rows
+from mbc.plan.model import Buffer, Kernel, Launch, Plan, Rows
 
 # Inference is planned once and weighs less than a step that runs a million times, but is to be measured all the same.
 _INFERENCE_WEIGHT = 0.1
@@ -86,7 +86,13 @@ def unmeasured(plan: Plan) -> tuple[Request, ...]:
     found: dict[Request, None] = {}
     for launch in plan.train.launches:
         if isinstance(launch.work, Kernel) and not launch.work.measured and launch.operations:
-            operation = operation_of(launch, operations, plan.buffers)
-            rows = max((access.rows for access in launch.accesses), key=lambda part: part.count)
-            found[request_of(plan.graph, operation, rows)] = None
+            found[launched(plan.graph, launch, operations, plan.buffers)] = None
     return tuple(found)
+
+
+def launched(
+    graph: TrainingGraph, launch: Launch, operations: Mapping[str, Operation], buffers: Sequence[Buffer]
+) -> Request:
+    """What a launch of some `operations`, by name, runs."""
+    rows = max((access.rows for access in launch.accesses), key=lambda part: part.count)
+    return request_of(graph, operation_of(launch, operations, buffers), rows)

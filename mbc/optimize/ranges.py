@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from mbc.device.profile import Profile
+from mbc.device.signature import rows_of
 from mbc.device.spec import DeviceSpec
-from mbc.ir.graph import TrainingGraph
+from mbc.ir.graph import Operation, TrainingGraph
 from mbc.kernels.calibration import INTERPOLATED, UNCOMPARED, Spread, calibration, group
 from mbc.kernels.cudnn_convolution import HEURISTIC_ENGINE, least_bytes
 from mbc.optimize.contention import contention
+from mbc.optimize.larger import scaled_spread, size_of
+from mbc.optimize.needs import launched
 from mbc.optimize.simulate import simulate
 from mbc.plan.model import Buffer, Copy, Kernel, Launch, Program
 
 
 def time_range_us(
-    program: Program, graph: TrainingGraph, buffers: Sequence[Buffer], device: DeviceSpec
+    program: Program,
+    graph: TrainingGraph,
+    buffers: Sequence[Buffer],
+    device: DeviceSpec,
+    profile: Profile | None = None,
+    operations: Sequence[Operation] = (),
 ) -> tuple[float, float]:
-    """The time of a program with every estimated launch at the lower, and at the upper, end of its range.
+    """The time of a program with every estimated launch at the lower, and at the upper, end of its range. `operations`:
+    those of the program, to be looked up in the `profile` that was planned with.
 
     Of the estimates of a kind of work eight in ten lie in its range. All estimates of a program are taken to be off in
     the same direction, since their errors have causes in common: where they cancel out, the range is too wide.
     """
     known = calibration()
+    by_name = {operation.name: operation for operation in operations}
     low_us: list[float] = []
     high_us: list[float] = []
     for launch in program.launches:
-        spread = _spread(launch, graph, buffers)
+        spread = _scaled(launch, graph, buffers, profile, by_name) or _spread(launch, graph, buffers)
         low, high = (1.0, 1.0) if spread is None else known.factors(spread, device)
         low_us.append(launch.work.time_us * low)
         high_us.append(launch.work.time_us * high)
@@ -36,6 +47,22 @@ def time_range_us(
     # Copies that start sooner may get into each other's way sooner: shorter launches can make a longer step.
     own = simulate(program, None, disturbed)
     return min(low, own), max(high, own)
+
+
+def _scaled(
+    launch: Launch,
+    graph: TrainingGraph,
+    buffers: Sequence[Buffer],
+    profile: Profile | None,
+    operations: Mapping[str, Operation],
+) -> Spread | None:
+    """How far the time of a launch may be off that is from a larger size; None where it is not."""
+    work = launch.work
+    if work.measured or isinstance(work, Copy) or not launch.operations or profile is None:
+        return None
+    request = launched(graph, launch, operations, buffers)
+    larger = size_of(profile, request, work)
+    return None if larger is None else scaled_spread(work.provider, larger, rows_of(request))
 
 
 def _spread(launch: Launch, graph: TrainingGraph, buffers: Sequence[Buffer]) -> Spread | None:

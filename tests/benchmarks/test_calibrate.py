@@ -11,15 +11,16 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-from calibrate import ESTIMATING, calibrate, fit, interpolated, put_into, samples, text
+from calibrate import ESTIMATING, calibrate, fit, foretold, interpolated, put_into, samples, text
 
 from mbc.device.profile import Identity, Measurement, Profile, calibrated
 from mbc.device.signature import read_signature, signature, with_rows
 from mbc.device.spec import find_spec
 from mbc.ir.types import DType, Precision, TensorType
 from mbc.kernels.base import Request
-from mbc.kernels.calibration import ALL, INTERPOLATED, Shares, calibration, read_calibration
+from mbc.kernels.calibration import ALL, INTERPOLATED, Shares, calibration, read_calibration, scaled_group
 from mbc.kernels.cudnn_convolution import CUDNN_CONVOLUTION
+from mbc.kernels.own import OWN
 from mbc.ops.base import NoAttributes
 from mbc.ops.convolution import Convolution
 
@@ -137,6 +138,22 @@ def test_interpolation_is_compared_with_sizes_that_were_measured(exact: Profile)
     linear = {key: found for key, found in exact.measurements.items() if read_signature(key).kind == "relu"}
     assert interpolated(replace(exact, measurements=linear)) == pytest.approx([1.0] * 16)
     assert not interpolated(made_up(rows=(8, 16)))
+
+
+def test_larger_sizes_are_compared_with_smaller_ones(exact: Profile) -> None:
+    """What takes twice as long as estimated at every size is foretold from any."""
+    slower = {
+        key: tuple(measurement(c, 2 * c.time_us) for c in OWN.candidates(read_signature(key), H200))
+        for key in exact.measurements
+        if read_signature(key).kind == "relu"
+    }
+    found = list(foretold(replace(exact, measurements=slower), H200, 4))
+    assert len(found) == 8 * (3 + 2)  # of four sizes: twice, and four times as large
+    assert [size.ratio for size in found] == pytest.approx([1.0] * len(found))
+    assert {(size.provider, size.times) for size in found} == {("mbc", 2), ("mbc", 4)}
+    spreads = calibrate(exact)[0].spreads
+    counts = [spreads[scaled_group("cudnn", times)].count for times in (2, 4, 8)]
+    assert counts == [48 * 3, 48 * 2, 48]
 
 
 def test_the_file_reads_back(exact: Profile) -> None:

@@ -28,7 +28,7 @@ from mbc.optimize.residence import Decisions, Recompute, rewrite
 from mbc.optimize.runs import runs_of
 from mbc.options import Policy
 from mbc.plan.model import Kernel, Launch, Plan
-from tests.optimize.planned import H200, graph_of, is_inside, planned_for, trained
+from tests.optimize.planned import H200, NoSizes, graph_of, is_inside, planned_for, trained
 
 SOURCE = """
 block bottleneck() on x {
@@ -57,7 +57,7 @@ def is_joint(kind: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measured(NoSizes):
     """A profile that has measured what would be estimated, all by its bytes, so that a convolution takes as long as on
     large images; but for launches that keep to themselves what they make again. `along`: whether products along with
     sums were measured; `joint`: with relu's output, too; `forward`: what the kernel that they repeat takes, others 1;

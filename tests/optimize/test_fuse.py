@@ -31,7 +31,7 @@ from mbc.plan.model import Kernel, Mode, Plan, Program
 from mbc.plan.verify import verify_plan
 from mbc.runtime.module import Module
 from mbc.source import Source
-from tests.optimize.planned import Favouring, Without
+from tests.optimize.planned import Favouring, NoSizes, Without
 
 H200 = find_spec("h200")
 # Its blocks form no clusters: small tensors are not normalised at once.
@@ -213,7 +213,7 @@ def test_a_group_that_is_slower_than_its_operations_is_left_alone():
 def test_estimated_groups_do_not_stand_beside_measured_operations():
     steps = graph("bf16")
 
-    class Measured:
+    class Measured(NoSizes):
         """Knows every operation, and no group."""
 
         def candidates(self, request: Request) -> tuple[Candidate, ...]:
@@ -230,7 +230,7 @@ def test_what_a_profile_expects_stands_beside_what_it_measured():
     """Times between measured sizes and of earlier editions are no model's estimates."""
     steps = graph("bf16")
 
-    class Expected:
+    class Expected(NoSizes):
         """Has measured every operation, and knows of every group what an earlier edition took."""
 
         def candidates(self, request: Request) -> tuple[Candidate, ...]:

@@ -16,7 +16,7 @@ from mbc.optimize.floor import BANDWIDTH_SHARE, step_floor
 from mbc.optimize.needs import needs
 from mbc.options import Policy
 from mbc.plan.model import Kernel, Plan
-from tests.optimize.planned import H200, graph_of, is_inside, planned_for, trained
+from tests.optimize.planned import H200, NoSizes, graph_of, is_inside, planned_for, trained
 
 SOURCE = """
 block bottleneck(stride = 1) on x {
@@ -57,7 +57,7 @@ IN_GROUPS = "convolution_backward_data+"
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measured(NoSizes):
     """A profile that has measured what would be estimated, all by its bytes. `data`: data gradients with sums, too;
     `inside`: launches that make a convolution's result again and do not write it; `signs`: of relu; `slow`: which of
     such launches take far longer, by a part of their kind."""

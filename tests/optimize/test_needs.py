@@ -13,6 +13,7 @@ from mbc.optimize.candidates import CandidateTable, Rules, conversion_request
 from mbc.optimize.needs import needs
 from mbc.options import Policy
 from mbc.plan.model import Rows
+from tests.optimize.planned import NoSizes
 from tests.optimize.test_choose import graph
 
 H200 = find_spec("h200")
@@ -54,7 +55,7 @@ def test_an_estimate_is_never_faster_than_a_measurement():
     operation = next(o for o in steps.train if o.kind == "convolution")
     slow = Candidate("cudnn", "convolution", (), (Layout.CHANNELS_FIRST,) * 3, 1 << 10, 1e9, True)
 
-    class Slow:
+    class Slow(NoSizes):
         def candidates(self, request: Request) -> tuple[Candidate, ...]:
             return (slow,) if request.kind == "convolution" else ()
 

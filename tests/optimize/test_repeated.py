@@ -19,7 +19,7 @@ from mbc.optimize.repeated import with_repeated
 from mbc.optimize.search import Limits, search
 from mbc.options import Policy
 from mbc.plan.model import Kernel, Plan
-from tests.optimize.planned import H200, graph_of, is_inside, planned_for, trained
+from tests.optimize.planned import H200, NoSizes, graph_of, is_inside, planned_for, trained
 
 SOURCE = """
 network small(batch = 4, classes = 3) {
@@ -41,7 +41,7 @@ BYTES_PER_US = H200.copy_gb_s * 1e3
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measured(NoSizes):
     """A profile that has measured what would be estimated, all by its bytes. Of launches that make again what a
     convolution made it has these (`again`). `makers`: times that its kernels take; infinite: these were not measured,
     and others take longer than any estimate."""

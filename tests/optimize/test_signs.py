@@ -25,6 +25,7 @@ from mbc.plan.model import Plan
 from mbc.plan.verify import verify_plan
 from mbc.runtime.module import Module
 from mbc.source import Source
+from tests.optimize.planned import NoSizes
 from tests.optimize.test_fuse import UNCLUSTERED, launched
 
 SOURCE = """
@@ -50,7 +51,7 @@ def graph(precision: str = "fp32") -> TrainingGraph:
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measured(NoSizes):
     """A profile that has measured what would be estimated: groups in half the time, so that they are chosen for small
     tensors, too, and so what is in one layout. `times`: by kind."""
 
