@@ -6,12 +6,12 @@ A profile is a value, and a plan made with the same profile is the same plan.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from mbc.device.interpolate import candidates_at, rank
-from mbc.device.signature import read_signature, rows_of, with_rows
+from mbc.device.signature import Shelf, read_signature, rows_of, shelf_of, shelf_of_signature, with_rows
 from mbc.device.signature import signature as signature
 from mbc.device.spec import DeviceSpec
 from mbc.device.transfers import measured_link
@@ -161,12 +161,27 @@ class Profile:
     def family(self, request: Request) -> Mapping[int, tuple[Candidate, ...]]:
         """The candidates of every size at which the operation of `request` was measured, by their number of rows,
         ascending. A size all of whose candidates were refused is there, with none."""
-        return self._families.get(with_rows(request, 0), {})
+        shelf = shelf_of(request)
+        known = self._families.get(shelf)
+        if known is None:
+            known = self._families[shelf] = self._families_on(shelf)
+        return known.get(with_rows(request, 0), {})
 
     @cached_property
-    def _families(self) -> Mapping[Request, Mapping[int, tuple[Candidate, ...]]]:
-        found: dict[Request, dict[int, tuple[Candidate, ...]]] = {}
+    def _families(self) -> dict[Shelf, Mapping[Request, Mapping[int, tuple[Candidate, ...]]]]:
+        """Those that were asked for: a step has few of the kinds that are known, and one precision."""
+        return {}
+
+    @cached_property
+    def _shelves(self) -> Mapping[Shelf, Sequence[str]]:
+        found: dict[Shelf, list[str]] = {}
         for key in dict.fromkeys((*self.measurements, *self.earlier, *self.extents)):
+            found.setdefault(shelf_of_signature(key), []).append(key)
+        return found
+
+    def _families_on(self, shelf: Shelf) -> Mapping[Request, Mapping[int, tuple[Candidate, ...]]]:
+        found: dict[Request, dict[int, tuple[Candidate, ...]]] = {}
+        for key in self._shelves.get(shelf, ()):
             try:
                 request = read_signature(key)
             except ValueError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from functools import lru_cache
 from typing import Any, cast
 
 from mbc.ir.graph import Attributes
@@ -13,6 +14,9 @@ from mbc.kernels.base import Request
 from mbc.ops import KINDS
 from mbc.ops.base import NoAttributes, OpKind
 from mbc.ops.fused import Fused, launch_kind, read_fused
+
+Shelf = tuple[str, str]  # kind and precision of requests
+_KIND, _PRECISION = '"kind":"', '"precision":"'  # where a signature says them, behind its attributes and in this order
 
 
 def signature(request: Request) -> str:
@@ -45,6 +49,16 @@ def read_signature(text: str) -> Request:
         raise ValueError(f"'{text}' describes no operation: {error}") from error
 
 
+def shelf_of(request: Request) -> Shelf:
+    return request.kind, request.precision.value
+
+
+def shelf_of_signature(text: str) -> Shelf:
+    """What `shelf_of` gives for its request, without reading all of it: a profile has tens of thousands."""
+    behind = text[text.rfind(_KIND) + len(_KIND) :]
+    return behind.partition('"')[0], behind[behind.rfind(_PRECISION) + len(_PRECISION) :].partition('"')[0]
+
+
 def _attributes(kind: str, fields: Mapping[str, Any]) -> Attributes:
     if "members" in fields:
         return read_fused(fields)
@@ -65,6 +79,7 @@ def _setting(value: object) -> object:
     return tuple(map(_setting, cast("list[object]", value))) if isinstance(value, list) else value
 
 
+@lru_cache(maxsize=65536)
 def _type(text: str) -> TensorType:
     dtype, _, shape = text.rstrip("]").partition("[")
     return TensorType(tuple(int(size) for size in shape.split(",") if size.strip()), DType(dtype))
