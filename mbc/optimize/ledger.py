@@ -133,7 +133,9 @@ class Ledger(Books):
             total_us += self.displaced_us(run, position)
             total_us += self.again_us_of(run, position, paid) - (0.0 if later is None else self.again_us_of(run, later))
             for source in self.moved_by(run, position):
-                if not self.resident(source, position) and not self._can_fetch(source, position):
+                # Of most values nothing is listed; the rest of this is what `resident` says, too.
+                there = not self.starts.get(source) and self.reads[source][-1] >= position
+                if not there and not self.resident(source, position) and not self._can_fetch(source, position):
                     pending.append(source)
         return total_us, list(found)
 
@@ -142,7 +144,10 @@ class Ledger(Books):
         made = self.made[buffer]
         if made < 0 or not self.runs[made].again:
             return math.inf
-        return 0.0 if (made, position) in self._again else self.again_us_of(made, position)
+        key = made, position
+        if key in self._again:
+            return 0.0
+        return self.again_us_of(made, position) if key in self._along else self.runs[made].time_us
 
     def resident(self, buffer: int, position: int) -> bool:
         """Whether its bytes are there for a read just before a run."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 from mbc.optimize.runs import Run
 
@@ -20,25 +20,18 @@ def passing_bytes(
     `sizes`: bytes by value; `scratch_bytes`: workspace by run; `staying`: values that are made again and there for run
     `before` or later. The others are gone when they were read last.
     """
-    last = _last_reads(again, runs)
-    makes = [(i, b) for i, run in enumerate(again) for b in runs[run].writes]
+    last = {b: i for i, run in enumerate(again) for b in runs[run].reads} if len(again) > 1 else {}
     # Beside what is there for the run: its own outputs and workspace, and what will stay, are still to come.
-    level = -sum(sizes[b] for b in runs[before].writes) - scratch_bytes[before]
-    level -= sum(sizes[b] for b in staying)
+    level = -sum([sizes[b] for b in runs[before].writes]) - scratch_bytes[before]
+    level -= sum([sizes[b] for b in staying])
     gone = [0] * len(again)
-    for i, b in makes:
-        if b not in staying:
-            # What run `before` writes over is there to the end.
-            end = len(again) if b in runs[before].reads else last.get(b, i)
-            if end < len(again):
-                gone[end] += sizes[b]
     most = 0
     for i, run in enumerate(again):
-        level += sum(sizes[b] for b in runs[run].writes)
+        for b in runs[run].writes:
+            level += sizes[b]
+            # What run `before` writes over is there to the end.
+            if b not in staying and b not in runs[before].reads:
+                gone[last.get(b, i)] += sizes[b]
         most = max(most, level + scratch_bytes[run])
         level -= gone[i]
     return most
-
-
-def _last_reads(again: Sequence[int], runs: Sequence[Run]) -> Mapping[int, int]:
-    return {b: i for i, run in enumerate(again) for b in runs[run].reads}

@@ -67,7 +67,7 @@ def place(blocks: Sequence[Block], enough_bytes: int = 0, thorough: bool = True)
         if height <= good:
             break
         order = sorted(range(len(blocks)), key=lambda i, key=key: key(blocks[i]))
-        offsets, reached = _greedy(blocks, order)
+        offsets, reached = _greedy(blocks, order, most_bytes=height)
         if reached < height:
             best, height, best_order = offsets, reached, order
     if not thorough or height <= good:
@@ -78,21 +78,24 @@ def place(blocks: Sequence[Block], enough_bytes: int = 0, thorough: bool = True)
 def fit_within(blocks: Sequence[Block], room_bytes: int) -> list[int] | None:
     """Offsets of the blocks within a room that is nearly full, where such are found quickly."""
     order = sorted(range(len(blocks)), key=lambda i: _ORDERS[0](blocks[i]))
-    offsets, reached = _greedy(blocks, order)
+    offsets, reached = _greedy(blocks, order, most_bytes=room_bytes + 1)
     if reached <= room_bytes:
         return offsets
     large = [i for i in order if blocks[i].size_bytes * SMALL_BLOCKS[0] >= room_bytes]
     for places in fill_up([blocks[i] for i in large], room_bytes, QUICK_ROUNDS):
-        offsets, reached = place_around(blocks, dict(zip(large, places, strict=True)))
+        offsets, reached = place_around(blocks, dict(zip(large, places, strict=True)), room_bytes + 1)
         if reached <= room_bytes:
             return offsets
     return None
 
 
-def place_around(blocks: Sequence[Block], known: Mapping[int, int]) -> tuple[list[int], int]:
-    """Offsets of the blocks and the height they reach, where those of some are `known`."""
+def place_around(
+    blocks: Sequence[Block], known: Mapping[int, int], most_bytes: int = HIGHEST_BYTES
+) -> tuple[list[int], int]:
+    """Offsets of the blocks and the height they reach, where those of some are `known`. What reaches `most_bytes` is
+    given up: its offsets mean nothing."""
     rest = sorted(set(range(len(blocks))) - known.keys(), key=lambda i: (-blocks[i].size_bytes, blocks[i].start))
-    return _greedy(blocks, rest, known)
+    return _greedy(blocks, rest, known, most_bytes)
 
 
 def _improved(
@@ -102,7 +105,7 @@ def _improved(
     what these leave."""
 
     def filled(chosen: list[int], places: list[int]) -> tuple[list[int], int]:
-        return place_around(blocks, dict(zip(chosen, places, strict=True)))
+        return place_around(blocks, dict(zip(chosen, places, strict=True)), height)
 
     large: list[int] = []
     for count in SMALL_BLOCKS:
@@ -132,10 +135,13 @@ def _alive_when_full(blocks: Sequence[Block], full_bytes: int, among: Sequence[i
 
 
 def _greedy(
-    blocks: Sequence[Block], order: Sequence[int], known: Mapping[int, int] | None = None
+    blocks: Sequence[Block],
+    order: Sequence[int],
+    known: Mapping[int, int] | None = None,
+    most_bytes: int = HIGHEST_BYTES,
 ) -> tuple[list[int], int]:
     """Place in the given order, each block into the smallest gap that holds it, else on top; others have offsets that
-    are `known`."""
+    are `known`. What reaches `most_bytes` is given up."""
     offsets = [0] * len(blocks)
     # What is placed so far, ordered by offset.
     lows, highs, starts, stops = placed = [np.zeros(len(blocks), np.int64) for _ in range(4)]
@@ -147,6 +153,8 @@ def _greedy(
     # In the order in which blocks start, one that has ended is in nobody's way any more, and all others are.
     forgetting = not count and all(blocks[a].start <= blocks[b].start for a, b in pairwise(order))
     for i in order:
+        if reached >= most_bytes:
+            break
         block = blocks[i]
         if forgetting:
             alive = (stops[:count] > block.start).nonzero()[0]

@@ -291,7 +291,7 @@ class Chooser:
     def _relieve_at(self, position: int, over: NDArray[np.int64]) -> bool:
         ledger = self.ledger
         # A chain takes longest to look at, so that gaps stand there by what they cost at least at first.
-        heap = [(self._least_price(buffer, before), buffer, before) for buffer, before in ledger.gaps(position)]
+        heap = self._least_prices(position)
         heapq.heapify(heap)
         done = False
         while heap and over[position] + ledger.delta_at(position) > 0 and not self._again_too_long():
@@ -346,9 +346,16 @@ class Chooser:
         """Microseconds a byte of the cheaper way to have the bytes free at a run."""
         return self._a_byte(gap.buffer, min(self._recompute_us(gap), self._forced_us(gap)))
 
-    def _least_price(self, buffer: int, before: int) -> float:
-        """No more than `_price` of a gap that ends at a run."""
-        return self._a_byte(buffer, min(self.ledger.least_us(buffer, before), self._copies_us(buffer)))
+    def _least_prices(self, position: int) -> list[tuple[float, int, int]]:
+        """The gaps over a run, as a price no more than `_price`, the value and where the gap ends."""
+        found: list[tuple[float, int, int]] = []
+        least_us, whims, sizes = self.ledger.least_us, self.whims, self.ledger.size_bytes
+        for buffer, before in self.ledger.gaps(position):
+            time_us = least_us(buffer, before)
+            if self._means.offload > 0:
+                time_us = min(time_us, self._copies_us(buffer))
+            found.append((time_us * whims.get(buffer, 1.0) / sizes[buffer], buffer, before))
+        return found
 
     def _a_byte(self, buffer: int, time_us: float) -> float:
         return time_us * self.whims.get(buffer, 1.0) / self.ledger.size_bytes[buffer]

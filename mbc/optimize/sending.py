@@ -155,20 +155,19 @@ class _Queue:
 
     def __init__(self, end_us: float) -> None:
         self._end_us = end_us
-        self._ready_us = np.zeros(0)
-        self._takes_us = np.zeros(0)
+        self._copies: list[tuple[float, float]] = []  # when each may start, and what it takes
 
     def add(self, ready_us: float, takes_us: float) -> bool:
         """Whether one more copy is over in time and all others still are; only then it is added."""
-        at = int(np.searchsorted(self._ready_us, ready_us, side="right"))
-        ready = np.insert(self._ready_us, at, ready_us)
-        takes = np.insert(self._takes_us, at, takes_us)
-        # From each copy on, the rest of the queue takes at least so long.
-        if (ready + np.cumsum(takes[::-1])[::-1]).max() > self._end_us:
-            return False
-        self._ready_us, self._takes_us = ready, takes
+        at = bisect_right(self._copies, ready_us, key=lambda copy: copy[0])
+        self._copies.insert(at, (ready_us, takes_us))
+        rest_us = 0.0  # from each copy on, the rest of the queue takes at least so long
+        for ready, takes in reversed(self._copies):
+            rest_us += takes
+            if ready + rest_us > self._end_us:
+                del self._copies[at]
+                return False
         return True
 
     def remove(self, ready_us: float, takes_us: float) -> None:
-        at = int(np.flatnonzero((self._ready_us == ready_us) & (self._takes_us == takes_us))[0])
-        self._ready_us, self._takes_us = np.delete(self._ready_us, at), np.delete(self._takes_us, at)
+        self._copies.remove((ready_us, takes_us))

@@ -13,9 +13,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mbc.ops.fused import kind_of, names_of
-from mbc.optimize.addresses import assign_addresses
+from mbc.optimize.addresses import Placed, assign_addresses
 from mbc.optimize.along import along_runs, alongs_of, readers_late
 from mbc.optimize.bare import repeated_bare
+from mbc.optimize.candidates import CandidateTable
 from mbc.optimize.choose import Choices
 from mbc.optimize.fitted import Fitted, Problem, ordered
 from mbc.optimize.lifetimes import aligned
@@ -202,8 +203,15 @@ def _way(
     points = _points(problem, choices, divided)
     link = table.device.host_link
     resided = reside(table.graph, draft, link, left, room_bytes, known_us, groups, work, start, points, along, runs)
-    quickly = Fitted(resided.draft, assign_addresses(resided.draft, thorough=False), table)
-    return _Way(draft, quickly.step_us + resided.leaner_us, resided, choices, means, divided)
+    return _Way(draft, _step_us(resided.draft, table) + resided.leaner_us, resided, choices, means, divided)
+
+
+def _step_us(draft: Draft, table: CandidateTable) -> float:
+    """The time of a step as it seems to be. Streams wait for each other's bytes, which takes addresses to know; a
+    single one does not."""
+    several = len({launch.stream for launch in draft.train.launches}) > 1
+    placed = assign_addresses(draft, thorough=False) if several else Placed((), 0, 0, 0)
+    return Fitted(draft, placed, table).step_us
 
 
 def _points(problem: Problem, choices: Choices, divided: Collection[str]) -> Points:
