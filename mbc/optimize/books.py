@@ -66,6 +66,8 @@ class Books:
         self.starts: dict[int, list[int]] = {}
         self.offloads: dict[int, tuple[int, int]] = {}  # buffer -> (out, back)
         self.sent_bytes = 0  # of `offloads`
+        self._alone_us = [run.again_us for run in runs]  # what each takes to be repeated by itself
+        self._can_again = [*(run.again for run in runs), False]  # the last one: what no run makes
         self._again: dict[tuple[int, int], set[int]] = {}  # (run, position) -> outputs that are wanted of it
         self.again_us = 0.0  # of all repetitions
         self._journal: list[tuple[Callable[..., None], Any]] = []  # what takes entries back
@@ -128,7 +130,7 @@ class Books:
         there will be."""
         along = self._along.get((run, position))
         found = along.beside(self._again, beside) if along else None
-        return found.more_us if found else self.runs[run].again_us
+        return found.more_us if found else self._alone_us[run]
 
     def moved_by(self, run: int, position: int) -> Sequence[int]:
         """The movable values that have to be there where a run is repeated just before another, or along with what
@@ -138,8 +140,6 @@ class Books:
 
     def _readable(self, run: int, position: int) -> bool:
         """Whether nothing that a run reads where it is repeated has been written over by then."""
-        if position <= self._valid_until_all[run]:
-            return True
         along = self._along.get((run, position))
         spared = along.spared if along else ()
         return all(self._valid_until.get(b, position) >= position or b in spared for b in self.runs[run].reads)
@@ -356,17 +356,12 @@ class Books:
         self._changed.remove(position)
 
     def _passing_at(self, position: int) -> int:
-        again = sorted(self._runs_again.get(position, ()))
+        again = self._runs_again.get(position)
         if not again:
             return 0
-
-        staying: set[int] = set()
-        for run in again:
-            for buffer in self._again[run, position]:
-                start, stop = self._stay(buffer, bisect_right(self.starts[buffer], position))
-                if start < stop:
-                    staying.add(buffer)
-        return passing_bytes(again, self.runs, self.size_bytes, self._scratch_bytes, position, staying)
+        made = [buffer for run in again for buffer in self._again[run, position]]
+        staying = {b for b in made if self._stay(b, bisect_right(self.starts[b], position))[1] > position}
+        return passing_bytes(sorted(again), self.runs, self.size_bytes, self._scratch_bytes, position, staying)
 
 
 def _scratch_bytes(draft: Draft, run: Run) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,28 +78,38 @@ class Ledger(Books):
         k = bisect_left(reads, position)
         if k == len(reads) or reads[k] == position or made >= position:
             return None
-        started, before = self._started(buffer, reads[k]), reads[k]
+        starts, before = self.starts.get(buffer), reads[k]
+        s = bisect_right(starts, before) if starts else 0
+        started = starts[s - 1] if starts and s else made
         if started >= position:
             return None
         return Gap(buffer, max(reads[k - 1] if k else started, started), before)
 
-    def _started(self, buffer: int, position: int) -> int:
-        """Where the stay starts to which a read belongs."""
-        starts = self.starts.get(buffer)
-        s = bisect_right(starts, position) if starts else 0
-        return starts[s - 1] if starts and s else self.made[buffer]
-
-    def gaps(self, position: int) -> Iterator[tuple[int, int]]:
-        """The movable values that have a gap over a run, each with where that ends."""
-        for buffer in self.across(position):
-            reads = self.reads[buffer]
-            k = bisect_left(reads, position)
-            if k < len(reads) and reads[k] != position and self._started(buffer, reads[k]) < position:
-                yield buffer, reads[k]
+    def gaps(self, position: int) -> list[tuple[int, int, float]]:
+        """The movable values that have a gap over a run, each with where that ends and what making it again before that
+        takes at least."""
+        found: list[tuple[int, int, float]] = []
+        for buffer in self.across(position):  # which is read behind, and made before
+            reads, starts, made = self.reads[buffer], self.starts.get(buffer), self.made[buffer]
+            before = reads[bisect_left(reads, position)]
+            if before == position:
+                continue
+            if starts:
+                s = bisect_right(starts, before)
+                if s and starts[s - 1] >= position:
+                    continue
+            key = made, before
+            if not self._can_again[made]:
+                least_us = math.inf
+            elif key in self._again:
+                least_us = 0.0
+            else:
+                least_us = self.again_us_of(made, before) if key in self._along else self._alone_us[made]
+            found.append((buffer, before, least_us))
+        return found
 
     def can_repeat(self, buffer: int) -> bool:
-        made = self.made[buffer]
-        return made >= 0 and self.runs[made].again
+        return self._can_again[self.made[buffer]]
 
     def chain(self, buffer: int, position: int) -> tuple[float, Sequence[int]]:
         """What making a value again before a run takes: microseconds beyond what is made again anyway, and the values
@@ -121,33 +131,25 @@ class Ledger(Books):
                 continue
             found[wanted] = None
             run = self.made[wanted]
-            if len(found) > most_chain or not 0 <= run < position or not self.runs[run].again:
+            if len(found) > most_chain or run >= position or not self._can_again[run]:
                 return NO_CHAIN
             key = run, position
             if key in paid or key in self._again:
                 continue
             paid.add(key)
-            if not self._readable(run, position):
+            if position > self._valid_until_all[run] and not self._readable(run, position):
                 return NO_CHAIN
             later = self._next_again(wanted, position) if wanted != buffer else None
-            total_us += self.displaced_us(run, position)
-            total_us += self.again_us_of(run, position, paid) - (0.0 if later is None else self.again_us_of(run, later))
-            for source in self.moved_by(run, position):
+            if key in self._displaced:
+                total_us += self.displaced_us(run, position)
+            again_us = self.again_us_of(run, position, paid) if key in self._along else self._alone_us[run]
+            total_us += again_us - (0.0 if later is None else self.again_us_of(run, later))
+            for source in self.moved_by(run, position) if key in self._along else self._moves[run]:
                 # Of most values nothing is listed; the rest of this is what `resident` says, too.
                 there = not self.starts.get(source) and self.reads[source][-1] >= position
                 if not there and not self.resident(source, position) and not self._can_fetch(source, position):
                     pending.append(source)
         return total_us, list(found)
-
-    def least_us(self, buffer: int, position: int) -> float:
-        """What `chain` takes at least."""
-        made = self.made[buffer]
-        if made < 0 or not self.runs[made].again:
-            return math.inf
-        key = made, position
-        if key in self._again:
-            return 0.0
-        return self.again_us_of(made, position) if key in self._along else self.runs[made].time_us
 
     def resident(self, buffer: int, position: int) -> bool:
         """Whether its bytes are there for a read just before a run."""

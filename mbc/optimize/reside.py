@@ -349,9 +349,8 @@ class Chooser:
     def _least_prices(self, position: int) -> list[tuple[float, int, int]]:
         """The gaps over a run, as a price no more than `_price`, the value and where the gap ends."""
         found: list[tuple[float, int, int]] = []
-        least_us, whims, sizes = self.ledger.least_us, self.whims, self.ledger.size_bytes
-        for buffer, before in self.ledger.gaps(position):
-            time_us = least_us(buffer, before)
+        whims, sizes = self.whims, self.ledger.size_bytes
+        for buffer, before, time_us in self.ledger.gaps(position):
             if self._means.offload > 0:
                 time_us = min(time_us, self._copies_us(buffer))
             found.append((time_us * whims.get(buffer, 1.0) / sizes[buffer], buffer, before))
