@@ -98,7 +98,7 @@ def table(profile: Measured | None, batch: int = 0) -> CandidateTable:
 
 
 def planned(profile: Measured | None, share: float = 0.0) -> Plan:
-    return planned_for(profile, SOURCE, share)
+    return planned_for(profile, SOURCE, share, ("beside", "offload"))  # else the optimizer's states go to the host
 
 
 def products_along(plan: Plan) -> list[Launch]:
