@@ -24,7 +24,7 @@ from mbc.kernels import PROVIDERS
 from mbc.kernels.interpreter import INTERPRETER
 from mbc.measuring import measure_missing, measure_requests
 from mbc.optimize.candidates import CandidateTable, Rules
-from mbc.optimize.needs import unmeasured
+from mbc.optimize.needs import unmeasured, untried
 from mbc.optimize.search import Limits, search
 from mbc.options import Options, Policy
 from mbc.plan.file import dump_plan
@@ -70,8 +70,10 @@ def compile_plan(source: Source, options: Options, stages: Stages | None = None)
     limits = Limits(options.workspace_limit_bytes, options.workspace_total_bytes, options.without, host_bytes)
     budget_bytes = lowered.device_bytes or free_bytes(device, options.gpu)
     plan = stages.run("search", lambda: search(table, limits, budget_bytes), dump_plan)
-    # What was chosen by times between two measured sizes is measured, and chosen again.
-    while policy is Policy.ALL and measure_requests(unmeasured(plan), device, options, stages.announce):
+    # What was chosen by times between two measured sizes is measured, and chosen again; so is what cuDNN may not run,
+    # since it was tried on more rows only.
+    wanted = unmeasured if policy is Policy.ALL else untried
+    while measure_requests(wanted(plan), device, options, stages.announce):
         table = stages.run("find profile", tabulate)
         plan = stages.run("search", lambda table=table: search(table, limits, budget_bytes), dump_plan)
 

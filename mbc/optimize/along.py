@@ -202,7 +202,7 @@ def along_runs(table: CandidateTable, draft: Draft, runs: Sequence[Run], program
         if (
             along.stands_for(operation)
             and max(made_by) < sums
-            and table.basis(along.operation) is table.basis(operation)
+            and table.timed(along.operation) == table.timed(operation)
         ):
             places.append((along, made_by, sums))
 

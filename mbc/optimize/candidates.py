@@ -5,12 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum, auto
 from functools import cached_property
 from typing import Any
 
 from mbc.device.profile import Profile
-from mbc.device.signature import rows_of
 from mbc.device.spec import DeviceSpec
 from mbc.errors import MbcError
 from mbc.ir.graph import Operation, TrainingGraph
@@ -30,15 +28,6 @@ Repeaters = frozenset[str]  # names of kernels
 Menus = Mapping[tuple[Layout, ...], Menu]  # by layouts of the operands
 _Asked = tuple[Request, Repeaters]
 SLICE_ALIGNMENT_BYTES = 16  # of every operand of a slice: what candidates were measured with
-
-
-class Basis(Enum):
-    """What is known of how long an operation takes. Times are compared where they have one basis: an estimate must not
-    beat a fact."""
-
-    PROFILE = auto()  # measured, between measured sizes, or of an earlier edition of the kernel
-    LARGER_SIZE = auto()  # measured at more rows
-    ESTIMATE = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +59,8 @@ class CandidateTable:
     profile: Profile | None = None
     rules: Rules = Rules()
     repeated: Mapping[str, Repeaters] = field(default_factory=dict[str, Repeaters])
-    _found: dict[_Asked, tuple[Candidate, ...]] = field(default_factory=dict[_Asked, tuple[Candidate, ...]])
-    _known: dict[_Asked, tuple[Basis, tuple[Candidate, ...]]] = field(
-        default_factory=dict[_Asked, tuple[Basis, tuple[Candidate, ...]]]
-    )
+    _known: dict[_Asked, tuple[Candidate, ...]] = field(default_factory=dict[_Asked, tuple[Candidate, ...]])
+    _of_parts: dict[_Asked, tuple[Candidate, ...]] = field(default_factory=dict[_Asked, tuple[Candidate, ...]])
     _menus: dict[_Asked, Menus] = field(default_factory=dict[_Asked, Menus])
     _divided: dict[_Asked, Menus] = field(default_factory=dict[_Asked, Menus])
     # The same by names of operations and their outputs, which a deep network asks for over and over.
@@ -100,7 +87,7 @@ class CandidateTable:
         """With the same answers to equal requests."""
         assert graph.batch == self.graph.batch
         made = CandidateTable(graph, self.device, self.providers, self.profile, self.rules, repeated)
-        made._found, made._known = self._found, self._known
+        made._known, made._of_parts = self._known, self._of_parts
         made._menus, made._divided = self._menus, self._divided
         made._conversions = self._conversions
         return made
@@ -119,14 +106,27 @@ class CandidateTable:
         return request_of(self.graph, operation, rows)
 
     def candidates(self, operation: Operation, rows: Rows) -> tuple[Candidate, ...]:
-        """Every admitted candidate: those of the profile, measured or between measured sizes, else those of the nearest
-        larger size with what estimates leave of their times, else estimates.
+        """Every admitted candidate: those of the profile, measured or between measured sizes, else estimates.
 
         An optimistic estimate must not beat a fact: beside a profile's candidates only those are estimated that need
         less workspace than all of them, and none as faster. MBC200 and MBC202 where there is none.
         """
         request = self.request(operation, rows)
         known = self._offered(operation, request)
+        if not known:
+            raise self._missing(operation, request)
+        return known
+
+    def candidates_of_part(self, operation: Operation, rows: Rows) -> tuple[Candidate, ...]:
+        """The same of a micro-batch that is not held beside the whole, and with what larger sizes tell of it: of
+        kernels that were not measured at so few rows. MBC200 and MBC202 as before."""
+        if self.larger is None or rows.count >= self.graph.batch:
+            return self.candidates(operation, rows)
+        request = self.request(operation, rows)
+        key = request, self._repeaters(operation)
+        known = self._of_parts.get(key)
+        if known is None:
+            known = self._of_parts[key] = tuple(_with_plain_layouts(c, request) for c in self._find_part(*key))
         if not known:
             raise self._missing(operation, request)
         return known
@@ -140,23 +140,20 @@ class CandidateTable:
         return known
 
     def timed(self, operation: Operation) -> bool:
-        """Whether the profile has times of admitted kernels for the whole mini-batch."""
-        return self.basis(operation) is Basis.PROFILE
-
-    def basis(self, operation: Operation) -> Basis:
-        """What the times of the whole mini-batch are from."""
-        key = "basis", operation.name, operation.outputs
+        """Whether the profile has times of admitted kernels for the whole mini-batch: measured, between measured sizes,
+        or of an earlier edition of the kernel."""
+        key = "timed", operation.name, operation.outputs
         known = self._named.get(key)
         if known is None:
-            request = self.request(operation, self.whole)
-            known = self._named[key] = self._from_profile(request, self._repeaters(operation))[0]
+            found = self.profile.candidates(self.request(operation, self.whole)) if self.profile else ()
+            known = self._named[key] = bool(self._admitted(found, self._repeaters(operation)))
         return known
 
     def _offered(self, operation: Operation, request: Request) -> tuple[Candidate, ...]:
         key = request, self._repeaters(operation)
-        known = self._found.get(key)
+        known = self._known.get(key)
         if known is None:
-            known = self._found[key] = tuple(_with_plain_layouts(c, request) for c in self._find(*key))
+            known = self._known[key] = tuple(_with_plain_layouts(c, request) for c in self._find(*key))
         return known
 
     def _repeaters(self, operation: Operation) -> Repeaters:
@@ -164,40 +161,35 @@ class CandidateTable:
         makes = operation.kind in ("convolution", WITH_STATISTICS)
         return self.repeated.get(names_of(operation)[0], Repeaters()) if makes else Repeaters()
 
+    @cached_property
+    def larger(self) -> LargerSizes | None:
+        """What a profile tells beyond the sizes that it has."""
+        return LargerSizes(self.profile, self.providers, self.device) if self.profile else None
+
     def _find(self, request: Request, repeaters: Repeaters) -> tuple[Candidate, ...]:
-        basis, known = self._from_profile(request, repeaters)
+        known = self.profile.candidates(request) if self.profile else ()
+        return self._with_leaner(self._admitted(known, repeaters), request, repeaters)
+
+    def _find_part(self, request: Request, repeaters: Repeaters) -> tuple[Candidate, ...]:
+        assert self.profile is not None and self.larger is not None
+        known = self._admitted(self.profile.candidates(request), repeaters)
+        told = self._admitted(self.larger.candidates(request), repeaters)
+        if not known:
+            return self._with_leaner(told, request, repeaters)
+        return (*told, *self._with_leaner(known, request, repeaters))
+
+    def _with_leaner(
+        self, known: tuple[Candidate, ...], request: Request, repeaters: Repeaters
+    ) -> tuple[Candidate, ...]:
+        """What a profile tells, and estimates of what needs less workspace; without a profile's all estimates."""
         admitted = self._admitted(self._estimated(request), repeaters)
-        newer: tuple[Candidate, ...] = ()
-        if basis is Basis.PROFILE and self._larger and rows_of(request) < self.graph.batch:
-            newer = self._admitted(self._larger.newer(request), repeaters)
         # A group's operations are there by themselves where what was measured of it needs too much workspace.
         if not known or isinstance(request.attributes, Fused):
-            return (*newer, *known) or admitted
+            return known or admitted
         least_bytes = min(c.workspace_bytes for c in known)
         slowest_us = max(c.time_us for c in known)
         leaner = (replace(c, time_us=max(c.time_us, slowest_us)) for c in admitted if c.workspace_bytes < least_bytes)
-        return (*newer, *known, *leaner)
-
-    def _from_profile(self, request: Request, repeaters: Repeaters) -> tuple[Basis, tuple[Candidate, ...]]:
-        """What the profile tells of a request, and how."""
-        key = request, repeaters
-        known = self._known.get(key)
-        if known is None:
-            known = self._known[key] = self._look_up(request, repeaters)
-        return known
-
-    def _look_up(self, request: Request, repeaters: Repeaters) -> tuple[Basis, tuple[Candidate, ...]]:
-        if self.profile is None or self._larger is None:
-            return Basis.ESTIMATE, ()
-        if found := self._admitted(self.profile.candidates(request), repeaters):
-            return Basis.PROFILE, found
-        if found := self._admitted(self._larger.candidates(request), repeaters):
-            return Basis.LARGER_SIZE, found
-        return Basis.ESTIMATE, ()
-
-    @cached_property
-    def _larger(self) -> LargerSizes | None:
-        return LargerSizes(self.profile, self.providers, self.device) if self.profile else None
+        return (*known, *leaner)
 
     def _estimated(self, request: Request) -> tuple[Candidate, ...]:
         named = [p for p in self.providers if not self.rules.providers or p.name in self.rules.providers]
@@ -282,7 +274,7 @@ class CandidateTable:
             return {}
         offers: dict[tuple[Layout, ...], dict[int, list[Candidate]]] = {}
         for count in dict.fromkeys(division):
-            for candidate in self.candidates(operation, Rows(0, count)):
+            for candidate in self.candidates_of_part(operation, Rows(0, count)):
                 offers.setdefault(candidate.layouts, {}).setdefault(count, []).append(candidate)
         sums = kind_of(operation).accumulates
         menus = {layouts: fixed(found, division, sums) for layouts, found in offers.items()}
@@ -296,14 +288,16 @@ class CandidateTable:
         measured = True
         for rows in dict.fromkeys(sizes):
             if rows == sizes[0]:
-                found = self.candidates(operation, Rows(0, rows))
+                found = self.candidates_of_part(operation, Rows(0, rows))
                 measured = any(c.measured for c in found)
             elif measured and self.profile is not None:
                 # A size that profiling left out is no use: estimates would stand beside measurements.
                 request = self.request(operation, Rows(0, rows))
                 found = self._admitted(self.profile.candidates(request), self._repeaters(operation))
                 found = tuple(_with_plain_layouts(c, request) for c in found)
-            else:
+            elif division or self.timed(operation):
+                found = self.candidates_of_part(operation, Rows(0, rows))
+            else:  # beside an estimate only facts and estimates
                 found = self.candidates(operation, Rows(0, rows))
             for candidate in found:
                 offers.setdefault(candidate.layouts, {}).setdefault(rows, []).append(candidate)

@@ -245,8 +245,7 @@ def _with_late(
 
 def _saved_us(table: CandidateTable, group: Group, by_name: dict[str, Operation], limit_bytes: int | None) -> float:
     """What the operations take one by one, each in its best layout, less what the group takes; below zero where it
-    cannot be run, or a profile tells the time of only one of the two, or of one by a larger size: a fact and an
-    estimate are not held side by side."""
+    cannot be run, or a profile has times of only one of the two: a fact and an estimate are not held side by side."""
     return _gained_us(table, [by_name[name] for name in group.replaces], group, limit_bytes)
 
 
@@ -259,7 +258,7 @@ def _gained_us(table: CandidateTable, one_by_one: Sequence[Operation], group: Gr
     if not all(fused):
         return -1.0
     singles = [table.candidates(operation, table.whole) for operation in one_by_one]
-    if len({table.basis(operation) for operation in (*one_by_one, *group.launches)}) > 1:
+    if len({table.timed(operation) for operation in (*one_by_one, *group.launches)}) > 1:
         return -1.0
     return sum(min(c.time_us for c in found) for found in singles) - sum(
         min(c.time_us for c in found) for found in fused

@@ -1,9 +1,9 @@
-"""What a profile tells of a request by larger sizes of it."""
+"""What larger sizes of a profile tell of a micro-batch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from mbc.device.profile import Profile
 from mbc.device.scale import larger_size, larger_sizes, octave, scaled
@@ -15,77 +15,86 @@ from mbc.kernels.own import OWN
 from mbc.plan.model import Kernel
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A candidate, and the rows of the larger size that it is from."""
+
+    size: int
+    candidate: Candidate
+
+
+@dataclass
 class LargerSizes:
     """`providers` say how times fall with the rows, also those that are not to be used."""
 
     profile: Profile
     providers: tuple[Provider, ...]
     device: DeviceSpec
+    _told: dict[Request, tuple[Told, ...]] = field(default_factory=dict[Request, tuple[Told, ...]])
 
     def candidates(self, request: Request) -> tuple[Candidate, ...]:
-        """Of a request of fewer rows than any that were measured what the nearest size tells, and what is newer."""
-        larger = larger_size(self.profile.family(request), rows_of(request))
-        if larger is None:
-            return ()
-        found = self._scaled(request, *larger)
-        return (*found, *self._newer(request, larger[0], found))
+        """Of fewer rows than any that were measured what the nearest size tells. Of rows that were measured, and
+        beside that, kernels of mbc's own that were written since, and that a size measured later knows: those that
+        even at the upper end of their range are faster than all that was known."""
+        return tuple(told.candidate for told in self._all(request))
 
-    def newer(self, request: Request) -> tuple[Candidate, ...]:
-        """Kernels of mbc's own that a larger size knows and this one does not, having been measured before: those that
-        even at the upper end of their range are faster than all that was."""
-        rows = rows_of(request)
-        return self._newer(request, rows, self.profile.family(request).get(rows, ()))
+    def spread(self, request: Request, kernel: Kernel) -> Spread | None:
+        """How far the time of a kernel may be off; None where it is from no larger size."""
+        wanted = (kernel.provider, kernel.name, kernel.settings)
+        for told in self._all(request):
+            c = told.candidate
+            if (c.provider, c.name, c.settings) == wanted and kernel.time_us in (c.time_us, c.accumulate_us):
+                return _spread(c.provider, told.size, rows_of(request))
+        return None
 
-    def _newer(self, request: Request, size: int, facts: Sequence[Candidate]) -> tuple[Candidate, ...]:
-        """The same beside `facts`, which are of a size."""
+    def _all(self, request: Request) -> tuple[Told, ...]:
+        known = self._told.get(request)
+        if known is None:
+            known = self._told[request] = tuple(self._look_up(request))
+        return known
+
+    def _look_up(self, request: Request) -> Iterator[Told]:
         family, rows = self.profile.family(request), rows_of(request)
-        if not facts or not (date := self._date(with_rows(request, size))):
-            return ()
-        fastest_us = min(c.time_us for c in facts)
-        known = {_key(c) for c in family[size]}
-        found: list[Candidate] = []
+        nearest = larger_size(family, rows)
+        if nearest is None:
+            yield from self._newer(request, rows, family.get(rows, ()))
+            return
+        size, measured = nearest
+        found = self._scaled(request, size, measured)
+        yield from (Told(size, candidate) for candidate in found)
+        yield from self._newer(request, size, found)
+
+    def _newer(self, request: Request, size: int, known: Sequence[Candidate]) -> Iterator[Told]:
+        """What sizes that were measured later tell beside what is `known` by a size."""
+        if not known or not (date := self._date(request, size)):
+            return
+        family, rows = self.profile.family(request), rows_of(request)
+        fastest_us = min(c.time_us for c in known)
+        seen = {_key(c) for c in family[size]}
         for larger, measured in larger_sizes(family, rows):
-            new = [c for c in measured if c.measured and c.provider == OWN.name and _key(c) not in known]
-            if larger <= size or not new or self._date(with_rows(request, larger)) <= date:
+            new = [c for c in measured if c.measured and c.provider == OWN.name and _key(c) not in seen]
+            if larger <= size or not new or self._date(request, larger) <= date:
                 continue
-            known.update(map(_key, new))
-            _, high = calibration().factors(scaled_spread(OWN.name, larger, rows), self.device)
-            found += [c for c in self._scaled(request, larger, new) if high * c.time_us < fastest_us]
-        return tuple(found)
+            seen.update(map(_key, new))
+            _, high = calibration().factors(_spread(OWN.name, larger, rows), self.device)
+            found = self._scaled(request, larger, new)
+            yield from (Told(larger, c) for c in found if high * c.time_us < fastest_us)
 
     def _scaled(self, request: Request, size: int, measured: Sequence[Candidate]) -> tuple[Candidate, ...]:
         there, here = (tuple(self._offered(r)) for r in (with_rows(request, size), request))
         return scaled((size, measured), rows_of(request), there, here)
 
-    def _offered(self, request: Request) -> Iterator[Candidate]:
+    def _offered(self, request: Request) -> Iterable[Candidate]:
         return (c for provider in self.providers for c in provider.candidates(request, self.device))
 
-    def _date(self, request: Request) -> str:
-        extent = self.profile.extents.get(signature(request))
+    def _date(self, request: Request, size: int) -> str:
+        """When it was measured at a size, empty where that is not known."""
+        extent = self.profile.extents.get(signature(with_rows(request, size)))
         return extent.date if extent else ""
 
 
-def size_of(profile: Profile, request: Request, kernel: Kernel) -> int | None:
-    """The larger size from which a kernel's time is; None where it is from no such."""
-    family, rows = profile.family(request), rows_of(request)
-    holding = [size for size, found in family.items() if any(_runs(c, kernel) for c in found)]
-    larger = next((size for size, _ in larger_sizes(family, rows) if size in holding), None)
-    if larger is None or rows in holding:
-        return None
-    sizes = list(family)
-    place = sizes.index(larger)
-    interpolated = rows not in family and place > 0 and sizes[place - 1] < rows and sizes[place - 1] in holding
-    return None if interpolated else larger
-
-
-def scaled_spread(provider: str, size: int, rows: int) -> Spread:
-    """How far times of `rows` may be off that are from a larger size."""
+def _spread(provider: str, size: int, rows: int) -> Spread:
     return calibration().scaled(provider, octave(size / rows))
-
-
-def _runs(candidate: Candidate, kernel: Kernel) -> bool:
-    return (candidate.provider, candidate.name, candidate.settings) == (kernel.provider, kernel.name, kernel.settings)
 
 
 def _key(candidate: Candidate) -> tuple[object, ...]:

@@ -11,6 +11,8 @@ from mbc.ir.signs import relus_behind_sums, with_signs
 from mbc.ir.types import Precision
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Request
+from mbc.kernels.cudnn_convolution import HEURISTIC_ENGINE
+from mbc.kernels.cudnn_legacy import CUDNN_LEGACY
 from mbc.ops.fused import Fused, join, kind_of
 from mbc.optimize.along import all_alongs
 from mbc.optimize.candidates import CandidateTable, Rules, conversion_request, request_of
@@ -88,6 +90,23 @@ def unmeasured(plan: Plan) -> tuple[Request, ...]:
         if isinstance(launch.work, Kernel) and not launch.work.measured and launch.operations:
             found[launched(plan.graph, launch, operations, plan.buffers)] = None
     return tuple(found)
+
+
+def untried(plan: Plan) -> tuple[Request, ...]:
+    """The distinct slices, of inference too, of engines and algorithms that were not tried on them: cuDNN may not run
+    them in their workspace."""
+    found: dict[Request, None] = {}
+    for program, launches in ((plan.graph.train, plan.train.launches), (plan.graph.infer, plan.infer.launches)):
+        operations = {operation.name: operation for operation in program}
+        for launch in launches:
+            if isinstance(launch.work, Kernel) and not launch.work.measured and is_numbered(launch.work):
+                found[launched(plan.graph, launch, operations, plan.buffers)] = None
+    return tuple(found)
+
+
+def is_numbered(work: Kernel) -> bool:
+    """Whether it is one of cuDNN's engines or algorithms by its number, which only a profile knows."""
+    return work.provider == CUDNN_LEGACY.name or dict(work.settings).get("engine", HEURISTIC_ENGINE) != HEURISTIC_ENGINE
 
 
 def launched(

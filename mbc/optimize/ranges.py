@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from mbc.device.profile import Profile
-from mbc.device.signature import rows_of
 from mbc.device.spec import DeviceSpec
 from mbc.ir.graph import Operation, TrainingGraph
 from mbc.kernels.calibration import INTERPOLATED, UNCOMPARED, Spread, calibration, group
-from mbc.kernels.cudnn_convolution import HEURISTIC_ENGINE, least_bytes
+from mbc.kernels.cudnn_convolution import least_bytes
 from mbc.optimize.contention import contention
-from mbc.optimize.larger import scaled_spread, size_of
-from mbc.optimize.needs import launched
+from mbc.optimize.larger import LargerSizes
+from mbc.optimize.needs import is_numbered, launched
 from mbc.optimize.simulate import simulate
 from mbc.plan.model import Buffer, Copy, Kernel, Launch, Program
 
@@ -22,11 +20,11 @@ def time_range_us(
     graph: TrainingGraph,
     buffers: Sequence[Buffer],
     device: DeviceSpec,
-    profile: Profile | None = None,
+    larger: LargerSizes | None = None,
     operations: Sequence[Operation] = (),
 ) -> tuple[float, float]:
     """The time of a program with every estimated launch at the lower, and at the upper, end of its range. `operations`:
-    those of the program, to be looked up in the `profile` that was planned with.
+    those of the program, of which `larger` tells some.
 
     Of the estimates of a kind of work eight in ten lie in its range. All estimates of a program are taken to be off in
     the same direction, since their errors have causes in common: where they cancel out, the range is too wide.
@@ -36,7 +34,7 @@ def time_range_us(
     low_us: list[float] = []
     high_us: list[float] = []
     for launch in program.launches:
-        spread = _scaled(launch, graph, buffers, profile, by_name) or _spread(launch, graph, buffers)
+        spread = _scaled(launch, graph, buffers, larger, by_name) or _spread(launch, graph, buffers)
         low, high = (1.0, 1.0) if spread is None else known.factors(spread, device)
         low_us.append(launch.work.time_us * low)
         high_us.append(launch.work.time_us * high)
@@ -53,16 +51,14 @@ def _scaled(
     launch: Launch,
     graph: TrainingGraph,
     buffers: Sequence[Buffer],
-    profile: Profile | None,
+    larger: LargerSizes | None,
     operations: Mapping[str, Operation],
 ) -> Spread | None:
     """How far the time of a launch may be off that is from a larger size; None where it is not."""
     work = launch.work
-    if work.measured or isinstance(work, Copy) or not launch.operations or profile is None:
+    if work.measured or isinstance(work, Copy) or not launch.operations or larger is None:
         return None
-    request = launched(graph, launch, operations, buffers)
-    larger = size_of(profile, request, work)
-    return None if larger is None else scaled_spread(work.provider, larger, rows_of(request))
+    return larger.spread(launched(graph, launch, operations, buffers), work)
 
 
 def _spread(launch: Launch, graph: TrainingGraph, buffers: Sequence[Buffer]) -> Spread | None:
@@ -73,8 +69,7 @@ def _spread(launch: Launch, graph: TrainingGraph, buffers: Sequence[Buffer]) -> 
     if isinstance(work, Copy):
         return UNCOMPARED
     known = calibration()
-    # Only a profile knows engines and algorithms by their numbers.
-    if work.provider == "cudnn_legacy" or dict(work.settings).get("engine", HEURISTIC_ENGINE) != HEURISTIC_ENGINE:
+    if is_numbered(work):
         return known.spreads.get(INTERPOLATED, UNCOMPARED)
     return known.spread(group(work.provider, work.name, graph.precision), _is_bare(launch, work, graph, buffers))
 

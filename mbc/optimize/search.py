@@ -226,9 +226,9 @@ def _plan(
         infer,
         Predictions(
             train_us,
-            *time_range_us(train, table.graph, draft.buffers, device, table.profile, table.graph.train),
+            *time_range_us(train, table.graph, draft.buffers, device, table.larger, table.graph.train),
             infer_us,
-            *time_range_us(infer, table.graph, draft.buffers, device, table.profile, table.graph.infer),
+            *time_range_us(infer, table.graph, draft.buffers, device, table.larger, table.graph.infer),
             measured_share(train),
             placed.arena_bytes,
             overhead_bytes,

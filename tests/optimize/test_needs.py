@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from mbc.device.spec import find_spec
@@ -9,11 +11,11 @@ from mbc.ir.types import Layout
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate, Request
 from mbc.ops import KINDS
-from mbc.optimize.candidates import CandidateTable, Rules, conversion_request
-from mbc.optimize.needs import needs
+from mbc.optimize.candidates import CandidateTable, Rules, conversion_request, request_of
+from mbc.optimize.needs import needs, unmeasured, untried
 from mbc.options import Policy
-from mbc.plan.model import Rows
-from tests.optimize.planned import NoSizes
+from mbc.plan.model import Kernel, Rows
+from tests.optimize.planned import NoSizes, kept_plan
 from tests.optimize.test_choose import graph
 
 H200 = find_spec("h200")
@@ -64,3 +66,23 @@ def test_an_estimate_is_never_faster_than_a_measurement():
     assert [c for c in found if c.workspace_bytes >= slow.workspace_bytes] == [slow]
     leaner = [c for c in found if c.workspace_bytes < slow.workspace_bytes]
     assert leaner and all(c.time_us >= slow.time_us and not c.measured for c in leaner)
+
+
+def test_engines_that_were_not_tried_on_a_slice_are_to_be_measured():
+    """Those that cuDNN chooses by itself run on any; so does what is measured, and what is mbc's own."""
+    plan = kept_plan("dense")
+    assert unmeasured(plan) and not untried(plan)
+    (place, launch), *_ = [
+        (i, x) for i, x in enumerate(plan.train.launches) if isinstance(x.work, Kernel) and x.work.provider == "cudnn"
+    ]
+
+    def tried(work: Kernel) -> tuple[Request, ...]:
+        launches = (*plan.train.launches[:place], replace(launch, work=work), *plan.train.launches[place + 1 :])
+        return untried(replace(plan, train=replace(plan.train, launches=launches)))
+
+    engine = replace(launch.work, settings=(("engine", 3),))
+    (request,) = tried(engine)
+    operation = next(o for o in plan.graph.train if (o.name,) == launch.operations)
+    assert request == request_of(plan.graph, operation, Rows(0, plan.graph.batch))
+    assert tried(replace(engine, provider="cudnn_legacy")) == (request,)
+    assert not tried(replace(engine, measured=True))
