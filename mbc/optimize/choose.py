@@ -42,14 +42,14 @@ def choose(
     limits: Mapping[str, int],
     rows: Mapping[str, int] | None = None,
     programs: Programs | None = None,
-    gathered: bool = True,
+    updates: bool = True,
 ) -> Choices:
     """The fastest training step, and the fastest inference with the states as the step leaves them.
 
     `limits`: workspace of operations by name, in bytes; one that is not named may take what it likes, and one that has
     nothing within its limit takes what needs least. `rows`: of the micro-batches of operations that are divided so and
     not otherwise. `programs`: what runs as a group, where groups are wanted; small operations are then gathered, too,
-    if they are to be (`gathered`).
+    updates of the optimizer's states only if these are to be (`updates`).
     Raises MBC200 or MBC202 where an operation has no candidate at all.
     """
     graph = table.graph
@@ -59,12 +59,11 @@ def choose(
         (o.name, o.outputs, min(limits.get(o.name, _NO_LIMIT), _NO_LIMIT), divided.get(o.name))
         for o in (*chosen.train, *chosen.infer)
     )
-    gathered = gathered and programs is not None
-    asked = limited, gathered
+    asked = limited, updates if programs is not None else None
     known = table.chosen.get(asked)
     if known is None:
         known = _choose(table, chosen, limits, divided)
-        known = table.chosen[asked] = _gathered(table, known) if gathered else known
+        known = table.chosen[asked] = known if programs is None else _gathered(table, known, updates)
     return known
 
 
@@ -99,9 +98,9 @@ def _choose(
     return Choices(programs.train, programs.infer, operations, states, train.total_us, infer.total_us)
 
 
-def _gathered(table: CandidateTable, found: Choices) -> Choices:
+def _gathered(table: CandidateTable, found: Choices, updates: bool) -> Choices:
     """With small operations of one kind in one launch."""
-    step, inference = (gather(table, program, found.operations) for program in (found.train, found.infer))
+    step, inference = (gather(table, program, found.operations, updates) for program in (found.train, found.infer))
     operations = {**found.operations, **step.choices, **inference.choices}
     return Choices(
         step.program,

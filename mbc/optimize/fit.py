@@ -169,7 +169,9 @@ def _fit(problem: Problem, means: Means, known_us: float) -> Fitted | None:
     """None where nothing was found that is within the room and could take less than `known_us`, which another does."""
     found: list[Fitted] = []
     if means.division is None:
-        kept = _keep_all(problem, means)
+        kept = _keep_all(problem, means, None)
+        if not problem.holds(kept):
+            kept = _keep_all(problem, means, problem.room_bytes)
         # More room would not help.
         if problem.holds(kept) and kept.step_us <= (1 + NO_SLOWER) * problem.fastest_us:
             return kept
@@ -184,15 +186,17 @@ def _fit(problem: Problem, means: Means, known_us: float) -> Fitted | None:
     return problem.best(found) if found else None
 
 
-def _keep_all(problem: Problem, means: Means) -> Fitted:
-    """Everything kept, with less workspace where it does not fit."""
+def _keep_all(problem: Problem, means: Means, pieces_room_bytes: int | None) -> Fitted:
+    """Everything kept, with less workspace where it does not fit. `pieces_room_bytes`: as `ordered` takes it."""
     table, most, room_bytes = problem.table, problem.most, problem.room_bytes
     limits = most
     spared_bytes = 0  # of the room: what placing leaves unused between buffers
     smallest: Fitted | None = None
     for _ in range(MOST_ROUNDS):
         choices = problem.choose(limits)
-        draft = take_over(table.graph, ordered(table, choices, means, room_bytes), (*choices.train, *choices.infer))
+        draft = take_over(
+            table.graph, ordered(table, choices, means, pieces_room_bytes), (*choices.train, *choices.infer)
+        )
         free = free_bytes(draft, room_bytes - spared_bytes)
         hopeless = min(free.values()) < 0
         if hopeless and smallest is not None:

@@ -87,13 +87,15 @@ class Fitted:
         return meet(program, contention(program, table.graph, buffers, table.device))
 
 
-def ordered(table: CandidateTable, choices: Choices, means: Means, room_bytes: int) -> Draft:
+def ordered(table: CandidateTable, choices: Choices, means: Means, room_bytes: int | None) -> Draft:
     """The launches as they are chosen, in strips and with states at the host where `means` says so, in pieces where
-    whole ones would hold much of the room."""
+    whole ones would hold much of the room (None: whole)."""
     draft = order(table, choices)
     if means.division is not None:
         draft = interleaved(table, draft, (*choices.train, *choices.infer), means.division)
-    draft = within(draft, room_bytes, {operation.name: operation for operation in table.graph.train}, table.device)
+    if room_bytes is not None:
+        by_name = {operation.name: operation for operation in table.graph.train}
+        draft = within(draft, room_bytes, by_name, table.device)
     states = states_of(table.graph, draft, means.states_bytes, means.host_bytes)
     if not states:
         return draft

@@ -18,7 +18,8 @@ from mbc.optimize.menus import Point, Slice
 
 # Whose kernels take many tensors at once.
 _KINDS = frozenset({"cast", "sgd_update", "adamw_update", "update_running"})
-_ALIKE = frozenset({"cast", "sgd_update", "adamw_update"})  # those that must have equal attributes, too
+_OF_STATES = frozenset({"sgd_update", "adamw_update"})  # of the optimizer
+_ALIKE = _OF_STATES | {"cast"}  # those that must have equal attributes, too
 
 _Key = tuple[str, Attributes | None, bool]
 
@@ -49,14 +50,18 @@ def is_gathered(operation: Operation) -> bool:
     return operation.kind in _KINDS
 
 
-def bundles(program: Sequence[Operation], table: CandidateTable) -> tuple[tuple[Operation, ...], ...]:
+def bundles(
+    program: Sequence[Operation], table: CandidateTable, updates: bool = True
+) -> tuple[tuple[Operation, ...], ...]:
     """Operations that one launch may run: nobody reads what they make before the last of them, or all that they read
-    is there before the first."""
+    is there before the first. `updates`: those that update the optimizer's states, too."""
     found: dict[_Key, list[Operation]] = {}
     values = table.graph.values
     made = {output for operation in program for output in operation.outputs}
     for operation in program:
-        if operation.kind not in _KINDS or any(values[name].per_sample for name in operation.outputs):
+        if operation.kind not in (_KINDS if updates else _KINDS - _OF_STATES) or any(
+            values[name].per_sample for name in operation.outputs
+        ):
             continue
         early = made.isdisjoint(operation.inputs)
         key = operation.kind, operation.attributes if operation.kind in _ALIKE else None, early
@@ -64,11 +69,13 @@ def bundles(program: Sequence[Operation], table: CandidateTable) -> tuple[tuple[
     return tuple(tuple(group) for group in found.values() if len(group) > 1 and _place(program, group) is not None)
 
 
-def gather(table: CandidateTable, program: tuple[Operation, ...], choices: Mapping[str, Choice]) -> Gathered:
-    """`program` with every bundle whose one launch takes less time than its many."""
+def gather(
+    table: CandidateTable, program: tuple[Operation, ...], choices: Mapping[str, Choice], updates: bool = True
+) -> Gathered:
+    """`program` with every bundle (`bundles`) whose one launch takes less time than its many."""
     saved_us = 0.0
     chosen = dict(choices)
-    for group in bundles(program, table):
+    for group in bundles(program, table, updates):
         joined = join(group, [name for operation in group for name in operation.outputs])
         offered = table.offered(joined)
         if not offered:

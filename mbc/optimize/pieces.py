@@ -45,7 +45,7 @@ def in_pieces(draft: Draft, count: int, operations: Mapping[str, Operation], dev
     """The training program with every launch that may be in up to `count` pieces of about the same bytes, whole where
     it has too few operations. `operations` by name."""
     divisible = (i for i, launch in enumerate(draft.train.launches) if _divides(launch, operations))
-    return _in_pieces(draft, dict.fromkeys(divisible, count), operations, device)
+    return _in_pieces(draft, dict.fromkeys(divisible, count), operations, device, apart=False)
 
 
 def within(draft: Draft, room_bytes: int, operations: Mapping[str, Operation], device: DeviceSpec) -> Draft:
@@ -58,12 +58,13 @@ def within(draft: Draft, room_bytes: int, operations: Mapping[str, Operation], d
             read = {a.buffer for a in launch.accesses if a.mode is Mode.READ} - persistent
             held_bytes = sum(draft.buffers[buffer].size_bytes for buffer in read)
             counts[i] = min(MOST_PIECES, max(1, int(held_bytes / (HELD_PART * room_bytes))))
-    return _in_pieces(draft, counts, operations, device)
+    return _in_pieces(draft, counts, operations, device, apart=True)
 
 
 def _in_pieces(
-    draft: Draft, counts: Mapping[int, int], operations: Mapping[str, Operation], device: DeviceSpec
+    draft: Draft, counts: Mapping[int, int], operations: Mapping[str, Operation], device: DeviceSpec, apart: bool
 ) -> Draft:
+    """`apart`: what could run at the same place is one piece."""
     launches = draft.train.launches
     owner = owners(draft.buffers)
     before: dict[int, list[Launch]] = {}  # by the place in front of which they come
@@ -72,6 +73,7 @@ def _in_pieces(
         launch = launches[i]
         accesses = _by_value(launch, operations, draft.buffers)
         pieces = _cut(_members(i, accesses, launches, draft.buffers, owner, operations), count)
+        pieces = _joined(pieces) if apart else pieces
         if len(pieces) == 1:
             continue
         stays.remove(i)
@@ -147,6 +149,14 @@ def _cut(members: Sequence[_Member], count: int) -> list[list[_Member]]:
         else:
             pieces.append(piece)
     return pieces
+
+
+def _joined(pieces: Sequence[list[_Member]]) -> list[list[_Member]]:
+    """Those in one that are ready at the same place."""
+    found: dict[int, list[_Member]] = {}
+    for piece in pieces:
+        found.setdefault(max(member.ready for member in piece), []).extend(piece)
+    return list(found.values())
 
 
 def _launch(

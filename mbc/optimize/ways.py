@@ -200,7 +200,10 @@ def _way(
     runs = repeated_bare(table, draft, runs_of(table.graph, draft, draft.train), choices.train)
     along = along_runs(table, draft, runs, choices.train)
     groups = (*choices.train, *choices.infer, *(found.operation for found in alongs_of(table)))
-    points = _points(problem, choices, divided)
+    # What others make again is made by what gives their bits.
+    others = {run for run, _ in along}.union(i for i, run in enumerate(runs) if run.repeat is not None)
+    kept = {draft.train.launches[runs[i].start].operations for i in others}
+    points = {names: found for names, found in _points(problem, choices, divided).items() if names not in kept}
     link = table.device.host_link
     resided = reside(table.graph, draft, link, left, room_bytes, known_us, groups, work, start, points, along, runs)
     return _Way(draft, _step_us(resided.draft, table) + resided.leaner_us, resided, choices, means, divided)

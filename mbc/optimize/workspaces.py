@@ -23,7 +23,7 @@ from mbc.optimize.menus import Slice
 from mbc.optimize.order import Draft
 from mbc.optimize.place import fit_within
 from mbc.optimize.rechoose import rechosen
-from mbc.plan.model import Launch
+from mbc.plan.model import Launch, Mode
 
 # Placements of values along with some workspaces that are tried, and launches times these.
 MOST_TRIALS, TRIALS_WORK = 10, 20_000
@@ -105,9 +105,12 @@ class Decided:
         table, most = self.problem.table, self.problem.most
         slices: dict[str, Sequence[Slice]] = {}
         operations = {op.name: op for op in (*self.choices.train, *self.choices.infer) if not kind_of(op).view}
+        made_by = _makers(self.draft)
         for name, operation in operations.items():
             if name in self.divided or name not in most:  # what was gathered needs none
                 continue
+            if any(len(made_by.get(value, ())) > 1 for value in operation.outputs):
+                continue  # another kernel makes it again, and the same bits only of this one
             choice = self.choices.operations[name]
             limit = min(most[name], free.get(name, most[name]))
             menu = table.menus(operation)[choice.layouts]
@@ -128,6 +131,17 @@ class _Placed:
     @property
     def kernels_us(self) -> float:
         return _kernels_us(self.draft)
+
+
+def _makers(draft: Draft) -> Mapping[str, Collection[tuple[str, ...]]]:
+    """Of each value of a step the launches that write it, by their operations."""
+    found: dict[str, set[tuple[str, ...]]] = {}
+    for launch in draft.train.launches:
+        for access in launch.accesses if launch.operations else ():
+            value = draft.buffers[access.buffer].value
+            if value is not None and access.mode is not Mode.READ:
+                found.setdefault(value, set()).add(launch.operations)
+    return found
 
 
 def _kernels_us(draft: Draft) -> float:

@@ -3,7 +3,8 @@ time."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from mbc.kernels.base import Candidate, Request
 from mbc.kernels.own import KERNELS, bare
@@ -49,3 +50,27 @@ def test_made_again_without_statistics_with_the_same_bits():
 def test_with_them_where_that_takes_no_longer():
     plan = planned_for(Summing(alone=1.1), SOURCE, SHARE, ALONE)
     assert again(plan) and all(name == first for first, name in again(plan))
+
+
+@dataclass(frozen=True)
+class Roomy(Summing):
+    """Beside that a faster kernel whose bits nobody knows, with more workspace than is free while values are chosen."""
+
+    def candidates(self, request: Request) -> Iterable[Candidate]:
+        found = tuple(super().candidates(request))
+        others = [c for c in found if bare(c.name)]
+        larger = [
+            replace(c, name="other", workspace_bytes=c.workspace_bytes + (1 << 17), time_us=0.95 * c.time_us)
+            for c in others
+        ]
+        return (*found, *larger)
+
+
+def test_what_is_made_again_keeps_its_kernel_where_there_is_room_for_another():
+    plan = planned_for(Roomy(), SOURCE, SHARE, ALONE)
+    kernels: dict[str, list[str]] = {}
+    for launch in plan.train.launches:
+        if isinstance(launch.work, Kernel) and launch.operations and "wide" in launch.operations[0]:
+            kernels.setdefault(launch.operations[0], []).append(launch.work.name)
+    repeated = {tuple(names[:2]) for names in kernels.values() if names[1:2] == [bare("pointwise_statistics")]}
+    assert repeated == {("pointwise_statistics", "pointwise")}
