@@ -105,9 +105,9 @@ def test_many_launches_take_of_the_budget(monkeypatch: pytest.MonkeyPatch):
     assert plan.predictions.arena_bytes < arena_bytes
 
 
-def test_operations_by_themselves_take_over_where_groups_need_too_much_at_once():
+def test_groups_stay_where_little_fits_at_once():
     plan = within("bf16", 0.4)
-    assert all(len(launch.operations) <= 1 for launch in plan.train.launches)
+    assert any(len(launch.operations) > 1 for launch in plan.train.launches)
     assert plan.predictions.train_us >= plan.bounds.within_us * (1 - 1e-9) > 0
 
 
