@@ -1,7 +1,8 @@
 """How runs are repeated that leave batch statistics beside what they make: by the same product alone.
 
-Statistics are small and stay, so that nobody wants them again. Without them the product takes less, and gives the same
-bits where the same source makes both (`mbc.kernels.own.bare`).
+Without statistics the product takes less, and gives the same bits where the same source makes both
+(`mbc.kernels.own.bare`). Statistics, which are small, are then kept whatever the room is (`mbc.optimize.books`): made
+again with the product they would seem to cost nothing, and take the launch that makes both.
 """
 
 from __future__ import annotations

@@ -81,7 +81,8 @@ class Books:
                 alias = draft.buffers[buffer].alias
                 if alias is not None:
                     self._valid_until[alias] = i
-        fixed = frozenset((*draft.persistent, *draft.train.exit, *self._valid_until))
+        left_out = (b for run in runs for b in run.writes if b not in run.made_again)  # of what is made again
+        fixed = frozenset((*draft.persistent, *draft.train.exit, *self._valid_until, *left_out))
         self.movable = [
             b
             for b in sorted(self.reads)

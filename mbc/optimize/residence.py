@@ -131,11 +131,10 @@ class _Writer:
     def run(self, run: Run, position: int, again: Sequence[int] | None) -> None:
         """The launches of a run; `again`: as a repetition of which these outputs are wanted."""
         moved: dict[int, int] = {}
-        launches, made = self._draft.train.launches[run.start : run.stop], run.writes
+        launches = self._draft.train.launches[run.start : run.stop]
         if again is not None:
-            if run.repeat is not None and list(again) == [run.repeat.accesses[-1].buffer]:
-                launches, made = (run.repeat,), tuple(again)
-            moved = {buffer: self._new(self._alone(buffer)) for buffer in made}
+            launches = launches if run.repeat is None else (run.repeat,)
+            moved = {buffer: self._new(self._alone(buffer)) for buffer in run.made_again}
         for launch in launches:
             self._add(self._renamed(launch, moved, again is not None), position)
         if again is not None:

@@ -21,7 +21,7 @@ class Run:
     micro-batches of values that are handed on within a strip.
 
     `again`: whether running it twice gives the same bits and changes nothing else. `repeat`: what is then launched to
-    make that of `writes` which is large, its last operand; None: its own launches.
+    make that of `writes` which is large, its last operand, the others being kept; None: its own launches.
     """
 
     start: int
@@ -36,6 +36,11 @@ class Run:
     def again_us(self) -> float:
         """What it takes to be repeated."""
         return self.time_us if self.repeat is None else self.repeat.work.time_us
+
+    @property
+    def made_again(self) -> tuple[int, ...]:
+        """What of `writes` is made when it is repeated."""
+        return self.writes if self.repeat is None else (self.repeat.accesses[-1].buffer,)
 
 
 def runs_of(graph: TrainingGraph, draft: Draft, program: Program) -> tuple[Run, ...]:

@@ -6,10 +6,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+import pytest
+
+from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate, Request
 from mbc.kernels.own import KERNELS, bare
+from mbc.optimize.bare import repeated_bare
+from mbc.optimize.candidates import CandidateTable, Rules
+from mbc.optimize.choose import choose
+from mbc.optimize.fuse import fuse
+from mbc.optimize.ledger import Ledger
+from mbc.optimize.order import Draft, order
+from mbc.optimize.residence import rewrite
+from mbc.optimize.runs import runs_of
 from mbc.plan.model import Kernel, Plan
-from tests.optimize.planned import planned_for, trained
+from tests.optimize.planned import H200, graph_of, planned_for, trained
 from tests.optimize.test_along_products import ALONG, SHARE, SLOWER, SOURCE, Measured
 
 ALONE = ("beside", "offload")
@@ -40,8 +51,10 @@ def again(plan: Plan) -> list[tuple[str, str]]:
     return [(first, name) for first, *others in makers.values() if bare(first) for name in others]
 
 
-def test_made_again_without_statistics_with_the_same_bits():
-    plan = planned_for(Summing(), SOURCE, SHARE, ALONE)
+@pytest.mark.parametrize("share", [SHARE, 0.7, 0.55])
+def test_made_again_without_statistics_with_the_same_bits(share: float):
+    """Also where the room is so small that statistics could be made again, too."""
+    plan = planned_for(Summing(), SOURCE, share, ALONE)
     assert again(plan) and all(name == bare(first) for first, name in again(plan))
     assert plan.bounds.within_us <= plan.predictions.train_us
     assert trained(plan) == trained(planned_for(Summing(), SOURCE, 0.0, ALONE))
@@ -50,6 +63,26 @@ def test_made_again_without_statistics_with_the_same_bits():
 def test_with_them_where_that_takes_no_longer():
     plan = planned_for(Summing(alone=1.1), SOURCE, SHARE, ALONE)
     assert again(plan) and all(name == first for first, name in again(plan))
+
+
+def test_what_is_made_again_takes_what_the_books_say():
+    known = CandidateTable(graph_of(SOURCE), H200, PROVIDERS, Summing(), Rules())  # type: ignore[arg-type]
+    choices = choose(known, {}, programs=fuse(known))
+    draft = order(known, choices)
+    runs = repeated_bare(known, draft, runs_of(known.graph, draft, draft.train), choices.train)
+    ledger = Ledger(draft, runs, small_bytes=0)
+    repeated = [run for run in runs if run.repeat is not None]
+    assert repeated
+    for run in repeated:
+        assert len(run.writes) == 3, "the product, its mean and its variance"
+        (product,) = set(run.writes) & set(ledger.movable)
+        ledger.repeat(product, ledger.reads[product][-1])
+    rewritten = rewrite(draft, runs, ledger.decisions(), H200.host_link).draft
+    assert _train_us(rewritten) - _train_us(draft) == pytest.approx(ledger.again_us)
+
+
+def _train_us(draft: Draft) -> float:
+    return sum(launch.work.time_us for launch in draft.train.launches)
 
 
 @dataclass(frozen=True)
