@@ -1,7 +1,7 @@
 // The forward pass of convolutions with few channels (mbc_few_channels.cuh).
 //
 // A block keeps all weights in shared memory; a warp makes 16 columns of two output rows at a time. Where a pixel starts
-// at an odd element, whole words are read from a second copy of the band that lies one element further.
+// at an odd element, whole words are read from the copy of the band that lies one element earlier.
 #include "mbc_few_channels.cuh"
 
 namespace mbc {
@@ -25,6 +25,7 @@ __global__ void __launch_bounds__(FEW_THREADS, 4)
   T* image = reinterpret_cast<T*>(terms + f.steps * 8);                         // pixel, what of it counts
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int32_t first = blockIdx.y * TILES * 8;
+  const int32_t earlier = (f.straight ? f.copy : 0) - 1;  // elements from the band as it lies to the other copy
 
   uint32_t* words = reinterpret_cast<uint32_t*>(weights);
   for (int i = threadIdx.x; i < f.steps * TILES * 64; i += FEW_THREADS) {
@@ -54,7 +55,8 @@ __global__ void __launch_bounds__(FEW_THREADS, 4)
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           const int32_t at = (row + m) * f.stride_height * f.pitch + (column + 8 * h) * f.stride_width * f.channels;
-          pixel[m][h] = reinterpret_cast<const uint32_t*>(image) + (at % 2 != 0 ? (f.copy + at + 1) / 2 : at / 2);
+          const bool odd = (f.lead + at) % 2 != 0;
+          pixel[m][h] = reinterpret_cast<const uint32_t*>(image) + (f.lead + at + (odd ? earlier : 0)) / 2;
         }
       float sums[2][TILES][4] = {};
       for (int step = 0; step < f.steps; ++step) {
@@ -86,7 +88,7 @@ template <typename T, int TILES>
 void run_few_channels(const MbcCall& call, const FewChannels& f) {
   const int64_t most = multiprocessors() * 4;
   const dim3 grid(static_cast<unsigned>(f.tiles < most ? f.tiles : most), static_cast<unsigned>(f.filters / TILES / 8));
-  const int shared = f.steps * (TILES / 2 * 32 * 16 + 64) + f.copy * (f.twice ? 4 : 2);
+  const int shared = f.steps * (TILES / 2 * 32 * 16 + 64) + f.copy * (f.straight && f.shifted ? 4 : 2);
   MBC_LAUNCH_SHARED((few_channels<T, TILES>), grid, FEW_THREADS, shared, call.stream, in<T>(call, 0), in<T>(call, 1),
                     out<T>(call, 2), f);
 }
@@ -98,7 +100,7 @@ extern "C" const char* mbc_convolution_few_channels(const MbcCall& call) {
   const auto& a = arguments<FewChannelsArguments>(call);
   return in_sixteen_bits(a.type, [&](auto of) {
     using T = decltype(of);
-    const FewChannels f(a, true, aligned(out<T>(call, 2), 16));
+    const FewChannels f(a, true, aligned(out<T>(call, 2), 16), aligned(in<T>(call, 0), 16));
     if (f.filters % 64 == 0)
       run_few_channels<T, 8>(call, f);
     else

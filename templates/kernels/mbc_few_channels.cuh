@@ -23,6 +23,7 @@ namespace mbc {
 
 // As in mbc/kernels/own/few_channels.py.
 constexpr int FEW_COLUMNS = 64, FEW_STEPS = 24;
+constexpr int FEW_VECTOR = 8;  // elements of 16 bits in a vector
 
 // Of the output: 64 columns at most of `rows` rows of one image, from (y0, x0) on; `across` pieces of 16 columns.
 struct FewTile {
@@ -36,10 +37,11 @@ struct FewChannels : ConvolutionShape {
   int32_t together;         // elements of a pixel in a plane
   int32_t run, padded_run;  // elements of a row of a window; to whole words
   int32_t steps;            // of 16 terms
-  // Of the image in shared memory, plane by plane: rows of a plane, elements of a row, those before its first pixel,
-  // elements of all rows.
+  // Of the image in shared memory, plane by plane: rows of a plane, elements of a row, those before its first pixel (so
+  // that rows start where vectors do in memory), elements of all rows.
   int32_t band_rows, pitch, lead, copy;
-  bool twice, wide, wide_image;  // two copies of the band; the output takes vectors, so does the image in fp32
+  bool straight, shifted;  // of 16 bits: the band as it lies in memory; one element earlier, behind the former
+  bool wide, wide_image;   // the output takes vectors; so does the image
   int32_t chunks, bands;         // of the output: of FEW_COLUMNS columns and of `band` rows
   int64_t tiles;
 
@@ -52,15 +54,17 @@ struct FewChannels : ConvolutionShape {
     padded_run = words ? run : (run + 1) / 2 * 2;
     steps = (planes * kernel_height * padded_run + 15) / 16;
     band_rows = (band - 1) * stride_height + kernel_height;
-    lead = words ? 3 - (pad_left * together + 3) % 4 : 0;  // so that rows of shared memory start where vectors do
-    pitch = words ? (span(FEW_COLUMNS) + 6) / 4 * 4 : (span(FEW_COLUMNS) + 3) / 2 * 2;
+    lead = words ? 3 - (pad_left * together + 3) % 4 : FEW_VECTOR - pad_left * channels % FEW_VECTOR;
+    pitch = words ? (span(FEW_COLUMNS) + 6) / 4 * 4 : (span(FEW_COLUMNS) + 15) / FEW_VECTOR * FEW_VECTOR;
     copy = planes * band_rows * pitch;
-    twice = forward && !words && stride_width * channels % 2 != 0;
+    const bool both = stride_width * channels % 2 != 0;  // pixels start at even elements and at odd ones
+    straight = !forward || both || lead % 2 == 0;
+    shifted = forward && (both || lead % 2 != 0);
     chunks = static_cast<int32_t>(divide_up(out_width, FEW_COLUMNS));
     bands = static_cast<int32_t>(divide_up(out_height, band));
     tiles = a.rows * bands * chunks;
     wide = whole;
-    wide_image = whole_image && width * together % 4 == 0;
+    wide_image = whole_image && width * together % (words ? 4 : FEW_VECTOR) == 0;
   }
   __device__ FewTile tile(int64_t number) const {
     const int32_t x0 = static_cast<int32_t>(number % chunks) * FEW_COLUMNS;
@@ -113,28 +117,69 @@ __device__ inline uint32_t word_of(const T& low, const T& high) {
   return word;
 }
 
-// The image rows under the output rows of a tile, as far as its pieces reach; zeros in the padding.
+// A vector of the band of a tile: where it lies in shared memory, and in a row of the image.
+struct BandVector {
+  int32_t to, image_y, from;
+  bool inside;  // of the rows of the image
+
+  __device__ BandVector(const FewChannels& f, const FewTile& tile, int32_t number) {
+    const int32_t vectors = f.pitch / FEW_VECTOR, row = number / vectors, at = (number - row * vectors) * FEW_VECTOR;
+    to = row * f.pitch + at;
+    image_y = tile.y0 * f.stride_height - f.pad_top + row;
+    from = (tile.x0 * f.stride_width - f.pad_left) * f.channels - f.lead + at;
+    inside = row < f.band_rows && image_y >= 0 && image_y < f.height;
+  }
+  template <typename T>
+  __device__ const T* line(const T* x, const FewChannels& f, const FewTile& tile) const {
+    return x + (tile.n * f.height + image_y) * f.width * f.channels;
+  }
+  __device__ bool has(const FewChannels& f, int32_t element) const {
+    return inside && from + element >= 0 && from + element < f.width * f.channels;
+  }
+};
+
+// The elements of a vector, zeros in the padding.
+template <typename T>
+__device__ inline Vec<T, FEW_VECTOR> read_vector(
+    const T* x, const FewChannels& f, const FewTile& tile, const BandVector& of) {
+  const T* line = of.line(x, f, tile) + of.from;
+  Vec<T, FEW_VECTOR> read;
+  if (f.wide_image) {
+    if (of.has(f, 0)) return *reinterpret_cast<const Vec<T, FEW_VECTOR>*>(line);
+#pragma unroll
+    for (int e = 0; e < FEW_VECTOR; ++e) read.v[e] = from_float<T>(0.0f);
+  } else {
+#pragma unroll
+    for (int e = 0; e < FEW_VECTOR; ++e) read.v[e] = of.has(f, e) ? line[e] : from_float<T>(0.0f);
+  }
+  return read;
+}
+
+// The image rows under the output rows of a tile, in the copies that are wanted.
 template <typename T>
 __device__ inline void fetch_band(const T* x, T* image, const FewChannels& f, const FewTile& tile) {
-  constexpr int K = 8;  // in registers first, so that many reads are on their way at once
-  const int32_t from = (tile.x0 * f.stride_width - f.pad_left) * f.channels, span = f.span(tile.across * 16);
-  for (int32_t row = threadIdx.x / 32; row < f.band_rows; row += blockDim.x / 32) {
-    const int32_t image_y = tile.y0 * f.stride_height - f.pad_top + row;
-    const bool inside = image_y >= 0 && image_y < f.height;
-    const T* line = x + (tile.n * f.height + image_y) * f.width * f.channels + from;
-    for (int32_t e = threadIdx.x % 32; e < f.pitch; e += 32 * K) {
-      T read[K];
+  constexpr int K = 4;  // in registers first, so that many reads are on their way at once
+  const int32_t vectors = f.copy / FEW_VECTOR;
+  T* earlier = image + (f.straight ? f.copy : 0);
+  for (int32_t number = threadIdx.x; number < vectors; number += blockDim.x * K) {
+    Vec<T, FEW_VECTOR> read[K];
+    T next[K];
 #pragma unroll
-      for (int k = 0; k < K; ++k) {
-        const int32_t at = e + 32 * k;
-        const bool there = inside && at < span && from + at >= 0 && from + at < f.width * f.channels;
-        read[k] = there ? line[at] : from_float<T>(0.0f);
-      }
+    for (int k = 0; k < K; ++k) {
+      const BandVector of(f, tile, number + k * blockDim.x);
+      read[k] = read_vector(x, f, tile, of);
+      next[k] = f.shifted && of.has(f, FEW_VECTOR) ? of.line(x, f, tile)[of.from + FEW_VECTOR] : from_float<T>(0.0f);
+    }
 #pragma unroll
-      for (int k = 0; k < K; ++k) {
-        const int32_t at = e + 32 * k;
-        if (at < f.pitch) image[row * f.pitch + at] = read[k];
-        if (f.twice && at + 1 < f.pitch) image[f.copy + row * f.pitch + at + 1] = read[k];
+    for (int k = 0; k < K; ++k) {
+      const int32_t to = (number + k * static_cast<int32_t>(blockDim.x)) * FEW_VECTOR;
+      if (to >= f.copy) break;
+      if (f.straight) store(image + to, read[k]);
+      if (f.shifted) {
+        Vec<T, FEW_VECTOR> moved;
+#pragma unroll
+        for (int e = 0; e < FEW_VECTOR; ++e) moved.v[e] = e + 1 < FEW_VECTOR ? read[k].v[e + 1] : next[k];
+        store(earlier + to, moved);
       }
     }
   }

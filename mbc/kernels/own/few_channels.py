@@ -68,7 +68,7 @@ def _line(request: Request) -> int:
     span = (COLUMNS - 1) * a.stride[1] + a.kernel[1]
     if _in_words(request):
         return (span + 6) // 4 * 4 * channels
-    return (span * channels + 3) // 2 * 2 * (1 + a.stride[1] * channels % 2)
+    return (span * channels + 15) // 8 * 8 * (1 + a.stride[1] * channels % 2)
 
 
 def _elements(request: Request) -> tuple[int, ...]:
@@ -159,6 +159,7 @@ _FORWARD = OwnKernel(
     layouts=pixel_by_pixel,
     time_us=_time_us,
     launcher="convolution_few_channels",
+    edition=2,
     takes=_takes(DType.BF16, DType.FP16),
     tensor_cores=True,
 )
@@ -173,7 +174,7 @@ _BACKWARD_FILTER = OwnKernel(
     launches=2,
     accumulates=True,
     launcher="convolution_few_channels_filter",
-    edition=2,
+    edition=3,
     takes=_takes(DType.BF16, DType.FP16),
     tensor_cores=True,
 )

@@ -387,7 +387,8 @@ CONVOLUTIONS = (
     (3, 128, (14, 13), 128, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 128),
     (2, 4, (92, 90), 4, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 4),
     (2, 8, (6, 7), 8, (3, 3), (1, 1), (2, 2, 2, 2), (2, 2), 8),
-    # Few channels: several blocks across; pixels at odd elements; one channel; filters for several grids.
+    # Few channels: several blocks across; pixels at odd elements; one channel; filters for several grids; lines of
+    # whole vectors, in several tiles a block.
     (2, 3, (21, 140), 64, (7, 7), (2, 2), (3, 3, 3, 3), (1, 1), 1),
     (2, 3, (9, 11), 32, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
     (2, 3, (11, 70), 64, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
@@ -395,6 +396,8 @@ CONVOLUTIONS = (
     (2, 4, (10, 9), 96, (3, 3), (2, 2), (0, 1, 1, 0), (1, 1), 1),
     (1, 3, (35, 43), 64, (11, 11), (4, 4), (2, 2, 2, 2), (1, 1), 1),
     (1, 3, (12, 20), 32, (5, 5), (1, 1), (2, 2, 2, 2), (1, 1), 1),
+    (2, 3, (19, 136), 64, (7, 7), (2, 2), (3, 3, 3, 3), (1, 1), 1),
+    (200, 3, (9, 8), 32, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
     # A warp a tap: several strips across and down, and pairs of blocks of channels; uneven padding.
     (2, 64, (17, 35), 64, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
     (1, 128, (3, 7), 64, (3, 3), (1, 1), (0, 2, 1, 0), (1, 1), 1),
