@@ -64,8 +64,8 @@ def _where(found: Mapping[str, Any]) -> str:
 _OLDER_STEPS = (
     "With cuDNN's and cuBLASLt's kernels only, before mbc had its own for fp32 and tf32, AlexNet in fp32 took 37.1 ms "
     "undivided and 24.5 divided at 64 MiB, ResNet-18 54.0 and 34.1, VGG-16 at 512 MiB 683 and 345 "
-    "([results](results/earlier/micro_batches.json)). In tf32 the profile that comes with mbc knows few legacy algorithms, "
-    "and nothing of ResNet-18 at this batch: what is legacy there is chosen by estimates and says little."
+    "([results](results/earlier/micro_batches.json)). In tf32 the profile that comes with mbc knows few legacy "
+    "algorithms, and nothing of ResNet-18 at this batch: what is legacy there is chosen by estimates and says little."
 )
 
 
