@@ -3,6 +3,8 @@ divide it."""
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -150,6 +152,8 @@ class CandidateTable:
         return known
 
     def _offered(self, operation: Operation, request: Request) -> tuple[Candidate, ...]:
+        if 0 < self.rules.micro_batch < self.graph.batch and _holds_convolution(operation):
+            return ()  # a group runs all rows at once
         key = request, self._repeaters(operation)
         known = self._known.get(key)
         if known is None:
@@ -235,17 +239,21 @@ class CandidateTable:
 
     def possible(self, operation: Operation, sizes: Iterable[int]) -> tuple[int, ...]:
         """The whole batch and those of `sizes` that the operation may be divided into, largest first."""
-        smaller = (n for n in sizes if n < self.graph.batch and self._divisible(operation))
+        smaller = (n for n in sizes if n < self.graph.batch and self.divisible(operation))
         return (self.graph.batch, *sorted((n for n in smaller if self._aligned(operation, n)), reverse=True))
 
-    def _divisible(self, operation: Operation) -> bool:
+    def divisible(self, operation: Operation) -> bool:
         """Of the operations that could be divided only convolutions gain by it."""
         return kind_of(operation).divisible and isinstance(operation.attributes, Convolution)
 
     def _aligned(self, operation: Operation, rows: int) -> bool:
+        return rows % self.aligned_rows(operation) == 0
+
+    def aligned_rows(self, operation: Operation) -> int:
+        """Slices of multiples of so many rows start at addresses that kernels can take, in every operand."""
         values = (self.graph.values[name] for name in (*operation.inputs, *operation.outputs))
         row_bytes = (v.type.size_bytes // self.graph.batch for v in values if v.per_sample)
-        return all(rows * size % SLICE_ALIGNMENT_BYTES == 0 for size in row_bytes)
+        return math.lcm(*(SLICE_ALIGNMENT_BYTES // math.gcd(SLICE_ALIGNMENT_BYTES, size) for size in row_bytes))
 
     def menus(self, operation: Operation) -> Menus:
         """Per combination of layouts the ways to run the operation; never empty."""
@@ -287,7 +295,9 @@ class CandidateTable:
         offers: dict[tuple[Layout, ...], dict[int, list[Candidate]]] = {}
         measured = True
         for rows in dict.fromkeys(sizes):
-            if rows == sizes[0]:
+            if division:  # given sizes run by whatever is known of them
+                found = self.candidates_of_part(operation, Rows(0, rows))
+            elif rows == sizes[0]:
                 found = self.candidates_of_part(operation, Rows(0, rows))
                 measured = any(c.measured for c in found)
             elif measured and self.profile is not None:
@@ -295,7 +305,7 @@ class CandidateTable:
                 request = self.request(operation, Rows(0, rows))
                 found = self._admitted(self.profile.candidates(request), self._repeaters(operation))
                 found = tuple(_with_plain_layouts(c, request) for c in found)
-            elif division or self.timed(operation):
+            elif self.timed(operation):
                 found = self.candidates_of_part(operation, Rows(0, rows))
             else:  # beside an estimate only facts and estimates
                 found = self.candidates(operation, Rows(0, rows))
@@ -309,6 +319,12 @@ class CandidateTable:
         if menus:
             return menus
         # Where no kernel can add up forced slices, or none runs them all in one layout, the operation stays whole.
+        warnings.warn(
+            f"--micro-batch {self.rules.micro_batch}: '{operation.name}' stays whole, for want of a kernel that adds "
+            "up the results of slices, or that runs all of them in one layout",
+            RuntimeWarning,
+            stacklevel=2,
+        )
         whole = self.candidates(operation, self.whole)
         alike = {c.layouts: [o for o in whole if o.layouts == c.layouts] for c in whole}
         return {layouts: menu({self.graph.batch: found}, self.graph.batch, sums) for layouts, found in alike.items()}
@@ -322,7 +338,7 @@ class CandidateTable:
 
     def _forced(self, operation: Operation) -> tuple[int, ...]:
         rows = self.rules.micro_batch
-        if not rows or not self._divisible(operation) or not self._aligned(operation, rows):
+        if not rows or not self.divisible(operation) or not self._aligned(operation, rows):
             return ()
         return self._parts(rows)
 
@@ -351,6 +367,11 @@ class CandidateTable:
     def is_conversion_measured(self, type_: TensorType) -> bool:
         """Whether `conversion_us` is from the profile."""
         return self.profile is not None and bool(self.profile.candidates(conversion_request(type_, self.graph)))
+
+
+def _holds_convolution(operation: Operation) -> bool:
+    attributes = operation.attributes
+    return isinstance(attributes, Fused) and any(isinstance(m.attributes, Convolution) for m in attributes.members)
 
 
 def request_of(graph: TrainingGraph, operation: Operation, rows: Rows) -> Request:

@@ -17,6 +17,7 @@ from mbc.optimize.fit import fit
 from mbc.optimize.fitted import UNLIMITED_BYTES, Fitted, Problem
 from mbc.optimize.fuse import Programs, fuse, plain
 from mbc.optimize.knapsack import within_us
+from mbc.optimize.micro_batch import check_micro_batch
 from mbc.optimize.order import Draft, order
 from mbc.optimize.place import GOOD_ENOUGH
 from mbc.optimize.ranges import time_range_us
@@ -71,8 +72,9 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
 
     An operation may use the workspace that the budget leaves free at its moment: what is kept does not depend on it, so
     that every operation takes its best for itself. Raises MBC201 where a limit is too small for an operation, MBC203
-    where no plan of this graph can fit and MBC204 where none was found.
+    where no plan of this graph can fit, MBC204 where none was found and MBC205 for micro-batches that cannot be.
     """
+    check_micro_batch(table)
     device, precision = table.device, table.graph.precision
     usual = usual_bytes(device, precision)
     means = _means(table, limits)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -92,12 +93,27 @@ def test_operations_one_by_one(mbc):
     assert failed.code == 1 and "1 of 2 distinct divided operations give another result" in failed.out
 
 
-@pytest.mark.parametrize("division", [("--policy", "undivided"), ("--micro-batch", "8"), ("--micro-batch", "16")])
+@pytest.mark.parametrize("division", [("--policy", "undivided"), ("--micro-batch", "8")])
 def test_nothing_to_compare_is_said_and_no_failure(mbc, division):
     done = mbc(*CHECK[:-2], *division)
     assert done.code == 0
     assert done.out.startswith("tiny: batch 8, fp32: no operation is divided, so there is nothing to compare (")
     assert mbc(*CHECK[:-2], *division, "--json").json["divided"] == 0
+
+
+@pytest.mark.parametrize(
+    ("rows", "size", "said", "remedy"),
+    [
+        ("9", "6", "--micro-batch 9 is more than the mini-batch of 8 rows", "give at most 8"),
+        ("2", "7", "--micro-batch 2 cannot divide 'conv0'", "leave it out: no slice of 8 rows does"),
+    ],
+)
+def test_micro_batches_that_cannot_be_are_refused(mbc, rows, size, said, remedy):
+    source = Path("tiny.mbc").read_text().replace("6, 6]", f"{size}, {size}]")
+    Path("odd.mbc").write_text(source)
+    for command in ("check", "show"):
+        done = mbc(command, "odd.mbc", "--gpu", "h200", "--set", "train.precision=bf16", "--micro-batch", rows)
+        assert done.code == 1 and f"error MBC205: {said}" in done.err and f"help: {remedy}" in done.err
 
 
 def test_what_is_planned_already_is_refused(mbc):
