@@ -14,7 +14,7 @@ from mbc.frontend.parse import parse
 from mbc.options import Options
 from mbc.plan.model import Plan
 from mbc.source import Source
-from mbc.units import show_size
+from mbc.units import show_enough, show_size
 
 BATCH = "batch"  # the parameter of a network that counts the rows of its inputs
 MOST_BATCH = 1 << 20
@@ -80,12 +80,17 @@ def _untold(_: Probe) -> None:
 @dataclass(frozen=True, slots=True)
 class BatchFit:
     """`probes` by batch. `largest` is the largest batch that was found to fit, `fastest` that with most images/s.
-    `finished`: whether the search has ended, else larger ones may fit."""
+    `finished`: whether the search has ended, else larger ones may fit. `at_least`: it ended by MOST_BATCH, without a
+    batch that does not fit."""
 
     probes: tuple[Probe, ...]
     largest: Figures
     fastest: Figures
     finished: bool = True
+
+    @property
+    def at_least(self) -> bool:
+        return self.finished and self.probes[-1].figures is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,11 +262,15 @@ def _nothing_fits(probe: Probe, multiple: int) -> MbcError:
     assert refusal is not None
     if not isinstance(refusal, BudgetError):
         return refusal
-    found = f"; the smallest that was found takes {refusal.needed_bytes} B"
+    ways = f"to at least {show_enough(refusal.floor_bytes)}: most plans take more"
+    if refusal.needed_bytes > refusal.floor_bytes:
+        ways = (
+            f"to {show_enough(refusal.needed_bytes)}, as the smallest plan that was found takes; no plan takes less "
+            f"than {show_size(refusal.floor_bytes)}"
+        )
     return MbcError(
         "MBC194",
         f"nothing fits, not even a batch of {multiple}: {refusal.message}",
-        f"raise --memory: no plan takes less than {refusal.floor_bytes} B ({show_size(refusal.floor_bytes)})"
-        f"{found if refusal.needed_bytes > refusal.floor_bytes else ''}",
+        f"raise --memory {ways}",
         refusal.span,
     )

@@ -15,14 +15,16 @@ UNIT_BYTES = {
     "GiB": 1 << 30,
     "TiB": 1 << 40,
 }
-_BY_ANY_CASE = {"": 1} | {unit.lower(): size_bytes for unit, size_bytes in UNIT_BYTES.items()}
+_BY_ANY_CASE = {unit.lower(): size_bytes for unit, size_bytes in UNIT_BYTES.items()}
 
 
 def parse_size(text: str) -> int:
-    """Bytes of `64MiB`, `1.5 GB` or `4096`. Raises ValueError for anything else."""
+    """Bytes of `64MiB`, `1.5 GB` or `4096B`. Raises ValueError for anything else: nobody means 12 bytes by 12."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text, re.ASCII)
+    if match is not None and not match[2]:
+        raise ValueError(f"'{text}' has no unit: write {match[1]}GB (10^9 bytes), {match[1]}MiB (2^20) or {match[1]}B")
     if match is None or match[2].lower() not in _BY_ANY_CASE:
-        raise ValueError(f"'{text}' is not a size: write 64MiB (2^20), 8GB (10^9) or a number of bytes")
+        raise ValueError(f"'{text}' is not a size: write 64MiB (2^20), 8GB (10^9) or 4096B")
     return int(float(match[1]) * _BY_ANY_CASE[match[2].lower()])
 
 
@@ -34,6 +36,15 @@ def show_size(size_bytes: float) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.{2 if abs(size) < 10 else 1}f} {unit}"
         size /= 1024
     raise AssertionError("unreachable")
+
+
+def show_enough(size_bytes: int) -> str:
+    """A size as it can be typed, and no less: `12.4GiB`, `613MiB`, `10.5KiB`; rounded up by a part in 100 at most."""
+    for unit in ("GiB", "MiB", "KiB"):
+        tenths = -(-size_bytes * 10 // UNIT_BYTES[unit])
+        if tenths >= 100:
+            return f"{tenths / 10:g}{unit}"
+    return f"{size_bytes}B"
 
 
 def show_time(time_us: float) -> str:

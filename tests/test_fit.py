@@ -9,8 +9,9 @@ import pytest
 from mbc.errors import BudgetError, MbcError
 from mbc.fit import BatchFit, Figures, budget_curve, largest_batch, own_batch, with_batch, with_budget
 from mbc.options import Options
-from mbc.report.fit import batch_line, batches_text, budget_line, budgets_text, reason
+from mbc.report.fit import batch_line, batches_document, batches_text, budget_line, budgets_text, reason
 from mbc.source import Source
+from mbc.units import show_enough, show_size
 from tests.plan.chains import random_plan
 
 PLAN = random_plan(3)
@@ -114,8 +115,17 @@ def test_nothing_fits():
     assert caught.value.code == "MBC194"
     needed, floor = FIXED_BYTES + 4 * ROW_BYTES + OVERHEAD_BYTES, (FIXED_BYTES + 4 * ROW_BYTES) // 10 + OVERHEAD_BYTES
     assert "not even a batch of 4" in caught.value.message
-    assert f"no plan takes less than {floor} B" in caught.value.remedy
-    assert f"the smallest that was found takes {needed} B" in caught.value.remedy
+    assert f"no plan takes less than {show_size(floor)}" in caught.value.remedy
+    assert f"raise --memory to {show_enough(needed)}, as the smallest plan" in caught.value.remedy
+
+
+def test_a_search_that_ends_before_anything_is_refused_says_at_least():
+    fit = largest_batch(Planner(1 << 62).at_batch, 64)
+    assert fit.largest.batch == 1 << 20 and fit.at_least
+    assert ": at least 1048576, " in batches_text(fit) and "the search ends there" in batches_text(fit)
+    assert batches_document(fit)["at_least"]
+    fit = largest_batch(Planner(OVERHEAD_BYTES + FIXED_BYTES + 9 * ROW_BYTES).at_batch)
+    assert not fit.at_least and "at least" not in batches_text(fit)
 
 
 def test_what_no_batch_mends_is_said_as_it_is():

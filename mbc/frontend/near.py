@@ -27,5 +27,4 @@ def suggest(word: str, known: Iterable[str], what: str) -> str:
     found = nearest(word, names)
     if found is not None:
         return f"did you mean `{found}`?"
-    shown = ", ".join(names[:24]) + (", …" if len(names) > 24 else "")
-    return f"the {what} are: {shown}"
+    return f"the {what} are: {', '.join(names)}"

@@ -11,7 +11,7 @@ from mbc.optimize.lifetimes import aligned, blocks, owners, peak_bytes
 from mbc.optimize.order import Draft
 from mbc.optimize.place import place, place_around
 from mbc.plan.model import Space
-from mbc.units import show_size
+from mbc.units import show_enough, show_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,5 +73,5 @@ def check_host(placed: Placed, limit_bytes: int | None, network: str) -> None:
         "MBC210",
         f"the plan of '{network}' keeps {show_size(placed.host_bytes)} in host memory at once, "
         f"memory.host allows {show_size(limit_bytes)}",
-        f"raise memory.host to {placed.host_bytes} B, raise memory.device, or lower the batch",
+        f"raise memory.host to {show_enough(placed.host_bytes)}, raise memory.device, or lower the batch",
     )

@@ -210,10 +210,14 @@ class CandidateTable:
                 operation.span,
             )
         only = f" among {', '.join(self.rules.providers)}" if self.rules.providers else ""
+        remedy = "choose another precision, or write the operation with other settings"
+        able = [p.name for p in self.providers if only and any(p.candidates(request, self.device))]
+        if able:
+            remedy = f"add one that can: --provider {' '.join((*self.rules.providers, able[-1]))}"
         return MbcError(
             "MBC200",
             f"no kernel{only} can run '{operation.name}' ({operation.kind} of {inputs}) in {self.graph.precision}",
-            "choose another precision, or write the operation with other settings",
+            remedy,
             operation.span,
         )
 

@@ -19,7 +19,8 @@ from mbc.optimize.fuse import Programs, plain
 from mbc.optimize.gather import Choice, gather
 from mbc.optimize.layouts import Labelling, Options, label
 from mbc.optimize.menus import Menu, Point
-from mbc.units import show_size
+from mbc.optimize.refusal import apart
+from mbc.units import show_enough
 
 _NO_LIMIT = 1 << 62
 
@@ -126,23 +127,25 @@ def best_within(menus: Mapping[tuple[Layout, ...], Menu], limit_bytes: int | Non
 
 
 def check_limit(table: CandidateTable, limit_bytes: int) -> None:
-    """MBC201 where an operation has nothing within a limit that the user set: what would do, and what excludes it."""
-    for operation in (*table.graph.train, *table.graph.infer):
-        if kind_of(operation).view:
-            continue
-        least = least_workspace_bytes(table.menus(operation))
-        if least > limit_bytes:
-            rules = table.rules
-            excluding = [f"policy {rules.policy}"]
-            excluding += ["deterministic = true"] if rules.deterministic else []
-            excluding += [f"--provider {' '.join(rules.providers)}"] if rules.providers else []
-            raise MbcError(
-                "MBC201",
-                f"'{operation.name}' needs {least} bytes of workspace, the limit is {limit_bytes} "
-                f"({show_size(limit_bytes)}); chosen among what {', '.join(excluding)} admits",
-                f"raise --workspace-limit to at least {least}",
-                operation.span,
-            )
+    """MBC201 where an operation has nothing within a limit that the user set: what would do for all of them, and what
+    excludes it."""
+    operations = [o for o in (*table.graph.train, *table.graph.infer) if not kind_of(o).view]
+    least = {o: least_workspace_bytes(table.menus(o)) for o in operations}
+    operation = max(operations, key=lambda o: least[o])
+    if least[operation] <= limit_bytes:
+        return
+    rules = table.rules
+    needed, limit = apart(least[operation], limit_bytes)
+    excluding = [f"policy {rules.policy}"]
+    excluding += ["deterministic = true"] if rules.deterministic else []
+    excluding += [f"--provider {' '.join(rules.providers)}"] if rules.providers else []
+    raise MbcError(
+        "MBC201",
+        f"'{operation.name}' needs {needed} of workspace, the limit is {limit}; chosen among what "
+        f"{', '.join(excluding)} admits",
+        f"raise --workspace-limit to at least {show_enough(least[operation])}",
+        operation.span,
+    )
 
 
 def _chosen(options: Mapping[str, Options], labelling: Labelling) -> dict[str, Choice]:

@@ -8,7 +8,7 @@ from mbc.ir.types import Precision
 from mbc.ops import KINDS
 from mbc.optimize.candidates import CandidateTable
 from mbc.optimize.lifetimes import aligned
-from mbc.units import show_size
+from mbc.units import show_enough, show_size
 
 _WIDE = frozenset({Precision.FP32, Precision.TF32})
 
@@ -25,11 +25,12 @@ def cannot_fit(
     """MBC203, for a floor (`floor_bytes`, set by `operation`) that with the overhead is above the budget. `host_bytes`:
     what may be in host memory. `split`: operations may run row by row."""
     graph = table.graph
-    ways = [f"raise memory.device: no plan takes less than {floor + overhead_bytes} B, and most take more"]
+    ways = [f"raise memory.device to at least {show_enough(floor + overhead_bytes)}: most plans take more"]
     room_bytes = budget_bytes - overhead_bytes
     movable_bytes = _states_bytes(table, of_optimizer=True)
     if room_bytes > 0 and movable_bytes > host_bytes:
-        ways.insert(0, f"let {movable_bytes} B of the optimizer's states be in host memory (memory.host, offload)")
+        movable = show_enough(movable_bytes)
+        ways.insert(0, f"let {movable} of the optimizer's states be in host memory (memory.host, offload)")
     rows = _most_rows(table, room_bytes - _states_bytes(table) + min(movable_bytes, host_bytes), split)
     if room_bytes > 0 and graph.precision in _WIDE and graph.values[operation.inputs[0]].per_sample:
         ways.insert(0, "set train.precision to bf16, in which activations take half")
@@ -63,7 +64,7 @@ def not_found(
         "MBC204",
         f"the best plan of '{table.graph.name}' that was found takes {needed}: its arena {show_size(arena_bytes)}, "
         f"and {show_size(overhead_bytes)} outside it; the budget is {budget}",
-        f"lower the batch, or raise memory.device to {needed_bytes} B",
+        f"lower the batch, or raise memory.device to {show_enough(needed_bytes)}",
         needed_bytes=needed_bytes,
         floor_bytes=floor,
     )

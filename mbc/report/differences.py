@@ -118,7 +118,7 @@ def _show(name: str, figure: Figure) -> str:
     if isinstance(figure, str):
         return figure
     if name == "cudnn":
-        return cudnn_version(int(figure)) if figure else "none"
+        return cudnn_version(int(figure)) if figure else "any"  # it names no engine
     if name.endswith("_bytes"):
         return show_size(figure)
     if name.endswith("_us"):

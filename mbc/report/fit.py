@@ -82,9 +82,12 @@ def batches_text(fit: BatchFit, width: int | None = None) -> str:
     lines = [
         render(_BATCHES, rows, width),
         "",
-        f"largest batch in {show_size(largest.budget_bytes)}{'' if fit.finished else ' so far'}: {largest.batch}, "
+        f"largest batch in {show_size(largest.budget_bytes)}{'' if fit.finished else ' so far'}: "
+        f"{'at least ' if fit.at_least else ''}{largest.batch}, "
         f"{_guess(largest)}{largest.images_per_s:,.0f} images/s, takes {show_size(largest.needed_bytes)}",
     ]
+    if fit.at_least:
+        lines.append("larger batches were not tried: the search ends there")
     if fastest is not largest:
         lines.append(f"fastest of these: {fastest.batch}, {_guess(fastest)}{fastest.images_per_s:,.0f} images/s")
     return "\n".join(lines)
@@ -125,6 +128,7 @@ def batches_document(fit: BatchFit) -> dict[str, Any]:
         "largest": _document(fit.largest),
         "fastest": _document(fit.fastest),
         "finished": fit.finished,
+        "at_least": fit.at_least,
         "probes": _probes(fit.probes, "batch"),
     }
 

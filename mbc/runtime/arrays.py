@@ -13,7 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbc.errors import MbcError
+from mbc.ir.graph import TrainingGraph
 from mbc.ir.types import DType, TensorType
+from mbc.ops import KINDS as OPERATIONS
 from mbc.runtime.dlpack import KINDS, tensor_of
 from mbc.runtime.formats import canonical_dtype
 
@@ -62,6 +64,14 @@ def received(wanted: Wanted, given: object, stream: int | None) -> Array | Devic
     if isinstance(found, DeviceArray):
         return _checked_device(wanted, found)
     return _checked_host(wanted, found)
+
+
+def classes_of(graph: TrainingGraph, name: str) -> int | None:
+    """How many classes the labels of an input are of; None where it is no label of a loss that classifies."""
+    values = graph.values
+    targets = (o.inputs for o in graph.train if OPERATIONS[o.kind].classifies and o.inputs[1] == name)
+    counts = [values[logits].type.shape[1] for logits, *_ in targets]
+    return min(counts) if counts and values[name].type.dtype is DType.INT32 else None
 
 
 def check_rows(wanted: Sequence[Wanted], arrays: Sequence[Array | DeviceArray], batch: int, exact: bool) -> int:

@@ -13,12 +13,11 @@ from numpy.typing import NDArray
 from mbc.errors import MbcError
 from mbc.ir.control import HOST_BYTES, INITIAL_LOSS_SCALE
 from mbc.ir.graph import Role, TrainingGraph
-from mbc.ir.types import DType, Precision
-from mbc.ops import KINDS
+from mbc.ir.types import Precision
 from mbc.ops.control import RECORD
 from mbc.plan.file import PLAN_FILE, load_plan
 from mbc.plan.model import Plan
-from mbc.runtime.arrays import DeviceArray, Wanted, check_rows, received
+from mbc.runtime.arrays import DeviceArray, Wanted, check_rows, classes_of, received
 from mbc.runtime.checkpoint import Checkpoint, write_checkpoint
 from mbc.runtime.formats import canonical_dtype
 from mbc.runtime.initial import initial
@@ -81,7 +80,8 @@ class Module:
         self._figures: Figures | None = None
         self._loss: Loss | None = None
         self._judged = _judged(graph)
-        self._machine = self._open(folder, device, canaries, eager, prefetch, shadow, Transfers(transfers))
+        self._closed = False
+        self._runs = self._open(folder, device, canaries, eager, prefetch, shadow, Transfers(transfers))
         for state in graph.states:
             if state.value in self._places.states:
                 kind = graph.values[state.value].type
@@ -95,10 +95,10 @@ class Module:
 
         Inputs come in the order of the source, or by name: NumPy arrays, or anything with DLPack or
         `__cuda_array_interface__`, with exactly `batch` rows. On a GPU the call returns while the step runs, and an
-        array in its memory must not be changed before the loss was looked at. Raises MBC145 to MBC151, MBC169.
+        array in its memory must not be changed before the loss was looked at. Raises MBC145 to MBC151, MBC169, MBC230.
         """
-        if not _is_finite_number(lr):
-            raise MbcError("MBC169", f"the learning rate is {lr!r}", "pass a finite number")
+        if not _is_rate(lr):
+            raise MbcError("MBC169", f"the learning rate is {lr!r}", "pass a finite number of at least 0")
         self._feed(self._train_inputs, self._places.train_inputs, inputs, named, exact=True)
         self._steps += 1
         control = np.zeros((), RECORD)
@@ -157,12 +157,12 @@ class Module:
     @property
     def device(self) -> str:
         """`cuda` or `cpu`."""
-        return self._machine.device
+        return self._runs.device
 
     @property
     def memory(self) -> Memory:
         """Bytes planned and taken."""
-        return self._machine.memory
+        return self._runs.memory
 
     @property
     def batch(self) -> int:
@@ -232,8 +232,9 @@ class Module:
             check()
 
     def close(self) -> None:
-        """Give device memory back now rather than when Python ends."""
-        self._machine.close()
+        """Give device memory back now rather than when Python ends; nothing can be run or read afterwards."""
+        self._closed = True
+        self._runs.close()
 
     def __enter__(self) -> Module:
         return self
@@ -255,6 +256,13 @@ class Module:
                 f"  step predicted {predicted.train_us / 1e3:,.3f} ms on {self._plan.target.gpu}, {self._steps} done",
             )
         )
+
+    @property
+    def _machine(self) -> Machine:
+        """What runs the programs: MBC230 once it has given everything back."""
+        if self._closed:
+            raise MbcError("MBC230", "the module is closed", "open another one: Module(...)")
+        return self._runs
 
     def _open(
         self,
@@ -279,13 +287,7 @@ class Module:
 
     def _wanted(self, name: str) -> Wanted:
         value = self._plan.graph.values[name]
-        classes = [
-            self._plan.graph.values[operation.inputs[0]].type.shape[1]
-            for operation in self._plan.graph.train
-            if KINDS[operation.kind].classifies and operation.inputs[1] == name
-        ]
-        labels = value.type.dtype is DType.INT32
-        return Wanted(name, value.type, value.per_sample, min(classes) if labels and classes else None)
+        return Wanted(name, value.type, value.per_sample, classes_of(self._plan.graph, name))
 
     def _feed(
         self,
@@ -323,9 +325,9 @@ def _judged(graph: TrainingGraph) -> int | None:
     return graph.values[operation.inputs[1]].type.elements
 
 
-def _is_finite_number(given: object) -> bool:
+def _is_rate(given: object) -> bool:
     try:
-        return bool(np.ndim(cast(Any, given)) == 0 and np.isfinite(cast(Any, given)))
+        return bool(np.ndim(cast(Any, given)) == 0 and 0 <= cast(Any, given) < np.inf)
     except TypeError:
         return False
 

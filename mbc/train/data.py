@@ -28,10 +28,11 @@ _NUMPY_TYPES = {DType.FP32: np.float32, DType.FP64: np.float64, DType.INT32: np.
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """One input of the network: `type.shape[0]` is the mini-batch."""
+    """One input of the network: `type.shape[0]` is the mini-batch. Labels are of `classes` classes."""
 
     name: str
     type: TensorType
+    classes: int | None = None
 
     @property
     def is_class(self) -> bool:
@@ -103,12 +104,12 @@ class IterableData:
         return self._batches(batch, 0)
 
     def _batches(self, batch: int, epoch: int) -> Iterator[Batch]:
-        takes_epoch = "epoch" in inspect.signature(self.function).parameters
         waiting: list[Batch] = []
-        waiting_rows = 0
-        for item in self.function(epoch=epoch) if takes_epoch else self.function():
-            waiting.append(fit(self._arrays(item), self.inputs, self.name))
+        rows = waiting_rows = 0
+        for number, item in enumerate(self._items(epoch), 1):
+            waiting.append(fit(self._arrays(item), self.inputs, f"{self.name} (batch {number})"))
             waiting_rows += int(waiting[-1][0].shape[0])
+            rows += int(waiting[-1][0].shape[0])
             if waiting_rows < batch:
                 continue
             joined = tuple(np.concatenate(parts) for parts in zip(*waiting, strict=True))
@@ -119,6 +120,23 @@ class IterableData:
             waiting_rows -= whole
         if waiting_rows:
             yield tuple(np.concatenate(parts) for parts in zip(*waiting, strict=True))
+        if not rows:
+            raise MbcError(
+                "MBC233",
+                f"{self.name} yields no rows",
+                "begin anew at each call: it is called once an epoch, and an iterator that ended yields nothing more",
+            )
+
+    def _items(self, epoch: int) -> Iterable[Any]:
+        takes_epoch = "epoch" in inspect.signature(self.function).parameters
+        given: Any = self.function(epoch=epoch) if takes_epoch else self.function()
+        if not isinstance(given, Iterable):
+            raise MbcError(
+                "MBC171",
+                f"{self.name} returns {given!r:.40}, which holds no batches",
+                "yield batches, or return a list or another iterable of them",
+            )
+        return cast("Iterable[Any]", given)
 
     def _arrays(self, item: Any) -> Mapping[str, Array]:
         if isinstance(item, Mapping):
@@ -142,13 +160,14 @@ def open_data(place: str, inputs: Sequence[Input], part: str = "train") -> Data:
     """
     path = Path(place)
     inputs = tuple(inputs)
-    if path.is_dir():
-        arrays: dict[str, Array] = {}
-        for file in sorted(path.glob("*.npy")):
-            arrays[file.stem] = _read_npy(file)
-        return ArrayData(fit(arrays, inputs, place, part))
-    if path.is_file():
-        return ArrayData(fit(_read_npz(path), inputs, place, part))
+    if path.exists():
+        arrays = (
+            {file.stem: _read_npy(file) for file in sorted(path.glob("*.npy"))} if path.is_dir() else _read_npz(path)
+        )
+        found = ArrayData(fit(arrays, inputs, place, part))
+        if found.rows == 0:
+            raise MbcError("MBC233", f"the data of '{place}' have no rows", "give one sample or more")
+        return found
     module, colon, function = place.partition(":")
     if colon and module and function:
         return IterableData(_import(module, function), inputs, place)
@@ -238,10 +257,27 @@ def _fit_one(arrays: Mapping[str, Array], i: Input, inputs: Sequence[Input], pla
             f"array '{found}' of '{place}' holds {array.dtype}, input '{i.name}' needs class numbers",
             "give integers that count the classes from 0",
         )
+    if i.classes is not None:
+        _check_classes(array, i.classes, found, place)
     if not i.is_class and array.dtype.kind not in "fiu":
         raise MbcError("MBC176", f"array '{found}' of '{place}' holds {array.dtype}, not numbers", "give floats")
     # Only a slice is converted at a time by the module, so a memory-mapped array stays on disk.
     return array.reshape(array.shape[0], *sample)
+
+
+def _check_classes(array: Array, classes: int, name: str, place: str) -> None:
+    """MBC232 with the row of these data: a mini-batch would know its own, shuffled rows only."""
+    if array.size == 0 or (int(array.min()) >= 0 and int(array.max()) < classes):
+        return
+    wrong = np.argwhere((array < 0) | (array >= classes))
+    first = tuple(int(at) for at in wrong[0])
+    more = f", and {len(wrong) - 1:,} more like it" if len(wrong) > 1 else ""
+    raise MbcError(
+        "MBC232",
+        f"array '{name}' of '{place}' has class {int(array[first])} in row {first[0]:,}{more}: the network has "
+        f"{classes} classes, 0 to {classes - 1}",
+        "count rows and classes from 0, and correct the data, or give the network more classes",
+    )
 
 
 def _without_ones(shape: Sequence[int]) -> tuple[int, ...]:
@@ -256,14 +292,21 @@ def _read_npz(file: Path) -> dict[str, Array]:
         with cast("np.lib.npyio.NpzFile[Any]", loaded) as archive:
             return {name: archive[name] for name in archive.files}
     except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
-        raise MbcError("MBC172", f"cannot read '{file}': {error}", "give an .npz written by numpy.savez") from None
+        raise MbcError(
+            "MBC172", f"cannot read '{file}': {_why(error)}", "give an .npz written by numpy.savez"
+        ) from None
 
 
 def _read_npy(file: Path) -> Array:
     try:
         return cast("Array", np.load(file, mmap_mode="r", allow_pickle=False))
     except (ValueError, OSError, EOFError) as error:
-        raise MbcError("MBC172", f"cannot read '{file}': {error}", "write it with numpy.save") from None
+        raise MbcError("MBC172", f"cannot read '{file}': {_why(error)}", "write it with numpy.save") from None
+
+
+def _why(error: Exception) -> str:
+    """NumPy's own advice is to allow what may run any code."""
+    return "it is no array of numbers, or holds Python objects" if "allow_pickle" in str(error) else str(error)
 
 
 def _import(module: str, function: str) -> Callable[..., Iterable[Any]]:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from mbc.errors import MbcError
 from mbc.ir.graph import TrainingGraph
 from mbc.ops import KINDS
+from mbc.runtime.arrays import classes_of
 from mbc.train.checkpoint import Progress, Saves, check_writable, load_checkpoint, save_checkpoint
 from mbc.train.data import Data, Input, converted
 from mbc.train.schedule import Schedule
@@ -99,7 +100,7 @@ class Epoch:
 
 def inputs_of(graph: TrainingGraph) -> tuple[Input, ...]:
     """The inputs of a step, as data sources see them."""
-    return tuple(Input(name, graph.values[name].type) for name in graph.inputs)
+    return tuple(Input(name, graph.values[name].type, classes_of(graph, name)) for name in graph.inputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +148,8 @@ def train(
     """Train to the end of the schedule; returns the epochs that were run.
 
     The same job gives the same bits whether run at once or resumed after any epoch. Raises MBC177 when the data do not
-    fill one mini-batch, MBC178 when a whole epoch's losses are not finite, MBC182 when `resume` was made otherwise.
+    fill one mini-batch, MBC178 when a whole epoch's losses are not finite, MBC182 when `resume` was made otherwise,
+    MBC231 when states are not finite after an epoch: the checkpoint of the epoch before is kept.
     """
     if job.checkpoint is not None:
         check_writable(job.checkpoint)
@@ -162,10 +164,34 @@ def train(
         finished = _one_epoch(net, job, epoch, on_step)
         steps += finished.steps
         history.append(finished)
+        spoilt = _not_finite(net)
+        if spoilt:
+            on_epoch(finished)
+            raise _diverged(spoilt, epoch, job.checkpoint)
         if job.checkpoint is not None:
             save_checkpoint(net, job.checkpoint, Progress(epoch + 1, steps, job.seed, batch))
         on_epoch(finished)
     return tuple(history)
+
+
+def _not_finite(net: Trainable) -> tuple[str, ...]:
+    """States that hold values which are not finite."""
+    return tuple(name for name in net.states if not np.isfinite(net.state(name)).all())
+
+
+def _diverged(spoilt: Sequence[str], epoch: int, checkpoint: Path | None) -> MbcError:
+    """MBC231: nothing can be learned from here on, and a checkpoint of it would replace a good one."""
+    first, *others = spoilt
+    more = f" and {len(others)} others hold" if others else " holds"
+    kept = remedy = ""
+    if checkpoint is not None and checkpoint.exists():
+        kept = f"; '{checkpoint}' is left as it was before this epoch"
+        remedy = f", and go on from there with --resume {checkpoint}"
+    return MbcError(
+        "MBC231",
+        f"the training diverged in epoch {epoch + 1}: {first}{more} values that are not finite{kept}",
+        f"lower the learning rate, or add a warm-up{remedy}",
+    )
 
 
 def _check_resumable(done: Progress, job: Job) -> None:
@@ -233,7 +259,7 @@ def _one_epoch(net: Trainable, job: Job, epoch: int, on_step: Callable[[Running]
         sums.add(float(loss), loss.accuracy)
         if sums.first_bad_step == sums.steps:
             # A loss that is not finite changes nothing, so that what is wrong now was so before this step.
-            bad_states = tuple(name for name in net.states if not np.isfinite(net.state(name)).all())
+            bad_states = _not_finite(net)
         seconds = time.monotonic() - began
         on_step(
             Running(

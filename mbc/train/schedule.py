@@ -27,19 +27,32 @@ class Schedule:
     factor: float = 0.1
 
     def __post_init__(self) -> None:
-        for wrong, problem in (
-            (self.kind not in KINDS, f"there is no schedule '{self.kind}'"),
-            (not (math.isfinite(self.rate) and self.rate > 0), f"a learning rate of {self.rate} is not above 0"),
-            (self.epochs < 1, f"{self.epochs} epochs are not above 0"),
+        for wrong, problem, remedy in (
+            (self.kind not in KINDS, f"there is no schedule '{self.kind}'", f"choose one of {', '.join(KINDS)}"),
+            (
+                not (math.isfinite(self.rate) and self.rate > 0),
+                f"a learning rate of {self.rate:g} is not a number above 0",
+                f"give one as --lr 0.01 (usual are {', '.join(f'{r} for {o}' for o, r in USUAL_RATES.items())})",
+            ),
+            (self.epochs < 1, f"{self.epochs} epochs are not above 0", "train for one epoch or more"),
             (
                 not 0 <= self.warmup_epochs <= self.epochs,
                 f"a warm-up of {self.warmup_epochs} epochs does not lie between 0 and the {self.epochs} epochs",
+                "give a --warmup within the epochs of the training",
             ),
-            (not self.every_epochs > 0, f"a step every {self.every_epochs} epochs is not above 0"),
-            (not 0 < self.factor <= 1, f"a factor of {self.factor} does not lie between 0 and 1"),
+            (
+                not self.every_epochs > 0,
+                f"a step every {self.every_epochs} epochs is not above 0",
+                "give --step-epochs above 0",
+            ),
+            (
+                not 0 < self.factor <= 1,
+                f"a factor of {self.factor} does not lie between 0 and 1",
+                "give a --step-factor above 0 and at most 1",
+            ),
         ):
             if wrong:
-                raise MbcError("MBC170", problem, f"choose a schedule of {', '.join(KINDS)} and settings in range")
+                raise MbcError("MBC170", problem, remedy)
 
     def at(self, epoch: float) -> float:
         """The learning rate after `epoch` epochs; a fraction counts the steps of an epoch that has begun."""

@@ -10,9 +10,10 @@ from mbc import compiler
 from mbc.device import target
 from mbc.device.target import LocalGpu
 from mbc.kernels import PROVIDERS
-from mbc.units import show_size
+from mbc.units import show_enough, show_size
 
 H200 = ("--gpu", "h200")
+PROVIDER_NAMES = {provider.name for provider in PROVIDERS}
 
 
 def refused(mbc, *arguments):
@@ -40,13 +41,20 @@ def test_no_kernel(mbc, monkeypatch):
     assert "tiny.mbc:" in error and "^" in error
 
 
+def test_a_provider_that_lacks_kernels_names_one_that_has_them(mbc):
+    error = refused(mbc, *H200, "--provider", "cublaslt")
+    assert "error MBC200: no kernel among cublaslt can run '" in error
+    remedy = error.split("help: add one that can: ")[1].split()
+    assert remedy[:2] == ["--provider", "cublaslt"] and remedy[2] in PROVIDER_NAMES
+
+
 def test_workspace_limit_too_small(mbc):
     large = ("--set", "batch=4096")  # whose statistics are summed in parts
-    error = refused(mbc, *H200, *large, "--workspace-limit", "1")
-    assert "error MBC201: '" in error and "bytes of workspace, the limit is 1 (1 B)" in error
+    error = refused(mbc, *H200, *large, "--workspace-limit", "1B")
+    assert "error MBC201: '" in error and " of workspace, the limit is 1 B; chosen among" in error
     assert "help: raise --workspace-limit to at least " in error
     least = error.split("to at least ")[1].strip()
-    assert "the limit is 1" not in mbc("show", "tiny.mbc", *H200, *large, "--workspace-limit", least).err
+    assert "MBC201" not in mbc("show", "tiny.mbc", *H200, *large, "--workspace-limit", least).err
 
 
 def test_no_deterministic_kernel(mbc, monkeypatch):
@@ -72,7 +80,7 @@ def test_a_budget_below_the_overhead(mbc):
     error = refused(mbc, *H200, "--set", "memory.device=300MiB")
     reserved = f"{show_size(overhead)} are reserved for the GPU's context and libraries, before any tensor"
     assert f"error MBC203: 'tiny' cannot fit 300.0 MiB: {reserved}\n" in error
-    assert f"help: raise memory.device: no plan takes less than {overhead + floor} B, and most take more" in error
+    assert f"help: raise memory.device to at least {show_enough(overhead + floor)}: most plans take more" in error
     assert "alone needs" not in error and "tiny.mbc:" not in error, "no operation is to blame"
 
 
@@ -86,7 +94,7 @@ def test_a_budget_below_the_floor(mbc):
     assert f"no plan takes less than {size} ({overhead + floor} B): '{figures['bounds']['floor_operation']}' (" in error
     assert f") alone needs {show_size(floor)} with the states" in error
     assert f"{show_size(overhead)} are reserved for the GPU's context and libraries" in error
-    assert f", or raise memory.device: no plan takes less than {overhead + floor} B, and most take more" in error
+    assert f", or raise memory.device to at least {show_enough(overhead + floor)}: most plans take more" in error
 
 
 def test_what_lowers_the_bound_of_a_budget(mbc):

@@ -120,7 +120,13 @@ def test_labels_out_of_range(mbc):
     np.savez("wrong.npz", images=np.zeros((20, 1, 6, 6), np.float32), labels=np.full(20, 3))
     done = mbc("train", "tiny.mbc", "--data", "wrong.npz", *CPU)
     assert done.code == 1
-    assert "target" in done.err and "3" in done.err
+    assert "error MBC232: array 'labels' of 'wrong.npz' has class 3 in row 0, and 19 more" in done.err
+
+
+def test_an_empty_test_is_refused(mbc, data):
+    np.savez("empty.npz", images=np.zeros((0, 1, 6, 6), np.float32), labels=np.zeros(0, np.int64))
+    done = mbc("train", "tiny.mbc", "--data", data, "--test", "empty.npz", *CPU)
+    assert done.code == 1 and "error MBC233: the data of 'empty.npz' have no rows" in done.err
 
 
 def test_no_gpu_is_said_once(mbc, data, monkeypatch):

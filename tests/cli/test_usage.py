@@ -33,6 +33,11 @@ def test_help_of_a_command_has_examples(capsys, command):
     assert "default: None" not in text
 
 
+def test_nothing_asked_for_is_helped(capsys):
+    assert _exit() == 0
+    assert "commands:" in capsys.readouterr().out
+
+
 def test_version(capsys):
     assert _exit("--version") == 0
     assert capsys.readouterr().out == f"mbc {__version__}\n"
@@ -41,12 +46,12 @@ def test_version(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "required: COMMAND"),
         (("complie", "a.mbc"), "invalid choice: 'complie'"),
         (("compile",), "required: source"),
         (("compile", "a.mbc", "--set", "batch"), "'batch' is not NAME=VALUE"),
         (("compile", "a.mbc", "--set", "=3"), "'=3' is not NAME=VALUE"),
         (("compile", "a.mbc", "--workspace-limit", "much"), "'much' is not a size: write 64MiB"),
+        (("fit", "a.mbc", "--memory", "12"), "'12' has no unit: write 12GB (10^9 bytes), 12MiB (2^20) or 12B"),
         (("check", "a.mbc", "--tolerance", "-1"), "'-1' is not a number of at least 0, such as 1e-5"),
         (("check", "a.mbc", "--tolerance", "nan"), "'nan' is not a number of at least 0"),
         (("compile", "a.mbc", "--measure", "perhaps"), "'perhaps' (choose from 'missing', 'never', 'always')"),

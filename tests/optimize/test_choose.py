@@ -130,7 +130,7 @@ def test_workspace_limit_decides() -> None:
     candidates = table(100.0, 10.0, last_bytes=1000)
     assert layouts_of_convolutions(plan(candidates)) == {LAST}
     assert layouts_of_convolutions(plan(candidates, limits=Limits(999))) == {FIRST}
-    with pytest.raises(MbcError, match=r"MBC201.*needs 1000 bytes of workspace"):
+    with pytest.raises(MbcError, match=r"MBC201.*needs 1000 B of workspace"):
         plan(table(100.0, 10.0, 2000, 1000), limits=Limits(999))
 
 

@@ -226,8 +226,18 @@ def test_unknown_devices_and_seeds():
 def test_learning_rates_that_are_no_numbers(net: Module):
     error = code_of(net.step, *batch(), lr=math.nan)
     assert error.code == "MBC169" and error.message == "the learning rate is nan"
-    for rate, shown in (("0.1", "'0.1'"), (None, "None"), ([0.1], "[0.1]")):
+    for rate, shown in (("0.1", "'0.1'"), (None, "None"), ([0.1], "[0.1]"), (-1, "-1")):
         assert code_of(net.step, *batch(), lr=rate).message == f"the learning rate is {shown}"
+
+
+def test_a_closed_module_runs_nothing(net: Module):
+    net.step(*batch(), lr=0.1)
+    net.close()
+    net.close()
+    for call in (net.forward, lambda *_, **__: net.step(*batch(), lr=0.1), lambda *_: net.save("w")):
+        assert code_of(call, batch()[0]).code == "MBC230"
+    assert code_of(net.state, "first.weight").code == "MBC230"
+    assert net.device == "cpu" and net.memory.arena_taken
 
 
 def test_states_that_do_not_exist_or_fit(net: Module):

@@ -47,6 +47,8 @@ def test_iterable(tmp_path, monkeypatch):
         "def triples():\n"
         "    yield 1, 2, 3\n"
         "number = 3\n"
+        "def nothing(): return None\n"
+        "def ended(): yield from ()\n"
     )
     monkeypatch.chdir(tmp_path)
     data = open_data("batches_for_test:pairs", INPUTS)
@@ -58,10 +60,38 @@ def test_iterable(tmp_path, monkeypatch):
     with pytest.raises(MbcError, match="yields 3 arrays a batch, the network has 2 inputs: image, target") as caught:
         list(open_data("batches_for_test:triples", INPUTS).in_order(4))
     assert caught.value.code == "MBC171"
+    with pytest.raises(MbcError, match="batches_for_test:nothing returns None, which holds no batches") as caught:
+        list(open_data("batches_for_test:nothing", INPUTS).in_order(4))
+    assert caught.value.code == "MBC171"
+    with pytest.raises(MbcError, match=r"batches_for_test:ended yields no rows\nhelp: begin anew at each") as caught:
+        list(open_data("batches_for_test:ended", INPUTS).shuffled(4, 0, 0))
+    assert caught.value.code == "MBC233"
+    labelled = (IMAGE, Input("target", TARGET.type, classes=9))
+    with pytest.raises(MbcError, match=r"'target' of 'batches_for_test:pairs \(batch 3\)' has class 9 in row 0, and 8"):
+        list(open_data("batches_for_test:pairs", labelled).in_order(4))
     with pytest.raises(MbcError, match="number is not a function"):
         open_data("batches_for_test:number", INPUTS)
     with pytest.raises(MbcError, match="cannot import batches_for_test:missing"):
         open_data("batches_for_test:missing", INPUTS)
+
+
+def test_data_without_rows(tmp_path):
+    np.savez(tmp_path / "d.npz", image=X[:0], target=Y[:0])
+    for part in ("train", "test"):
+        with pytest.raises(MbcError, match=r"the data of '.*d.npz' have no rows") as caught:
+            open_data(str(tmp_path / "d.npz"), INPUTS, part)
+        assert caught.value.code == "MBC233"
+
+
+@pytest.mark.parametrize("wrong", [3, -1])
+def test_a_class_that_there_is_not_is_named_by_its_row(tmp_path, wrong):
+    labels = Y.copy()
+    labels[7] = wrong
+    np.savez(tmp_path / "d.npz", image=X, target=labels)
+    with pytest.raises(MbcError) as caught:
+        open_data(str(tmp_path / "d.npz"), (IMAGE, Input("target", TARGET.type, classes=3)))
+    assert caught.value.code == "MBC232"
+    assert f"d.npz' has class {wrong} in row 7: the network has 3 classes, 0 to 2" in caught.value.message
 
 
 def test_test_part_of_one_file(tmp_path):

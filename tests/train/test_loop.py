@@ -120,9 +120,32 @@ def test_a_loss_that_is_not_finite_is_reported_with_its_step(regression, graph, 
 
 def test_states_that_an_earlier_gradient_spoilt_are_named(regression, graph, rows):
     regression.spoil_at = 4
-    (epoch,) = train(regression, Job(graph, ArrayData(rows), Schedule(0.1, 1)))
+    told = []
+    with pytest.raises(MbcError, match="MBC231"):
+        train(regression, Job(graph, ArrayData(rows), Schedule(0.1, 1)), on_epoch=told.append)
+    (epoch,) = told
     assert (epoch.bad_steps, epoch.first_bad_step, epoch.bad_states) == (3, 5, ("w",))
     with pytest.raises(MbcError, match="; w holds values that are not finite, from the gradient of an earlier step"):
+        train(regression, Job(graph, ArrayData(rows), Schedule(0.1, 1)))
+
+
+def test_what_diverged_does_not_replace_a_checkpoint(regression, graph, rows, tmp_path):
+    file = tmp_path / "c"
+    regression.spoil_at = 14  # the last step of the second epoch: no loss tells
+    with pytest.raises(MbcError) as caught:
+        train(regression, Job(graph, ArrayData(rows), Schedule(0.1, 3), checkpoint=file))
+    assert caught.value.code == "MBC231"
+    assert "the training diverged in epoch 2: w holds values that are not finite; " in caught.value.message
+    assert f"'{file}' is left as it was before this epoch" in caught.value.message
+    assert f"lower the learning rate, or add a warm-up, and go on from there with --resume {file}" in str(caught.value)
+    assert read_progress(file).epochs == 1
+    load_checkpoint(regression, file)
+    assert np.isfinite(regression.weights).all()
+
+
+def test_what_diverged_without_a_checkpoint_is_an_error_too(regression, graph, rows):
+    regression.spoil_at = 7
+    with pytest.raises(MbcError, match=r"not finite\nhelp: lower the learning rate, or add a warm-up$"):
         train(regression, Job(graph, ArrayData(rows), Schedule(0.1, 1)))
 
 
@@ -226,9 +249,9 @@ def test_schedules():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"rate": 0.0}, "a learning rate of 0.0 is not above 0"),
-        ({"rate": math.nan}, "a learning rate of nan is not above 0"),
-        ({"kind": "linear"}, "there is no schedule 'linear'"),
+        ({"rate": 0.0}, "a learning rate of 0 is not a number above 0\nhelp: give one as --lr 0.01 "),
+        ({"rate": math.nan}, "a learning rate of nan is not a number above 0"),
+        ({"kind": "linear"}, "there is no schedule 'linear'\nhelp: choose one of constant, cosine, step"),
         ({"epochs": 0}, "0 epochs are not above 0"),
         ({"warmup_epochs": 11.0}, "a warm-up of 11.0 epochs"),
         ({"every_epochs": 0.0}, "every 0.0 epochs"),

@@ -23,7 +23,7 @@ a network written in a .mbc file becomes a plan (every kernel, every byte, the t
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The command line without the program's name, parsed. Ends the process on wrong usage and on --help."""
-    words = list(argv)
+    words = list(argv) or ["--help"]
     if words[:1] == ["profile"] and len(words) > 1 and words[1] not in (*PROFILE_VERBS, "-h", "--help"):
         words.insert(1, "run")  # `mbc profile NET` is what people want most often
     return parser().parse_args(words)
