@@ -47,6 +47,14 @@ def show_enough(size_bytes: int) -> str:
     return f"{size_bytes}B"
 
 
+def show_apart(a_bytes: int, b_bytes: int) -> tuple[str, str]:
+    """Both as people read them; with their bytes where rounding hides that they differ."""
+    a, b = show_size(a_bytes), show_size(b_bytes)
+    if a != b or a_bytes == b_bytes:
+        return a, b
+    return f"{a} ({a_bytes} B)", f"{b} ({b_bytes} B)"
+
+
 def show_time(time_us: float) -> str:
     """`12.3 us`, `4.56 ms`, `7.89 s`."""
     for limit, unit, scale in ((1e3, "us", 1.0), (1e6, "ms", 1e3), (float("inf"), "s", 1e6)):

@@ -11,7 +11,7 @@ from mbc.optimize.lifetimes import aligned, blocks, owners, peak_bytes
 from mbc.optimize.order import Draft
 from mbc.optimize.place import place, place_around
 from mbc.plan.model import Space
-from mbc.units import show_enough, show_size
+from mbc.units import show_apart, show_enough
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +69,9 @@ def check_host(placed: Placed, limit_bytes: int | None, network: str) -> None:
     """MBC210 where the pinned memory of a plan is more than the limit (None: there is none)."""
     if limit_bytes is None or placed.host_bytes <= limit_bytes:
         return
+    kept, allowed = show_apart(placed.host_bytes, limit_bytes)
     raise MbcError(
         "MBC210",
-        f"the plan of '{network}' keeps {show_size(placed.host_bytes)} in host memory at once, "
-        f"memory.host allows {show_size(limit_bytes)}",
+        f"the plan of '{network}' keeps {kept} in host memory at once, memory.host allows {allowed}",
         f"raise memory.host to {show_enough(placed.host_bytes)}, raise memory.device, or lower the batch",
     )

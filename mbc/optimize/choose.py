@@ -19,8 +19,7 @@ from mbc.optimize.fuse import Programs, plain
 from mbc.optimize.gather import Choice, gather
 from mbc.optimize.layouts import Labelling, Options, label
 from mbc.optimize.menus import Menu, Point
-from mbc.optimize.refusal import apart
-from mbc.units import show_enough
+from mbc.units import show_apart, show_enough
 
 _NO_LIMIT = 1 << 62
 
@@ -135,7 +134,7 @@ def check_limit(table: CandidateTable, limit_bytes: int) -> None:
     if least[operation] <= limit_bytes:
         return
     rules = table.rules
-    needed, limit = apart(least[operation], limit_bytes)
+    needed, limit = show_apart(least[operation], limit_bytes)
     excluding = [f"policy {rules.policy}"]
     excluding += ["deterministic = true"] if rules.deterministic else []
     excluding += [f"--provider {' '.join(rules.providers)}"] if rules.providers else []

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mbc.optimize.reside import Chooser, Resided
 
 # Decisions that are taken back in a round, and by how much a price may be off in it.
-TAKEN_BACK = (1, 2, 4, 8)
+TAKEN_BACK = (2, 4, 8, 16, 32)
 WHIM = 0.5
 SWAPPED = 0.3  # rounds that send something else to the host
 MEASURED_AFTER = 8  # so many improvements by the books

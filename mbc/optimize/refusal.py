@@ -8,7 +8,7 @@ from mbc.ir.types import Precision
 from mbc.ops import KINDS
 from mbc.optimize.candidates import CandidateTable
 from mbc.optimize.lifetimes import aligned
-from mbc.units import show_enough, show_size
+from mbc.units import show_apart, show_enough, show_size
 
 _WIDE = frozenset({Precision.FP32, Precision.TF32})
 
@@ -36,10 +36,10 @@ def cannot_fit(
         ways.insert(0, "set train.precision to bf16, in which activations take half")
     if 0 < rows < graph.batch:
         ways.insert(0, f"lower the batch to {rows} or less")
-    reserved, budget = apart(overhead_bytes, budget_bytes)
+    reserved, budget = show_apart(overhead_bytes, budget_bytes)
     reason = f"{reserved} are reserved for the GPU's context and libraries, before any tensor"
     if room_bytes > 0:
-        needed, budget = apart(floor + overhead_bytes, budget_bytes)
+        needed, budget = show_apart(floor + overhead_bytes, budget_bytes)
         reason = (
             f"no plan takes less than {needed}: '{operation.name}' ({operation.kind}) alone needs {show_size(floor)} "
             f"with the states, and {show_size(overhead_bytes)} are reserved for the GPU's context and libraries"
@@ -59,7 +59,7 @@ def not_found(
 ) -> BudgetError:
     """MBC204, for the best plan that was found. `floor`: what no plan goes below, with the overhead."""
     needed_bytes = arena_bytes + overhead_bytes
-    needed, budget = apart(needed_bytes, budget_bytes)
+    needed, budget = show_apart(needed_bytes, budget_bytes)
     return BudgetError(
         "MBC204",
         f"the best plan of '{table.graph.name}' that was found takes {needed}: its arena {show_size(arena_bytes)}, "
@@ -68,14 +68,6 @@ def not_found(
         needed_bytes=needed_bytes,
         floor_bytes=floor,
     )
-
-
-def apart(a_bytes: int, b_bytes: int) -> tuple[str, str]:
-    """Both as people read them; with their bytes where rounding hides that they differ."""
-    a, b = show_size(a_bytes), show_size(b_bytes)
-    if a != b or a_bytes == b_bytes:
-        return a, b
-    return f"{a} ({a_bytes} B)", f"{b} ({b_bytes} B)"
 
 
 def _states_bytes(table: CandidateTable, of_optimizer: bool = False) -> int:

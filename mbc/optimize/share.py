@@ -21,9 +21,8 @@ from mbc.optimize.candidates import CandidateTable, least_workspace_bytes
 from mbc.optimize.layouts import label
 from mbc.optimize.lifetimes import aligned
 from mbc.optimize.menus import Menu, Point
-from mbc.optimize.refusal import apart
 from mbc.plan.model import ALIGNMENT_BYTES
-from mbc.units import show_enough
+from mbc.units import show_apart, show_enough
 
 _UNITS_PER_US = 1000
 _MOST_DETERMINISTIC_TIME = 20.0  # seconds of a nominal machine; ResNet-50 needs a fraction of one
@@ -40,7 +39,7 @@ def share(
     menus = {o.name: table.menus(o) for o in program if not kind_of(o).view}
     least_bytes = sum(aligned(least_workspace_bytes(found)) for found in menus.values())
     if least_bytes > total_bytes:
-        needed, total = apart(least_bytes, total_bytes)
+        needed, total = show_apart(least_bytes, total_bytes)
         raise MbcError(
             "MBC201",
             f"the operations of '{table.graph.name}' need {needed} of workspace together, the total is {total}",

@@ -87,7 +87,7 @@ def test_a_limit_of_host_memory_that_is_too_small_is_refused() -> None:
     with pytest.raises(MbcError) as caught:
         check_host(placed, 3071, "net")
     assert caught.value.code == "MBC210"
-    assert "memory.host" in caught.value.message and "3072 B" in caught.value.remedy
+    assert "memory.host" in caught.value.message and "3072B" in caught.value.remedy
 
 
 def test_a_plan_over_its_limit_of_host_memory_is_no_plan() -> None:
