@@ -1,5 +1,5 @@
 # make run   set up, compile the digits example, train it, print the test accuracy and where the plan lies
-# make test  set up and run every check and test
+# make test  set up and run every check and test (some 17 minutes on two cores)
 # make test ORACLE=1  the same with PyTorch (CPU) installed as an independent reference: without it the tests that
 #            compare with PyTorch are skipped, and say so
 #

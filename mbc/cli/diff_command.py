@@ -50,6 +50,10 @@ def _sides(arguments: argparse.Namespace) -> tuple[tuple[Plan, str], tuple[Plan,
         return first, second
     raise MbcError(
         "MBC186",
-        f"cannot compare {len(plans)} plans with {len(gpus)} GPUs",
+        f"cannot compare {_counted(len(plans), 'plan')} with {_counted(len(gpus), 'GPU')}",
         "name two plans (or packages, or sources), or one source and --gpu twice",
     )
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

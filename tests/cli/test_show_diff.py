@@ -98,10 +98,10 @@ def test_diff_of_a_source_for_two_gpus(mbc):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("tiny.mbc",), "cannot compare 1 plans with 0 GPUs"),
-        (("tiny.mbc", "--gpu", "h200"), "cannot compare 1 plans with 1 GPUs"),
+        (("tiny.mbc",), "cannot compare 1 plan with 0 GPUs"),
+        (("tiny.mbc", "--gpu", "h200"), "cannot compare 1 plan with 1 GPU"),
         (("tiny.mbc", "tiny.mbc", "tiny.mbc"), "cannot compare 3 plans with 0 GPUs"),
-        (("tiny/plan.json", "--gpu", "h200", "--gpu", "t4"), "cannot compare 1 plans with 2 GPUs"),
+        (("tiny/plan.json", "--gpu", "h200", "--gpu", "t4"), "cannot compare 1 plan with 2 GPUs"),
     ],
 )
 def test_diff_of_what_cannot_be_compared(mbc, arguments, message):
