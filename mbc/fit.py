@@ -124,18 +124,18 @@ class Search:
         return self.found[at]
 
 
-def largest_batch(plan_at: PlanAt, start: int = 1, multiple: int = 1, tell: Tell = _untold) -> BatchFit:
+def largest_batch(plan_at: PlanAt, start: int = 1, multiple: int = 1, tell: Tell = _untold, least: int = 1) -> BatchFit:
     """The largest multiple of `multiple` rows that plans, by doubling from about `start`, then between what
     fits and what does not, where the memory of the smallest plan found lets it be guessed.
 
     Between the largest and a part of it (LOWEST_SHARE) powers of two are planned as well, as points of the curve of
-    images/s. Ctrl-C ends the search with what was found, if a batch was. Raises MBC194 where not even `multiple` rows
-    fit, and what planning raises that no batch would mend.
+    images/s. Fewer than `least` rows are not tried: no plan has them. Ctrl-C ends the search with what was found, if a
+    batch was. Raises MBC194 where not even the smallest batch fits, and what planning raises that no batch would mend.
     """
     search = Search(plan_at, {}, tell)
     finished = True
     try:
-        _seek(search, start, multiple)
+        _seek(search, start, multiple, least)
     except KeyboardInterrupt:
         finished = False
     planned = [probe.figures for probe in search.found.values() if probe.figures is not None]
@@ -149,17 +149,18 @@ def largest_batch(plan_at: PlanAt, start: int = 1, multiple: int = 1, tell: Tell
     )
 
 
-def _seek(search: Search, start: int, multiple: int) -> None:
+def _seek(search: Search, start: int, multiple: int, least: int) -> None:
     def fits(count: int) -> bool:
         return search.probe(count * multiple).figures is not None
 
     most = max(1, MOST_BATCH // multiple)
-    low = min(max(1, start // multiple), most)
+    first = min(max(1, -(-least // multiple)), most)
+    low = min(max(first, start // multiple), most)
     high = None
     while not fits(low):
-        if low == 1:
-            raise _nothing_fits(search.probe(multiple), multiple)
-        low, high = low // 2, low
+        if low == first:
+            raise _nothing_fits(search.probe(low * multiple), low * multiple)
+        low, high = max(first, low // 2), low
     while high is None and low < most:
         further = min(2 * low, most)
         low, high = (further, None) if fits(further) else (low, further)
@@ -172,7 +173,7 @@ def _seek(search: Search, start: int, multiple: int) -> None:
         low = _between(fits, guess, low, high)
     count = 1
     while count < low:
-        if count * LOWEST_SHARE >= low:
+        if count >= first and count * LOWEST_SHARE >= low:
             fits(count)
         count *= 2
 
@@ -257,7 +258,7 @@ def _is_of_search(error: MbcError) -> bool:
     return isinstance(error, BudgetError) or error.code.startswith("MBC2")
 
 
-def _nothing_fits(probe: Probe, multiple: int) -> MbcError:
+def _nothing_fits(probe: Probe, batch: int) -> MbcError:
     refusal = probe.refusal
     assert refusal is not None
     if not isinstance(refusal, BudgetError):
@@ -270,7 +271,7 @@ def _nothing_fits(probe: Probe, multiple: int) -> MbcError:
         )
     return MbcError(
         "MBC194",
-        f"nothing fits, not even a batch of {multiple}: {refusal.message}",
+        f"nothing fits, not even a batch of {batch}: {refusal.message}",
         f"raise --memory {ways}",
         refusal.span,
     )

@@ -19,9 +19,11 @@ _BY_ANY_CASE = {unit.lower(): size_bytes for unit, size_bytes in UNIT_BYTES.item
 
 
 def parse_size(text: str) -> int:
-    """Bytes of `64MiB`, `1.5 GB` or `4096B`. Raises ValueError for anything else: nobody means 12 bytes by 12."""
+    """Bytes of `64MiB`, `1.5 GB`, `4096B` or `0`. Raises ValueError for anything else: nobody means 12 bytes by 12."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text, re.ASCII)
     if match is not None and not match[2]:
+        if float(match[1]) == 0:
+            return 0
         raise ValueError(f"'{text}' has no unit: write {match[1]}GB (10^9 bytes), {match[1]}MiB (2^20) or {match[1]}B")
     if match is None or match[2].lower() not in _BY_ANY_CASE:
         raise ValueError(f"'{text}' is not a size: write 64MiB (2^20), 8GB (10^9) or 4096B")
@@ -43,7 +45,8 @@ def show_enough(size_bytes: int) -> str:
     for unit in ("GiB", "MiB", "KiB"):
         tenths = -(-size_bytes * 10 // UNIT_BYTES[unit])
         if tenths >= 100:
-            return f"{tenths / 10:g}{unit}"
+            whole, tenth = divmod(tenths, 10)
+            return f"{whole}.{tenth}{unit}" if tenth else f"{whole}{unit}"
     return f"{size_bytes}B"
 
 

@@ -128,6 +128,13 @@ def test_a_search_that_ends_before_anything_is_refused_says_at_least():
     assert not fit.at_least and "at least" not in batches_text(fit)
 
 
+def test_fewer_rows_than_a_micro_batch_are_not_tried():
+    fit = largest_batch(Planner(OVERHEAD_BYTES + FIXED_BYTES + 20 * ROW_BYTES).at_batch, 4, least=8)
+    assert fit.largest.batch == 20 and min(probe.at for probe in fit.probes) == 8
+    with pytest.raises(MbcError, match="not even a batch of 8"):
+        largest_batch(Planner(OVERHEAD_BYTES + FIXED_BYTES + 4 * ROW_BYTES).at_batch, 64, least=8)
+
+
 def test_what_no_batch_mends_is_said_as_it_is():
     def wrong(batch):
         raise MbcError("MBC021", "no such setting")

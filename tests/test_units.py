@@ -11,12 +11,15 @@ def test_sizes():
     assert parse_size("64MiB") == 64 << 20
     assert parse_size(" 1.5 GB ") == 1_500_000_000
     assert parse_size("4096B") == 4096
+    assert parse_size("0") == 0
     with pytest.raises(ValueError, match=r"'12' has no unit: write 12GB \(10\^9 bytes\), 12MiB \(2\^20\) or 12B"):
         parse_size("12")
     assert [show_size(n) for n in (17, 2048, 20 << 20, 3 << 40)] == ["17 B", "2.00 KiB", "20.0 MiB", "3072.0 GiB"]
 
 
-@pytest.mark.parametrize("size_bytes", [1, 4096, 10241, 123_456_789, (12 << 30) + 1])
+@pytest.mark.parametrize(
+    "size_bytes", [1, 4096, 10241, 123_456_789, (12 << 30) + 1, (100_000 << 30) + (1 << 29), (1 << 50) + 1]
+)
 def test_what_is_asked_for_is_enough_and_can_be_typed(size_bytes):
     assert size_bytes <= parse_size(show_enough(size_bytes)) <= 1.011 * size_bytes
 

@@ -54,7 +54,13 @@ def run(arguments: argparse.Namespace) -> int:
             def plan_batch(batch: int) -> Plan:
                 return _plan(source, with_batch(asked, batch), f"batch {batch}", at)
 
-            fit = largest_batch(plan_batch, start, arguments.multiple, lambda probe: at.line(batch_line(probe)))
+            fit = largest_batch(
+                plan_batch,
+                start,
+                arguments.multiple,
+                lambda probe: at.line(batch_line(probe)),
+                max(1, asked.micro_batch),
+            )
             text, document = batches_text(fit, output_width()), batches_document(fit)
             finished = fit.finished
     print(json.dumps(document, indent=2) if arguments.json else text)

@@ -167,7 +167,9 @@ def train(
         spoilt = _not_finite(net)
         if spoilt:
             on_epoch(finished)
-            raise _diverged(spoilt, epoch, job.checkpoint)
+            # What else lies there is of another training.
+            good = job.checkpoint if epoch > done.epochs else job.resume
+            raise _diverged(spoilt, epoch, good)
         if job.checkpoint is not None:
             save_checkpoint(net, job.checkpoint, Progress(epoch + 1, steps, job.seed, batch))
         on_epoch(finished)
@@ -184,7 +186,7 @@ def _diverged(spoilt: Sequence[str], epoch: int, checkpoint: Path | None) -> Mbc
     first, *others = spoilt
     more = f" and {len(others)} others hold" if others else " holds"
     kept = remedy = ""
-    if checkpoint is not None and checkpoint.exists():
+    if checkpoint is not None:
         kept = f"; '{checkpoint}' is left as it was before this epoch"
         remedy = f", and go on from there with --resume {checkpoint}"
     return MbcError(

@@ -143,6 +143,14 @@ def test_what_diverged_does_not_replace_a_checkpoint(regression, graph, rows, tm
     assert np.isfinite(regression.weights).all()
 
 
+def test_a_checkpoint_of_another_training_is_not_gone_on_from(regression, graph, rows, tmp_path):
+    file = tmp_path / "c"
+    file.write_bytes(b"of another one")
+    regression.spoil_at = 7  # in the first epoch
+    with pytest.raises(MbcError, match=r"not finite\nhelp: lower the learning rate, or add a warm-up$"):
+        train(regression, Job(graph, ArrayData(rows), Schedule(0.1, 2), checkpoint=file))
+
+
 def test_what_diverged_without_a_checkpoint_is_an_error_too(regression, graph, rows):
     regression.spoil_at = 7
     with pytest.raises(MbcError, match=r"not finite\nhelp: lower the learning rate, or add a warm-up$"):
