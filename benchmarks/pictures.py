@@ -24,6 +24,12 @@ BEGIN, END = "<!-- figures: written by pictures.py -->", "<!-- end of figures --
 BEFORE = {"legacy": "undivided, legacy algorithms", "undivided": "undivided, all kernels"}
 BESIDE = (0.94, 1.06)  # where the dots of the two sets of kernels stand, so that both are seen
 SETS = {"legacy": "legacy algorithms", "all": "all kernels"}
+OLDER_STEPS = (
+    "With cuDNN's and cuBLASLt's kernels only, before mbc had its own for fp32 and tf32, AlexNet in fp32 took 37.1 ms "
+    "undivided and 24.5 divided at 64 MiB, ResNet-18 54.0 and 34.1, VGG-16 at 512 MiB 683 and 345 "
+    "([results](results/earlier/micro_batches.json)). In tf32 the profile that comes with mbc knows few legacy "
+    "algorithms, and nothing of ResNet-18 at this batch: what is legacy there is chosen by estimates and says little."
+)
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -61,21 +67,13 @@ def _where(found: Mapping[str, Any]) -> str:
     return f"{found['gpu'] or 'no GPU'}, driver {found['driver'] or '-'}, {found['date'][:10]}: `{found['command']}`"
 
 
-_OLDER_STEPS = (
-    "With cuDNN's and cuBLASLt's kernels only, before mbc had its own for fp32 and tf32, AlexNet in fp32 took 37.1 ms "
-    "undivided and 24.5 divided at 64 MiB, ResNet-18 54.0 and 34.1, VGG-16 at 512 MiB 683 and 345 "
-    "([results](results/earlier/micro_batches.json)). In tf32 the profile that comes with mbc knows few legacy "
-    "algorithms, and nothing of ResNet-18 at this batch: what is legacy there is chosen by estimates and says little."
-)
-
-
 def _micro_batches(results: Path) -> tuple[dict[str, str], list[str]]:
     found = _read(results, "micro_batches")
     if found is None:
         return {}, []
     rows: Rows = found["rows"]
     pictures: dict[str, str] = {}
-    page = ["## Whole training steps under a workspace limit", "", _where(found), "", _OLDER_STEPS, ""]
+    page = ["## Whole training steps under a workspace limit", "", _where(found), "", OLDER_STEPS, ""]
     for network in dict.fromkeys(row["network"] for row in rows):
         lines = [
             Line(f"{precision}: {label}", points, dashed=before == "legacy")

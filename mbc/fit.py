@@ -124,7 +124,7 @@ class Search:
         return self.found[at]
 
 
-def largest_batch(plan_at: PlanAt, start: int = 1, multiple: int = 1, tell: Tell = _untold, least: int = 1) -> BatchFit:
+def largest_batch(plan_at: PlanAt, start: int = 1, multiple: int = 1, tell: Tell = _untold, least: int = 0) -> BatchFit:
     """The largest multiple of `multiple` rows that plans, by doubling from about `start`, then between what
     fits and what does not, where the memory of the smallest plan found lets it be guessed.
 

@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
                 start,
                 arguments.multiple,
                 lambda probe: at.line(batch_line(probe)),
-                max(1, asked.micro_batch),
+                asked.micro_batch,
             )
             text, document = batches_text(fit, output_width()), batches_document(fit)
             finished = fit.finished

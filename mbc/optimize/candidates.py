@@ -209,11 +209,18 @@ class CandidateTable:
                 "set deterministic = false",
                 operation.span,
             )
-        only = f" among {', '.join(self.rules.providers)}" if self.rules.providers else ""
-        remedy = "choose another precision, or write the operation with other settings"
-        able = [p.name for p in self.providers if only and any(p.candidates(request, self.device))]
-        if able:
-            remedy = f"add one that can: --provider {' '.join((*self.rules.providers, able[-1]))}"
+        only, remedy = "", "choose another precision, or write the operation with other settings"
+        if self.rules.providers:
+            only = f" among {', '.join(self.rules.providers)}"
+            able = [
+                provider.name
+                for provider in self.providers
+                if any(
+                    c.deterministic or not self.rules.deterministic for c in provider.candidates(request, self.device)
+                )
+            ]
+            if able:  # the last is mbc itself, which has most kinds
+                remedy = f"add one that can: --provider {' '.join((*self.rules.providers, able[-1]))}"
         return MbcError(
             "MBC200",
             f"no kernel{only} can run '{operation.name}' ({operation.kind} of {inputs}) in {self.graph.precision}",

@@ -81,7 +81,7 @@ class Module:
         self._loss: Loss | None = None
         self._judged = _judged(graph)
         self._closed = False
-        self._runs = self._open(folder, device, canaries, eager, prefetch, shadow, Transfers(transfers))
+        self._opened_machine = self._open(folder, device, canaries, eager, prefetch, shadow, Transfers(transfers))
         for state in graph.states:
             if state.value in self._places.states:
                 kind = graph.values[state.value].type
@@ -157,12 +157,12 @@ class Module:
     @property
     def device(self) -> str:
         """`cuda` or `cpu`."""
-        return self._runs.device
+        return self._opened_machine.device
 
     @property
     def memory(self) -> Memory:
         """Bytes planned and taken."""
-        return self._runs.memory
+        return self._opened_machine.memory
 
     @property
     def batch(self) -> int:
@@ -234,7 +234,7 @@ class Module:
     def close(self) -> None:
         """Give device memory back now rather than when Python ends; nothing can be run or read afterwards."""
         self._closed = True
-        self._runs.close()
+        self._opened_machine.close()
 
     def __enter__(self) -> Module:
         return self
@@ -262,7 +262,7 @@ class Module:
         """What runs the programs: MBC230 once it has given everything back."""
         if self._closed:
             raise MbcError("MBC230", "the module is closed", "open another one: Module(...)")
-        return self._runs
+        return self._opened_machine
 
     def _open(
         self,

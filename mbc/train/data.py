@@ -156,7 +156,7 @@ def open_data(place: str, inputs: Sequence[Input], part: str = "train") -> Data:
     """Data from an `.npz`, a folder of `.npy` (read as needed, not loaded whole) or `module:function`.
 
     Arrays are found by the names of the inputs, else as x/y, images/labels and the like, also with `_train` or
-    `_test` (`part`) behind. Raises MBC171 to MBC176.
+    `_test` (`part`) behind. Raises MBC171 to MBC176, MBC232 and MBC233.
     """
     path = Path(place)
     inputs = tuple(inputs)
@@ -257,10 +257,10 @@ def _fit_one(arrays: Mapping[str, Array], i: Input, inputs: Sequence[Input], pla
             f"array '{found}' of '{place}' holds {array.dtype}, input '{i.name}' needs class numbers",
             "give integers that count the classes from 0",
         )
-    if i.classes is not None:
-        _check_classes(array, i.classes, found, place)
     if not i.is_class and array.dtype.kind not in "fiu":
         raise MbcError("MBC176", f"array '{found}' of '{place}' holds {array.dtype}, not numbers", "give floats")
+    if i.classes is not None:
+        _check_classes(array, i.classes, found, place)
     # Only a slice is converted at a time by the module, so a memory-mapped array stays on disk.
     return array.reshape(array.shape[0], *sample)
 

@@ -183,15 +183,13 @@ def _not_finite(net: Trainable) -> tuple[str, ...]:
 
 def _diverged(spoilt: Sequence[str], epoch: int, checkpoint: Path | None) -> MbcError:
     """MBC231: nothing can be learned from here on, and a checkpoint of it would replace a good one."""
-    first, *others = spoilt
-    more = f" and {len(others)} others hold" if others else " holds"
     kept = remedy = ""
     if checkpoint is not None:
         kept = f"; '{checkpoint}' is left as it was before this epoch"
         remedy = f", and go on from there with --resume {checkpoint}"
     return MbcError(
         "MBC231",
-        f"the training diverged in epoch {epoch + 1}: {first}{more} values that are not finite{kept}",
+        f"the training diverged in epoch {epoch + 1}: {_holding(spoilt)}{kept}",
         f"lower the learning rate, or add a warm-up{remedy}",
     )
 
@@ -316,8 +314,11 @@ def _one_epoch(net: Trainable, job: Job, epoch: int, on_step: Callable[[Running]
 
 def named(bad_states: Sequence[str]) -> str:
     """`; conv0.weight and 3 others hold values that …`, for a message; nothing where there are none."""
-    if not bad_states:
-        return ""
-    first, *others = bad_states
-    more = f" and {len(others)} others hold" if others else " holds"
-    return f"; {first}{more} values that are not finite, from the gradient of an earlier step"
+    return f"; {_holding(bad_states)}, from the gradient of an earlier step" if bad_states else ""
+
+
+def _holding(states: Sequence[str]) -> str:
+    first, *others = states
+    if not others:
+        return f"{first} holds values that are not finite"
+    return f"{first} and {len(others)} other{'s' if len(others) > 1 else ''} hold values that are not finite"

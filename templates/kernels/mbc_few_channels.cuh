@@ -40,7 +40,7 @@ struct FewChannels : ConvolutionShape {
   // Of the image in shared memory, plane by plane: rows of a plane, elements of a row, those before its first pixel (so
   // that rows start where vectors do in memory), elements of all rows.
   int32_t band_rows, pitch, lead, copy;
-  bool straight, shifted;  // of 16 bits: the band as it lies in memory; one element earlier, behind the former
+  bool straight, shifted;  // of 16 bits: the band as it lies in memory; one element earlier, behind the former if both
   bool wide, wide_image;   // the output takes vectors; so does the image
   int32_t chunks, bands;         // of the output: of FEW_COLUMNS columns and of `band` rows
   int64_t tiles;

@@ -6,9 +6,10 @@
 namespace mbc {
 
 constexpr int FEW_MOST_THREADS = FEW_STEPS / 2 * 32, FEW_STAGES = 3;
-// More threads than there are: leaves 128 registers for each, so that of blocks of five warps (windows of 7 x 7) a
-// multiprocessor of 65,536 has room for three.
+// More threads than there are, so that the compiler keeps to 65,536 / 512 = 128 registers: of blocks of five warps
+// (windows of 7 x 7) a multiprocessor then has room for three, where a few more registers leave two.
 constexpr int FEW_THREADS_OF_128_REGISTERS = 512;
+static_assert(FEW_MOST_THREADS <= FEW_THREADS_OF_128_REGISTERS, "blocks are no larger");
 constexpr int SUM_ELEMENTS = 32, SUM_SHARERS = 16;  // of a block that adds parts
 
 // 16 bytes that exist, or zeros, to shared memory; `wide`: they are aligned.
