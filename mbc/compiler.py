@@ -10,6 +10,7 @@ from pprint import pformat
 from typing import TypeVar
 
 from mbc.collection import uncollected
+from mbc.device.measured_workspace import measured_workspace
 from mbc.device.profile import calibrated
 from mbc.device.profile_places import find_profile
 from mbc.device.target import find_device, free_bytes, free_host_bytes
@@ -78,7 +79,7 @@ def compile_plan(source: Source, options: Options, stages: Stages | None = None)
         plan = stages.run("search", lambda table=table: search(table, limits, budget_bytes), dump_plan)
 
     # Nothing leaves the compiler that the independent verifier has not accepted.
-    stages.run("verify plan", lambda: verify_plan(plan))
+    stages.run("verify plan", lambda: verify_plan(plan, measured_workspace(table.profile)))
     return plan
 
 

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mbc.errors import MbcError
-from mbc.ir.graph import Operation, TrainingGraph
-from mbc.ir.types import Precision, TensorType
-from mbc.kernels.base import Arguments, Provider, Request
-from mbc.ops.base import NoAttributes
-from mbc.plan.group import operation_of, title
-from mbc.plan.model import Access, Buffer, Copy, Kernel, Launch, Mode, Plan, Program, Space, Stream
+from mbc.ir.graph import Operation
+from mbc.ir.types import Precision
+from mbc.kernels.base import Arguments, Provider
+from mbc.plan.group import title
+from mbc.plan.kernel_call import call_of
+from mbc.plan.model import Access, Copy, Kernel, Launch, Plan, Program, Space, Stream
 
 # As the streams of mbc_create (mbc_module.h).
 STREAMS = (Stream.COMPUTE, Stream.TO_HOST, Stream.TO_DEVICE, Stream.BESIDE)
@@ -174,52 +174,23 @@ class _Flattener:
         return self._arguments(launch, kernel, operations), Launcher(library, kernel.name)
 
     def _arguments(self, launch: Launch, kernel: Kernel, operations: Mapping[str, Operation]) -> Arguments:
-        buffers = self.plan.buffers
-        workspace_bytes = 0
-        operands = launch.accesses
-        if operands and buffers[operands[-1].buffer].value is None:
-            workspace_bytes = buffers[operands[-1].buffer].size_bytes
-            operands = operands[:-1]
-        request = (
-            self._operation_request(operation_of(launch, operations, buffers), operands)
-            if launch.operations
-            else self._conversion_request(kernel, operands)
+        call = call_of(self.plan, launch, operations)
+        first_row = max(
+            (a.rows.start for a in launch.accesses if self.plan.buffers[a.buffer].value is not None), default=0
         )
-        layouts = tuple(buffers[access.buffer].layout for access in operands)
-        first_row = max((access.rows.start for access in operands), default=0)
-        accumulate = any(access.mode is Mode.ACCUMULATE for access in operands)
-        key = (request, kernel.provider, kernel.name, kernel.settings, layouts, first_row, accumulate, workspace_bytes)
+        key = (kernel.provider, call, first_row)
         known = self._known_arguments.get(key)
         if known is None:
-            known = self.providers[kernel.provider].arguments(
-                request, kernel.name, kernel.settings, layouts, first_row, accumulate, workspace_bytes
+            known = self._known_arguments[key] = self.providers[kernel.provider].arguments(
+                call.request,
+                call.name,
+                call.settings,
+                call.layouts,
+                first_row,
+                call.accumulate,
+                call.workspace_bytes,
             )
-            self._known_arguments[key] = known
         return known
-
-    def _operation_request(self, operation: Operation, operands: tuple[Access, ...]) -> Request:
-        """The operation on the rows of this launch: an access that is per sample says how many."""
-        names = (*operation.inputs, *operation.outputs)
-        values = self.plan.graph.values
-        types: list[TensorType] = []
-        for name, access in zip(names, operands, strict=True):
-            value = values[name]
-            types.append(value.type.with_rows(access.rows.count) if value.per_sample else value.type)
-        count = len(operation.inputs)
-        return Request(
-            operation.kind,
-            operation.attributes,
-            tuple(types[:count]),
-            tuple(types[count:]),
-            self.plan.graph.precision,
-        )
-
-    def _conversion_request(self, kernel: Kernel, operands: tuple[Access, ...]) -> Request:
-        """A change of layout or type: the same value in two buffers. The shape is that of the result, since the
-        source may hold what the result is a view of."""
-        source, result = (_type_of(self.plan.graph, self.plan.buffers[a.buffer], a) for a in operands)
-        source = TensorType(result.shape, source.dtype)
-        return Request(kernel.name, NoAttributes(), (source,), (result,), self.plan.graph.precision)
 
     def _bytes_per_row(self, number: int) -> int:
         known = self._row_bytes.get(number)
@@ -248,10 +219,3 @@ class _Flattener:
         widest = max((a.rows for a in launch.accesses), key=lambda rows: rows.count)
         rows = f" rows {widest.start}..{widest.stop}" if widest.count > 1 else ""
         return f"{named} ({what}){rows}"
-
-
-def _type_of(graph: TrainingGraph, buffer: Buffer, access: Access) -> TensorType:
-    assert buffer.value is not None
-    value = graph.values[buffer.value]
-    type_ = value.type.with_rows(access.rows.count) if value.per_sample else value.type
-    return TensorType(type_.shape, buffer.dtype)

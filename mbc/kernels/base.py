@@ -52,6 +52,47 @@ class Arguments:
     reals: tuple[float, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One kernel call as a plan names it. `layouts`: of the inputs and then the outputs, as their buffers lie: those
+    whose order does not matter are channels first."""
+
+    request: Request
+    name: str
+    settings: tuple[tuple[str, int], ...]
+    layouts: tuple[Layout, ...]
+    accumulate: bool
+    workspace_bytes: int
+
+    @property
+    def operands(self) -> tuple[TensorType, ...]:
+        return (*self.request.inputs, *self.request.outputs)
+
+    def lies_in(self, *wanted: tuple[Layout, ...]) -> bool:
+        """Whether its operands lie in one of these combinations of layouts, where their order matters."""
+        operands = self.operands
+        return any(
+            len(layouts) == len(operands)
+            and all(not t.ordered or a is b for t, a, b in zip(operands, layouts, self.layouts, strict=True))
+            for layouts in wanted
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """What a provider says of a call: the declaration that the search and the verifier read alike.
+
+    `refusal`: why its kernel cannot run the call, empty where it can. `workspace_refusal`: likewise of the workspace
+    alone. `proved`: that the workspace is enough follows from a formula; elsewhere the library on the GPU has to say
+    it, and is asked when the module is loaded. `aligned`: operands must begin at multiples of 16 bytes.
+    """
+
+    refusal: str = ""
+    workspace_refusal: str = ""
+    proved: bool = True
+    aligned: bool = False
+
+
 class Provider(Protocol):
     """A source of kernels."""
 
@@ -73,6 +114,10 @@ class Provider(Protocol):
         workspace_bytes: int,
     ) -> Arguments:
         """What the launcher `name` reads, for a slice that starts at `first_row` of the mini-batch."""
+        ...
+
+    def accepts(self, call: Call, device: DeviceSpec) -> Acceptance:
+        """Whether one of its kernels runs `call` on `device`: names, layouts, types, settings and workspace."""
         ...
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from mbc.device.spec import DeviceSpec
 from mbc.ir.types import Layout, Precision
-from mbc.kernels.base import DTYPE_CODES, Arguments, Candidate, Request
+from mbc.kernels.base import DTYPE_CODES, Acceptance, Arguments, Call, Candidate, Request
 from mbc.kernels.calibration import WITHOUT_WORKSPACE, Effort, busy, estimate_us, group, peak_tflops
 from mbc.ops.convolution import Convolution
 from mbc.ops.matrix import Linear
@@ -137,6 +137,31 @@ class CublasLt:
                 accumulates=number == 2,
             )
             yield candidate, effort
+
+    def accepts(self, call: Call, device: DeviceSpec) -> Acceptance:
+        """The workspace is what its list of algorithms is asked for with, or more. That the list is as long as the
+        plan thinks cuBLASLt says on the GPU."""
+        sizes, request, given = _sizes(call.request), call.request, dict(call.settings)
+        if sizes is None or call.name != request.kind or request.precision is Precision.FP64:
+            return Acceptance(f"cuBLASLt runs no {request.kind} of these operands as '{call.name}'")
+        if request.precision is Precision.BF16 and not device.has_bf16:
+            return Acceptance(f"{device.architecture} does not compute in bf16")
+        rooms = {sums: size_bytes for size_bytes, sums in _workspaces(request, sizes).items()}
+        known = given.keys() <= {"algorithm", "sums"} and len(given) == len(call.settings)
+        if not known or given.get("algorithm") not in range(ALGORITHMS) or given.get("sums", 0) not in rooms:
+            return Acceptance(f"its list of algorithms has no {given}")
+        gradient = PASSES[request.kind] == 2
+        working, master = request.precision.working, request.precision.master
+        if tuple(t.dtype for t in call.operands) != (working, working, master if gradient else working):
+            return Acceptance(f"it does not take operands of {', '.join(map(str, call.operands))}")
+        if not call.lies_in((_layout(request),) * 3):
+            return Acceptance(f"it does not take operands that lie in {', '.join(call.layouts)}")
+        if call.accumulate and not gradient:
+            return Acceptance("it cannot add to its output")
+        needed_bytes = rooms[given.get("sums", 0)]
+        if call.workspace_bytes < needed_bytes:
+            return Acceptance(workspace_refusal=f"its algorithm is listed for {needed_bytes} bytes")
+        return Acceptance(proved=given["algorithm"] == 0, aligned=True)
 
     def arguments(
         self,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mbc.device.spec import DeviceSpec
 from mbc.ir.types import Layout
-from mbc.kernels.base import Arguments, Candidate, Provider, Request
+from mbc.kernels.base import Acceptance, Arguments, Call, Candidate, Provider, Request
 from mbc.kernels.cudnn_convolution import CUDNN_CONVOLUTION
 from mbc.kernels.cudnn_statistics import CUDNN_STATISTICS
 from mbc.kernels.statistics import WITH_STATISTICS
@@ -21,6 +21,9 @@ class Cudnn:
 
     def candidates(self, request: Request, device: DeviceSpec) -> Iterable[Candidate]:
         return _part(request).candidates(request, device)
+
+    def accepts(self, call: Call, device: DeviceSpec) -> Acceptance:
+        return _part(call.request).accepts(call, device)
 
     def arguments(
         self,

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 
 from mbc.device.spec import DeviceSpec
 from mbc.ir.types import DType, Layout, Precision, TensorType
-from mbc.kernels.base import DTYPE_CODES, LAYOUT_CODES, Arguments, Candidate, Request
+from mbc.kernels.base import DTYPE_CODES, LAYOUT_CODES, Acceptance, Arguments, Call, Candidate, Request
 from mbc.kernels.calibration import WITHOUT_WORKSPACE, Effort, busy, estimate_us, group, peak_tflops
 from mbc.ops.convolution import Convolution, read_share
 
@@ -68,6 +68,7 @@ ROW_FIELDS = (
     "knobs",
 )
 HEURISTIC_ENGINE = -1
+_LAYOUTS = {code: layout for layout, code in LAYOUT_CODES.items()}
 
 ALIGNMENT_BYTES = 256
 _MOST_SUMS_BYTES = 32 << 20
@@ -282,6 +283,19 @@ class CudnnConvolution:
             accumulates=PASSES[request.kind] == 2,
         )
 
+    def accepts(self, call: Call, device: DeviceSpec) -> Acceptance:
+        """That there is an engine of this number, and that the workspace is enough for it, cuDNN says on the GPU."""
+        shapes = shapes_of(call.request)
+        if shapes is None or call.name != call.request.kind:
+            return Acceptance(f"cuDNN runs no {call.request.kind} as '{call.name}'")
+        if refusal := engine_refusal(call, device) or type_refusal(call, shapes):
+            return Acceptance(refusal)
+        if not call.lies_in((_LAYOUTS[dict(call.settings)["layout"]],) * 3):
+            return Acceptance(f"its engine takes no operands that lie in {', '.join(call.layouts)}")
+        number = PASSES[call.request.kind]
+        front_bytes = widened_bytes(shapes.filter, shapes.image.dtype) if number == 2 else 0
+        return library_workspace(call, front_bytes)
+
     def arguments(
         self,
         request: Request,
@@ -297,6 +311,37 @@ class CudnnConvolution:
         if shapes is None:
             raise ValueError(f"cuDNN runs no {request.kind}")
         return row(shapes, PASSES[request.kind], request.precision, settings, layouts, accumulate, workspace_bytes)
+
+
+def engine_refusal(call: Call, device: DeviceSpec) -> str:
+    """Why cuDNN's graph API cannot run a call with its settings on a device; empty where nothing speaks against it."""
+    precision, given = call.request.precision, dict(call.settings)
+    if precision is Precision.FP64 or (precision is Precision.BF16 and not device.has_bf16):
+        return f"{device.architecture} computes nothing in {precision}"
+    named = {key for key in given if key.startswith("knob") and key.removeprefix("knob").isdecimal()}
+    if len(given) != len(call.settings) or given.keys() - named != {"deterministic", "engine", "layout"}:
+        return f"its settings are no engine, layout and knobs: {given}"
+    if given["layout"] not in _LAYOUTS or given["deterministic"] not in (0, 1) or given["engine"] < HEURISTIC_ENGINE:
+        return f"there are no such settings: {given}"
+    return ""
+
+
+def type_refusal(call: Call, shapes: Shapes) -> str:
+    """Why the types of operands, or adding to the result, are beyond cuDNN's convolutions; empty where they are not."""
+    gradient, working = call.request.kind == "convolution_backward_filter", call.request.precision.working
+    found = (shapes.image.dtype, shapes.result.dtype, shapes.filter.dtype)
+    if found != (working, working, call.request.precision.master if gradient else working):
+        return f"it does not take operands of {', '.join(map(str, call.operands))}"
+    if call.accumulate and not gradient:
+        return "it cannot add to its output"
+    return ""
+
+
+def library_workspace(call: Call, front_bytes: int) -> Acceptance:
+    """A call whose workspace begins with `front_bytes` for mbc and goes on with what cuDNN alone can judge."""
+    if call.workspace_bytes < front_bytes:
+        return Acceptance(workspace_refusal=f"it begins with {front_bytes} bytes for what its engine leaves")
+    return Acceptance(proved=False, aligned=True)
 
 
 def row(

@@ -16,8 +16,15 @@ from dataclasses import dataclass
 from mbc.device.spec import DeviceSpec
 from mbc.errors import MbcError
 from mbc.ir.types import DType, Layout, Precision
-from mbc.kernels.base import DTYPE_CODES, LAYOUT_CODES, Arguments, Candidate, Request
-from mbc.kernels.cudnn_convolution import PASSES, Shapes, shapes_of, widened_bytes
+from mbc.kernels.base import DTYPE_CODES, LAYOUT_CODES, Acceptance, Arguments, Call, Candidate, Request
+from mbc.kernels.cudnn_convolution import (
+    PASSES,
+    Shapes,
+    library_workspace,
+    shapes_of,
+    type_refusal,
+    widened_bytes,
+)
 
 # Names of the algorithms of each pass at the place of their number, as the header has them.
 ALGORITHMS = {
@@ -153,6 +160,25 @@ class CudnnLegacy:
         cuDNN in ways that are documented nowhere, and the legacy API answers only where the GPU is. A workspace that
         is guessed too small would make a plan that cannot run. Candidates come from profiles."""
         return ()
+
+    def accepts(self, call: Call, device: DeviceSpec) -> Acceptance:
+        """That the algorithm takes the shape, and that the workspace is enough for it, cuDNN says on the GPU."""
+        shapes, given = legacy_shapes(call.request), dict(call.settings)
+        if shapes is None or call.name != call.request.kind:
+            return Acceptance(f"cuDNN's legacy API runs no {call.request.kind} as '{call.name}'")
+        named = len(given) == len(call.settings) and given.keys() == {"algorithm", "layout", "math"}
+        maths = [MATHS[name] for name in admitted_maths(call.request.precision)]
+        layouts = [layout for layout, code in LAYOUT_CODES.items() if code == given.get("layout")]
+        if not named or not layouts or given["algorithm"] not in range(len(ALGORITHMS[call.name])):
+            return Acceptance(f"there is no such algorithm: {given}")
+        if given["math"] not in maths:
+            return Acceptance(f"in {call.request.precision} none of its math types is {given['math']}")
+        if refusal := type_refusal(call, shapes):
+            return Acceptance(refusal)
+        if not call.lies_in((layouts[0],) * 3):
+            return Acceptance(f"it does not take operands that lie in {', '.join(call.layouts)}")
+        gradient = call.request.kind == "convolution_backward_filter"
+        return library_workspace(call, widened_bytes(shapes.filter, shapes.image.dtype) if gradient else 0)
 
     def arguments(
         self,

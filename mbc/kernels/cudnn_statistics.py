@@ -19,16 +19,19 @@ from dataclasses import dataclass
 
 from mbc.device.spec import DeviceSpec
 from mbc.ir.types import DType, Layout, Precision, TensorType
-from mbc.kernels.base import LAYOUT_CODES, Arguments, Candidate, Request
+from mbc.kernels.base import LAYOUT_CODES, Acceptance, Arguments, Call, Candidate, Request
 from mbc.kernels.cudnn_convolution import (
     ALIGNMENT_BYTES,
     CUDNN_CONVOLUTION,
     HEURISTIC_ENGINE,
     PASSES,
     Shapes,
+    engine_refusal,
+    library_workspace,
     padded,
     row,
     shapes_of,
+    type_refusal,
 )
 from mbc.kernels.own import OWN
 from mbc.kernels.statistics import WITH_STATISTICS, convolution_of, statistics_of
@@ -82,6 +85,18 @@ class CudnnStatistics:
         )
         workspace_bytes = sums_bytes(shapes.result) + padded(_parts_bytes(shapes.result), ALIGNMENT_BYTES)
         yield Candidate(self.name, WITH_STATISTICS, settings, LAYOUTS, workspace_bytes, sum(alone), measured=False)
+
+    def accepts(self, call: Call, device: DeviceSpec) -> Acceptance:
+        """As of a convolution by itself, channels last."""
+        shapes = _shapes(call.request)
+        if shapes is None or call.name != WITH_STATISTICS or not _offered(shapes):
+            return Acceptance(f"cuDNN runs no such {call.request.kind} as '{call.name}'")
+        if refusal := engine_refusal(call, device) or type_refusal(call, shapes):
+            return Acceptance(refusal)
+        last = dict(call.settings)["layout"] == LAYOUT_CODES[Layout.CHANNELS_LAST]
+        if not last or not call.lies_in(LAYOUTS):
+            return Acceptance(f"its engine takes no operands that lie in {', '.join(call.layouts)}")
+        return library_workspace(call, sums_bytes(shapes.result))
 
     def arguments(
         self,

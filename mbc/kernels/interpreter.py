@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mbc.device.spec import DeviceSpec
 from mbc.ir.types import Layout
-from mbc.kernels.base import Arguments, Candidate, Request
+from mbc.kernels.base import Acceptance, Arguments, Call, Candidate, Request
 from mbc.ops.fused import SEPARATOR, SEVERAL
 
 
@@ -23,7 +23,7 @@ class Interpreter:
         time_us = sum(t.size_bytes for t in operands) / (device.copy_gb_s * 1e3) + device.launch_us
         yield Candidate(
             self.name,
-            request.kind.replace(SEPARATOR, "_").replace(SEVERAL, "s"),
+            _name(request),
             (),
             (Layout.CHANNELS_FIRST,) * len(operands),
             0,
@@ -31,6 +31,13 @@ class Interpreter:
             measured=False,
             accumulates=True,
         )
+
+    def accepts(self, call: Call, device: DeviceSpec) -> Acceptance:
+        if call.name != _name(call.request) or call.settings:
+            return Acceptance(f"the interpreter runs {call.request.kind} as '{_name(call.request)}' only")
+        if Layout.CHANNELS_LAST in call.layouts:
+            return Acceptance("it does not take operands that lie in nhwc")
+        return Acceptance()
 
     def arguments(
         self,
@@ -43,6 +50,10 @@ class Interpreter:
         workspace_bytes: int,
     ) -> Arguments:
         return Arguments()
+
+
+def _name(request: Request) -> str:
+    return request.kind.replace(SEPARATOR, "_").replace(SEVERAL, "s")
 
 
 INTERPRETER = Interpreter()

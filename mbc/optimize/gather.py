@@ -1,7 +1,8 @@
 """Small operations of one kind that do not depend on one another, run by one launch: the updates of all parameters,
 their casts, the running statistics. What they save is the launches, of which a deep network has hundreds.
 
-Their layouts are settled before: each operand of such a launch may lie as it likes.
+Their layouts are settled before. Such a launch goes through its operands element by element, so that an operation which
+changes the layout, as a cast may, keeps a launch of its own.
 """
 
 from __future__ import annotations
@@ -75,7 +76,10 @@ def gather(
     """`program` with every bundle (`bundles`) whose one launch takes less time than its many."""
     saved_us = 0.0
     chosen = dict(choices)
-    for group in bundles(program, table, updates):
+    for bundle in bundles(program, table, updates):
+        group = tuple(o for o in bundle if _lies_in_one_order(table, o, choices[o.name].layouts))
+        if len(group) < 2 or _place(program, group) is None:
+            continue
         joined = join(group, [name for operation in group for name in operation.outputs])
         offered = table.offered(joined)
         if not offered:
@@ -108,6 +112,13 @@ def _place(program: Sequence[Operation], group: Sequence[Operation]) -> int | No
     makers = {name for operation in between for name in operation.outputs}
     updates = any(KINDS[operation.kind].updates for operation in group)
     return first if makers.isdisjoint(inputs) and not updates else None
+
+
+def _lies_in_one_order(table: CandidateTable, operation: Operation, layouts: Sequence[Layout]) -> bool:
+    """Whether all operands of an operation for which that makes a difference lie in the same layout."""
+    names = (*operation.inputs, *operation.outputs)
+    values = table.graph.values
+    return len({layout for name, layout in zip(names, layouts, strict=True) if values[name].type.ordered}) < 2
 
 
 def _layouts(joined: Operation, group: Sequence[Operation], choices: Mapping[str, Choice]) -> tuple[Layout, ...] | None:

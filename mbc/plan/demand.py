@@ -60,7 +60,7 @@ class Demands:
 
     def __init__(self, graph: TrainingGraph, operations: Sequence[Operation]) -> None:
         self._graph = graph
-        self._operations = {op.name: op for op in operations}
+        self.operations = {op.name: op for op in operations}
         self._roots: dict[str, str] = {}
         self._known: dict[tuple[str, ...], Demand] = {}
         for op in operations:
@@ -73,23 +73,37 @@ class Demands:
 
     def launched(self) -> list[Operation]:
         """The operations that a launch must run."""
-        return [op for op in self._operations.values() if not KINDS[op.kind].view]
+        return [op for op in self.operations.values() if not KINDS[op.kind].view]
 
     def updates_state(self, name: str) -> bool:
         """Whether running the operation twice would change a state twice."""
-        return bool(KINDS[self._operations[name].kind].updates)
+        return bool(KINDS[self.operations[name].kind].updates)
 
     def of(self, names: tuple[str, ...], place: str) -> Demand:
         """The demand on a launch of these operations; `place` is what a message calls the launch."""
         known = self._known.get(names)
         if known is None:
             for name in names:
-                if name not in self._operations:
+                if name not in self.operations:
                     raise MbcError("MBC123", f"{place}: this program has no operation '{name}'")
-                if KINDS[self._operations[name].kind].view:
+                if KINDS[self.operations[name].kind].view:
                     raise MbcError("MBC123", f"{place}: '{name}' is a view, which no launch runs")
-            known = self._known[names] = self._make([self._operations[name] for name in names])
+            group = [self.operations[name] for name in names]
+            self._check_order(group, place)
+            known = self._known[names] = self._make(group)
         return known
+
+    def _check_order(self, group: Sequence[Operation], place: str) -> None:
+        """A member of a group reads what comes from outside or what a member before it has made."""
+        later = {self.root(output) for op in group for output in op.outputs}
+        for op in group:
+            for name in op.inputs:
+                if self.root(name) in later:
+                    raise MbcError(
+                        "MBC123", f"{place}: '{op.name}' reads '{name}', which no member of the group before it made",
+                        "this plan would compute something else than its network: report it with the plan file",
+                    )  # fmt: skip
+            later -= {self.root(output) for output in op.outputs}
 
     def _make(self, group: list[Operation]) -> Demand:
         inputs: list[Operand] = []

@@ -15,6 +15,7 @@ from typing import NoReturn
 from mbc.errors import MbcError
 from mbc.plan.demand import Demand, Demands, Operand, is_canonical
 from mbc.plan.group import title
+from mbc.plan.kernels import KernelCheck, check_sums
 from mbc.plan.model import Access, Buffer, Copy, Kernel, Launch, Mode, Plan, Program, Rows, Space, Stream
 from mbc.plan.occupancy import NOBODY, Occupancy, RowSet, Segment
 
@@ -51,12 +52,13 @@ def _meeting(spans: Sequence[_Span]) -> Mapping[int, list[int]]:
 
 @dataclass
 class Execution:
-    """One program being executed. `run` raises MbcError (MBC122 to MBC130, MBC132) where it goes wrong."""
+    """One program being executed. `run` raises MbcError (MBC122 to MBC130, MBC132 to MBC134) where it goes wrong."""
 
     plan: Plan
     program: Program
     title: str  # train | infer
     demands: Demands
+    kernels: KernelCheck
     _spaces: Mapping[Space, Occupancy] = field(default_factory=lambda: {space: Occupancy() for space in Space})
     # What each launch leaves finished when it is over: for each stream, the latest launch known to be.
     _after: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
@@ -146,6 +148,7 @@ class Execution:
         for (operand, access), span in zip(reads, spans, strict=True):
             self._check_operand(operand, access, place)
             self._read(index, launch.stream, access, span, place)
+        check_sums([access for operand, access in writes if operand.sums], place)
         operands = [access for _, access in (*reads, *writes)]
         meeting = _meeting([*spans, *(self._span(access) for _, access in writes)])
         # What stays inside a fused kernel counts among the demand's outputs, but is not written.
@@ -163,6 +166,7 @@ class Execution:
             if any(span.meets(self._span(access)) for access in operands):
                 self._fail("MBC132", f"{place}: its workspace shares bytes with one of its operands")
             self._overwrite(index, launch.stream, workspace, None, place)
+        self.kernels.check(launch, self.demands.operations, place)
         self._count(launch, demand, rows, place)
 
     def _execute_transfer(self, index: int, launch: Launch, place: str) -> None:
@@ -182,6 +186,8 @@ class Execution:
                 self._fail("MBC123", f"{place}: a copy changes neither layout nor type")
         elif (launch.work.provider, launch.work.name) != ("mbc", "convert"):
             self._fail("MBC123", f"{place}: '{launch.work.provider}/{launch.work.name}' runs no operation")
+        else:
+            self.kernels.check(launch, self.demands.operations, place)
         if new.alias is not None and not self._returns_home(launch, new):
             self._fail("MBC128", f"{place}: a conversion or copy cannot work in place")
         span = self._span(source)

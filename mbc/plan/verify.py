@@ -2,7 +2,8 @@
 
 Every compilation runs it; `mbc verify` runs it alone. What it proves of a plan, under the assumption that kernels do
 what `docs/operations.md` says: both programs compute their graphs, in every schedule that streams and waits allow, with
-exactly the memory that the plan names.
+exactly the memory that the plan names, by kernels that exist and take the layouts, types and workspace they are given.
+What only a GPU can say is listed apart (`Verified.unproved`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from mbc.ir.verify import verify_training
 from mbc.ops import KINDS
 from mbc.plan.demand import Demands, can_hold, first_versions, is_canonical, whole_rows
 from mbc.plan.execution import Execution, buffer_name
+from mbc.plan.kernels import KernelCheck, MeasuredBytes, not_measured
 from mbc.plan.live import rounded
 from mbc.plan.memory import memory_curve
 from mbc.plan.model import ALIGNMENT_BYTES, Plan, Program, Space
@@ -27,7 +29,9 @@ _REMEDY = "this plan is not what mbc writes: report it with the plan file, and c
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What was checked and recomputed. `peak_bytes`: by kind, at the moment when most is taken, of each program."""
+    """What was checked and recomputed. `peak_bytes`: by kind, at the moment when most is taken, of each program.
+    `unproved`: by library, launches of which it alone can say, on the GPU, that it has their kernel and that their
+    workspace is enough. It is asked when the module is loaded, and a module that lacks something is refused."""
 
     train_launches: int
     infer_launches: int
@@ -35,15 +39,17 @@ class Verified:
     arena_bytes: int
     live_bytes: int
     peak_bytes: Mapping[str, Mapping[str, int]]
+    unproved: Mapping[str, int]
 
 
-def verify_plan(plan: Plan) -> Verified:
-    """Check the graph of `plan`, then `plan` against it.
+def verify_plan(plan: Plan, measured_bytes: MeasuredBytes = not_measured) -> Verified:
+    """Check the graph of `plan`, then `plan` against it. `measured_bytes`: what a profile tells of workspaces.
 
     Raises MbcError: those of `verify_training`; MBC120 (what a buffer is), MBC121 (its address), MBC122 (entry), MBC123
     (a launch that does not fit the graph), MBC124 (bytes that hold something else), MBC125 (a missing wait), MBC126
     (sums over rows), MBC127 (operations run too often or not at all), MBC128 (aliases), MBC129 (exit), MBC130
-    (impossible waits), MBC131 (figures), MBC132 (operands of one launch that share bytes).
+    (impossible waits), MBC131 (figures), MBC132 (operands of one launch that share bytes), MBC133 (a kernel that does
+    not exist, or does not run its launch), MBC134 (too little workspace).
     """
     graph = plan.graph
     verify_training(graph)
@@ -55,8 +61,9 @@ def verify_plan(plan: Plan) -> Verified:
     _check_entry(plan, plan.train, "train", (*states, *graph.inputs))
     _check_entry(plan, plan.infer, "infer", (*states, *graph.infer_inputs))
     _check_states_shared(plan, states)
+    kernels = KernelCheck(plan, measured_bytes)
     for title, program in (("train", plan.train), ("infer", plan.infer)):
-        Execution(plan, program, title, demands[title]).run()
+        Execution(plan, program, title, demands[title], kernels).run()
     finals = dict(graph.updates)
     results = (*graph.outputs, graph.loss, *graph.metrics)
     _check_exit(plan, plan.train, "train", {state: finals.get(state, state) for state in states}, results, demands)
@@ -71,6 +78,7 @@ def verify_plan(plan: Plan) -> Verified:
         plan.predictions.arena_bytes,
         live,
         {title: {str(k): n for k, n in curve.at(curve.peak_launch).items()} for title, curve in curves.items()},
+        dict(sorted(kernels.unproved.items())),
     )
 
 

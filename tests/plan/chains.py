@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 
 from mbc.ir.graph import Initializer, Operation, Optimizer, Role, State, TrainingGraph, Value
 from mbc.ir.types import DType, Layout, Precision, TensorType
+from mbc.kernels.own import KERNELS
 from mbc.ops import KINDS
 from mbc.plan.model import (
     Access,
@@ -211,9 +212,8 @@ class ProgramMaker:
                 size_bytes = 4 * self.rng.randrange(1, 200)
                 self.buffers.append(Buffer(None, Rows(0, 1), Layout.CHANNELS_FIRST, DType.UINT8, size_bytes))
                 accesses.append(Access(len(self.buffers) - 1, Rows(0, 1), Mode.WRITE))
-            work = Kernel(
-                "mbc", op.kind, (("variant", number),), self.rng.randrange(1, 50) / 2, self.rng.random() < 0.5
-            )
+            own = next(kernel for kernel in KERNELS.values() if kernel.kind == op.kind)
+            work = Kernel("mbc", own.name, own.settings, self.rng.randrange(1, 50) / 2, self.rng.random() < 0.5)
             self.launches.append(Launch(work, (op.name,), self.rng.choice(self.streams), tuple(accesses)))
 
     def access(self, buffer: int, part: Rows, mode: Mode) -> Access:

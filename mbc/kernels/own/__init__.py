@@ -9,7 +9,7 @@ from types import MappingProxyType
 from mbc.device.spec import DeviceSpec
 from mbc.errors import MbcError
 from mbc.ir.types import DType, Precision
-from mbc.kernels.base import Arguments, Candidate, Request
+from mbc.kernels.base import Acceptance, Arguments, Call, Candidate, Request
 from mbc.kernels.calibration import Effort, estimate_us
 from mbc.kernels.own import (
     apart,
@@ -103,7 +103,7 @@ class Own:
         for kernel in _BY_KIND.get(request.kind, ()):
             if not _able(device, kernel) or not kernel.takes(request):
                 continue
-            if kernel.shared(request) > device.shared_bytes_of_block:
+            if _lacks_shared(device, kernel, request):
                 continue
             for layouts in kernel.layouts(request):
                 workspace_bytes = kernel.workspace(request, layout_of(request, layouts))
@@ -119,6 +119,22 @@ class Own:
                     accumulates=kernel.accumulates,
                 )
                 yield candidate, effort
+
+    def accepts(self, call: Call, device: DeviceSpec) -> Acceptance:
+        """By the declarations of the kernel's file. The workspace is that of its formula or more."""
+        kernel = KERNELS.get(call.name)
+        if kernel is None:
+            return Acceptance("mbc has no kernel of this name")
+        if not _able(device, kernel):
+            return Acceptance(f"{device.architecture} cannot run it")
+        if refusal := kernel.refusal(call):
+            return Acceptance(refusal)
+        if _lacks_shared(device, kernel, call.request):
+            return Acceptance(f"a block of {device.architecture} has less shared memory than it needs")
+        needed_bytes = kernel.workspace(call.request, layout_of(call.request, call.layouts))
+        if call.workspace_bytes < needed_bytes:
+            return Acceptance(workspace_refusal=f"it needs {needed_bytes} bytes")
+        return Acceptance(aligned=kernel.aligned)
 
     def arguments(
         self,
@@ -160,6 +176,10 @@ def bare(name: str) -> str:
     """The kernel that makes without statistics what the kernel `name` makes with them, to the bit; empty: none."""
     known = KERNELS.get(name)
     return known.bare if known else ""
+
+
+def _lacks_shared(device: DeviceSpec, kernel: OwnKernel, request: Request) -> bool:
+    return kernel.shared(request) > device.shared_bytes_of_block
 
 
 def _able(device: DeviceSpec, kernel: OwnKernel) -> bool:

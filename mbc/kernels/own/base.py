@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import astuple, dataclass
 
 from mbc.device.spec import DeviceSpec
-from mbc.ir.types import Layout, TensorType
-from mbc.kernels.base import DTYPE_CODES, LAYOUT_CODES, Request
+from mbc.ir.types import DType, Layout, Precision, TensorType
+from mbc.kernels.base import DTYPE_CODES, LAYOUT_CODES, Call, Request
 from mbc.kernels.calibration import Effort, group
 from mbc.ops.fused import launch_kind
 
@@ -154,6 +154,8 @@ class OwnKernel:
     takes       which requests of the kind it can run
     struct      the integers that the launcher reads, made by `integers`
     more        integers that follow the structure, as many as the structure says
+    layouts     combinations of layouts that the search may choose from; the kernel takes no others but where `lies`
+    lies        says more: whether the operands of a call lie in an order that it takes
     workspace   exact bytes for a request in a layout; its accesses end with a workspace where this is not 0
     time_us     estimated time of the kernels, launch not included
     launches    how many kernels run one after another
@@ -174,6 +176,7 @@ class OwnKernel:
     reals: Callable[[Slice], tuple[float, ...]] = no_reals
     more: Callable[[Slice], tuple[int, ...]] = no_more
     layouts: Callable[[Request], Iterable[Layouts]] = same_layout
+    lies: Callable[[Call], bool] | None = None
     workspace: Callable[[Request, Layout], int] = no_workspace
     time_us: Callable[[Request, DeviceSpec], float] = moved_us
     launches: int = 1
@@ -194,10 +197,33 @@ class OwnKernel:
         """What candidates and plans call it."""
         return self.launcher or self.kind
 
+    def refusal(self, call: Call) -> str:
+        """Why it cannot run a call, whatever its workspace; empty where it can. What `layouts`, `takes` and
+        `accumulates` declare, with the types that its sources are compiled for."""
+        request = call.request
+        if request.kind != self.kind:
+            return f"it runs {self.kind}, not {request.kind}"
+        if call.settings != self.settings:
+            return f"its settings are {dict(self.settings)}, not {dict(call.settings)}"
+        if not {t.dtype for t in call.operands} <= _stored_types(request.precision):
+            return f"its operands may not be of types {', '.join(dict.fromkeys(t.dtype for t in call.operands))}"
+        if not self.takes(request):
+            return f"it does not take operands of {', '.join(map(str, call.operands))} with these settings"
+        if not (self.lies(call) if self.lies else call.lies_in(*self.layouts(request))):
+            return f"it does not take operands that lie in {', '.join(call.layouts)}"
+        if call.accumulate and not self.accumulates:
+            return "it cannot add to its output"
+        return ""
+
     @property
     def settings(self) -> tuple[tuple[str, int], ...]:
         """What tells its candidates from those of its earlier editions."""
         return (("edition", self.edition),) if self.edition > 1 else ()
+
+
+def _stored_types(precision: Precision) -> frozenset[DType]:
+    """Of operands on a GPU: values, masters, class numbers and indices, bits and control blocks."""
+    return frozenset((precision.working, precision.master, DType.INT32, DType.UINT8)) - {DType.FP64}
 
 
 def effort_of(kernel: OwnKernel, request: Request, layouts: Layouts, device: DeviceSpec) -> Effort:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mbc.device.spec import DeviceSpec
 from mbc.ir.types import Layout
-from mbc.kernels.base import Request
+from mbc.kernels.base import Call, Request
 from mbc.kernels.own.base import Layouts, OwnKernel, Slice, Struct, moved_us, type_code
 from mbc.ops.fused import Fused, Member
 from mbc.ops.normalization import UpdateRunning
@@ -44,8 +44,24 @@ def _members(request: Request) -> tuple[Member, ...]:
 
 
 def _any_layouts(request: Request) -> Iterable[Layouts]:
-    """Elements come one by one in whatever order: channels first stands for all."""
+    """Elements come one by one in whatever order: channels first stands for all. What `_lie_alike` demands of them the
+    search keeps, since a state lies in one layout and so does its gradient."""
     yield (Layout.CHANNELS_FIRST,) * (len(request.inputs) + len(request.outputs))
+
+
+def _lie_alike(call: Call) -> bool:
+    """Whether the operands of each member lie in one order."""
+    made = {number: len(call.request.inputs) + at for at, number in enumerate(_given(call.request))}
+    for member in _members(call.request):
+        places = (made.get(number, number) for number in (*member.inputs, *member.outputs))
+        if len({call.layouts[at] for at in places if call.operands[at].ordered}) > 1:
+            return False
+    return True
+
+
+def _given(request: Request) -> tuple[int, ...]:
+    assert isinstance(request.attributes, Fused)
+    return request.attributes.given
 
 
 def _is_apart(request: Request) -> bool:
@@ -147,6 +163,7 @@ KERNELS = (
         _settings,
         more=_fields_of_updates,
         layouts=_any_layouts,
+        lies=_lie_alike,
         time_us=_time_us,
         launcher="sgd_updates",
         takes=_takes_updates,
@@ -159,6 +176,7 @@ KERNELS = (
         _settings,
         more=_fields_of_updates,
         layouts=_any_layouts,
+        lies=_lie_alike,
         time_us=_time_us,
         launcher="adamw_updates",
         takes=_takes_updates,
@@ -170,6 +188,7 @@ KERNELS = (
         _casts,
         more=_fields_of_casts,
         layouts=_any_layouts,
+        lies=_lie_alike,
         time_us=_time_us,
         launcher="casts",
         takes=_alike,
@@ -182,6 +201,7 @@ KERNELS = (
         _momenta,
         more=_fields_of_runnings,
         layouts=_any_layouts,
+        lies=_lie_alike,
         time_us=_time_us,
         launcher="update_runnings",
         takes=_takes_running,
