@@ -13,9 +13,10 @@ from functools import cached_property
 from mbc.device.interpolate import candidates_at, rank
 from mbc.device.signature import Shelf, read_signature, rows_of, shelf_of, shelf_of_signature, with_rows
 from mbc.device.signature import signature as signature
-from mbc.device.spec import DeviceSpec
+from mbc.device.spec import DeviceSpec, spec_like
 from mbc.device.transfers import measured_link
 from mbc.ir.types import Layout
+from mbc.kernels import runs
 from mbc.kernels.base import Candidate, Request
 
 
@@ -160,12 +161,29 @@ class Profile:
 
     def family(self, request: Request) -> Mapping[int, tuple[Candidate, ...]]:
         """The candidates of every size at which the operation of `request` was measured, by their number of rows,
-        ascending. A size all of whose candidates were refused is there, with none."""
-        shelf = shelf_of(request)
-        known = self._families.get(shelf)
-        if known is None:
-            known = self._families[shelf] = self._families_on(shelf)
-        return known.get(with_rows(request, 0), {})
+        ascending. A size all of whose candidates were refused is there, with none; so are those left out that the
+        kernels of today would not take (`mbc.kernels.runs`)."""
+        family = with_rows(request, 0)
+        found = self._accepted.get(family)
+        if found is None:
+            shelf = shelf_of(request)
+            known = self._families.get(shelf)
+            if known is None:
+                known = self._families[shelf] = self._families_on(shelf)
+            found = self._accepted[family] = {
+                rows: tuple(c for c in candidates if runs(c, with_rows(family, rows), self._device))
+                for rows, candidates in known.get(family, {}).items()
+            }
+        return found
+
+    @cached_property
+    def _device(self) -> DeviceSpec:
+        return spec_like(self.identity.gpu, self.identity.architecture)
+
+    @cached_property
+    def _accepted(self) -> dict[Request, Mapping[int, tuple[Candidate, ...]]]:
+        """Families that were asked for, as `family` gives them."""
+        return {}
 
     @cached_property
     def _families(self) -> dict[Shelf, Mapping[Request, Mapping[int, tuple[Candidate, ...]]]]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from mbc.kernels.base import Provider
+from mbc.device.spec import DeviceSpec
+from mbc.kernels.base import Call, Candidate, Provider, Request
 from mbc.kernels.cublaslt import CUBLASLT
 from mbc.kernels.cudnn import CUDNN
 from mbc.kernels.cudnn_legacy import CUDNN_LEGACY
@@ -12,3 +13,13 @@ PROVIDERS: tuple[Provider, ...] = (CUDNN, CUDNN_LEGACY, CUBLASLT, OWN)
 
 # Whose kernels cuDNN itself lists, where the GPU is: what these providers offer elsewhere stands for them.
 LISTED_BY_CUDNN = frozenset({CUDNN.name, CUDNN_LEGACY.name})
+
+
+def runs(candidate: Candidate, request: Request, device: DeviceSpec) -> bool:
+    """Whether the provider of a candidate, as it is today, accepts it for a request: what the verifier asks, too."""
+    provider = next((provider for provider in PROVIDERS if provider.name == candidate.provider), None)
+    if provider is None:
+        return False
+    c = candidate
+    accepted = provider.accepts(Call(request, c.name, c.settings, c.layouts, False, c.workspace_bytes), device)
+    return not (accepted.refusal or accepted.workspace_refusal)

@@ -101,7 +101,7 @@ class Own:
         if request.precision is Precision.FP64 or any(t.dtype is DType.FP64 for t in operands):
             return
         for kernel in _BY_KIND.get(request.kind, ()):
-            if not _able(device, kernel) or not kernel.takes(request):
+            if not _able(device, kernel) or not (kernel.takes(request) and kernel.offered(request)):
                 continue
             if _lacks_shared(device, kernel, request):
                 continue

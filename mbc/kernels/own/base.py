@@ -152,6 +152,7 @@ class OwnKernel:
 
     launcher    its name, `kind` where that is empty; `mbc_` stands before it in the source
     takes       which requests of the kind it can run
+    offered     which of those it is worth being estimated for; what was measured counts all the same
     struct      the integers that the launcher reads, made by `integers`
     more        integers that follow the structure, as many as the structure says
     layouts     combinations of layouts that the search may choose from; the kernel takes no others but where `lies`
@@ -183,6 +184,7 @@ class OwnKernel:
     accumulates: bool = False
     launcher: str = ""
     takes: Callable[[Request], bool] = always
+    offered: Callable[[Request], bool] = always
     shared: Callable[[Request], int] = no_shared
     tensor_cores: bool = False
     clusters: bool = False

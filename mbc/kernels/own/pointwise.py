@@ -214,12 +214,12 @@ def _repeating(kernel: OwnKernel) -> OwnKernel:
 
 
 def inside(kernel: OwnKernel) -> OwnKernel:
-    """One that does not write it, only where the image is smaller: else there is more to read than that."""
+    """One that does not write it, offered where the image is smaller: else there is more to read than that."""
 
-    def takes(request: Request) -> bool:
-        return kernel.takes(request) and request.inputs[0].elements < _made(request).elements
+    def offered(request: Request) -> bool:
+        return request.inputs[0].elements < _made(request).elements
 
-    return _repeating(replace(kernel, takes=takes))
+    return _repeating(replace(kernel, offered=offered))
 
 
 def _along(launcher: str, between: str, wirings: Iterable[Wiring]) -> OwnKernel:
