@@ -292,8 +292,10 @@ class CudnnConvolution:
             return Acceptance(refusal)
         if not call.lies_in((_LAYOUTS[dict(call.settings)["layout"]],) * 3):
             return Acceptance(f"its engine takes no operands that lie in {', '.join(call.layouts)}")
-        number = PASSES[call.request.kind]
-        front_bytes = widened_bytes(shapes.filter, shapes.image.dtype) if number == 2 else 0
+        front_bytes = 0
+        if call.request.kind == "convolution_backward_filter":
+            chosen_later = dict(call.settings)["engine"] == HEURISTIC_ENGINE
+            front_bytes = (least_bytes if chosen_later else widened_bytes)(shapes.filter, shapes.image.dtype)
         return library_workspace(call, front_bytes)
 
     def arguments(

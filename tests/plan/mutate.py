@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+from mbc.ir.types import DType, Layout
+from mbc.kernels.own import KERNELS
 from mbc.plan.model import Access, Kernel, Mode, Plan, Program, Rows, Space, Stream
 from tests.plan.chains import with_figures
 
@@ -13,7 +15,10 @@ def mutate(plan: Plan, kind: str, seed: int) -> Plan:
     """One change of the given kind; figures are brought up to date, so that only its meaning can be found wrong."""
     rng = random.Random(seed)
     changed = _PLAN[kind](plan, rng) if kind in _PLAN else _in_program(plan, rng, _PROGRAM[kind])
-    return with_figures(changed)
+    try:
+        return with_figures(changed)
+    except RecursionError:  # aliases in a circle
+        return changed
 
 
 def _in_program(plan: Plan, rng: random.Random, change) -> Plan:
@@ -71,6 +76,37 @@ def change_space(plan: Plan, rng: random.Random) -> Plan:
     buffers = list(plan.buffers)
     i = rng.randrange(len(buffers))
     buffers[i] = replace(buffers[i], space=Space.HOST if buffers[i].space is Space.ARENA else Space.ARENA)
+    return replace(plan, buffers=tuple(buffers))
+
+
+def change_layout(plan: Plan, rng: random.Random) -> Plan:
+    """A buffer lies in the other order, whoever writes and reads it."""
+    buffers = list(plan.buffers)
+    i = rng.choice([i for i, b in enumerate(buffers) if b.value is not None])
+    flipped = {Layout.CHANNELS_FIRST: Layout.CHANNELS_LAST, Layout.CHANNELS_LAST: Layout.CHANNELS_FIRST}
+    buffers[i] = replace(buffers[i], layout=flipped[buffers[i].layout])
+    return replace(plan, buffers=tuple(buffers))
+
+
+def change_dtype(plan: Plan, rng: random.Random) -> Plan:
+    """A buffer and its size are of another type."""
+    buffers = list(plan.buffers)
+    i = rng.choice([i for i, b in enumerate(buffers) if b.value is not None])
+    old = buffers[i]
+    dtype = rng.choice([dtype for dtype in DType if dtype is not old.dtype])
+    size_bytes = old.size_bytes // old.dtype.size_bytes * dtype.size_bytes
+    buffers[i] = replace(old, dtype=dtype, size_bytes=size_bytes)
+    return replace(plan, buffers=tuple(buffers))
+
+
+def cut_workspace(plan: Plan, rng: random.Random) -> Plan:
+    """By a quarter or more."""
+    buffers = list(plan.buffers)
+    workspaces = [i for i, b in enumerate(buffers) if b.value is None]
+    if workspaces:
+        i = rng.choice(workspaces)
+        size_bytes = max(1, int(buffers[i].size_bytes * rng.choice([0.75, 0.5, 0.1])))
+        buffers[i] = replace(buffers[i], size_bytes=size_bytes)
     return replace(plan, buffers=tuple(buffers))
 
 
@@ -204,6 +240,86 @@ def change_operation(plan: Plan, program: Program, rng: random.Random) -> Progra
     return replace(program, launches=tuple(launches))
 
 
+def permute_members(plan: Plan, program: Program, rng: random.Random) -> Program:
+    """The operations of a fused launch in another order."""
+    fused = [i for i, launch in enumerate(program.launches) if len(launch.operations) > 1]
+    if not fused:
+        return program
+    launches, i = list(program.launches), rng.choice(fused)
+    members = list(launches[i].operations)
+    rng.shuffle(members)
+    launches[i] = replace(launches[i], operations=tuple(members))
+    return replace(program, launches=tuple(launches))
+
+
+def change_members(plan: Plan, program: Program, rng: random.Random) -> Program:
+    """A launch runs one operation more, or one less."""
+    launches, i = list(program.launches), _any_launch(program, rng)
+    members = list(launches[i].operations)
+    if members and rng.random() < 0.5:
+        members.pop(rng.randrange(len(members)))
+    else:
+        members.insert(rng.randrange(len(members) + 1), rng.choice([o.name for o in plan.graph.train]))
+    launches[i] = replace(launches[i], operations=tuple(members))
+    return replace(program, launches=tuple(launches))
+
+
+def swap_accesses(plan: Plan, program: Program, rng: random.Random) -> Program:
+    launches, i = list(program.launches), _any_launch(program, rng)
+    accesses = list(launches[i].accesses)
+    j, k = rng.randrange(len(accesses)), rng.randrange(len(accesses))
+    accesses[j], accesses[k] = accesses[k], accesses[j]
+    launches[i] = replace(launches[i], accesses=tuple(accesses))
+    return replace(program, launches=tuple(launches))
+
+
+def drop_workspace(plan: Plan, program: Program, rng: random.Random) -> Program:
+    having = [
+        i
+        for i, launch in enumerate(program.launches)
+        if launch.accesses and plan.buffers[launch.accesses[-1].buffer].value is None
+    ]
+    if not having:
+        return program
+    launches, i = list(program.launches), rng.choice(having)
+    launches[i] = replace(launches[i], accesses=launches[i].accesses[:-1])
+    return replace(program, launches=tuple(launches))
+
+
+def _change_kernel(program: Program, rng: random.Random, change) -> Program:
+    kernels = [i for i, launch in enumerate(program.launches) if isinstance(launch.work, Kernel)]
+    launches, i = list(program.launches), rng.choice(kernels)
+    launches[i] = replace(launches[i], work=change(launches[i].work))
+    return replace(program, launches=tuple(launches))
+
+
+def change_kernel(plan: Plan, program: Program, rng: random.Random) -> Program:
+    """Another launch's, another one of mbc's, or one that does not exist."""
+
+    def change(work: Kernel) -> Kernel:
+        name, provider = rng.choice([*KERNELS, "no_such_kernel"]), rng.choice(["mbc", "cudnn", "nobody"])
+        others = [launch.work for launch in program.launches if isinstance(launch.work, Kernel)]
+        return rng.choice([replace(work, name=name), replace(work, provider=provider), rng.choice(others)])
+
+    return _change_kernel(program, rng, change)
+
+
+def change_settings(plan: Plan, program: Program, rng: random.Random) -> Program:
+    def change(work: Kernel) -> Kernel:
+        settings = list(work.settings)
+        way = rng.randrange(3)
+        if way and settings:
+            i = rng.randrange(len(settings))
+            key, value = settings.pop(i)
+            if way == 1:
+                settings.insert(i, (key, value + rng.choice([-7, -1, 1, 7])))
+        else:
+            settings.append(rng.choice([("layout", 1), ("edition", 2), ("speed", 1), ("knob7", 1)]))
+        return replace(work, settings=tuple(settings))
+
+    return _change_kernel(program, rng, change)
+
+
 def drop_entry(plan: Plan, program: Program, rng: random.Random) -> Program:
     entry = list(program.entry)
     entry.pop(rng.randrange(len(entry)))
@@ -224,7 +340,18 @@ def change_exit(plan: Plan, program: Program, rng: random.Random) -> Program:
 
 _PLAN = {
     f.__name__: f
-    for f in (shift_offset, swap_offsets, share_bytes, drop_alias, change_size, change_value, change_space)
+    for f in (
+        shift_offset,
+        swap_offsets,
+        share_bytes,
+        drop_alias,
+        change_size,
+        change_value,
+        change_space,
+        change_layout,
+        change_dtype,
+        cut_workspace,
+    )
 }
 _PROGRAM = {
     f.__name__: f
@@ -243,9 +370,17 @@ _PROGRAM = {
         change_mode,
         drop_access,
         change_operation,
+        permute_members,
+        change_members,
+        swap_accesses,
+        drop_workspace,
+        change_kernel,
+        change_settings,
         drop_entry,
         drop_exit,
         change_exit,
     )
 }
 KINDS_OF_MUTATIONS = (*_PLAN, *_PROGRAM)
+# Plans of one operation a launch, whose kernels need no workspace, have nothing to lose by these.
+OF_FUSED_OR_WORKSPACE = frozenset({"permute_members", "cut_workspace", "drop_workspace"})

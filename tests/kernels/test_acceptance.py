@@ -1,0 +1,218 @@
+"""What kernels say that they take: the declaration that the search and the verifier read alike."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from mbc.device.profile import Profile
+from mbc.device.profile_file import read_profile
+from mbc.device.profile_places import shipped_path
+from mbc.device.signature import read_signature
+from mbc.device.spec import find_spec
+from mbc.frontend.lower import lower
+from mbc.frontend.parse import parse
+from mbc.ir.graph import TrainingGraph
+from mbc.ir.training import differentiate
+from mbc.ir.types import DType, Layout, Precision
+from mbc.kernels import PROVIDERS, runs
+from mbc.kernels.base import Acceptance, Call, Candidate, Request
+from mbc.kernels.cudnn_legacy import CUDNN_LEGACY, LegacyChoice, legacy_candidate
+from mbc.kernels.own import KERNELS, OWN
+from mbc.ops.fused import join
+from mbc.optimize.candidates import request_of
+from mbc.plan.model import Rows
+from mbc.source import Source
+from tests.kernels.own.cases import CASES, STATISTICS
+from tests.kernels.own.groups import groups_in
+
+H200 = find_spec("h200")
+BY_NAME = {provider.name: provider for provider in PROVIDERS}
+MOST_COMBINED = 6  # operands all of whose combinations of layouts are tried
+NET = """
+network net(batch = 8, classes = 8) {
+  input image[batch, 8, 16, 16] : float
+  input target[batch] : class
+  logits = image |> conv(16, 3, pad=1) |> bn |> relu |> conv(16, 1) |> maxpool(2) |> global_avgpool |> linear(classes)
+  output logits
+  loss (logits, target) |> softmax_cross_entropy
+}
+"""
+
+
+def call(request: Request, c: Candidate, **changes: object) -> Call:
+    made = Call(request, c.name, c.settings, c.layouts, False, c.workspace_bytes)
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def accepted(c: Candidate, asked: Call) -> Acceptance:
+    return BY_NAME[c.provider].accepts(asked, H200)
+
+
+def own_requests() -> Iterator[Request]:
+    """Those of the kernels' own tests, each kernel among them, in every type."""
+    for precision in (Precision.FP32, Precision.TF32, Precision.BF16, Precision.FP16):
+        for case in (*CASES, *STATISTICS, *groups_in(precision)):
+            if {Precision.TF32: Precision.FP32}.get(precision, precision) in case.precisions:
+                yield case.request(precision)
+
+
+@functools.cache
+def graph_of(precision: str) -> TrainingGraph:
+    lowered = lower(parse(Source("net.mbc", NET)), (("train.precision", precision),), None)
+    return differentiate(lowered.network, lowered.optimizer, lowered.precision)
+
+
+@functools.cache
+def offers() -> list[tuple[Request, Candidate]]:
+    """Every candidate of a network that all providers have kernels for."""
+    found: list[tuple[Request, Candidate]] = []
+    for precision in ("fp32", "tf32", "bf16", "fp16"):
+        graph = graph_of(precision)
+        for operation in graph.train:
+            if operation.kind != "flatten":
+                request = request_of(graph, operation, Rows(0, graph.batch))
+                found += [(request, c) for p in PROVIDERS for c in p.candidates(request, H200)]
+                if operation.kind.startswith("convolution"):
+                    choice = LegacyChoice("FFT", Layout.CHANNELS_FIRST, legacy_math(request.precision))
+                    found.append((request, legacy_candidate(request, choice, 1024)))
+    return found
+
+
+def legacy_math(precision: Precision) -> str:
+    return "FMA" if precision in (Precision.FP32, Precision.TF32) else "DEFAULT"
+
+
+def test_what_is_offered_is_accepted() -> None:
+    own = [(request, c) for request in own_requests() for c in OWN.candidates(request, H200)]
+    assert {c.name for _, c in own} == set(KERNELS), "every kernel is tried"
+    found = [*own, *offers()]
+    assert {c.provider for _, c in found} == set(BY_NAME)
+    refused = [(c, accepted(c, call(request, c))) for request, c in found]
+    assert [pair for pair in refused if pair[1].refusal or pair[1].workspace_refusal] == []
+
+
+def test_every_row_of_the_bundled_profile_is_accepted() -> None:
+    profile: Profile = read_profile(shipped_path("NVIDIA H200"))
+    count = 0
+    for key, rows in list(profile.measurements.items())[::7]:
+        request = read_signature(key)
+        for row in rows:
+            if not row.refused:
+                assert runs(row.candidate(), request, H200), (key, row)
+                count += 1
+    assert count > 5000
+
+
+def test_no_layouts_are_accepted_but_those_offered() -> None:
+    """The emulator's tests hold every kernel against float64 in each combination that it offers; it takes no others,
+    but where operands of several operations lie as each operation likes."""
+    for request in own_requests():
+        operands = (*request.inputs, *request.outputs)
+        ordered = [i for i, t in enumerate(operands) if t.ordered]
+        offered: dict[str, set[tuple[Layout, ...]]] = {}
+        for c in OWN.candidates(request, H200):
+            offered.setdefault(c.name, set()).add(tuple(c.layouts[i] for i in ordered))
+        for name, known in offered.items():
+            kernel = KERNELS[name]
+            if kernel.lies is not None:
+                continue
+            base = [Layout.CHANNELS_FIRST] * len(operands)
+            for combination in itertools.islice(itertools.product(Layout, repeat=len(ordered)), 1 << MOST_COMBINED):
+                layouts = list(base)
+                for i, layout in zip(ordered, combination, strict=True):
+                    layouts[i] = layout
+                asked = Call(request, name, kernel.settings, tuple(layouts), False, 1 << 40)
+                assert (not OWN.accepts(asked, H200).refusal) == (combination in known), (name, combination)
+
+
+def test_operands_of_each_update_lie_alike() -> None:
+    """A launch for many tensors goes through each operation's operands element by element."""
+    for kind in ("cast", "sgd_update"):
+        graph = graph_of("bf16")
+        values = graph.values
+        members = [o for o in graph.train if o.kind == kind and values[o.inputs[0]].type.ordered]
+        joined = join(members, [o.outputs[0] for o in members])
+        assert len(members) > 1
+        request = request_of(graph, joined, Rows(0, graph.batch))
+        (c,) = OWN.candidates(request, H200)
+        places = {name: at for at, name in enumerate((*joined.inputs, *joined.outputs))}
+        one_last = {places[name] for name in (*members[0].inputs, *members[0].outputs)}
+        alike = tuple(Layout.CHANNELS_LAST if at in one_last else Layout.CHANNELS_FIRST for at in range(len(places)))
+        alike = tuple(
+            x if t.ordered else Layout.CHANNELS_FIRST for x, t in zip(alike, call(request, c).operands, strict=True)
+        )
+        assert not OWN.accepts(call(request, c, layouts=alike), H200).refusal, "each operation as it likes"
+        apart = (Layout.CHANNELS_FIRST, *alike[1:])
+        assert "lie in" in OWN.accepts(call(request, c, layouts=apart), H200).refusal
+
+
+@pytest.mark.parametrize("provider", sorted(BY_NAME))
+def test_what_differs_from_an_offer_is_refused(provider: str) -> None:
+    tried = 0
+    for request, c in offers():
+        if c.provider != provider:
+            continue
+        tried += 1
+        assert not accepted(c, call(request, c)).refusal
+        assert accepted(c, call(request, c, name="no_such_kernel")).refusal
+        assert accepted(c, call(request, c, settings=(*c.settings, ("speed", 1)))).refusal
+        assert accepted(c, call(replace(request, kind="lrn"), c)).refusal
+        flipped = {Layout.CHANNELS_FIRST: Layout.CHANNELS_LAST, Layout.CHANNELS_LAST: Layout.CHANNELS_FIRST}
+        operands = (*request.inputs, *request.outputs)
+        if sum(t.ordered for t in operands) > 1 and request.kind != "cast":
+            one = next(i for i, t in enumerate(operands) if t.ordered)
+            layouts = tuple(flipped[x] if i == one else x for i, x in enumerate(c.layouts))
+            assert "lie in" in accepted(c, call(request, c, layouts=layouts)).refusal
+        if not c.accumulates:
+            assert "add to its output" in accepted(c, call(request, c, accumulate=True)).refusal
+        double = replace(request.inputs[0], dtype=DType.FP64)
+        assert accepted(c, call(replace(request, inputs=(double, *request.inputs[1:])), c)).refusal
+    assert tried > 3
+
+
+def test_too_little_workspace_is_refused_where_a_formula_says_so() -> None:
+    kernels = 0
+    for request in own_requests():
+        for c in OWN.candidates(request, H200):
+            if c.workspace_bytes:
+                kernels += 1
+                short = accepted(c, call(request, c, workspace_bytes=c.workspace_bytes - 1))
+                assert str(c.workspace_bytes) in short.workspace_refusal and not short.refusal
+    assert kernels > 10
+    libraries = set()
+    for request, c in offers():
+        if c.provider != "mbc" and c.workspace_bytes:
+            short = accepted(c, call(request, c, workspace_bytes=0))
+            if short.workspace_refusal:
+                libraries.add(c.provider)
+            else:
+                assert not short.proved, "what no formula proves is listed"
+    assert "cublaslt" in libraries and "cudnn" in libraries
+
+
+def test_a_gpu_that_cannot_run_a_kernel_refuses_it() -> None:
+    refused = 0
+    old = replace(H200, architecture="sm_75")
+    for request in own_requests():
+        for c in OWN.candidates(request, H200):
+            kernel = KERNELS[c.name]
+            if kernel.tensor_cores or kernel.clusters or kernel.warpgroups:
+                assert "sm_75 cannot run it" in OWN.accepts(call(request, c), old).refusal
+                refused += 1
+    assert refused > 100
+
+
+def test_legacy_algorithms_and_maths_are_those_of_the_precision() -> None:
+    request, c = next((r, c) for r, c in offers() if c.provider == CUDNN_LEGACY.name and r.precision is Precision.FP32)
+    given = dict(c.settings)
+    for settings, said in (
+        ({**given, "algorithm": 99}, "no such algorithm"),
+        ({**given, "layout": 7}, "no such algorithm"),
+        ({**given, "math": 0}, "none of its math types"),
+    ):
+        assert said in CUDNN_LEGACY.accepts(call(request, c, settings=tuple(settings.items())), H200).refusal

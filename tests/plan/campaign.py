@@ -1,0 +1,155 @@
+"""Mutants of plans as the search makes them, and what becomes of each: refused, or shown to change nothing.
+
+Six plans: fused, offloading, recomputing, divided into micro-batches, on concurrent streams, and one of the digits made
+with the bundled profile, against which its workspaces are verified. What the
+verifier accepts must compute the same bits in every order of launches that streams and waits allow, and become code.
+What only the library on a GPU can say of a mutant (that it has such an engine, that the workspace is enough for it) is
+told apart: the interpreter does not know engines.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from pathlib import Path
+
+import numpy as np
+
+from mbc.codegen.view import view
+from mbc.device.measured_workspace import measured_workspace
+from mbc.device.profile import Profile, calibrated
+from mbc.device.profile_file import read_profile
+from mbc.device.profile_places import shipped_path
+from mbc.device.target import find_device
+from mbc.errors import MbcError
+from mbc.frontend.lower import lower
+from mbc.frontend.parse import parse
+from mbc.ir.training import differentiate
+from mbc.kernels import PROVIDERS
+from mbc.optimize.candidates import CandidateTable, Rules
+from mbc.optimize.search import Limits, search
+from mbc.plan.model import Kernel, Plan
+from mbc.plan.verify import Verified, verify_plan
+from mbc.runtime.module import Module
+from mbc.runtime.transfers import Transfers
+from mbc.source import Source
+from tests.optimize import test_beside
+from tests.optimize.planned import H200, Favouring, kept_plan, table
+from tests.plan.mutate import KINDS_OF_MUTATIONS, mutate
+
+KINDS = KINDS_OF_MUTATIONS
+OF_ENGINES = frozenset({"change_settings", "change_kernel", "cut_workspace", "drop_workspace"})
+
+
+class Outcome(StrEnum):
+    REFUSED = "refused"
+    UNCHANGED = "unchanged"  # the mutation found nothing to change
+    EQUAL = "equal"  # by execution, in all orders
+    UNPROVABLE = "unprovable"  # equal but for what a library alone can say; listed by the verifier
+    WRONG = "wrong"
+
+
+def _within(network: str, share: float, *without: str) -> Plan:
+    """As little arena as `share` of what keeping everything takes."""
+    budget_bytes = int(share * kept_plan(network).predictions.arena_bytes) + H200.overhead_bytes
+    return search(table(network), Limits(without=frozenset(without)), budget_bytes)
+
+
+def _fused() -> Plan:
+    favouring = tuple(Favouring(provider) for provider in PROVIDERS)
+    graph = table("residual", "bf16").graph
+    return search(CandidateTable(graph, H200, favouring, None, Rules()), Limits(), 1 << 40)  # type: ignore[arg-type]
+
+
+def _measured() -> Plan:
+    device, source = find_device("h200"), Path("examples/01_digits/net.mbc")
+    lowered = lower(parse(Source(source.name, source.read_text(encoding="utf-8"))), (("batch", "16"),), None)
+    graph = differentiate(lowered.network, lowered.optimizer, lowered.precision)
+    known = CandidateTable(graph, calibrated(device, profile()), PROVIDERS, profile(), Rules())
+    return search(known, Limits(), 1 << 40)
+
+
+PLANS: Mapping[str, Callable[[], Plan]] = {
+    "fused": _fused,
+    "offloading": lambda: _within("residual", 0.7, "recompute", "split"),
+    "recomputing": lambda: _within("residual", 0.85, "offload", "split"),
+    "divided": lambda: kept_plan("residual", "fp32", 2),
+    "measured": _measured,
+    "concurrent": lambda: test_beside.plans("residual", "fp32")[1],
+}
+
+
+@functools.cache
+def profile() -> Profile | None:
+    """The bundled one."""
+    return read_profile(shipped_path("NVIDIA H200"))
+
+
+def verified(name: str, plan: Plan) -> Verified:
+    return verify_plan(plan, measured_workspace(profile() if name == "measured" else None))
+
+
+@functools.cache
+def plan_of_kind(name: str) -> Plan:
+    plan = PLANS[name]()
+    verified(name, plan)
+    return plan
+
+
+@functools.cache
+def right(name: str) -> dict[str, bytes]:
+    return results(plan_of_kind(name), Transfers.IN_ORDER)
+
+
+def results(plan: Plan, transfers: Transfers) -> dict[str, bytes]:
+    """Every state after two steps, the losses, and what inference gives."""
+    with Module(plan, seed=3, device="cpu", transfers=transfers) as net:
+        random = np.random.default_rng(0)
+        shape = plan.graph.values["image"].type.shape
+        found: dict[str, bytes] = {}
+        for step in range(2):
+            image = random.standard_normal(shape).astype(np.float32)
+            loss = net.step(image, random.integers(0, 3, shape[0]), lr=0.05)
+            found[f"loss {step}"] = np.float64(loss).tobytes()
+        outputs = net.forward(image)
+        for number, output in enumerate(outputs if isinstance(outputs, tuple) else (outputs,)):
+            found[f"output {number}"] = np.asarray(output).tobytes()
+        return found | {name: np.array(net.state(name)).tobytes() for name in net.states}
+
+
+def outcome(name: str, kind: str, seed: int) -> tuple[Outcome, str]:
+    """What becomes of one mutant, and why."""
+    plan = plan_of_kind(name)
+    mutant = mutate(plan, kind, seed)
+    if mutant == plan:
+        return Outcome.UNCHANGED, ""
+    try:
+        unproved = verified(name, mutant).unproved
+    except MbcError as error:
+        return Outcome.REFUSED, error.code
+    try:
+        view(mutant)
+        for transfers in Transfers:
+            if results(mutant, transfers) != right(name):
+                return Outcome.WRONG, f"other bits with transfers {transfers}"
+    except Exception as error:  # whatever it is, the verifier should have said so
+        return Outcome.WRONG, f"{type(error).__name__}: {error}"
+    if kind not in OF_ENGINES:
+        return Outcome.EQUAL, ""
+    providers = {work.provider for work in _changed_work(plan, mutant)}
+    if providers <= unproved.keys():
+        return Outcome.UNPROVABLE, ", ".join(sorted(providers))
+    # What runs an operation is another kernel of mbc's that takes it, too.
+    return (Outcome.EQUAL if kind == "change_kernel" else Outcome.WRONG), f"kernels of {', '.join(sorted(providers))}"
+
+
+def _changed_work(plan: Plan, mutant: Plan) -> list[Kernel]:
+    """Kernels of launches that are others, or whose operands have other sizes."""
+    changed = {i for i, (a, b) in enumerate(zip(plan.buffers, mutant.buffers, strict=False)) if a != b}
+    found: list[Kernel] = []
+    for before, after in ((plan.train, mutant.train), (plan.infer, mutant.infer)):
+        for old, new in zip(before.launches, after.launches, strict=False):
+            if old != new or any(access.buffer in changed for access in new.accesses):
+                found += [launch.work for launch in (old, new) if isinstance(launch.work, Kernel)]
+    return found

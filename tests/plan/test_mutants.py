@@ -1,0 +1,28 @@
+"""Plans as the search makes them, changed a little: refused, or shown to compute the same. `benchmarks/plan_mutants.py`
+tries many more of the same."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.plan.campaign import KINDS, PLANS, Outcome, outcome, plan_of_kind
+
+SEEDS = 3  # of each kind and plan: some 550 mutants that are others than their plans
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_mutant_passes_unexplained(kind: str) -> None:
+    found = {(name, seed): outcome(name, kind, seed) for name in PLANS for seed in range(SEEDS)}
+    wrong = {key: why for key, (what, why) in found.items() if what is Outcome.WRONG}
+    assert not wrong
+
+
+def test_plans_are_what_they_are_tried_as() -> None:
+    launches = {name: plan_of_kind(name).train.launches for name in PLANS}
+    assert sum(len(launch.operations) > 1 for launch in launches["fused"]) > 5
+    assert {"to_host", "to_device"} <= {launch.stream for launch in launches["offloading"]}
+    names = [launch.operations for launch in launches["recomputing"] if launch.operations]
+    assert len(names) > len(set(names)), "some operation runs twice"
+    assert sum(launch.operations == launches["divided"][0].operations for launch in launches["divided"]) > 1
+    assert sum(launch.stream == "beside" for launch in launches["concurrent"]) > 5
+    assert any(getattr(launch.work, "measured", False) for launch in launches["measured"])
