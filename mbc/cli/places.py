@@ -84,6 +84,17 @@ def find_plan(place: str, options: Options) -> Plan:
     return plan_source(place, options).plan if file is None else read_plan(file)
 
 
+def sound_plan(place: str, options: Options) -> Plan:
+    """The plan that `place` names, to be run or built: one from a file is verified, as one of a source was."""
+    plan = find_plan(place, options)
+    if plan_file(place) is not None:
+        from mbc.plan.verify import verify_plan
+
+        with busy(f"verifying {place}"):
+            verify_plan(plan)
+    return plan
+
+
 def check_plannable(place: str, options: Options) -> None:
     """MBC188 where options of planning are given for what is planned already, and would be passed over."""
     if options != Options() and plan_file(place) is not None:
@@ -125,13 +136,13 @@ def package_for_training(place: str, options: Options, device: str, output: str 
     from mbc.device.target import local_gpus
 
     if output is None and (device == "cpu" or (device == "auto" and not local_gpus())):
-        return find_plan(place, options)
+        return sound_plan(place, options)
     from mbc.codegen.build import check_output
     from mbc.plan.file import dump_plan
 
     if plan_file(place) is None:
         check_output(output_folder(place, options.network, output), overwrite=True)
-    plan = find_plan(place, options)
+    plan = sound_plan(place, options)
     folder = Path(output or plan.graph.name)
     there = folder / PLAN_FILE
     same = there.is_file() and read_text(there) == dump_plan(plan)

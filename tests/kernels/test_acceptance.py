@@ -37,7 +37,8 @@ NET = """
 network net(batch = 8, classes = 8) {
   input image[batch, 8, 16, 16] : float
   input target[batch] : class
-  logits = image |> conv(16, 3, pad=1) |> bn |> relu |> conv(16, 1) |> maxpool(2) |> global_avgpool |> linear(classes)
+  logits = image |> conv(16, 3, pad=1) |> bn |> relu |> conv(16, 3, pad=1) |> conv(16, 1) |> maxpool(2)
+         |> global_avgpool |> linear(classes)
   output logits
   loss (logits, target) |> softmax_cross_entropy
 }

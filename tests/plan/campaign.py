@@ -64,7 +64,9 @@ def _fused() -> Plan:
 
 def _measured() -> Plan:
     device, source = find_device("h200"), Path("examples/01_digits/net.mbc")
-    lowered = lower(parse(Source(source.name, source.read_text(encoding="utf-8"))), (("batch", "16"),), None)
+    lowered = lower(
+        parse(Source(source.name, source.read_text(encoding="utf-8"))), (("train.precision", "bf16"),), None
+    )
     graph = differentiate(lowered.network, lowered.optimizer, lowered.precision)
     known = CandidateTable(graph, calibrated(device, profile()), PROVIDERS, profile(), Rules())
     return search(known, Limits(), 1 << 40)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -11,8 +12,11 @@ from hypothesis import strategies as st
 
 from mbc.errors import MbcError
 from mbc.ir.types import DType, Layout
+from mbc.plan.kernels import KernelCheck, not_measured
 from mbc.plan.model import Access, Buffer, Copy, Kernel, Launch, Mode, Plan, Rows, Space, Stream
 from mbc.plan.verify import verify_plan
+from tests.optimize.planned import kept_plan
+from tests.plan.campaign import plan_of_kind, verified
 from tests.plan.chains import chain_graph, needed_waits, random_plan, with_figures
 from tests.plan.mutate import KINDS_OF_MUTATIONS, mutate
 from tests.plan.naive import is_right
@@ -486,6 +490,98 @@ def test_workspace_over_an_operand():
 def test_references_out_of_range():
     plan = plain()
     refused(replace(plan, train=replace(plan.train, exit=(10_000,))), "MBC123", "there is no buffer 10000")
+
+
+def with_kernel(plan: Plan, operation: str, **changes) -> Plan:
+    index = launch_of(plan, operation)
+    return with_launch(plan, index, work=replace(plan.train.launches[index].work, **changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"provider": "nobody"}, "no provider of kernels called 'nobody'"),
+        ({"name": "no_such_kernel"}, "mbc has no kernel of this name"),
+        ({"name": "max_pool"}, "'mbc/max_pool' cannot run it: it runs max_pool, not linear"),
+        ({"settings": (("edition", 9),)}, "its settings are"),
+        ({"provider": "cudnn"}, "cuDNN runs no linear"),
+        ({"provider": "cudnn_legacy"}, "cuDNN's legacy API runs no linear"),
+        ({"provider": "cublaslt"}, "its list of algorithms has no {}"),
+        ({"provider": "interpreter", "name": "add"}, "the interpreter runs linear as 'linear' only"),
+    ],
+)
+def test_a_kernel_that_does_not_run_its_operation(changes, said):
+    refused(with_kernel(plain(), "l0", **changes), "MBC133", "launch", "(l0)", said)
+
+
+def test_a_kernel_in_a_layout_that_it_does_not_take():
+    plan = kept_plan("residual")
+    index = next(i for i, b in enumerate(plan.buffers) if b.value == "x0" or (b.value and "relu" in b.value))
+    flipped = Layout.CHANNELS_LAST if plan.buffers[index].layout is Layout.CHANNELS_FIRST else Layout.CHANNELS_FIRST
+    changed = with_figures(with_buffer(plan, index, layout=flipped))
+    assert refusal(changed).code in ("MBC133", "MBC128")
+
+
+def test_a_kernel_with_too_little_workspace():
+    plan = next(p for p in map(valid, range(30)) if any(x.operations == ("l0.filter",) for x in p.train.launches))
+    index = launch_of(plan, "l0.filter")
+    launch = plan.train.launches[index]
+    kernel = Kernel("cublaslt", "linear_backward_filter", (("algorithm", 0), ("sums", 16)), 1.0, False)
+    operands = tuple(a for a in launch.accesses if plan.buffers[a.buffer].value is not None)
+    refused(with_launch(plan, index, work=kernel, accesses=operands), "MBC134", "0 bytes of workspace", "listed for")
+
+
+def test_a_workspace_smaller_than_the_profile_measured():
+    plan = plan_of_kind("measured")
+    found = []
+    for seed in range(20):
+        mutant = mutate(plan, "cut_workspace", seed)
+        try:
+            verify_plan(mutant)  # without a profile only the GPU can say
+        except MbcError:
+            continue  # less than mbc itself takes of it
+        with pytest.raises(MbcError, match="it was measured with") as caught:
+            verified("measured", mutant)
+        found.append(caught.value.code)
+    assert set(found) == {"MBC134"}
+    assert not verified("measured", plan).unproved and verify_plan(plan).unproved
+
+
+def test_operands_that_a_kernel_cannot_load():
+    """Of a slice that starts at a row which is not a multiple of 16 bytes away."""
+    plan = plan_of_kind("measured")
+    by_name = {op.name: op for op in plan.graph.train}
+    aligned = [x for x in plan.train.launches if isinstance(x.work, Kernel) and x.work.provider == "cudnn"]
+    shifted = replace(plan, offsets=tuple(offset + 8 for offset in plan.offsets))
+    for launch in aligned:
+        KernelCheck(plan, not_measured).check(launch, by_name, "here")
+        with pytest.raises(MbcError, match="loads 16 bytes at once, but an operand begins at") as caught:
+            KernelCheck(shifted, not_measured).check(launch, by_name, "here")
+        assert caught.value.code == "MBC133"
+    assert aligned
+
+
+def test_members_of_a_group_in_an_order_that_cannot_be_executed():
+    plan = plan_of_kind("fused")
+    tried = 0
+    for index, launch in enumerate(plan.train.launches):
+        for order in itertools.islice(itertools.permutations(launch.operations), 1, 24):
+            error = refusal(with_launch(plan, index, operations=order))
+            assert error.code in ("MBC123", "MBC133"), error
+            tried += error.code == "MBC123" and "which no member of the group before it made" in error.message
+    assert tried > 10
+
+
+def test_a_group_that_adds_to_one_of_its_sums_and_overwrites_the_other():
+    plan = plan_of_kind("fused")
+    kernels = {i: x.work.name for i, x in enumerate(plan.train.launches) if isinstance(x.work, Kernel)}
+    index = next(i for i, name in kernels.items() if name.endswith("_sums"))
+    launch = plan.train.launches[index]
+    accesses = list(launch.accesses)
+    at = max(i for i, a in enumerate(accesses) if a.mode is Mode.WRITE and plan.buffers[a.buffer].value is not None)
+    accesses[at] = replace(accesses[at], mode=Mode.ACCUMULATE)
+    changed = with_launch(plan, index, accesses=tuple(accesses))
+    refused(changed, "MBC123", "adds to some of its sums and overwrites others")
 
 
 # What later plans will do: recompute, other spaces, buffers of some rows

@@ -79,6 +79,10 @@ def add_verify(commands: Commands) -> None:
         "  mbc verify resnet50\n  mbc verify resnet50/plan.json --json",
     )  # fmt: skip
     made.add_argument("plan", help="a package or a plan (.json)")
+    made.add_argument(
+        "--profile", metavar="FILE",
+        help="measurements to hold workspaces against (default: your own of the plan's GPU, and the bundled ones)",
+    )  # fmt: skip
     add_json(made)
 
 
