@@ -42,7 +42,7 @@ class InTorch:
     """`device`: where tensors are, as PyTorch calls it."""
 
     name = "PyTorch"
-    chunk_bytes = 8 << 30
+    chunk_bytes = 4 << 30
 
     def __init__(self, seed: int, device: str) -> None:
         self._random = torch.Generator(device)

@@ -45,6 +45,7 @@ class LaunchResult:
     kind: str
     kernel: str
     rows: tuple[int, int]
+    divided: bool  # it runs over some of them only
     outputs: tuple[Deviation, ...]
 
     @property
@@ -181,13 +182,15 @@ class Watch:
         name = title(launch.operations) or operands[0].value
         self._say(f"{program} {index + 1} of {len(launches)}: {name}")
         found = self._moved(operands, written) if operation is None else self._computed(operation, operands, written)
-        rows = next((o.region.rows for o in operands if o.per_sample), operands[0].region.rows)
+        rows = next((o.region.rows for o in operands if o.per_sample), None)
+        span = (0, 1) if rows is None else (rows.start, rows.stop)
+        divided = rows is not None and rows.count < self._plan.graph.batch
         work = launch.work
         kernel, kind = (
             ("copy", "copy") if isinstance(work, Copy) else
             (f"{work.provider} {work.name}", operation.kind if operation is not None else "conversion")
         )  # fmt: skip
-        self.results.append(LaunchResult(program, index, name, kind, kernel, (rows.start, rows.stop), found))
+        self.results.append(LaunchResult(program, index, name, kind, kernel, span, divided, found))
         self._read = {}
 
     def _launches(self, program: str) -> Sequence[Launch]:
