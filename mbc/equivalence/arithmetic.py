@@ -65,21 +65,21 @@ class InNumpy:
 
     def evaluate(self, kind: str, attributes: Attributes, inputs: Sequence[Array], call: Call) -> Sequence[Array]:
         if kind == "cast":  # rounds where it is stored
-            return tuple(inputs)
+            return inputs
         evaluate = KINDS[kind].evaluate
         assert evaluate is not None, "what runs has a meaning"
         with np.errstate(all="ignore"):
-            return evaluate(attributes, inputs, call)
+            return list[Array](evaluate(attributes, inputs, call))
 
     def stored(self, x: Array, dtype: DType) -> Array:
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore"):  # beyond the largest number is infinity, as on a GPU
             if dtype is DType.BF16:
                 return from_bf16(to_bf16(x)).astype(np.float64)
             if dtype in (DType.FP16, DType.FP32):
                 return x.astype(np.float16 if dtype is DType.FP16 else np.float32).astype(np.float64)
         return x
 
-    def signs(self, like: Array) -> Array:
+    def signs(self, like: NDArray[Any]) -> Array:
         return self._random.integers(0, 2, like.shape, np.int8) * 2.0 - 1.0
 
     def where(self, condition: Array, x: Array, y: Array) -> Array:

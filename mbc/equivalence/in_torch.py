@@ -1,17 +1,16 @@
 """The meaning of operations in float64 by PyTorch, which is installed beside mbc where it helps: on a GPU it computes
 whole launches of the largest networks, for which NumPy would take hours. Nothing of cuDNN is used.
 
-Kinds without a form here are evaluated by NumPy on the host; tests hold every form against the interpreter.
+Imported only where PyTorch is installed. Kinds without a form here are evaluated by NumPy on the host; tests hold every
+form against the interpreter.
 """
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
-
-import torch
-import torch.nn.functional as functional
 
 from mbc.equivalence.arithmetic import InNumpy
 from mbc.ir.graph import Attributes
@@ -29,7 +28,10 @@ from mbc.plan.model import Space
 from mbc.runtime.machine import Machine
 from mbc.runtime.shadow import Region
 
-Tensor = torch.Tensor
+torch: Any = importlib.import_module("torch")
+functional: Any = importlib.import_module("torch.nn.functional")
+
+Tensor = Any  # PyTorch is not there when types are checked
 
 _STORED = {
     DType.FP64: torch.float64, DType.FP32: torch.float32, DType.BF16: torch.bfloat16, DType.FP16: torch.float16,
@@ -370,6 +372,11 @@ _FORMS: dict[str, Form] = {
     "sgd_update": _sgd,
     "adamw_update": _adamw,
 }
+
+
+def has_gpu() -> bool:
+    """Whether PyTorch was built for one and finds it."""
+    return bool(torch.cuda.is_available())
 
 
 class _DeviceBytes:

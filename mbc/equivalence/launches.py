@@ -15,7 +15,7 @@ from typing import Any
 
 from mbc.equivalence.arithmetic import Arithmetic, InNumpy
 from mbc.equivalence.deviation import Deviation, Tally
-from mbc.equivalence.rounding_model import Evaluation, Meant
+from mbc.equivalence.rounding_model import ROUNDOFFS, Evaluation, Meant, shaken
 from mbc.equivalence.step import random_inputs
 from mbc.errors import MbcError
 from mbc.ir.graph import Operation
@@ -85,12 +85,16 @@ def check_launches(
     """
     # Without a graph: the launches are run one by one anyway, and warming up a large plan takes as long as a step.
     with Module(subject, seed=seed, device=device, eager=True, prefetch=False) as net:
+
+        def inputs() -> dict[str, Array]:
+            return random_inputs(graph, seed, int(net.control["step"]))
+
         graph = net.plan.graph
         arithmetic, memory = _reference(net.device, seed)
         skipped = 0
         while net.control["updates"] < steps - 1:
             before = net.control["updates"]
-            loss = float(net.step(lr=LEARNING_RATE, **random_inputs(graph, seed, net.control["step"])))
+            loss = float(net.step(lr=LEARNING_RATE, **inputs()))
             skipped += net.control["updates"] == before
             if skipped and (graph.precision is not Precision.FP16 or skipped > _MOST_SKIPPED):
                 raise MbcError(
@@ -100,9 +104,9 @@ def check_launches(
                 )
         watch = Watch(net.plan, arithmetic, memory, say)
         net.observe(watch)
-        inputs = random_inputs(graph, seed, int(net.control["step"]))
-        loss = float(net.step(lr=LEARNING_RATE, **inputs))
-        net.forward(*(inputs[name] for name in graph.infer_inputs))
+        given = inputs()
+        loss = float(net.step(lr=LEARNING_RATE, **given))
+        net.forward(*(given[name] for name in graph.infer_inputs))
         return Checked(net.device, f"{arithmetic.name} in float64", loss, tuple(watch.results))
 
 
@@ -110,13 +114,12 @@ def _reference(device: str, seed: int) -> tuple[Arithmetic, Callable[[Machine, R
     """What computes, and what gives it the bytes of a region: on a GPU PyTorch, where it is installed for one."""
     if device == "cuda":
         try:
-            import torch
-        except ModuleNotFoundError:
-            torch = None
-        if torch is not None and torch.cuda.is_available():
-            from mbc.equivalence.in_torch import InTorch, device_bytes
-
-            return InTorch(seed, "cuda"), device_bytes
+            from mbc.equivalence.in_torch import InTorch, device_bytes, has_gpu
+        except ModuleNotFoundError:  # PyTorch is not installed
+            pass
+        else:
+            if has_gpu():
+                return InTorch(seed, "cuda"), device_bytes
     return InNumpy(seed), lambda machine, region: machine.memory_bytes(region.space, region.start, region.stop)
 
 
@@ -218,26 +221,25 @@ class Watch:
         if kind_of(operation).divisible:
             per_row = sum(math.prod(o.shape[1:]) for o in operands if o.per_sample)
             slices = list(self._slices(rows, per_row * len(operation.name.split("+"))))
+        stored = tuple(o.dtype for o in outputs)
         summed = sums(operation.kind, operation.attributes, len(outputs))
         totals: dict[int, Meant] = {}
         for part in slices:
             call = Call((), first_row + part.start, self._plan.graph.batch, self._plan.graph.precision)
-            evaluation = Evaluation(arithmetic, operation, tuple(o.dtype for o in outputs), call, len(slices))
+            evaluation = Evaluation(arithmetic, operation, stored, call, len(slices))
             taken = [o.load(arithmetic, self._read[i], part) for i, o in enumerate(inputs)]
-            product = None
-            if evaluation.hands_on_product:
-                product = outputs[0].load(arithmetic, written[count], part)
+            product = outputs[0].load(arithmetic, written[count], part) if evaluation.hands_on_product else None
             for number, made in enumerate(evaluation.meant(taken, product)):
                 if summed[number]:
-                    totals[number] = made if number not in totals else _added(totals[number], made)
+                    totals[number] = made if number not in totals else totals[number] + made
                 else:
-                    tallies[number].add(
-                        arithmetic, outputs[number].load(arithmetic, written[count + number], part), made
-                    )
+                    found = outputs[number].load(arithmetic, written[count + number], part)
+                    tallies[number].add(arithmetic, found, made)
         for number, made in totals.items():
             output, whole = outputs[number], slice(0, outputs[number].shape[0])
             if output.mode is Mode.ACCUMULATE:
-                made = evaluation.added(output.load(arithmetic, self._read[count + number], whole), made)
+                before = output.load(arithmetic, self._read[count + number], whole)
+                made = made + shaken(arithmetic, before, ROUNDOFFS[self._plan.graph.precision.master])
             tallies[number].add(arithmetic, output.load(arithmetic, written[count + number], whole), made)
         return tuple(tally.deviation for tally in tallies)
 
@@ -273,7 +275,3 @@ class Watch:
             name, access_region(self._plan, access), shape(name), shape(held), buffer.dtype, buffer.layout,
             value.per_sample, access.mode,
         )  # fmt: skip
-
-
-def _added(one: Meant, other: Meant) -> Meant:
-    return Meant(one.exact + other.exact, tuple(map(lambda x, y: x + y, one.shaken, other.shaken)))

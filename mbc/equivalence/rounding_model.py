@@ -53,6 +53,12 @@ class Meant:
     exact: Array
     shaken: tuple[Array, ...]
 
+    def __add__(self, other: Meant) -> Meant:
+        """Of two sums; one may have a single draw for all of the other's."""
+        draws = max(len(self.shaken), len(other.shaken))
+        ours, theirs = ((m.shaken * draws)[:draws] for m in (self, other))
+        return Meant(self.exact + other.exact, tuple(x + y for x, y in zip(ours, theirs, strict=True)))
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -73,12 +79,6 @@ class Evaluation:
         few = min(math.prod(exact[number].shape) for number in self.given) < _FEW_ELEMENTS
         draws = [self._shaken(values, product) for _ in range(_DRAWS_OF_FEW if few else 1)]
         return [Meant(exact[number], tuple(draw[number] for draw in draws)) for number in self.given]
-
-    def added(self, before: Array, sum_: Meant) -> Meant:
-        """What a launch makes of a sum that is there by adding its own."""
-        roundoff = ROUNDOFFS[self.call.precision.master]
-        shaken = tuple(self._shake(before, roundoff) + draw for draw in sum_.shaken)
-        return Meant(before + sum_.exact, shaken)
 
     @property
     def hands_on_product(self) -> bool:
@@ -151,12 +151,9 @@ class Evaluation:
         precision = self.call.precision
         inside = ROUNDOFFS[precision.working] if made_by else 0.0
         if member.kind in MOVES:
-            return self._shake(value, inside)
+            return _off(self.arithmetic, value, inside)
         operand = TF32_ROUNDOFF if precision is Precision.TF32 and _kind(member).flops else 0.0
-        return self._shake(value, inside + operand + ROUNDOFFS[precision.master] * math.sqrt(terms))
-
-    def _shake(self, value: Array, roundoff: float) -> Array:
-        return value * (1.0 + roundoff * self.arithmetic.signs(value)) if roundoff else value
+        return _off(self.arithmetic, value, inside + operand + ROUNDOFFS[precision.master] * math.sqrt(terms))
 
     def _terms(self, member: Member, inputs: Sequence[TensorType]) -> float:
         """How many terms are summed up for an output of the member."""
@@ -195,6 +192,15 @@ class Evaluation:
             earlier = (high[at] == chosen) & (position < index)
             unsure = unsure | ((greater | earlier) & (index != position))
         return unsure
+
+
+def shaken(arithmetic: Arithmetic, value: Array, roundoff: float) -> Meant:
+    """A value that is read from memory."""
+    return Meant(value, (_off(arithmetic, value, roundoff),))
+
+
+def _off(arithmetic: Arithmetic, value: Array, roundoff: float) -> Array:
+    return value * (1.0 + roundoff * arithmetic.signs(value)) if roundoff else value
 
 
 def _kind(member: Member) -> OpKind:
