@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,7 +69,7 @@ class InNumpy:
         evaluate = KINDS[kind].evaluate
         assert evaluate is not None, "what runs has a meaning"
         with np.errstate(all="ignore"):
-            return list[Array](evaluate(attributes, inputs, call))
+            return evaluate(attributes, inputs, call)
 
     def stored(self, x: Array, dtype: DType) -> Array:
         with np.errstate(over="ignore"):  # beyond the largest number is infinity, as on a GPU
@@ -79,11 +79,11 @@ class InNumpy:
                 return x.astype(np.float16 if dtype is DType.FP16 else np.float32).astype(np.float64)
         return x
 
-    def signs(self, like: NDArray[Any]) -> Array:
+    def signs(self, like: Array) -> Array:
         return self._random.integers(0, 2, like.shape, np.int8) * 2.0 - 1.0
 
     def where(self, condition: Array, x: Array, y: Array) -> Array:
-        return np.where(condition, x, y)
+        return cast("Array", np.where(condition, x, y))
 
     def padded(self, a: Pool, x: Array, fill: float) -> Array:
         return padded_image(a, x, fill)
