@@ -40,8 +40,14 @@ def run(arguments: argparse.Namespace) -> int:
     from mbc.equivalence import variants
     from mbc.report.equivalence import divisions_text
 
+    if arguments.launches:
+        from mbc.cli import check_launches
+
+        return check_launches.run(arguments)
     if plan_file(arguments.source) is not None:
-        raise MbcError("MBC188", f"'{arguments.source}' is planned already", "give its source (.mbc)")
+        raise MbcError(
+            "MBC188", f"'{arguments.source}' is planned already", "give its source (.mbc); --launches takes plans, too"
+        )
     asked = options(arguments)
     plan = plan_source(arguments.source, variants.divided(asked)).plan
     divided = variants.divisions(plan)
@@ -57,13 +63,13 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"{head}: no operation is divided, so there is nothing to compare ({_wanted(asked, graph.batch)})")
         return 0
     whole = plan_source(arguments.source, variants.undivided(asked)).plan
-    on_gpu = _on_gpu(arguments.device, plan)
+    gpu = on_gpu(arguments.device, plan)
     work = _operations if arguments.operations else _steps
-    result = work(arguments, plan, whole, on_gpu)
+    result = work(arguments, plan, whole, gpu)
     if arguments.json:
         print(json.dumps({**about, **result.document, "passed": result.passed}, indent=2))
     else:
-        print(f"{head}, divided against undivided, on the {'GPU' if on_gpu else 'CPU'}\n")
+        print(f"{head}, divided against undivided, on the {'GPU' if gpu else 'CPU'}\n")
         print(f"{divisions_text(divided, output_width())}\n\n{result.table}\n\n{result.verdict}")
     return 0 if result.passed else 1
 
@@ -74,14 +80,16 @@ def _wanted(asked: Options, batch: int) -> str:
     return f"policy {asked.policy}; --micro-batch or a smaller --workspace-limit divides"
 
 
-def _on_gpu(device: str, plan: Plan) -> bool:
+def on_gpu(device: str, plan: Plan) -> bool:
+    """Whether to compare on a GPU; MBC199 where there is none and one is asked for."""
     here = bool(local_gpus())
     if device == "cuda" and not here:
         raise MbcError("MBC199", "there is no GPU here to compare on", "use --device cpu; mbc doctor says more")
     return here and device != "cpu" and (device == "cuda" or plan.graph.precision is not Precision.FP64)
 
 
-def _built(plan: Plan, folder: Path) -> Path:
+def built(plan: Plan, folder: Path) -> Path:
+    """The package of a plan with its library; MBC199 where it cannot be built."""
     package = build_package(plan, folder, overwrite=False)
     if package.library is None:
         missing = package.missing[0] if package.missing else "a part of the toolkit"
@@ -129,7 +137,7 @@ def _steps(arguments: argparse.Namespace, plan: Plan, whole: Plan, on_gpu: bool)
     with tempfile.TemporaryDirectory(prefix="mbc-check-") as folder:
         places = (Path(folder) / "divided", Path(folder) / "undivided")
         subjects = (
-            [_built(p, place) for p, place in zip((plan, whole), places, strict=True)] if on_gpu else [plan, whole]
+            [built(p, place) for p, place in zip((plan, whole), places, strict=True)] if on_gpu else [plan, whole]
         )
         with busy("comparing steps") as say:
             draw = _drawing(arguments, plan, subjects, reference, third, on_gpu, say)

@@ -91,7 +91,7 @@ def _average_backward_shape(a: AveragePool, inputs: tuple[TensorType, ...]) -> t
     return (_unfit(a, inputs[0]),)
 
 
-def _extent(a: Pool) -> Pair:
+def padded_size(a: Pool) -> Pair:
     """Rows and columns that the windows cover, from the start of the leading padding."""
     p, q = a.output_size
     return (
@@ -100,7 +100,7 @@ def _extent(a: Pool) -> Pair:
     )
 
 
-def _positions(a: Pool) -> Iterator[tuple[int, tuple[slice, ...]]]:
+def window_positions(a: Pool) -> Iterator[tuple[int, tuple[slice, ...]]]:
     """Position number in the window, and the pixels of the padded image that it meets."""
     p, q = a.output_size
     for i in range(a.kernel[0]):
@@ -122,8 +122,8 @@ def _inside(a: Pool) -> tuple[slice, ...]:
     return slice(None), slice(None), slice(top, top + a.size[0]), slice(left, left + a.size[1])
 
 
-def _padded(a: Pool, x: Array, fill: float) -> Array:
-    extent = _extent(a)
+def padded_image(a: Pool, x: Array, fill: float) -> Array:
+    extent = padded_size(a)
     if extent == a.size:
         return x
     padded = np.full((*x.shape[:2], *extent), fill, x.dtype)
@@ -134,11 +134,11 @@ def _padded(a: Pool, x: Array, fill: float) -> Array:
 def _max(a: MaxPool, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
     """The first of equal maxima wins; NaN counts as greater than everything. Here the last of several NaNs in a window
     wins, in kernels any one may."""
-    padded = _padded(a, inputs[0], -np.inf)
+    padded = padded_image(a, inputs[0], -np.inf)
     p, q = a.output_size
     best = np.full((*padded.shape[:2], p, q), -np.inf, padded.dtype)
     if not a.index:
-        for _, at in _positions(a):
+        for _, at in window_positions(a):
             np.maximum(best, padded[at], out=best)
         return (best,)
     # The first pixel of each window that is not padding: right even where all of the window is -inf.
@@ -146,7 +146,7 @@ def _max(a: MaxPool, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
     columns = np.maximum(a.pad[2] - np.arange(q) * a.stride[1], 0)
     first = (rows[:, None] * a.kernel[1] + columns[None, :]).astype(np.uint8)
     index = np.broadcast_to(first, best.shape).copy()
-    for position, at in _positions(a):
+    for position, at in window_positions(a):
         seen = padded[at]
         better = ~(seen <= best)
         # While the best is NaN every comparison is false: only another NaN may take its place.
@@ -158,13 +158,13 @@ def _max(a: MaxPool, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
 
 def _max_backward(a: MaxPool, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
     index, dy = inputs
-    padded = np.zeros((*dy.shape[:2], *_extent(a)), dy.dtype)
-    for position, at in _positions(a):
+    padded = np.zeros((*dy.shape[:2], *padded_size(a)), dy.dtype)
+    for position, at in window_positions(a):
         padded[at] += np.where(index == position, dy, 0).astype(dy.dtype)
     return (padded[_inside(a)],)
 
 
-def _divisors(a: AveragePool) -> Array:
+def window_divisors(a: AveragePool) -> Array:
     """What each window's sum is divided by: [P, Q]."""
     p, q = a.output_size
     along: list[Array] = []
@@ -180,20 +180,20 @@ def _average(a: AveragePool, inputs: Sequence[Array], call: Call) -> tuple[Array
     (x,) = inputs
     if a.kernel == a.size and a.output_size == (1, 1) and not any(a.pad):
         return (np.mean(x, axis=(2, 3), keepdims=True, dtype=np.float64).astype(x.dtype),)
-    padded = _padded(a, x, 0)
+    padded = padded_image(a, x, 0)
     total = np.zeros((*x.shape[:2], *a.output_size), x.dtype)
-    for _, at in _positions(a):
+    for _, at in window_positions(a):
         total += padded[at]
-    return (total / _divisors(a).astype(x.dtype),)
+    return (total / window_divisors(a).astype(x.dtype),)
 
 
 def _average_backward(a: AveragePool, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
     (dy,) = inputs
-    share = dy / _divisors(a).astype(dy.dtype)
+    share = dy / window_divisors(a).astype(dy.dtype)
     if a.kernel == a.size and a.output_size == (1, 1) and not any(a.pad):
         return (np.broadcast_to(share, (*dy.shape[:2], *a.size)).copy(),)
-    padded = np.zeros((*dy.shape[:2], *_extent(a)), dy.dtype)
-    for _, at in _positions(a):
+    padded = np.zeros((*dy.shape[:2], *padded_size(a)), dy.dtype)
+    for _, at in window_positions(a):
         padded[at] += share
     return (padded[_inside(a)],)
 

@@ -75,6 +75,10 @@ class Interpreter:
         """The arena itself: exactly `predictions.arena_bytes`."""
         return self._spaces[Space.ARENA]
 
+    def space(self, space: Space) -> NDArray[np.uint8]:
+        """All bytes of the arena or of what stands for the host's memory."""
+        return self._spaces[space]
+
     @property
     def host_bytes(self) -> int:
         """What stands for the host's memory: exactly `predictions.host_bytes`."""
@@ -105,6 +109,12 @@ class Interpreter:
             else:
                 for step in steps:
                     step.run()
+
+    def run_launch(self, name: str, index: int) -> None:
+        """Execute one launch of a program, unwatched; those that it depends on have run."""
+        at = execution_order(self._programs[name], self._transfers).index(index)
+        with np.errstate(all="ignore"):
+            self._prepared(name)[at].run()
 
     def _run_watched(self, name: str, steps: tuple[Step, ...]) -> None:
         program = self._programs[name]

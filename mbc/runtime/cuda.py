@@ -28,7 +28,7 @@ from mbc.runtime.driver import check_architecture, open_context, open_driver
 from mbc.runtime.feeding import Feeder
 from mbc.runtime.formats import STORED, loaded, stored_bytes
 from mbc.runtime.library import LIBRARY_FILE, Library
-from mbc.runtime.machine import Figures, Memory, own_output
+from mbc.runtime.machine import Figures, Memory, Observer, own_output
 from mbc.runtime.output import DeviceOutput
 from mbc.runtime.pinned import address_of, pin
 from mbc.runtime.places import Place, Places
@@ -103,6 +103,7 @@ class Cuda:
         self._context = open_context(self._driver)
         check_architecture(plan, self._context.get_device())
         self._number = addresses.index(self._context.get_device().pci_bus_id())
+        self._observer: Observer | None = None
         self._taken = _Taken()
         self._closed = weakref.finalize(self, _Taken.free, self._taken)
         # Run while PyCUDA's context is still there: exit handlers run last in, first out.
@@ -156,7 +157,9 @@ class Cuda:
 
     def train(self, control: bytes) -> Figures:
         self._expire()
-        before = None if self._overhead_checked else self._measured_overhead()
+        # An observer takes memory of its own while the step runs.
+        unchecked = not self._overhead_checked and self._observer is None
+        before = self._measured_overhead() if unchecked else None
         slot = self._slots[0]
         self._slots.rotate(-1)
         earlier = slot.pending() if slot.pending is not None else None
@@ -167,7 +170,7 @@ class Cuda:
         slot.control[:] = np.frombuffer(control, np.uint8)
         self._driver.memcpy_htod_async(self._address(self._places.control), slot.control, self._compute)
         self._feeder.hand_over()
-        self._library.run("train", self._eager)
+        self._run("train")
         places = (self._places.loss, *self._places.metrics.values())
         for pinned, place in zip(slot.figures, places, strict=True):
             self._driver.memcpy_dtoh_async(pinned, self._address(place), self._compute)
@@ -179,13 +182,28 @@ class Cuda:
 
         figures = Figures(fetch)
         slot.pending = weakref.ref(figures)
-        if not self._overhead_checked:
+        if unchecked:
             self._check_overhead(before)
         return figures
 
     def infer(self) -> None:
         self._expire()
-        self._library.run("infer", self._eager)
+        self._run("infer")
+
+    def observe(self, observer: Observer | None) -> None:
+        self._observer = observer
+
+    @property
+    def arena_address(self) -> int | None:
+        return self._arena
+
+    def memory_bytes(self, space: Space, start: int, stop: int) -> NDArray[np.uint8]:
+        if space is Space.HOST:
+            assert self._taken.host is not None
+            return self._taken.host[start:stop]
+        data = np.empty(stop - start, np.uint8)
+        self._driver.memcpy_dtoh(data, self._arena + start)
+        return data
 
     def check_canaries(self) -> None:
         """MBC161 when the bytes beside the arena, or the prediction of its size, are not what they should be."""
@@ -215,6 +233,17 @@ class Cuda:
         if self._closed.alive:
             self._compute.synchronize()
             self._closed()
+
+    def _run(self, program: str) -> None:
+        if self._observer is None:
+            self._library.run(program, self._eager)
+            return
+        launches = self._plan.train.launches if program == "train" else self._plan.infer.launches
+        self._compute.synchronize()  # inputs are there, and launches of other streams do not wait for them
+        for index in range(len(launches)):
+            self._observer.before(self, program, index)
+            self._library.run_launch(program, index)
+            self._observer.after(self, program, index)
 
     def _build(self, folder: Path, canaries: bool, prefetch: bool) -> None:
         driver, predicted = self._driver, self._plan.predictions

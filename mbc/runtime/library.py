@@ -98,6 +98,7 @@ class Library:
             getattr(calls, name).argtypes = (ctypes.c_void_p,)
         for name in ("mbc_run", "mbc_run_eager"):
             getattr(calls, name).argtypes = (ctypes.c_void_p, ctypes.c_int)
+        self._path = path
         calls.mbc_destroy.restype = None
         self._module = ctypes.c_void_p()
         self._check_identity(plan, path)
@@ -125,6 +126,18 @@ class Library:
         """Start a captured program; `eager`: run it launch by launch, and wait."""
         call = self._calls.mbc_run_eager if eager else self._calls.mbc_run
         self._check(call(self._module, PROGRAMS[program]))
+
+    def run_launch(self, program: str, index: int) -> None:
+        """Run one launch and wait for it. MBC158 where the library is older than this function."""
+        call = getattr(self._calls, "mbc_run_launch", None)
+        if call is None:
+            raise MbcError(
+                "MBC158",
+                f"'{self._path}' was built by an mbc that could not run its launches one by one",
+                "build the package again with `mbc compile --force`",
+            )
+        call.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_int64)
+        self._check(call(self._module, PROGRAMS[program], index))
 
     def destroy(self) -> None:
         if self._module:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbc.errors import MbcError
-from mbc.plan.model import Plan
+from mbc.plan.model import Plan, Space
 from mbc.runtime.arrays import DeviceArray
 from mbc.runtime.cpu import Interpreter
 from mbc.runtime.output import DeviceOutput
@@ -66,6 +66,16 @@ class Figures:
         return self._values
 
 
+class Observer(Protocol):
+    """Looks at the memory of a machine around every launch of a program (`train` or `infer`)."""
+
+    def before(self, machine: Machine, program: str, index: int) -> None: ...
+
+    def after(self, machine: Machine, program: str, index: int) -> None:
+        """The launch is over."""
+        ...
+
+
 class Machine(Protocol):
     """Runs the two programs of a plan over its arena."""
 
@@ -104,6 +114,20 @@ class Machine(Protocol):
 
     def infer(self) -> None: ...
 
+    def observe(self, observer: Observer | None) -> None:
+        """From now on programs run launch by launch, in the plan's order, each waited for and shown to `observer`; as
+        always again with None."""
+        ...
+
+    @property
+    def arena_address(self) -> int | None:
+        """Of the device memory that the plan is laid out in; None where it is the host's."""
+        ...
+
+    def memory_bytes(self, space: Space, start: int, stop: int) -> NDArray[np.uint8]:
+        """Bytes [start, stop) of a space; a copy where it is device memory."""
+        ...
+
     def close(self) -> None:
         """Give back what was taken."""
         ...
@@ -120,6 +144,7 @@ class Host:
         self._places = places
         self._interpreter = Interpreter(plan, shadow=shadow, transfers=transfers)
         self._figures = (places.loss, *places.metrics.values())
+        self._observer: Observer | None = None
 
     @property
     def memory(self) -> Memory:
@@ -149,12 +174,30 @@ class Host:
     def train(self, control: bytes) -> Figures:
         start = self._places.control.offset_bytes
         self._interpreter.arena[start : start + len(control)] = np.frombuffer(control, np.uint8)
-        self._interpreter.run("train")
+        self._run("train")
         values = tuple(float(self._interpreter.read(place)[0]) for place in self._figures)
         return Figures(lambda: values)
 
     def infer(self) -> None:
-        self._interpreter.run("infer")
+        self._run("infer")
+
+    def observe(self, observer: Observer | None) -> None:
+        self._observer = observer
+
+    arena_address: int | None = None
+
+    def memory_bytes(self, space: Space, start: int, stop: int) -> NDArray[np.uint8]:
+        return self._interpreter.space(space)[start:stop]
+
+    def _run(self, program: str) -> None:
+        if self._observer is None:
+            self._interpreter.run(program)
+            return
+        launches = self._plan.train.launches if program == "train" else self._plan.infer.launches
+        for index in range(len(launches)):
+            self._observer.before(self, program, index)
+            self._interpreter.run_launch(program, index)
+            self._observer.after(self, program, index)
 
     def close(self) -> None:
         """Nothing was taken but memory."""

@@ -22,7 +22,7 @@ from mbc.runtime.checkpoint import Checkpoint, write_checkpoint
 from mbc.runtime.formats import canonical_dtype
 from mbc.runtime.initial import initial
 from mbc.runtime.loss import Loss
-from mbc.runtime.machine import Figures, Host, Machine, Memory, state_place
+from mbc.runtime.machine import Figures, Host, Machine, Memory, Observer, state_place
 from mbc.runtime.output import DeviceOutput
 from mbc.runtime.places import Place, find_places
 from mbc.runtime.transfers import Transfers
@@ -224,6 +224,11 @@ class Module:
             counters.pop("loss_scale", None)  # of a plan in fp16; others have no scale
         self._write_control(counters)
         self._figures = self._loss = None
+
+    def observe(self, observer: Observer | None) -> None:
+        """Run programs launch by launch, each waited for, and call `observer` before and after each; None: no longer.
+        Slow: it is how the launches of a plan are checked one by one."""
+        self._machine.observe(observer)
 
     def check_canaries(self) -> None:
         """MBC161 when something was written beside the arena; needs `canaries=True` and a GPU."""

@@ -87,15 +87,15 @@ class Program {
   // Launch by launch. `careful` waits for each one, so that an error is found where it happens.
   void enqueue(bool careful) {
     fork();
-    for (size_t i = 0; i < launches_.size(); ++i) {
-      try {
-        start(launches_[i]);
-        if (careful) check(cudaStreamSynchronize(streams_[launches_[i].stream]), "while it ran");
-      } catch (const std::exception& error) {
-        throw Failure(described(static_cast<int64_t>(i), launches_[i], error));
-      }
-    }
+    for (size_t i = 0; i < launches_.size(); ++i) run(i, careful);
     join();
+  }
+
+  // One launch, waited for.
+  void run_alone(int64_t index) {
+    if (index < 0 || index >= static_cast<int64_t>(launches_.size()))
+      throw Failure("there is no launch " + std::to_string(index));
+    run(static_cast<size_t>(index), true);
   }
 
   void wait() const { check(cudaStreamSynchronize(streams_[COMPUTE]), "cudaStreamSynchronize"); }
@@ -127,6 +127,16 @@ class Program {
  private:
   static std::string described(int64_t index, const Launch& launch, const std::exception& error) {
     return "launch " + std::to_string(index) + ", " + launch.name + ": " + error.what();
+  }
+
+  void run(size_t index, bool careful) {
+    const Launch& launch = launches_[index];
+    try {
+      start(launch);
+      if (careful) check(cudaStreamSynchronize(streams_[launch.stream]), "while it ran");
+    } catch (const std::exception& error) {
+      throw Failure(described(static_cast<int64_t>(index), launch, error));
+    }
   }
 
   void start(const Launch& launch) {
@@ -259,6 +269,10 @@ int mbc_run_eager(MbcModule* module, int program) {
     program_of(module, program).enqueue(true);
     program_of(module, program).wait();
   });
+}
+
+int mbc_run_launch(MbcModule* module, int program, int64_t launch) {
+  return guarded(module->error, [&] { program_of(module, program).run_alone(launch); });
 }
 
 const char* mbc_last_error(MbcModule* module) {

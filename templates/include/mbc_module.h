@@ -36,6 +36,8 @@ MBC_EXPORT int mbc_capture(MbcModule* module);
 MBC_EXPORT int mbc_run(MbcModule* module, int program);
 // Runs the program launch by launch on the plan's streams, without a graph; waits, checking after each launch.
 MBC_EXPORT int mbc_run_eager(MbcModule* module, int program);
+// Runs one launch of the program on its stream and waits for it; those before it have to be over.
+MBC_EXPORT int mbc_run_launch(MbcModule* module, int program, int64_t launch);
 // The last failure of `module`, or of mbc_create where it is null; "" when there was none.
 MBC_EXPORT const char* mbc_last_error(MbcModule* module);
 MBC_EXPORT void mbc_destroy(MbcModule* module);

@@ -88,19 +88,29 @@ def add_verify(commands: Commands) -> None:
 
 def add_check(commands: Commands) -> None:
     made = command(
-        commands, "check", "Run a network divided into micro-batches and undivided, and compare what comes out.",
+        commands, "check", "Compare a network divided into micro-batches and undivided, or each launch with float64.",
         "  mbc check net.mbc --workspace-limit 64MiB\n"
         "  mbc check net.mbc --micro-batch 8 --set batch=32 --limit 10\n"
-        "  mbc check net.mbc --micro-batch 8 --operations\n\n"
+        "  mbc check net.mbc --micro-batch 8 --operations\n"
+        "  mbc check resnet50/ --launches\n\n"
         "The rule: a tensor of the divided step may be wrong by twice what the undivided step is wrong by, plus a\n"
         "floor that depends on the precision. Wrong is the distance |a - b| / |b| from float64, where NumPy can run\n"
         "the step in it; else from the undivided step, which is held against itself with weights that are off by\n"
         "what one kernel call may be off. Exit code 1 where a tensor breaks the rule.",
     )  # fmt: skip
-    made.add_argument("source", metavar="NET", help="the network (.mbc)")
-    made.add_argument(
+    made.add_argument("source", metavar="NET", help="the network (.mbc); with --launches a plan or package, too")
+    what = made.add_mutually_exclusive_group()
+    what.add_argument(
         "--operations", action="store_true", help="compare each divided operation by itself, on random operands"
     )
+    what.add_argument(
+        "--launches", action="store_true",
+        help="hold every launch of the plan against float64, on the values that it gets in a real step",
+    )  # fmt: skip
+    made.add_argument(
+        "--steps", type=count, default=2, metavar="N",
+        help="with --launches: the step whose launches are checked, so that states are not as they start (default 2)",
+    )  # fmt: skip
     made.add_argument(
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default auto: a GPU where there is one)"
     )
@@ -114,6 +124,7 @@ def add_check(commands: Commands) -> None:
         help="largest distance |a - b| / |b| between divided and undivided, in place of the rule",
     )  # fmt: skip
     made.add_argument("--limit", type=count, metavar="ROWS", help="show the ROWS worst only")
+    made.set_defaults(refuse=made.error)
     add_planning(made)
     add_json(made)
 

@@ -1,0 +1,277 @@
+"""Every launch of a plan by itself: what it gives for the values of a real step, against float64.
+
+The step runs launch by launch, each waited for. Before a launch its operands are copied, after it its results are
+compared with what `Evaluation` says that they must be. So an error of one launch is not carried into the judgement of
+the next ones, which read what it wrote.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mbc.equivalence.arithmetic import Arithmetic, InNumpy
+from mbc.equivalence.deviation import Deviation, Tally
+from mbc.equivalence.rounding_model import ROUNDOFFS, Evaluation, Meant, shaken
+from mbc.equivalence.step import random_inputs
+from mbc.errors import MbcError
+from mbc.ir.graph import Operation
+from mbc.ir.types import DType, Layout, Precision
+from mbc.ops.base import Call
+from mbc.ops.fused import kind_of, sums
+from mbc.plan.group import operation_of, title
+from mbc.plan.model import Access, Copy, Launch, Mode, Plan
+from mbc.runtime.machine import Machine
+from mbc.runtime.module import Module
+from mbc.runtime.places import view_roots
+from mbc.runtime.shadow import Region, access_region
+
+Array = Any
+
+LEARNING_RATE = 1e-3
+_MOST_SKIPPED = 32  # steps of fp16 looking for its loss scale
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchResult:
+    """What was found of one launch. `kernel`: provider and name, `copy` for a copy; `rows`: of the mini-batch."""
+
+    program: str
+    index: int
+    name: str
+    kind: str
+    kernel: str
+    rows: tuple[int, int]
+    divided: bool  # it runs over some of them only
+    outputs: tuple[Deviation, ...]
+
+    @property
+    def passed(self) -> bool:
+        return all(output.passed for output in self.outputs)
+
+    @property
+    def badness(self) -> float:
+        return max((output.badness for output in self.outputs), default=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """`device`: where launches ran; `reference`: what computed in float64."""
+
+    device: str
+    reference: str
+    loss: float
+    launches: tuple[LaunchResult, ...]
+
+    @property
+    def passed(self) -> bool:
+        return all(launch.passed for launch in self.launches)
+
+    @property
+    def worst(self) -> tuple[LaunchResult, ...]:
+        """All, the worst first."""
+        return tuple(sorted(self.launches, key=lambda launch: (-launch.badness, launch.program, launch.index)))
+
+
+def check_launches(
+    subject: Plan | Path, device: str, steps: int, seed: int, say: Callable[[str], None] = lambda _: None
+) -> Checked:
+    """Every launch of step number `steps` that counts, and of an inference pass after it.
+
+    `subject`: a plan (on the CPU), or the folder of a package. MBC197 where no step counts.
+    """
+    # Without a graph: the launches are run one by one anyway, and warming up a large plan takes as long as a step.
+    with Module(subject, seed=seed, device=device, eager=True, prefetch=False) as net:
+
+        def inputs() -> dict[str, Array]:
+            return random_inputs(graph, seed, int(net.control["step"]))
+
+        graph = net.plan.graph
+        arithmetic, memory = _reference(net.device, seed)
+        skipped = 0
+        while net.control["updates"] < steps - 1:
+            before = net.control["updates"]
+            loss = float(net.step(lr=LEARNING_RATE, **inputs()))
+            skipped += net.control["updates"] == before
+            if skipped and (graph.precision is not Precision.FP16 or skipped > _MOST_SKIPPED):
+                raise MbcError(
+                    "MBC197",
+                    f"the loss of step {net.control['step']} is {loss}, so there is nothing to compare",
+                    "choose another --seed, or a precision with a wider range",
+                )
+        watch = Watch(net.plan, arithmetic, memory, say)
+        net.observe(watch)
+        given = inputs()
+        loss = float(net.step(lr=LEARNING_RATE, **given))
+        net.forward(*(given[name] for name in graph.infer_inputs))
+        return Checked(net.device, f"{arithmetic.name} in float64", loss, tuple(watch.results))
+
+
+def _reference(device: str, seed: int) -> tuple[Arithmetic, Callable[[Machine, Region], Array]]:
+    """What computes, and what gives it the bytes of a region: on a GPU PyTorch, where it is installed for one."""
+    if device == "cuda":
+        try:
+            from mbc.equivalence.in_torch import InTorch, device_bytes, has_gpu
+        except ModuleNotFoundError:  # PyTorch is not installed
+            pass
+        else:
+            if has_gpu():
+                return InTorch(seed, "cuda"), device_bytes
+    return InNumpy(seed), lambda machine, region: machine.memory_bytes(region.space, region.start, region.stop)
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """One access as an array. `shape` of all its rows, `stored_shape` that of the value of whose bytes it is a view."""
+
+    value: str
+    region: Region
+    shape: tuple[int, ...]
+    stored_shape: tuple[int, ...]
+    dtype: DType
+    layout: Layout
+    per_sample: bool
+    mode: Mode
+
+    def load(self, arithmetic: Arithmetic, data: Array, rows: slice) -> Array:
+        """Some of its rows; all of what is not per sample."""
+        if not self.per_sample:
+            rows = slice(0, self.shape[0])
+        row_bytes = (self.region.stop - self.region.start) // self.stored_shape[0]
+        count = len(range(*rows.indices(self.shape[0])))
+        part = data[rows.start * row_bytes : (rows.start + count) * row_bytes]
+        loaded = arithmetic.load(part, (count, *self.stored_shape[1:]), self.dtype, self.layout)
+        return loaded.reshape((count, *self.shape[1:]))
+
+
+class Watch:
+    """Compares every launch that it sees."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        arithmetic: Arithmetic,
+        memory: Callable[[Machine, Region], Array],
+        say: Callable[[str], None],
+    ) -> None:
+        self.results: list[LaunchResult] = []
+        self._plan, self._arithmetic, self._memory, self._say = plan, arithmetic, memory, say
+        self._operations = {operation.name: operation for operation in (*plan.graph.train, *plan.graph.infer)}
+        self._roots = view_roots(self._operations.values())
+        self._read: dict[int, Array] = {}
+
+    def before(self, machine: Machine, program: str, index: int) -> None:
+        """Keep what the launch reads or adds to: it may write over it."""
+        launch = self._launches(program)[index]
+        self._read = {
+            position: self._arithmetic.copy(self._memory(machine, access_region(self._plan, access)))
+            for position, access in enumerate(launch.accesses)
+            if access.mode is not Mode.WRITE
+        }
+
+    def after(self, machine: Machine, program: str, index: int) -> None:
+        launches = self._launches(program)
+        launch = launches[index]
+        operation = operation_of(launch, self._operations, self._plan.buffers) if launch.operations else None
+        operands = self._operands(launch, operation)
+        written = {
+            position: self._memory(machine, operand.region)
+            for position, operand in enumerate(operands)
+            if operand.mode is not Mode.READ
+        }
+        name = title(launch.operations) or operands[0].value
+        self._say(f"{program} {index + 1} of {len(launches)}: {name}")
+        found = self._moved(operands, written) if operation is None else self._computed(operation, operands, written)
+        rows = next((o.region.rows for o in operands if o.per_sample), None)
+        span = (0, 1) if rows is None else (rows.start, rows.stop)
+        divided = rows is not None and rows.count < self._plan.graph.batch
+        work = launch.work
+        kernel, kind = (
+            ("copy", "copy") if isinstance(work, Copy) else
+            (f"{work.provider} {work.name}", operation.kind if operation is not None else "conversion")
+        )  # fmt: skip
+        self.results.append(LaunchResult(program, index, name, kind, kernel, span, divided, found))
+        self._read = {}
+
+    def _launches(self, program: str) -> Sequence[Launch]:
+        return (self._plan.train if program == "train" else self._plan.infer).launches
+
+    def _moved(self, operands: Sequence[Operand], written: Mapping[int, Array]) -> tuple[Deviation, ...]:
+        """Of a copy or a conversion."""
+        source, target = operands
+        tally = Tally(target.value, target.dtype)
+        for rows in self._slices(source.shape[0], math.prod(source.shape[1:]) * 2):
+            exact = source.load(self._arithmetic, self._read[0], rows)
+            tally.add(self._arithmetic, target.load(self._arithmetic, written[1], rows), Meant(exact, (exact,)))
+        return (tally.deviation,)
+
+    def _computed(
+        self, operation: Operation, operands: Sequence[Operand], written: Mapping[int, Array]
+    ) -> tuple[Deviation, ...]:
+        count = len(operation.inputs)
+        inputs, outputs = operands[:count], operands[count:]
+        arithmetic = self._arithmetic
+        tallies = [Tally(o.value, o.dtype) for o in outputs]
+        rows = next((o.shape[0] for o in operands if o.per_sample), 1)
+        first_row = next((o.region.rows.start for o in operands if o.per_sample), 0)
+        slices = [slice(0, rows)]
+        if kind_of(operation).divisible:
+            per_row = sum(math.prod(o.shape[1:]) for o in operands if o.per_sample)
+            slices = list(self._slices(rows, per_row * len(operation.name.split("+"))))
+        stored = tuple(o.dtype for o in outputs)
+        summed = sums(operation.kind, operation.attributes, len(outputs))
+        totals: dict[int, Meant] = {}
+        for part in slices:
+            call = Call((), first_row + part.start, self._plan.graph.batch, self._plan.graph.precision)
+            evaluation = Evaluation(arithmetic, operation, stored, call, len(slices))
+            taken = [o.load(arithmetic, self._read[i], part) for i, o in enumerate(inputs)]
+            product = outputs[0].load(arithmetic, written[count], part) if evaluation.hands_on_product else None
+            for number, made in enumerate(evaluation.meant(taken, product)):
+                if summed[number]:
+                    totals[number] = made if number not in totals else totals[number] + made
+                else:
+                    found = outputs[number].load(arithmetic, written[count + number], part)
+                    tallies[number].add(arithmetic, found, made)
+        for number, made in totals.items():
+            output, whole = outputs[number], slice(0, outputs[number].shape[0])
+            if output.mode is Mode.ACCUMULATE:
+                before = output.load(arithmetic, self._read[count + number], whole)
+                made = made + shaken(arithmetic, before, ROUNDOFFS[self._plan.graph.precision.master])
+            tallies[number].add(arithmetic, output.load(arithmetic, written[count + number], whole), made)
+        return tuple(tally.deviation for tally in tallies)
+
+    def _slices(self, rows: int, row_elements: int) -> list[slice]:
+        """Of the rows, so that float64 of some times that many elements a row fits."""
+        step = max(1, self._arithmetic.chunk_bytes // (8 * 4 * max(1, row_elements)))
+        return [slice(start, min(start + step, rows)) for start in range(0, rows, step)]
+
+    def _operands(self, launch: Launch, operation: Operation | None) -> tuple[Operand, ...]:
+        """Inputs and outputs of the launch; its workspace is nobody's."""
+        if operation is None:
+            # Both hold the same value, in shapes of the same bytes.
+            name = self._plan.buffers[launch.accesses[1].buffer].value
+            assert name is not None
+            return tuple(self._operand(name, name, access) for access in launch.accesses)
+        names = (*operation.inputs, *operation.outputs)
+        found: list[Operand] = []
+        for name, access in zip(names, launch.accesses, strict=False):
+            held = self._plan.buffers[access.buffer].value
+            assert held is not None
+            found.append(self._operand(name, held, access))
+        return tuple(found)
+
+    def _operand(self, name: str, held: str, access: Access) -> Operand:
+        buffer, values = self._plan.buffers[access.buffer], self._plan.graph.values
+        value = values[name]
+
+        def shape(of: str) -> tuple[int, ...]:
+            type_ = values[of].type
+            return type_.with_rows(access.rows.count).shape if value.per_sample else type_.shape
+
+        return Operand(
+            name, access_region(self._plan, access), shape(name), shape(held), buffer.dtype, buffer.layout,
+            value.per_sample, access.mode,
+        )  # fmt: skip

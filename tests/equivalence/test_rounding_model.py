@@ -1,0 +1,114 @@
+"""What launches must give, and how far rounding takes them: the interpreter's own in each precision keeps within the
+limits for every kernel case and fused group, and PyTorch's float64 is NumPy's."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from mbc.equivalence.arithmetic import Arithmetic, InNumpy
+from mbc.equivalence.deviation import Deviation, Tally
+from mbc.equivalence.rounding_model import Evaluation
+from mbc.ir.graph import Operation
+from mbc.ir.types import Layout, Precision, TensorType
+from mbc.ops.base import Array, Call
+from mbc.ops.fused import launch_kind
+from mbc.runtime.formats import loaded, stored_bytes
+from tests.kernels.own.cases import CASES, Case
+from tests.kernels.own.groups import groups_in
+
+PRECISIONS = (Precision.FP32, Precision.TF32, Precision.BF16, Precision.FP16)
+
+
+def every_nth(cases: Sequence[Case], precision: Precision) -> list[Case]:
+    """All kinds and groups, each with some of its shapes."""
+    seen: dict[tuple[str, object], Case] = {}
+    for case in cases:
+        if case.kind != "convert" and precision.working in {Precision(p).working for p in case.precisions}:
+            seen.setdefault((case.kind, type(case.attributes)), case)
+    return list(seen.values())
+
+
+def cases(precision: Precision) -> list[Case]:
+    return [*every_nth(CASES, precision), *every_nth(groups_in(precision), precision)]
+
+
+ALL = [pytest.param(c, p, id=f"{c.name}-{p}") for p in PRECISIONS for c in cases(p)]
+
+
+def stored(array: Array, tensor: TensorType) -> Array:
+    return loaded(
+        stored_bytes(array, tensor.dtype, Layout.CHANNELS_FIRST), tensor.shape, tensor.dtype, Layout.CHANNELS_FIRST
+    )
+
+
+def operands(case: Case, precision: Precision) -> list[Array]:
+    """As a launch reads them: floating ones in float32."""
+    random = np.random.default_rng(len(case.name))
+    types = case.request(precision).inputs
+    return [stored(o.make(random, o.shape), t) for o, t in zip(case.operands, types, strict=True)]
+
+
+def evaluation(case: Case, precision: Precision, arithmetic: Arithmetic) -> Evaluation:
+    request = case.request(precision)
+    inputs = tuple(f"in{i}" for i in range(len(request.inputs)))
+    outputs = tuple(f"out{i}" for i in range(len(request.outputs)))
+    operation = Operation(case.name, case.kind, inputs, outputs, case.attributes)
+    batch = request.inputs[0].shape[0] + case.first_row
+    call = Call(request.outputs, case.first_row, batch, precision)
+    return Evaluation(arithmetic, operation, tuple(t.dtype for t in request.outputs), call, 1)
+
+
+def interpreted(case: Case, precision: Precision, inputs: Sequence[Array]) -> list[Array]:
+    """What the interpreter of plans writes."""
+    request = case.request(precision)
+    kind = launch_kind(case.kind, case.attributes)
+    assert kind.evaluate is not None
+    call = evaluation(case, precision, InNumpy(0)).call
+    with np.errstate(all="ignore"):
+        made = kind.evaluate(case.attributes, [x.copy() for x in inputs], call)
+    return [stored(x, t) for x, t in zip(made, request.outputs, strict=True)]
+
+
+def double(array: Array) -> Array:
+    return array.astype(np.float64) if array.dtype.kind == "f" else array
+
+
+def deviations(case: Case, precision: Precision, inputs: Sequence[Array], found: Sequence[Array]) -> list[Deviation]:
+    arithmetic = InNumpy(0)
+    model = evaluation(case, precision, arithmetic)
+    product = double(found[0]) if model.hands_on_product else None
+    judged: list[Deviation] = []
+    for number, meant in enumerate(model.meant([double(x) for x in inputs], product)):
+        tally = Tally(f"out{number}", model.stored[number])
+        tally.add(arithmetic, double(found[number]), meant)
+        judged.append(tally.deviation)
+    return judged
+
+
+@pytest.mark.parametrize(("case", "precision"), ALL)
+def test_the_interpreter_keeps_within_the_limits(case: Case, precision: Precision):
+    inputs = operands(case, precision)
+    for deviation in deviations(case, precision, inputs, interpreted(case, precision, inputs)):
+        assert deviation.passed, deviation
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
+@pytest.mark.parametrize(("case", "precision"), [p for p in ALL if p.values[1] in (Precision.FP32, Precision.BF16)])
+def test_torch_means_what_numpy_does(case: Case, precision: Precision):
+    from mbc.equivalence.in_torch import InTorch, torch
+
+    inputs = [double(x) for x in operands(case, precision)]
+    ours, theirs = (evaluation(case, precision, a) for a in (InNumpy(0), InTorch(0, "cpu")))
+    exact = [m.exact for m in ours.meant(inputs, None)]
+    given = [torch.from_numpy(x.copy()) for x in inputs]
+    for wanted, found in zip(exact, theirs.meant(given, None), strict=True):
+        result = found.exact.numpy()
+        if wanted.dtype.kind == "f":
+            scale = float(np.max(np.abs(wanted[np.isfinite(wanted)]), initial=0.0))
+            np.testing.assert_allclose(result, wanted, rtol=1e-9, atol=1e-12 * scale)
+        else:
+            np.testing.assert_array_equal(result, wanted)
