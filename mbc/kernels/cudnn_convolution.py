@@ -290,11 +290,11 @@ class CudnnConvolution:
             return Acceptance(f"cuDNN runs no {call.request.kind} as '{call.name}'")
         if refusal := engine_refusal(call, device) or type_refusal(call, shapes):
             return Acceptance(refusal)
-        if not call.lies_in((_LAYOUTS[dict(call.settings)["layout"]],) * 3):
+        if not call.lies_in(*((layout,) * 3 for layout in engine_layouts(call))):
             return Acceptance(f"its engine takes no operands that lie in {', '.join(call.layouts)}")
         front_bytes = 0
         if call.request.kind == "convolution_backward_filter":
-            chosen_later = dict(call.settings)["engine"] == HEURISTIC_ENGINE
+            chosen_later = dict(call.settings).get("engine", HEURISTIC_ENGINE) == HEURISTIC_ENGINE
             front_bytes = (least_bytes if chosen_later else widened_bytes)(shapes.filter, shapes.image.dtype)
         return library_workspace(call, front_bytes)
 
@@ -321,11 +321,18 @@ def engine_refusal(call: Call, device: DeviceSpec) -> str:
     if precision is Precision.FP64 or (precision is Precision.BF16 and not device.has_bf16):
         return f"{device.architecture} computes nothing in {precision}"
     named = {key for key in given if key.startswith("knob") and key.removeprefix("knob").isdecimal()}
-    if len(given) != len(call.settings) or given.keys() - named != {"deterministic", "engine", "layout"}:
+    if len(given) != len(call.settings) or not given.keys() - named <= {"deterministic", "engine", "layout"}:
         return f"its settings are no engine, layout and knobs: {given}"
-    if given["layout"] not in _LAYOUTS or given["deterministic"] not in (0, 1) or given["engine"] < HEURISTIC_ENGINE:
+    known = given.get("layout", 0) in _LAYOUTS and given.get("deterministic", 0) in (0, 1)
+    if not known or given.get("engine", HEURISTIC_ENGINE) < HEURISTIC_ENGINE:
         return f"there are no such settings: {given}"
     return ""
+
+
+def engine_layouts(call: Call) -> tuple[Layout, ...]:
+    """In which an engine takes all operands: that of its settings, either where they name none."""
+    named = dict(call.settings).get("layout")
+    return tuple(_LAYOUTS.values()) if named is None else (_LAYOUTS[named],)
 
 
 def type_refusal(call: Call, shapes: Shapes) -> str:

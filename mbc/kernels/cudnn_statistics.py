@@ -26,6 +26,7 @@ from mbc.kernels.cudnn_convolution import (
     HEURISTIC_ENGINE,
     PASSES,
     Shapes,
+    engine_layouts,
     engine_refusal,
     library_workspace,
     padded,
@@ -93,8 +94,7 @@ class CudnnStatistics:
             return Acceptance(f"cuDNN runs no such {call.request.kind} as '{call.name}'")
         if refusal := engine_refusal(call, device) or type_refusal(call, shapes):
             return Acceptance(refusal)
-        last = dict(call.settings)["layout"] == LAYOUT_CODES[Layout.CHANNELS_LAST]
-        if not last or not call.lies_in(LAYOUTS):
+        if Layout.CHANNELS_LAST not in engine_layouts(call) or not call.lies_in(LAYOUTS):
             return Acceptance(f"its engine takes no operands that lie in {', '.join(call.layouts)}")
         return library_workspace(call, sums_bytes(shapes.result))
 

@@ -22,6 +22,7 @@ from mbc.plan.model import Access, Kernel, Launch, Plan
 
 # Workspace in bytes with which a call of a provider was measured; None where that is not known.
 MeasuredBytes = Callable[[str, Call], int | None]
+KNOWN_PROVIDERS: Sequence[Provider] = (*PROVIDERS, INTERPRETER)
 ALIGNMENT_BYTES = 16  # of operands that kernels load by vectors
 _REMEDY = "this plan is not what mbc writes for its GPU: compile the source again"
 
@@ -38,13 +39,14 @@ class KernelCheck:
 
     plan: Plan
     measured_bytes: MeasuredBytes
+    providers: Sequence[Provider]
     unproved: Counter[str] = field(default_factory=Counter[str])
     _known: dict[tuple[str, Call], Acceptance] = field(default_factory=dict[tuple[str, Call], Acceptance])
 
     def __post_init__(self) -> None:
         target = self.plan.target
         self._device: DeviceSpec = replace(spec_like(target.gpu, target.architecture), architecture=target.architecture)
-        self._providers: Mapping[str, Provider] = {p.name: p for p in (*PROVIDERS, INTERPRETER)}
+        self._providers: Mapping[str, Provider] = {p.name: p for p in self.providers}
 
     def check(self, launch: Launch, operations: Mapping[str, Operation], place: str) -> None:
         """`operations` of the program by name. MBC133 for a kernel that does not run its launch, MBC134 for too little

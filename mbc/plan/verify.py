@@ -8,7 +8,7 @@ What only a GPU can say is listed apart (`Verified.unproved`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -16,10 +16,11 @@ from mbc.errors import MbcError
 from mbc.ir.graph import Operation, Role
 from mbc.ir.types import Layout, layout_matters
 from mbc.ir.verify import verify_training
+from mbc.kernels.base import Provider
 from mbc.ops import KINDS
 from mbc.plan.demand import Demands, can_hold, first_versions, is_canonical, whole_rows
 from mbc.plan.execution import Execution, buffer_name
-from mbc.plan.kernels import KernelCheck, MeasuredBytes, not_measured
+from mbc.plan.kernels import KNOWN_PROVIDERS, KernelCheck, MeasuredBytes, not_measured
 from mbc.plan.live import rounded
 from mbc.plan.memory import memory_curve
 from mbc.plan.model import ALIGNMENT_BYTES, Plan, Program, Space
@@ -42,8 +43,11 @@ class Verified:
     unproved: Mapping[str, int]
 
 
-def verify_plan(plan: Plan, measured_bytes: MeasuredBytes = not_measured) -> Verified:
-    """Check the graph of `plan`, then `plan` against it. `measured_bytes`: what a profile tells of workspaces.
+def verify_plan(
+    plan: Plan, measured_bytes: MeasuredBytes = not_measured, providers: Sequence[Provider] = KNOWN_PROVIDERS
+) -> Verified:
+    """Check the graph of `plan`, then `plan` against it. `measured_bytes`: what a profile tells of workspaces;
+    `providers`: whose kernels there are.
 
     Raises MbcError: those of `verify_training`; MBC120 (what a buffer is), MBC121 (its address), MBC122 (entry), MBC123
     (a launch that does not fit the graph), MBC124 (bytes that hold something else), MBC125 (a missing wait), MBC126
@@ -61,7 +65,7 @@ def verify_plan(plan: Plan, measured_bytes: MeasuredBytes = not_measured) -> Ver
     _check_entry(plan, plan.train, "train", (*states, *graph.inputs))
     _check_entry(plan, plan.infer, "infer", (*states, *graph.infer_inputs))
     _check_states_shared(plan, states)
-    kernels = KernelCheck(plan, measured_bytes)
+    kernels = KernelCheck(plan, measured_bytes, providers)
     for title, program in (("train", plan.train), ("infer", plan.infer)):
         Execution(plan, program, title, demands[title], kernels).run()
     finals = dict(graph.updates)

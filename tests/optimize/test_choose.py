@@ -14,7 +14,8 @@ from mbc.frontend.parse import parse
 from mbc.ir.graph import TrainingGraph
 from mbc.ir.training import differentiate
 from mbc.ir.types import Layout
-from mbc.kernels.base import Arguments, Candidate, Request
+from mbc.kernels.base import Acceptance, Arguments, Call, Candidate, Request
+from mbc.kernels.own import OWN
 from mbc.optimize.bounds import floor_bytes
 from mbc.optimize.candidates import CandidateTable, Rules
 from mbc.optimize.choose import choose
@@ -73,6 +74,13 @@ class Fake:
     def arguments(self, *_: object) -> Arguments:
         return Arguments()
 
+    def accepts(self, call: Call, device: DeviceSpec) -> Acceptance:
+        found = [c for c in self.candidates(call.request, device) if call.lies_in(c.layouts)]
+        if call.name != call.request.kind or not found:
+            return Acceptance("it takes operands in one layout")
+        enough = call.workspace_bytes >= min(c.workspace_bytes for c in found)
+        return Acceptance(workspace_refusal="" if enough else "too little")
+
 
 def graph() -> TrainingGraph:
     lowered = lower(parse(Source("small.mbc", SOURCE)), (), None)
@@ -88,7 +96,7 @@ def table(
 
 def plan(candidates: CandidateTable, limits: Limits = NO_LIMIT, budget_bytes: int = 10**12) -> Plan:
     found = search(candidates, limits, budget_bytes)
-    verify_plan(found)
+    verify_plan(found, providers=(*candidates.providers, OWN))
     return found
 
 

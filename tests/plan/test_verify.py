@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mbc.errors import MbcError
 from mbc.ir.types import DType, Layout
-from mbc.plan.kernels import KernelCheck, not_measured
+from mbc.plan.kernels import KNOWN_PROVIDERS, KernelCheck, not_measured
 from mbc.plan.model import Access, Buffer, Copy, Kernel, Launch, Mode, Plan, Rows, Space, Stream
 from mbc.plan.verify import verify_plan
 from tests.optimize.planned import kept_plan
@@ -554,9 +554,9 @@ def test_operands_that_a_kernel_cannot_load():
     aligned = [x for x in plan.train.launches if isinstance(x.work, Kernel) and x.work.provider == "cudnn"]
     shifted = replace(plan, offsets=tuple(offset + 8 for offset in plan.offsets))
     for launch in aligned:
-        KernelCheck(plan, not_measured).check(launch, by_name, "here")
+        KernelCheck(plan, not_measured, KNOWN_PROVIDERS).check(launch, by_name, "here")
         with pytest.raises(MbcError, match="loads 16 bytes at once, but an operand begins at") as caught:
-            KernelCheck(shifted, not_measured).check(launch, by_name, "here")
+            KernelCheck(shifted, not_measured, KNOWN_PROVIDERS).check(launch, by_name, "here")
         assert caught.value.code == "MBC133"
     assert aligned
 
