@@ -135,7 +135,7 @@ def outcome(name: str, kind: str, seed: int) -> tuple[Outcome, str]:
     try:
         view(mutant)
         for transfers in Transfers:
-            if not _same(results(mutant, transfers), right(name), _sums(mutant) != _sums(plan)):
+            if not _same(results(mutant, transfers), right(name), _adds_in_another_order(plan, mutant)):
                 return Outcome.WRONG, f"other bits with transfers {transfers}"
     except Exception as error:  # whatever it is, the verifier should have said so
         return Outcome.WRONG, f"{type(error).__name__}: {error}"
@@ -160,6 +160,11 @@ def _numbers(key: str, data: bytes) -> NDArray[Any]:
     """Losses are of 8 bytes, the control block of bytes, everything else of these plans in fp32."""
     dtype = np.float64 if key.startswith("loss ") else np.uint8 if key == "control" else np.float32
     return np.frombuffer(data, dtype)
+
+
+def _adds_in_another_order(plan: Plan, mutant: Plan) -> bool:
+    before, after = _sums(plan), _sums(mutant)
+    return before != after and list(map(sorted, before)) == list(map(sorted, after))
 
 
 def _sums(plan: Plan) -> list[list[tuple[int, int]]]:
