@@ -22,7 +22,9 @@ RESULTS = Path(os.environ.get("MBC_RESULTS", ROOT / "benchmarks" / "results"))
 
 
 def environment() -> dict[str, Any]:
-    """Machine and versions; what is not there is null."""
+    """Machine, versions and what code ran (`stale.py` reads that); what is not there is null."""
+    from mbc.provenance import digests
+
     found: dict[str, Any] = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": " ".join(["python", *(Path(sys.argv[0]).name, *sys.argv[1:])]),
@@ -32,6 +34,7 @@ def environment() -> dict[str, Any]:
         "driver": None,
         "cudnn": None,
         "torch": None,
+        "code": digests(),
     }
     if shutil.which("nvidia-smi"):
         answer = subprocess.run(
@@ -114,12 +117,17 @@ class Results:
 
 
 def results(name: str, again: bool = False, **more: Any) -> Results:
-    """What is there of `results/<name>.json`, in the folder of this run or in the checkout's; nothing if `again`."""
+    """What is there of `results/<name>.json`, in the folder of this run or in the checkout's; nothing if `again`.
+
+    Rows of other code than today's say so: the file will be today's."""
+    from mbc.provenance import digests
+
     for folder in () if again else (RESULTS, ROOT / "benchmarks" / "results"):
         path = folder / f"{name}.json"
         if path.exists():
-            rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
-            return Results(name, more, {row["name"]: row for row in rows})
+            held = json.loads(path.read_text(encoding="utf-8"))
+            older = {} if held.get("code") == digests() else {"code": held.get("code")}
+            return Results(name, more, {row["name"]: {**older, **row} for row in held["rows"]})
     return Results(name, more, {})
 
 
