@@ -116,16 +116,28 @@ class Results:
         (RESULTS / f"{self.name}.json").unlink(missing_ok=True)
 
 
-def results(name: str, again: bool = False, **more: Any) -> Results:
+def current_rows(name: str) -> list[dict[str, Any]]:
+    """Rows of `results/<name>.json` in the folder of this run, if the code of today made them; none otherwise."""
+    from mbc.provenance import digests
+
+    path = RESULTS / f"{name}.json"
+    held = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return held["rows"] if held.get("code") == digests() else []
+
+
+def results(name: str, again: bool = False, current: bool = False, **more: Any) -> Results:
     """What is there of `results/<name>.json`, in the folder of this run or in the checkout's; nothing if `again`.
 
-    Rows of other code than today's say so: the file will be today's."""
+    Rows of other code than today's say so, since the file will be today's. `current`: of other code, or made otherwise
+    than `more` says, none are taken."""
     from mbc.provenance import digests
 
     for folder in () if again else (RESULTS, ROOT / "benchmarks" / "results"):
         path = folder / f"{name}.json"
         if path.exists():
             held = json.loads(path.read_text(encoding="utf-8"))
+            if current and any(held.get(k) != v for k, v in {"code": digests(), **more}.items()):
+                continue
             older = {} if held.get("code") == digests() else {"code": held.get("code")}
             return Results(name, more, {row["name"]: {**older, **row} for row in held["rows"]})
     return Results(name, more, {})
