@@ -9,7 +9,7 @@ stage was not run for days, and from `correctness.json` where that is there):
 
     side by side, some 300 together: gradients 200, gradients_batch64 60, thousand_steps 110, steps20 40,
                                      training_loss 100, digits 70, sanitizer 200
-    alone:                           memory 60, deterministic 90, predictions_fp32 60, predictions_bf16 50
+    alone:                           memory 70, deterministic 150, predictions_fp32 60, predictions_bf16 50
     on two cores, --device cpu:      gradients_cpu 500, digits_cpu 160
 
 Predictions are of the profile that mbc finds for the GPU: one of an H200 comes with it, none of an H100, where they are
@@ -81,9 +81,9 @@ STAGES = {
             ("gradients_cuda_batch64.json",), 60, resumes=True,
         ),
         Stage("sanitizer", ("sanitizer.sh",), ("sanitizer.txt",), 200),
-        Stage("memory", ("memory.py",), ("memory_fp32.json",), 60, alone=True),
+        Stage("memory", ("memory.py",), ("memory_fp32.json",), 70, alone=True),
         Stage(
-            "deterministic", ("deterministic.py", "--steps", "5"), ("deterministic.json",), 90, alone=True
+            "deterministic", ("deterministic.py", "--steps", "5"), ("deterministic.json",), 150, alone=True
         ),
         Stage(
             "predictions_fp32", ("predictions.py", "--precisions", "fp32", "--steps", "20"),

@@ -117,12 +117,13 @@ class Results:
 
 
 def current_rows(name: str) -> list[dict[str, Any]]:
-    """Rows of `results/<name>.json` in the folder of this run, if the code of today made them; none otherwise."""
+    """Rows of `results/<name>.json`, in the folder of this run or in the checkout's, if the code of today made them."""
     from mbc.provenance import digests
 
-    path = RESULTS / f"{name}.json"
-    held = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return held["rows"] if held.get("code") == digests() else []
+    for path in (folder / f"{name}.json" for folder in (RESULTS, ROOT / "benchmarks" / "results")):
+        if path.exists() and (held := json.loads(path.read_text(encoding="utf-8"))).get("code") == digests():
+            return held["rows"]
+    return []
 
 
 def results(name: str, again: bool = False, current: bool = False, **more: Any) -> Results:
