@@ -5,7 +5,7 @@ The first has no limit of memory, the second runs within a budget. `thousand_ste
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -68,14 +68,19 @@ class Run:
         """Both run freely from one checked step to the next."""
         losses: list[float] = []
         worst: Comparison | None = None
-        compared = again = failed = same = 0
+        checked = compared = again = failed = same = 0
+        states: States | None = None  # of the first, where the step before was checked
         for number in range(1, steps + 1):
             if number % every and number not in (1, steps):
+                if states is not None:
+                    put(self._capped, states)
+                    states = None
                 losses.append(self._step(self._free, number))
                 self._step(self._capped, number)
                 continue
-            found, loss, draws = self._checked(number)
+            found, loss, draws, states = self._checked(number, states or states_of(self._free))
             losses.append(loss)
+            checked += 1
             compared += len(found)
             again += draws - 1
             same += all(c.distance == 0.0 for c in found)
@@ -85,7 +90,7 @@ class Run:
         return {
             "first_loss": losses[0],
             "last_loss": losses[-1],
-            "checked_steps": sum(not (n % every and n not in (1, steps)) for n in range(1, steps + 1)),
+            "checked_steps": checked,
             "tensors_compared": compared,
             "drawn_again": again,
             "steps_of_same_bits": same,
@@ -96,11 +101,10 @@ class Run:
             "passed": not failed and bool(np.isfinite(losses).all()),
         }
 
-    def _checked(self, number: int) -> tuple[list[Comparison], float, int]:
-        """The training step `number`, with every tensor as it comes out in its best draw; and how many draws."""
-        before = states_of(self._free)
-        draw, loss = self._draw(before, number)
-        after = states_of(self._free)
+    def _checked(self, number: int, before: States) -> tuple[list[Comparison], float, int, States]:
+        """The training step `number` from the states `before`: every tensor as it comes out in its best draw, the loss,
+        how many draws, and the states after it, which the second module does not have."""
+        draw, loss, after = self._draw(before, number)
         found = self._compare(draw)
         draws = 1
         while draws < DRAWS and any(not c.passed for c in found.values()):
@@ -111,22 +115,24 @@ class Run:
                 better = once_more[key]
                 if not comparison.passed and better.known and better.badness < comparison.badness:
                     found[key] = better
-        for module in (self._free, self._capped) if draws > 1 else (self._capped,):
-            put(module, after)
-        return list(found.values()), loss, draws
+        if draws > 1:
+            put(self._free, after)
+        return list(found.values()), loss, draws, after
 
     def _compare(self, draw: Draw) -> dict[tuple[Part, str], Comparison]:
         return compare_once(draw, Reference.PERTURBED, self._precision, None, max(1, self._different))
 
-    def _draw(self, before: States, number: int) -> tuple[Draw, float]:
+    def _draw(self, before: States, number: int) -> tuple[Draw, float, States]:
         """One step of all three on the same data from `before`, which the first already has."""
         (perturbed,) = self._others
         put(self._capped, before)
         put(perturbed, {name: self._perturbed(name, array) for name, array in before.items()})
         loss = self._step(self._free, number)
-        undivided = self._outcome(self._free, before, loss)
-        divided = self._outcome(self._capped, before, self._step(self._capped, number))
-        return Draw(divided, undivided, self._outcome(perturbed, before, self._step(perturbed, number))), loss
+        after = states_of(self._free)
+        undivided = self._outcome(after.__getitem__, before, loss)
+        divided = self._outcome(self._capped.state, before, self._step(self._capped, number))
+        reference = self._outcome(perturbed.state, before, self._step(perturbed, number))
+        return Draw(divided, undivided, reference), loss, after
 
     def _perturbed(self, name: str, array: np.ndarray) -> np.ndarray:
         if self._roles.get(name) is not Role.PARAMETER:
@@ -135,16 +141,16 @@ class Run:
         noise = self._noise[begin : begin + array.size].reshape(array.shape)
         return array * (1 + np.float32(TOLERANCES[self._precision]) * noise)
 
-    def _outcome(self, module: Any, before: States, loss: float) -> Outcome:
+    def _outcome(self, state: Callable[[str], np.ndarray], before: States, loss: float) -> Outcome:
         """What a step from `before` gave; the gradient, with weight decay, is what it added to the momentum."""
         tensors: dict[tuple[Part, str], np.ndarray] = {(Part.LOSS, "loss"): np.float64(loss).reshape(1)}
         for name, role in self._roles.items():
             if role is Role.STATISTIC:
-                tensors[Part.STATISTIC, name] = module.state(name)
+                tensors[Part.STATISTIC, name] = state(name)
             elif role is Role.PARAMETER:
                 momentum = f"{name}.momentum"
-                tensors[Part.GRADIENT, name] = module.state(momentum) - np.float32(self._momentum) * before[momentum]
-        return Outcome(module.device, 1, tensors)
+                tensors[Part.GRADIENT, name] = state(momentum) - np.float32(self._momentum) * before[momentum]
+        return Outcome(self._free.device, 1, tensors)
 
 
 def states_of(module: Any) -> States:
