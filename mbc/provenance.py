@@ -43,7 +43,18 @@ def digests() -> dict[str, str]:
 @cache
 def _digests() -> tuple[tuple[str, str], ...]:
     # Once a process: what ran is what was there when it began, as nearly as can be told.
-    return tuple((part, digest_of(_files(places))) for part, places in _PARTS.items())
+    return tuple((part, digest_of(files_of(part))) for part in _PARTS)
+
+
+def files_of(part: str) -> dict[str, Path]:
+    """What the digest `kernels` or `planner` is of, by names in the project."""
+    found: dict[str, Path] = {}
+    for place in _PARTS[part]:
+        root = folder(place) if place in _RESOURCES else _PACKAGE / place
+        for path in (root,) if root.is_file() else root.rglob("*"):
+            if path.is_file() and path.suffix != ".md" and "__pycache__" not in path.parts:
+                found[path.relative_to(root.parent).as_posix()] = path
+    return found
 
 
 def digest_of(files: Mapping[str, Path]) -> str:
@@ -95,13 +106,3 @@ def _has_docstring(node: ast.AST) -> bool:
         isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
         and ast.get_docstring(node, clean=False) is not None
     )
-
-
-def _files(places: tuple[str, ...]) -> dict[str, Path]:
-    found: dict[str, Path] = {}
-    for place in places:
-        root = folder(place) if place in _RESOURCES else _PACKAGE / place
-        for path in (root,) if root.is_file() else root.rglob("*"):
-            if path.is_file() and path.suffix != ".md" and "__pycache__" not in path.parts:
-                found[path.relative_to(root.parent).as_posix()] = path
-    return found
