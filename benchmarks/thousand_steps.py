@@ -22,6 +22,7 @@ import argparse
 import multiprocessing
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import ExitStack
@@ -140,7 +141,7 @@ def run_case(name: str, device: str, gpu: str, steps: int, settings: tuple[tuple
         found = run.same_bits(steps) if promised else run.within_rule(steps, case.every)
         skipped = [int(module.control["skipped"]) for module in modules[:2]]
     p = pair.capped.predictions
-    repeated = sum(1 for _, times in launches(pair.capped).items() if times > 1)
+    once = launches(pair.free)
     return {
         "steps": steps,
         "promised": promised,
@@ -149,7 +150,7 @@ def run_case(name: str, device: str, gpu: str, steps: int, settings: tuple[tuple
         "arena_share": p.arena_bytes / pair.free.predictions.arena_bytes,
         "host_mb": p.host_bytes / 1e6,
         "offloads": sum(isinstance(launch.work, Copy) for launch in pair.capped.train.launches),
-        "repeated": repeated - sum(1 for _, times in launches(pair.free).items() if times > 1),
+        "repeated": sum(times > once.get(name, 0) for name, times in launches(pair.capped).items()),
         **found,
         "skipped": skipped,
         "passed": found["passed"] and skipped == [0, 0],
@@ -159,11 +160,7 @@ def run_case(name: str, device: str, gpu: str, steps: int, settings: tuple[tuple
 
 def launches(plan: Plan) -> dict[str, int]:
     """How often each operation is launched in a step."""
-    found: dict[str, int] = {}
-    for launch in plan.train.launches:
-        for operation in launch.operations:
-            found[operation] = found.get(operation, 0) + 1
-    return found
+    return Counter(operation for launch in plan.train.launches for operation in launch.operations)
 
 
 def built(plan: Plan, folder: Path) -> Path:
