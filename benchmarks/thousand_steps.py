@@ -71,8 +71,8 @@ CASES = {
     "resnet18 bf16 offload": Case(RESNET, "bf16", OFFLOAD_ONLY, True, shares=(0.7, 0.85, 0.92)),
     "resnet18 fp32 recompute": Case(RESNET, "fp32", NOT_DIVIDED, False),
     "resnet18 bf16 recompute": Case(RESNET, "bf16", NOT_DIVIDED, False),
-    "narrow resnet18 fp32": Case(NARROW, "fp32", frozenset(), False, every=1),
-    "narrow resnet18 bf16": Case(NARROW, "bf16", frozenset(), False, every=1),
+    "narrow resnet18 fp32": Case(NARROW, "fp32", NOT_DIVIDED, False, every=1, shares=(0.7, 0.85)),
+    "narrow resnet18 bf16": Case(NARROW, "bf16", NOT_DIVIDED, False, every=1, shares=(0.7, 0.85)),
 }
 
 
