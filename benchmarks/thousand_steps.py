@@ -58,7 +58,7 @@ class Case:
     without: frozenset[str]
     same_bits: bool
     every: int = 50
-    shares: tuple[float, ...] = (0.55, 0.6, 0.7, 0.85)
+    shares: tuple[float, ...] = (0.6, 0.7, 0.85)
 
     def job(self, gpu: str, settings: tuple[tuple[str, str], ...]) -> Job:
         name, own = self.network
