@@ -10,7 +10,7 @@ stage was not run for days, and from `correctness.json` where that is there):
     side by side, some 300 together: gradients 200, gradients_batch64 60, thousand_steps 110, steps20 40,
                                      training_loss 100, digits 70, sanitizer 200
     alone:                           memory 70, deterministic 150, predictions_fp32 60, predictions_bf16 50
-    on two cores, --device cpu:      gradients_cpu 500, digits_cpu 160
+    on two cores, --device cpu:      gradients_cpu 500, digits_cpu 180, side by side
 
 Predictions are of the profile that mbc finds for the GPU: one of an H200 comes with it, none of an H100, where they are
 estimates and their rows do not pass.
@@ -40,20 +40,19 @@ from mbc.provenance import digests
 
 HERE = Path(__file__).resolve().parent
 GRACE_S = 5.0  # to write what there is, once a stage is told to end
-LEAST_S = 0.6  # of its estimate must be left for a stage that cannot go on where it was
+LEAST_SHARE = 0.6  # of a stage's estimate that must be left for it to begin
 
 
 @dataclass(frozen=True)
 class Stage:
-    """`command`: a script of this folder and its arguments. `files`: the results that it writes. `estimate_s`: alone,
-    `resumes`: what it wrote in a call that was cut off is not made again."""
+    """`command`: a script of this folder and its arguments. `files`: the results that it writes. `estimate_s`: where
+    nothing else runs. `alone`: nothing else may run."""
 
     name: str
     command: tuple[str, ...]
     files: tuple[str, ...]
     estimate_s: float
     alone: bool = False
-    resumes: bool = False
 
     def line(self) -> list[str]:
         script, *arguments = self.command
@@ -68,9 +67,9 @@ STAGES = {
             "gradients",
             ("gradients.py", "--devices", "cuda", "--precisions", "fp32,tf32,bf16,fp16", "--network-precisions",
              "fp32", "--draws", "9", "--norm-values", "128", "--resume"),
-            ("gradients_cuda.json",), 200, resumes=True,
+            ("gradients_cuda.json",), 200,
         ),
-        Stage("thousand_steps", ("thousand_steps.py",), ("thousand_steps.json",), 110, resumes=True),
+        Stage("thousand_steps", ("thousand_steps.py",), ("thousand_steps.json",), 110),
         Stage("steps20", ("steps20.py",), ("steps20.json",), 40),
         Stage("training_loss", ("training_loss.py",), ("training_loss.json",), 100),
         Stage("digits", ("digits.py", "--device", "cuda"), ("digits_cuda.json",), 70),
@@ -78,13 +77,11 @@ STAGES = {
             "gradients_batch64",
             ("gradients.py", "--devices", "cuda", "--kinds", "network", "--network-precisions", "fp32", "--only",
              "vgg16", "alexnet", "--batch", "64", "--draws", "9", "--name", "gradients_cuda_batch64", "--resume"),
-            ("gradients_cuda_batch64.json",), 60, resumes=True,
+            ("gradients_cuda_batch64.json",), 60,
         ),
         Stage("sanitizer", ("sanitizer.sh",), ("sanitizer.txt",), 200),
         Stage("memory", ("memory.py",), ("memory_fp32.json",), 70, alone=True),
-        Stage(
-            "deterministic", ("deterministic.py", "--steps", "5"), ("deterministic.json",), 150, alone=True
-        ),
+        Stage("deterministic", ("deterministic.py", "--steps", "5"), ("deterministic.json",), 150, alone=True),
         Stage(
             "predictions_fp32", ("predictions.py", "--precisions", "fp32", "--steps", "20"),
             ("predictions_fp32.json",), 60, alone=True,
@@ -96,8 +93,7 @@ STAGES = {
     ),
     "cpu": (
         Stage("digits_cpu", ("digits.py", "--device", "cpu", "--precisions", "fp32,bf16"), ("digits_cpu.json",), 160),
-        Stage("gradients_cpu", ("gradients.py", "--devices", "cpu", "--resume"), ("gradients_cpu.json",), 500,
-              resumes=True),
+        Stage("gradients_cpu", ("gradients.py", "--devices", "cpu", "--resume"), ("gradients_cpu.json",), 500),
     ),
 }  # fmt: skip
 
@@ -207,7 +203,7 @@ def main() -> None:
     run([stage for stage in missing if not stage.alone], held, deadline, logs)
     for stage in missing:
         left_s = deadline - time.monotonic()
-        if stage.alone and (stage.resumes or left_s > LEAST_S * estimate_s(stage)):
+        if stage.alone and left_s > LEAST_SHARE * estimate_s(stage):
             run([stage], held, deadline, logs)
     held.arrange([stage.name for stages in STAGES.values() for stage in stages])
     left = [stage.name for stage in wanted if not held.done(stage.name)]

@@ -1,4 +1,4 @@
-"""Modules of one network that train step by step beside each other on the same data, and what may differ.
+"""Modules of one network that train in lockstep on the same data, and what may differ.
 
 The first has no limit of memory, the second runs within a budget. `thousand_steps.py` says what is compared and why.
 """

@@ -1,5 +1,6 @@
-"""1,000 steps of a plan within a budget beside 1,000 of the plan without a limit: `deterministic = true`, the same seed
-and data, both in one process, step by step.
+"""1,000 steps of a plan within a budget compared with 1,000 of the plan without a limit.
+
+`deterministic = true`, the same seed and data; both train in lockstep in one process.
 
 Same bits: a plan that computes every operation with the kernels of the other, in the same slices, promises the bits of
 the other, whatever it offloads or recomputes. Losses are compared after every step, and all states (parameters,
