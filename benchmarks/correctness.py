@@ -10,7 +10,7 @@ stage was not run for days, and from `correctness.json` where that is there):
     side by side, some 300 together: gradients 200, gradients_batch64 60, thousand_steps 110, steps20 40,
                                      training_loss 100, digits 70, sanitizer 200
     alone:                           memory 70, deterministic 150, predictions_fp32 60, predictions_bf16 50
-    on two cores, --device cpu:      gradients_cpu 500, digits_cpu 180, side by side
+    on two cores, --device cpu:      gradients_cpu 800, digits_cpu 180, side by side
 
 Predictions are of the profile that mbc finds for the GPU: one of an H200 comes with it, none of an H100, where they are
 estimates and their rows do not pass.
@@ -93,7 +93,7 @@ STAGES = {
     ),
     "cpu": (
         Stage("digits_cpu", ("digits.py", "--device", "cpu", "--precisions", "fp32,bf16"), ("digits_cpu.json",), 160),
-        Stage("gradients_cpu", ("gradients.py", "--devices", "cpu", "--resume"), ("gradients_cpu.json",), 500),
+        Stage("gradients_cpu", ("gradients.py", "--devices", "cpu", "--resume"), ("gradients_cpu.json",), 800),
     ),
 }  # fmt: skip
 
