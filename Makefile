@@ -2,6 +2,7 @@
 # make test  set up and run every check and test (some 17 minutes on two cores)
 # make test ORACLE=1  the same with PyTorch (CPU) installed as an independent reference: without it the tests that
 #            compare with PyTorch are skipped, and say so
+# make evidence  list the results of benchmarks that are older than the code; fails where one on correctness is
 #
 # PYTHON is the interpreter that .venv is made from (3.11 or newer); VENV_FLAGS goes to `python -m venv`.
 
@@ -17,7 +18,7 @@ SET_UP_CUDA := $(VENV)/set-up-cuda.stamp
 TORCH := torch==2.13.0
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: run test setup cuda oracle lint types pytest clean
+.PHONY: run test setup cuda oracle lint types pytest evidence clean
 .DELETE_ON_ERROR:
 
 # Without a GPU the digits are too small for more threads to help, and on a busy machine they wait for each other.
@@ -64,6 +65,9 @@ pytest: setup $(if $(ORACLE),oracle)
 
 oracle: setup
 	@$(BIN)/python -c 'import torch' 2>/dev/null || $(PIP) $(TORCH)
+
+evidence: setup
+	$(BIN)/python benchmarks/stale.py --strict
 
 clean:
 	rm -rf $(BUILD) dist .pytest_cache .ruff_cache .hypothesis

@@ -42,7 +42,7 @@ from modules import (
     with_momentum,
 )
 from operations import CASES, case_of, source
-from record import attempt, show, write
+from record import attempt, current_rows, show, write
 from torch_twin import Mode, Result, Twin
 
 from mbc.ir.types import Precision
@@ -220,19 +220,26 @@ def main() -> None:
     )
     parser.add_argument("--seconds", type=float, default=1800.0, help="what is not begun by then is left out, and said")
     parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--resume", action="store_true", help="keep the rows that today's code made before")
     parser.add_argument("--name", default="", help="of the results file; gradients_<devices> by default")
     options = parser.parse_args()
     wanted = jobs(options.only, options.kinds.split(","), options.norm_values, options.batch)
     precisions = {"operation": options.precisions.split(","), "network": options.network_precisions.split(",")}
     rows: list[dict[str, Any]] = []
     name = options.name or "gradients_" + options.devices.replace(",", "_")
+    made: set[tuple[str, ...]] = set()
+    if options.resume:
+        rows = [row for row in current_rows(name) if "failed" not in row]
+        # The cases of operations are one job, and their rows are written together.
+        made = {(r["device"], r["precision"], "" if r["kind"] == "operation" else r["name"]) for r in rows}
     started = time.monotonic()
     for device in options.devices.split(","):
         todo = [
             (kind, job.with_settings(("train.precision", p)), p)
             for kind, job in wanted
             for p in precisions[kind]
-            if device == "cpu" or p != Precision.FP64.value
+            if (device == "cpu" or p != Precision.FP64.value)
+            and (device, p, "" if kind == "operation" else job.name) not in made
         ]
         with tempfile.TemporaryDirectory() as folder:
             places: list[Any] = [None] * len(todo)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -34,40 +35,34 @@ def used_bytes() -> int:
     return used
 
 
-def run(name: str, settings: list[list[str]]) -> dict[str, Any]:
-    """Build and run one example in this process."""
-    from modules import build, example, open_module, random_inputs
+def run(folder: str) -> dict[str, Any]:
+    """Run one package in this process."""
+    from modules import open_module, random_inputs
 
-    job = example(name, *((key, value) for key, value in settings))
-    network = job.lowered().network
-    inputs = random_inputs(network)
-    with tempfile.TemporaryDirectory() as folder:
-        built = build(job, Path(folder) / "package")
-        if built.failed:
-            raise RuntimeError(built.failed)
-        before = used_bytes()
-        module = open_module(built.folder, "cuda", canaries=True)
-        opened = used_bytes()
-        for _ in range(2):
-            loss = float(module.step(*inputs, lr=1e-4))
-        infer = [inputs[network.inputs.index(n)] for n in module.plan.graph.infer_inputs]
-        module.forward(*infer)
-        module.check_canaries()
-        after = used_bytes()
-        memory = module.memory
-        predictions = module.plan.predictions
-        seen = after - before - memory.arena_taken
-        return {
-            "loss": loss,
-            "arena_predicted": predictions.arena_bytes,
-            "arena_taken": memory.arena_taken,
-            "overhead_predicted": predictions.overhead_bytes,
-            "overhead_measured_before": predictions.overhead_measured,
-            "overhead_reported": memory.overhead_taken,
-            "overhead_seen": seen,
-            "after_opening": after - opened,
-            "canaries": "intact",
-        }
+    before = used_bytes()
+    module = open_module(Path(folder), "cuda", canaries=True)
+    opened = used_bytes()
+    graph = module.plan.graph
+    inputs = random_inputs(graph)
+    for _ in range(2):
+        loss = float(module.step(*inputs, lr=1e-4))
+    module.forward(*(inputs[graph.inputs.index(name)] for name in graph.infer_inputs))
+    module.check_canaries()
+    after = used_bytes()
+    memory = module.memory
+    predictions = module.plan.predictions
+    seen = after - before - memory.arena_taken
+    return {
+        "loss": loss,
+        "arena_predicted": predictions.arena_bytes,
+        "arena_taken": memory.arena_taken,
+        "overhead_predicted": predictions.overhead_bytes,
+        "overhead_measured_before": predictions.overhead_measured,
+        "overhead_reported": memory.overhead_taken,
+        "overhead_seen": seen,
+        "after_opening": after - opened,
+        "canaries": "intact",
+    }
 
 
 def libraries() -> dict[str, int]:
@@ -81,9 +76,9 @@ def libraries() -> dict[str, int]:
         return {"context": context_bytes, "libraries": used_bytes() - before}
 
 
-def apart(*example: Any) -> dict[str, Any]:
-    """`run` of an example, its name and settings, or `libraries`, in a process of its own."""
-    command = [sys.executable, __file__, "--child", json.dumps(example)]
+def apart(*folder: str) -> dict[str, Any]:
+    """`run` of the package in a folder, or `libraries`, in a process of its own."""
+    command = [sys.executable, __file__, "--child", json.dumps(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
     if done.returncode:
         raise RuntimeError((done.stderr.strip().splitlines() or ["no message"])[-1])
@@ -118,18 +113,25 @@ def main() -> None:
     parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
-        example = json.loads(arguments.child)
-        print(json.dumps(run(*example) if example else libraries()))
+        folder = json.loads(arguments.child)
+        print(json.dumps(run(*folder) if folder else libraries()))
         return
-    from modules import examples
+    from modules import Built, build_all, examples
 
-    settings = [["train.precision", arguments.precision]]
+    settings = [("train.precision", arguments.precision)]
     if arguments.batch:
-        settings.append(["batch", arguments.batch])
+        settings.append(("batch", arguments.batch))
+    jobs = [job.with_settings(*settings) for job in examples() if not arguments.only or job.name in arguments.only]
+
+    def measured(built: Built) -> dict[str, Any]:
+        if built.failed:
+            raise RuntimeError(built.failed)
+        return apart(str(built.folder))
+
     rows = [attempt(apart, "context and libraries")]
-    for job in examples():
-        if not arguments.only or job.name in arguments.only:
-            rows.append(attempt(lambda n=job.name: apart(n, settings), job.name))
+    with tempfile.TemporaryDirectory() as folder:
+        for built in build_all([(job, Path(folder) / job.name) for job in jobs], os.cpu_count() or 1):
+            rows.append(attempt(lambda b=built: measured(b), built.job.name))
     seen = [row["overhead_seen"] for row in rows if "overhead_seen" in row]
     # One figure is reserved for all networks of a GPU: the middle of what was seen is nearest to most.
     calibration = (max(seen) + min(seen)) // 2 if seen else 0

@@ -22,7 +22,9 @@ RESULTS = Path(os.environ.get("MBC_RESULTS", ROOT / "benchmarks" / "results"))
 
 
 def environment() -> dict[str, Any]:
-    """Machine and versions; what is not there is null."""
+    """Machine, versions and what code ran (`stale.py` reads that); what is not there is null."""
+    from mbc.provenance import digests
+
     found: dict[str, Any] = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": " ".join(["python", *(Path(sys.argv[0]).name, *sys.argv[1:])]),
@@ -32,6 +34,7 @@ def environment() -> dict[str, Any]:
         "driver": None,
         "cudnn": None,
         "torch": None,
+        "code": digests(),
     }
     if shutil.which("nvidia-smi"):
         answer = subprocess.run(
@@ -113,13 +116,31 @@ class Results:
         (RESULTS / f"{self.name}.json").unlink(missing_ok=True)
 
 
-def results(name: str, again: bool = False, **more: Any) -> Results:
-    """What is there of `results/<name>.json`, in the folder of this run or in the checkout's; nothing if `again`."""
+def current_rows(name: str) -> list[dict[str, Any]]:
+    """Rows of `results/<name>.json`, in the folder of this run or in the checkout's, if the code of today made them."""
+    from mbc.provenance import digests
+
+    for path in (folder / f"{name}.json" for folder in (RESULTS, ROOT / "benchmarks" / "results")):
+        if path.exists() and (held := json.loads(path.read_text(encoding="utf-8"))).get("code") == digests():
+            return held["rows"]
+    return []
+
+
+def results(name: str, again: bool = False, current: bool = False, **more: Any) -> Results:
+    """What is there of `results/<name>.json`, in the folder of this run or in the checkout's; nothing if `again`.
+
+    Rows of other code than today's say so, since the file will be today's. `current`: of other code, or made otherwise
+    than `more` says, none are taken."""
+    from mbc.provenance import digests
+
     for folder in () if again else (RESULTS, ROOT / "benchmarks" / "results"):
         path = folder / f"{name}.json"
         if path.exists():
-            rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
-            return Results(name, more, {row["name"]: row for row in rows})
+            held = json.loads(path.read_text(encoding="utf-8"))
+            if current and any(held.get(k) != v for k, v in {"code": digests(), **more}.items()):
+                continue
+            older = {} if held.get("code") == digests() else {"code": held.get("code")}
+            return Results(name, more, {row["name"]: {**older, **row} for row in held["rows"]})
     return Results(name, more, {})
 
 

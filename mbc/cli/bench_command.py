@@ -20,6 +20,7 @@ from mbc.device.target import current_gpu
 from mbc.errors import MbcError
 from mbc.ir.types import Precision
 from mbc.options import Options
+from mbc.provenance import digests
 from mbc.source import Source
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     floor = _floor(planned, asked) if on_gpu else None
     document = {
         **_machine(on_gpu),
+        "code": digests(),
         "settings": dict(asked.settings),
         **bench_document(planned.plan, found, floor, planned.seconds),
     }

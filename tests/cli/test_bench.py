@@ -12,6 +12,7 @@ from mbc.bench import race as racing
 from mbc.bench.job import MBC, Result
 from mbc.cli import bench_command
 from mbc.device.profile_edit import write_profile
+from mbc.provenance import digests
 from tests.device.profiles import measurement, profile, request
 
 QUICK = ("--device", "cpu", "--blocks", "2", "--block", "0s")
@@ -54,6 +55,7 @@ def test_a_table_and_a_file(mbc, results):
     assert written["best"]["torch"] == {"variant": "eager, channels first", "ratio": 2.5}
     assert written["best"]["jax"] is None and written["same_mathematics"] is True
     assert written["mbc"]["losses"] == [1.0, 0.9, 0.8, 0.7]
+    assert written["code"] == digests() and set(digests()) == {"kernels", "planner"}
     again = mbc("bench", "tiny.mbc", "--against", "torch,jax", *QUICK, "--json").json
     changing = {"plan_s", "date"}
     assert {k: v for k, v in again.items() if k not in changing} == {

@@ -1,0 +1,222 @@
+"""1,000 steps of a plan within a budget compared with 1,000 of the plan without a limit.
+
+`deterministic = true`, the same seed and data; both train in lockstep in one process.
+
+Same bits: a plan that computes every operation with the kernels of the other, in the same slices, promises the bits of
+the other, whatever it offloads or recomputes. Losses are compared after every step, and all states (parameters,
+momenta, statistics) after every hundredth and the last.
+
+The rule: where a kernel differs, bits may. Then one step of either plan from the same states is held to the rule of
+`mbc check` (docs/equivalence.md, reference `perturbed`): every gradient, statistic and loss of the plan within the
+budget is off by at most twice of what weights a little off make of the other plan's step, plus a floor; what breaks it
+is drawn again with other data, and fails when it does so in three draws. From each such step on both go on from the
+same states; `--every` says which steps these are, and a narrow network has all of them checked.
+
+Each network is a process of its own, and all share the GPU: nothing here is timed.
+
+    python benchmarks/thousand_steps.py [--steps 1000] [--only NAME ...] [--device cuda|cpu] [--again]
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from cap import UNLIMITED_BYTES
+from lockstep import Run
+from modules import Job, example, open_module, random_inputs
+from record import attempt, need_gpu, results, show, start
+
+from mbc.errors import MbcError
+from mbc.ops import KINDS
+from mbc.plan.model import Copy, Plan
+from mbc.plan.summary import summarise
+
+BATCHES = 8  # mini-batches that steps go through in turn
+RESNET = ("resnet", (("batch", "32"),))
+NARROW = ("resnet", (("batch", "32"), ("width", "16"), ("size", "64")))
+OFFLOAD_ONLY = frozenset({"recompute", "split"})
+NOT_DIVIDED = frozenset({"split"})
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network, what its plan within a budget does without, and parts of the arena of the plan without a limit to try
+    as its own: the first in which there is a plan, one that promises the same bits if `same_bits`. `every`: the step
+    whose multiples are held to the rule, where nothing is promised."""
+
+    network: tuple[str, tuple[tuple[str, str], ...]]
+    precision: str
+    without: frozenset[str]
+    same_bits: bool
+    every: int = 50
+    shares: tuple[float, ...] = (0.6, 0.7, 0.85)
+
+    def job(self, gpu: str, settings: tuple[tuple[str, str], ...]) -> Job:
+        name, own = self.network
+        told = (("train.precision", self.precision), ("train.deterministic", "true"))
+        return replace(example(name, *own, *settings, *told), gpu=gpu)
+
+
+CASES = {
+    "resnet18 fp32 offload": Case(RESNET, "fp32", OFFLOAD_ONLY, True, shares=(0.7, 0.85, 0.92)),
+    "resnet18 bf16 offload": Case(RESNET, "bf16", OFFLOAD_ONLY, True, shares=(0.7, 0.85, 0.92)),
+    "resnet18 fp32 recompute": Case(RESNET, "fp32", NOT_DIVIDED, False),
+    "resnet18 bf16 recompute": Case(RESNET, "bf16", NOT_DIVIDED, False),
+    "narrow resnet18 fp32": Case(NARROW, "fp32", NOT_DIVIDED, False, every=1, shares=(0.7, 0.85)),
+    "narrow resnet18 bf16": Case(NARROW, "bf16", NOT_DIVIDED, False, every=1, shares=(0.7, 0.85)),
+}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The two plans; `different`: operations whose kernels or slices differ, none where bits are promised."""
+
+    free: Plan
+    capped: Plan
+    different: tuple[str, ...]
+
+
+def computed(plan: Plan) -> dict[str, set[tuple[Any, ...]]]:
+    """How each operation of the step is computed: kernels and rows of slices. Updates work element by element, so it
+    does not matter in which pieces."""
+    updates = {o.name for o in plan.graph.train if KINDS[o.kind].updates}
+    rows = {s.name: s.micro_batches for s in summarise(plan, plan.train)}
+    found: dict[str, set[tuple[Any, ...]]] = {}
+    for launch in plan.train.launches:
+        if isinstance(launch.work, Copy):
+            continue
+        work = launch.work
+        for operation in launch.operations:
+            slices = () if operation in updates else tuple(sorted(set(rows.get(operation, (plan.graph.batch,)))))
+            found.setdefault(operation, set()).add((work.provider, work.name, work.settings, slices))
+    return found
+
+
+def pair_of(case: Case, job: Job) -> Pair:
+    free = job.with_settings(("memory.device", f"{UNLIMITED_BYTES} B")).plan()
+    p = free.predictions
+    found: Pair | None = None
+    for share in case.shares:
+        budget = p.overhead_bytes + int(p.arena_bytes * share)
+        within = job.with_options(without=case.without).with_settings(("memory.device", f"{budget} B"))
+        try:
+            capped = within.plan()
+        except MbcError:
+            continue
+        ours, theirs = computed(capped), computed(free)
+        different = tuple(name for name in theirs if ours.get(name) != theirs[name])
+        found = found or Pair(free, capped, different)
+        if not case.same_bits or not different:
+            return Pair(free, capped, different)
+    if found is None:
+        raise RuntimeError(f"no plan fits {max(case.shares):.0%} of the arena of the plan without a limit")
+    return found
+
+
+def run_case(name: str, device: str, gpu: str, steps: int, settings: tuple[tuple[str, str], ...]) -> dict[str, Any]:
+    """Plan, build and run one case in this process."""
+    case = CASES[name]
+    began = time.monotonic()
+    job = case.job(gpu, settings)
+    pair = pair_of(case, job)
+    promised = not pair.different
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        places: list[Any] = [pair.free, pair.capped]
+        if device == "cuda":
+            places = [built(plan, Path(folder) / str(number)) for number, plan in enumerate(places)]
+        # The third is the first with weights that are a little off.
+        wanted = places if promised else [*places, places[0]]
+        modules = [stack.enter_context(open_module(place, device)) for place in wanted]
+        batches = list(data(pair.free, device))
+        run = Run(modules, batches, job.lowered().optimizer.momentum, len(pair.different))
+        found = run.same_bits(steps) if promised else run.within_rule(steps, case.every)
+        skipped = [int(module.control["skipped"]) for module in modules[:2]]
+    p = pair.capped.predictions
+    once = launches(pair.free)
+    return {
+        "steps": steps,
+        "promised": promised,
+        "different": len(pair.different),
+        "arena_mb": p.arena_bytes / 1e6,
+        "arena_share": p.arena_bytes / pair.free.predictions.arena_bytes,
+        "host_mb": p.host_bytes / 1e6,
+        "offloads": sum(isinstance(launch.work, Copy) for launch in pair.capped.train.launches),
+        "repeated": sum(times > once.get(name, 0) for name, times in launches(pair.capped).items()),
+        **found,
+        "skipped": skipped,
+        "passed": found["passed"] and skipped == [0, 0],
+        "seconds": time.monotonic() - began,
+    }
+
+
+def launches(plan: Plan) -> dict[str, int]:
+    """How often each operation is launched in a step."""
+    return Counter(operation for launch in plan.train.launches for operation in launch.operations)
+
+
+def built(plan: Plan, folder: Path) -> Path:
+    from mbc.codegen.build import write_package
+    from mbc.codegen.toolchain import find_toolchain
+
+    package = write_package(plan, folder, find_toolchain(), overwrite=True)
+    if package.library is None:
+        raise RuntimeError("not built: " + ", ".join(m.name for m in package.missing))
+    return folder
+
+
+def data(plan: Plan, device: str) -> Iterator[tuple[Any, ...]]:
+    """Mini-batches, on a GPU in its memory; a module is open there."""
+    for number in range(BATCHES):
+        arrays = random_inputs(plan.graph, number)
+        if device == "cuda":
+            from pycuda import gpuarray
+
+            arrays = tuple(gpuarray.to_gpu(array) for array in arrays)
+        yield arrays
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help="cases whose name holds one of these")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--gpu", default="auto", help="what to plan for (default: the GPU of this machine)")
+    parser.add_argument("--set", dest="settings", action="append", default=[], metavar="NAME=VALUE", help="of networks")
+    parser.add_argument("--workers", type=int, default=len(CASES), help="cases that run side by side")
+    parser.add_argument("--again", action="store_true", help="not only what is missing")
+    arguments = parser.parse_args()
+    if arguments.device == "cuda":
+        need_gpu("--device cpu interprets the plans")
+    settings = tuple(tuple(pair.split("=", 1)) for pair in arguments.settings)
+    held = results(
+        "thousand_steps", arguments.again, current=True,
+        device=arguments.device, steps=arguments.steps, settings=dict(settings),
+    )  # fmt: skip
+    wanted = [name for name in CASES if not arguments.only or any(word in name for word in arguments.only)]
+    missing = [name for name in wanted if not held.done(name)]
+    # New processes, not copies of this one: a CUDA context and threads of BLAS do not survive a fork.
+    with ProcessPoolExecutor(arguments.workers, multiprocessing.get_context("spawn")) as pool:
+        how = (arguments.device, arguments.gpu, arguments.steps, settings)
+        waiting = {pool.submit(run_case, name, *how): name for name in missing}
+        for done in as_completed(waiting):
+            held.put(attempt(done.result, waiting[done]))
+    held.arrange(list(CASES))
+    show(
+        [held.rows[name] for name in wanted],
+        ["name", "arena_share", "offloads", "repeated", "promised", "different", "losses_apart", "states_apart",
+         "checked_steps", "drawn_again", "tensors_failed", "worst_over_limit", "seconds", "passed"],
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    start(main)

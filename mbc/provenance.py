@@ -1,0 +1,108 @@
+"""Which code a result vouches for: a digest of the kernels and one of the planner.
+
+What changes no result changes no digest: comments, docstrings and layout of Python and C++ are left out, and so are
+texts for people. Equal code has equal digests on every machine and under every Python that mbc runs on.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import cast
+
+from mbc.resources import folder
+
+_PACKAGE = Path(__file__).resolve().parent
+# What decides what runs on a GPU, and what decides which of it a plan names; the first part of a path is a folder of
+# resources or of the package.
+_PARTS: Mapping[str, tuple[str, ...]] = {
+    "kernels": ("templates", "kernels"),
+    "planner": ("grammar", "frontend", "ir", "ops", "optimize", "plan", "device", "compiler.py"),
+}
+_RESOURCES = frozenset({"templates", "grammar"})
+_CPP = frozenset({".cu", ".cuh", ".cpp", ".h", ".cpp.j2"})
+# A comment, white space, a number (its ' is no quote), a word, a literal, or signs, of which some mean more together.
+_CPP_TOKEN = re.compile(
+    r"(?P<nothing>//[^\n]*|/\*.*?\*/|\{#.*?#\}|\s+)"
+    r"|\d(?:[\w.]|'\w)*|\w+|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'|[-+&|<>=]+|.",
+    re.DOTALL,
+)
+_DIGITS = 16
+
+
+def digests() -> dict[str, str]:
+    """Of the kernels and of the planner of the mbc that is imported, 16 hexadecimal digits each."""
+    return dict(_digests())
+
+
+@cache
+def _digests() -> tuple[tuple[str, str], ...]:
+    # Once a process: what ran is what was there when it began, as nearly as can be told.
+    return tuple((part, digest_of(files_of(part))) for part in _PARTS)
+
+
+def files_of(part: str) -> dict[str, Path]:
+    """What the digest `kernels` or `planner` is of, by names in the project."""
+    found: dict[str, Path] = {}
+    for place in _PARTS[part]:
+        root = folder(place) if place in _RESOURCES else _PACKAGE / place
+        for path in (root,) if root.is_file() else root.rglob("*"):
+            if path.is_file() and path.suffix != ".md" and "__pycache__" not in path.parts:
+                found[path.relative_to(root.parent).as_posix()] = path
+    return found
+
+
+def digest_of(files: Mapping[str, Path]) -> str:
+    """Of files by the names that they have in the project."""
+    found = hashlib.sha256()
+    for name in sorted(files):
+        content = hashlib.sha256(meaning(name, files[name].read_bytes())).hexdigest()
+        found.update(f"{name} {content}\n".encode())
+    return found.hexdigest()[:_DIGITS]
+
+
+def meaning(name: str, content: bytes) -> bytes:
+    """What of a file decides what it does: of Python and C++ the code, of JSON the values, of others all."""
+    kind = "".join(Path(name).suffixes)
+    if kind == ".py":
+        return "\n".join(_python(ast.parse(content))).encode()
+    if kind in _CPP:
+        tokens = (m for m in _CPP_TOKEN.finditer(content.decode()) if m["nothing"] is None)
+        return "\n".join(m[0] for m in tokens).encode()
+    if kind == ".json":
+        return json.dumps(json.loads(content), sort_keys=True).encode()
+    return content
+
+
+def _python(node: ast.AST) -> Iterator[str]:
+    """The syntax tree, one line a node. `ast.dump` is another one under each Python: fields that are empty here and
+    not there yet there are left out."""
+    yield type(node).__name__
+    for field, value in ast.iter_fields(node):
+        if field in {"ctx", "type_comment", "kind"}:
+            continue
+        if isinstance(node, ast.Constant):
+            yield f"{type(value).__name__} {value!r}"
+        elif isinstance(value, ast.AST):
+            yield f".{field}"
+            yield from _python(value)
+        elif isinstance(value, list):
+            items = cast(list[object], value)
+            for item in items[1:] if field == "body" and _has_docstring(node) else items:
+                yield f".{field}"
+                yield from _python(item) if isinstance(item, ast.AST) else (repr(item),)
+        elif value is not None:
+            yield f".{field} {value!r}"
+    yield "end"
+
+
+def _has_docstring(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and ast.get_docstring(node, clean=False) is not None
+    )
