@@ -7,7 +7,8 @@ one roundoff does to *these* values, cancellation in sums included. The unit is
 * for every operand that is read from memory, that of fp32, in which kernels compute, times the root of the number of
   terms where they are summed up: partial sums are rounded, too;
 * for the operands of matrix products in tf32 beside that its own, 2^-11;
-* for what one member of a fused launch hands to the next, that of the working precision: a kernel may keep it in that.
+* for what one member of a fused launch hands to the next, that of fp32, too; but that of the working precision for what
+  a matrix product hands on or is handed, since tensor cores read it and kernels keep it in that.
 
 What a launch chooses (the sign of what a ReLU reads, the first largest of a pooling window) may come out otherwise
 where the exact values are nearer to each other than `SURE` times what rounding does to them: there the second
@@ -149,7 +150,7 @@ class Evaluation:
         if member.kind == "max_pool":
             return self._pooled(member, value)
         precision = self.call.precision
-        inside = ROUNDOFFS[precision.working] if made_by else 0.0
+        inside = ROUNDOFFS[precision.working] if _may_be_narrow(member.kind, made_by) else 0.0
         if member.kind in MOVES:
             return _off(self.arithmetic, value, inside)
         operand = TF32_ROUNDOFF if precision is Precision.TF32 and _kind(member).flops else 0.0
@@ -205,6 +206,11 @@ def _off(arithmetic: Arithmetic, value: Array, roundoff: float) -> Array:
 
 def _kind(member: Member) -> OpKind:
     return KINDS[member.kind]
+
+
+def _may_be_narrow(kind: str, made_by: str) -> bool:
+    """Whether what `made_by` has made inside a launch may be in the working precision when `kind` reads it."""
+    return bool(made_by) and (KINDS[made_by].flops is not None or KINDS[kind].flops is not None)
 
 
 def is_floating(array: Array) -> bool:
