@@ -45,6 +45,7 @@ class InTorch:
 
     name = "PyTorch"
     chunk_bytes = 4 << 30
+    out_of_memory: type[Exception] = torch.cuda.OutOfMemoryError
 
     def __init__(self, seed: int, device: str) -> None:
         self._random = torch.Generator(device)
@@ -86,6 +87,9 @@ class InTorch:
 
     def copy(self, data: Tensor) -> Tensor:
         return data.clone()
+
+    def release(self) -> None:
+        torch.cuda.empty_cache()
 
 
 def _columns(a: Convolution, x: Tensor) -> Tensor:

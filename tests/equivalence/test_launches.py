@@ -11,7 +11,7 @@ from mbc.equivalence import launches
 from mbc.equivalence.arithmetic import Array
 from mbc.equivalence.launches import Checked, check_launches
 from mbc.errors import MbcError
-from mbc.ir.types import Precision
+from mbc.ir.types import DType, Layout, Precision
 from mbc.plan.model import Access, Copy, Mode, Plan
 from mbc.runtime.cpu import Interpreter
 from mbc.runtime.formats import canonical_view, load, store
@@ -261,3 +261,30 @@ def test_a_step_that_does_not_count_is_said(monkeypatch: pytest.MonkeyPatch):
         check_launches(plan, "cpu", 2, 0)
     assert caught.value.code == "MBC197"
     assert caught.value.message == "the loss of step 1 is nan, so there is nothing to compare"
+
+
+def test_launches_without_room_are_compared_in_smaller_parts(monkeypatch: pytest.MonkeyPatch):
+    plan = small_plan("bf16")
+    load = launches.InNumpy.load
+    rows: list[int] = []
+
+    def scarce(most: int) -> None:
+        def loading(self: launches.InNumpy, data: Array, shape: tuple[int, ...], dtype: DType, layout: Layout) -> Array:
+            if len(shape) == 4 and shape[1:] == (2, 6, 6):
+                rows.append(shape[0])
+                if shape[0] > most:
+                    raise MemoryError
+            return load(self, data, shape, dtype, layout)
+
+        monkeypatch.setattr(launches.InNumpy, "load", loading)
+
+    scarce(1)
+    assert check_launches(plan, "cpu", 1, 0).passed
+    assert set(rows) == {1, 6}
+    scarce(0)
+    with pytest.raises(MbcError) as caught:
+        check_launches(plan, "cpu", 1, 0)
+    assert caught.value.code == "MBC155"
+    assert caught.value.message == (
+        "float64 of what 'bf16.image' reads and writes takes more memory than is free beside the arena"
+    )
