@@ -203,7 +203,7 @@ class Watch:
     def _compared(
         self, name: str, operation: Operation | None, operands: Sequence[Operand], written: Mapping[int, Array]
     ) -> tuple[Deviation, ...]:
-        """MBC155 where not even one row after the other has room."""
+        """MBC250 where not even one row after the other has room."""
         arithmetic = self._arithmetic
         for self._chunk_bytes in (arithmetic.chunk_bytes, arithmetic.chunk_bytes // 16, 0):
             try:
@@ -213,7 +213,7 @@ class Watch:
             except arithmetic.out_of_memory:
                 arithmetic.release()
         raise MbcError(
-            "MBC155",
+            "MBC250",
             f"float64 of what '{name}' reads and writes takes more memory than is free beside the arena",
             "end other programs that use it, or check on a machine with more memory",
         )

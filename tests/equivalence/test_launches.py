@@ -284,7 +284,7 @@ def test_launches_without_room_are_compared_in_smaller_parts(monkeypatch: pytest
     scarce(0)
     with pytest.raises(MbcError) as caught:
         check_launches(plan, "cpu", 1, 0)
-    assert caught.value.code == "MBC155"
+    assert caught.value.code == "MBC250"
     assert caught.value.message == (
         "float64 of what 'bf16.image' reads and writes takes more memory than is free beside the arena"
     )
