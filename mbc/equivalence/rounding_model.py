@@ -104,7 +104,7 @@ class Evaluation:
         """Appends to `values`, which are the inputs, what the members read; the results of all members by number."""
         results: dict[int, Array] = {}
         for member in self.members:
-            made = self._evaluate(member, [self._pooled(member, values[n]) for n in member.inputs])
+            made = self._evaluate(member, [values[n] for n in member.inputs])
             for number, value in zip(member.outputs, made, strict=True):
                 results[number] = value
                 values.append(self._stored_inside(member, value) if not self._given(number, product) else product)
@@ -158,19 +158,22 @@ class Evaluation:
     def _evaluate(self, member: Member, taken: Sequence[Array]) -> Sequence[Array]:
         types = _kind(member).shape(member.attributes, tuple(map(type_of, taken)))
         call = Call(types, self.call.first_row, self.call.batch, self.call.precision)
-        return self.arithmetic.evaluate(member.kind, member.attributes, taken, call)
+        made = self.arithmetic.evaluate(member.kind, member.attributes, taken, call)
+        if member.kind != "max_pool" or len(made) == 1:
+            return made
+        # Of elements that are stored as equal ones the first is the largest.
+        stored = [self.arithmetic.stored(taken[0], self._stored_as(member))]
+        return made[0], self.arithmetic.evaluate(member.kind, member.attributes, stored, call)[1]
 
-    def _pooled(self, member: Member, value: Array) -> Array:
-        """Of elements that are stored as equal ones the first is the largest."""
-        return self.arithmetic.stored(value, self.stored[0]) if member.kind == "max_pool" else value
+    def _stored_as(self, member: Member) -> DType:
+        """The type of the first result of a member that leaves the launch."""
+        return self.stored[self.given.index(member.outputs[0])]
 
     def _rounded(self, member: Member, value: Array, made_by: str, terms: float) -> Array:
         """What an implementation may read for an operand of a member; `made_by`: the kind of the member that it is
         from, "" where it is read from memory."""
         if not is_floating(value):
             return value
-        if member.kind == "max_pool":
-            return self._pooled(member, value)
         precision = self.call.precision
         if member.kind in MOVES:
             return value
@@ -201,13 +204,12 @@ class Evaluation:
         """In which windows another element than that at `index` may come out as the first largest one."""
         a = member.attributes
         assert isinstance(a, MaxPool)
-        arithmetic = self.arithmetic
+        arithmetic, dtype = self.arithmetic, self._stored_as(member)
         # What is zero with and without roundings is so for sure: a ReLU made it of a negative number.
         moved = abs(shaken - exact)
         reach = (SURE * spread(moved) + 2 * moved) * (abs(exact) + abs(shaken) > 0)
         low, high = (
-            arithmetic.padded(a, arithmetic.stored(exact + side * reach, self.stored[0]), -math.inf)
-            for side in (-1.0, 1.0)
+            arithmetic.padded(a, arithmetic.stored(exact + side * reach, dtype), -math.inf) for side in (-1.0, 1.0)
         )
         chosen = 0.0
         for position, at in window_positions(a):
