@@ -7,15 +7,18 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from mbc.compiler import compile_plan
 from mbc.equivalence import launches
 from mbc.equivalence.arithmetic import Array
 from mbc.equivalence.launches import Checked, check_launches
 from mbc.errors import MbcError
 from mbc.ir.types import DType, Layout, Precision
+from mbc.options import Options
 from mbc.plan.model import Access, Copy, Mode, Plan
 from mbc.runtime.cpu import Interpreter
 from mbc.runtime.formats import canonical_view, load, store
 from mbc.runtime.shadow import access_region
+from mbc.source import Source
 from tests.optimize.test_signs import Measured, planned, table
 from tests.runtime.nets import copier_plan, small_plan
 from tests.runtime.test_interpreter import offloaded
@@ -237,6 +240,28 @@ def test_a_slice_that_is_lost_is_found(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Interpreter, "run_launch", run)
     checked = check_launches(plan, "cpu", 2, 0)
     assert failing(checked) == [("train", index)] and checked.worst[0].divided
+
+
+POOLED = """
+network pooled(batch = 8, classes = 5) {
+  input image[batch, 8, 32, 32] : float
+  input target[batch] : class
+  x = image |> conv(32, 3, pad=1) |> bn |> relu |> maxpool(3, stride=2, pad=1)
+  logits = x |> global_avgpool |> linear(classes)
+  output logits
+  loss (logits, target) |> softmax_cross_entropy
+}
+train { optimizer = sgd(momentum=0.9) }
+"""
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_pooled_values_may_be_rounded_to_the_other_side(precision: str):
+    """Before they are pooled; a few of many are, and none of them is far off."""
+    plan = compile_plan(Source("pooled.mbc", POOLED), Options(gpu="h200", settings=(("train.precision", precision),)))
+    checked = check_launches(plan, "cpu", 2, 0)
+    (pooled,) = [launch for launch in checked.launches if launch.kind == "batch_normalize+relu+max_pool"]
+    assert checked.passed and pooled.outputs[0].element < 2
 
 
 def test_large_launches_are_compared_in_parts(monkeypatch: pytest.MonkeyPatch):
