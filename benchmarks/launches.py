@@ -131,7 +131,7 @@ def check(folder: Path, steps: int, seed: int, device: str) -> dict[str, Any]:
         command, capture_output=True, text=True, timeout=TIMEOUT_S, env={**os.environ, "PYTHONPATH": ":".join(paths)}
     )
     if not done.stdout.startswith("{"):
-        raise RuntimeError((done.stderr.strip().splitlines() or ["no message"])[-1])
+        raise RuntimeError("; ".join(done.stderr.strip().splitlines()[-2:]) or f"exit code {done.returncode}")
     return {**summary(json.loads(done.stdout)), "check_s": time.monotonic() - began}
 
 

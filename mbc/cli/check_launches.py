@@ -22,7 +22,7 @@ def run(arguments: argparse.Namespace) -> int:
     from mbc.runtime.library import LIBRARY_FILE
 
     if arguments.reference is not None or arguments.tolerance is not None:
-        arguments.refuse("--reference and --tolerance are of divided steps; what a launch may be off is known")
+        arguments.refuse("--reference and --tolerance are rules for divided steps: leave them out with --launches")
     asked = options(arguments)
     check_plannable(arguments.source, asked)
     plan = find_plan(arguments.source, asked)

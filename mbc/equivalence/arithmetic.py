@@ -24,6 +24,7 @@ class Arithmetic(Protocol):
 
     name: str
     chunk_bytes: int  # of float64 that one evaluation should take at most, where an operation can be divided
+    out_of_memory: type[Exception]
 
     def load(self, data: Array, shape: tuple[int, ...], dtype: DType, layout: Layout) -> Array:
         """Stored bytes (uint8) as numbers: floating ones in float64, whole ones as they are."""
@@ -49,19 +50,25 @@ class Arithmetic(Protocol):
 
     def copy(self, data: Array) -> Array: ...
 
+    def release(self) -> None:
+        """Give back memory that is kept for later."""
+        ...
+
 
 class InNumpy:
     """The interpreter's evaluation of float64 operands, on the CPU."""
 
     name = "NumPy"
     chunk_bytes = 256 << 20
+    out_of_memory: type[Exception] = MemoryError
 
     def __init__(self, seed: int) -> None:
         self._random = np.random.default_rng(seed)
 
     def load(self, data: NDArray[np.uint8], shape: tuple[int, ...], dtype: DType, layout: Layout) -> Array:
         array = load(canonical_view(data, shape, dtype, layout), dtype)
-        return np.array(array, np.float64 if array.dtype.kind == "f" else array.dtype, order="C")
+        with np.errstate(invalid="ignore"):  # of a NaN that signals
+            return np.array(array, np.float64 if array.dtype.kind == "f" else array.dtype, order="C")
 
     def evaluate(self, kind: str, attributes: Attributes, inputs: Sequence[Array], call: Call) -> Sequence[Array]:
         if kind == "cast":  # rounds where it is stored
@@ -93,3 +100,6 @@ class InNumpy:
 
     def copy(self, data: Array) -> Array:
         return data.copy()
+
+    def release(self) -> None:
+        """Nothing is kept."""

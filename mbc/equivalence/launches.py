@@ -162,6 +162,7 @@ class Watch:
         self._operations = {operation.name: operation for operation in (*plan.graph.train, *plan.graph.infer)}
         self._roots = view_roots(self._operations.values())
         self._read: dict[int, Array] = {}
+        self._chunk_bytes = arithmetic.chunk_bytes
 
     def before(self, machine: Machine, program: str, index: int) -> None:
         """Keep what the launch reads or adds to: it may write over it."""
@@ -184,7 +185,7 @@ class Watch:
         }
         name = title(launch.operations) or operands[0].value
         self._say(f"{program} {index + 1} of {len(launches)}: {name}")
-        found = self._moved(operands, written) if operation is None else self._computed(operation, operands, written)
+        found = self._compared(name, operation, operands, written)
         rows = next((o.region.rows for o in operands if o.per_sample), None)
         span = (0, 1) if rows is None else (rows.start, rows.stop)
         divided = rows is not None and rows.count < self._plan.graph.batch
@@ -198,6 +199,24 @@ class Watch:
 
     def _launches(self, program: str) -> Sequence[Launch]:
         return (self._plan.train if program == "train" else self._plan.infer).launches
+
+    def _compared(
+        self, name: str, operation: Operation | None, operands: Sequence[Operand], written: Mapping[int, Array]
+    ) -> tuple[Deviation, ...]:
+        """MBC250 where not even one row after the other has room."""
+        arithmetic = self._arithmetic
+        for self._chunk_bytes in (arithmetic.chunk_bytes, arithmetic.chunk_bytes // 16, 0):
+            try:
+                if operation is None:
+                    return self._moved(operands, written)
+                return self._computed(operation, operands, written)
+            except arithmetic.out_of_memory:
+                arithmetic.release()
+        raise MbcError(
+            "MBC250",
+            f"float64 of what '{name}' reads and writes takes more memory than is free beside the arena",
+            "end other programs that use it, or check on a machine with more memory",
+        )
 
     def _moved(self, operands: Sequence[Operand], written: Mapping[int, Array]) -> tuple[Deviation, ...]:
         """Of a copy or a conversion."""
@@ -245,7 +264,7 @@ class Watch:
 
     def _slices(self, rows: int, row_elements: int) -> list[slice]:
         """Of the rows, so that float64 of some times that many elements a row fits."""
-        step = max(1, self._arithmetic.chunk_bytes // (8 * 4 * max(1, row_elements)))
+        step = max(1, self._chunk_bytes // (8 * 4 * max(1, row_elements)))
         return [slice(start, min(start + step, rows)) for start in range(0, rows, step)]
 
     def _operands(self, launch: Launch, operation: Operation | None) -> tuple[Operand, ...]:

@@ -7,7 +7,9 @@ one roundoff does to *these* values, cancellation in sums included. The unit is
 * for every operand that is read from memory, that of fp32, in which kernels compute, times the root of the number of
   terms where they are summed up: partial sums are rounded, too;
 * for the operands of matrix products in tf32 beside that its own, 2^-11;
-* for what one member of a fused launch hands to the next, that of the working precision: a kernel may keep it in that.
+* for what one member of a fused launch hands to the next, that of fp32, too; but that of the working precision for what
+  a matrix product reads, since tensor cores do. What a matrix product hands on is rounded to the working precision in
+  both evaluations, as kernels do, in the second to the other side where it is nearly halfway between two numbers.
 
 What a launch chooses (the sign of what a ReLU reads, the first largest of a pooling window) may come out otherwise
 where the exact values are nearer to each other than `SURE` times what rounding does to them: there the second
@@ -17,7 +19,7 @@ evaluation takes the other choice. Everywhere else the choice must be the exact 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mbc.equivalence.arithmetic import Arithmetic, Array
@@ -77,7 +79,7 @@ class Evaluation:
         values = list(inputs)
         exact = self._exact(values, product)
         few = min(math.prod(exact[number].shape) for number in self.given) < _FEW_ELEMENTS
-        draws = [self._shaken(values, product) for _ in range(_DRAWS_OF_FEW if few else 1)]
+        draws = [self._shaken(values, exact, product) for _ in range(_DRAWS_OF_FEW if few else 1)]
         return [Meant(exact[number], tuple(draw[number] for draw in draws)) for number in self.given]
 
     @property
@@ -102,14 +104,17 @@ class Evaluation:
         """Appends to `values`, which are the inputs, what the members read; the results of all members by number."""
         results: dict[int, Array] = {}
         for member in self.members:
-            made = self._evaluate(member, [self._pooled(member, values[n]) for n in member.inputs])
+            made = self._evaluate(member, [values[n] for n in member.inputs])
             for number, value in zip(member.outputs, made, strict=True):
                 results[number] = value
-                values.append(product if product is not None and number == len(self.operation.inputs) else value)
+                values.append(self._stored_inside(member, value) if not self._given(number, product) else product)
         return results
 
-    def _shaken(self, exact: Sequence[Array], product: Array | None) -> dict[int, Array]:
-        """The results of all members, every value off by a roundoff. `exact`: what they read without that."""
+    def _shaken(
+        self, exact: Sequence[Array], made_exact: Mapping[int, Array], product: Array | None
+    ) -> dict[int, Array]:
+        """The results of all members, every value off by a roundoff. `exact`: what they read without that,
+        `made_exact`: their results."""
         count = len(self.operation.inputs)
         results: dict[int, Array] = {}
         values = list(exact[:count])
@@ -127,31 +132,53 @@ class Evaluation:
                 made[1] = self.arithmetic.where(unsure, index ^ 255, index)  # any other position will do
             for number, value in zip(member.outputs, made, strict=True):
                 results[number] = value
-                handed_on = product is not None and number == count
-                values.append(product if handed_on else value)
-                made_by[number] = "" if handed_on else member.kind
+                given = self._given(number, product)
+                values.append(product if given else self._other_rounding(member, made_exact[number], value))
+                made_by[number] = "" if given else member.kind
         return results
+
+    def _given(self, number: int, product: Array | None) -> bool:
+        """Whether this value is read as `product`, which the launch has stored."""
+        return product is not None and number == len(self.operation.inputs)
+
+    def _stored_inside(self, member: Member, value: Array) -> Array:
+        """What a member hands on inside a launch: of a matrix product what would be stored of it."""
+        return value if _kind(member).flops is None else self.arithmetic.stored(value, self.call.precision.working)
+
+    def _other_rounding(self, member: Member, exact: Array, value: Array) -> Array:
+        """The same of a value that is off: wherever that may make it another number, the other one."""
+        precision = self.call.precision
+        if _kind(member).flops is None or precision.working is precision.master:
+            return value
+        stored, where = self.arithmetic.stored, self.arithmetic.where
+        reach, unit = SURE * spread(value - exact), ROUNDOFFS[precision.working] * abs(exact)
+        reach = where(reach < unit, reach, unit)
+        return stored(value + where(exact > stored(exact, precision.working), reach, -reach), precision.working)
 
     def _evaluate(self, member: Member, taken: Sequence[Array]) -> Sequence[Array]:
         types = _kind(member).shape(member.attributes, tuple(map(type_of, taken)))
         call = Call(types, self.call.first_row, self.call.batch, self.call.precision)
-        return self.arithmetic.evaluate(member.kind, member.attributes, taken, call)
+        made = self.arithmetic.evaluate(member.kind, member.attributes, taken, call)
+        if member.kind != "max_pool" or len(made) == 1:
+            return made
+        # Of elements that are stored as equal ones the first is the largest.
+        stored = [self.arithmetic.stored(taken[0], self._stored_as(member))]
+        return made[0], self.arithmetic.evaluate(member.kind, member.attributes, stored, call)[1]
 
-    def _pooled(self, member: Member, value: Array) -> Array:
-        """Of elements that are stored as equal ones the first is the largest."""
-        return self.arithmetic.stored(value, self.stored[0]) if member.kind == "max_pool" else value
+    def _stored_as(self, member: Member) -> DType:
+        """The type of the first result of a member that leaves the launch."""
+        return self.stored[self.given.index(member.outputs[0])]
 
     def _rounded(self, member: Member, value: Array, made_by: str, terms: float) -> Array:
         """What an implementation may read for an operand of a member; `made_by`: the kind of the member that it is
         from, "" where it is read from memory."""
         if not is_floating(value):
             return value
-        if member.kind == "max_pool":
-            return self._pooled(member, value)
         precision = self.call.precision
-        inside = ROUNDOFFS[precision.working] if made_by else 0.0
         if member.kind in MOVES:
-            return _off(self.arithmetic, value, inside)
+            return value
+        # Tensor cores read what is computed inside a launch in the working precision.
+        inside = ROUNDOFFS[precision.working] if made_by and _kind(member).flops else 0.0
         operand = TF32_ROUNDOFF if precision is Precision.TF32 and _kind(member).flops else 0.0
         return _off(self.arithmetic, value, inside + operand + ROUNDOFFS[precision.master] * math.sqrt(terms))
 
@@ -168,7 +195,8 @@ class Evaluation:
     def _other_side(self, exact: Array, shaken: Array, taken: Array) -> Array:
         """`taken`, on the other side of zero wherever rounding may bring it there."""
         where = self.arithmetic.where
-        reach = SURE * spread(shaken - exact)
+        moved = abs(shaken - exact)
+        reach = SURE * spread(moved) + 2 * moved
         across = where(exact > 0, -reach, reach + 0 * exact)
         return where(abs(exact) <= reach, across, taken)
 
@@ -176,12 +204,12 @@ class Evaluation:
         """In which windows another element than that at `index` may come out as the first largest one."""
         a = member.attributes
         assert isinstance(a, MaxPool)
-        arithmetic = self.arithmetic
+        arithmetic, dtype = self.arithmetic, self._stored_as(member)
         # What is zero with and without roundings is so for sure: a ReLU made it of a negative number.
-        reach = SURE * spread(shaken - exact) * (abs(exact) + abs(shaken) > 0)
+        moved = abs(shaken - exact)
+        reach = (SURE * spread(moved) + 2 * moved) * (abs(exact) + abs(shaken) > 0)
         low, high = (
-            arithmetic.padded(a, arithmetic.stored(exact + side * reach, self.stored[0]), -math.inf)
-            for side in (-1.0, 1.0)
+            arithmetic.padded(a, arithmetic.stored(exact + side * reach, dtype), -math.inf) for side in (-1.0, 1.0)
         )
         chosen = 0.0
         for position, at in window_positions(a):

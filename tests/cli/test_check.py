@@ -13,6 +13,7 @@ from mbc.codegen.toolchain import Missing
 from mbc.device.target import LocalGpu
 from mbc.equivalence import rule, step, variants
 from mbc.equivalence.step import Part
+from mbc.runtime.cpu import Interpreter
 
 CHECK = ("check", "tiny.mbc", "--gpu", "h200", "--device", "cpu", "--micro-batch", "2")
 
@@ -120,6 +121,57 @@ def test_what_is_planned_already_is_refused(mbc):
     assert mbc("compile", "tiny.mbc", "--gpu", "h200", "-o", "made").code == 0
     for place in ("made", "made/plan.json"):
         assert "error MBC188" in mbc("check", place).err
+
+
+LAUNCHES = ("check", "tiny.mbc", "--gpu", "h200", "--device", "cpu", "--launches")
+
+
+def test_every_launch_is_checked(mbc):
+    done = mbc(*LAUNCHES, "--limit", "3")
+    assert done.code == 0 and done.err == ""
+    assert done.out.startswith("tiny: batch 8, fp32, launch by launch, on the CPU\n")
+    assert re.search(r"^convolution +2 +0\.\d\d +\d\.\d +0 +ok$", done.out, re.MULTILINE)
+    assert len(re.findall(r"^ *(?:train|infer) \d+ +", done.out, re.MULTILINE)) == 3
+    assert "allowed: 8 roundoffs of an output in L2, 64 of an element, no wrong choice" in done.out
+    assert re.search(r"^all \d+ launches give what NumPy in float64 does: all [\d,]+ elements", done.out, re.MULTILINE)
+
+
+def test_plans_and_packages_are_checked_as_they_are(mbc):
+    found = mbc(*LAUNCHES, "--json", "--micro-batch", "2").json
+    assert found["passed"] and found["device"] == "cpu" and found["reference"] == "NumPy in float64"
+    assert mbc("compile", "tiny.mbc", "--gpu", "h200", "--micro-batch", "2", "-o", "made").code == 0
+    for place in ("made", "made/plan.json"):
+        again = mbc("check", place, "--launches", "--device", "cpu", "--json").json
+        assert again["launches"] == found["launches"]
+    slices = [launch["rows"] for launch in found["launches"] if launch["operations"] == "conv0"]
+    assert slices == [[0, 2], [2, 4], [4, 6], [6, 8]]
+    assert {output["passed"] for launch in found["launches"] for output in launch["outputs"]} == {True}
+    done = mbc("check", "made", "--launches", "--set", "batch=4")
+    assert done.code == 1 and "error MBC188: 'made' is planned already" in done.err
+
+
+def test_a_wrong_launch_is_exit_code_1(mbc, monkeypatch):
+    run_launch = Interpreter.run_launch
+
+    def spoiled(self, program, index):
+        run_launch(self, program, index)
+        if (program, index) == ("infer", 1):
+            self.arena[:] = self.arena[::-1].copy()
+
+    monkeypatch.setattr(Interpreter, "run_launch", spoiled)
+    done = mbc(*LAUNCHES, "--limit", "1")
+    assert done.code == 1
+    assert re.search(r"^infer 1 .* FAILS$", done.out, re.MULTILINE)
+    assert re.search(r"^1 of \d+ launches do not give what NumPy in float64 does$", done.out, re.MULTILINE)
+
+
+@pytest.mark.parametrize("rule", [("--reference", "float64"), ("--tolerance", "1"), ("--operations",)])
+def test_rules_of_divided_steps_are_none_of_launches(mbc, capsys, rule):
+    with pytest.raises(SystemExit) as caught:
+        mbc(*LAUNCHES, *rule)
+    assert caught.value.code == 2
+    said = capsys.readouterr().err
+    assert "not allowed with argument --launches" in said or "are rules for divided steps" in said
 
 
 def test_a_gpu_that_is_not_here(mbc, monkeypatch):

@@ -12,12 +12,14 @@ from mbc.ir.types import Precision
 from mbc.runtime.library import ABI_VERSION
 from tests.codegen.fakes import (
     ARENA,
+    HOST,
     PROGRAMS,
     Call,
     as_planned,
     compile_against_fake,
     expected_log,
     loaded,
+    parse_log,
     run_against_fake,
 )
 from tests.codegen.plans import pointwise_plan, providers, small_plan
@@ -130,6 +132,30 @@ def test_failures_name_the_operation(tmp_path: Path) -> None:
         lib.fake_reset(ctypes.c_void_p(ARENA), ctypes.c_void_p(0))
         assert lib.mbc_capture(module) == 0
         assert lib.mbc_last_error(module) == b""
+
+
+def test_launches_run_one_by_one(tmp_path: Path) -> None:
+    """Each is the one that the whole program runs in its place."""
+    plan = small_plan()
+    with loaded(compile_against_fake(view(plan, providers()), tmp_path)) as (lib, module):
+        for number, name in enumerate(PROGRAMS):
+            launches = getattr(plan, name).launches
+            whole = [entry for entry in expected_log(plan, name) if isinstance(entry, Call)]
+            lib.fake_reset(ctypes.c_void_p(ARENA), ctypes.c_void_p(HOST))
+            found: list[Call] = []
+            for index in range(len(launches)):
+                assert lib.mbc_run_launch(module, number, ctypes.c_int64(index)) == 0, lib.mbc_last_error(module)
+                found = [entry for entry in as_planned(parse_log(lib.fake_log().decode())) if isinstance(entry, Call)]
+                assert found == whole[: index + 1]
+            for index in (-1, len(launches)):
+                assert lib.mbc_run_launch(module, number, ctypes.c_int64(index)) == 1
+                assert lib.mbc_last_error(module).decode() == f"there is no launch {index}"
+        lib.fake_reset(ctypes.c_void_p(ARENA), ctypes.c_void_p(HOST))
+        lib.fake_fail_at(0)
+        assert lib.mbc_run_launch(module, 0, ctypes.c_int64(3)) == 1
+        assert lib.mbc_last_error(module).decode() == "launch 3, relu (mbc relu) rows 0..8: made to fail"
+        assert lib.mbc_run_launch(module, 2, ctypes.c_int64(0)) == 1
+        assert lib.mbc_last_error(module).decode() == "there is no program 2"
 
 
 def test_creation_refuses_what_does_not_fit(tmp_path: Path) -> None:

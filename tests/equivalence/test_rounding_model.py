@@ -96,10 +96,24 @@ def test_the_interpreter_keeps_within_the_limits(case: Case, precision: Precisio
         assert deviation.passed, deviation
 
 
-@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
-@pytest.mark.parametrize(("case", "precision"), [p for p in ALL if p.values[1] in (Precision.FP32, Precision.BF16)])
+SHAPES = [c for c in CASES if c.kind != "convert" and Precision.FP32 in c.precisions]
+GROUPS = every_nth(groups_in(Precision.FP32), Precision.FP32)
+WHOLE = [pytest.param(c, Precision.FP32, id=c.name) for c in (*SHAPES, *GROUPS)]
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
+
+
+@needs_torch
+def test_every_form_of_torchs_is_held_against_numpy():
+    from mbc.equivalence.torch_forms import FORMS
+
+    assert set(FORMS) <= {case.kind for case in SHAPES}
+
+
+@needs_torch
+@pytest.mark.parametrize(("case", "precision"), WHOLE)
 def test_torch_means_what_numpy_does(case: Case, precision: Precision):
-    from mbc.equivalence.in_torch import InTorch, torch
+    from mbc.equivalence.in_torch import InTorch
+    from mbc.equivalence.torch_convolutions import torch
 
     inputs = [double(x) for x in operands(case, precision)]
     ours, theirs = (evaluation(case, precision, a) for a in (InNumpy(0), InTorch(0, "cpu")))

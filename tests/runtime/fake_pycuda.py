@@ -268,5 +268,11 @@ class FakeLibrary:
 
         self.compute.append(run)
 
+    def run_launch(self, program: str, index: int) -> None:
+        self.calls.append(f"{program} {index}")
+        self.interpreter.arena[:] = self.arena
+        self.interpreter.run_launch(program, index)
+        self.arena[:] = self.interpreter.arena
+
     def destroy(self) -> None:
         self.calls.append("destroy")

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mbc.equivalence.launches import check_launches
 from mbc.errors import MbcError
 from mbc.ir.types import Layout
 from mbc.plan.file import dump_plan
@@ -20,9 +21,11 @@ from mbc.plan.model import Plan, Space
 from mbc.plan.prefetch import prefetch_bytes
 from mbc.runtime import cuda, driver, pinned, usage
 from mbc.runtime.dlpack import tensor_of
+from mbc.runtime.machine import Machine
 from mbc.runtime.module import Module
 from mbc.runtime.output import DeviceOutput
 from mbc.runtime.places import find_places
+from mbc.runtime.shadow import access_region
 from mbc.units import show_size
 from tests.runtime.fake_pycuda import FakeLibrary, Gpu, Stream, device_bytes, modules
 from tests.runtime.nets import batch, copier_plan, small_plan
@@ -164,6 +167,52 @@ def test_launch_by_launch(gpu: Gpu, tmp_path: Path):
     net = Module(package(tmp_path, small_plan()), device="cuda", eager=True)
     float(net.step(*batch(), lr=0.1))
     assert FakeLibrary.made[0].calls == ["create", "train eager"]
+
+
+def test_an_observer_sees_every_launch(gpu: Gpu, tmp_path: Path):
+    plan = small_plan()
+    seen: list[tuple[str, str, int]] = []
+
+    class Counting:
+        def before(self, machine: Machine, program: str, index: int) -> None:
+            seen.append(("before", program, index))
+            assert machine.arena_address is not None and len(machine.memory_bytes(Space.ARENA, 256, 512)) == 256
+
+        def after(self, machine: Machine, program: str, index: int) -> None:
+            seen.append(("after", program, index))
+
+    here, there = Module(plan, device="cpu"), Module(package(tmp_path, plan), device="cuda", eager=True)
+    for net in (here, there):
+        net.step(*batch(), lr=0.1)
+    there.observe(Counting())
+    assert float(here.step(*batch(1), lr=0.1)) == float(there.step(*batch(1), lr=0.1))
+    np.testing.assert_array_equal(here.forward(batch()[0]), there.forward(batch()[0]))
+    for name in here.states:
+        np.testing.assert_array_equal(here.state(name), there.state(name))
+    launches = [("train", i) for i in range(len(plan.train.launches))]
+    launches += [("infer", i) for i in range(len(plan.infer.launches))]
+    assert seen == [(when, *launch) for launch in launches for when in ("before", "after")]
+    there.observe(None)
+    there.forward(batch()[0])
+    assert FakeLibrary.made[0].calls[-1] == "infer eager"
+
+
+def test_launches_are_checked_on_the_gpu(gpu: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    plan = small_plan("bf16")
+    checked = check_launches(package(tmp_path, plan), "cuda", 2, 0)
+    assert checked.passed and checked.device == "cuda"
+    run_launch = FakeLibrary.run_launch
+    index = next(i for i, launch in enumerate(plan.infer.launches) if launch.operations == ("infer.second",))
+    region = access_region(plan, plan.infer.launches[index].accesses[2])
+
+    def spoil(self: FakeLibrary, program: str, number: int) -> None:
+        run_launch(self, program, number)
+        if (program, number) == ("infer", index):
+            self.arena[region.start : region.stop].view(np.uint16)[0] ^= 1 << 14  # of its exponent
+
+    monkeypatch.setattr(FakeLibrary, "run_launch", spoil)
+    checked = check_launches(tmp_path, "cuda", 2, 0)
+    assert [(launch.program, launch.index) for launch in checked.launches if not launch.passed] == [("infer", index)]
 
 
 def test_arrays_on_the_gpu(gpu: Gpu, tmp_path: Path):

@@ -32,6 +32,9 @@ int mbc_warm(MbcModule*) { return 0; }
 int mbc_capture(MbcModule*) { return 0; }
 int mbc_run(MbcModule* module, int program) { return program == 1 ? 7 : 0; }
 int mbc_run_eager(MbcModule*, int) { return 0; }
+#ifndef OLD
+int mbc_run_launch(MbcModule*, int program, int64_t launch) { return program == 1 && launch == 4294967296 ? 0 : 7; }
+#endif
 const char* mbc_last_error(MbcModule* module) { return module ? "launch 3, 'conv': bad luck" : "no arena"; }
 void mbc_destroy(MbcModule* module) { delete module; }
 """
@@ -45,12 +48,15 @@ def plan() -> Plan:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory, plan: Plan) -> Path:
+    return build(tmp_path_factory.mktemp("library"), plan)
+
+
+def build(folder: Path, plan: Plan, *flags: str) -> Path:
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("needs g++ to build a library to load")
-    folder = tmp_path_factory.mktemp("library")
     (folder / "module.cpp").write_text(SOURCE)
-    command = [compiler, "-shared", "-fPIC", f"-DABI={ABI_VERSION}", f"-DARENA={plan.predictions.arena_bytes}",
+    command = [compiler, "-shared", "-fPIC", *flags, f"-DABI={ABI_VERSION}", f"-DARENA={plan.predictions.arena_bytes}",
                f"-I{resource_folder('templates') / 'include'}", str(folder / "module.cpp"),
                "-o", str(folder / LIBRARY_FILE)]  # fmt: skip
     subprocess.run(command, check=True)
@@ -72,6 +78,21 @@ def test_calls_and_their_failures(plan: Plan, built: Path):
     library.destroy()
     with pytest.raises(MbcError, match="no arena"):
         Library(plan, built).create(256, 1, 0, 0, [11, 22, 33])
+
+
+def test_launches_are_run_one_by_one(plan: Plan, built: Path, tmp_path: Path):
+    library = Library(plan, built)
+    library.run_launch("infer", 1 << 32)
+    with pytest.raises(MbcError) as caught:
+        library.run_launch("train", 3)
+    assert caught.value.code == "MBC159"
+    old = build(tmp_path, plan, "-DOLD")
+    with pytest.raises(MbcError) as caught:
+        Library(plan, old).run_launch("train", 3)
+    assert caught.value.code == "MBC158"
+    assert (
+        caught.value.message == f"'{old / LIBRARY_FILE}' was built by an mbc that could not run its launches one by one"
+    )
 
 
 def test_a_library_of_another_plan(plan: Plan, built: Path):

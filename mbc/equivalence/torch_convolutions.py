@@ -1,0 +1,70 @@
+"""Convolutions in float64 by PyTorch's matrix products: windows as columns, a part of the rows at a time. cuDNN, which
+launches of a plan may call, computes nothing here. Imported only where PyTorch is installed."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from mbc.ops.base import Call
+from mbc.ops.convolution import Convolution
+
+torch: Any = importlib.import_module("torch")
+functional: Any = importlib.import_module("torch.nn.functional")
+
+Tensor = Any  # PyTorch is not there when types are checked
+
+_COLUMN_BYTES = 1 << 30
+
+
+def _columns(a: Convolution, x: Tensor) -> Tensor:
+    """The windows of images as columns: [rows, groups, C / groups * r * s, P * Q]."""
+    if a.kernel == (1, 1) and a.stride == (1, 1) and not any(a.pad):
+        return x.reshape(x.shape[0], a.groups, x.shape[1] // a.groups, -1)
+    top, bottom, left, right = a.pad
+    padded = functional.pad(x, (left, right, top, bottom))
+    columns = functional.unfold(padded, a.kernel, a.dilation, 0, a.stride)
+    return columns.reshape(x.shape[0], a.groups, -1, columns.shape[-1])
+
+
+def _row_slices(a: Convolution, rows: int, channels: int) -> Iterator[slice]:
+    """Slices of the rows whose columns take a bounded amount of memory."""
+    row_bytes = 8 * channels * math.prod(a.kernel) * math.prod(a.output_size)
+    step = max(1, _COLUMN_BYTES // row_bytes)
+    return (slice(start, start + step) for start in range(0, rows, step))
+
+
+def convolution(a: Convolution, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
+    x, w = inputs
+    matrix = w.reshape(a.groups, w.shape[0] // a.groups, -1)
+    parts = [torch.matmul(matrix, _columns(a, x[rows])) for rows in _row_slices(a, x.shape[0], x.shape[1])]
+    return (torch.cat(parts).reshape(x.shape[0], w.shape[0], *a.output_size),)
+
+
+def convolution_data(a: Convolution, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
+    dy, w = inputs
+    channels = w.shape[1] * a.groups
+    matrix = w.reshape(a.groups, w.shape[0] // a.groups, -1).transpose(1, 2)
+    top, bottom, left, right = a.pad
+    padded = (a.size[0] + top + bottom, a.size[1] + left + right)
+    parts: list[Tensor] = []
+    for rows in _row_slices(a, dy.shape[0], channels):
+        part = dy[rows]
+        columns = torch.matmul(matrix, part.reshape(part.shape[0], a.groups, w.shape[0] // a.groups, -1))
+        image = functional.fold(
+            columns.reshape(part.shape[0], -1, columns.shape[-1]), padded, a.kernel, a.dilation, 0, a.stride
+        )
+        parts.append(image[:, :, top : top + a.size[0], left : left + a.size[1]])
+    return (torch.cat(parts),)
+
+
+def convolution_filter(a: Convolution, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
+    x, dy = inputs
+    outputs, channels = dy.shape[1], x.shape[1]
+    total = torch.zeros((), dtype=x.dtype, device=x.device)
+    for rows in _row_slices(a, x.shape[0], channels):
+        part = dy[rows].reshape(-1, a.groups, outputs // a.groups, math.prod(a.output_size))
+        total = total + torch.einsum("ngkl,ngcl->gkc", part, _columns(a, x[rows]))
+    return (total.reshape(outputs, channels // a.groups, *a.kernel),)

@@ -1,0 +1,261 @@
+"""The meaning of operations on PyTorch's tensors, canonical as the interpreter's arrays are. Imported only where
+PyTorch is installed; tests hold every form against the interpreter."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mbc.equivalence.torch_convolutions import (
+    Tensor,
+    convolution,
+    convolution_data,
+    convolution_filter,
+    functional,
+    torch,
+)
+from mbc.ops import KINDS
+from mbc.ops.base import Call
+from mbc.ops.control import control_record
+from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward
+from mbc.ops.pooling import AveragePool, MaxPool, Pool, padded_size, window_divisors, window_positions
+from mbc.ops.response import Lrn
+from mbc.ops.signs import CHANNELS
+from mbc.ops.update import AdamW, Sgd
+
+
+def _sums(x: Tensor) -> Tensor:
+    """Over everything but axis 1."""
+    return x.sum(dim=(0, *range(2, x.ndim)))
+
+
+def _along(vector: Tensor, x: Tensor) -> Tensor:
+    return vector.reshape((1, -1) + (1,) * (x.ndim - 2))
+
+
+def _statistics(a: Any, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
+    (x,) = inputs
+    count = x.numel() // x.shape[1]
+    mean = _sums(x) / count
+    return mean, _sums((x - _along(mean, x)) ** 2) / count
+
+
+def _normalize(a: BatchNormalize, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
+    x, mean, variance, *affine = inputs
+    scale = (variance + a.eps).rsqrt()
+    if affine:
+        scale = scale * affine[0]
+    y = (x - _along(mean, x)) * _along(scale, x)
+    return (y + _along(affine[1], x) if affine else y,)
+
+
+def _normalize_sums(a: BatchNormalize, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
+    x, dy, mean, variance = inputs
+    return _sums(dy * (x - _along(mean, x))) * (variance + a.eps).rsqrt(), _sums(dy)
+
+
+def _normalize_backward(a: BatchNormalizeBackward, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
+    x, dy, mean, variance, dgamma, dbeta, *gamma = inputs
+    inverse = (variance + a.eps).rsqrt()
+    slope, shift = inverse * dgamma / a.count, dbeta / a.count
+    scale = inverse * gamma[0] if gamma else inverse
+    return ((dy - _along(shift, x) - (x - _along(mean, x)) * _along(slope, x)) * _along(scale, x),)
+
+
+def _silu_backward(x: Tensor, dy: Tensor) -> Tensor:
+    s = torch.sigmoid(x)
+    return dy * s * (1 + x * (1 - s))
+
+
+def _gelu_backward(x: Tensor, dy: Tensor) -> Tensor:
+    cdf = 0.5 * (1 + torch.erf(x / math.sqrt(2)))
+    return dy * (cdf + x * torch.exp(-0.5 * x * x) / math.sqrt(2 * math.pi))
+
+
+def _pack(y: Tensor) -> Tensor:
+    rows, channels, *rest = y.shape
+    bits = (y > 0).reshape(rows, channels // CHANNELS, CHANNELS, -1).to(torch.uint8)
+    weights = (1 << torch.arange(CHANNELS, device=y.device)).to(torch.uint8).reshape(1, 1, -1, 1)
+    return (bits * weights).sum(2, dtype=torch.uint8).reshape(rows, channels // CHANNELS, *rest)
+
+
+def _let_through(dy: Tensor, signs: Tensor) -> Tensor:
+    rows, groups = signs.shape[:2]
+    shifts = torch.arange(CHANNELS, device=dy.device, dtype=torch.uint8).reshape(1, 1, -1, 1)
+    bits = (signs.reshape(rows, groups, 1, -1) >> shifts) & 1
+    return torch.where(bits.reshape(dy.shape) > 0, dy, 0.0)
+
+
+def padded(a: Pool, x: Tensor, fill: float) -> Tensor:
+    """Images with what their windows reach beyond them."""
+    height, width = padded_size(a)
+    top, left = a.pad[0], a.pad[2]
+    return functional.pad(x, (left, width - left - a.size[1], top, height - top - a.size[0]), value=fill)
+
+
+def _inside(a: Pool, padded: Tensor) -> Tensor:
+    return padded[:, :, a.pad[0] : a.pad[0] + a.size[0], a.pad[2] : a.pad[2] + a.size[1]].contiguous()
+
+
+def _max_pool(a: MaxPool, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
+    image = padded(a, inputs[0], -math.inf)
+    p, q = a.output_size
+    best = torch.full((*image.shape[:2], p, q), -math.inf, dtype=image.dtype, device=image.device)
+    rows = (a.pad[0] - torch.arange(p, device=best.device) * a.stride[0]).clamp(min=0)
+    columns = (a.pad[2] - torch.arange(q, device=best.device) * a.stride[1]).clamp(min=0)
+    first = (rows[:, None] * a.kernel[1] + columns[None, :]).to(torch.uint8)
+    index = first.expand(best.shape).clone()
+    for position, at in window_positions(a):
+        seen = image[at]
+        better = ~(seen <= best) & (~torch.isnan(best) | torch.isnan(seen))
+        best = torch.where(better, seen, best)
+        index = torch.where(better, position, index)
+    return (best, index) if a.index else (best,)
+
+
+def _max_pool_backward(a: MaxPool, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
+    index, dy = inputs
+    padded = torch.zeros((*dy.shape[:2], *padded_size(a)), dtype=dy.dtype, device=dy.device)
+    for position, at in window_positions(a):
+        padded[at] += torch.where(index == position, dy, 0.0)
+    return (_inside(a, padded),)
+
+
+def _average_pool(a: AveragePool, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
+    image = padded(a, inputs[0], 0.0)
+    total = torch.zeros((*image.shape[:2], *a.output_size), dtype=image.dtype, device=image.device)
+    for _, at in window_positions(a):
+        total += image[at]
+    return (total / torch.as_tensor(window_divisors(a), device=total.device),)
+
+
+def _average_pool_backward(a: AveragePool, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
+    (dy,) = inputs
+    share = dy / torch.as_tensor(window_divisors(a), device=dy.device)
+    padded = torch.zeros((*dy.shape[:2], *padded_size(a)), dtype=dy.dtype, device=dy.device)
+    for _, at in window_positions(a):
+        padded[at] += share
+    return (_inside(a, padded),)
+
+
+def _window_sums(x: Tensor, before: int, after: int) -> Tensor:
+    """Sum over channels c - before … c + after, for every channel c."""
+    total, channels = x.clone(), x.shape[1]
+    for shift in range(1, min(before, channels - 1) + 1):
+        total[:, shift:] += x[:, :-shift]
+    for shift in range(1, min(after, channels - 1) + 1):
+        total[:, :-shift] += x[:, shift:]
+    return total
+
+
+def _lrn_divisor(a: Lrn, x: Tensor) -> Tensor:
+    return a.k + a.alpha / a.size * _window_sums(x * x, a.size // 2, (a.size - 1) // 2)
+
+
+def _lrn_backward(a: Lrn, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
+    x, dy = inputs
+    d = _lrn_divisor(a, x)
+    power = d**-a.beta
+    shared = _window_sums(dy * x * power / d, (a.size - 1) // 2, a.size // 2)
+    return (dy * power - 2 * a.alpha * a.beta / a.size * x * shared,)
+
+
+def _upsample_backward(a: Any, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
+    rows, channels, height, width = inputs[0].shape
+    parts = inputs[0].reshape(rows, channels, height // a.factor[0], a.factor[0], width // a.factor[1], a.factor[1])
+    return (parts.sum(dim=(3, 5)),)
+
+
+def _guard(a: Any, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
+    """By NumPy, told of all gradients only whether they are finite."""
+    control, *values = inputs
+    told = torch.zeros(1, dtype=torch.float64)
+    if not all(bool(torch.isfinite(value).all()) for value in values):
+        told = told + math.nan
+    evaluate = KINDS["guard"].evaluate
+    assert evaluate is not None
+    (after,) = evaluate(a, [control.cpu().numpy(), told.numpy()], call)
+    return (torch.from_numpy(after).to(control.device),)
+
+
+def _sgd(a: Sgd, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
+    parameter, gradient, control, *state = inputs
+    record = control_record(control.cpu().numpy())
+    if not record["proceed"]:
+        return (parameter, *state)
+    step = gradient / float(record["gradient_scale"]) + a.weight_decay * parameter
+    if state:
+        state = [a.momentum * state[0] + step]
+        step = step + a.momentum * state[0] if a.nesterov else state[0]
+    return (parameter - float(record["learning_rate"]) * step, *state)
+
+
+def _adamw(a: AdamW, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
+    parameter, gradient, control, m, v = inputs
+    record = control_record(control.cpu().numpy())
+    if not record["proceed"]:
+        return parameter, m, v
+    rate, count = float(record["learning_rate"]), int(record["updates"])
+    g = gradient / float(record["gradient_scale"])
+    m, v = a.beta1 * m + (1 - a.beta1) * g, a.beta2 * v + (1 - a.beta2) * g * g
+    divisor = torch.sqrt(v / (1 - a.beta2**count)) + a.eps
+    return (1 - rate * a.weight_decay) * parameter - rate / (1 - a.beta1**count) * m / divisor, m, v
+
+
+Form = Callable[[Any, Sequence[Tensor], Call], Sequence[Tensor]]
+
+
+def _unary(rule: Callable[[Any, Tensor], Tensor]) -> Form:
+    return lambda a, inputs, call: (rule(a, inputs[0]),)
+
+
+def _binary(rule: Callable[[Any, Tensor, Tensor], Tensor]) -> Form:
+    return lambda a, inputs, call: (rule(a, inputs[0], inputs[1]),)
+
+
+FORMS: dict[str, Form] = {
+    "convolution": convolution,
+    "convolution_backward_data": convolution_data,
+    "convolution_backward_filter": convolution_filter,
+    "linear": _binary(lambda a, x, w: x.flatten(1) @ w.T),
+    "linear_backward_data": _binary(lambda a, dy, w: (dy @ w).reshape(dy.shape[0], *a.sample_shape)),
+    "linear_backward_filter": _binary(lambda a, x, dy: dy.T @ x.flatten(1)),
+    "cast": _unary(lambda a, x: x),
+    "bias_add": _binary(lambda a, y, b: y + _along(b, y)),
+    "channel_sum": _unary(lambda a, dy: _sums(dy)),
+    "batch_statistics": _statistics,
+    "batch_normalize": _normalize,
+    "batch_normalize_sums": _normalize_sums,
+    "batch_normalize_backward": _normalize_backward,
+    "relu": _unary(lambda a, x: torch.where(x <= 0, 0.0, x)),
+    "relu_backward": _binary(lambda a, y, dy: torch.where(y > 0, dy, 0.0)),
+    "leaky_relu": _unary(lambda a, x: torch.where(x > 0, x, x * a.slope)),
+    "leaky_relu_backward": _binary(lambda a, y, dy: torch.where(y > 0, dy, dy * a.slope)),
+    "sigmoid": _unary(lambda a, x: torch.sigmoid(x)),
+    "sigmoid_backward": _binary(lambda a, y, dy: dy * y * (1 - y)),
+    "tanh": _unary(lambda a, x: torch.tanh(x)),
+    "tanh_backward": _binary(lambda a, y, dy: dy * (1 - y * y)),
+    "silu": _unary(lambda a, x: x * torch.sigmoid(x)),
+    "silu_backward": _binary(lambda a, x, dy: _silu_backward(x, dy)),
+    "gelu": _unary(lambda a, x: 0.5 * x * (1 + torch.erf(x / math.sqrt(2)))),
+    "gelu_backward": _binary(lambda a, x, dy: _gelu_backward(x, dy)),
+    "add": _binary(lambda a, x, y: x + y),
+    "mul": _binary(lambda a, x, y: x * y),
+    "scale": _unary(lambda a, x: x * a.factor + a.offset),
+    "relu_signs": _unary(lambda a, y: _pack(y)),
+    "relu_backward_signs": _binary(lambda a, dy, signs: _let_through(dy, signs)),
+    "max_pool": _max_pool,
+    "max_pool_backward": _max_pool_backward,
+    "avg_pool": _average_pool,
+    "avg_pool_backward": _average_pool_backward,
+    "lrn": _unary(lambda a, x: x * _lrn_divisor(a, x) ** -a.beta),
+    "lrn_backward": _lrn_backward,
+    "upsample": _unary(lambda a, x: x.repeat_interleave(a.factor[0], 2).repeat_interleave(a.factor[1], 3)),
+    "upsample_backward": _upsample_backward,
+    "concat": lambda a, inputs, call: (torch.cat(list(inputs), 1),),
+    "channel_slice": _unary(lambda a, x: x[:, a.start : a.start + a.count].clone()),
+    "guard": _guard,
+    "sgd_update": _sgd,
+    "adamw_update": _adamw,
+}
