@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 import math
 import os
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from mbc.errors import MbcError
 from mbc.train.checkpoint import Progress, load_checkpoint, read_progress, save_checkpoint
@@ -187,8 +189,7 @@ def test_checkpoint_stays_a_weights_file(regression, tmp_path):
     other.weights[:] = 0
     assert load_checkpoint(other, tmp_path / "c") == Progress(1, 2, 3, 4)
     np.testing.assert_array_equal(other.weights, regression.weights)
-    read = pytest.importorskip("safetensors.numpy", reason="the safetensors package is not installed").load_file
-    np.testing.assert_array_equal(read(tmp_path / "c")["w"], regression.weights)
+    np.testing.assert_array_equal(load_file(tmp_path / "c")["w"], regression.weights)
 
 
 def test_checkpoint_that_cannot_be_written(regression, tmp_path):
@@ -224,18 +225,31 @@ def header(text, length=None):
     return (length or len(text)).to_bytes(8, "little") + text.encode()
 
 
+def told(**changes):
+    """A file without weights that says how far a training had come."""
+    progress = {"epochs": 1, "steps": 2, "seed": 3, "batch": 4, **changes}
+    return header(json.dumps({"__metadata__": {"mbc.training": json.dumps(progress)}}))
+
+
 @pytest.mark.parametrize(
     ("content", "code", "message"),
     [
-        (b"", "MBC163", "does not start with a header"),
-        (b"\xff" * 100, "MBC163", "does not start with a header"),
-        (header("{}", length=100), "MBC163", "does not start with a header"),
-        (header("[]"), "MBC163", "its header is not an object"),
+        (b"", "MBC163", ": header too small"),
+        (b"\xff" * 100, "MBC163", ": header too large"),
+        (header("{}", length=100), "MBC163", ": invalid header length"),
+        (header("[]"), "MBC163", ": invalid JSON in header: invalid type: sequence"),
+        (header('{"__metadata__": {"mbc.training": 3}}'), "MBC163", "invalid type: integer `3`, expected a string"),
         (header("{}"), "MBC181", "holds weights but not how far"),
-        (header('{"__metadata__": {"mbc.training": 3}}'), "MBC181", "holds weights but not how far"),
         (header('{"__metadata__": {"mbc.training": "{}"}}'), "MBC181", "says of a training makes no sense: '{}'"),
         (header('{"__metadata__": {"mbc.training": "[1"}}'), "MBC181", r"makes no sense: '\[1'"),
         (header('{"__metadata__": {"mbc.training": "[1]"}}'), "MBC181", r"makes no sense: '\[1\]'"),
+        (told(epochs=-5), "MBC181", "'epochs' is -5, which is no number from 0 to"),
+        (told(steps=1.5), "MBC181", "'steps' is 1.5, which is no number from 0 to"),
+        (told(seed="7"), "MBC181", "'seed' is '7', which is no number from 0 to"),
+        (told(seed=1 << 63), "MBC181", "'seed' is 9223372036854775808, which is no number from 0 to"),
+        (told(batch=0), "MBC181", "'batch' is 0, which is no number from 1 to"),
+        (told(batch=None), "MBC181", "'batch' is None, which is no number from 1 to"),
+        (told(steps=True), "MBC181", "'steps' is True, which is no number from 0 to"),
     ],
 )
 def test_files_that_are_no_checkpoints(tmp_path, content, code, message):
