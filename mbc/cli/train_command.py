@@ -87,9 +87,14 @@ def _report(arguments: argparse.Namespace, history: tuple[Epoch, ...], checkpoin
     if last.test_accuracy is not None:
         print(f"test accuracy: {last.test_accuracy:.2%} {after}")
     else:
-        print(f"loss: {last.loss:.4f} {after}")
+        print(f"loss: {last.loss:.4f}{_over(last)} {after}")
     if checkpoint is not None:
         print(f"weights: {checkpoint}")
+
+
+def _over(shown: Running | Epoch) -> str:
+    """Behind a mean loss: over how many steps it is, where that is not all."""
+    return f" (mean of {shown.steps - shown.bad_steps:,} of {shown.steps:,} steps)" if shown.bad_steps else ""
 
 
 class _View:
@@ -111,7 +116,7 @@ class _View:
             parts.append(f"{bar(share)} {share:4.0%}")
         else:
             parts.append(f"step {now.steps}")
-        parts.append(f"loss {now.loss:.4f}")
+        parts.append(f"loss {now.loss:.4f}{_over(now)}")
         if now.accuracy is not None:
             parts.append(f"accuracy {now.accuracy:.1%}")
         parts.append(f"{now.rows / max(now.seconds, 1e-9):,.0f} images/s")
@@ -120,7 +125,7 @@ class _View:
     def on_epoch(self, epoch: Epoch) -> None:
         if epoch.dropped_rows:
             self._say_dropped(epoch.dropped_rows)
-        parts = [f"epoch {epoch.epoch:>{len(str(epoch.epochs))}}/{epoch.epochs}", f"loss {epoch.loss:.4f}"]
+        parts = [f"epoch {epoch.epoch:>{len(str(epoch.epochs))}}/{epoch.epochs}", f"loss {epoch.loss:.4f}{_over(epoch)}"]
         if epoch.accuracy is not None:
             parts.append(f"accuracy {epoch.accuracy:.1%}")
         if epoch.test_accuracy is not None:

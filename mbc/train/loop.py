@@ -22,6 +22,8 @@ from mbc.train.schedule import Schedule
 
 Array = NDArray[Any]
 
+TOLERATED = 0.1  # share of an epoch's steps whose loss may be not finite: mini-batches of bad data, say
+
 
 class Reported(Protocol):
     """The loss of a step. Looking at it, or at the accuracy, may wait for the step."""
@@ -64,7 +66,8 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A moment within an epoch. `steps` of `steps_in_epoch` (None: not known) are done, `rows` in `seconds`."""
+    """A moment within an epoch. `steps` of `steps_in_epoch` (None: not known) are done, `rows` in `seconds`. `loss` is
+    the mean of all but `bad_steps`, whose loss is not finite."""
 
     epoch: int
     epochs: int
@@ -74,13 +77,14 @@ class Running:
     accuracy: float | None
     rows: int
     seconds: float
+    bad_steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """A finished epoch. `loss` and `accuracy` are means over its steps; `dropped_rows` did not fill a mini-batch;
-    `bad_steps` had a loss that is not finite, and changed nothing; `first_bad_step` counts from 1, 0 where there is
-    none. `bad_states` hold values that are not finite since before that step: the gradient of an earlier one was not
+    """A finished epoch. `loss` is the mean over its steps but `bad_steps`, whose loss is not finite and which changed
+    nothing, `accuracy` that over all; `dropped_rows` did not fill a mini-batch; `first_bad_step` counts from 1, 0 where
+    there is none. `bad_states` hold values that are not finite since before that step: the gradient of an earlier one was not
     finite though its loss was, and reached them."""
 
     epoch: int
@@ -149,7 +153,8 @@ def train(
 
     The same job gives the same bits whether run at once or resumed after any epoch. Raises MBC177 when the data do not
     fill one mini-batch, MBC178 when a whole epoch's losses are not finite, MBC182 when `resume` was made otherwise,
-    MBC231 when states are not finite after an epoch: the checkpoint of the epoch before is kept.
+    MBC231 when states are not finite after an epoch, or the losses of more than a tenth of its steps are not: the
+    checkpoint of the epoch before is kept.
     """
     if job.checkpoint is not None:
         check_writable(job.checkpoint)
@@ -164,12 +169,11 @@ def train(
         finished = _one_epoch(net, job, epoch, on_step)
         steps += finished.steps
         history.append(finished)
-        spoilt = _not_finite(net)
-        if spoilt:
+        why = _divergence(net, finished)
+        if why is not None:
             on_epoch(finished)
             # What else lies there is of another training.
-            good = job.checkpoint if epoch > done.epochs else job.resume
-            raise _diverged(spoilt, epoch, good)
+            raise _diverged(why, epoch, job.checkpoint if epoch > done.epochs else job.resume)
         if job.checkpoint is not None:
             save_checkpoint(net, job.checkpoint, Progress(epoch + 1, steps, job.seed, batch))
         on_epoch(finished)
@@ -181,7 +185,22 @@ def _not_finite(net: Trainable) -> tuple[str, ...]:
     return tuple(name for name in net.states if not np.isfinite(net.state(name)).all())
 
 
-def _diverged(spoilt: Sequence[str], epoch: int, checkpoint: Path | None) -> MbcError:
+def _divergence(net: Trainable, finished: Epoch) -> str | None:
+    """Why nothing can be learned after an epoch, None where something can. A single step is never too many. Steps that
+    fp16 skips while its loss scale finds its value have finite losses, and are not counted."""
+    spoilt = _not_finite(net)
+    if spoilt:
+        return _holding(spoilt)
+    bad, steps = finished.bad_steps, finished.steps
+    if bad <= max(1, steps * TOLERATED):
+        return None
+    return (
+        f"{bad:,} of its {steps:,} steps had a loss that is not finite, the first is step {finished.first_bad_step:,};"
+        f" up to {TOLERATED:.0%} are tolerated"
+    )
+
+
+def _diverged(why: str, epoch: int, checkpoint: Path | None) -> MbcError:
     """MBC231: nothing can be learned from here on, and a checkpoint of it would replace a good one."""
     kept = remedy = ""
     if checkpoint is not None:
@@ -189,7 +208,7 @@ def _diverged(spoilt: Sequence[str], epoch: int, checkpoint: Path | None) -> Mbc
         remedy = f", and go on from there with --resume {checkpoint}"
     return MbcError(
         "MBC231",
-        f"the training diverged in epoch {epoch + 1}: {_holding(spoilt)}{kept}",
+        f"the training diverged in epoch {epoch + 1}: {why}{kept}",
         f"lower the learning rate, or add a warm-up{remedy}",
     )
 
@@ -263,8 +282,9 @@ def _one_epoch(net: Trainable, job: Job, epoch: int, on_step: Callable[[Running]
         seconds = time.monotonic() - began
         on_step(
             Running(
-                epoch + 1, epochs, sums.steps, steps_in_epoch, sums.loss, sums.accuracy, sums.steps * batch, seconds
-            )
+                epoch + 1, epochs, sums.steps, steps_in_epoch, sums.loss, sums.accuracy, sums.steps * batch, seconds,
+                sums.bad_steps,
+            )  # fmt: skip
         )
 
     batches = (converted(rows, inputs) for rows in job.data.shuffled(batch, job.seed, epoch))
