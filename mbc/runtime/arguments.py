@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,14 +14,37 @@ from numpy.typing import NDArray
 from mbc.errors import MbcError
 
 
+def shown(given: object) -> str:
+    """What was passed, for a message: on one line, and not long."""
+    try:
+        text = " ".join(repr(given).split())
+    except Exception:  # an object that cannot even be shown
+        text = f"a {type(given).__name__}"
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def flag(name: str, given: object) -> bool:
+    """A setting that is on or off; MBC167 for what is neither."""
+    if not isinstance(given, bool | np.bool_ | int):
+        raise MbcError("MBC167", f"{name} is {shown(given)}, neither True nor False", "pass one of the two")
+    return bool(given)
+
+
+def choice(name: str, given: object, among: Sequence[str]) -> str:
+    """One of some names; MBC167 for anything else."""
+    if not isinstance(given, str) or given not in among:
+        raise MbcError("MBC167", f"unknown {name} {shown(given)}", f"choose one of {', '.join(among)}")
+    return given
+
+
 def rate_of(given: object) -> float:
     """A learning rate; MBC169 unless it is one finite number of at least 0."""
     try:
         rate = float(cast(Any, given)) if np.ndim(cast(Any, given)) == 0 and not isinstance(given, str) else math.nan
-    except (TypeError, ValueError, OverflowError):
+    except Exception:  # whatever the object raises that was passed
         rate = math.nan
     if not 0 <= rate < math.inf:
-        raise MbcError("MBC169", f"the learning rate is {given!r:.60}", "pass a finite number of at least 0")
+        raise MbcError("MBC169", f"the learning rate is {shown(given)}", "pass a finite number of at least 0")
     return rate
 
 
@@ -29,12 +52,12 @@ def path_of(given: object, code: str, what: str) -> Path:
     """A path to a file or folder; an error with `code`, which begins with `what`, for anything else."""
     why = None
     if not isinstance(given, str | os.PathLike):
-        why = f"{given!r:.60} is a {type(given).__name__}, not a path"
+        why = f"{shown(given)} is a {type(given).__name__}, not a path"
     else:
         path = cast(object, os.fspath(cast("os.PathLike[Any]", given)))
         if isinstance(path, str) and path and "\0" not in path:
             return Path(path)
-        why = f"{path!r:.60} is no path"
+        why = f"{shown(path)} is no path"
     raise MbcError(code, f"{what}: {why}", "give a path as text or as pathlib.Path")
 
 
@@ -45,7 +68,9 @@ def texts(metadata: object) -> dict[str, str]:
         return {}
     if given is None or not all(_is_text(part) for item in given.items() for part in item):
         raise MbcError(
-            "MBC162", f"cannot write a checkpoint: metadata {metadata!r:.60} do not map text to text", "pass texts only"
+            "MBC162",
+            f"cannot write a checkpoint: metadata {shown(metadata)} do not map text to text",
+            "pass texts only",
         )
     return cast("dict[str, str]", given)
 

@@ -103,6 +103,12 @@ def check_rows(wanted: Sequence[Wanted], arrays: Sequence[Array | DeviceArray], 
 
 def _host_or_device(wanted: Wanted, given: Any, stream: int | None) -> Array | DeviceArray:
     if isinstance(given, np.ndarray):
+        if isinstance(given, np.ma.MaskedArray) and np.ma.is_masked(given):
+            raise MbcError(
+                "MBC150",
+                f"input '{wanted.name}' is a masked array, and what is masked would be read",
+                "pass a plain array: array.filled(value)",
+            )
         return cast(Array, given)
     try:
         place = given.__dlpack_device__()[0] if hasattr(given, "__dlpack_device__") else None

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from mbc.errors import MbcError
 from mbc.plan.model import Plan
+from mbc.runtime.arguments import shown
 from mbc.runtime.arrays import DeviceArray
 from mbc.runtime.cpu import Interpreter
 from mbc.runtime.output import DeviceOutput
@@ -202,7 +203,7 @@ def padded(array: Array, shape: tuple[int, ...]) -> Array:
 def state_place(states: Mapping[str, Place], name: str) -> Place:
     """The place of state `name`; MBC165 with the nearest known name."""
     if not isinstance(cast(object, name), str):
-        raise MbcError("MBC165", f"there is no state {name!r:.60}", "pass the name of one: see net.states")
+        raise MbcError("MBC165", f"there is no state {shown(name)}", "pass the name of one: see net.states")
     if name in states:
         return states[name]
     import difflib

@@ -16,7 +16,7 @@ from mbc.ir.graph import Role
 from mbc.ir.types import Precision
 from mbc.ops.control import RECORD
 from mbc.plan.model import Plan
-from mbc.runtime.arguments import matched, path_of, plain_array, rate_of, texts
+from mbc.runtime.arguments import flag, matched, path_of, plain_array, rate_of, texts
 from mbc.runtime.arrays import DeviceArray, Wanted, check_rows, received, wanted_inputs
 from mbc.runtime.checkpoint import write_checkpoint
 from mbc.runtime.formats import canonical_dtype
@@ -117,6 +117,7 @@ class Module:
         the CPU it gives an array that cannot be written to.
         """
         graph = self._plan.graph
+        copy = flag("copy", copy)
         with self._turns:
             rows = self._feed(self._infer_inputs, self._places.infer_inputs, inputs, named, exact=False)
             self._machine.infer()
@@ -216,6 +217,7 @@ class Module:
         Raises MBC163 (not a whole file) and MBC164 (every missing, unexpected and mismatched name).
         """
         place = path_of(path, "MBC163", "cannot read a checkpoint")
+        strict = flag("strict", strict)
         arrays, counters = read_weights(place, self.states, strict)
         if self._plan.graph.precision is not Precision.FP16:
             counters.pop("loss_scale", None)  # of a plan in fp16; others have no scale

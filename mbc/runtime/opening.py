@@ -12,7 +12,8 @@ import numpy as np
 from mbc.errors import MbcError
 from mbc.plan.file import PLAN_FILE, load_plan
 from mbc.plan.model import Plan
-from mbc.runtime.arguments import path_of
+from mbc.runtime.arguments import choice, flag, path_of, shown
+from mbc.runtime.checkpoint import why
 from mbc.runtime.machine import Host, Machine
 from mbc.runtime.places import Places
 from mbc.runtime.transfers import Transfers
@@ -36,16 +37,14 @@ class Settings:
     transfers: Transfers | str
 
     def __post_init__(self) -> None:
-        if self.device not in DEVICES:
-            raise MbcError("MBC167", f"unknown device {self.device!r}", f"choose one of {', '.join(DEVICES)}")
         if not isinstance(cast(object, self.seed), int | np.integer):
-            raise MbcError("MBC167", f"the seed {self.seed!r} is no whole number", "choose one from 0 to 2^63 - 1")
+            raise MbcError("MBC167", f"the seed {shown(self.seed)} is no whole number", "choose one from 0 to 2^63 - 1")
         if not 0 <= self.seed < 1 << 63:
-            raise MbcError("MBC167", f"the seed {self.seed} is not in [0, 2^63)", "choose another one")
-        if self.transfers not in tuple(Transfers):
-            raise MbcError(
-                "MBC167", f"unknown transfers {self.transfers!r}", f"choose one of {', '.join(tuple(Transfers))}"
-            )
+            raise MbcError("MBC167", f"the seed {shown(self.seed)} is not in [0, 2^63)", "choose another one")
+        choice("device", self.device, DEVICES)
+        choice("transfers", self.transfers, tuple(Transfers))
+        for name in ("canaries", "eager", "prefetch", "shadow"):
+            flag(name, getattr(self, name))
 
 
 def open_plan(subject: str | Path | Plan) -> tuple[Plan, Path | None]:
@@ -59,7 +58,7 @@ def open_plan(subject: str | Path | Plan) -> tuple[Plan, Path | None]:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:  # ValueError: no UTF-8
         raise MbcError(
-            "MBC166", f"cannot read the plan '{path}': {error}", "give the folder that `mbc compile` wrote"
+            "MBC166", f"cannot read the plan '{path}': {why(error)}", "give the folder that `mbc compile` wrote"
         ) from error
     return load_plan(text, str(path)), path.parent
 

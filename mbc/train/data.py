@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbc.errors import MbcError
+from mbc.runtime.arguments import shown
 from mbc.train.inputs import Batch, Input, fit, names_of
 from mbc.train.loader import IterableData, find_function
 
@@ -91,7 +92,7 @@ def check_place(place: str) -> None:
     if not (module and function):
         raise MbcError(
             "MBC172",
-            f"there is no data '{place}'",
+            f"there is no data {shown(place)}",
             "give an .npz file, a folder of .npy files, or module:function that yields batches",
         )
     find_function(place)
