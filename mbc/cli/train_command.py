@@ -165,6 +165,9 @@ class _View:
                 f"({steps} with a loss that is not finite changed nothing, the first is step {epoch.first_bad_step}"
                 f"{named(epoch.bad_states)})"
             )
+        if epoch.overflowed_steps:
+            steps = "1 step was" if epoch.overflowed_steps == 1 else f"{epoch.overflowed_steps} steps were"
+            parts.append(f"({steps} skipped for gradients that fp16 cannot hold: the loss scale was lowered)")
         self._line.line("  ".join(parts))
 
     def stop(self) -> None:

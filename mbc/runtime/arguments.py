@@ -27,7 +27,7 @@ def flag(name: str, given: object) -> bool:
     """A setting that is on or off; MBC167 for what is neither."""
     if not isinstance(given, bool | np.bool_ | int):
         raise MbcError("MBC167", f"{name} is {shown(given)}, neither True nor False", "pass one of the two")
-    return bool(given)
+    return bool(cast(Any, given))
 
 
 def choice(name: str, given: object, among: Sequence[str]) -> str:
@@ -69,7 +69,7 @@ def texts(metadata: object) -> dict[str, str]:
     if given is None or not all(_is_text(part) for item in given.items() for part in item):
         raise MbcError(
             "MBC162",
-            f"cannot write a checkpoint: metadata {shown(metadata)} do not map text to text",
+            f"cannot write a checkpoint: metadata {shown(cast(object, metadata))} do not map text to text",
             "pass texts only",
         )
     return cast("dict[str, str]", given)

@@ -103,7 +103,7 @@ def check_rows(wanted: Sequence[Wanted], arrays: Sequence[Array | DeviceArray], 
 
 def _host_or_device(wanted: Wanted, given: Any, stream: int | None) -> Array | DeviceArray:
     if isinstance(given, np.ndarray):
-        if isinstance(given, np.ma.MaskedArray) and np.ma.is_masked(given):
+        if isinstance(given, np.ma.MaskedArray) and np.ma.is_masked(cast(Array, given)):
             raise MbcError(
                 "MBC150",
                 f"input '{wanted.name}' is a masked array, and what is masked would be read",

@@ -13,6 +13,7 @@ from mbc.errors import MbcError
 
 TOLERATED = 0.1  # share of an epoch's steps whose loss may be not finite: mini-batches of bad data, say
 TOLERATED_AT_END = 2  # steps; more than that in a row, up to the end, are no chance
+SCALE_SEARCH = 24  # steps in which the loss scale of fp16 comes from 65536, halved every time, below any in use
 
 
 class Losses(Protocol):
@@ -29,6 +30,9 @@ class Losses(Protocol):
 
     @property
     def bad_steps_at_end(self) -> int: ...
+
+    @property
+    def overflowed_steps(self) -> int: ...
 
 
 class Holds(Protocol):
@@ -48,12 +52,13 @@ def not_finite(net: Holds) -> tuple[str, ...]:
 
 
 def divergence(spoilt: Sequence[str], finished: Losses) -> str | None:
-    """Why nothing can be learned after an epoch, None where something can. A single step is never too many. Steps that
-    fp16 skips while its loss scale finds its value have finite losses, and are not counted.
+    """Why nothing can be learned after an epoch, None where something can. A single step is never too many, nor is it
+    a divergence when fp16 skips steps while its loss scale finds its value.
 
     A step whose loss is not finite changes nothing, so that once the weights are past saving every further step is one.
     """
     steps, bad, last = finished.steps, finished.bad_steps, finished.bad_steps_at_end
+    overflowed = finished.overflowed_steps
     if spoilt:
         return _holding(spoilt)
     if bad > max(1, steps * TOLERATED):
@@ -61,7 +66,14 @@ def divergence(spoilt: Sequence[str], finished: Losses) -> str | None:
             f"{bad:,} of its {steps:,} steps had a loss that is not finite, the first is step"
             f" {finished.first_bad_step:,}; up to {TOLERATED:.0%} are tolerated"
         )
-    return f"its last {last:,} of {steps:,} steps had a loss that is not finite" if last > TOLERATED_AT_END else None
+    if last > TOLERATED_AT_END:
+        return f"its last {last:,} of {steps:,} steps had a loss that is not finite"
+    if overflowed > SCALE_SEARCH + steps * TOLERATED:
+        return (
+            f"{overflowed:,} of its {steps:,} steps had gradients that fp16 cannot hold, whatever the loss scale; up to"
+            f" {TOLERATED:.0%} and {SCALE_SEARCH} more are tolerated"
+        )
+    return None
 
 
 def diverged(why: str, epoch: int, checkpoint: Path | None) -> MbcError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -38,6 +38,11 @@ class Trainable(Saves, Predicts, Holds, Protocol):
     """What the loop needs of `mbc.runtime.module.Module`."""
 
     def step(self, *inputs: Array, lr: float) -> Reported: ...
+
+    @property
+    def control(self) -> Mapping[str, int | float]:
+        """Counters; `skipped` are steps that changed nothing."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +78,9 @@ class Running:
 class Epoch:
     """A finished epoch. `loss` is the mean over its steps but `bad_steps`, whose loss is not finite and which changed
     nothing, `accuracy` that over all; `dropped_rows` did not fill a mini-batch. `first_bad_step` counts from 1, 0 where
-    there is none; no good step follows `bad_steps_at_end`. `bad_states` hold values that are not finite since before
-    the first bad step: the gradient of an earlier one was not finite though its loss was, and reached them."""
+    there is none; no good step follows `bad_steps_at_end`. `overflowed_steps` had a finite loss, and were skipped for a
+    gradient that fp16 cannot hold. `bad_states` hold values that are not finite since before the first bad step: the
+    gradient of an earlier one was not finite though its loss was, and reached them."""
 
     epoch: int
     epochs: int
@@ -89,6 +95,7 @@ class Epoch:
     bad_steps: int
     first_bad_step: int = 0
     bad_steps_at_end: int = 0
+    overflowed_steps: int = 0
     bad_states: tuple[str, ...] = ()
 
 
@@ -190,6 +197,7 @@ def _one_epoch(net: Trainable, job: Job, epoch: int, on_step: Callable[[Running]
     bad_states: tuple[str, ...] = ()
     issued = 0
     unseen: Reported | None = None
+    skipped_before = net.control["skipped"]
     began = time.monotonic()
 
     def look(loss: Reported) -> None:
@@ -247,5 +255,6 @@ def _one_epoch(net: Trainable, job: Job, epoch: int, on_step: Callable[[Running]
         bad_steps=sums.bad_steps,
         first_bad_step=sums.first_bad_step,
         bad_steps_at_end=sums.bad_steps_at_end,
+        overflowed_steps=int(net.control["skipped"] - skipped_before) - sums.bad_steps,
         bad_states=bad_states,
     )

@@ -157,6 +157,21 @@ def test_how_many_losses_may_be_not_finite(regression, graph, rows, tmp_path, ba
     assert [epoch.bad_steps for epoch in told] == [0, len(bad)]
 
 
+@pytest.mark.parametrize(("overflow", "diverges"), [(24, False), (34, False), (35, True)])
+def test_steps_that_fp16_skips_are_no_divergence_at_the_start(regression, graph, rows, overflow, diverges):
+    x, y = (np.concatenate([part] * 14)[:800] for part in rows)
+    regression.overflow = overflow
+    job = Job(graph, ArrayData((x, y)), Schedule(0.1, 1))
+    if not diverges:
+        (epoch,) = train(regression, job)
+        assert (epoch.overflowed_steps, epoch.bad_steps) == (overflow, 0)
+        return
+    with pytest.raises(MbcError) as caught:
+        train(regression, job)
+    assert caught.value.code == "MBC231"
+    assert "35 of its 100 steps had gradients that fp16 cannot hold, whatever the loss scale;" in caught.value.message
+
+
 def test_a_single_step_of_few_is_not_too_many(regression, graph, rows):
     regression.poison_at = 7
     (epoch,) = train(regression, Job(graph, ArrayData(rows), Schedule(0.1, 1)))
