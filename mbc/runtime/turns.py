@@ -17,11 +17,13 @@ class Turns:
     """
 
     _all: ClassVar[weakref.WeakSet[Turns]] = weakref.WeakSet()
+    _registering: ClassVar = threading.Lock()
     _held: ClassVar[tuple[Turns, ...]] = ()  # by a thread that forks
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        Turns._all.add(self)
+        with Turns._registering:
+            Turns._all.add(self)
 
     def __enter__(self) -> None:
         self._lock.acquire()
@@ -32,6 +34,7 @@ class Turns:
     @staticmethod
     def before_fork() -> None:
         """Wait until no module runs anything."""
+        Turns._registering.acquire()
         Turns._held = tuple(Turns._all)
         for turns in Turns._held:
             turns.__enter__()
@@ -42,6 +45,7 @@ class Turns:
         for turns in Turns._held:
             turns.__exit__()
         Turns._held = ()
+        Turns._registering.release()
 
 
 os.register_at_fork(before=Turns.before_fork, after_in_parent=Turns.after_fork, after_in_child=Turns.after_fork)
