@@ -4,6 +4,7 @@ so that stdout holds results only."""
 from __future__ import annotations
 
 import shutil
+import signal
 import sys
 import threading
 import time
@@ -108,6 +109,20 @@ def busy(what: str, stream: TextIO | None = None) -> Generator[Busy]:
         finished.set()
         thread.join()
         line.clear()
+
+
+@contextmanager
+def terminated_as_interrupted() -> Generator[None]:
+    """SIGTERM (of a batch system, say) ends the body as Ctrl-C does. Only where signals can be handled: not in a thread
+    of somebody's program."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
 @contextmanager

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 
 from mbc.cli.arguments.groups import measuring_options, options
 from mbc.cli.places import check_plannable, package_for_training
-from mbc.cli.terminal import StatusLine, bar, notes
-from mbc.train.checkpoint import read_progress
+from mbc.cli.terminal import StatusLine, bar, notes, terminated_as_interrupted
+from mbc.train.accuracy import inputs_of
+from mbc.train.checkpoint import check_writable, read_progress
 from mbc.train.data import Data, check_place, has_part, open_data
-from mbc.train.loop import Epoch, Job, Running, inputs_of, named, train
+from mbc.train.divergence import named
+from mbc.train.loop import Epoch, Job, Running, train
 from mbc.train.schedule import USUAL_RATES, Schedule
 
 if TYPE_CHECKING:
@@ -30,10 +32,13 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.step_epochs, arguments.step_factor,
     )  # fmt: skip
     resume = None if arguments.resume is None else Path(arguments.resume)
+    progress = None if resume is None else read_progress(resume)
     seed = arguments.seed
     if seed is None:
-        seed = 0 if resume is None else read_progress(resume).seed
+        seed = 0 if progress is None else progress.seed
     checkpoint = resume if arguments.checkpoint is None else Path(arguments.checkpoint)
+    if checkpoint is not None:
+        check_writable(checkpoint)
 
     check_plannable(arguments.network_or_package, options(arguments))
     for place in (arguments.data, arguments.test):
@@ -49,12 +54,14 @@ def run(arguments: argparse.Namespace) -> int:
     data, test = _data(arguments, graph)
     job = Job(graph, data, schedule, test, seed, checkpoint, resume)
     view = _View(data, graph.batch)
+    there = _identity(checkpoint)
     try:
-        history = train(net, job, view.on_step, view.on_epoch)
+        with terminated_as_interrupted():
+            history = train(net, job, view.on_step, view.on_epoch)
     except KeyboardInterrupt:
         view.stop()
-        if checkpoint is not None and checkpoint.exists():
-            print(f"go on with: --resume {checkpoint}", file=sys.stderr)
+        written = checkpoint if _identity(checkpoint) != there else resume
+        print(_how_to_go_on(written, checkpoint), file=sys.stderr)
         raise
     _report(arguments, history, checkpoint, net.device)
     return 0
@@ -68,6 +75,24 @@ def _data(arguments: argparse.Namespace, graph: TrainingGraph) -> tuple[Data, Da
     if has_part(arguments.data, inputs, "test"):
         return data, open_data(arguments.data, inputs, "test")
     return data, None
+
+
+def _identity(file: Path | None) -> tuple[int, int] | None:
+    """By which a file is told from one that is written to its place later; None where there is none."""
+    try:
+        found = None if file is None else file.stat()
+    except OSError:
+        return None
+    return None if found is None else (found.st_ino, found.st_mtime_ns)
+
+
+def _how_to_go_on(written: Path | None, checkpoint: Path | None) -> str:
+    """After an interrupt: `written` is the last checkpoint of this training."""
+    if written is not None:
+        return f"go on with: --resume {written}"
+    if checkpoint is not None:
+        return f"no epoch was finished, so that '{checkpoint}' is not written: begin anew"
+    return "nothing was saved: with --checkpoint FILE a training can be resumed after every epoch"
 
 
 def _report(arguments: argparse.Namespace, history: tuple[Epoch, ...], checkpoint: Path | None, device: str) -> None:
@@ -87,9 +112,16 @@ def _report(arguments: argparse.Namespace, history: tuple[Epoch, ...], checkpoin
     if last.test_accuracy is not None:
         print(f"test accuracy: {last.test_accuracy:.2%} {after}")
     else:
-        print(f"loss: {last.loss:.4f} {after}")
+        print(f"{_loss(last)} {after}")
     if checkpoint is not None:
         print(f"weights: {checkpoint}")
+
+
+def _loss(shown: Running | Epoch) -> str:
+    """A mean loss, and over how many steps it is where that is not all."""
+    number = f"{shown.loss:.4f}" if abs(shown.loss) < 1e6 else f"{shown.loss:.3e}"
+    over = f" (mean of {shown.steps - shown.bad_steps:,} of {shown.steps:,} steps)" if shown.bad_steps else ""
+    return f"loss {number}{over}"
 
 
 class _View:
@@ -111,7 +143,7 @@ class _View:
             parts.append(f"{bar(share)} {share:4.0%}")
         else:
             parts.append(f"step {now.steps}")
-        parts.append(f"loss {now.loss:.4f}")
+        parts.append(_loss(now))
         if now.accuracy is not None:
             parts.append(f"accuracy {now.accuracy:.1%}")
         parts.append(f"{now.rows / max(now.seconds, 1e-9):,.0f} images/s")
@@ -120,7 +152,8 @@ class _View:
     def on_epoch(self, epoch: Epoch) -> None:
         if epoch.dropped_rows:
             self._say_dropped(epoch.dropped_rows)
-        parts = [f"epoch {epoch.epoch:>{len(str(epoch.epochs))}}/{epoch.epochs}", f"loss {epoch.loss:.4f}"]
+        parts = [f"epoch {epoch.epoch:>{len(str(epoch.epochs))}}/{epoch.epochs}"]
+        parts.append(_loss(epoch))
         if epoch.accuracy is not None:
             parts.append(f"accuracy {epoch.accuracy:.1%}")
         if epoch.test_accuracy is not None:
@@ -132,6 +165,9 @@ class _View:
                 f"({steps} with a loss that is not finite changed nothing, the first is step {epoch.first_bad_step}"
                 f"{named(epoch.bad_states)})"
             )
+        if epoch.overflowed_steps:
+            steps = "1 step was" if epoch.overflowed_steps == 1 else f"{epoch.overflowed_steps} steps were"
+            parts.append(f"({steps} skipped for gradients that fp16 cannot hold: the loss scale was lowered)")
         self._line.line("  ".join(parts))
 
     def stop(self) -> None:

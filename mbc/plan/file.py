@@ -51,6 +51,8 @@ def load_plan(text: str, name: str) -> Plan:
     (edited), MBC114 (a missing or unknown field), MBC115 (a wrong type or value), MBC116 (a reference to what is not
     there), MBC117 (a buffer outside its space).
     """
+    if not isinstance(cast(object, text), str):
+        raise MbcError("MBC110", f"{name} is not text but a {type(text).__name__}", "pass the content of a plan file")
     document = _parse(text, name)
     if document.get("format") != FORMAT:
         raise MbcError("MBC111", f"{name} is not a plan file: its format is {short(document.get('format'))}", _AGAIN)

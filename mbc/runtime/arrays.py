@@ -74,6 +74,12 @@ def classes_of(graph: TrainingGraph, name: str) -> int | None:
     return min(counts) if counts and values[name].type.dtype is DType.INT32 else None
 
 
+def wanted_inputs(graph: TrainingGraph, names: Sequence[str]) -> tuple[Wanted, ...]:
+    """What some inputs of a network must be."""
+    values = (graph.values[name] for name in names)
+    return tuple(Wanted(v.name, v.type, v.per_sample, classes_of(graph, v.name)) for v in values)
+
+
 def check_rows(wanted: Sequence[Wanted], arrays: Sequence[Array | DeviceArray], batch: int, exact: bool) -> int:
     """The number of rows that all per-sample arrays have; MBC147 unless it is `batch` (`exact`) or 1 to `batch`."""
     counts = {w.name: a.shape[0] for w, a in zip(wanted, arrays, strict=True) if w.per_sample}
@@ -97,6 +103,12 @@ def check_rows(wanted: Sequence[Wanted], arrays: Sequence[Array | DeviceArray], 
 
 def _host_or_device(wanted: Wanted, given: Any, stream: int | None) -> Array | DeviceArray:
     if isinstance(given, np.ndarray):
+        if isinstance(given, np.ma.MaskedArray) and np.ma.is_masked(cast(Array, given)):
+            raise MbcError(
+                "MBC150",
+                f"input '{wanted.name}' is a masked array, and what is masked would be read",
+                "pass a plain array: array.filled(value)",
+            )
         return cast(Array, given)
     try:
         place = given.__dlpack_device__()[0] if hasattr(given, "__dlpack_device__") else None
@@ -116,7 +128,9 @@ def _host_or_device(wanted: Wanted, given: Any, stream: int | None) -> Array | D
                     raise
         if hasattr(given, "__array__") or hasattr(given, "__array_interface__") or type(given) in (list, tuple):
             return np.asarray(given)
-    except (BufferError, TypeError, ValueError, RuntimeError) as error:
+    except MbcError:
+        raise
+    except Exception as error:  # whatever the object raises that was passed
         raise MbcError(
             "MBC150", f"input '{wanted.name}' cannot be read: {error}", "pass a plain array without gradients"
         ) from error

@@ -1,45 +1,37 @@
-"""Checkpoints: the safetensors format, written whole or not at all.
+"""Checkpoints: the safetensors format, read by its own library and written whole or not at all.
 
-A file is the length of a JSON header (8 bytes, little endian), the header, and the tensors' bytes. The header gives
-each tensor's type, shape and range of bytes; see the format's page in the safetensors project.
+A file is the length of a JSON header (8 bytes, little endian), the header, and the tensors' bytes. The library decides
+what is a file of the format. It does not write the files: it puts metadata in another order every time, so that equal
+trainings would not give equal bytes.
 """
 
 from __future__ import annotations
 
 import json
-import math
-import os
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import safetensors
 from numpy.typing import NDArray
 
 from mbc.errors import MbcError
 from mbc.ops.rounding import from_bf16
+from mbc.runtime.replace import replace_file
 
 Array = NDArray[Any]
 
-_TYPES = {
-    "F64": "<f8",
-    "F32": "<f4",
-    "F16": "<f2",
-    "BF16": "<u2",
-    "I64": "<i8",
-    "I32": "<i4",
-    "I16": "<i2",
-    "I8": "i1",
-    "U64": "<u8",
-    "U32": "<u4",
-    "U16": "<u2",
-    "U8": "u1",
-    "BOOL": "?",
-}
-_NAMES = {np.dtype(stored): name for name, stored in _TYPES.items() if name != "BF16"}
-_LONGEST_HEADER_BYTES = 100_000_000  # the limit of the format's own library
+_NAMES = {
+    np.dtype(stored): name
+    for stored, name in (
+        ("<f8", "F64"), ("<f4", "F32"), ("<f2", "F16"), ("<i8", "I64"), ("<i4", "I32"), ("<i2", "I16"), ("i1", "I8"),
+        ("<u8", "U64"), ("<u4", "U32"), ("<u2", "U16"), ("u1", "U8"), ("?", "BOOL"),
+    )
+}  # fmt: skip
+FLOATING: frozenset[str] = frozenset(("F64", "F32", "F16", "BF16"))
+INTEGERS: frozenset[str] = frozenset(("I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8"))
 
 
 def write_checkpoint(path: Path, tensors: Iterable[tuple[str, Array]], metadata: Mapping[str, str]) -> None:
@@ -56,88 +48,66 @@ def write_checkpoint(path: Path, tensors: Iterable[tuple[str, Array]], metadata:
         position += array.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # the tensors start aligned
-    temporary: str | None = None
+    parts = (array.reshape(-1).view(np.uint8).data for _, array in named)
     try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            temporary = file.name
-            file.write(len(text).to_bytes(8, "little"))
-            file.write(text)
-            for _, array in named:
-                file.write(array.reshape(-1).view(np.uint8).data)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except OSError as error:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
-        reason = error.strerror or str(error)
-        raise MbcError("MBC162", f"cannot write checkpoint '{path}': {reason}", "choose another place") from error
+        replace_file(path, (len(text).to_bytes(8, "little"), text, *parts))
+    except (OSError, ValueError) as error:  # ValueError: a path that no system knows
+        raise MbcError("MBC162", f"cannot write checkpoint '{path}': {why(error)}", "choose another place") from error
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One entry of a checkpoint. `start` and `stop` count bytes from the start of the file."""
+    """What a checkpoint says of a tensor: the format's name of its type, and its shape."""
 
     dtype: str
     shape: tuple[int, ...]
-    start: int
-    stop: int
 
 
 class Checkpoint:
-    """A safetensors file, read tensor by tensor. Raises MBC163 when it is none, or not a whole one."""
+    """A safetensors file, open for reading. Raises MBC163 when it is none, or not a whole one."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
-            with path.open("rb") as file:
-                size_bytes = os.fstat(file.fileno()).st_size
-                length = int.from_bytes(file.read(8), "little")
-                if size_bytes < 8 or not 2 <= length <= min(size_bytes - 8, _LONGEST_HEADER_BYTES):
-                    raise self._broken("it does not start with a header")
-                text = file.read(length)
-        except OSError as error:
-            raise self._broken(error.strerror or str(error)) from error
-        try:
-            header: Any = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise self._broken("its header is not JSON") from error
-        if not isinstance(header, dict):
-            raise self._broken("its header is not an object")
-        entries = cast(dict[str, Any], header)
-        metadata = entries.pop("__metadata__", {})
-        texts = cast(dict[str, Any], metadata) if isinstance(metadata, dict) else {}
-        self.metadata = {key: text for key, text in texts.items() if isinstance(text, str)}
-        self.tensors = {name: self._tensor(name, entry, 8 + length) for name, entry in entries.items()}
-        needed = max((tensor.stop for tensor in self.tensors.values()), default=8 + length)
-        if needed != size_bytes:
-            raise self._broken(f"its header speaks of {needed} bytes, it has {size_bytes}")
+            if path.exists() and not path.is_file():
+                raise OSError("it is no file")
+            self._file: Any = cast(Any, safetensors).safe_open(path, framework="numpy")
+        except (OSError, ValueError, safetensors.SafetensorError) as error:
+            raise self._broken(error) from error
+        self.metadata: dict[str, str] = self._file.metadata() or {}
+        self.tensors = {name: self._tensor(name) for name in cast("list[str]", self._file.keys())}
 
     def read(self, name: str) -> Array:
-        """The array called `name`; bfloat16 comes as float32."""
-        tensor = self.tensors[name]
-        with self._path.open("rb") as file:
-            file.seek(tensor.start)
-            data = file.read(tensor.stop - tensor.start)
-        array = np.frombuffer(data, _TYPES[tensor.dtype]).reshape(tensor.shape)
-        return from_bf16(array) if tensor.dtype == "BF16" else array
+        """The array called `name`."""
+        return self.read_all((name,))[name]
 
-    def _tensor(self, name: str, entry: object, base: int) -> Tensor:
+    def read_all(self, names: Iterable[str]) -> dict[str, Array]:
+        """Some of the arrays, bfloat16 as float32; of types that NumPy knows, or bfloat16."""
+        names = tuple(names)
+        halves = {name for name in names if self.tensors[name].dtype == "BF16"}
         try:
-            fields = cast(dict[str, Any], entry)
-            dtype, shape, (start, stop) = fields["dtype"], fields["shape"], fields["data_offsets"]
-            shape = tuple(int(size) for size in shape)
-            size_bytes = math.prod(shape) * np.dtype(_TYPES[dtype]).itemsize
-            sound = min(shape, default=0) >= 0 and start >= 0 and stop - start == size_bytes
-        except (KeyError, TypeError, ValueError):
-            sound = False
-            dtype, shape, start, stop = "", (), 0, 0
-        if not sound:
-            raise self._broken(f"its entry '{name}' makes no sense")
-        return Tensor(dtype, shape, base + start, base + stop)
+            found = {name: self._file.get_tensor(name) for name in names if name not in halves}
+            if halves:  # of which the library makes no array where NumPy has no such type
+                everything: Any = cast(Any, safetensors).deserialize(self._path.read_bytes())
+                bits = {name: np.frombuffer(entry["data"], "<u2") for name, entry in everything if name in halves}
+                found |= {name: from_bf16(bits[name].reshape(self.tensors[name].shape)) for name in halves}
+        except (OSError, ValueError, KeyError, safetensors.SafetensorError) as error:
+            raise self._broken(error) from error  # it was changed after it had been opened
+        return found
 
-    def _broken(self, why: str) -> MbcError:
+    def _tensor(self, name: str) -> Tensor:
+        shown = self._file.get_slice(name)
+        return Tensor(shown.get_dtype(), tuple(shown.get_shape()))
+
+    def _broken(self, error: Exception) -> MbcError:
         return MbcError(
-            "MBC163", f"cannot read checkpoint '{self._path}': {why}", "give a whole file in the safetensors format"
+            "MBC163",
+            f"cannot read checkpoint '{self._path}': {why(error)}",
+            "give a whole file in the safetensors format",
         )
+
+
+def why(error: Exception) -> str:
+    """What went wrong, without the name of the file."""
+    text = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return text.removeprefix("Error while deserializing header: ")

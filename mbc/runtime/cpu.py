@@ -92,11 +92,13 @@ class Interpreter:
         """The canonical array at a place, as a copy."""
         return np.array(load(self._view(place), place.dtype), order="C", copy=True)
 
-    def show(self, place: Place) -> Array:
-        """The canonical array at a place as it lies in the arena, for reading; a copy where NumPy has not its type."""
-        shown = load(self._view(place), place.dtype).view()
-        shown.flags.writeable = False
-        return shown
+    def twin(self) -> Interpreter:
+        """Another one with the same bytes. It makes its own steps: those of this one work on this one's memory."""
+        other = Interpreter(self._plan, transfers=self._transfers)
+        other._unwatched = set(self._unwatched)
+        for space, data in self._spaces.items():
+            other._spaces[space][:] = data
+        return other
 
     def run(self, name: str) -> None:
         """Execute the program `train` or `infer`."""

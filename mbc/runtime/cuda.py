@@ -28,10 +28,11 @@ from mbc.runtime.driver import check_architecture, open_context, open_driver
 from mbc.runtime.feeding import Feeder
 from mbc.runtime.formats import STORED, loaded, stored_bytes
 from mbc.runtime.library import LIBRARY_FILE, Library
-from mbc.runtime.machine import Figures, Memory, Observer, own_output
+from mbc.runtime.machine import Figures, Memory, Observer
 from mbc.runtime.output import DeviceOutput
 from mbc.runtime.pinned import address_of, pin
 from mbc.runtime.places import Place, Places
+from mbc.runtime.turns import Home, no_copy
 from mbc.runtime.usage import taken_since, usage_of
 
 Array = NDArray[Any]
@@ -72,13 +73,16 @@ class _Slot:
 
 @dataclass
 class _Taken:
-    """What has to be given back, in this order."""
+    """What has to be given back, in this order, by the process that took it: a fork of it has none of it."""
 
+    home: Home
     library: Library | None = None
     host: Array | None = None  # pinned; nobody else may hold it
     memory: list[Any] = field(default_factory=list[Any])
 
     def free(self) -> None:
+        if not self.home.is_this_process:
+            return
         if self.library is not None:
             self.library.destroy()
             self.library = None
@@ -104,7 +108,8 @@ class Cuda:
         check_architecture(plan, self._context.get_device())
         self._number = addresses.index(self._context.get_device().pci_bus_id())
         self._observer: Observer | None = None
-        self._taken = _Taken()
+        self._home = Home()
+        self._taken = _Taken(self._home)
         self._closed = weakref.finalize(self, _Taken.free, self._taken)
         # Run while PyCUDA's context is still there: exit handlers run last in, first out.
         self._closed.atexit = False
@@ -130,7 +135,11 @@ class Cuda:
 
     def feed(self, place: Place, array: Array | DeviceArray) -> None:
         if isinstance(array, DeviceArray) and 0 <= array.address - self._arena < self._arena_bytes:
-            raise own_output(place.value)
+            raise MbcError(
+                "MBC150",
+                f"input '{place.value}' is an output of the same module, left where this call writes over it",
+                "pass a copy (of what forward(..., copy=False) gave: output.numpy() or tensor.clone())",
+            )
         self._feeder.feed(place, self._address(place), array)
 
     def write(self, place: Place, array: Array) -> None:
@@ -151,7 +160,9 @@ class Cuda:
         return loaded(data, place.shape, place.dtype, place.layout)
 
     def output(self, place: Place, rows: int) -> Array | DeviceOutput:
-        shown = DeviceOutput(place, rows, self._address(place), self._compute, self._number, lambda: self.read(place))
+        shown = DeviceOutput(
+            place, rows, self._address(place), self._compute, self._number, lambda: self.read(place), self._home.check
+        )
         self._shown.append(shown)
         return shown
 
@@ -176,7 +187,10 @@ class Cuda:
             self._driver.memcpy_dtoh_async(pinned, self._address(place), self._compute)
         slot.event.record(self._compute)
 
+        home = self._home  # not all of this: who keeps a loss keeps no arena
+
         def fetch() -> tuple[float, ...]:
+            home.check()
             slot.event.synchronize()
             return tuple(float(pinned[0]) for pinned in slot.figures)
 
@@ -228,9 +242,21 @@ class Cuda:
                     "a kernel leaves its buffers: report it with the plan file",
                 )
 
+    def check_home(self) -> None:
+        self._home.check()
+
+    def twin(self) -> NoReturn:
+        raise no_copy(
+            "a module on a GPU",
+            "a second arena would break the memory budget: save a checkpoint, and load it into another Module",
+        )
+
     def close(self) -> None:
-        """Give back the arena and everything of the library's; the module cannot be used afterwards."""
-        if self._closed.alive:
+        """Give back the arena and everything of the library's; the module cannot be used afterwards. A fork of the
+        process that opened it has nothing to give back."""
+        if self._closed.alive and self._home.is_this_process:
+            self._home.check()
+            self._expire()
             self._compute.synchronize()
             self._closed()
 

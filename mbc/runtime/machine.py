@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mbc.errors import MbcError
 from mbc.plan.model import Plan, Space
+from mbc.runtime.arguments import shown
 from mbc.runtime.arrays import DeviceArray
 from mbc.runtime.cpu import Interpreter
 from mbc.runtime.output import DeviceOutput
@@ -61,9 +63,23 @@ class Figures:
     @property
     def values(self) -> tuple[float, ...]:
         """Waits for the step where it is still running."""
-        if self._fetch is not None:
-            self._values, self._fetch = self._fetch(), None
+        fetch = self._fetch
+        if fetch is not None:
+            self._values = fetch()
+            self._fetch = None  # only now: another thread may look meanwhile
         return self._values
+
+    def __deepcopy__(self, _: object) -> Figures:
+        """Itself: what a step has reported does not change, and where it is fetched from is known for this one only."""
+        return self
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Figures.of, (self.values,)
+
+    @staticmethod
+    def of(values: tuple[float, ...]) -> Figures:
+        """Figures that need no machine any more."""
+        return Figures(lambda: values)
 
 
 class Observer(Protocol):
@@ -105,7 +121,7 @@ class Machine(Protocol):
         ...
 
     def output(self, place: Place, rows: int) -> Array | DeviceOutput:
-        """The first rows of an output of `infer` without a copy where that can be; holds until a program runs."""
+        """The first rows of an output of `infer`, on a GPU without a copy: there it holds until a program runs."""
         ...
 
     def train(self, control: bytes) -> Figures:
@@ -126,6 +142,14 @@ class Machine(Protocol):
 
     def memory_bytes(self, space: Space, start: int, stop: int) -> NDArray[np.uint8]:
         """Bytes [start, stop) of a space; a copy where it is device memory."""
+        ...
+
+    def check_home(self) -> None:
+        """MBC235 in a process or a thread where it cannot be used."""
+        ...
+
+    def twin(self) -> Machine:
+        """Another one with the same bytes in memory of its own; MBC234 where there cannot be one."""
         ...
 
     def close(self) -> None:
@@ -156,8 +180,6 @@ class Host:
     def feed(self, place: Place, array: Array | DeviceArray) -> None:
         if isinstance(array, DeviceArray):
             raise TypeError("the interpreter reads arrays in host memory only")
-        if np.may_share_memory(array, self._interpreter.arena):
-            raise own_output(place.value)
         if array.shape != place.shape:
             array = padded(array, place.shape)
         self._interpreter.write(place, array)
@@ -169,7 +191,10 @@ class Host:
         return self._interpreter.read(place)
 
     def output(self, place: Place, rows: int) -> Array | DeviceOutput:
-        return self._interpreter.show(place)[:rows]
+        # A view of the arena would change under the hands of whoever holds it, and nobody could tell.
+        array = self._interpreter.read(place)[:rows]
+        array.flags.writeable = False
+        return array
 
     def train(self, control: bytes) -> Figures:
         start = self._places.control.offset_bytes
@@ -199,17 +224,16 @@ class Host:
             self._interpreter.run_launch(program, index)
             self._observer.after(self, program, index)
 
+    def check_home(self) -> None:
+        """Memory of the host is there in every thread, and a forked process has a copy of its own."""
+
+    def twin(self) -> Host:
+        other = copy(self)
+        other._interpreter = self._interpreter.twin()
+        return other
+
     def close(self) -> None:
         """Nothing was taken but memory."""
-
-
-def own_output(name: str) -> MbcError:
-    """Inputs are written before they are all read, and over outputs."""
-    return MbcError(
-        "MBC150",
-        f"input '{name}' is an output of the same module, left where this call writes over it",
-        "pass a copy (of what forward(..., copy=False) gave: output.numpy(), array.copy() or tensor.clone())",
-    )
 
 
 def padded(array: Array, shape: tuple[int, ...]) -> Array:
@@ -221,6 +245,8 @@ def padded(array: Array, shape: tuple[int, ...]) -> Array:
 
 def state_place(states: Mapping[str, Place], name: str) -> Place:
     """The place of state `name`; MBC165 with the nearest known name."""
+    if not isinstance(cast(object, name), str):
+        raise MbcError("MBC165", f"there is no state {shown(name)}", "pass the name of one: see net.states")
     if name in states:
         return states[name]
     import difflib

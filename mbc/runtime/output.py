@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from mbc.ir.types import DType, Layout
 from mbc.runtime.dlpack import capsule
 from mbc.runtime.formats import STORED
 from mbc.runtime.places import Place
+from mbc.runtime.turns import no_copy
 
 Array = NDArray[Any]
 
@@ -24,21 +25,30 @@ _CUDA = 2
 class DeviceOutput:
     """Some rows of an output where the program wrote them: no bytes move until somebody reads them.
 
-    It holds until the next `step` or `forward`, which write over it; asked for later it raises MBC179. What is read on
+    It holds until the next `step` or `forward`, which write over it, or `close`; asked for later it raises MBC179, in
+    another thread or a forked process MBC235, and it cannot be copied or pickled (MBC234). What is read on
     the legacy default stream (PyTorch's default) is in order with them by itself; whoever reads on another stream has
     to be done before the next call. bf16, which the CUDA array interface does not know, is had through DLPack.
     """
 
     def __init__(
-        self, place: Place, rows: int, address: int, stream: Any, device: int, fetch: Callable[[], Array]
+        self,
+        place: Place,
+        rows: int,
+        address: int,
+        stream: Any,
+        device: int,
+        fetch: Callable[[], Array],
+        check_home: Callable[[], None] = lambda: None,
     ) -> None:
         self.shape = (rows, *place.shape[1:]) if rows < place.shape[0] else place.shape
         self.dtype = place.dtype
         self._place, self._address, self._stream, self._device, self._fetch = place, address, stream, device, fetch
+        self._check_home = check_home
         self._gone = False
 
     def expire(self) -> None:
-        """The next program is about to write over it."""
+        """The next program is about to write over it, or the arena is given back."""
         self._gone = True
 
     def numpy(self) -> Array:
@@ -78,6 +88,10 @@ class DeviceOutput:
             self._stream.synchronize()
         return capsule(self, self._address, (_CUDA, self._device), self.dtype, self.shape, self._strides())
 
+    def __reduce_ex__(self, _: object) -> NoReturn:
+        # Nobody would tell a copy that the next program writes over it.
+        raise no_copy("an output that was left on the GPU", "copy it to host memory: output.numpy()")
+
     def __repr__(self) -> str:
         state = "overwritten" if self._gone else f"at 0x{self._address:x}"
         return f"<output '{self._place.value}' {self.dtype} {list(self.shape)} on GPU {self._device}, {state}>"
@@ -92,9 +106,11 @@ class DeviceOutput:
         return tuple(found[axis] for axis in range(len(shape)))
 
     def _check(self) -> None:
+        self._check_home()
         if self._gone:
             raise MbcError(
                 "MBC179",
-                f"output '{self._place.value}' was left on the GPU, and a later step or forward wrote over it",
+                f"output '{self._place.value}' was left on the GPU, and a later step or forward wrote over it, or close"
+                " gave it back",
                 "read it before the next call, or leave out copy=False",
             )

@@ -6,14 +6,14 @@ Readers of weights pass over metadata, so a checkpoint is also a weights file.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from mbc.errors import MbcError
-from mbc.runtime.checkpoint import Checkpoint
+from mbc.runtime.checkpoint import Checkpoint, why
+from mbc.runtime.replace import try_replacing
 
 _KEY = "mbc.training"
 
@@ -43,19 +43,16 @@ def save_checkpoint(net: Saves, path: Path, progress: Progress) -> None:
 
 def check_writable(path: Path) -> None:
     """MBC180 where a checkpoint could not be written: better known before the first epoch than after it."""
-    reason = None
-    if path.is_dir():
-        reason = "it is a folder"
-    elif not path.parent.is_dir():
-        reason = "its folder does not exist"
-    elif not os.access(path.parent, os.W_OK):
-        reason = "its folder cannot be written to"
-    if reason is not None:
+    try:
+        if not path.parent.is_dir():
+            raise OSError("its folder does not exist")
+        try_replacing(path)
+    except (OSError, ValueError) as error:  # ValueError: a path that no system knows
         raise MbcError(
             "MBC180",
-            f"cannot write the checkpoint '{path}': {reason}",
+            f"cannot write the checkpoint '{path}': {why(error)}",
             "choose a folder that exists and can be written",
-        )
+        ) from error
 
 
 def load_checkpoint(net: Saves, path: Path) -> Progress:
@@ -78,11 +75,18 @@ def read_progress(path: Path) -> Progress:
             "resume from a file that `mbc train --checkpoint` wrote, or load the weights with Module.load",
         )
     try:
-        fields = cast("dict[str, Any]", json.loads(metadata[_KEY]))
-        return Progress(**{name: int(fields[name]) for name in Progress.__slots__})
-    except (KeyError, ValueError, TypeError):
-        raise MbcError(
-            "MBC181",
-            f"what '{path}' says of a training makes no sense: {metadata[_KEY]!r:.80}",
-            "give a file that `mbc train` wrote",
-        ) from None
+        fields: Any = json.loads(metadata[_KEY])
+        numbers = {name: fields[name] for name in Progress.__slots__}
+    except (KeyError, ValueError, TypeError, RecursionError):
+        raise _nonsense(path, repr(metadata[_KEY])[:80]) from None
+    for name, number in numbers.items():
+        least = 1 if name == "batch" else 0
+        if type(number) is not int or not least <= number < 1 << 63:
+            raise _nonsense(path, f"'{name}' is {number!r:.40}, which is no number from {least} to 2^63 - 1")
+    return Progress(**numbers)
+
+
+def _nonsense(path: Path, what: str) -> MbcError:
+    return MbcError(
+        "MBC181", f"what '{path}' says of a training makes no sense: {what}", "give a file that `mbc train` wrote"
+    )

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
-import numpy as np
 from numpy.typing import NDArray
 
 from mbc.errors import MbcError
 from mbc.ir.graph import TrainingGraph
-from mbc.ops import KINDS
-from mbc.runtime.arrays import classes_of
+from mbc.train.accuracy import Predicts, accuracy_on, inputs_of
 from mbc.train.checkpoint import Progress, Saves, check_writable, load_checkpoint, save_checkpoint
-from mbc.train.data import Data, Input, converted
+from mbc.train.data import Data
+from mbc.train.divergence import Holds, diverged, divergence, named, not_finite
+from mbc.train.inputs import converted
 from mbc.train.schedule import Schedule
 
 Array = NDArray[Any]
@@ -34,19 +34,15 @@ class Reported(Protocol):
         ...
 
 
-class Trainable(Saves, Protocol):
+class Trainable(Saves, Predicts, Holds, Protocol):
     """What the loop needs of `mbc.runtime.module.Module`."""
 
     def step(self, *inputs: Array, lr: float) -> Reported: ...
 
-    def forward(self, *inputs: Array) -> Any: ...
-
     @property
-    def states(self) -> Mapping[str, Any]:
-        """By name: parameters, statistics and optimizer state."""
+    def control(self) -> Mapping[str, int | float]:
+        """Counters; `skipped` are steps that changed nothing."""
         ...
-
-    def state(self, name: str) -> Array: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +60,8 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A moment within an epoch. `steps` of `steps_in_epoch` (None: not known) are done, `rows` in `seconds`."""
+    """A moment within an epoch. `steps` of `steps_in_epoch` (None: not known) are done, `rows` in `seconds`. `loss` is
+    the mean of all but `bad_steps`, whose loss is not finite."""
 
     epoch: int
     epochs: int
@@ -74,14 +71,16 @@ class Running:
     accuracy: float | None
     rows: int
     seconds: float
+    bad_steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """A finished epoch. `loss` and `accuracy` are means over its steps; `dropped_rows` did not fill a mini-batch;
-    `bad_steps` had a loss that is not finite, and changed nothing; `first_bad_step` counts from 1, 0 where there is
-    none. `bad_states` hold values that are not finite since before that step: the gradient of an earlier one was not
-    finite though its loss was, and reached them."""
+    """A finished epoch. `loss` is the mean over its steps but `bad_steps`, whose loss is not finite and which changed
+    nothing, `accuracy` that over all; `dropped_rows` did not fill a mini-batch. `first_bad_step` counts from 1, 0 where
+    there is none; no good step follows `bad_steps_at_end`. `overflowed_steps` had a finite loss, and were skipped for a
+    gradient that fp16 cannot hold. `bad_states` hold values that are not finite since before the first bad step: the
+    gradient of an earlier one was not finite though its loss was, and reached them."""
 
     epoch: int
     epochs: int
@@ -95,48 +94,9 @@ class Epoch:
     dropped_rows: int
     bad_steps: int
     first_bad_step: int = 0
+    bad_steps_at_end: int = 0
+    overflowed_steps: int = 0
     bad_states: tuple[str, ...] = ()
-
-
-def inputs_of(graph: TrainingGraph) -> tuple[Input, ...]:
-    """The inputs of a step, as data sources see them."""
-    return tuple(Input(name, graph.values[name].type, classes_of(graph, name)) for name in graph.inputs)
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """Which output is compared with which input to tell how often the network is right."""
-
-    output: int  # index into the inference outputs
-    target: int  # index into the inputs
-
-
-def judged(graph: TrainingGraph) -> Judged | None:
-    """The first classified output whose target is an input; None when there is none."""
-    for operation in graph.train:
-        if KINDS[operation.kind].classifies:
-            logits, target = operation.inputs[:2]
-            if logits in graph.outputs and target in graph.inputs:
-                return Judged(graph.outputs.index(logits), graph.inputs.index(target))
-    return None
-
-
-def accuracy_on(net: Trainable, graph: TrainingGraph, data: Data) -> float | None:
-    """Share of rows (of positions, in segmentation) whose largest logit is the target's, over all of `data`."""
-    which = judged(graph)
-    if which is None:
-        return None
-    fed = [graph.inputs.index(name) for name in graph.infer_inputs]
-    right = total = 0
-    inputs = inputs_of(graph)
-    for rows in data.in_order(graph.batch):
-        batch = converted(rows, inputs)
-        outputs = net.forward(*(batch[i] for i in fed))
-        logits = np.asarray(cast("Sequence[Any]", outputs)[which.output] if isinstance(outputs, tuple) else outputs)
-        target = batch[which.target]
-        right += int(np.count_nonzero(np.argmax(logits, axis=1) == target))
-        total += target.size
-    return right / total if total else None
 
 
 def train(
@@ -149,7 +109,8 @@ def train(
 
     The same job gives the same bits whether run at once or resumed after any epoch. Raises MBC177 when the data do not
     fill one mini-batch, MBC178 when a whole epoch's losses are not finite, MBC182 when `resume` was made otherwise,
-    MBC231 when states are not finite after an epoch: the checkpoint of the epoch before is kept.
+    MBC231 when states are not finite after an epoch, or the losses of more than a tenth of its steps, or of its last
+    ones, are not: the checkpoint of the epoch before is kept.
     """
     if job.checkpoint is not None:
         check_writable(job.checkpoint)
@@ -164,34 +125,15 @@ def train(
         finished = _one_epoch(net, job, epoch, on_step)
         steps += finished.steps
         history.append(finished)
-        spoilt = _not_finite(net)
-        if spoilt:
+        why = divergence(not_finite(net), finished)
+        if why is not None:
             on_epoch(finished)
             # What else lies there is of another training.
-            good = job.checkpoint if epoch > done.epochs else job.resume
-            raise _diverged(spoilt, epoch, good)
+            raise diverged(why, epoch, job.checkpoint if epoch > done.epochs else job.resume)
         if job.checkpoint is not None:
             save_checkpoint(net, job.checkpoint, Progress(epoch + 1, steps, job.seed, batch))
         on_epoch(finished)
     return tuple(history)
-
-
-def _not_finite(net: Trainable) -> tuple[str, ...]:
-    """States that hold values which are not finite."""
-    return tuple(name for name in net.states if not np.isfinite(net.state(name)).all())
-
-
-def _diverged(spoilt: Sequence[str], epoch: int, checkpoint: Path | None) -> MbcError:
-    """MBC231: nothing can be learned from here on, and a checkpoint of it would replace a good one."""
-    kept = remedy = ""
-    if checkpoint is not None:
-        kept = f"; '{checkpoint}' is left as it was before this epoch"
-        remedy = f", and go on from there with --resume {checkpoint}"
-    return MbcError(
-        "MBC231",
-        f"the training diverged in epoch {epoch + 1}: {_holding(spoilt)}{kept}",
-        f"lower the learning rate, or add a warm-up{remedy}",
-    )
 
 
 def _check_resumable(done: Progress, job: Job) -> None:
@@ -217,6 +159,7 @@ class _Sums:
     steps: int = 0
     bad_steps: int = 0
     first_bad_step: int = 0
+    bad_steps_at_end: int = 0
     losses: float = 0.0
     accuracies: float = 0.0
     judged_steps: int = 0
@@ -225,8 +168,10 @@ class _Sums:
         self.steps += 1
         if math.isfinite(loss):
             self.losses += loss
+            self.bad_steps_at_end = 0
         else:
             self.bad_steps += 1
+            self.bad_steps_at_end += 1
             self.first_bad_step = self.first_bad_step or self.steps
         if accuracy is not None:
             self.accuracies += accuracy
@@ -252,6 +197,7 @@ def _one_epoch(net: Trainable, job: Job, epoch: int, on_step: Callable[[Running]
     bad_states: tuple[str, ...] = ()
     issued = 0
     unseen: Reported | None = None
+    skipped_before = net.control["skipped"]
     began = time.monotonic()
 
     def look(loss: Reported) -> None:
@@ -259,13 +205,13 @@ def _one_epoch(net: Trainable, job: Job, epoch: int, on_step: Callable[[Running]
         sums.add(float(loss), loss.accuracy)
         if sums.first_bad_step == sums.steps:
             # A loss that is not finite changes nothing, so that what is wrong now was so before this step.
-            bad_states = _not_finite(net)
+            bad_states = not_finite(net)
         seconds = time.monotonic() - began
-        on_step(
-            Running(
-                epoch + 1, epochs, sums.steps, steps_in_epoch, sums.loss, sums.accuracy, sums.steps * batch, seconds
-            )
-        )
+        now = Running(
+            epoch=epoch + 1, epochs=epochs, steps=sums.steps, steps_in_epoch=steps_in_epoch, loss=sums.loss,
+            accuracy=sums.accuracy, rows=sums.steps * batch, seconds=seconds, bad_steps=sums.bad_steps,
+        )  # fmt: skip
+        on_step(now)
 
     batches = (converted(rows, inputs) for rows in job.data.shuffled(batch, job.seed, epoch))
     arrays = next(batches, None)
@@ -308,17 +254,7 @@ def _one_epoch(net: Trainable, job: Job, epoch: int, on_step: Callable[[Running]
         dropped_rows=dropped,
         bad_steps=sums.bad_steps,
         first_bad_step=sums.first_bad_step,
+        bad_steps_at_end=sums.bad_steps_at_end,
+        overflowed_steps=int(net.control["skipped"] - skipped_before) - sums.bad_steps,
         bad_states=bad_states,
     )
-
-
-def named(bad_states: Sequence[str]) -> str:
-    """`; conv0.weight and 3 others hold values that …`, for a message; nothing where there are none."""
-    return f"; {_holding(bad_states)}, from the gradient of an earlier step" if bad_states else ""
-
-
-def _holding(states: Sequence[str]) -> str:
-    first, *others = states
-    if not others:
-        return f"{first} holds values that are not finite"
-    return f"{first} and {len(others)} other{'s' if len(others) > 1 else ''} hold values that are not finite"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -162,3 +163,81 @@ def test_data_that_are_not_there_are_refused_before_planning(mbc, data, monkeypa
     done = mbc("train", "tiny.mbc", *(word for pair in places.items() for word in pair), *CPU)
     assert done.code == 1
     assert "error MBC172: there is no data 'nowhere.npz'" in done.err
+
+
+def test_functions_that_cannot_be_called_are_refused_before_planning(mbc, data, monkeypatch):
+    monkeypatch.setattr(compiler, "compile_plan", lambda *_: pytest.fail("planned"))
+    Path("wrong_loader_of_the_train_test.py").write_text("def batches(folder): yield folder\n")
+    done = mbc("train", "tiny.mbc", "--data", "wrong_loader_of_the_train_test:batches", *CPU)
+    assert done.code == 1
+    assert "error MBC171: wrong_loader_of_the_train_test:batches cannot be called: it takes (folder) (" in done.err
+    assert "help: expected is a function without arguments, or with `epoch` alone" in done.err
+
+
+@pytest.mark.parametrize("place", ["/proc/x", "nowhere/c", "."])
+def test_a_checkpoint_that_cannot_be_written_is_refused_before_planning(mbc, data, monkeypatch, place):
+    monkeypatch.setattr(compiler, "compile_plan", lambda *_: pytest.fail("planned"))
+    done = mbc("train", "tiny.mbc", "--data", data, "--checkpoint", place, *CPU)
+    assert done.code == 1 and f"error MBC180: cannot write the checkpoint '{place}': " in done.err
+
+
+def test_a_rate_far_too_high_ends_the_training(mbc, data):
+    Path("plain.mbc").write_text(Path("tiny.mbc").read_text().replace("bn |> relu |> dropout(0.1)", "relu"))
+    common = ("train", "plain.mbc", "--data", data, "--device", "cpu")
+    assert mbc(*common, "--epochs", "1", "--checkpoint", "good").code == 0
+    good = Path("good").read_bytes()
+    done = mbc(*common, "--epochs", "3", "--resume", "good", "--lr", "1e30")
+    assert done.code == 1
+    assert (
+        "error MBC231: the training diverged in epoch 2: 3 of its 4 steps had a loss that is not finite, the first is"
+        " step 2; up to 10% are tolerated; 'good' is left as it was before this epoch\n"
+        "help: lower the learning rate, or add a warm-up, and go on from there with --resume good"
+    ) in done.err
+    assert re.search(r"epoch 2/3  loss \S+ \(mean of 1 of 4 steps\)  accuracy", done.err)
+    assert Path("good").read_bytes() == good
+
+
+def interrupted(mbc, monkeypatch, signal_number, *arguments, after=2):
+    """`mbc train` that gets a signal in its step number `after`."""
+    from mbc.runtime.module import Module
+
+    step = Module.step
+    taken = []
+
+    def step_and_interrupt(net, *inputs, **named):
+        taken.append(None)
+        if len(taken) == after:
+            os.kill(os.getpid(), signal_number)
+        return step(net, *inputs, **named)
+
+    monkeypatch.setattr(Module, "step", step_and_interrupt)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return mbc("train", "tiny.mbc", *CPU, "--epochs", "3", *arguments)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_says_what_there_is_to_go_on_from(mbc, data, monkeypatch, signal_number):
+    handler = signal.getsignal(signal.SIGTERM)
+    said = (("--data", data), ("nothing was saved: with --checkpoint FILE a training can be resumed after every epoch"))
+    done = interrupted(mbc, monkeypatch, signal_number, *said[0])
+    assert done.code == 130 and f"{said[1]}\ninterrupted" in done.err
+    Path("c").write_text("of another training")
+    done = interrupted(mbc, monkeypatch, signal_number, *said[0], "--checkpoint", "c")
+    assert "no epoch was finished, so that 'c' is not written: begin anew\ninterrupted" in done.err
+    assert Path("c").read_text() == "of another training"
+    done = interrupted(mbc, monkeypatch, signal_number, *said[0], "--checkpoint", "c", after=6)
+    assert "go on with: --resume c\ninterrupted" in done.err
+    done = interrupted(mbc, monkeypatch, signal_number, *said[0], "--resume", "c", "--checkpoint", "d")
+    assert "go on with: --resume c\ninterrupted" in done.err
+    assert sorted(p.name for p in Path().iterdir() if p.name.startswith((".", "c", "d"))) == ["c", "data.npz"]
+    assert signal.getsignal(signal.SIGTERM) is handler
+
+
+def test_what_a_killed_training_left_is_removed_by_the_next(mbc, data):
+    Path(".c.abc.part").write_text("half of it")
+    Path(".other.abc.part").write_text("of another file")
+    assert mbc("train", "tiny.mbc", "--data", data, *CPU, "--epochs", "1", "--checkpoint", "c").code == 0
+    assert sorted(p.name for p in Path().glob(".*")) == [".other.abc.part"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from mbc.options import Options
 from mbc.runtime.module import Module
 from mbc.source import Source
 from tests.gpu.packages import built, need_gpu
+from tests.runtime.test_copies import in_a_fork
 
 SOURCE = """
 network small(batch = 16, classes = 10) {
@@ -175,6 +178,30 @@ def test_outputs_left_on_the_gpu(pair: Callable[..., tuple[Module, Module]], pre
     gpu.forward(image)
     with pytest.raises(MbcError, match="wrote over it"):
         torch.from_dlpack(shown)
+
+
+def test_other_processes_and_threads_are_refused(pair: Callable[..., tuple[Module, Module]]):
+    gpu, _ = pair()
+    loss, shown = gpu.step(*batch(), lr=0.01), gpu.forward(batch(1)[0], copy=False)
+    told: list[str] = []
+
+    def use_all() -> None:
+        for call in (lambda: gpu.step(*batch(), lr=0.01), lambda: float(loss), lambda: np.asarray(shown), gpu.close):
+            try:
+                told.append(str(call()))
+            except MbcError as error:
+                told.append(error.code)
+
+    thread = threading.Thread(target=use_all)
+    thread.start()
+    thread.join()
+    assert told == ["MBC235"] * 4
+    told.clear()
+    assert in_a_fork(lambda: (use_all(), told)[1]) == "['MBC235', 'MBC235', 'MBC235', 'None']"
+    assert np.isfinite(float(loss)) and np.isfinite(np.asarray(shown)).all()
+    assert np.isfinite(float(gpu.step(*batch(2), lr=0.01)))
+    with pytest.raises(MbcError, match="MBC234"):
+        copy.deepcopy(gpu)
 
 
 def test_checkpoints_cross_devices(pair: Callable[..., tuple[Module, Module]], tmp_path: Path):

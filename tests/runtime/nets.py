@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 
 import numpy as np
 
 from mbc.compiler import compile_plan
 from mbc.options import Options
+from mbc.plan.file import dump_plan
 from mbc.plan.model import Plan
 from mbc.source import Source
 
@@ -45,6 +47,13 @@ COPIER = """network copier(batch = 6) {
 def copier_plan() -> Plan:
     """Whose output has the shape of its input."""
     return compile_plan(Source("copier.mbc", COPIER), Options(gpu="h200"))
+
+
+def package(folder: Path, plan: Plan) -> Path:
+    """A package as if it had been built for a GPU."""
+    (folder / "plan.json").write_text(dump_plan(plan))
+    (folder / "libmodule.so").touch()
+    return folder
 
 
 def batch(seed: int = 0, rows: int = 6) -> tuple[np.ndarray, np.ndarray]:

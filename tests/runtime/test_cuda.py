@@ -16,7 +16,6 @@ import pytest
 from mbc.equivalence.launches import check_launches
 from mbc.errors import MbcError
 from mbc.ir.types import Layout
-from mbc.plan.file import dump_plan
 from mbc.plan.model import Plan, Space
 from mbc.plan.prefetch import prefetch_bytes
 from mbc.runtime import cuda, driver, pinned, usage
@@ -27,26 +26,8 @@ from mbc.runtime.output import DeviceOutput
 from mbc.runtime.places import find_places
 from mbc.runtime.shadow import access_region
 from mbc.units import show_size
-from tests.runtime.fake_pycuda import FakeLibrary, Gpu, Stream, device_bytes, modules
-from tests.runtime.nets import batch, copier_plan, small_plan
-
-
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
-    """A fake GPU, with fake PyCUDA and a library that interprets."""
-    machine = Gpu()
-    FakeLibrary.made = []
-    for name, module in modules(machine).items():
-        monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(cuda, "Library", FakeLibrary)
-    monkeypatch.setattr(usage, "used_bytes", lambda address: 1000 + sum(len(a.raw) for a in machine.allocations))
-    return machine
-
-
-def package(folder: Path, plan: Plan) -> Path:
-    (folder / "plan.json").write_text(dump_plan(plan))
-    (folder / "libmodule.so").touch()
-    return folder
+from tests.runtime.fake_pycuda import FakeLibrary, Gpu, Stream, device_bytes
+from tests.runtime.nets import batch, copier_plan, package, small_plan
 
 
 class OnDevice:

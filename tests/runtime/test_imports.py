@@ -1,4 +1,4 @@
-"""A generated package needs only NumPy and mbc's runtime."""
+"""A generated package needs only NumPy, safetensors and mbc's runtime."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ net = Module(sys.argv[1], device="cpu")
 net.step(np.zeros((6, 2, 6, 6), np.float32), np.zeros(6, int), lr=0.1)
 net.forward(np.zeros((2, 2, 6, 6), np.float32))
 net.save(sys.argv[1] + "/weights"); net.load(sys.argv[1] + "/weights")
-foreign = {"lark", "ortools", "jinja2", "pycuda", "torch", "scipy", "sklearn", "safetensors", "pandas"}
+foreign = {"lark", "ortools", "jinja2", "pycuda", "torch", "scipy", "sklearn", "pandas"}
 print(sorted(foreign & set(sys.modules)))
 """
 

@@ -61,7 +61,7 @@ def test_figures_of_the_last_step(net: Module):
     image, target = batch()
     for _ in range(40):
         net.step(image, target, lr=0.02)
-    assert list(net.metrics) == list(small_plan().graph.metrics)
+    assert net.metrics == {"accuracy": net.accuracy}
     assert net.correct == net.accuracy * 6
     assert net.accuracy >= 0.8
 
@@ -280,13 +280,12 @@ def test_outputs_without_a_copy(precision: str):
     shown = net.forward(image, copy=False)
     assert isinstance(shown, np.ndarray) and not shown.flags.writeable
     np.testing.assert_array_equal(shown, expected)
-    arena = net._machine._interpreter.arena  # type: ignore[attr-defined]
-    assert np.shares_memory(shown, arena) == (precision != "bf16")
+    net.step(*batch(1), lr=0.5)
+    net.forward(batch(2)[0])
+    np.testing.assert_array_equal(shown, expected)
 
 
-def test_an_output_without_a_copy_does_not_feed_its_own_module():
+def test_an_output_feeds_its_own_module():
     net = Module(copier_plan(), device="cpu")
     shown = net.forward(np.ones((6, 5), np.float32), copy=False)
-    with pytest.raises(MbcError, match="is an output of the same module"):
-        net.forward(shown)
-    net.forward(np.array(shown))
+    np.testing.assert_array_equal(net.forward(shown), net.forward(np.array(shown)))

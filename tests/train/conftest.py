@@ -35,6 +35,8 @@ class Regression:
         self.weights = np.zeros((FEATURES, CLASSES))
         self.rates: list[float] = []
         self.looked: list[int] = []
+        self.skipped = 0
+        self.overflow = 0  # steps that fp16 would skip
         self.poison = False
         self.poison_at = 0
         self.spoil_at = 0
@@ -43,11 +45,15 @@ class Regression:
         assert x.shape == (BATCH, FEATURES) and y.shape == (BATCH,)
         self.rates.append(lr)
         if self.poison or len(self.rates) == self.poison_at or not np.isfinite(self.weights).all():
+            self.skipped += 1
             return self._loss(float("nan"), None)
         logits = self.forward(x)
         p = np.exp(logits - logits.max(1, keepdims=True))
         p /= p.sum(1, keepdims=True)
         accuracy = float(np.mean(np.argmax(logits, 1) == y))
+        if len(self.rates) <= self.overflow:
+            self.skipped += 1
+            return self._loss(1.0, accuracy)
         loss = float(-np.log(p[np.arange(BATCH), y]).mean())
         p[np.arange(BATCH), y] -= 1
         self.weights -= lr * x.astype(np.float64).T @ p / BATCH
@@ -59,6 +65,10 @@ class Regression:
         loss = StepLoss(value)
         loss.accuracy, loss.looked, loss.steps = accuracy, self.looked, self.rates
         return loss
+
+    @property
+    def control(self) -> dict[str, int]:
+        return {"skipped": self.skipped}
 
     @property
     def states(self) -> dict[str, tuple[int, ...]]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 
 from mbc.errors import MbcError
 from mbc.ir.types import DType, TensorType
-from mbc.train.data import Input, converted, fit, has_part, open_data
+from mbc.train.data import check_place, has_part, open_data
+from mbc.train.inputs import Input, converted, fit
 
 IMAGE = Input("image", TensorType((4, 1, 8, 8), DType.FP32))
 TARGET = Input("target", TensorType((4,), DType.INT32))
@@ -73,6 +76,113 @@ def test_iterable(tmp_path, monkeypatch):
         open_data("batches_for_test:number", INPUTS)
     with pytest.raises(MbcError, match="cannot import batches_for_test:missing"):
         open_data("batches_for_test:missing", INPUTS)
+
+
+LOADERS = """
+import numpy as np
+ROW = np.ones((4, 1, 8, 8)), np.zeros(4, int)
+def two(paths, batch): yield ROW
+def other(epoch, batch): yield ROW
+def named(epoch, /): yield ROW
+def defaults(epoch, batch=3): yield ROW
+def keywords(**settings): yield ROW
+class Rows:
+    def __iter__(self): return iter([ROW])
+def raises():
+    yield ROW
+    raise ValueError("row 5 is bad")
+def key(): return {}["x"]
+def deep(): return np.zeros((2, 3)).reshape(5)
+def ragged(): yield [[1], [1, 2]], ROW[1]
+class Odd:
+    def __array__(self, *_, **__): raise RuntimeError("on another device")
+def odd(): yield {"image": Odd(), "target": ROW[1]}
+def nothing(): yield None, None
+def objects(): yield np.full((4, 1, 8, 8), None), ROW[1]
+def words(): yield "image", "target"
+def number(): yield 3
+def text(): return "text"
+def numbers(): return [1, 2]
+def pairs(): return {"image": ROW[0], "target": ROW[1]}
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "code", "message"),
+    [
+        ("two", "MBC171", "two cannot be called: it takes (paths, batch) (missing a required argument: 'paths')"),
+        ("other", "MBC171", "other cannot be called: it takes (epoch, batch) (missing a required argument: 'batch')"),
+        ("named", "MBC171", "named cannot be called: it takes (epoch, /) ("),
+        ("raises", "MBC171", "raises raises ValueError: row 5 is bad (loaders_for_test.py, line 13)"),
+        ("key", "MBC171", "key raises KeyError: 'x' (loaders_for_test.py, line 14)"),
+        ("deep", "MBC171", "(5,) (loaders_for_test.py, line 15)"),
+        ("ragged", "MBC171", "ragged (batch 1) yields a list for 'image' that is no array: "),
+        ("odd", "MBC171", "odd (batch 1) yields a Odd for 'image' that is no array: on another device"),
+        ("nothing", "MBC175", "(batch 1)' has the shape (), input 'image' needs rows of the shape (1, 8, 8)"),
+        ("objects", "MBC176", "(batch 1)' holds object, not numbers"),
+        ("words", "MBC175", "(batch 1)' has the shape ()"),
+        ("number", "MBC171", "yields 1 arrays a batch, the network has 2 inputs: image, target"),
+        ("text", "MBC171", "yields 1 arrays a batch"),
+        ("numbers", "MBC171", "yields 1 arrays a batch"),
+        ("pairs", "MBC171", "yields 1 arrays a batch"),
+    ],
+)
+def test_functions_that_yield_no_batches(tmp_path, monkeypatch, function, code, message):
+    (tmp_path / "loaders_for_test.py").write_text(LOADERS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "loaders_for_test", raising=False)
+    with pytest.raises(MbcError) as caught:
+        list(open_data(f"loaders_for_test:{function}", INPUTS).shuffled(4, 0, 0))
+    assert caught.value.code == code and message in caught.value.message
+    assert f"loaders_for_test:{function}" in caught.value.message
+    if "cannot be called" in message:
+        with pytest.raises(MbcError, match="a function without arguments, or with `epoch` alone"):
+            check_place(f"loaders_for_test:{function}")
+
+
+@pytest.mark.parametrize("function", ["defaults", "keywords", "Rows"])
+def test_functions_that_can_be_called(tmp_path, monkeypatch, function):
+    (tmp_path / "loaders_for_test.py").write_text(LOADERS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "loaders_for_test", raising=False)
+    check_place(f"loaders_for_test:{function}")
+    assert batches(open_data(f"loaders_for_test:{function}", INPUTS)) == [(4, 4)]
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("def batches(:", "SyntaxError: invalid syntax"),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("raise SystemExit(2)", "SystemExit: 2"),
+        ("import nowhere_to_be_found", "No module named 'nowhere_to_be_found'"),
+    ],
+)
+def test_modules_that_cannot_be_imported(tmp_path, monkeypatch, content, why):
+    (tmp_path / "broken_for_test.py").write_text(content)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with pytest.raises(MbcError, match="cannot import broken_for_test:batches: ") as caught:
+        check_place("broken_for_test:batches")
+    assert caught.value.code == "MBC172" and why in caught.value.message
+
+
+def test_a_folder_that_is_named_like_a_package_hides_none(tmp_path, monkeypatch):
+    (tmp_path / "colorsys.py").write_text("raise RuntimeError('this is not Python')\n")
+    (tmp_path / "uses_for_test.py").write_text("import colorsys\ndef batches(): yield 1\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(tmp_path))])
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    check_place("uses_for_test:batches")
+
+
+@pytest.mark.parametrize("place", [None, 3, b"x", "x" * 5000, "a\0b", "", ".", ".:f", "..x:f"])
+def test_places_that_are_none(tmp_path, monkeypatch, place):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(MbcError):
+        open_data(place, INPUTS)
 
 
 def test_data_without_rows(tmp_path):

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 import math
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from mbc.errors import MbcError
+from mbc.train.accuracy import accuracy_on, inputs_of, judged
 from mbc.train.checkpoint import Progress, load_checkpoint, read_progress, save_checkpoint
-from mbc.train.data import ArrayData, IterableData
-from mbc.train.loop import Job, accuracy_on, inputs_of, judged, train
+from mbc.train.data import ArrayData
+from mbc.train.loader import IterableData
+from mbc.train.loop import Job, train
 from mbc.train.schedule import Schedule
 
 
@@ -118,6 +123,61 @@ def test_a_loss_that_is_not_finite_is_reported_with_its_step(regression, graph, 
     assert (epoch.bad_steps, epoch.first_bad_step, epoch.bad_states) == (1, 3, ())
 
 
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        ({20}, None),
+        (set(range(8, 18)), None),
+        (set(range(8, 19)), "11 of its 100 steps had a loss that is not finite, the first is step 8; up to 10% are"),
+        ({99, 100}, None),
+        ({98, 99, 100}, "its last 3 of 100 steps had a loss that is not finite"),
+    ],
+)
+def test_how_many_losses_may_be_not_finite(regression, graph, rows, tmp_path, bad, why):
+    x, y = (np.concatenate([part] * 27)[:800] for part in rows)
+    job = Job(graph, ArrayData((x, y)), Schedule(0.1, 2), checkpoint=tmp_path / "c")
+    step = regression.step
+
+    def poisoned(*arrays, lr):  # in the second epoch
+        regression.poison = len(regression.rates) + 1 - 100 in bad
+        return step(*arrays, lr=lr)
+
+    regression.step = poisoned
+    told = []
+    if why is None:
+        assert train(regression, job)[1].bad_steps == len(bad)
+        assert read_progress(tmp_path / "c").epochs == 2
+        return
+    with pytest.raises(MbcError) as caught:
+        train(regression, job, on_epoch=told.append)
+    assert caught.value.code == "MBC231"
+    assert f"the training diverged in epoch 2: {why}" in caught.value.message
+    assert f"'{tmp_path / 'c'}' is left as it was before this epoch" in caught.value.message
+    assert read_progress(tmp_path / "c").epochs == 1
+    assert [epoch.bad_steps for epoch in told] == [0, len(bad)]
+
+
+@pytest.mark.parametrize(("overflow", "diverges"), [(24, False), (34, False), (35, True)])
+def test_steps_that_fp16_skips_are_no_divergence_at_the_start(regression, graph, rows, overflow, diverges):
+    x, y = (np.concatenate([part] * 14)[:800] for part in rows)
+    regression.overflow = overflow
+    job = Job(graph, ArrayData((x, y)), Schedule(0.1, 1))
+    if not diverges:
+        (epoch,) = train(regression, job)
+        assert (epoch.overflowed_steps, epoch.bad_steps) == (overflow, 0)
+        return
+    with pytest.raises(MbcError) as caught:
+        train(regression, job)
+    assert caught.value.code == "MBC231"
+    assert "35 of its 100 steps had gradients that fp16 cannot hold, whatever the loss scale;" in caught.value.message
+
+
+def test_a_single_step_of_few_is_not_too_many(regression, graph, rows):
+    regression.poison_at = 7
+    (epoch,) = train(regression, Job(graph, ArrayData(rows), Schedule(0.1, 1)))
+    assert (epoch.steps, epoch.bad_steps, epoch.bad_steps_at_end) == (7, 1, 1)
+
+
 def test_states_that_an_earlier_gradient_spoilt_are_named(regression, graph, rows):
     regression.spoil_at = 4
     told = []
@@ -187,8 +247,7 @@ def test_checkpoint_stays_a_weights_file(regression, tmp_path):
     other.weights[:] = 0
     assert load_checkpoint(other, tmp_path / "c") == Progress(1, 2, 3, 4)
     np.testing.assert_array_equal(other.weights, regression.weights)
-    read = pytest.importorskip("safetensors.numpy", reason="the safetensors package is not installed").load_file
-    np.testing.assert_array_equal(read(tmp_path / "c")["w"], regression.weights)
+    np.testing.assert_array_equal(load_file(tmp_path / "c")["w"], regression.weights)
 
 
 def test_checkpoint_that_cannot_be_written(regression, tmp_path):
@@ -198,11 +257,21 @@ def test_checkpoint_that_cannot_be_written(regression, tmp_path):
 
 
 def test_a_checkpoint_is_refused_before_the_first_epoch(regression, graph, rows, tmp_path):
-    for file in (tmp_path / "missing" / "c", tmp_path):
-        with pytest.raises(MbcError, match=r"its folder does not exist|it is a folder") as caught:
+    os.mkfifo(tmp_path / "pipe")
+    for file, why in (
+        (tmp_path / "missing" / "c", "its folder does not exist"),
+        (tmp_path, "it is a folder"),
+        (tmp_path / "pipe", "it is no ordinary file"),
+        (Path("/dev/null"), "it is no ordinary file"),
+        (Path("/proc/x"), "No such file or directory"),
+        (tmp_path / ("c" * 300), "File name too long"),
+        (tmp_path / "c\0", "null"),
+    ):
+        with pytest.raises(MbcError) as caught:
             train(regression, Job(graph, ArrayData(rows), Schedule(0.1, 1), checkpoint=file))
         assert caught.value.code == "MBC180"
-    assert regression.rates == []
+        assert f"cannot write the checkpoint '{file}': " in caught.value.message and why in caught.value.message
+    assert regression.rates == [] and [p.name for p in tmp_path.iterdir()] == ["pipe"]
 
 
 def test_failed_checkpoint_leaves_the_old_one(regression, tmp_path, monkeypatch):
@@ -224,18 +293,31 @@ def header(text, length=None):
     return (length or len(text)).to_bytes(8, "little") + text.encode()
 
 
+def told(**changes):
+    """A file without weights that says how far a training had come."""
+    progress = {"epochs": 1, "steps": 2, "seed": 3, "batch": 4, **changes}
+    return header(json.dumps({"__metadata__": {"mbc.training": json.dumps(progress)}}))
+
+
 @pytest.mark.parametrize(
     ("content", "code", "message"),
     [
-        (b"", "MBC163", "does not start with a header"),
-        (b"\xff" * 100, "MBC163", "does not start with a header"),
-        (header("{}", length=100), "MBC163", "does not start with a header"),
-        (header("[]"), "MBC163", "its header is not an object"),
+        (b"", "MBC163", ": header too small"),
+        (b"\xff" * 100, "MBC163", ": header too large"),
+        (header("{}", length=100), "MBC163", ": invalid header length"),
+        (header("[]"), "MBC163", ": invalid JSON in header: invalid type: sequence"),
+        (header('{"__metadata__": {"mbc.training": 3}}'), "MBC163", "invalid type: integer `3`, expected a string"),
         (header("{}"), "MBC181", "holds weights but not how far"),
-        (header('{"__metadata__": {"mbc.training": 3}}'), "MBC181", "holds weights but not how far"),
         (header('{"__metadata__": {"mbc.training": "{}"}}'), "MBC181", "says of a training makes no sense: '{}'"),
         (header('{"__metadata__": {"mbc.training": "[1"}}'), "MBC181", r"makes no sense: '\[1'"),
         (header('{"__metadata__": {"mbc.training": "[1]"}}'), "MBC181", r"makes no sense: '\[1\]'"),
+        (told(epochs=-5), "MBC181", "'epochs' is -5, which is no number from 0 to"),
+        (told(steps=1.5), "MBC181", "'steps' is 1.5, which is no number from 0 to"),
+        (told(seed="7"), "MBC181", "'seed' is '7', which is no number from 0 to"),
+        (told(seed=1 << 63), "MBC181", "'seed' is 9223372036854775808, which is no number from 0 to"),
+        (told(batch=0), "MBC181", "'batch' is 0, which is no number from 1 to"),
+        (told(batch=None), "MBC181", "'batch' is None, which is no number from 1 to"),
+        (told(steps=True), "MBC181", "'steps' is True, which is no number from 0 to"),
     ],
 )
 def test_files_that_are_no_checkpoints(tmp_path, content, code, message):

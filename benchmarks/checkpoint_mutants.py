@@ -1,0 +1,152 @@
+"""Mutated checkpoints: a module loads one exactly where the `safetensors` library reads it and names, shapes, types and
+counters are the network's; then it holds what the library read, and otherwise what it held before.
+
+Needs no GPU. What should be is told by `safetensors.deserialize` on the bytes of the file; the module opens the file by
+another way into the library. Every kind of mutation is drawn equally often, from a seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from checkpoint_mutations import KINDS, NUMPY, mutant
+from record import show, start, write
+from safetensors import SafetensorError, deserialize
+
+from mbc.compiler import compile_plan
+from mbc.errors import MbcError
+from mbc.options import Options
+from mbc.runtime.module import Module
+from mbc.source import Source
+
+NETWORK = """network probe(batch = 2) {
+  input x[batch, 2, 3, 3] : float
+  input t[batch] : class
+  logits = x |> conv(2, 3, pad=1) |> bn |> relu |> flatten |> linear(3)
+  output logits
+  loss (logits, t) |> softmax_cross_entropy
+}
+train { optimizer = sgd(momentum=0.9) }"""
+
+LARGEST = {"step": 2**63 - 1, "seed": 2**63 - 1, "updates": 2**32 - 1, "skipped": 2**32 - 1, "since_growth": 2**32 - 1}
+
+
+def expected(file: bytes, shapes_of: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray] | None:
+    """What the library reads from a file that a network with such states takes; None for all others."""
+    try:
+        read = dict(deserialize(file))
+    except SafetensorError:
+        return None
+    integers = {f"control.{name}" for name in LARGEST}
+    wanted = {**shapes_of, **dict.fromkeys(integers, (1,)), "control.loss_scale": (1,)}
+    if read.keys() != wanted.keys() or any(tuple(read[name]["shape"]) != wanted[name] for name in wanted):
+        return None
+    arrays: dict[str, np.ndarray] = {}
+    for name, entry in read.items():
+        dtype = entry["dtype"]
+        if (dtype not in NUMPY and dtype != "BF16") or (dtype[0] in "IU") != (name in integers):
+            return None
+        data = np.frombuffer(entry["data"], NUMPY.get(dtype, "<u2"))
+        if dtype == "BF16":
+            data = (data.astype(np.uint32) << 16).view(np.float32)
+        arrays[name] = data.reshape(wanted[name])
+    if any(not 0 <= int(arrays[f"control.{name}"][0]) <= most for name, most in LARGEST.items()):
+        return None
+    scale = arrays["control.loss_scale"][0]
+    return arrays if np.isfinite(scale) and scale >= np.finfo(np.float32).tiny else None
+
+
+def held(net: Module) -> dict[str, np.ndarray]:
+    """All that a module would go on with."""
+    return {**{name: net.state(name) for name in net.states}, **{k: np.array(v) for k, v in net.control.items()}}
+
+
+def verdict(net: Module, file: bytes, path: Path) -> tuple[bool, bool, str | None]:
+    """Whether `net` should load a file, whether it does, and what is wrong: None where all is as it should be."""
+    wanted = expected(file, net.states)
+    path.write_bytes(file)
+    before = held(net)
+    try:
+        net.load(path)
+    except MbcError as error:
+        same = all(np.array_equal(array, before[name], equal_nan=True) for name, array in held(net).items())
+        if error.code not in ("MBC163", "MBC164"):
+            return wanted is not None, False, f"refused with {error.code}"
+        if not same:
+            return wanted is not None, False, "refused, and yet changed the module"
+        return wanted is not None, False, None if wanted is None else f"refused: {error.message}"
+    except BaseException as error:
+        return wanted is not None, False, f"{type(error).__name__}: {error}"
+    if wanted is None:
+        return False, True, "loaded, though it should not be"
+    with np.errstate(over="ignore"):
+        for name, array in held(net).items():
+            right = wanted.get(name, wanted.get(f"control.{name}"))
+            if right is None or not np.array_equal(
+                array, right.astype(array.dtype).reshape(array.shape), equal_nan=True
+            ):
+                return True, True, f"'{name}' is not what the file holds"
+    return True, True, None
+
+
+def probe() -> Module:
+    """A small module in fp16, whose loss scale is loaded too, after two steps."""
+    options = Options(gpu="h200", settings=(("train.precision", "fp16"),))
+    net = Module(compile_plan(Source("probe.mbc", NETWORK), options), device="cpu")
+    generator = np.random.default_rng(0)
+    for _ in range(2):
+        net.step(generator.normal(size=(2, 2, 3, 3)).astype(np.float32), generator.integers(0, 3, 2), lr=0.1)
+    return net
+
+
+def campaign(count: int, seed: int, folder: Path) -> list[dict[str, Any]]:
+    """A row a kind of mutation: files, how many should be and were loaded, and what was not as it should be."""
+    net = probe()
+    net.save(folder / "whole", metadata={"note": "probe"})
+    whole = (folder / "whole").read_bytes()
+    draw = random.Random(seed)
+    rows: dict[str, dict[str, Any]] = {
+        kind: {"name": kind, "files": 0, "valid": 0, "loaded": 0, "wrong": []} for kind in KINDS
+    }
+    for number in range(count):
+        kind = KINDS[number % len(KINDS)]
+        file = mutant(whole, kind, draw)
+        valid, loaded, wrong = verdict(net, file, folder / "mutant")
+        row = rows[kind]
+        row["files"] += 1
+        row["valid"] += valid
+        row["loaded"] += loaded
+        if wrong is not None:
+            row["wrong"].append({"number": number, "why": wrong})
+        if loaded:
+            net.load(folder / "whole")
+    return list(rows.values())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--files", type=int, default=5000)
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    import safetensors
+
+    with tempfile.TemporaryDirectory() as folder:
+        rows = campaign(arguments.files, arguments.seed, Path(folder))
+    wrong = sum(len(row["wrong"]) for row in rows)
+    path = write(
+        "checkpoint_mutants", rows, files=arguments.files, seed=arguments.seed, wrong=wrong,
+        safetensors=safetensors.__version__,
+    )  # fmt: skip
+    show([{**row, "wrong": len(row["wrong"])} for row in rows], ["name", "files", "valid", "loaded", "wrong"])
+    print(f"{wrong} of {arguments.files} not as they should be; {path.name}")
+    if wrong:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    start(main)

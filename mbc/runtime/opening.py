@@ -1,0 +1,80 @@
+"""What a module is made of: its plan, and the machine that runs it."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from mbc.errors import MbcError
+from mbc.plan.file import PLAN_FILE, load_plan
+from mbc.plan.model import Plan
+from mbc.runtime.arguments import choice, flag, path_of, shown
+from mbc.runtime.checkpoint import why
+from mbc.runtime.machine import Host, Machine
+from mbc.runtime.places import Places
+from mbc.runtime.transfers import Transfers
+
+DEVICES = ("auto", "cuda", "cpu")
+
+# Reasons for which `device="auto"` takes the CPU: no PyCUDA, no GPU, no library built, a precision no GPU runs.
+_NO_CUDA = frozenset(("MBC152", "MBC153", "MBC157", "MBC168"))
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a module is opened; `mbc/runtime/module.py` says what each of them does."""
+
+    seed: int
+    device: str
+    canaries: bool
+    eager: bool
+    prefetch: bool
+    shadow: bool
+    transfers: Transfers | str
+
+    def __post_init__(self) -> None:
+        if not isinstance(cast(object, self.seed), int | np.integer):
+            raise MbcError("MBC167", f"the seed {shown(self.seed)} is no whole number", "choose one from 0 to 2^63 - 1")
+        if not 0 <= self.seed < 1 << 63:
+            raise MbcError("MBC167", f"the seed {shown(self.seed)} is not in [0, 2^63)", "choose another one")
+        choice("device", self.device, DEVICES)
+        choice("transfers", self.transfers, tuple(Transfers))
+        for name in ("canaries", "eager", "prefetch", "shadow"):
+            flag(name, getattr(self, name))
+
+
+def open_plan(subject: str | Path | Plan) -> tuple[Plan, Path | None]:
+    """The plan, and the folder that its library lies in. MBC166 where there is none, and what `load_plan` raises."""
+    if isinstance(subject, Plan):
+        return subject, None
+
+    path = path_of(subject, "MBC166", "cannot read the plan")
+    try:
+        path = path / PLAN_FILE if path.is_dir() else path
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:  # ValueError: no UTF-8
+        raise MbcError(
+            "MBC166", f"cannot read the plan '{path}': {why(error)}", "give the folder that `mbc compile` wrote"
+        ) from error
+    return load_plan(text, str(path)), path.parent
+
+
+def open_machine(plan: Plan, places: Places, folder: Path | None, settings: Settings) -> Machine:
+    """A GPU, or the CPU where that is asked for or `auto` finds no GPU to use. Raises what `open_cuda` does."""
+    if settings.device != "cpu":
+        from mbc.runtime.cuda import open_cuda
+
+        try:
+            return open_cuda(
+                plan, places, folder,
+                canaries=settings.canaries, eager=settings.eager, prefetch=settings.prefetch,
+            )  # fmt: skip
+        except MbcError as error:
+            if settings.device == "cuda" or error.code not in _NO_CUDA:
+                raise
+            warnings.warn(f"running on the CPU: {error.message}", RuntimeWarning, stacklevel=3)
+    return Host(plan, places, shadow=settings.shadow, transfers=Transfers(settings.transfers))
