@@ -113,6 +113,13 @@ def test_a_raised_limit_of_workspace_measures_the_rest(fleet: Fleet):
     assert len(fleet.asked) == 2 * len(set(fleet.asked))
 
 
+def test_nothing_is_measured_for_what_cannot_fit(fleet: Fleet):
+    for settings in ((("batch", "1e9"),), (("memory.device", "1 kB"),)):
+        with pytest.raises(MbcError, match="'n' cannot fit ") as caught:
+            compile_plan(NETWORK, replace(ASKED, settings=settings))
+        assert caught.value.code == "MBC203" and not fleet.tasks
+
+
 def test_always_measures_everything_again(fleet: Fleet):
     for _ in range(2):
         compile_plan(NETWORK, replace(ASKED, measure=Measure.ALWAYS, measure_for_s=300.0))

@@ -115,6 +115,14 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
     return _plan(table, draft, placed, bounds, budget_bytes, overhead_bytes, limits.host_bytes)
 
 
+def may_fit(table: CandidateTable, limits: Limits, budget_bytes: int) -> bool:
+    """Whether a plan may fit by its shapes alone. Where not, `search` raises MBC203 whatever a profile will say."""
+    means = _means(table, limits)
+    host_bytes = means.host_bytes if means.offload > 0 else 0
+    least, _ = floor_bytes(table, host_bytes, means.split, workspaces=False)
+    return least + usual_bytes(table.device, table.graph.precision) <= budget_bytes
+
+
 def _luckier(forms: Sequence[Form], limits: Limits, means: Means, room_bytes: int) -> Fitted:
     """The fastest of what is found in this room and, where that is much slower than without a limit, in a little less:
     there what is found hangs on chance."""

@@ -167,3 +167,20 @@ def test_settings_that_make_no_sense(mbc):
     error = refused(mbc, *H200, "--set", "batch=abc")
     assert "error MBC005: the name `abc` is not known here" in error
     assert "help: `batch` takes a number (or an expression of numbers): write --set batch=8" in error
+
+
+def test_a_budget_above_what_the_gpu_has_is_pointed_out(mbc):
+    has = show_size(mbc("gpus", "--json").json["known"]["t4"]["memory_bytes"])
+    large = ("--set", "memory.device=500GB")
+    done = mbc("show", "tiny.mbc", "--gpu", "t4", *large)
+    assert done.code == 0
+    assert f"note: memory.device = {show_size(500 * 10**9)} is more than the Tesla T4 has, {has}: a plan" in done.err
+    assert "more than" not in mbc("show", "tiny.mbc", "--gpu", "t4", *large, "--set", "train.precision=fp64").err
+
+
+def test_a_batch_that_can_never_fit_is_refused_by_its_shapes(mbc, monkeypatch):
+    monkeypatch.setattr("mbc.optimize.search.choose", None)  # nothing is chosen
+    for batch in (10**9, 10**9 + 1, 2**30):
+        error = refused(mbc, *H200, "--set", f"batch={batch}")
+        assert "error MBC203: 'tiny' cannot fit 139.8 GiB: no plan takes less than " in error
+        assert "help: lower the batch to " in error
