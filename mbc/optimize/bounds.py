@@ -101,8 +101,7 @@ def floor_bytes(
     only. Without `workspaces` it is what shapes alone say, which holds whatever a profile will say.
     """
     graph = table.graph
-    sizes = {state.value: aligned(graph.values[state.value].type.size_bytes) for state in graph.states}
-    movable = {name for name in sizes if graph.values[name].role is Role.OPTIMIZER}
+    sizes, movable = _states(table)
     movable_bytes = sum(sizes[name] for name in movable)
     away = min(host_bytes, movable_bytes)
     states = sum(sizes.values()) - away
@@ -125,6 +124,21 @@ def floor_bytes(
         if taken > worst:
             worst, where = taken, operation
     return states + worst, where
+
+
+def start_bytes(table: CandidateTable, host_bytes: int = 0) -> int:
+    """States + inputs: what is in the arena when a step starts, as `floor_bytes` counts states."""
+    values = table.graph.values
+    sizes, movable = _states(table)
+    away = min(host_bytes, sum(sizes[name] for name in movable))
+    return sum(sizes.values()) - away + sum(aligned(values[name].type.size_bytes) for name in table.graph.inputs)
+
+
+def _states(table: CandidateTable) -> tuple[dict[str, int], set[str]]:
+    """Bytes of the states by name, and those of the optimizer, which may be in host memory."""
+    values = table.graph.values
+    sizes = {state.value: aligned(values[state.value].type.size_bytes) for state in table.graph.states}
+    return sizes, {name for name in sizes if values[name].role is Role.OPTIMIZER}
 
 
 def operands_bytes(table: CandidateTable, operation: Operation, split: bool, workspace: bool = True) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
@@ -184,3 +185,17 @@ def test_a_batch_that_can_never_fit_is_refused_by_its_shapes(mbc, monkeypatch):
         error = refused(mbc, *H200, "--set", f"batch={batch}")
         assert "error MBC203: 'tiny' cannot fit 139.8 GiB: no plan takes less than " in error
         assert "help: lower the batch to " in error
+
+
+def test_inputs_that_do_not_fit_are_refused_before_anything_is_chosen(mbc, monkeypatch):
+    pointwise = (
+        "network points(batch = 4) { input x[batch, 64, 8, 8] : float input t[batch] : class "
+        "y = x |> conv(4, 1) |> relu |> global_avgpool |> linear(3) output y loss (y, t) |> softmax_cross_entropy }"
+    )
+    Path("tiny.mbc").write_text(pointwise)
+    monkeypatch.setattr("mbc.optimize.search.choose", None)
+    error = refused(mbc, *H200, "--set", "batch=1e8")
+    assert "error MBC203: 'points' cannot fit 139.8 GiB: no plan takes less than " in error
+    assert " of states and inputs when a step starts, and " in error
+    rows = int(error.split("help: lower the batch to ")[1].split()[0])
+    assert "MBC203" in refused(mbc, *H200, "--set", f"batch={rows + 1}"), "the batch that is named is the largest"
