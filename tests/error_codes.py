@@ -11,6 +11,7 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -21,16 +22,33 @@ Functions = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def raised() -> dict[str, dict[str, list[str]]]:
-    """Code -> file of mbc/ -> the words beside it: all text of the innermost function around it."""
+    """Code -> file of mbc/ -> its words: all text of the innermost function around the code, or of the folder where
+    that function hands the code on to another one, without a message beside it."""
     found: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for path in sorted((ROOT / "mbc").rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        for scope in [tree, *(node for node in ast.walk(tree) if isinstance(node, Functions))]:
-            words = [text for text in _texts(scope)]
-            for text in words:
-                if CODE.fullmatch(text):
-                    found[text][path.relative_to(ROOT).as_posix()] += [w for w in words if not CODE.fullmatch(w)]
+        scopes = [tree, *(node for node in ast.walk(tree) if isinstance(node, Functions))]
+        of_folder = [text for file in sorted(path.parent.glob("*.py")) for text in _all_texts(file)]
+        for scope in scopes:
+            for code in filter(CODE.fullmatch, _texts(scope)):
+                words = list(_texts(scope)) if _is_with_message(scope, code) else of_folder
+                found[code][path.relative_to(ROOT).as_posix()] += [w for w in words if not CODE.fullmatch(w)]
     return found
+
+
+@cache
+def _all_texts(path: Path) -> list[str]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return [text for scope in ast.walk(tree) if isinstance(scope, (ast.Module, *Functions)) for text in _texts(scope)]
+
+
+def _is_with_message(scope: ast.AST, code: str) -> bool:
+    calls = (node for node in ast.walk(scope) if isinstance(node, ast.Call))
+    return any(
+        isinstance(first, ast.Constant) and first.value == code and "Error" in ast.unparse(call.func)
+        for call in calls
+        for first in call.args[:1]
+    )
 
 
 def vouched(words_of: dict[str, list[str]]) -> dict[str, set[str]]:
@@ -55,8 +73,8 @@ def _groups(tree: ast.Module) -> Iterator[tuple[str, list[str]]]:
     tables = {
         target.id: node.value
         for node in tree.body
-        if isinstance(node, ast.Assign)
-        for target in node.targets
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
         if isinstance(target, ast.Name)
     }
     for node in ast.walk(tree):
@@ -67,8 +85,12 @@ def _groups(tree: ast.Module) -> Iterator[tuple[str, list[str]]]:
         read: list[ast.AST] = [*node.decorator_list, *body]
         for name in {n.id for part in read for n in ast.walk(part) if isinstance(n, ast.Name)} & tables.keys():
             read.append(tables[name])
-        for row in (row for part in read for row in _rows(part)):
+        rows = [row for part in read for row in _rows(part)]
+        for row in rows:
             yield node.name, list(_texts(row))
+        if not any(row for part in read[len(node.decorator_list) + len(body) :] for row in _rows(part)):
+            # Tables of messages without codes: the code that the body names is that of all rows.
+            yield node.name, [text for part in read for text in _texts(part)]
 
 
 def _rows(part: ast.AST) -> Iterator[ast.AST]:

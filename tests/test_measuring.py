@@ -148,7 +148,8 @@ def test_what_is_not_measured(fleet: Fleet, options: Options):
 def test_what_cannot_be_measured_but_should_is_said(fleet: Fleet, options: dict[str, str], reason: str):
     with pytest.raises(MbcError, match=reason) as caught:
         compile_plan(NETWORK, replace(ASKED, measure=Measure.ALWAYS, **options))  # type: ignore[arg-type]
-    assert caught.value.code == "MBC089"
+    assert caught.value.code == "MBC089" and caught.value.message.startswith("cannot measure for ")
+    assert caught.value.remedy.startswith("leave out --measure always")
     assert not fleet.tasks
 
 

@@ -55,8 +55,8 @@ class Package:
 def write_package(plan: Plan, folder: Path, toolchain: Toolchain, overwrite: bool = False) -> Package:
     """Write `plan` as the importable package `folder` and build its library where the toolchain allows.
 
-    All is done in a temporary folder beside it and renamed at the end. Raises MBC093 where `folder` exists and must not be
-    replaced, MBC094 where it cannot be written, MBC095 where a compiler rejects the sources.
+    All is done in a temporary folder beside it and renamed at the end. Raises MBC093 where `folder` exists and must
+    not be replaced, MBC094 where it cannot be written, MBC099 where its name is needed by others, MBC095 where a compiler rejects the sources.
     """
     check_output(folder, overwrite)
     try:
@@ -91,7 +91,7 @@ def check_output(folder: Path, overwrite: bool) -> None:
         if not beside.is_dir() or (folder.exists() and (folder.samefile(os.curdir) or os.path.ismount(folder))):
             reason = errno.EBUSY if beside.is_dir() else errno.ENOTDIR  # somebody stands in it: it cannot be renamed
             raise OSError(reason, os.strerror(reason))
-        os.rmdir(tempfile.mkdtemp(prefix=".mbc-", dir=beside))
+        Path(tempfile.mkdtemp(prefix=".mbc-", dir=beside)).rmdir()
     except OSError as error:
         raise _unwritable(folder, error) from error
 

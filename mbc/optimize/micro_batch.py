@@ -7,7 +7,8 @@ from mbc.optimize.candidates import MOST_STEPS, SLICE_ALIGNMENT_BYTES, Candidate
 
 
 def check_micro_batch(table: CandidateTable) -> None:
-    """MBC205 where given micro-batches have more rows than there are or too few, or would start where kernels cannot read."""
+    """MBC205 where given micro-batches have more rows than there are or too few, or would start where kernels cannot
+    read."""
     rows, graph = table.rules.micro_batch, table.graph
     if rows > graph.batch:
         raise MbcError(
