@@ -13,7 +13,6 @@ import sys
 import threading
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 
 from mbc.errors import MbcError
@@ -28,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else list(argv)
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed (`>&-`)
-            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8"))
     for stream in (sys.stdout, sys.stderr):
         # A table with a character that the terminal lacks is better than no table.
         if isinstance(stream, io.TextIOWrapper):

@@ -56,7 +56,8 @@ def write_package(plan: Plan, folder: Path, toolchain: Toolchain, overwrite: boo
     """Write `plan` as the importable package `folder` and build its library where the toolchain allows.
 
     All is done in a temporary folder beside it and renamed at the end. Raises MBC093 where `folder` exists and must
-    not be replaced, MBC094 where it cannot be written, MBC099 where its name is needed by others, MBC095 where a compiler rejects the sources.
+    not be replaced, MBC094 where it cannot be written, MBC095 where a compiler rejects the sources and MBC099 for a
+    name that others need.
     """
     check_output(folder, overwrite)
     try:
