@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,17 +24,19 @@ from mbc.ir.types import Precision
 from mbc.ir.verify import verify_network, verify_training
 from mbc.kernels import PROVIDERS
 from mbc.kernels.interpreter import INTERPRETER
-from mbc.measuring import measure_missing, measure_requests
+from mbc.measuring import can_measure, measure_missing, measure_requests
 from mbc.optimize.candidates import CandidateTable, Rules
 from mbc.optimize.needs import unmeasured, untried
-from mbc.optimize.search import Limits, search
+from mbc.optimize.search import Limits, may_fit, search
 from mbc.options import Options, Policy
 from mbc.plan.file import dump_plan
 from mbc.plan.model import Plan
 from mbc.plan.verify import verify_plan
 from mbc.source import Source
+from mbc.units import show_size
 
 T = TypeVar("T")
+UNLIMITED_BYTES = 1 << 60  # a budget of so much asks for a plan without one
 
 
 @uncollected()
@@ -55,10 +58,28 @@ def compile_plan(source: Source, options: Options, stages: Stages | None = None)
 
     # What could run each operation on this GPU, and how fast.
     device = stages.run("find device", lambda: find_device(options.gpu), repr)
-    stages.run("measure", lambda: measure_missing(graph, device, options, stages.announce))
     policy = Policy.UNDIVIDED if "split" in options.without else options.policy
     rules = Rules(policy, lowered.deterministic, options.providers, options.micro_batch)
     providers = (INTERPRETER,) if graph.precision is Precision.FP64 else PROVIDERS
+    host_bytes = free_host_bytes(device, options.gpu) if lowered.host_bytes is None else lowered.host_bytes
+    limits = Limits(options.workspace_limit_bytes, options.workspace_total_bytes, options.without, host_bytes)
+    budget_bytes = lowered.device_bytes or free_bytes(device, options.gpu)
+    if device.memory_bytes < budget_bytes < UNLIMITED_BYTES and graph.precision is not Precision.FP64:
+        warnings.warn(
+            f"memory.device = {show_size(budget_bytes)} is more than the {device.name} has, "
+            f"{show_size(device.memory_bytes)}: a plan that takes more than that cannot be loaded there",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+    def worth_measuring() -> bool:
+        """Nothing is measured for what cannot fit by its shapes: the search refuses it."""
+        return not can_measure(device, options) or may_fit(
+            CandidateTable(graph, device, providers, None, rules), limits, budget_bytes
+        )
+
+    if stages.run("bound", worth_measuring):
+        stages.run("measure", lambda: measure_missing(graph, device, options, stages.announce))
 
     def tabulate() -> CandidateTable:
         profile = find_profile(device, options.profile, options.stale_profile)
@@ -67,9 +88,6 @@ def compile_plan(source: Source, options: Options, stages: Stages | None = None)
     table = stages.run("find profile", tabulate)
 
     # Every decision: kernels, layouts, order, addresses, waits.
-    host_bytes = free_host_bytes(device, options.gpu) if lowered.host_bytes is None else lowered.host_bytes
-    limits = Limits(options.workspace_limit_bytes, options.workspace_total_bytes, options.without, host_bytes)
-    budget_bytes = lowered.device_bytes or free_bytes(device, options.gpu)
     plan = stages.run("search", lambda: search(table, limits, budget_bytes), dump_plan)
     # What was chosen by times between two measured sizes is measured, and chosen again; so is what cuDNN may not run,
     # since it was tried on more rows only.

@@ -1,21 +1,20 @@
-"""Every code is explained once in docs/errors.md, stands for one kind of mistake, and nothing else is explained."""
+"""Every code is explained once in docs/errors.md, stands for one kind of mistake, and a test asserts it with words of
+its message."""
 
 from __future__ import annotations
 
+import ast
 import re
-from collections import defaultdict
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+import pytest
+
+from tests import error_codes
+from tests.error_codes import ROOT, raised, vouched
 
 
-def _raised() -> dict[str, set[str]]:
-    """Code -> files of mbc/ that name it in a string."""
-    found: dict[str, set[str]] = defaultdict(set)
-    for path in sorted((ROOT / "mbc").rglob("*.py")):
-        for code in re.findall(r"""["'](MBC\d{3})["']""", path.read_text(encoding="utf-8")):
-            found[code].add(path.relative_to(ROOT).as_posix())
-    return found
+@pytest.fixture(scope="module")
+def found() -> dict[str, dict[str, list[str]]]:
+    return raised()
 
 
 def _explained() -> list[str]:
@@ -23,25 +22,56 @@ def _explained() -> list[str]:
     return re.findall(r"^\| (MBC\d{3}) \|", text, re.MULTILINE)
 
 
-def test_every_code_is_explained_once():
+def test_every_code_is_explained_once(found):
     explained = _explained()
     assert sorted(explained) == sorted(set(explained))
     assert explained == sorted(explained)
-    assert set(_raised()) - set(explained) == set(), "raised but not in docs/errors.md"
-    assert set(explained) - set(_raised()) == set(), "in docs/errors.md but raised nowhere"
+    assert set(found) - set(explained) == set(), "raised but not in docs/errors.md"
+    assert set(explained) - set(found) == set(), "in docs/errors.md but raised nowhere"
 
 
-def test_a_code_belongs_to_one_part_of_the_compiler():
+def test_a_code_belongs_to_one_part_of_the_compiler(found):
     # One kind of mistake may be found in several places, but not in two parts that know nothing of each other.
-    for code, files in _raised().items():
+    for code, files in found.items():
         parts = {file.split("/")[1] for file in files}
         assert len(parts) == 1, f"{code} is raised in {sorted(files)}"
 
 
-def test_every_code_has_a_test():
-    tests = "".join(
-        path.read_text(encoding="utf-8")
-        for path in sorted((ROOT / "tests").rglob("*"))
-        if path.is_file() and path.suffix in (".py", ".txt") and path != Path(__file__)
+def test_a_test_asserts_every_code_with_words_of_its_message(found):
+    words = {code: [text for texts in files.values() for text in texts] for code, files in found.items()}
+    known = vouched(words)
+    assert {code for code in words if not known[code]} == set(), "no test asserts these codes and their messages"
+
+
+@pytest.mark.parametrize(
+    ("test", "vouches"),
+    [
+        ("assert error.code == 'MBC900' and 'reaches the far end' in error.message", True),
+        ("with pytest.raises(MbcError, match=r'MBC900: .* reaches the far'): pass", True),
+        ("assert error.code == 'MBC900'", False),
+        ("assert error.code == 'MBC900' and 'something else altogether' in error.message", False),
+        ("'''MBC900: a pipe that reaches the far end'''", False),
+        ("pass  # MBC900: a pipe that reaches the far end", False),
+        ("assert 'MBC901' in text\n    assert 'reaches the far end' in text", False),
+    ],
+)
+def test_what_counts_as_a_test_of_a_code(monkeypatch, tmp_path, test, vouches):
+    (tmp_path / "mbc").mkdir()
+    (tmp_path / "mbc" / "pipes.py").write_text(
+        "def lay(pipe):\n    raise MbcError('MBC900', f'a pipe {pipe} reaches the far end', 'cut it')\n"
+        "def other():\n    return 'something else altogether'\n"
     )
-    assert {code for code in _raised() if code not in tests} == set(), "no test names these codes"
+    (tmp_path / "tests" / "cases" / "bad").mkdir(parents=True)
+    (tmp_path / "tests" / "test_pipes.py").write_text(f"def test_pipes():\n    {test}\n")
+    monkeypatch.setattr(error_codes, "ROOT", tmp_path)
+    words = {code: [text for texts in files.values() for text in texts] for code, files in raised().items()}
+    assert set(words) == {"MBC900"}
+    assert bool(vouched(words)["MBC900"]) == vouches
+
+
+def test_rows_of_tables_count_each_by_itself():
+    row = "CASES = [('MBC900', 'reaches the far end'), ('MBC901', 'another')]\n"
+    tree = ast.parse(row + "@pytest.mark.parametrize('case', CASES)\ndef test_pipes(case):\n    assert case\n")
+    groups = [texts for _, texts in error_codes._groups(tree)]
+    assert ["MBC900", "reaches the far end"] in groups
+    assert not any({"MBC901", "reaches the far end"} <= set(texts) for texts in groups)

@@ -113,6 +113,13 @@ def test_a_raised_limit_of_workspace_measures_the_rest(fleet: Fleet):
     assert len(fleet.asked) == 2 * len(set(fleet.asked))
 
 
+def test_nothing_is_measured_for_what_cannot_fit(fleet: Fleet):
+    for settings in ((("batch", "1e9"),), (("memory.device", "1 kB"),)):
+        with pytest.raises(MbcError, match="'n' cannot fit ") as caught:
+            compile_plan(NETWORK, replace(ASKED, settings=settings))
+        assert caught.value.code == "MBC203" and not fleet.tasks
+
+
 def test_always_measures_everything_again(fleet: Fleet):
     for _ in range(2):
         compile_plan(NETWORK, replace(ASKED, measure=Measure.ALWAYS, measure_for_s=300.0))
@@ -141,7 +148,8 @@ def test_what_is_not_measured(fleet: Fleet, options: Options):
 def test_what_cannot_be_measured_but_should_is_said(fleet: Fleet, options: dict[str, str], reason: str):
     with pytest.raises(MbcError, match=reason) as caught:
         compile_plan(NETWORK, replace(ASKED, measure=Measure.ALWAYS, **options))  # type: ignore[arg-type]
-    assert caught.value.code == "MBC089"
+    assert caught.value.code == "MBC089" and caught.value.message.startswith("cannot measure for ")
+    assert caught.value.remedy.startswith("leave out --measure always")
     assert not fleet.tasks
 
 

@@ -1,34 +1,98 @@
-"""The command `mbc`. Exit codes: 0 done, 1 an error that the user can mend (MBCnnn on stderr), 2 wrong usage."""
+"""The command `mbc`.
+
+Exit codes: 0 done, 1 an error that the user can mend (MBCnnn on stderr), 2 wrong usage, 70 a bug in mbc, 130 Ctrl-C,
+143 SIGTERM.
+"""
 
 from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from types import FrameType
 
-from mbc.cli.arguments import parse
 from mbc.errors import MbcError
+
+BUG = 70  # EX_SOFTWARE of sysexits.h
+INTERRUPTED = 128 + signal.SIGINT
+TERMINATED = 128 + signal.SIGTERM
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line (default: this process's); returns the exit code."""
+    words = sys.argv[1:] if argv is None else list(argv)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed (`>&-`)
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8"))
     for stream in (sys.stdout, sys.stderr):
         # A table with a character that the terminal lacks is better than no table.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-    arguments = parse(sys.argv[1:] if argv is None else argv)
     try:
-        code = arguments.run(arguments)
-        sys.stdout.flush()
-        return code
+        with _cleaning_up_when_terminated():
+            return _run(words)
     except MbcError as error:
         print(error, file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        return 130
-    except BrokenPipeError:
-        # Whoever read our output (head, less) has seen enough. What is still buffered must go somewhere at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return INTERRUPTED
+    except Exception as error:
+        return _unexpected(error, words)
+
+
+def _run(words: Sequence[str]) -> int:
+    from mbc.cli.arguments import parse  # here, where Ctrl-C is one line
+
+    arguments = parse(words)
+    code = arguments.run(arguments)
+    sys.stdout.flush()
+    return code
+
+
+@contextmanager
+def _cleaning_up_when_terminated() -> Generator[None]:
+    """SIGTERM ends the body as an exception does, so that temporary folders go."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(TERMINATED)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _unexpected(error: Exception, words: Sequence[str]) -> int:
+    """What no part of mbc has foreseen: output that nobody takes, or a bug."""
+    unwritten = _unwritten() if isinstance(error, OSError) else None
+    if unwritten is None:
+        from mbc.cli.bug import of_machine, report
+
+        refused = of_machine(error)
+        print(report(error, words) if refused is None else refused, file=sys.stderr)
+        return BUG if refused is None else 1
+    # What is still buffered must go somewhere at exit.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if isinstance(unwritten, BrokenPipeError):
+        return 0  # whoever read our output (head, less) has seen enough
+    reason = unwritten.strerror or str(unwritten)
+    print(MbcError("MBC240", f"cannot write the output: {reason}", "send it elsewhere"), file=sys.stderr)
+    return 1
+
+
+def _unwritten() -> OSError | None:
+    """Why nothing can be written to stdout, None where it can: an error does not say to which file it belongs."""
+    try:
+        print(flush=True)
+    except OSError as error:
+        return error
+    return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import keyword
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     if built.library is not None:
         took += f", built in {build_seconds:.1f} s"
     print(f"  package    {built.folder} ({took})")
-    if not built.folder.name.isidentifier():
+    if not built.folder.name.isidentifier() or keyword.iskeyword(built.folder.name):
         print(f"             note: Python cannot import a folder called '{built.folder.name}'; name it like a variable")
     for missing in built.missing:
         print(f"  missing    {missing}")

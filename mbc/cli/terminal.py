@@ -127,14 +127,19 @@ def terminated_as_interrupted() -> Generator[None]:
 
 @contextmanager
 def notes() -> Generator[None]:
-    """What the body warns of (RuntimeWarning) is said once each, as a note, when it has ended."""
-    with warnings.catch_warnings(record=True) as said:
+    """What the body warns of (RuntimeWarning) is said at once, as a note, and once each."""
+    said: set[str] = set()
+
+    def say(message: Warning | str, *_: object) -> None:
+        text = f"note: {message}"
+        if text not in said:
+            said.add(text)
+            print(f"\r\x1b[2K{text}" if sys.stderr.isatty() else text, file=sys.stderr)
+
+    with warnings.catch_warnings():
         warnings.simplefilter("always", RuntimeWarning)
-        try:
-            yield
-        finally:
-            for text in dict.fromkeys(str(warning.message) for warning in said):
-                print(f"note: {text}", file=sys.stderr)
+        warnings.showwarning = say
+        yield
 
 
 def output_width() -> int:

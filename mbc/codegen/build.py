@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
+import sys
+import sysconfig
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from mbc.codegen.objects import Recipe, make_library
+from mbc.codegen.place import NEW, OLD, clear, swap, temporary_folder
 from mbc.codegen.render import every_kernel_file, kernel_files, render, render_kernel_library, render_module
 from mbc.codegen.toolchain import CUBLASLT, CUDART, CUDNN, GXX, NVCC, Missing, Part, Toolchain
 from mbc.codegen.view import CUDNN_LIBRARIES, LIBRARIES, View, view, working_code
@@ -29,6 +32,7 @@ PLAN_ONLY = Missing(
     "plan only: the CUDA toolkit makes none for a GPU this old",
     "read the plan with mbc show, compare it with mbc diff, or plan for a newer GPU (mbc gpus lists them)",
 )
+_NEEDED = frozenset({"mbc", "numpy", "pycuda", "torch", "jax"})  # installed here or not: packages are moved
 MARKER = ".mbc-package"  # a folder with this file is mbc's to replace
 
 _HOST_FILES = {
@@ -51,33 +55,31 @@ class Package:
 def write_package(plan: Plan, folder: Path, toolchain: Toolchain, overwrite: bool = False) -> Package:
     """Write `plan` as the importable package `folder` and build its library where the toolchain allows.
 
-    All is done in a new folder beside it, renamed at the end. Raises MBC093 where `folder` exists and must not be
-    replaced, MBC094 where it cannot be written, MBC095 where a compiler rejects the sources.
+    All is done in a temporary folder beside it and renamed at the end. Raises MBC093 where `folder` exists and must
+    not be replaced, MBC094 where it cannot be written, MBC095 where a compiler rejects the sources and MBC099 for a
+    name that others need.
     """
     check_output(folder, overwrite)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        with temporary_folder(folder) as temporary:
+            missing = _write(plan, temporary / NEW, toolchain)
+            swap(temporary / NEW, folder, temporary / OLD)
     except OSError as error:
         raise _unwritable(folder, error) from error
-    try:
-        missing = _write(plan, temporary, toolchain)
-        temporary.chmod(0o755)  # mkdtemp keeps others out
-        _swap(temporary, folder)
-    except OSError as error:
-        raise _unwritable(folder, error) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     library = folder / LIBRARY
     return Package(folder, library if library.is_file() else None, missing)
 
 
 def check_output(folder: Path, overwrite: bool) -> None:
-    """MBC093 or MBC094 where a package could not be written: better known before planning than after it."""
+    """MBC093, MBC094 or MBC099 where a package could not be written, or not be used: better known before planning than
+    after it."""
+    _check_name(folder)
     try:
+        clear(folder)
         free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
         ours = (folder / MARKER).is_file()
-        beside = next(parent for parent in folder.absolute().parents if parent.exists())
+        beside = next((parent for parent in folder.absolute().parents if parent.exists()), folder)
     except OSError as error:
         raise _unwritable(folder, error) from error
     if not free and not (ours and overwrite):
@@ -86,9 +88,35 @@ def check_output(folder: Path, overwrite: bool) -> None:
             f"'{folder}' exists" + ("" if ours else " and was not made by mbc"),
             "pass --force to replace it" if ours else "choose another output folder with -o",
         )
-    reason = errno.ENOTDIR if not beside.is_dir() else 0 if os.access(beside, os.W_OK | os.X_OK) else errno.EACCES
-    if reason:
-        raise _unwritable(folder, OSError(reason, os.strerror(reason)))
+    try:
+        if not beside.is_dir() or (folder.exists() and (folder.samefile(os.curdir) or os.path.ismount(folder))):
+            reason = errno.EBUSY if beside.is_dir() else errno.ENOTDIR  # somebody stands in it: it cannot be renamed
+            raise OSError(reason, os.strerror(reason))
+        Path(tempfile.mkdtemp(prefix=".mbc-", dir=beside)).rmdir()
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+
+
+def _check_name(folder: Path) -> None:
+    """MBC099 where Python, started beside the package, would import it in place of what others need."""
+    name = folder.absolute().name
+    if name in sys.stdlib_module_names:
+        whose = "a module of Python"
+    elif name in _NEEDED or _installed(name):
+        whose = "an installed package"
+    else:
+        return
+    raise MbcError(
+        "MBC099",
+        f"a package called '{name}' would stand in the place of {whose}: whatever imports `{name}` there gets it",
+        "choose another output folder with -o",
+    )
+
+
+def _installed(name: str) -> bool:
+    """Whether `import name` finds a module among the installed ones."""
+    places = [place for key in ("purelib", "platlib") if (place := sysconfig.get_paths().get(key))]
+    return PathFinder.find_spec(name, places) is not None if name.isidentifier() else False
 
 
 def _unwritable(folder: Path, error: OSError) -> MbcError:
@@ -97,26 +125,8 @@ def _unwritable(folder: Path, error: OSError) -> MbcError:
     )
 
 
-def _swap(temporary: Path, folder: Path) -> None:
-    """Put the new folder in the place of the old one, which stays until the new one stands."""
-    if not folder.exists():
-        temporary.rename(folder)
-        return
-    old = Path(tempfile.mkdtemp(prefix=f".{folder.name}.old.", dir=folder.parent))
-    try:
-        folder.rename(old / "package")
-        try:
-            temporary.rename(folder)
-        except OSError:
-            (old / "package").rename(folder)
-            raise
-    except OSError:
-        old.rmdir()  # empty again: never what was there before
-        raise
-    shutil.rmtree(old, ignore_errors=True)
-
-
 def _write(plan: Plan, folder: Path, toolchain: Toolchain) -> tuple[Missing, ...]:
+    folder.mkdir()
     (folder / MARKER).write_text("made by mbc compile\n", encoding="utf-8")
     (folder / PLAN_FILE).write_text(dump_plan(plan), encoding="utf-8")
     (folder / "__init__.py").write_text(render_module(plan), encoding="utf-8")

@@ -95,7 +95,9 @@ class Library:
             detail = ctypes.create_string_buffer(1024)
             self._library.cudnnGetLastErrorString(detail, 1024)
             name = self._library.cudnnGetErrorString(status).decode()
-            raise CudnnRefusal("MBC079", f"{function}: {name}", detail.value.decode(errors="replace").strip())
+            raise CudnnRefusal(
+                "MBC079", f"cuDNN refused {function}: {name}", detail.value.decode(errors="replace").strip()
+            )
 
     def create_handle(self) -> int:
         """A cuDNN handle of the current CUDA context; give it to `destroy_handle`."""

@@ -48,7 +48,7 @@ class Call:
         """Start it on the library's stream; may be captured into a graph. MBC098 where the launcher refuses."""
         text = self._function(*self._leading, ctypes.byref(self._call))
         if text is not None:
-            raise MbcError("MBC098", f"{self._what}: {text.decode(errors='replace')}")
+            raise MbcError("MBC098", f"the launch of {self._what} failed: {text.decode(errors='replace')}")
 
 
 class KernelLibrary:

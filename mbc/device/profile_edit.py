@@ -85,7 +85,7 @@ def _wider(best_first: list[Extent]) -> Extent:
 def write_profile(profile: Profile, path: Path) -> None:
     """Write a whole profile, replacing what is at `path` in one stroke; packed where its name ends in `COMPRESSED`, in
     the same bytes each time on one machine. MBC072 where that cannot be."""
-    part = path.with_name(f".{path.name}.part")
+    part = path.parent / f".{path.name}.part"
     try:
         part.unlink(missing_ok=True)
         with ProfileWriter(part, profile.identity) as writer, writer.all_at_once():

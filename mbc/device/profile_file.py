@@ -36,7 +36,7 @@ def read_profile(path: Path) -> Profile:
 
 def _state(path: Path) -> tuple[int | bytes, ...] | None:
     """What changes whenever the file does, or None while that cannot be told: others are writing to a log beside it."""
-    log = path.with_name(path.name + "-wal")
+    log = path.parent / f"{path.name}-wal"
     if log.exists():  # asked first: closing the file would drop the locks that a writer in this process has on it
         return None
     try:

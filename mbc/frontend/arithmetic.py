@@ -26,6 +26,7 @@ _NUMERIC: dict[str, Callable[[Figure, Figure], Figure]] = {
     "//": lambda a, b: a // b,
     "%": operator.mod,
 }
+ARITHMETIC = frozenset({*_NUMERIC, "**"})
 _ORDERED: dict[str, Callable[[Figure, Figure], bool]] = {
     "<": operator.lt,
     "<=": operator.le,

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from mbc.errors import MbcError
 from mbc.frontend import ast
-from mbc.frontend.arithmetic import Arithmetic, calculate, compare
+from mbc.frontend.arithmetic import ARITHMETIC, Arithmetic, calculate, compare
 from mbc.frontend.building import Building
 from mbc.frontend.functions import FUNCTIONS
 from mbc.frontend.names import Frame
-from mbc.frontend.near import suggest
-from mbc.frontend.settings import Given, check, match, whole
+from mbc.frontend.settings import Given, check, check_names, match, whole
+from mbc.frontend.unknown import (
+    loose_pipe,
+    of_framework,
+    unknown_loss,
+    unknown_name,
+    unknown_operation,
+    unknown_value,
+)
 from mbc.frontend.values import Bytes, Tensor, WordValue, Worth, Written, describe, is_number
 from mbc.ops import LAYERS
+from mbc.ops.base import Parameter
 from mbc.source import Span
 
 MOST_EXPRESSIONS = 1_000_000
@@ -116,12 +124,12 @@ class Evaluator:
                 f"the name `{name.text}` is not known here: line {place.line} is not run, or binds it in a loop only"
             )
             raise MbcError("MBC005", message, "bind it before the loop, and on every way through an `if`", name.span)
-        known = [*frame.names(), *self._blocks, *LAYERS, *self._words, "true", "false"]
-        remedy = suggest(name.text, known, "known names")
-        if "did you mean" not in remedy:
-            bound = frame.names()
-            remedy = f"bound here are: {', '.join(sorted(bound)[:24])}" if bound else "no name is bound here yet"
-        raise MbcError("MBC005", f"the name `{name.text}` is not known here", remedy, name.span)
+        raise unknown_name(name.text, name.span, frame, self._words)
+
+    def _is_known(self, name: str, frame: Frame) -> bool:
+        """Whether `_name` finds it, or says something better than that it does not."""
+        known = name in self._blocks or name in LAYERS or name in self._words or name in FUNCTIONS
+        return known or frame.get(name) is not None or self._elsewhere(name) is not None
 
     def _call(self, call: ast.Call, frame: Frame) -> Worth:
         function = FUNCTIONS.get(call.name)
@@ -144,14 +152,16 @@ class Evaluator:
         block = self._blocks.get(call.name)
         layer = LAYERS.get(call.name)
         if block is None and layer is None:
-            known = [*self._blocks, *LAYERS, *FUNCTIONS]
-            remedy = suggest(call.name, known, "known operations")
-            raise MbcError("MBC006", f"there is no operation or block `{call.name}`", remedy, call.span)
-        given = [Given(a.name, self.worth(a.value, frame), a.span) for a in call.arguments]
+            raise unknown_operation(call.name, call.span, self._blocks, functions=True)
         if layer is not None:
+            check_names(layer.name, [p.name for p in layer.parameters], call.arguments)
+            words = {p.name: _words_of(p) for p in layer.parameters}
+            given = [Given(a.name, self._given(a, words, frame), a.span) for a in call.arguments]
             settings = check(layer.name, layer.parameters, given, call.span)
             return Written(layer, settings, {}, frame.scope, call.span)
         assert block is not None
+        check_names(block.name, [p.name for p in block.parameters], call.arguments)
+        given = [Given(a.name, self.worth(a.value, frame), a.span) for a in call.arguments]
         matched = match(block.name, [p.name for p in block.parameters], given)
         for parameter in block.parameters:
             if parameter.default is None and parameter.name not in matched:
@@ -160,6 +170,13 @@ class Evaluator:
                 raise MbcError("MBC008", message, remedy, call.span)
         arguments = {name: argument.worth for name, argument in matched.items()}
         return Written(block, {}, arguments, frame.scope, call.span)
+
+    def _given(self, argument: ast.Argument, words: Mapping[str, Sequence[str]], frame: Frame) -> Worth:
+        """What a setting of a layer is given, compared with the `words` that it takes where it is not known."""
+        value, taken = argument.value, words.get(argument.name or "", ())
+        if isinstance(value, ast.Name) and taken and not self._is_known(value.text, frame):
+            raise unknown_value(value.text, value.span, argument.name or "", taken)
+        return self.worth(value, frame)
 
     def _labelled(self, labelled: ast.Labelled, frame: Frame) -> Worth:
         worth = self.worth(labelled.target, frame)
@@ -176,6 +193,9 @@ class Evaluator:
     # ---- operators ----
 
     def _attribute(self, attribute: ast.Attribute, frame: Frame) -> Worth:
+        foreign = of_framework(attribute, frame)
+        if foreign is not None:
+            raise foreign
         worth = self.worth(attribute.target, frame)
         if attribute.name != "shape":
             message = f"there is no `.{attribute.name}`"
@@ -223,13 +243,38 @@ class Evaluator:
                 total = self._arithmetic.operate(symbol, total, other, span, frame.scope)
         return total
 
-    def _pipe(self, pipe: ast.Pipe, frame: Frame) -> Worth:
+    def loss(self, expression: ast.Expression, frame: Frame) -> Worth:
+        """The value of a loss, whose last stage is compared with losses where it is not known."""
+        if isinstance(expression, ast.Pipe):
+            return self._pipe(expression, frame, loss=True)
+        return self.worth(expression, frame)
+
+    def _pipe(self, pipe: ast.Pipe, frame: Frame, loss: bool = False) -> Worth:
         worth = self.worth(pipe.first, frame)
         for stage in pipe.stages:
+            bare = stage.target if isinstance(stage, ast.Labelled) else stage
+            span = bare.span
+            self._check_stage(bare, frame, loss and stage is pipe.stages[-1])
+            if isinstance(stage, ast.Chain) and stage.rest[0][0] in ARITHMETIC:
+                first = self.worth(stage.first, frame)
+                if isinstance(first, Written):
+                    raise loose_pipe(pipe, stage, first)
             layer = self.worth(stage, frame)
-            span = stage.target.span if isinstance(stage, ast.Labelled) else stage.span
             if not isinstance(layer, Written):
                 message = f"tensors are piped into a layer or block, but this is {describe(layer)}"
                 raise MbcError("MBC027", message, "put a layer behind `|>`, such as `relu` or `conv(64, 3)`", span)
             worth = self._apply(layer, worth, span)
         return worth
+
+    def _check_stage(self, stage: ast.Expression, frame: Frame, loss: bool) -> None:
+        """Raises MBC006 for a stage whose name is not known."""
+        if not isinstance(stage, ast.Name | ast.Call):
+            return
+        name = stage.text if isinstance(stage, ast.Name) else stage.name
+        if not self._is_known(name, frame):
+            raise unknown_loss(name, stage.span) if loss else unknown_operation(name, stage.span, self._blocks)
+
+
+def _words_of(parameter: Parameter) -> Sequence[str]:
+    """The words that a setting takes: none where it takes numbers."""
+    return ("true", "false") if parameter.kind == "bool" else parameter.words

@@ -94,7 +94,7 @@ class Expansion:
             for expression in statement.values:
                 self._output(self.evaluator.worth(expression, frame), expression.span)
             return
-        worth = self.evaluator.worth(statement.value, frame)
+        worth = self.evaluator.loss(statement.value, frame)
         if not isinstance(worth, Losses):
             losses = ", ".join(name for name, layer in LAYERS.items() if layer.loss)
             message = f"a loss is needed here, but this is {describe(worth)}"

@@ -5,22 +5,22 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-# What other frameworks call things, where the letters alone lead elsewhere.
-_ELSEWHERE = {
-    "batchnorm": "bn", "batch_norm": "bn", "batchnorm2d": "bn", "dense": "linear", "fc": "linear", "swish": "silu",
-}  # fmt: skip
+from mbc.frontend.pytorch import Place, answer
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """The nearest of `known`, or None where nothing is near. Case counts for little."""
     by_lower = {name.lower(): name for name in sorted(known)}
-    meant = _ELSEWHERE.get(word.lower(), word.lower())
-    found = difflib.get_close_matches(meant, list(by_lower), n=1, cutoff=0.6)
+    found = difflib.get_close_matches(word.lower(), list(by_lower), n=1, cutoff=0.6)
     return by_lower[found[0]] if found else None
 
 
-def suggest(word: str, known: Iterable[str], what: str) -> str:
-    """A remedy: the nearest name, else the list of the known ones (`what` says what they are)."""
+def suggest(word: str, known: Iterable[str], what: str, *places: Place) -> str:
+    """A remedy: what PyTorch's name of these `places` is here, else the nearest name, else the list of the known ones
+    (`what` says what they are)."""
+    told = answer(word, *places)
+    if told is not None:
+        return told.remedy
     names = sorted(known)
     if not names:
         return f"there are no {what} here"

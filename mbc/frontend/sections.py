@@ -11,7 +11,8 @@ from mbc.frontend import ast
 from mbc.frontend.evaluate import Evaluator
 from mbc.frontend.names import Frame
 from mbc.frontend.near import suggest
-from mbc.frontend.settings import Given, check
+from mbc.frontend.pytorch import Place
+from mbc.frontend.settings import Given, check, check_names
 from mbc.frontend.values import Bytes, WordValue, describe
 from mbc.ir.graph import Optimizer
 from mbc.ir.types import Precision
@@ -55,7 +56,8 @@ def _optimizer(sections: Sections, value: ast.Expression, evaluator: Evaluator, 
     if not isinstance(call, ast.Call) or call.name not in OPTIMIZERS:
         name = call.name if isinstance(call, ast.Call) else ""
         message = f"there is no optimizer `{name}`" if name else "an optimizer is needed here"
-        raise MbcError("MBC025", message, suggest(name, OPTIMIZERS, "optimizers"), value.span)
+        raise MbcError("MBC025", message, suggest(name, OPTIMIZERS, "optimizers", Place.OPTIMIZER), value.span)
+    check_names(call.name, [p.name for p in OPTIMIZERS[call.name]], call.arguments)
     given = [Given(a.name, evaluator.worth(a.value, frame), a.span) for a in call.arguments]
     settings = check(call.name, OPTIMIZERS[call.name], given, call.span)
     _check_optimizer(call.name, settings, call.span)
@@ -82,7 +84,7 @@ def _precision(sections: Sections, value: ast.Expression, evaluator: Evaluator, 
     if not isinstance(value, ast.Name) or value.text not in known:
         text = value.text if isinstance(value, ast.Name) else ""
         message = f"`{text}` is no precision" if text else "a precision is needed here"
-        raise MbcError("MBC025", message, suggest(text, known, "precisions"), value.span)
+        raise MbcError("MBC025", message, suggest(text, known, "precisions", Place.PRECISION), value.span)
     return replace(sections, precision=Precision(value.text))
 
 
@@ -145,7 +147,7 @@ def read_sections(
             known = ENTRIES[section.name]
             if entry.name not in known:
                 message = f"section `{section.name}` has no `{entry.name}`"
-                raise MbcError("MBC024", message, suggest(entry.name, known, "entries"), entry.span)
+                raise MbcError("MBC024", message, suggest(entry.name, known, "entries", Place.ENTRY), entry.span)
             if name in seen:
                 message = f"`{name}` is set twice, first in line {seen[name].line}"
                 raise MbcError("MBC012", message, "set it once", entry.span)

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mbc.errors import MbcError
+from mbc.frontend import ast
 from mbc.frontend.near import suggest
+from mbc.frontend.pytorch import Place, answer
 from mbc.frontend.values import WordValue, Worth, describe, is_number
 from mbc.ops.base import Parameter, Setting
 from mbc.source import Span
@@ -40,16 +42,28 @@ def match(what: str, names: Sequence[str], given: Sequence[Given]) -> dict[str, 
         else:
             name = argument.name
             if name not in names:
-                message = f"`{what}` has no setting `{name}`"
-                remedy = suggest(name, names, f"settings of `{what}`")
-                if name in ("lr", "learning_rate"):
-                    remedy = "a source holds no learning rate: give it to each step, or as --lr of mbc train"
-                raise MbcError("MBC007", message, remedy, argument.span)
+                raise _no_setting(what, names, name, argument.span)
         if name in matched:
             message = f"`{name}` is given twice in `{what}`"
             raise MbcError("MBC009", message, "give it once", argument.span)
         matched[name] = argument
     return matched
+
+
+def check_names(what: str, names: Sequence[str], arguments: Sequence[ast.Argument]) -> None:
+    """MBC007 for a name that is none of `names`, before anything is evaluated that is given to it."""
+    for argument in arguments:
+        if argument.name is not None and argument.name not in names:
+            raise _no_setting(what, names, argument.name, argument.span)
+
+
+def _no_setting(what: str, names: Sequence[str], name: str, span: Span) -> MbcError:
+    told = answer(name, Place.SETTING)
+    here = told is not None and (not told.equivalent or told.equivalent in names)
+    remedy = suggest(name, names, f"settings of `{what}`", *((Place.SETTING,) if here else ()))
+    if name in ("lr", "learning_rate"):
+        remedy = "a source holds no learning rate: give it to each step, or as --lr of mbc train"
+    return MbcError("MBC007", f"`{what}` has no setting `{name}`", remedy, span)
 
 
 def check(what: str, parameters: Sequence[Parameter], given: Sequence[Given], span: Span) -> dict[str, Setting]:

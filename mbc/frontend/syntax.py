@@ -11,7 +11,9 @@ from lark import Token
 from mbc.errors import MbcError
 from mbc.frontend.near import nearest
 from mbc.frontend.place import Places
+from mbc.frontend.pytorch import Place, answer
 from mbc.frontend.tree import wrong_unit
+from mbc.ops import LAYERS
 from mbc.units import UNIT_BYTES
 
 _VALUES = frozenset({"NAME", "NUMBER", "SIZE", "BAD_NUMBER", "LPAR", "SIGN", "NOT", "TRUE", "FALSE"})
@@ -133,6 +135,8 @@ def _expected(accepted: frozenset[str]) -> str:
 
 def _remedy(token: Token, accepted: frozenset[str], before: Sequence[Token], opened: Token | None) -> str:
     last = before[-1] if before else None
+    if token.type == "LPAR" and len(before) > 2 and before[-2].type == "DOT" and last is not None:
+        return _of_method(last.value)
     if token.type == "LBRACE" and accepted & {"NAME", "NUMBER"}:
         return "braces enclose the body of a block, loop or condition; a source holds no templates"
     if token.type in _DECLARATIONS and opened is not None and "FOR" in accepted:
@@ -169,6 +173,16 @@ def _remedy(token: Token, accepted: frozenset[str], before: Sequence[Token], ope
             return f"did you mean `{near}`?"
         return "a source consists of networks, blocks, a `train` section and a `memory` section"
     return "see grammar/LANGUAGE.md for the form of each statement"
+
+
+def _of_method(name: str) -> str:
+    """The remedy for `nn.Linear(…)` and `x.relu()`."""
+    told = answer(name, Place.OPERATION, Place.LOSS)
+    if told is not None:
+        return told.remedy
+    near = nearest(name, LAYERS)
+    meant = f", such as `{near}`" if near is not None else ""
+    return f"nothing is called by a dot: tensors are piped into operations by `|>`{meant}"
 
 
 def _open(tokens: Sequence[Token]) -> Token | None:

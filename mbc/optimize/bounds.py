@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -10,7 +11,7 @@ from mbc.ir.graph import Operation, Role
 from mbc.ops.fused import kind_of, names_of
 from mbc.optimize.along import alongs_of
 from mbc.optimize.candidates import CandidateTable, least_workspace_bytes
-from mbc.optimize.fuse import all_groups, groups_of, kept
+from mbc.optimize.fuse import all_groups, groups_of, kept, possible_groups
 from mbc.optimize.gather import is_gathered
 from mbc.optimize.lifetimes import aligned
 from mbc.plan.model import Buffer, Program, Stream
@@ -89,32 +90,33 @@ def earliest_us(ways: Sequence[Way]) -> dict[str, float]:
     return found
 
 
-def floor_bytes(table: CandidateTable, host_bytes: int = 0, split: bool = False) -> tuple[int, Operation]:
+def floor_bytes(
+    table: CandidateTable, host_bytes: int = 0, split: bool = False, workspaces: bool = True
+) -> tuple[int, Operation]:
     """States + inputs, outputs and smallest workspace of the most demanding operation, and that operation.
 
     No program does better: whatever is recomputed or sent away, each operation needs its operands together, or those
     of the least demanding launch that covers it. Of the optimizer's states as much as `host_bytes` may be in host
     memory when no operation needs them. `split`: operations may run row by row, and need one row of their operands
-    only.
+    only. Without `workspaces` it is what shapes alone say, which holds whatever a profile will say.
     """
     graph = table.graph
-    sizes = {state.value: aligned(graph.values[state.value].type.size_bytes) for state in graph.states}
-    movable = {name for name in sizes if graph.values[name].role is Role.OPTIMIZER}
+    sizes, movable = _states(table)
     movable_bytes = sum(sizes[name] for name in movable)
     away = min(host_bytes, movable_bytes)
     states = sum(sizes.values()) - away
     fused: dict[str, int] = {}
-    for group in all_groups(table):
+    for group in all_groups(table) if workspaces else itertools.chain(*possible_groups(table)):
         for launch in group.launches:
             if table.offered(launch):
-                taken = operands_bytes(table, launch, split)
+                taken = operands_bytes(table, launch, split, workspaces)
                 fused |= {name: min(taken, fused.get(name, taken)) for name in names_of(launch)}
     worst = -1
     where = graph.train[0]
     for operation in (*graph.train, *graph.infer):
         if kind_of(operation).view:
             continue
-        taken = operands_bytes(table, operation, split)
+        taken = operands_bytes(table, operation, split, workspaces)
         taken = min(taken, fused.get(operation.name, taken))
         # Of the movable states those that it needs are in the arena while it runs, and those that find no other place.
         needed = sum(sizes[name] for name in set(operation.inputs) & movable)
@@ -124,9 +126,24 @@ def floor_bytes(table: CandidateTable, host_bytes: int = 0, split: bool = False)
     return states + worst, where
 
 
-def operands_bytes(table: CandidateTable, operation: Operation, split: bool) -> int:
-    """What an operation cannot do without beside the states: its operands and its smallest workspace. `split`: where it
-    works row by row, of one row."""
+def start_bytes(table: CandidateTable, host_bytes: int = 0) -> int:
+    """States + inputs: what is in the arena when a step starts, as `floor_bytes` counts states."""
+    values = table.graph.values
+    sizes, movable = _states(table)
+    away = min(host_bytes, sum(sizes[name] for name in movable))
+    return sum(sizes.values()) - away + sum(aligned(values[name].type.size_bytes) for name in table.graph.inputs)
+
+
+def _states(table: CandidateTable) -> tuple[dict[str, int], set[str]]:
+    """Bytes of the states by name, and those of the optimizer, which may be in host memory."""
+    values = table.graph.values
+    sizes = {state.value: aligned(values[state.value].type.size_bytes) for state in table.graph.states}
+    return sizes, {name for name in sizes if values[name].role is Role.OPTIMIZER}
+
+
+def operands_bytes(table: CandidateTable, operation: Operation, split: bool, workspace: bool = True) -> int:
+    """What an operation cannot do without beside the states: its operands and its smallest `workspace`. `split`: where
+    it works row by row, of one row."""
     graph = table.graph
     kind = kind_of(operation)
     shared = {output for output, _ in (*kind.updates, *kind.in_place)}
@@ -140,4 +157,4 @@ def operands_bytes(table: CandidateTable, operation: Operation, split: bool) -> 
             continue
         rows = graph.batch if by_rows and value.per_sample else 1
         taken += aligned(value.type.size_bytes // rows)
-    return taken + (0 if by_rows else least_workspace_bytes(table.menus(operation)))
+    return taken + (0 if by_rows or not workspace else least_workspace_bytes(table.menus(operation)))

@@ -29,6 +29,7 @@ from mbc.plan.model import Rows
 Repeaters = frozenset[str]  # names of kernels
 Menus = Mapping[tuple[Layout, ...], Menu]  # by layouts of the operands
 _Asked = tuple[Request, Repeaters]
+MOST_STEPS = 1 << 14  # into which a mini-batch is divided: no division of more calls is worth its launches
 SLICE_ALIGNMENT_BYTES = 16  # of every operand of a slice: what candidates were measured with
 
 
@@ -239,19 +240,23 @@ class CandidateTable:
 
     def slice_rows(self, operation: Operation) -> tuple[int, ...]:
         """Rows that a kernel call of the operation may work on, largest first: all of them, and what the policy and
-        alignment leave of smaller ones."""
+        alignment leave of smaller ones. A mini-batch of many rows is divided in steps of several, so that what is
+        searched does not grow with it."""
         batch = self.graph.batch
-        sizes = {
-            Policy.UNDIVIDED: (),
-            Policy.POWER_OF_TWO: tuple(1 << k for k in range(batch.bit_length())),
-            Policy.ALL: tuple(range(1, batch)),
-        }[self.rules.policy]
-        return self.possible(operation, sizes)
+        step = 1 << max(0, (batch - 1).bit_length() - MOST_STEPS.bit_length() + 1)
+        if self.rules.policy is Policy.UNDIVIDED or batch % step:
+            return (batch,)
+        if self.rules.policy is Policy.ALL:
+            return self.possible(operation, range(step, batch, step))
+        return self.possible(operation, (1 << k for k in range(step.bit_length() - 1, batch.bit_length())))
 
     def possible(self, operation: Operation, sizes: Iterable[int]) -> tuple[int, ...]:
         """The whole batch and those of `sizes` that the operation may be divided into, largest first."""
-        smaller = (n for n in sizes if n < self.graph.batch and self.divisible(operation))
-        return (self.graph.batch, *sorted((n for n in smaller if self._aligned(operation, n)), reverse=True))
+        if not self.divisible(operation):
+            return (self.graph.batch,)
+        least = self.aligned_rows(operation)
+        smaller = (n for n in sizes if n < self.graph.batch and n % least == 0)
+        return (self.graph.batch, *sorted(smaller, reverse=True))
 
     def divisible(self, operation: Operation) -> bool:
         """Of the operations that could be divided only convolutions gain by it."""

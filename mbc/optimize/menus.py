@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,6 +57,10 @@ def menu(offers: Mapping[int, Sequence[Candidate]], rows: int, sums: bool) -> Me
 
     `sums`: the slices' results are added up (filter gradients), so that all but one of them must be able to add.
     """
+    step = math.gcd(rows, *offers)
+    if step > 1:  # the knapsack counts in the largest step that all sizes are multiples of
+        counted = menu({n // step: found for n, found in offers.items()}, rows // step, sums)
+        return tuple(replace(p, slices=tuple(Slice(s.rows * step, s.candidate) for s in p.slices)) for p in counted)
     if not sums:
         calls = _Calls.of(offers, lambda candidate: candidate.time_us)
         return tuple(_front(calls, calls, rows, sums=False))

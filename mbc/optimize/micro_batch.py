@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from mbc.errors import MbcError
-from mbc.optimize.candidates import SLICE_ALIGNMENT_BYTES, CandidateTable
+from mbc.optimize.candidates import MOST_STEPS, SLICE_ALIGNMENT_BYTES, CandidateTable
 
 
 def check_micro_batch(table: CandidateTable) -> None:
-    """MBC205 where given micro-batches have more rows than there are, or would start where kernels cannot read."""
+    """MBC205 where given micro-batches have more rows than there are or too few, or would start where kernels cannot
+    read."""
     rows, graph = table.rules.micro_batch, table.graph
     if rows > graph.batch:
         raise MbcError(
@@ -17,6 +18,13 @@ def check_micro_batch(table: CandidateTable) -> None:
         )
     if rows in (0, graph.batch):
         return
+    if rows * MOST_STEPS < graph.batch:
+        raise MbcError(
+            "MBC205",
+            f"--micro-batch {rows} makes {-(-graph.batch // rows)} calls of one convolution; at most {MOST_STEPS} are "
+            "possible",
+            f"give at least {-(-graph.batch // MOST_STEPS)}",
+        )
     apart = [(o, table.aligned_rows(o)) for o in graph.train if table.divisible(o)]
     apart = [(operation, least) for operation, least in apart if rows % least]
     if not apart:

@@ -54,6 +54,23 @@ def cannot_fit(
     )
 
 
+def cannot_start(table: CandidateTable, start_bytes: int, overhead_bytes: int, budget_bytes: int) -> BudgetError:
+    """MBC203, for states and inputs (`start_bytes`) that with the overhead are above the budget."""
+    graph = table.graph
+    inputs_bytes = sum(aligned(graph.values[name].type.size_bytes) for name in graph.inputs)
+    rows = (budget_bytes - overhead_bytes - start_bytes + inputs_bytes) * graph.batch // inputs_bytes
+    needed, budget = show_apart(start_bytes + overhead_bytes, budget_bytes)
+    lower = f"lower the batch to {rows} or less, or " if 0 < rows < graph.batch else ""
+    return BudgetError(
+        "MBC203",
+        f"'{graph.name}' cannot fit {budget}: no plan takes less than {needed}: {show_size(start_bytes)} of states and "
+        f"inputs when a step starts, and {show_size(overhead_bytes)} reserved for the GPU's context and libraries",
+        f"{lower}raise memory.device to at least {show_enough(start_bytes + overhead_bytes)}: most plans take more",
+        needed_bytes=start_bytes + overhead_bytes,
+        floor_bytes=start_bytes + overhead_bytes,
+    )
+
+
 def not_found(
     table: CandidateTable, floor: int, arena_bytes: int, overhead_bytes: int, budget_bytes: int
 ) -> BudgetError:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import mbc
 from mbc.optimize.addresses import Placed, assign_addresses, check_host
 from mbc.optimize.beside import beside
-from mbc.optimize.bounds import beside_us, floor_bytes
+from mbc.optimize.bounds import beside_us, floor_bytes, start_bytes
 from mbc.optimize.candidates import CandidateTable
 from mbc.optimize.choose import Choices, check_limit, choose
 from mbc.optimize.fit import fit
@@ -21,7 +21,7 @@ from mbc.optimize.micro_batch import check_micro_batch
 from mbc.optimize.order import Draft, order
 from mbc.optimize.place import GOOD_ENOUGH
 from mbc.optimize.ranges import time_range_us
-from mbc.optimize.refusal import cannot_fit, not_found
+from mbc.optimize.refusal import cannot_fit, cannot_start, not_found
 from mbc.optimize.repeated import with_repeated
 from mbc.optimize.reserve import reserved_bytes, usual_bytes
 from mbc.optimize.reside import Means
@@ -82,6 +82,9 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
     floor, floor_operation = floor_bytes(table, host_bytes, means.split)
     if floor + usual > budget_bytes:
         raise cannot_fit(table, floor, floor_operation, usual, budget_bytes, host_bytes, means.split)
+    start = start_bytes(table, host_bytes)
+    if start + usual > budget_bytes:
+        raise cannot_start(table, start, usual, budget_bytes)
     table = with_repeated(table) if means.recompute else table
     signed = by_signs(table)
     forms = tuple(Form.of(form) for form in ((table,) if signed is table else (table, signed)))
@@ -113,6 +116,14 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
     chain_us = beside_us(table, draft.train, draft.buffers, unlimited.train_us)
     bounds = Bounds(floor, floor_operation.name, placed.live_bytes, unlimited.train_us, any_us, least_us, chain_us)
     return _plan(table, draft, placed, bounds, budget_bytes, overhead_bytes, limits.host_bytes)
+
+
+def may_fit(table: CandidateTable, limits: Limits, budget_bytes: int) -> bool:
+    """Whether a plan may fit by its shapes alone. Where not, `search` raises MBC203 whatever a profile will say."""
+    means = _means(table, limits)
+    host_bytes = means.host_bytes if means.offload > 0 else 0
+    floor, _ = floor_bytes(table, host_bytes, means.split, workspaces=False)
+    return max(floor, start_bytes(table, host_bytes)) + usual_bytes(table.device, table.graph.precision) <= budget_bytes
 
 
 def _luckier(forms: Sequence[Form], limits: Limits, means: Means, room_bytes: int) -> Fitted:

@@ -100,6 +100,37 @@ def test_stages_that_cannot_be_written(mbc):
     assert "error MBC187: cannot write stages to 'file': File exists" in done.err
 
 
+def test_a_package_in_the_place_of_a_module_is_refused_before_planning(mbc, monkeypatch):
+    monkeypatch.setattr("mbc.compiler.search", None)
+    for name, whose in (("os", "a module of Python"), ("numpy", "an installed package"), ("torch", "an installed")):
+        done = mbc("compile", "tiny.mbc", *FP64, "-o", name)
+        assert done.code == 1
+        assert f"error MBC099: a package called '{name}' would stand in the place of {whose}" in done.err
+        assert not Path(name).exists()
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        ("/", "error MBC093: '/' exists and was not made by mbc\nhelp: choose another output folder with -o"),
+        ("..", "error MBC093: '..' exists and was not made by mbc"),
+        ("tiny.mbc", "error MBC093: 'tiny.mbc' exists and was not made by mbc"),
+        ("tiny.mbc/net", "error MBC094: cannot write 'tiny.mbc/net': Not a directory"),
+        ("/proc/net_of_mbc", "error MBC094: cannot write '/proc/net_of_mbc': No such file or directory"),
+        ("n" * 300, "': File name too long"),
+    ],
+)
+def test_outputs_that_cannot_be_are_refused_before_planning(mbc, monkeypatch, output, message):
+    monkeypatch.setattr("mbc.compiler.search", None)
+    done = mbc("compile", "tiny.mbc", *FP64, "-o", output)
+    assert done.code == 1 and message in done.err
+    assert not list(Path().glob(".*mbc-*"))
+
+
+def test_a_keyword_as_a_name_is_pointed_out(mbc):
+    assert "Python cannot import a folder called 'class'" in mbc("compile", "tiny.mbc", *FP64, "-o", "class").out
+
+
 def test_the_folder_that_one_stands_in(mbc, monkeypatch):
     Path("empty").mkdir()
     monkeypatch.chdir("empty")

@@ -201,7 +201,7 @@ def test_merge(mbc, two):
     assert done.code == 0 and done.out.startswith("both.sqlite: 5 kernels for 2 operations and sizes of NVIDIA H200")
     assert set(read_profile(Path("both.sqlite")).measurements) == {signature(request(8)), signature(request(4))}
     refused = mbc("profile", "merge", *two, "-o", "both.sqlite")
-    assert refused.code == 1 and "error MBC193: 'both.sqlite' exists" in refused.err
+    assert refused.code == 1 and "error MBC193: 'both.sqlite' exists, and is none of" in refused.err
     figures = mbc("profile", "merge", *two, "-o", "a.sqlite", "--json").json
     assert figures == {
         "profile": "a.sqlite", "requests": 2, "candidates": 5, "size_bytes": Path("a.sqlite").stat().st_size,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
@@ -167,3 +168,34 @@ def test_settings_that_make_no_sense(mbc):
     error = refused(mbc, *H200, "--set", "batch=abc")
     assert "error MBC005: the name `abc` is not known here" in error
     assert "help: `batch` takes a number (or an expression of numbers): write --set batch=8" in error
+
+
+def test_a_budget_above_what_the_gpu_has_is_pointed_out(mbc):
+    has = show_size(mbc("gpus", "--json").json["known"]["t4"]["memory_bytes"])
+    large = ("--set", "memory.device=500GB")
+    done = mbc("show", "tiny.mbc", "--gpu", "t4", *large)
+    assert done.code == 0
+    assert f"note: memory.device = {show_size(500 * 10**9)} is more than the Tesla T4 has, {has}: a plan" in done.err
+    assert "more than" not in mbc("show", "tiny.mbc", "--gpu", "t4", *large, "--set", "train.precision=fp64").err
+
+
+def test_a_batch_that_can_never_fit_is_refused_by_its_shapes(mbc, monkeypatch):
+    monkeypatch.setattr("mbc.optimize.search.choose", None)  # nothing is chosen
+    for batch in (10**9, 10**9 + 1, 2**30):
+        error = refused(mbc, *H200, "--set", f"batch={batch}")
+        assert "error MBC203: 'tiny' cannot fit 139.8 GiB: no plan takes less than " in error
+        assert "help: lower the batch to " in error
+
+
+def test_inputs_that_do_not_fit_are_refused_before_anything_is_chosen(mbc, monkeypatch):
+    pointwise = (
+        "network points(batch = 4) { input x[batch, 64, 8, 8] : float input t[batch] : class "
+        "y = x |> conv(4, 1) |> relu |> global_avgpool |> linear(3) output y loss (y, t) |> softmax_cross_entropy }"
+    )
+    Path("tiny.mbc").write_text(pointwise)
+    monkeypatch.setattr("mbc.optimize.search.choose", None)
+    error = refused(mbc, *H200, "--set", "batch=1e8")
+    assert "error MBC203: 'points' cannot fit 139.8 GiB: no plan takes less than " in error
+    assert " of states and inputs when a step starts, and " in error
+    rows = int(error.split("help: lower the batch to ")[1].split()[0])
+    assert "MBC203" in refused(mbc, *H200, "--set", f"batch={rows + 1}"), "the batch that is named is the largest"

@@ -46,7 +46,10 @@ def test_version(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("complie", "a.mbc"), "invalid choice: 'complie'"),
+        (("complie", "a.mbc"), "there is no command 'complie'\nhelp: did you mean compile?\n"),
+        (("compile", "a.mbc", "--polcy", "all"), "there is no option --polcy\nhelp: did you mean --policy?\n"),
+        (("compile", "a.mbc", "--policy=al"), "'al' is none of undivided, power_of_two, all\nhelp: did you mean all?"),
+        (("compile", "a.mbc", "b.mbc"), "nothing is expected where 'b.mbc' stands\nhelp: mbc compile --help says"),
         (("compile",), "required: source"),
         (("compile", "a.mbc", "--set", "batch"), "'batch' is not NAME=VALUE"),
         (("compile", "a.mbc", "--set", "=3"), "'=3' is not NAME=VALUE"),
@@ -54,7 +57,7 @@ def test_version(capsys):
         (("fit", "a.mbc", "--memory", "12"), "'12' has no unit: write 12GB (10^9 bytes), 12MiB (2^20) or 12B"),
         (("check", "a.mbc", "--tolerance", "-1"), "'-1' is not a number of at least 0, such as 1e-5"),
         (("check", "a.mbc", "--tolerance", "nan"), "'nan' is not a number of at least 0"),
-        (("compile", "a.mbc", "--measure", "perhaps"), "'perhaps' (choose from 'missing', 'never', 'always')"),
+        (("compile", "a.mbc", "--measure", "perhaps"), "'perhaps' is none of missing, never, always"),
         (("compile", "a.mbc", "--measure-for", "long"), "'long' is not a duration: write 90s, 5min"),
         (("profile",), "required: WHAT"),
         (("profile", "merge", "a.sqlite"), "required: -o/--output"),
@@ -66,7 +69,9 @@ def test_version(capsys):
 )
 def test_wrong_usage_is_exit_code_2(capsys, arguments, message):
     assert _exit(*arguments) == 2
-    assert message in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.startswith("mbc") and error.count("\n") == 2, "one line says what is wrong, one what to do"
 
 
 def test_help_imports_nothing_heavy():

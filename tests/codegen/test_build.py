@@ -96,7 +96,7 @@ def test_failed_build_leaves_nothing(tmp_path: Path) -> None:
     toolchain = Toolchain(failing, failing, part, part, part, ("sm_90",), ())
     with pytest.raises(MbcError) as caught:
         write_package(small_plan(), tmp_path / "net", toolchain)
-    assert caught.value.code == "MBC095"
+    assert caught.value.code == "MBC095" and "could not build the generated code:" in caught.value.message
     assert "program.cpp:1: no such thing" in str(caught.value)
     assert _names(tmp_path) == ["tools"]
 

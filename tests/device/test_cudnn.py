@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -150,7 +152,22 @@ def test_what_cudnn_refuses_is_said_in_its_words(device: Device) -> None:
     )
     with pytest.raises(CudnnRefusal, match="CUDNN_STATUS_") as caught:
         ConvolutionGraph(device, wrong, (FIRST,) * 3)
+    assert caught.value.code == "MBC079" and caught.value.message.startswith("cuDNN refused cudnnBackend")
+
+
+def test_what_a_call_answers_is_told() -> None:
+    def explain(detail: ctypes.Array[ctypes.c_char], _: int) -> None:
+        detail.value = b"no driver\n"
+
+    refusing = MagicMock()
+    refusing.cudnnCreate.return_value = 1001
+    refusing.cudnnGetErrorString.return_value = b"CUDNN_STATUS_NOT_INITIALIZED"
+    refusing.cudnnGetLastErrorString.side_effect = explain
+    with pytest.raises(CudnnRefusal) as caught:
+        Library(refusing).create_handle()
     assert caught.value.code == "MBC079"
+    assert caught.value.message == "cuDNN refused cudnnCreate: CUDNN_STATUS_NOT_INITIALIZED"
+    assert caught.value.remedy == "no driver"
 
 
 @needs_cudnn

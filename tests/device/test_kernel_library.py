@@ -124,7 +124,7 @@ def test_a_launcher_that_fails(library: KernelLibrary, fake: ctypes.CDLL) -> Non
     with pytest.raises(MbcError) as caught:
         call.enqueue()
     assert caught.value.code == "MBC098"
-    assert caught.value.message == "mbc relu: made to fail"
+    assert caught.value.message == "the launch of mbc relu failed: made to fail"
 
 
 def test_a_library_that_refuses(library: KernelLibrary) -> None:
@@ -166,7 +166,7 @@ def test_without_compilers(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MbcError) as caught:
         KernelLibrary.open(gpu, Precision.BF16)
     assert caught.value.code == "MBC096"
-    assert "no nvcc (compiles kernels)" in caught.value.message
+    assert caught.value.message.startswith("the kernels cannot be built: no nvcc (compiles kernels)")
     assert "put nvcc on PATH" in caught.value.remedy
     with pytest.raises(MbcError) as caught:
         KernelLibrary.open(gpu, Precision.FP64)

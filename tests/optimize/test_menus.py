@@ -131,3 +131,18 @@ def test_what_is_left_of_a_front_gains_enough_and_loses_little(data: st.DataObje
     for point in left:
         alone_us = fastest(whole, point.workspace_bytes)
         assert len(point.slices) == 1 or point.time_us * WORTH_DIVIDING < alone_us
+
+
+@given(st.data(), st.integers(1, 5), st.integers(2, 1000), st.booleans())
+def test_sizes_in_steps_are_as_sizes_in_rows(data: st.DataObject, rows: int, step: int, sums: bool):
+    sizes = data.draw(st.lists(st.integers(1, rows), min_size=1, max_size=4, unique=True), "sizes")
+    offers = {size: data.draw(st.lists(CANDIDATES, min_size=1, max_size=3)) for size in sizes}
+    found = menu({size * step: offered for size, offered in offers.items()}, rows * step, sums)
+    assert [(p.workspace_bytes, p.time_us) for p in found] == brute_force(offers, rows, sums)
+    for point in found:
+        check(point, rows * step, sums)
+
+
+def test_a_mini_batch_of_any_size_takes_no_table_of_its_size():
+    front = menu({2**40: [candidate(3.0, 8)], 2**30: [candidate(0.001, 0)]}, 2**40, sums=False)
+    assert [(p.workspace_bytes, len(p.slices)) for p in front] == [(0, 1024)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from mbc.device.spec import find_spec
@@ -10,10 +12,11 @@ from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.ir.training import differentiate
 from mbc.kernels import PROVIDERS
-from mbc.optimize.candidates import CandidateTable, Rules
+from mbc.optimize.candidates import MOST_STEPS, CandidateTable, Rules
 from mbc.optimize.fuse import all_groups
 from mbc.optimize.micro_batch import check_micro_batch
 from mbc.optimize.search import Limits, search
+from mbc.options import Policy
 from mbc.plan.summary import summarise
 from mbc.source import Source
 
@@ -57,6 +60,7 @@ def test_every_convolution_is_divided():
         ("fp32", 17, {}, "is more than the mini-batch of 16 rows", "give at most 16"),
         ("bf16", 4, {}, "cannot divide 'conv0' and 1 more: every slice must", "give a multiple of 8"),
         ("bf16", 4, {"batch": 6}, "takes multiples of 8 rows of this one", "leave it out: no slice of 6 rows does"),
+        ("fp32", 1, {"batch": 10**6}, "makes 1000000 calls of one convolution; at most 16384 are", "give at least 62"),
         ("fp32", 2, {}, "takes multiples of 4 rows of this one", "give a multiple of 4"),
     ],
 )
@@ -64,3 +68,16 @@ def test_what_cannot_be_kept_is_refused(precision: str, rows: int, settings: dic
     with pytest.raises(MbcError) as refused:
         check_micro_batch(table(rows, precision, **settings))
     assert refused.value.code == "MBC205" and said in refused.value.message and remedy in refused.value.remedy
+
+
+@pytest.mark.parametrize("policy", [Policy.POWER_OF_TWO, Policy.ALL])
+@pytest.mark.parametrize(
+    ("batch", "least"), [(7, 1), (MOST_STEPS, 1), (MOST_STEPS + 1, None), (MOST_STEPS + 2, 2), (2**30, 2**16)]
+)
+def test_what_is_searched_does_not_grow_with_the_mini_batch(policy: Policy, batch: int, least: int | None):
+    known = replace(table(0, "fp32", batch=batch, size=8), rules=Rules(policy))
+    operation = next(o for o in known.graph.train if known.divisible(o))
+    whole, *smaller = known.slice_rows(operation)
+    assert whole == batch and len(smaller) <= MOST_STEPS
+    assert (min(smaller) if smaller else None) == least
+    assert policy is Policy.POWER_OF_TWO or len(smaller) == (batch // least - 1 if least else 0)

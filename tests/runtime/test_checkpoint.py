@@ -150,7 +150,8 @@ def test_damaged_files(tmp_path: Path, kind: str, message: str):
     net.save(tmp_path / "w")
     damaged(tmp_path / "w", kind)
     error = failure(net, tmp_path / "w")
-    assert error.code == "MBC163" and message in error.message and "'" + str(tmp_path / "w") in error.message
+    assert error.code == "MBC163" and message in error.message
+    assert f"cannot read checkpoint '{tmp_path / 'w'}" in error.message
 
 
 def test_files_that_are_not_there(tmp_path: Path):

@@ -229,6 +229,7 @@ def test_launches_that_make_no_sense_are_named(change: Callable[[Launch], Launch
     assert error.code == "MBC145"
     assert message in error.message
     assert f"launch {index} of train" in error.message
+    assert error.remedy == "this is a mistake of the compiler: report it with the plan file"
 
 
 def test_states_that_a_program_destroys_are_caught():

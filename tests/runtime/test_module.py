@@ -235,7 +235,8 @@ def test_a_closed_module_runs_nothing(net: Module):
     net.close()
     net.close()
     for call in (net.forward, lambda *_, **__: net.step(*batch(), lr=0.1), lambda *_: net.save("w")):
-        assert code_of(call, batch()[0]).code == "MBC230"
+        error = code_of(call, batch()[0])
+        assert error.code == "MBC230" and error.message == "the module is closed"
     assert code_of(net.state, "first.weight").code == "MBC230"
     assert net.device == "cpu" and net.memory.arena_taken
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from mbc import __version__
 from mbc.cli.arguments.groups import Raw
 from mbc.cli.arguments.machine import PROFILE_VERBS, add_doctor, add_gpus, add_profile
+from mbc.cli.arguments.parser import Parser
 from mbc.cli.arguments.planning import add_check, add_compile, add_diff, add_fit, add_show, add_verify
 from mbc.cli.arguments.running import add_bench, add_train
 
@@ -31,7 +32,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def parser() -> argparse.ArgumentParser:
     """The parser of the whole command line; a parsed result has `run`, which takes it and returns the exit code."""
-    top = argparse.ArgumentParser(prog="mbc", description=_DESCRIPTION, formatter_class=Raw)
+    top = Parser(prog="mbc", description=_DESCRIPTION, formatter_class=Raw)
     top.add_argument("--version", action="version", version=f"mbc {__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for add in (

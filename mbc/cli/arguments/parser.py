@@ -1,0 +1,49 @@
+"""argparse with short errors: what is wrong in one line, what would be right in the next."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
+
+from mbc.frontend.near import nearest
+
+
+class Parser(argparse.ArgumentParser):
+    """Ends with exit code 2 and two lines where the command line is wrong, without a page of usage."""
+
+    def error(self, message: str) -> NoReturn:
+        wrong, _, remedy = message.partition("\n")
+        self.exit(2, f"{self.prog}: error: {wrong}\nhelp: {remedy or f'{self.prog} --help says what it takes'}\n")
+
+    def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        found, extras = super().parse_known_args(args, namespace)
+        if extras:  # told here, where it is known which command they are given to
+            self.error(self._surplus(extras[0]))
+        return found, extras
+
+    def _surplus(self, word: str) -> str:
+        if not word.startswith("-"):
+            return f"nothing is expected where '{word}' stands"
+        name = word.partition("=")[0]
+        return f"there is no option {name}{_meant(name, self._option_string_actions, 'option')}"
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        choices = action.choices
+        if choices is None or value in choices:
+            return
+        names = [str(choice) for choice in choices]
+        if action.dest == argparse.SUPPRESS or action.metavar in ("COMMAND", "WHAT"):
+            raise argparse.ArgumentError(None, f"there is no command '{value}'{_meant(value, names, 'command')}")
+        raise argparse.ArgumentError(action, f"'{value}' is none of {', '.join(names)}{_meant(value, names)}")
+
+
+def _meant(word: str, known: Iterable[str], what: str = "") -> str:
+    """The line after the error: the nearest, else the list where `what` names one that is short."""
+    names = list(known)
+    near = nearest(word, names)
+    if near is not None:
+        return f"\ndid you mean {near}?"
+    return f"\nthe {what}s are {', '.join(names)}" if what == "command" else ""

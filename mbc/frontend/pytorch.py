@@ -1,0 +1,159 @@
+"""What PyTorch calls things, and what mbc has in their place: one table, asked where a name is not known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+
+
+class Place(Enum):
+    """Where a name stands, which says what it is compared with."""
+
+    OPERATION = "operation"  # `equivalent` is a stage of a pipe
+    LOSS = "loss"  # `equivalent` is what (prediction, target) is piped into
+    SETTING = "setting"  # `equivalent` is a setting of an operation or an optimizer
+    OPTIMIZER = "optimizer"  # `equivalent` is a value of train.optimizer
+    PRECISION = "precision"  # `equivalent` is a value of train.precision
+    ENTRY = "entry"  # of a section; `equivalent` is an option of the command line
+    VALUE = "value"  # `equivalent` is a value that settings take
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`equivalent`: as a source spells it; empty where mbc has none, and then `note` says what would do instead."""
+
+    equivalent: str
+    note: str = ""
+
+    @property
+    def remedy(self) -> str:
+        if not self.equivalent:
+            return f"mbc does not support it: {self.note}"
+        return f"in mbc that is `{self.equivalent}`" + (f": {self.note}" if self.note else "")
+
+
+_O, _L, _S, _P = Place.OPERATION, Place.LOSS, Place.SETTING, Place.PRECISION
+_NORM = "normalize by `bn`"
+_CHANNELS = "leave it out, what comes in by `|>` has its channels"
+_POOL = "pool by `global_avgpool`, or by `avgpool` or `maxpool` with a kernel of the size that is wanted"
+_ATTENTION = "mbc compiles convolutional networks"
+_SHAPE = "shapes other than `flatten` makes stay as they are"
+_INSIDE = "its gradients flow through everything that a loss depends on"
+_OPTIMIZERS = "write `sgd(momentum=0.9)` or `adamw`"
+_NEAREST = "`upsample` repeats the nearest pixel"
+
+# Place, names as PyTorch writes them (upper case, `_`, and a 1d to 3d at the end count for nothing), answer.
+ROWS: tuple[tuple[Place, tuple[str, ...], Answer], ...] = (
+    (_O, ("Conv2d", "Conv1d", "convolution"), Answer("conv(64, 3, pad=1)", "channels that come out, kernel")),
+    (_O, ("Conv3d",), Answer("", "images have two dimensions, write `conv(64, 3)`")),
+    (_O, ("ConvTranspose2d", "deconv"), Answer("conv_transpose(64, 2, stride=2)")),
+    (_O, ("Linear", "Dense", "fc", "LazyLinear"), Answer("linear(10)", "features that come out")),
+    (_O, ("BatchNorm2d", "SyncBatchNorm"), Answer("bn")),
+    (_O, ("layer_norm", "GroupNorm", "InstanceNorm2d", "RMSNorm"), Answer("", _NORM)),
+    (_O, ("LocalResponseNorm",), Answer("lrn(5)")),
+    (_O, ("MaxPool2d", "max_pool2d"), Answer("maxpool(2)")),
+    (_O, ("AvgPool2d", "avg_pool2d"), Answer("avgpool(2)")),
+    (_O, ("AdaptiveAvgPool2d", "mean"), Answer("global_avgpool", "of other sizes there is none")),
+    (_O, ("AdaptiveMaxPool2d",), Answer("", _POOL)),
+    (_O, ("Dropout2d", "AlphaDropout"), Answer("dropout(0.5)", "each element by itself, not whole channels")),
+    (_O, ("Dropout",), Answer("dropout(0.5)")),
+    (_O, ("ReLU",), Answer("relu")),
+    (_O, ("ReLU6", "Hardtanh", "clamp"), Answer("", "write `relu`")),
+    (_O, ("LeakyReLU",), Answer("leaky_relu(0.01)")),
+    (_O, ("ELU", "SELU", "CELU", "PReLU", "Softplus", "Mish"), Answer("", "write `leaky_relu(0.01)` or `silu`")),
+    (_O, ("SiLU", "swish", "Hardswish"), Answer("silu")),
+    (_O, ("GELU",), Answer("gelu")),
+    (_O, ("Sigmoid", "Hardsigmoid"), Answer("sigmoid")),
+    (_O, ("Tanh",), Answer("tanh")),
+    (_O, ("Softmax", "log_softmax"), Answer("", "`softmax_cross_entropy` takes logits, outputs are logits")),
+    (_O, ("Upsample", "UpsamplingNearest2d"), Answer("upsample(2)", "a whole factor")),
+    (_O, ("interpolate", "UpsamplingBilinear2d", "bilinear"), Answer("upsample(2)", _NEAREST)),
+    (_O, ("PixelShuffle", "Unfold", "Fold", "grid_sample"), Answer("", f"{_NEAREST}, `conv_transpose` learns how")),
+    (_O, ("cat", "stack", "hstack"), Answer("concat", "pipe in a tuple, `(a, b) |> concat`")),
+    (_O, ("view", "reshape", "permute", "transpose", "squeeze", "unsqueeze"), Answer("", _SHAPE)),
+    (_O, ("Flatten",), Answer("flatten")),
+    (_O, ("Identity",), Answer("", "bind the tensor to a name, or leave the stage out")),
+    (_O, ("Sequential", "ModuleList"), Answer("", "join stages by `|>`, and name them as a `block`")),
+    (_O, ("detach", "no_grad", "stop_gradient"), Answer("", _INSIDE)),
+    (_O, ("ZeroPad2d", "pad", "ReflectionPad2d"), Answer("", "`conv` and pooling take `pad`, which is of zeros")),
+    (_O, ("Embedding", "LSTM", "GRU", "RNN", "MultiheadAttention", "Transformer"), Answer("", _ATTENTION)),
+    (_O, ("matmul", "bmm", "einsum"), Answer("", "`linear` multiplies by parameters")),
+    (_L, ("CrossEntropyLoss", "nll_loss", "cross_entropy"), Answer("softmax_cross_entropy", "of logits and classes")),
+    (_L, ("MSELoss", "mse_loss", "l2_loss"), Answer("mse")),
+    (_L, ("l1_loss", "SmoothL1Loss", "HuberLoss"), Answer("", "write `mse`")),
+    (_L, ("BCELoss", "BCEWithLogitsLoss", "KLDivLoss", "HingeEmbeddingLoss", "CTCLoss", "TripletMarginLoss"),
+     Answer("", "write `softmax_cross_entropy` or `mse`")),
+    (_S, ("padding",), Answer("pad")),
+    (_S, ("kernel_size",), Answer("kernel")),
+    (_S, ("output_padding",), Answer("output_pad")),
+    (_S, ("padding_mode",), Answer("", "`pad` is of zeros")),
+    (_S, ("out_channels", "filters"), Answer("channels")),
+    (_S, ("out_features", "units"), Answer("features")),
+    (_S, ("in_channels", "in_features", "num_features", "num_channels"), Answer("", _CHANNELS)),
+    (_S, ("inplace",), Answer("", "leave it out, mbc overwrites by itself what nobody needs any more")),
+    (_S, ("scale_factor",), Answer("factor")),
+    (_S, ("mode", "align_corners", "antialias"), Answer("", _NEAREST)),
+    (_S, ("negative_slope",), Answer("slope")),
+    (_S, ("ceil_mode",), Answer("ceil")),
+    (_S, ("count_include_pad",), Answer("count_pad")),
+    (_S, ("label_smoothing",), Answer("smoothing")),
+    (_S, ("reduction", "size_average"), Answer("", "losses are means, and can be multiplied by numbers")),
+    (_S, ("ignore_index", "weight", "pos_weight"), Answer("", "every row and class counts alike")),
+    (_S, ("track_running_stats",), Answer("", "leave it out, `bn` always keeps running statistics")),
+    (_S, ("return_indices", "divisor_override", "start_dim", "end_dim", "approximate"), Answer("", "leave it out")),
+    (_S, ("device", "dtype"), Answer("", "leave it out, `train { precision = bf16 }` says what all computes in")),
+    (_S, ("betas",), Answer("beta1", "and `beta2`, a number each")),
+    (_S, ("dampening", "amsgrad", "maximize", "foreach", "fused", "capturable"), Answer("", "leave it out")),
+    (Place.OPTIMIZER, ("Adam", "NAdam", "RAdam"), Answer("adamw(weight_decay=0)", "without weight decay that is Adam")),
+    (Place.OPTIMIZER, ("AdamW",), Answer("adamw")),
+    (Place.OPTIMIZER, ("SGD", "momentum", "nesterov"), Answer("sgd(momentum=0.9)", "`nesterov=true` may be added")),
+    (Place.OPTIMIZER, ("RMSprop", "Adagrad", "Adadelta", "Adamax", "LAMB", "LARS", "Lion", "LBFGS"),
+     Answer("", _OPTIMIZERS)),
+    (_P, ("float32", "float", "single", "f32"), Answer("fp32")),
+    (_P, ("float16", "half", "f16"), Answer("fp16")),
+    (_P, ("bfloat16", "amp", "autocast", "mixed"), Answer("bf16", "parameters are kept in fp32")),
+    (_P, ("float64", "double", "f64"), Answer("fp64", "for the CPU")),
+    (_P, ("int8", "fp8", "float8", "int4"), Answer("", "write `bf16` or `fp16`")),
+    (Place.ENTRY, ("lr", "learning_rate"), Answer("--lr", "of mbc train, or give it to each step")),
+    (Place.ENTRY, ("epochs", "num_epochs"), Answer("--epochs", "of mbc train")),
+    (Place.ENTRY, ("scheduler", "lr_scheduler"), Answer("--schedule", "of mbc train")),
+    (Place.ENTRY, ("seed", "manual_seed"), Answer("--seed", "of mbc train")),
+    (Place.ENTRY, ("batch_size", "batch"), Answer("--set batch=64", "where the network has a parameter `batch`")),
+    (Place.VALUE, ("True",), Answer("true")),
+    (Place.VALUE, ("False",), Answer("false")),
+    (Place.VALUE, ("None",), Answer("", "leave the setting out")),
+    (Place.VALUE, ("same", "valid"), Answer("", "write `pad` as a number, such as `pad=1` for a kernel of 3")),
+    (Place.VALUE, ("kaiming", "kaiming_normal", "kaiming_normal_"), Answer("he")),
+    (Place.VALUE, ("glorot", "xavier_normal", "xavier_normal_"), Answer("xavier")),
+    (Place.VALUE, ("zeros", "zeros_"), Answer("zero")),
+)  # fmt: skip
+
+
+def _joined(name: str) -> str:
+    return name.lower().replace("_", "")
+
+
+def _plain(name: str) -> str:
+    plain = _joined(name)
+    return plain[:-2] if plain.endswith(("1d", "2d", "3d")) else plain
+
+
+def _table() -> Mapping[tuple[Place, str], Answer]:
+    rows = [(place, name, answer) for place, names, answer in ROWS for name in names]
+    exact = {(place, _joined(name)): answer for place, name, answer in rows}
+    plain = {(place, _plain(name)): answer for place, name, answer in reversed(rows)}
+    return MappingProxyType(plain | exact)
+
+
+_ANSWERS = _table()
+
+
+def answer(name: str, *places: Place) -> Answer | None:
+    """What a name of PyTorch's in one of these places is here; None where the name is none of its."""
+    for place in places:
+        found = _ANSWERS.get((place, _joined(name))) or _ANSWERS.get((place, _plain(name)))
+        if found is not None:
+            return found
+    return None

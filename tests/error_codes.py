@@ -1,0 +1,132 @@
+"""Which codes mbc raises with which words, and which of them a test asserts: read from the sources.
+
+A test vouches for a code where it names it together with words of its message: both in the body of one test, in one row
+of a table that a test reads, or in one expected output of tests/cases/bad, which is compared as a whole. Words count
+where they are among those of the function in mbc/ that raises the code, so that any other text beside a code does not.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+CODE = re.compile(r"MBC\d{3}")
+LEAST_WORDS = 10  # characters that a test and a message must have in common, or all of a shorter part of a message
+
+Functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def raised() -> dict[str, dict[str, list[str]]]:
+    """Code -> file of mbc/ -> its words: all text of the innermost function around the code, or of the folder where
+    that function hands the code on to another one, without a message beside it."""
+    found: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for path in sorted((ROOT / "mbc").rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        scopes = [tree, *(node for node in ast.walk(tree) if isinstance(node, Functions))]
+        of_folder = [text for file in sorted(path.parent.glob("*.py")) for text in _all_texts(file)]
+        for scope in scopes:
+            for code in filter(CODE.fullmatch, _texts(scope)):
+                words = list(_texts(scope)) if _is_with_message(scope, code) else of_folder
+                found[code][path.relative_to(ROOT).as_posix()] += [w for w in words if not CODE.fullmatch(w)]
+    return found
+
+
+@cache
+def _all_texts(path: Path) -> list[str]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return [text for scope in ast.walk(tree) if isinstance(scope, (ast.Module, *Functions)) for text in _texts(scope)]
+
+
+def _is_with_message(scope: ast.AST, code: str) -> bool:
+    calls = (node for node in ast.walk(scope) if isinstance(node, ast.Call))
+    return any(
+        isinstance(first, ast.Constant) and first.value == code and "Error" in ast.unparse(call.func)
+        for call in calls
+        for first in call.args[:1]
+    )
+
+
+def vouched(words_of: dict[str, list[str]]) -> dict[str, set[str]]:
+    """Code -> tests that assert it with words of its message. `words_of`: those of each code."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for path in sorted((ROOT / "tests" / "cases" / "bad").glob("*.txt")):
+        first = re.match(r"error (MBC\d{3}): ", path.read_text(encoding="utf-8"))
+        if first is not None:
+            found[first[1]].add(path.name)
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        if "gpu" in path.relative_to(ROOT).parts:
+            continue  # not run where there is no GPU
+        for name, texts in _groups(ast.parse(path.read_text(encoding="utf-8"))):
+            for code in {code for text in texts for code in CODE.findall(text)}:
+                if any(_shares(text, words_of.get(code, [])) for text in texts):
+                    found[code].add(f"{path.relative_to(ROOT).as_posix()}::{name}")
+    return found
+
+
+def _groups(tree: ast.Module) -> Iterator[tuple[str, list[str]]]:
+    """What a test asserts at once: the texts of its body, or those of one row of a table that it reads."""
+    tables = {
+        target.id: node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        if isinstance(target, ast.Name)
+    }
+    for node in ast.walk(tree):
+        if not (isinstance(node, Functions) and node.name.startswith("test_")):
+            continue
+        body = [statement for statement in node.body if not _is_docstring(statement)]
+        yield node.name, [text for statement in body for text in _texts(statement)]
+        read: list[ast.AST] = [*node.decorator_list, *body]
+        for name in {n.id for part in read for n in ast.walk(part) if isinstance(n, ast.Name)} & tables.keys():
+            read.append(tables[name])
+        rows = [row for part in read for row in _rows(part)]
+        for row in rows:
+            yield node.name, list(_texts(row))
+        if not any(row for part in read[len(node.decorator_list) + len(body) :] for row in _rows(part)):
+            # Tables of messages without codes: the code that the body names is that of all rows.
+            yield node.name, [text for part in read for text in _texts(part)]
+
+
+def _rows(part: ast.AST) -> Iterator[ast.AST]:
+    """Every innermost tuple, list, call or pair of a dict with a code in it."""
+    for node in ast.walk(part):
+        if isinstance(node, ast.Dict):
+            yield from (ast.Tuple([k, v], ast.Load()) for k, v in zip(node.keys, node.values, strict=True) if k)
+        if not isinstance(node, ast.Tuple | ast.Call | ast.List):
+            continue
+        coded = [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.Constant | ast.JoinedStr)]
+        if any(CODE.search(text) for child in coded for text in _texts(child)):
+            yield node
+
+
+def _is_docstring(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+
+
+def _texts(node: ast.AST) -> Iterator[str]:
+    """The strings in it, of f-strings the parts between the braces; not those of functions within a function, nor
+    docstrings."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.value
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, Functions) or (isinstance(child, ast.stmt) and _is_docstring(child)):
+            continue
+        yield from _texts(child)
+
+
+def _shares(text: str, words: list[str]) -> bool:
+    """Whether the text asserts some of these words."""
+    plain = CODE.sub("", text).replace("\\", "")  # as in a pattern
+    for part in words:
+        if LEAST_WORDS > len(part.strip()) > 5 and part.strip() in plain:
+            return True
+        for start in range(len(part) - LEAST_WORDS + 1):
+            if part[start : start + LEAST_WORDS] in plain:
+                return True
+    return False
