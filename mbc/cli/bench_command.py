@@ -38,6 +38,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise MbcError("MBC188", f"'{arguments.source}' is planned already", "give its source (.mbc)")
     output = None if arguments.output is None else Path(arguments.output)
     if output is not None:
+        if output.exists() and Path(arguments.source).exists() and output.samefile(arguments.source):
+            raise MbcError("MBC222", f"cannot write '{output}': it is the source", "choose another -o")
         _check_writable(output)
     _check_peers(arguments.against)
     _check_device(arguments.device)
