@@ -15,15 +15,16 @@ from typing import Any
 
 from mbc.equivalence.arithmetic import Arithmetic, InNumpy
 from mbc.equivalence.deviation import Deviation, Tally
-from mbc.equivalence.rounding_model import ROUNDOFFS, Evaluation, Meant, shaken
+from mbc.equivalence.rounding_model import ROUNDOFFS, Evaluation, Meant, rounded, shaken
 from mbc.equivalence.step import random_inputs
 from mbc.errors import MbcError
 from mbc.ir.graph import Operation
 from mbc.ir.types import DType, Layout, Precision
+from mbc.kernels import widens
 from mbc.ops.base import Call
 from mbc.ops.fused import kind_of, sums
 from mbc.plan.group import operation_of, title
-from mbc.plan.model import Access, Copy, Launch, Mode, Plan
+from mbc.plan.model import Access, Copy, Kernel, Launch, Mode, Plan
 from mbc.runtime.machine import Machine
 from mbc.runtime.module import Module
 from mbc.runtime.places import view_roots
@@ -185,7 +186,8 @@ class Watch:
         }
         name = title(launch.operations) or operands[0].value
         self._say(f"{program} {index + 1} of {len(launches)}: {name}")
-        found = self._compared(name, operation, operands, written)
+        provider = launch.work.provider if isinstance(launch.work, Kernel) else ""
+        found = self._compared(name, operation, operands, written, provider)
         rows = next((o.region.rows for o in operands if o.per_sample), None)
         span = (0, 1) if rows is None else (rows.start, rows.stop)
         divided = rows is not None and rows.count < self._plan.graph.batch
@@ -201,7 +203,12 @@ class Watch:
         return (self._plan.train if program == "train" else self._plan.infer).launches
 
     def _compared(
-        self, name: str, operation: Operation | None, operands: Sequence[Operand], written: Mapping[int, Array]
+        self,
+        name: str,
+        operation: Operation | None,
+        operands: Sequence[Operand],
+        written: Mapping[int, Array],
+        provider: str,
     ) -> tuple[Deviation, ...]:
         """MBC250 where not even one row after the other has room."""
         arithmetic = self._arithmetic
@@ -209,7 +216,7 @@ class Watch:
             try:
                 if operation is None:
                     return self._moved(operands, written)
-                return self._computed(operation, operands, written)
+                return self._computed(operation, operands, written, provider)
             except arithmetic.out_of_memory:
                 arithmetic.release()
         raise MbcError(
@@ -228,7 +235,7 @@ class Watch:
         return (tally.deviation,)
 
     def _computed(
-        self, operation: Operation, operands: Sequence[Operand], written: Mapping[int, Array]
+        self, operation: Operation, operands: Sequence[Operand], written: Mapping[int, Array], provider: str
     ) -> tuple[Deviation, ...]:
         count = len(operation.inputs)
         inputs, outputs = operands[:count], operands[count:]
@@ -256,6 +263,8 @@ class Watch:
                     tallies[number].add(arithmetic, found, made)
         for number, made in totals.items():
             output, whole = outputs[number], slice(0, outputs[number].shape[0])
+            if widens(provider, operation.kind, self._plan.graph.precision):
+                made = rounded(arithmetic, made, self._plan.graph.precision.working)
             if output.mode is Mode.ACCUMULATE:
                 before = output.load(arithmetic, self._read[count + number], whole)
                 made = made + shaken(arithmetic, before, ROUNDOFFS[self._plan.graph.precision.master])

@@ -7,6 +7,9 @@ one roundoff does to *these* values, cancellation in sums included. The unit is
 * for every operand that is read from memory, that of fp32, in which kernels compute, times the root of the number of
   terms where they are summed up: partial sums are rounded, too;
 * for the operands of matrix products in tf32 beside that its own, 2^-11;
+* for what statistics and sums in a product's epilogue read, that of the working precision, to which it is then stored;
+* for filter gradients of bf16 and fp16 operands through cuDNN their 16 bits: it has no engine that writes fp32, so the
+  result is widened (`mbc.kernels.widens`), the one named exception;
 * for what one member of a fused launch hands to the next, that of fp32, too; but that of the working precision for what
   a matrix product reads, since tensor cores do. What a matrix product hands on is rounded to the working precision in
   both evaluations, as kernels do, in the second to the other side where it is nearly halfway between two numbers.
@@ -44,6 +47,7 @@ MOVES = frozenset(
     )
 )  # fmt: skip
 _SIGN_OF_FIRST = frozenset(("relu", "leaky_relu", "relu_signs", "relu_backward", "leaky_relu_backward"))
+_STORED = "stored"  # made inside the launch, which stores it, too
 _FEW_ELEMENTS = 16  # of an output: one random draw of roundings may nearly cancel
 _DRAWS_OF_FEW = 4
 
@@ -123,10 +127,10 @@ class Evaluation:
             terms = self._terms(member, [type_of(values[n]) for n in member.inputs])
             taken = [self._rounded(member, values[n], made_by[n], terms) for n in member.inputs]
             first = member.inputs[0]
-            if member.kind in _SIGN_OF_FIRST and made_by[first] not in ("", "relu", "leaky_relu"):
+            if member.kind in _SIGN_OF_FIRST and made_by[first] not in ("", _STORED, "relu", "leaky_relu"):
                 taken[0] = self._other_side(exact[first], values[first], taken[0])
             made = list(self._evaluate(member, taken))
-            if member.kind == "max_pool" and len(made) > 1 and made_by[first]:
+            if member.kind == "max_pool" and len(made) > 1 and made_by[first] not in ("", _STORED):
                 index = exact[member.outputs[1]]
                 unsure = self._unsure_positions(member, exact[first], values[first], index)
                 made[1] = self.arithmetic.where(unsure, index ^ 255, index)  # any other position will do
@@ -134,7 +138,7 @@ class Evaluation:
                 results[number] = value
                 given = self._given(number, product)
                 values.append(product if given else self._other_rounding(member, made_exact[number], value))
-                made_by[number] = "" if given else member.kind
+                made_by[number] = _STORED if given else member.kind
         return results
 
     def _given(self, number: int, product: Array | None) -> bool:
@@ -177,8 +181,11 @@ class Evaluation:
         precision = self.call.precision
         if member.kind in MOVES:
             return value
-        # Tensor cores read what is computed inside a launch in the working precision.
-        inside = ROUNDOFFS[precision.working] if made_by and _kind(member).flops else 0.0
+        # Tensor cores read what is computed inside a launch in the working precision. Statistics and sums in a
+        # product's epilogue are of what is there before it is stored.
+        inside = ROUNDOFFS[precision.working] if made_by not in ("", _STORED) and _kind(member).flops else 0.0
+        if made_by == _STORED and (_kind(member).reduces or _kind(member).accumulates):
+            inside = ROUNDOFFS[precision.working]
         operand = TF32_ROUNDOFF if precision is Precision.TF32 and _kind(member).flops else 0.0
         return _off(self.arithmetic, value, inside + operand + ROUNDOFFS[precision.master] * math.sqrt(terms))
 
@@ -220,6 +227,15 @@ class Evaluation:
             earlier = (high[at] == chosen) & (position < index)
             unsure = unsure | ((greater | earlier) & (index != position))
         return unsure
+
+
+def rounded(arithmetic: Arithmetic, made: Meant, dtype: DType) -> Meant:
+    """A result that was rounded to a type on its way to a wider one."""
+
+    def off(value: Array) -> Array:
+        return value + arithmetic.signs(value) * (ROUNDOFFS[dtype] * abs(value) + UNDERFLOW[dtype])
+
+    return Meant(made.exact, tuple(map(off, made.shaken)))
 
 
 def shaken(arithmetic: Arithmetic, value: Array, roundoff: float) -> Meant:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mbc.device.spec import DeviceSpec
+from mbc.ir.types import Precision
 from mbc.kernels.base import Call, Candidate, Provider, Request
 from mbc.kernels.cublaslt import CUBLASLT
 from mbc.kernels.cudnn import CUDNN
@@ -13,6 +14,13 @@ PROVIDERS: tuple[Provider, ...] = (CUDNN, CUDNN_LEGACY, CUBLASLT, OWN)
 
 # Whose kernels cuDNN itself lists, where the GPU is: what these providers offer elsewhere stands for them.
 LISTED_BY_CUDNN = frozenset({CUDNN.name, CUDNN_LEGACY.name})
+
+
+def widens(provider: str, kind: str, precision: Precision) -> bool:
+    """Whether kernels of a provider compute an fp32 result in the 16 bits of their operands and widen it then: cuDNN
+    has no engine that writes a filter gradient of bf16 or fp16 operands in fp32."""
+    narrow = precision.working is not precision.master
+    return narrow and provider in LISTED_BY_CUDNN and kind == "convolution_backward_filter"
 
 
 def runs(candidate: Candidate, request: Request, device: DeviceSpec) -> bool:

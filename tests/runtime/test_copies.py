@@ -124,7 +124,8 @@ def test_closing_a_copy_leaves_the_original():
 def test_other_copies_are_refused():
     net = Module(small_plan(), device="cpu")
     error = refused(lambda: copy.copy(net))
-    assert error.message == "a module cannot be copied or pickled" and "copy.deepcopy" in error.remedy
+    assert error.code == "MBC234" and error.message == "a module cannot be copied or pickled"
+    assert "copy.deepcopy" in error.remedy
     error = refused(lambda: pickle.dumps(net))
     assert "save a checkpoint, open a Module where it is needed" in error.remedy
 
