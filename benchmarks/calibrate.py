@@ -9,7 +9,7 @@ stand times between measured sizes, and those from larger ones (scaled.py says m
     python benchmarks/calibrate.py [--profile FILE] [--write] [--only GROUP]
 
 Give it a profile as it was measured: the one that ships has only what planning can use. `--write` puts the result where
-mbc finds it (mbc/device/data/estimates.json); with `--only` of the groups whose names begin so, the others stay.
+mbc finds it (mbc/data/estimates.json); with `--only` of the groups whose names begin so, the others stay.
 """
 
 from __future__ import annotations
@@ -29,13 +29,7 @@ from typing import Any
 import numpy as np
 from record import ROOT, show, write
 
-from mbc.device.interpolate import between
-from mbc.device.profile import Measurement, Profile, calibrated
-from mbc.device.profile_file import read_profile
-from mbc.device.profile_places import shipped_path
-from mbc.device.scale import MOST_TIMES, octave, scaled
-from mbc.device.signature import read_signature, rows_of, signature, with_rows
-from mbc.device.spec import DeviceSpec, device_specs
+from mbc.hardware.spec import DeviceSpec, device_specs
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate, Request
 from mbc.kernels.calibration import (
@@ -54,8 +48,14 @@ from mbc.kernels.calibration import (
     calibration as shipped,
 )
 from mbc.kernels.cublaslt import CUBLASLT
+from mbc.kernels.cuda import OWN
 from mbc.kernels.cudnn_convolution import CUDNN_CONVOLUTION
-from mbc.kernels.own import OWN
+from mbc.profile.interpolate import between
+from mbc.profile.locate import shipped_path
+from mbc.profile.model import Measurement, Profile, calibrated
+from mbc.profile.read import read_profile
+from mbc.profile.scale import MOST_TIMES, octave, scaled
+from mbc.profile.signature import read_signature, rows_of, signature, with_rows
 
 ESTIMATING = (CUDNN_CONVOLUTION, CUBLASLT, OWN)
 LEAST_LAYERS = 3  # of a class on the fitting side
@@ -317,7 +317,7 @@ def main() -> None:
     show(rows, ["name", "requests", "median", "p10", "p90", "|error| median", "|error| p90"])
     if arguments.write:
         put = put_into(shipped(), calibration, arguments.only) if arguments.only else calibration
-        (ROOT / "mbc" / "device" / "data" / ESTIMATES_FILE).write_text(text(put), encoding="utf-8")
+        (ROOT / "mbc" / "data" / ESTIMATES_FILE).write_text(text(put), encoding="utf-8")
     print(path.name)
 
 

@@ -16,8 +16,8 @@ from typing import Any
 from modules import Job
 from record import RESULTS
 
-from mbc.device.target import find_device
 from mbc.errors import BudgetError, MbcError
+from mbc.hardware.target import find_device
 from mbc.plan.model import Plan
 
 GB = 10**9

@@ -26,11 +26,11 @@ from deepbench_layers import BATCH, Operation, operations
 from division import Offers, brute_force_us, divided, menus, offers, undivided
 from record import ROOT, attempt, need_gpu, show, start, write
 
-from mbc.device.need import Need
-from mbc.device.profile import Profile
-from mbc.device.profile_file import read_profile
 from mbc.ir.types import Precision
-from mbc.optimize.menus import Point
+from mbc.measure.need import Need
+from mbc.optimize.candidates.pareto import Point
+from mbc.profile.model import Profile
+from mbc.profile.read import read_profile
 
 MIB = 1 << 20
 LIMITS_MIB = (64, 128, 256, 512)
@@ -210,9 +210,9 @@ def finish(profile: Profile, wanted: Sequence[Operation], run: Run | None, more:
 
 
 def on_gpu(arguments: argparse.Namespace, precisions: Sequence[Precision]) -> None:
-    from mbc.device.gpu import Gpu
-    from mbc.device.kernel_library import KernelLibrary
-    from mbc.device.measure import measure
+    from mbc.measure.gpu import Gpu
+    from mbc.measure.kernel_library import KernelLibrary
+    from mbc.measure.measure import measure
 
     started = time.monotonic()
     with Gpu() as gpu:

@@ -9,11 +9,11 @@ from functools import cache, partial
 import numpy as np
 from deepbench_layers import Operation
 
-from mbc.device.clock import Clock
-from mbc.device.gpu import Gpu
-from mbc.device.kernel_library import Call, KernelLibrary
 from mbc.ir.types import Layout, TensorType
-from mbc.optimize.menus import Slice
+from mbc.measure.clock import Clock
+from mbc.measure.gpu import Gpu
+from mbc.measure.kernel_library import Call, KernelLibrary
+from mbc.optimize.candidates.pareto import Slice
 from mbc.runtime.formats import loaded, stored_bytes
 
 POOL_ELEMENTS = 1 << 23  # random numbers for one operand; its rows repeat where it has more

@@ -1,7 +1,7 @@
 """The best way to divide one operation by a profile: as mbc's menu says, and as trying all divisions says.
 
-The brute force shares no code with `mbc.optimize.menus`: it goes through every way to write the mini-batch as a sum of
-the sizes that can be called.
+The brute force shares no code with `mbc.optimize.candidates.pareto`: it goes through every way to write the mini-batch
+as a sum of the sizes that can be called.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from functools import cache
 import numpy as np
 from record import ROOT  # puts mbc on the path
 
-from mbc.device.profile import Profile
 from mbc.ir.types import Layout
 from mbc.kernels.base import Candidate, Request
-from mbc.optimize.menus import Menu, Point, Slice, menu
+from mbc.optimize.candidates.pareto import Menu, Point, Slice, menu
+from mbc.profile.model import Profile
 
 assert ROOT
 Offers = Mapping[tuple[Layout, ...], Mapping[int, Sequence[Candidate]]]  # by layouts, then by rows

@@ -14,14 +14,14 @@ from typing import Any
 from modules import Job, examples
 from record import attempt, show, write
 
-from mbc.device.profile import Profile, calibrated
-from mbc.device.profile_places import find_profile
-from mbc.device.spec import find_spec
-from mbc.ir.training import differentiate
+from mbc.hardware.spec import find_spec
+from mbc.ir.transforms.training_step import differentiate
 from mbc.kernels import PROVIDERS
-from mbc.optimize.candidates import CandidateTable, Rules
-from mbc.optimize.search import Limits, search
+from mbc.optimize.candidates.table import CandidateTable, Rules
+from mbc.optimize.search.search import Limits, search
 from mbc.plan.model import Predictions
+from mbc.profile.locate import find_profile
+from mbc.profile.model import Profile, calibrated
 
 GPU = "h200"
 KNOWN = 0.9

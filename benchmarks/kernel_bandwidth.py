@@ -27,20 +27,20 @@ from typing import Any
 from modules import Job, example
 from record import need_gpu, show, start, write
 
-from mbc.device.need import Need
-from mbc.device.profile import Profile
-from mbc.device.profile_file import read_profile
-from mbc.device.profile_places import find_profile
-from mbc.device.signature import read_signature, signature
-from mbc.device.spec import DeviceSpec, find_spec
+from mbc.analysis.roofline import Ceilings, ceilings_of, limits
+from mbc.hardware.spec import DeviceSpec, find_spec
 from mbc.ir.types import Layout, TensorType
 from mbc.kernels.base import Request
-from mbc.kernels.own import OWN
+from mbc.kernels.cuda import OWN
+from mbc.measure.need import Need
 from mbc.ops.base import NoAttributes
-from mbc.optimize.candidates import request_of
+from mbc.optimize.candidates.table import request_of
 from mbc.plan.group import operation_of
 from mbc.plan.model import Kernel, Plan, Rows
-from mbc.plan.roofline import Ceilings, ceilings_of, limits
+from mbc.profile.locate import find_profile
+from mbc.profile.model import Profile
+from mbc.profile.read import read_profile
+from mbc.profile.signature import read_signature, signature
 
 SETTINGS = ("depth=50", "batch=256", "train.precision=bf16")
 STREAMED_L2S = 8  # caches that a copy reads and writes, to say something of memory
@@ -160,8 +160,8 @@ def _share(group: list[dict[str, Any]]) -> float | None:
 
 def measured_here(found: list[Place], device: DeviceSpec, seconds: float) -> Profile:
     """What this machine's GPU takes for these requests and for a large copy: measured anew, in a file that goes."""
-    from mbc.device.gpu import Gpu
-    from mbc.device.measure import measure
+    from mbc.measure.gpu import Gpu
+    from mbc.measure.measure import measure
 
     precision = found[0].request.precision
     copied = TensorType((1024, 64, STREAMED_L2S * device.l2_bytes // (2 * 1024 * 64), 1), precision.working)

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from mbc.device.trial import TOLERANCES
 from mbc.equivalence.rule import DRAWS, Comparison, Draw, Reference, compare_once
 from mbc.equivalence.step import Outcome, Part
 from mbc.ir.graph import Role
+from mbc.measure.gemm_trial import TOLERANCES
 
 LEARNING_RATE = 0.01
 STATES_EVERY = 100

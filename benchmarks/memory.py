@@ -67,7 +67,7 @@ def run(folder: str) -> dict[str, Any]:
 
 def libraries() -> dict[str, int]:
     """What a bare context takes, and then cuDNN with it, in this process, which has not used CUDA before."""
-    from mbc.device.gpu import Gpu, open_context
+    from mbc.measure.gpu import Gpu, open_context
 
     before = used_bytes()
     open_context()
@@ -88,10 +88,10 @@ def apart(*folder: str) -> dict[str, Any]:
 
 def record(path: Path, rows: list[dict[str, Any]]) -> None:
     """Write what was seen into a profile, made when there is none."""
-    from mbc.device.gpu import Gpu
-    from mbc.device.measure import identity
-    from mbc.device.profile import Overhead
-    from mbc.device.profile_writer import ProfileWriter
+    from mbc.measure.gpu import Gpu
+    from mbc.measure.measure import identity
+    from mbc.profile.model import Overhead
+    from mbc.profile.writer import ProfileWriter
 
     with Gpu(memory_share=0.0) as gpu:
         here = identity(gpu)

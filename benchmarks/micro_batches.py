@@ -223,8 +223,8 @@ def torch_child(wanted: Sequence[Sequence[Any]], steps: int) -> None:
 
 def measure_missing(wanted: Sequence[Variant], profile: Path, seconds: float) -> None:
     """Measure what the profile lacks for these plans, within the time."""
-    from mbc.device.gpu import Gpu
-    from mbc.device.measure import measure
+    from mbc.measure.gpu import Gpu
+    from mbc.measure.measure import measure
 
     jobs = {(v.case, v.precision): v.case.job(v.precision) for v in wanted}
     found = [need for job in jobs.values() for need in job.needs(Policy.ALL)]

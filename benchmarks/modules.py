@@ -14,14 +14,14 @@ import numpy as np
 from record import ROOT
 
 from mbc.compiler import compile_plan
-from mbc.device.need import Need
-from mbc.device.target import find_device
 from mbc.errors import MbcError
 from mbc.frontend.lower import Lowered, lower
 from mbc.frontend.parse import parse
+from mbc.hardware.target import find_device
 from mbc.ir.graph import Network, Optimizer, Role, TrainingGraph
-from mbc.ir.training import differentiate
+from mbc.ir.transforms.training_step import differentiate
 from mbc.ir.types import DType
+from mbc.measure.need import Need
 from mbc.options import Options, Policy
 from mbc.plan.model import Plan
 from mbc.source import Source
@@ -49,7 +49,7 @@ class Job:
 
     def needs(self, policy: Policy) -> tuple[Need, ...]:
         """What a profile has to know for plans of this job under `policy`."""
-        from mbc.optimize.needs import needs
+        from mbc.optimize.search.profiling_requests import needs
 
         lowered = self.lowered()
         graph = differentiate(lowered.network, lowered.optimizer, lowered.precision)

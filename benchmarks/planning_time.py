@@ -27,7 +27,7 @@ from record import attempt, show, start, write
 from mbc.compiler import Stages, compile_plan
 from mbc.ir.types import Layout
 from mbc.kernels.base import Candidate
-from mbc.optimize.menus import menu
+from mbc.optimize.candidates.pareto import menu
 from mbc.options import Policy
 from mbc.plan.summary import summarise
 

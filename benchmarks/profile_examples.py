@@ -20,11 +20,11 @@ from typing import Any
 from modules import examples
 from record import attempt, show, start, write
 
-from mbc.device.need import Need
-from mbc.device.spec import device_specs
+from mbc.hardware.spec import device_specs
 from mbc.ir.types import Precision
 from mbc.kernels.base import Request
-from mbc.kernels.own import KERNELS, OWN
+from mbc.kernels.cuda import KERNELS, OWN
+from mbc.measure.need import Need
 from mbc.options import Policy
 
 
@@ -80,8 +80,8 @@ def main() -> None:
     path = write("profile_examples", rows)
     show(rows, ["name", "measured", "known", "left", "candidates", "refused", "seconds"])
     if arguments.ship:
-        from mbc.device.profile_edit import ship
-        from mbc.device.profile_file import read_profile
+        from mbc.profile.edit import ship
+        from mbc.profile.read import read_profile
 
         arguments.ship.parent.mkdir(parents=True, exist_ok=True)
         kept = ship(read_profile(arguments.profile), arguments.ship)
@@ -91,8 +91,8 @@ def main() -> None:
 
 def measured(arguments: argparse.Namespace, groups: list[tuple[str, Sequence[Need]]]) -> list[dict[str, Any]]:
     """Group by group, in the order given, until the time is over."""
-    from mbc.device.gpu import Gpu
-    from mbc.device.measure import measure
+    from mbc.measure.gpu import Gpu
+    from mbc.measure.measure import measure
 
     started = time.monotonic()
     rows: list[dict[str, Any]] = []

@@ -65,7 +65,7 @@ def attempt(work: Callable[[], dict[str, Any]], name: str) -> dict[str, Any]:
 
 def need_gpu(instead: str) -> None:
     """End the benchmark with a message where there is no GPU, before anything is built for it."""
-    from mbc.device.target import local_gpus
+    from mbc.hardware.target import local_gpus
 
     if not local_gpus():
         raise SystemExit(f"this machine has no GPU that can be used: {instead}")

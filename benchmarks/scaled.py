@@ -1,4 +1,4 @@
-"""How well a larger size tells the times of fewer rows (mbc.device.scale), beside the estimate without any size.
+"""How well a larger size tells the times of fewer rows (mbc.profile.scale), beside the estimate without any size.
 
 Each measured size of a profile is foretold from each larger one of up to 64 times the rows; of every provider the
 kernel that looks fastest is compared with what was measured. Beside it, for the same sizes, stands the estimate that no
@@ -23,18 +23,18 @@ from typing import Any
 from calibrate import Foretold, fastest_us, foretold, vars_of
 from record import show, write
 
-from mbc.device.profile import Profile, calibrated
-from mbc.device.profile_file import read_profile
-from mbc.device.profile_places import shipped_path
-from mbc.device.scale import octave
-from mbc.device.signature import signature
-from mbc.device.spec import DeviceSpec, device_specs
+from mbc.hardware.spec import DeviceSpec, device_specs
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Request
 from mbc.kernels.calibration import Spread
 from mbc.kernels.cudnn import CUDNN
 from mbc.kernels.cudnn_legacy import CUDNN_LEGACY
 from mbc.ops.fused import Fused
+from mbc.profile.locate import shipped_path
+from mbc.profile.model import Profile, calibrated
+from mbc.profile.read import read_profile
+from mbc.profile.scale import octave
+from mbc.profile.signature import signature
 
 MOST_TIMES = 64
 

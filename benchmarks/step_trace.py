@@ -29,10 +29,10 @@ from modules import open_module, random_inputs
 from record import ROOT, need_gpu, show, start, write
 from shelf import unpack
 
-from mbc.device.target import find_device
+from mbc.hardware.target import find_device
 from mbc.ops.fused import joined_kind
-from mbc.optimize.contention import contention
-from mbc.optimize.simulate import timeline
+from mbc.optimize.schedule.contention import contention
+from mbc.optimize.schedule.simulate import timeline
 from mbc.plan.file import PLAN_FILE, load_plan
 from mbc.plan.group import title
 from mbc.plan.model import Copy, Launch, Plan

@@ -85,7 +85,7 @@ def occupy(folder: Path, cap_bytes: int) -> Occupied:
     """Leave `cap_bytes` of the GPU free, beside the context and the inputs that the package's steps will be given."""
     from modules import random_inputs
 
-    from mbc.device.gpu import open_context
+    from mbc.measure.gpu import open_context
     from mbc.plan.file import PLAN_FILE, load_plan
 
     open_context()

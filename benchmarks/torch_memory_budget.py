@@ -25,7 +25,7 @@ from planner import Planner, Wanted
 from record import start
 from resnet50_vs_torch import timed
 
-from mbc.device.target import find_device
+from mbc.hardware.target import find_device
 
 GIB = 1 << 30
 BATCH = 256

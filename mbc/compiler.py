@@ -11,27 +11,27 @@ from pprint import pformat
 from typing import TypeVar
 
 from mbc.collection import uncollected
-from mbc.device.measured_workspace import measured_workspace
-from mbc.device.profile import calibrated
-from mbc.device.profile_places import find_profile
-from mbc.device.target import find_device, free_bytes, free_host_bytes
 from mbc.errors import MbcError
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
+from mbc.hardware.target import find_device, free_bytes, free_host_bytes
 from mbc.ir.text import network_text, training_text
-from mbc.ir.training import differentiate
+from mbc.ir.transforms.training_step import differentiate
 from mbc.ir.types import Precision
 from mbc.ir.verify import verify_network, verify_training
 from mbc.kernels import PROVIDERS
 from mbc.kernels.interpreter import INTERPRETER
 from mbc.measuring import can_measure, measure_missing, measure_requests
-from mbc.optimize.candidates import CandidateTable, Rules
-from mbc.optimize.needs import unmeasured, untried
-from mbc.optimize.search import Limits, may_fit, search
+from mbc.optimize.candidates.table import CandidateTable, Rules
+from mbc.optimize.search.profiling_requests import unmeasured, untried
+from mbc.optimize.search.search import Limits, may_fit, search
 from mbc.options import Options, Policy
 from mbc.plan.file import dump_plan
 from mbc.plan.model import Plan
 from mbc.plan.verify import verify_plan
+from mbc.profile.locate import find_profile
+from mbc.profile.measured_workspace import measured_workspace
+from mbc.profile.model import calibrated
 from mbc.source import Source
 from mbc.units import show_size
 
@@ -92,9 +92,11 @@ def compile_plan(source: Source, options: Options, stages: Stages | None = None)
     # What was chosen by times between two measured sizes is measured, and chosen again; so is what cuDNN may not run,
     # since it was tried on more rows only.
     wanted = unmeasured if policy is Policy.ALL else untried
-    while measure_requests(wanted(plan), device, options, stages.announce):
-        table = stages.run("find profile", tabulate)
-        plan = stages.run("search", lambda table=table: search(table, limits, budget_bytes), dump_plan)
+    while stages.run(
+        "measure again", lambda plan=plan: measure_requests(wanted(plan), device, options, stages.announce)
+    ):
+        table = stages.run("find profile again", tabulate)
+        plan = stages.run("search again", lambda table=table: search(table, limits, budget_bytes), dump_plan)
 
     # Nothing leaves the compiler that the independent verifier has not accepted.
     stages.run("verify plan", lambda: verify_plan(plan, measured_workspace(table.profile)))
@@ -103,17 +105,23 @@ def compile_plan(source: Source, options: Options, stages: Stages | None = None)
 
 @dataclass
 class Stages:
-    """Runs stages by name, keeps how long each took, and writes down what each gave when asked to."""
+    """Runs stages by name, adds up how long each took, and writes down what each run gave when asked to."""
 
     dump_folder: str | None = None
     announce: Callable[[str], None] = lambda name: None
     seconds: dict[str, float] = field(default_factory=dict[str, float])
+    runs: int = 0
+
+    @property
+    def measuring_seconds(self) -> float:
+        return self.seconds.get("measure", 0.0) + self.seconds.get("measure again", 0.0)
 
     def run(self, name: str, stage: Callable[[], T], text: Callable[[T], str] | None = None) -> T:
         self.announce(name)
         started = time.perf_counter()
         result = stage()
-        self.seconds[name] = time.perf_counter() - started
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
+        self.runs += 1
         if self.dump_folder and text is not None:
             self._dump(Path(self.dump_folder), name, text(result))
         return result
@@ -121,7 +129,7 @@ class Stages:
     def _dump(self, folder: Path, name: str, text: str) -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / f"{len(self.seconds):02}_{name.replace(' ', '_')}.txt").write_text(text, encoding="utf-8")
+            (folder / f"{self.runs:02}_{name.replace(' ', '_')}.txt").write_text(text, encoding="utf-8")
         except OSError as error:
             raise MbcError(
                 "MBC187",

@@ -11,16 +11,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from mbc.codegen.toolchain import find_toolchain
-from mbc.device.fleet import Outcome, Progress, Task, gpus_named, measure_on
-from mbc.device.need import MOST_WORKSPACE_BYTES, Need
-from mbc.device.profile import Profile
-from mbc.device.profile_places import find_profile, own_path
-from mbc.device.signature import described, rows_of, signature
-from mbc.device.spec import DeviceSpec
 from mbc.errors import MbcError
+from mbc.hardware.spec import DeviceSpec
 from mbc.ir.graph import TrainingGraph
 from mbc.kernels.base import Request
+from mbc.measure.fleet import Outcome, Progress, Task, gpus_named, measure_on
+from mbc.measure.need import MOST_WORKSPACE_BYTES, Need
 from mbc.options import Measure, Options
+from mbc.profile.locate import find_profile, own_path
+from mbc.profile.model import Profile
+from mbc.profile.signature import described, rows_of, signature
 from mbc.units import show_duration
 
 Say = Callable[[str], None]
@@ -39,7 +39,7 @@ def measure_missing(graph: TrainingGraph, device: DeviceSpec, options: Options, 
     """
     obstacle = _obstacle(device, options)
     if obstacle is None:
-        from mbc.optimize.needs import needs
+        from mbc.optimize.search.profiling_requests import needs
 
         _measure(needs(graph, device, options.policy), device, options, say)
     elif options.measure is Measure.ALWAYS:
@@ -83,7 +83,7 @@ def missing(needs: Sequence[Need], profile: Profile | None, workspace_limit_byte
     if profile is None:
         return tuple(needs)
     # What planning knows of a request and what measuring has to do with it part ways here only.
-    from mbc.device.ladder import Ladder
+    from mbc.measure.ladder import Ladder
 
     found: list[Need] = []
     for need in needs:

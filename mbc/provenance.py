@@ -22,7 +22,7 @@ _PACKAGE = Path(__file__).resolve().parent
 # resources or of the package.
 _PARTS: Mapping[str, tuple[str, ...]] = {
     "kernels": ("templates", "kernels"),
-    "planner": ("grammar", "frontend", "ir", "ops", "optimize", "plan", "device", "compiler.py"),
+    "planner": ("grammar", "frontend", "ir", "ops", "optimize", "plan", "hardware", "profile", "data", "compiler.py"),
 }
 _RESOURCES = frozenset({"templates", "grammar"})
 _CPP = frozenset({".cu", ".cuh", ".cpp", ".h", ".cpp.j2"})

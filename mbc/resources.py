@@ -18,4 +18,4 @@ def folder(name: str) -> Path:
 
 def data_text(name: str) -> str:
     """A file of the package's own data folder."""
-    return (_PACKAGE / "device" / "data" / name).read_text(encoding="utf-8")
+    return (_PACKAGE / "data" / name).read_text(encoding="utf-8")

@@ -12,22 +12,22 @@ import pytest
 
 from mbc import measuring
 from mbc.compiler import Stages, compile_plan
-from mbc.device import profile_places
-from mbc.device.fleet import Outcome, Progress, Task
-from mbc.device.measure import Summary
-from mbc.device.need import MOST_WORKSPACE_BYTES, Need
-from mbc.device.profile import Extent
-from mbc.device.profile_edit import write_profile
-from mbc.device.profile_file import read_profile
-from mbc.device.profile_places import user_path
-from mbc.device.profile_writer import ProfileWriter
-from mbc.device.signature import signature
-from mbc.device.spec import find_spec
 from mbc.errors import MbcError
+from mbc.hardware.spec import find_spec
+from mbc.measure.fleet import Outcome, Progress, Task
+from mbc.measure.measure import Summary
+from mbc.measure.need import MOST_WORKSPACE_BYTES, Need
 from mbc.measuring import measure_missing, measure_requests, missing, progress_text, shortcomings
 from mbc.options import Measure, Options, Policy
+from mbc.profile import locate as profile_places
+from mbc.profile.edit import write_profile
+from mbc.profile.locate import user_path
+from mbc.profile.model import Extent
+from mbc.profile.read import read_profile
+from mbc.profile.signature import signature
+from mbc.profile.writer import ProfileWriter
 from mbc.source import Source
-from tests.device.profiles import GPU, IDENTITY, measurement, profile, request
+from tests.profile.profiles import GPU, IDENTITY, measurement, profile, request
 
 ASKED = Options(gpu="h200", measure=Measure.MISSING)
 NETWORK = Source(

@@ -15,7 +15,7 @@ from mbc.resources import folder
 
 ROOT = Path(__file__).resolve().parents[1]
 _REPORT = (
-    "import json, mbc.resources as r; from mbc.device.spec import device_specs; device_specs(); "
+    "import json, mbc.resources as r; from mbc.hardware.spec import device_specs; device_specs(); "
     "print(json.dumps({n: sorted(p.name for p in r.folder(n).rglob('*') if p.is_file()) "
     "for n in ('templates', 'grammar')} | {'at': r.__file__}))"
 )

@@ -11,7 +11,7 @@ from mbc.equivalence.step import random_inputs
 from mbc.frontend.lower import Lowered, lower
 from mbc.frontend.parse import parse
 from mbc.ir.graph import TrainingGraph
-from mbc.ir.training import differentiate
+from mbc.ir.transforms.training_step import differentiate
 from mbc.ir.types import Precision
 from mbc.options import MODES
 from mbc.source import Source

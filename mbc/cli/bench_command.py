@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from mbc.cli.arguments.groups import measuring_options
 from mbc.cli.places import Planned, build_package, plan_file, plan_source, read_text
 from mbc.cli.terminal import busy, notes, output_width
-from mbc.device.target import current_gpu
 from mbc.errors import MbcError
+from mbc.hardware.target import current_gpu
 from mbc.ir.types import Precision
 from mbc.options import Options
 from mbc.provenance import digests
@@ -26,7 +26,7 @@ from mbc.source import Source
 if TYPE_CHECKING:
     from mbc.bench.job import Job
     from mbc.bench.race import Race
-    from mbc.optimize.floor import Floor
+    from mbc.optimize.bounds.measured_floor import Floor
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -143,9 +143,9 @@ def _package(planned: Planned, folder: Path, on_gpu: bool) -> Path:
 
 
 def _floor(planned: Planned, asked: Options) -> Floor:
-    from mbc.device.profile_places import find_profile
-    from mbc.optimize.floor import graph_floor
-    from mbc.plan.roofline import device_of
+    from mbc.analysis.roofline import device_of
+    from mbc.optimize.bounds.measured_floor import graph_floor
+    from mbc.profile.locate import find_profile
 
     device = device_of(planned.plan)
     with notes(), busy("finding the floor"):

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from mbc.cli.arguments.groups import options
 from mbc.cli.places import build_package, plan_file, plan_source
 from mbc.cli.terminal import busy, output_width
-from mbc.device.target import local_gpus
 from mbc.errors import MbcError
+from mbc.hardware.target import local_gpus
 from mbc.ir.types import Precision
 
 if TYPE_CHECKING:
@@ -197,9 +197,9 @@ def _drawing(
     say: Callable[[str], None],
 ) -> Callable[[int], Draw]:
     """Runs all steps on the inputs of a number, one after the other: their arenas need not fit together."""
-    from mbc.device.trial import TOLERANCES
     from mbc.equivalence.rule import Draw, Reference
     from mbc.equivalence.step import random_inputs, run_step
+    from mbc.measure.gemm_trial import TOLERANCES
 
     device, seed = "cuda" if on_gpu else "cpu", arguments.seed
 

@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
 def examine() -> Iterator[Finding]:
     """Every part in turn."""
     from mbc.codegen.toolchain import CUBLASLT, CUDART, CUDNN, GXX, NVCC, find_toolchain
-    from mbc.device.target import local_gpus
+    from mbc.hardware.target import local_gpus
 
     yield Finding("mbc", f"{__version__} with Python {platform.python_version()} on {platform.machine()}")
     gpus = local_gpus()

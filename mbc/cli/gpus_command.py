@@ -11,8 +11,8 @@ from mbc.units import show_size
 
 def run(arguments: argparse.Namespace) -> int:
     """List known GPUs and those of this machine."""
-    from mbc.device.spec import device_specs
-    from mbc.device.target import local_gpus
+    from mbc.hardware.spec import device_specs
+    from mbc.hardware.target import local_gpus
     from mbc.kernels.calibration import ALL, OTHER_GPU, calibration
 
     specs, here, known = device_specs(), local_gpus(), calibration()

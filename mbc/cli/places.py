@@ -64,8 +64,8 @@ def plan_source(place: str, options: Options) -> Planned:
     with notes(), busy(f"planning {place}") as say:
         stages = Stages(options.dump_stages, say)
         plan = compile_plan(source, options, stages)
-    measure_seconds = stages.seconds.get("measure", 0.0)
-    return Planned(plan, sum(stages.seconds.values()) - measure_seconds, measure_seconds)
+    measuring_seconds = stages.measuring_seconds
+    return Planned(plan, sum(stages.seconds.values()) - measuring_seconds, measuring_seconds)
 
 
 def output_folder(place: str, network: str | None, output: str | None) -> Path:
@@ -107,9 +107,9 @@ def check_plannable(place: str, options: Options) -> None:
 def check_asked(place: str, options: Options) -> None:
     """Raises what planning would raise of the source, its settings and the GPU's name; quick, since nothing is
     planned."""
-    from mbc.device.target import find_device
     from mbc.frontend.lower import lower
     from mbc.frontend.parse import parse
+    from mbc.hardware.target import find_device
 
     lower(parse(Source(place, read_text(Path(place)))), options.settings, options.network)
     find_device(options.gpu)
@@ -133,7 +133,7 @@ def package_for_training(place: str, options: Options, device: str, output: str 
     if Path(place).is_dir():
         assert plan_file(place) is not None
         return Path(place)
-    from mbc.device.target import local_gpus
+    from mbc.hardware.target import local_gpus
 
     if output is None and (device == "cpu" or (device == "auto" and not local_gpus())):
         return sound_plan(place, options)

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from mbc.cli.places import plan_file, read_text
 from mbc.cli.terminal import StatusLine, bar, busy, notes, output_width
-from mbc.device.need import MOST_WORKSPACE_BYTES, Need
 from mbc.errors import MbcError
+from mbc.measure.need import MOST_WORKSPACE_BYTES, Need
 from mbc.options import Policy
 from mbc.source import Source
 from mbc.units import show_duration, show_size
 
 if TYPE_CHECKING:
-    from mbc.device.fleet import Outcome, Progress
-    from mbc.device.profile import Profile
-    from mbc.device.spec import DeviceSpec
+    from mbc.hardware.spec import DeviceSpec
+    from mbc.measure.fleet import Outcome, Progress
+    from mbc.profile.model import Profile
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -29,9 +29,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _measure(arguments: argparse.Namespace) -> int:
-    from mbc.device import fleet
-    from mbc.device.profile_places import own_path
+    from mbc.measure import fleet
     from mbc.measuring import shortcomings
+    from mbc.profile.locate import own_path
 
     gpus = fleet.choose_gpus(arguments.gpu)
     name = fleet.name_of(gpus[0])
@@ -60,8 +60,8 @@ def _measure(arguments: argparse.Namespace) -> int:
 
 
 def _spec(name: str) -> DeviceSpec:
-    from mbc.device.spec import device_specs
-    from mbc.device.target import find_device
+    from mbc.hardware.spec import device_specs
+    from mbc.hardware.target import find_device
 
     return next((spec for spec in device_specs().values() if spec.name == name), None) or find_device("auto")
 
@@ -70,9 +70,9 @@ def collect(arguments: argparse.Namespace, device: DeviceSpec) -> tuple[Need, ..
     """What plans of all the networks in all the precisions may use, each operation once, by its weight in all."""
     from mbc.frontend.lower import lower
     from mbc.frontend.parse import parse
-    from mbc.ir.training import differentiate
+    from mbc.ir.transforms.training_step import differentiate
     from mbc.ir.types import Precision
-    from mbc.optimize.needs import needs
+    from mbc.optimize.search.profiling_requests import needs
 
     found: dict[object, Need] = {}
     for place in arguments.networks:
@@ -135,7 +135,7 @@ class _View:
     def show(self, now: Progress) -> None:
         if not self._line.due():
             return
-        from mbc.device.signature import described
+        from mbc.profile.signature import described
 
         share = now.done / max(1, now.total)
         left = "" if now.left_s is None else f"  {show_duration(now.left_s)} left"
@@ -149,8 +149,8 @@ class _View:
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    from mbc.device.profile_file import read_profile
-    from mbc.device.profile_places import known_profiles
+    from mbc.profile.locate import known_profiles
+    from mbc.profile.read import read_profile
     from mbc.report.profiles import contents, contents_text
 
     files = [Path(file) for file in arguments.files] or list(known_profiles())
@@ -166,8 +166,8 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def _diff(arguments: argparse.Namespace) -> int:
-    from mbc.device.profile_diff import diff_profiles
-    from mbc.device.profile_file import read_profile
+    from mbc.profile.diff import diff_profiles
+    from mbc.profile.read import read_profile
     from mbc.report.profiles import profile_diff_document, profile_diff_text
 
     before, after = (read_profile(Path(file)) for file in (arguments.before, arguments.after))
@@ -180,8 +180,8 @@ def _diff(arguments: argparse.Namespace) -> int:
 
 
 def _merge(arguments: argparse.Namespace) -> int:
-    from mbc.device.profile_edit import merged, write_profile
-    from mbc.device.profile_file import read_profile
+    from mbc.profile.edit import merged, write_profile
+    from mbc.profile.read import read_profile
 
     files, target = [Path(file) for file in arguments.files], Path(arguments.output)
     if target.exists() and not any(file.exists() and file.samefile(target) for file in files):
@@ -197,8 +197,8 @@ def _merge(arguments: argparse.Namespace) -> int:
 
 
 def _ship(arguments: argparse.Namespace) -> int:
-    from mbc.device.profile_edit import shippable, write_profile
-    from mbc.device.profile_file import read_profile
+    from mbc.profile.edit import shippable, write_profile
+    from mbc.profile.read import read_profile
 
     part, target = shippable(read_profile(Path(arguments.file))), Path(arguments.output)
     write_profile(part, target)

@@ -65,9 +65,9 @@ def _staircase(arguments: argparse.Namespace) -> int:
 
 
 def _roofline(arguments: argparse.Namespace, plan: Plan) -> int:
-    from mbc.device.profile_places import find_profile
-    from mbc.optimize.floor import graph_floor
-    from mbc.plan.roofline import device_of
+    from mbc.analysis.roofline import device_of
+    from mbc.optimize.bounds.measured_floor import graph_floor
+    from mbc.profile.locate import find_profile
     from mbc.report.roofline import roofline_document, roofline_text
 
     floor = None

@@ -20,10 +20,10 @@ def run(arguments: argparse.Namespace) -> int:
             "a source is verified whenever it is compiled: give what mbc compile wrote",
         )  # fmt: skip
     plan = read_plan(file)
-    from mbc.device.measured_workspace import measured_workspace
-    from mbc.device.profile_places import find_profile
-    from mbc.device.spec import spec_like
+    from mbc.hardware.spec import spec_like
     from mbc.plan.verify import verify_plan
+    from mbc.profile.locate import find_profile
+    from mbc.profile.measured_workspace import measured_workspace
 
     with notes(), busy(f"verifying {file}"):
         profile = find_profile(spec_like(plan.target.gpu, plan.target.architecture), arguments.profile)

@@ -17,8 +17,8 @@ from mbc.codegen.place import NEW, OLD, clear, swap, temporary_folder
 from mbc.codegen.render import every_kernel_file, kernel_files, render, render_kernel_library, render_module
 from mbc.codegen.toolchain import CUBLASLT, CUDART, CUDNN, GXX, NVCC, Missing, Part, Toolchain
 from mbc.codegen.view import CUDNN_LIBRARIES, LIBRARIES, View, view, working_code
-from mbc.device.spec import is_plan_only
 from mbc.errors import MbcError
+from mbc.hardware.spec import is_plan_only
 from mbc.ir.types import Precision
 from mbc.plan.file import PLAN_FILE, dump_plan
 from mbc.plan.model import Plan
@@ -206,7 +206,7 @@ def build(rows: View, sources: Path, library: Path, toolchain: Toolchain) -> Non
 
 
 def build_kernel_library(architecture: str, precision: Precision, library: Path, toolchain: Toolchain) -> None:
-    """Compile and link every kernel and every library's host code, which mbc/device/kernel_library.py loads.
+    """Compile and link every kernel and every library's host code, which mbc/measure/kernel_library.py loads.
 
     Made of the very objects that packages are made of. Raises MBC096 where a tool is missing, MBC095 with what the
     compiler says, MBC090 for fp64.

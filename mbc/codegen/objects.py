@@ -20,8 +20,8 @@ from pathlib import Path
 
 from mbc.codegen.cache import ObjectCache, find_cache
 from mbc.codegen.toolchain import Part, Toolchain
-from mbc.device.spec import has_warpgroups
 from mbc.errors import MbcError
+from mbc.hardware.spec import has_warpgroups
 
 _COMPILER_LINES = 20  # of a compiler's complaint, shown to the user
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*["<]([^">\n]+)[">]', re.M)

@@ -33,7 +33,7 @@ def render(view: View, version: str) -> dict[str, str]:
 
 
 def render_kernel_library() -> str:
-    """The interface over every library that mbc/device/kernel_library.py loads. The same for every GPU."""
+    """The interface over every library that mbc/measure/kernel_library.py loads. The same for every GPU."""
     return _environment().get_template("kernel_library.cpp.j2").render({"libraries": LIBRARIES})
 
 

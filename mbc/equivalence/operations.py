@@ -11,12 +11,12 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mbc.device.gpu import DoesNotFit, Gpu
-from mbc.device.kernel_library import KernelLibrary
-from mbc.device.trial import TOLERANCES
 from mbc.equivalence.calls import Pair, SliceCall
 from mbc.equivalence.step import distance
 from mbc.ir.types import DType, Layout, Precision, TensorType
+from mbc.measure.gemm_trial import TOLERANCES
+from mbc.measure.gpu import DoesNotFit, Gpu
+from mbc.measure.kernel_library import KernelLibrary
 from mbc.ops import KINDS
 from mbc.ops.base import Call
 from mbc.plan.model import Rows

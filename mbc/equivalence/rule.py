@@ -7,7 +7,7 @@ wrong by, plus a floor. Wrong is the normalised L2 distance |a - b| / |b| from t
 
 * in float64, where the network is small enough for NumPy;
 * else from the undivided step, and the undivided step's own measure is how far it moves when all weights are off at
-  random by what one kernel call may be off (`TOLERANCES` of mbc/device/trial.py).
+  random by what one kernel call may be off (`TOLERANCES` of mbc/measure/gemm_trial.py).
 
 The floor is that tolerance times the root of the number of divided operations, because independent errors add up as
 their squares do: the divided calls may well be of an algorithm that is less exact than the undivided ones. For
@@ -25,10 +25,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from mbc.device.trial import TOLERANCES
 from mbc.equivalence.step import Outcome, Part, distance, finite
 from mbc.errors import MbcError
 from mbc.ir.types import Precision
+from mbc.measure.gemm_trial import TOLERANCES
 
 TIMES_UNDIVIDED = 2.0
 NOISE = 0.5

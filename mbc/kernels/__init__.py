@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from mbc.device.spec import DeviceSpec
+from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import Precision
 from mbc.kernels.base import Call, Candidate, Provider, Request
 from mbc.kernels.cublaslt import CUBLASLT
+from mbc.kernels.cuda import OWN
 from mbc.kernels.cudnn import CUDNN
 from mbc.kernels.cudnn_legacy import CUDNN_LEGACY
-from mbc.kernels.own import OWN
 
 PROVIDERS: tuple[Provider, ...] = (CUDNN, CUDNN_LEGACY, CUBLASLT, OWN)
 

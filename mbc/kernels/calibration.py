@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from mbc.device.spec import DeviceSpec
+from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import Precision
 from mbc.resources import data_text
 
@@ -35,7 +35,7 @@ _LEAST_BUSY = 0.02  # small products still spread over the machine by smaller ti
 WITHOUT_WORKSPACE = "bare"  # the variant of candidates that take none
 ALL = "all"  # the spread over every group of candidates that have the workspace they want
 INTERPOLATED = "interpolated"  # between two measured sizes of a profile
-SCALED = "scaled"  # from a larger one (`mbc.device.scale`)
+SCALED = "scaled"  # from a larger one (`mbc.profile.scale`)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Convolutions through cuDNN's legacy API, the only one that has FFT and Winograd on every GPU since Hopper.
 
 An algorithm is named by its number in the enumeration of its pass, a layout and a math type: what it needs and how long
-it takes only cuDNN on the GPU itself can say (`mbc.device.cudnn_legacy` asks). See NVIDIA, "cuDNN API", the
+it takes only cuDNN on the GPU itself can say (`mbc.measure.cudnn_legacy` asks). See NVIDIA, "cuDNN API", the
 functions cudnnConvolutionForward, cudnnConvolutionBackwardData and cudnnConvolutionBackwardFilter.
 
 A filter gradient of bf16 or fp16 operands is computed in their type at the start of the workspace and then widened to
@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from mbc.device.spec import DeviceSpec
 from mbc.errors import MbcError
+from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import DType, Layout, Precision
 from mbc.kernels.base import DTYPE_CODES, LAYOUT_CODES, Acceptance, Arguments, Call, Candidate, Request
 from mbc.kernels.cudnn_convolution import (

@@ -17,9 +17,10 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from mbc.device.spec import DeviceSpec
+from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import LAYOUT_CODES, Acceptance, Arguments, Call, Candidate, Request
+from mbc.kernels.cuda import OWN
 from mbc.kernels.cudnn_convolution import (
     ALIGNMENT_BYTES,
     CUDNN_CONVOLUTION,
@@ -34,7 +35,6 @@ from mbc.kernels.cudnn_convolution import (
     shapes_of,
     type_refusal,
 )
-from mbc.kernels.own import OWN
 from mbc.kernels.statistics import WITH_STATISTICS, convolution_of, statistics_of
 from mbc.ops.fused import Fused
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from mbc.device.spec import DeviceSpec
+from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import Layout
 from mbc.kernels.base import Acceptance, Arguments, Call, Candidate, Request
 from mbc.ops.fused import SEPARATOR, SEVERAL

@@ -41,7 +41,7 @@ class Call:
 
 
 class Gradients(Protocol):
-    """What a gradient rule may use; `mbc.ir.training` implements it."""
+    """What a gradient rule may use; `mbc.ir.transforms.training_step` implements it."""
 
     def needs(self, value: str) -> bool:
         """Whether somebody needs the gradient of this value."""

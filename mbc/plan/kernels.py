@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
-from mbc.device.spec import DeviceSpec, spec_like
 from mbc.errors import MbcError
+from mbc.hardware.spec import DeviceSpec, spec_like
 from mbc.ir.graph import Operation
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Acceptance, Call, Provider

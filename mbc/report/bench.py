@@ -7,7 +7,7 @@ from typing import Any
 
 from mbc.bench.job import MBC
 from mbc.bench.race import Entry, Race
-from mbc.optimize.floor import Floor
+from mbc.optimize.bounds.measured_floor import Floor
 from mbc.plan.model import Plan
 from mbc.report.columns import Column, render
 from mbc.units import show_size

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mbc.device.profile import Identity, Measurement, Profile, version_text
-from mbc.device.profile_diff import TOLERANCE, ProfileDiff, Ratios
-from mbc.device.signature import described, read_signature
+from mbc.profile.diff import TOLERANCE, ProfileDiff, Ratios
+from mbc.profile.model import Identity, Measurement, Profile, version_text
+from mbc.profile.signature import described, read_signature
 from mbc.report.columns import DEFAULT_WIDTH, Column, render
 from mbc.units import show_size, show_time
 

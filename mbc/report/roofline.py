@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from mbc.kernels.own.halves import PRODUCTS
-from mbc.optimize.floor import BANDWIDTH_SHARE, Floor
+from mbc.analysis.roofline import Bound, Ceilings, Limit, ceilings_of, limits
+from mbc.kernels.cuda.fp32_emulated.fp32_emulated_conv import PRODUCTS
+from mbc.optimize.bounds.measured_floor import BANDWIDTH_SHARE, Floor
 from mbc.plan.model import Plan, Program
-from mbc.plan.roofline import Bound, Ceilings, Limit, ceilings_of, limits
 from mbc.report.columns import Column, render
 from mbc.report.tables import heading, time_cell
 from mbc.units import show_size, show_time

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mbc.device.spec import device_specs
-from mbc.optimize.contention import contention
-from mbc.optimize.simulate import Timeline, timeline
+from mbc.hardware.spec import device_specs
+from mbc.optimize.schedule.contention import contention
+from mbc.optimize.schedule.simulate import Timeline, timeline
 from mbc.plan.memory import memory_curve
 from mbc.plan.model import Copy, Kernel, Plan, Program, Stream
 from mbc.plan.techniques import Techniques, techniques

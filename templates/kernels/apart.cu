@@ -15,7 +15,7 @@ struct ApartArguments : ConvolutionSizes {
 
 namespace mbc {
 
-// As in mbc/kernels/own/apart.py: what a block makes at once, and terms of a stage.
+// As in mbc/kernels/cuda/conv/conv_transpose_nonoverlapping.py: what a block makes at once, and terms of a stage.
 constexpr int APART_PIXELS = 128, APART_COLUMNS = 256, APART_TERMS = 64;
 // Two warps copy operands, two the other part of a concatenation; two warpgroups multiply.
 constexpr int FETCHERS = 64;

@@ -15,7 +15,7 @@ struct FewFiltersArguments {
 
 namespace mbc {
 
-constexpr int MOST_FILTERS = 8;  // as in mbc/kernels/own/few_filters.py
+constexpr int MOST_FILTERS = 8;  // as in mbc/kernels/cuda/conv/conv1x1_narrow.py
 constexpr int FEW_PIXELS = 4;    // that a thread has on their way at once
 
 struct FewFilters {

@@ -9,7 +9,7 @@
 
 namespace mbc {
 
-constexpr int LARGEST_BLOCKS = 512, LARGEST_THREADS = 256;  // as in mbc/kernels/own/halves.py: bytes of what they find
+constexpr int LARGEST_BLOCKS = 512, LARGEST_THREADS = 256;  // as in mbc/kernels/cuda/fp32_emulated/fp32_emulated_conv.py: bytes of what they find
 
 // What each block finds to be the largest of its share.
 __global__ void find_largest(const float* __restrict__ x, float* found, int64_t count) {

@@ -303,7 +303,7 @@ extern "C" const char* mbc_convolution_of_patches(const MbcCall& call) {
   MBC_LAUNCH(prepare_fragments, each, FRAGMENT_THREADS, call.stream, in<float>(call, 1), prepared, f);
   const unsigned blocks = static_cast<unsigned>(f.tiles < multiprocessors() ? f.tiles : multiprocessors());
   constexpr int SHARED = PATCHES * PATCH_BYTES + WEIGHTS * WEIGHTS_BYTES;
-  static_assert(SHARED + sizeof(PatchRings) <= 226 << 10);  // as in mbc/kernels/own/patches.py
+  static_assert(SHARED + sizeof(PatchRings) <= 226 << 10);  // as in mbc/kernels/cuda/fp32_emulated/fp32_emulated_halo.py
   MBC_LAUNCH_SHARED(convolution_of_patches, blocks, PATCH_THREADS, SHARED, call.stream, in<float>(call, 0), prepared,
                     out<float>(call, 2), f);
   return launched();

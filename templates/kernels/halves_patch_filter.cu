@@ -20,7 +20,7 @@ constexpr int PATCH_PLACES = HALF_TERMS + PATCH_WIDTH - 1;  // of the image, in 
 constexpr int PATCH_CHUNK = (PATCH_PLACES | 1) * 16, PATCH_HALF = 8 * PATCH_CHUNK, PATCH_BLOCK = 2 * PATCH_HALF;
 constexpr int DIVIDER_REGISTERS = 48, SUMMER_REGISTERS = 208;  // 64 K in all, of which each starts with 128 a thread
 constexpr int PATCH_APART = DIVIDERS / 8;  // places from one of a thread to its next
-constexpr int FOUND_BLOCKS = 256;  // as in mbc/kernels/own/patch_filters.py: look for the largest of each 64 channels
+constexpr int FOUND_BLOCKS = 256;  // as in mbc/kernels/cuda/fp32_emulated/fp32_emulated_halo_filter.py: look for the largest of each 64 channels
 
 // Of eight channels that a thread divides at once, and that share a scale, the first and the last four lie 32 apart: so
 // eight threads read 128 bytes together. Where an element of such a chunk lies among its 64:

@@ -3,7 +3,7 @@
 
 #include "mbc_device.cuh"
 
-// As in mbc/kernels/own/sides.py. Structures of arguments begin with it.
+// As in mbc/kernels/cuda/conv/conv_operands.py. Structures of arguments begin with it.
 struct ConvolutionSizes {
   int64_t rows;
   int64_t channels;

@@ -21,7 +21,7 @@ struct FewChannelsArguments : ConvolutionSizes {
 
 namespace mbc {
 
-// As in mbc/kernels/own/few_channels.py.
+// As in mbc/kernels/cuda/conv/stem_conv.py.
 constexpr int FEW_COLUMNS = 64, FEW_STEPS = 24;
 constexpr int FEW_VECTOR = 8;  // elements of 16 bits in a vector
 

@@ -6,7 +6,7 @@
 
 // Images lie one below another, `lines` from one to the next, in lines of `pitch` places, so that what is beside an
 // image is beside its neighbour, too, and zero. A tile takes 32 groups of 8 places, `group` apart: consecutive places,
-// or boxes of 8 columns, of which there are `strips` side by side. As in mbc/kernels/own/patches.py.
+// or boxes of 8 columns, of which there are `strips` side by side. As in mbc/kernels/cuda/fp32_emulated/fp32_emulated_halo.py.
 struct PatchArguments : ConvolutionSizes {
   int64_t backward;  // whether the weights are those of the pass whose output is the image here
   int64_t lines;

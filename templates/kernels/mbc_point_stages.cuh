@@ -29,7 +29,7 @@ struct PointwiseNormalizeArguments : PointwiseAlongArguments {
 
 namespace mbc {
 
-// As in mbc/kernels/own/pointwise.py: what a block makes at once, and channels of a stage.
+// As in mbc/kernels/cuda/conv/conv1x1.py: what a block makes at once, and channels of a stage.
 constexpr int POINT_PIXELS = 64, POINT_FILTERS = 128, POINT_CHANNELS = 64;
 constexpr int POINT_MULTIPLIERS = 2, POINT_WRITERS = 2;  // warpgroups
 constexpr int POINT_THREADS = (1 + POINT_MULTIPLIERS + POINT_WRITERS) * WARPGROUP;

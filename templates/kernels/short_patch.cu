@@ -15,7 +15,7 @@ struct StatisticsPatchArguments : PatchArguments {
 
 namespace mbc {
 
-constexpr int SHORT_PATCHES = 3;  // as in mbc/kernels/own/short_patches.py
+constexpr int SHORT_PATCHES = 3;  // as in mbc/kernels/cuda/conv/weight_stationary_conv.py
 
 template <int CHANNELS>
 struct ShortConvolution : PatchConvolution {
@@ -24,7 +24,7 @@ struct ShortConvolution : PatchConvolution {
   static constexpr int ALL = CHANNELS / 8, EIGHTS = CHANNELS == 64 ? 8 : 4, COPIED_APART = WARPGROUP / EIGHTS;
   static constexpr int PATCHES = ALL / EIGHTS, PATCH_BYTES = MOST_PLACES * EIGHTS * 16;
   // Pieces of 8 terms of all filters, so far apart that those of a filter lie in different banks.
-  static constexpr int KEPT_APART = PATCH_FILTERS * 16 + 16;  // as in mbc/kernels/own/short_patches.py
+  static constexpr int KEPT_APART = PATCH_FILTERS * 16 + 16;  // as in mbc/kernels/cuda/conv/weight_stationary_conv.py
   // Results lie for a while in the patch that they were made of, as many places at a time as it has room for, and
   // leave it by lines of 64 filters.
   static constexpr int ROUNDS = 8 / EIGHTS, ROUND_PLACES = PATCH_GROUPS * 8 / ROUNDS;

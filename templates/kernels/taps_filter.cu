@@ -15,7 +15,7 @@ struct TapsArguments : ConvolutionSizes {
 namespace mbc {
 
 constexpr int TAPS = 9, TAP_WARPS = 12, TAP_THREADS = 32 * TAP_WARPS;
-constexpr int TAP_CHANNELS = 64;  // of a block, of the image and of gradients; as in mbc/kernels/own/taps.py
+constexpr int TAP_CHANNELS = 64;  // of a block, of the image and of gradients; as in mbc/kernels/cuda/conv/tf32_filter_gradient.py
 constexpr int TAP_COLUMNS = 32;   // of the output; likewise
 constexpr int TAP_TILES = TAPS * TAP_CHANNELS / 16 / TAP_WARPS;  // of a warp
 constexpr int TAP_AHEAD = 2, IMAGE_ROWS = 3 + TAP_AHEAD, GRADIENT_ROWS = 1 + TAP_AHEAD;

@@ -13,16 +13,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 from calibrate import ESTIMATING, calibrate, fit, foretold, interpolated, put_into, samples, text
 
-from mbc.device.profile import Identity, Measurement, Profile, calibrated
-from mbc.device.signature import read_signature, signature, with_rows
-from mbc.device.spec import find_spec
+from mbc.hardware.spec import find_spec
 from mbc.ir.types import DType, Precision, TensorType
 from mbc.kernels.base import Request
 from mbc.kernels.calibration import ALL, INTERPOLATED, Shares, calibration, read_calibration, scaled_group
+from mbc.kernels.cuda import OWN
 from mbc.kernels.cudnn_convolution import CUDNN_CONVOLUTION
-from mbc.kernels.own import OWN
 from mbc.ops.base import NoAttributes
 from mbc.ops.convolution import Convolution
+from mbc.profile.model import Identity, Measurement, Profile, calibrated
+from mbc.profile.signature import read_signature, signature, with_rows
 
 H200 = find_spec("h200")
 TRUE = Shares(0.6, 0.8, 2.5)

@@ -408,7 +408,7 @@ def test_the_rest_of_the_card_is_occupied(tmp_path: Path, monkeypatch: pytest.Mo
     free = [50 * GB]
     taken: list[int] = []
     driver = SimpleNamespace(mem_get_info=lambda: (free[0], 80 * GB), mem_alloc=taken.append)
-    monkeypatch.setattr("mbc.device.gpu.open_context", lambda: None)
+    monkeypatch.setattr("mbc.measure.gpu.open_context", lambda: None)
     package = SimpleNamespace(driver=driver, gpuarray=SimpleNamespace(to_gpu=lambda array: array))
     monkeypatch.setitem(sys.modules, "pycuda", package)
     monkeypatch.setitem(sys.modules, "pycuda.driver", driver)

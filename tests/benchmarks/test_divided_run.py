@@ -16,19 +16,19 @@ import divided_run
 from deepbench_layers import BATCH, Layer, Operation
 from divided_run import Bench, distance
 
-from mbc.device.clock import Times
 from mbc.ir.types import Layout, Precision
 from mbc.kernels.base import Candidate, Request
+from mbc.measure.clock import Times
 from mbc.ops import KINDS
 from mbc.ops.base import Call
-from mbc.optimize.menus import Slice
+from mbc.optimize.candidates.pareto import Slice
 from mbc.runtime.formats import loaded, stored_bytes
 
 SMALL = Layer("deepbench", "small", 6, 5, 4, 8, 3, 1, 1)
 
 
 class Gpu:
-    """What a bench uses of `mbc.device.gpu.Gpu`."""
+    """What a bench uses of `mbc.measure.gpu.Gpu`."""
 
     l2_bytes = 1 << 20
 

@@ -13,10 +13,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 from deepbench_layers import BATCH, LAYERS, PASSES, Layer, Operation, operations
 from division import brute_force_us, divided, menus, offers, partitions, undivided
 
-from mbc.device.profile import Identity, Measurement, Profile, signature
 from mbc.ir.types import Layout, Precision
 from mbc.kernels.base import Candidate
 from mbc.ops import KINDS
+from mbc.profile.model import Identity, Measurement, Profile, signature
 
 FIRST, LAST = ((layout,) * 3 for layout in Layout)
 

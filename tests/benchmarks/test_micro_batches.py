@@ -28,10 +28,10 @@ from micro_batches import CASES, DIVIDED, LEGACY, PLANS, UNDIVIDED, UNLIMITED_MI
 from modules import Job, example
 from plans import Planned, make_plan, step_digest
 
-from mbc.device.profile import Identity, Measurement, Profile, signature
 from mbc.ir.types import Layout, Precision
 from mbc.options import Policy
 from mbc.plan.summary import OperationSummary
+from mbc.profile.model import Identity, Measurement, Profile, signature
 
 FIRST = (Layout.CHANNELS_FIRST,) * 3
 MIB = 1 << 20

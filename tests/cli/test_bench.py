@@ -11,9 +11,9 @@ from mbc.bench import job as jobs
 from mbc.bench import race as racing
 from mbc.bench.job import MBC, Result
 from mbc.cli import bench_command
-from mbc.device.profile_edit import write_profile
+from mbc.profile.edit import write_profile
 from mbc.provenance import digests
-from tests.device.profiles import measurement, profile, request
+from tests.profile.profiles import measurement, profile, request
 
 QUICK = ("--device", "cpu", "--blocks", "2", "--block", "0s")
 OURS = Result(losses=(1.0, 0.9, 0.8, 0.7), step_ms=2.0, spread_ms=0.1, steps=2, first_step_s=0.5, peak_bytes=1 << 20)

@@ -10,9 +10,9 @@ import pytest
 from mbc.cli import check_command
 from mbc.codegen.build import Package
 from mbc.codegen.toolchain import Missing
-from mbc.device.target import LocalGpu
 from mbc.equivalence import rule, step, variants
 from mbc.equivalence.step import Part
+from mbc.hardware.target import LocalGpu
 from mbc.runtime.cpu import Interpreter
 
 CHECK = ("check", "tiny.mbc", "--gpu", "h200", "--device", "cpu", "--micro-batch", "2")

@@ -12,20 +12,21 @@ from pathlib import Path
 import pytest
 
 from mbc.cli import terminal
-from mbc.device import fleet, profile_places
-from mbc.device.fleet import Outcome, Progress
-from mbc.device.measure import Summary
-from mbc.device.need import MOST_WORKSPACE_BYTES
-from mbc.device.profile import Extent
-from mbc.device.profile_edit import write_profile
-from mbc.device.profile_file import read_profile
-from mbc.device.profile_places import user_path
-from mbc.device.signature import read_signature, rows_of, signature
-from mbc.device.target import LocalGpu
-from tests.device.profiles import GPU, IDENTITY, measurement, profile, request
+from mbc.hardware.target import LocalGpu
+from mbc.measure import fleet
+from mbc.measure.fleet import Outcome, Progress
+from mbc.measure.measure import Summary
+from mbc.measure.need import MOST_WORKSPACE_BYTES
+from mbc.profile import locate as profile_places
+from mbc.profile.edit import write_profile
+from mbc.profile.locate import user_path
+from mbc.profile.model import Extent
+from mbc.profile.read import read_profile
+from mbc.profile.signature import read_signature, rows_of, signature
+from tests.profile.profiles import GPU, IDENTITY, measurement, profile, request
 
 HERE = LocalGpu(GPU.name, "580.1", GPU.architecture, GPU.memory_bytes, GPU.memory_bytes)
-FAKE = (sys.executable, "-m", "tests.device.fake_worker")
+FAKE = (sys.executable, "-m", "tests.measure.fake_worker")
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from mbc import compiler
-from mbc.device import target
-from mbc.device.target import LocalGpu
+from mbc.hardware import target
+from mbc.hardware.target import LocalGpu
 from mbc.kernels import PROVIDERS
 from mbc.units import show_enough, show_size
 
@@ -180,7 +180,7 @@ def test_a_budget_above_what_the_gpu_has_is_pointed_out(mbc):
 
 
 def test_a_batch_that_can_never_fit_is_refused_by_its_shapes(mbc, monkeypatch):
-    monkeypatch.setattr("mbc.optimize.search.choose", None)  # nothing is chosen
+    monkeypatch.setattr("mbc.optimize.search.search.choose", None)  # nothing is chosen
     for batch in (10**9, 10**9 + 1, 2**30):
         error = refused(mbc, *H200, "--set", f"batch={batch}")
         assert "error MBC203: 'tiny' cannot fit 139.8 GiB: no plan takes less than " in error
@@ -193,7 +193,7 @@ def test_inputs_that_do_not_fit_are_refused_before_anything_is_chosen(mbc, monke
         "y = x |> conv(4, 1) |> relu |> global_avgpool |> linear(3) output y loss (y, t) |> softmax_cross_entropy }"
     )
     Path("tiny.mbc").write_text(pointwise)
-    monkeypatch.setattr("mbc.optimize.search.choose", None)
+    monkeypatch.setattr("mbc.optimize.search.search.choose", None)
     error = refused(mbc, *H200, "--set", "batch=1e8")
     assert "error MBC203: 'points' cannot fit 139.8 GiB: no plan takes less than " in error
     assert " of states and inputs when a step starts, and " in error

@@ -19,7 +19,7 @@ from mbc.runtime.cpu import Interpreter
 from mbc.runtime.formats import canonical_view, load, store
 from mbc.runtime.shadow import access_region
 from mbc.source import Source
-from tests.optimize.test_signs import Measured, planned, table
+from tests.optimize.search.test_relu_masks import Measured, planned, table
 from tests.runtime.nets import copier_plan, small_plan
 from tests.runtime.test_interpreter import offloaded
 

@@ -7,11 +7,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from mbc.device.gpu import DoesNotFit
-from mbc.device.trial import TOLERANCES
 from mbc.equivalence.calls import pairs
 from mbc.equivalence.operations import OnCpu, compare_operation, random_operands
 from mbc.ir.types import Precision
+from mbc.measure.gemm_trial import TOLERANCES
+from mbc.measure.gpu import DoesNotFit
 from mbc.plan.model import Rows
 from tests.runtime.nets import small_plan
 

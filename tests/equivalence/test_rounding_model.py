@@ -17,8 +17,8 @@ from mbc.ir.types import Layout, Precision, TensorType
 from mbc.ops.base import Array, Call
 from mbc.ops.fused import launch_kind
 from mbc.runtime.formats import loaded, stored_bytes
-from tests.kernels.own.cases import CASES, Case
-from tests.kernels.own.groups import groups_in
+from tests.kernels.cuda.cases import CASES, Case
+from tests.kernels.cuda.groups import groups_in
 
 PRECISIONS = (Precision.FP32, Precision.TF32, Precision.BF16, Precision.FP16)
 

@@ -15,7 +15,7 @@ import pytest
 
 from mbc.compiler import compile_plan
 from mbc.ir.types import DType
-from mbc.optimize.beside import MOST_BYTES
+from mbc.optimize.search.concurrent_stream import MOST_BYTES
 from mbc.options import Options
 from mbc.plan.file import dump_plan, load_plan
 from mbc.plan.model import Plan, Stream

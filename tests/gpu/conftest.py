@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from mbc.codegen.toolchain import find_toolchain
-from mbc.device.gpu import Gpu
 from mbc.errors import MbcError
+from mbc.measure.gpu import Gpu
 
 
 @pytest.fixture(scope="module")

@@ -9,16 +9,16 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from mbc.device.gpu import Gpu, Graph
-from mbc.device.kernel_library import KernelLibrary
-from mbc.device.spec import find_spec
 from mbc.errors import MbcError
+from mbc.hardware.spec import find_spec
 from mbc.ir.graph import Attributes
 from mbc.ir.types import Layout, Precision, TensorType
 from mbc.kernels.base import Candidate, Request
 from mbc.kernels.cublaslt import CUBLASLT
+from mbc.kernels.cuda import OWN
 from mbc.kernels.cudnn_convolution import CUDNN_CONVOLUTION
-from mbc.kernels.own import OWN
+from mbc.measure.gpu import Gpu, Graph
+from mbc.measure.kernel_library import KernelLibrary
 from mbc.ops import KINDS
 from mbc.ops.base import Call, NoAttributes
 from mbc.ops.convolution import Convolution

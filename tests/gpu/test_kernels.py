@@ -1,6 +1,6 @@
 """mbc's own kernels on a real GPU, each in every layout and element type, against the operations in float64.
 
-The worst error of each kind is printed at the end, as a share of what is allowed (tests/kernels/own/launching.py says
+The worst error of each kind is printed at the end, as a share of what is allowed (tests/kernels/cuda/launching.py says
 how much that is for each element type).
 """
 
@@ -17,9 +17,9 @@ import pytest
 from mbc.codegen.build import build_kernel_library
 from mbc.codegen.toolchain import find_toolchain
 from mbc.ir.types import Precision
-from tests.kernels.own.cases import CASES, PRECISIONS, STATISTICS, Case
-from tests.kernels.own.groups import groups_in
-from tests.kernels.own.launching import TOLERANCES, Library, check, check_statistics
+from tests.kernels.cuda.cases import CASES, PRECISIONS, STATISTICS, Case
+from tests.kernels.cuda.groups import groups_in
+from tests.kernels.cuda.launching import TOLERANCES, Library, check, check_statistics
 
 Libraries = Callable[[Precision], Library]
 

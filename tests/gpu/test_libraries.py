@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 from mbc.codegen.build import LIBRARY, build, write_sources
 from mbc.codegen.toolchain import find_toolchain
 from mbc.codegen.view import view
-from mbc.device.cudnn_legacy import legacy_candidates
-from mbc.device.cudnn_library import Library
-from mbc.device.spec import find_spec
+from mbc.hardware.spec import find_spec
 from mbc.ir.graph import Attributes, Operation, Optimizer, Role, TrainingGraph, Value
 from mbc.ir.types import DType, Layout, Precision, TensorType, layout_matters
 from mbc.kernels.base import Candidate, Request
 from mbc.kernels.cublaslt import CUBLASLT
 from mbc.kernels.cudnn_convolution import CUDNN_CONVOLUTION, PASSES
+from mbc.measure.cudnn_legacy import legacy_candidates
+from mbc.measure.cudnn_library import Library
 from mbc.ops import KINDS
 from mbc.ops.base import Call
 from mbc.ops.convolution import Convolution

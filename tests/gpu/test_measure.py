@@ -7,22 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from mbc.device.gpu import Gpu
-from mbc.device.measure import identity, measure
-from mbc.device.need import Need
-from mbc.device.offers import Offer
-from mbc.device.profile_file import read_profile
-from mbc.device.protocols import Stand
-from mbc.device.signature import signature
-from mbc.device.trial import PRODUCT_KINDS
-from mbc.device.workbench import Bench
 from mbc.ir.types import Precision, TensorType
 from mbc.kernels.base import Request
-from mbc.kernels.own import OWN
+from mbc.kernels.cuda import OWN
+from mbc.measure.gemm_trial import PRODUCT_KINDS
+from mbc.measure.gpu import Gpu
+from mbc.measure.measure import identity, measure
+from mbc.measure.need import Need
+from mbc.measure.offers import Offer
+from mbc.measure.protocols import Stand
+from mbc.measure.workbench import Bench
 from mbc.ops.convolution import Convolution
 from mbc.ops.matrix import Linear
-from tests.kernels.own.cases import CASES
-from tests.kernels.own.groups import groups_in
+from mbc.profile.read import read_profile
+from mbc.profile.signature import signature
+from tests.kernels.cuda.cases import CASES
+from tests.kernels.cuda.groups import groups_in
 
 PASSES = ("convolution", "convolution_backward_data", "convolution_backward_filter")
 LINEAR = ("linear", "linear_backward_data", "linear_backward_filter")

@@ -9,22 +9,22 @@ import pytest
 
 from mbc import compiler
 from mbc.compiler import compile_plan
-from mbc.device.gpu import Gpu, Graph
-from mbc.device.kernel_library import KernelLibrary
-from mbc.device.measure import measure
-from mbc.device.need import Need
-from mbc.device.profile_file import read_profile
-from mbc.device.signature import asked_kind, signature
-from mbc.device.spec import find_spec
-from mbc.device.statistics_stand import distances
+from mbc.hardware.spec import find_spec
 from mbc.ir.types import Precision
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Request
 from mbc.kernels.cudnn import CUDNN
 from mbc.kernels.statistics import WITH_STATISTICS
+from mbc.measure.gpu import Gpu, Graph
+from mbc.measure.kernel_library import KernelLibrary
+from mbc.measure.measure import measure
+from mbc.measure.need import Need
+from mbc.measure.statistics_harness import distances
 from mbc.ops.base import Call
 from mbc.options import Options
 from mbc.plan.model import Kernel
+from mbc.profile.read import read_profile
+from mbc.profile.signature import asked_kind, signature
 from mbc.runtime.formats import loaded, stored_bytes
 from mbc.runtime.module import Module
 from mbc.source import Source

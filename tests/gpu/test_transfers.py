@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from mbc.device.gpu import Gpu
-from mbc.device.workbench import Bench
 from mbc.ir.types import Precision
+from mbc.measure.gpu import Gpu
+from mbc.measure.workbench import Bench
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mbc.ir.graph import Optimizer
 from mbc.ir.text import network_text, training_text
-from mbc.ir.training import differentiate
+from mbc.ir.transforms.training_step import differentiate
 from mbc.ir.types import Precision
 from tests.ir.networks import small
 

@@ -10,7 +10,7 @@ import pytest
 
 from mbc.errors import MbcError
 from mbc.ir.graph import Network, Operation, Optimizer, Role, TrainingGraph, Value
-from mbc.ir.training import differentiate
+from mbc.ir.transforms.training_step import differentiate
 from mbc.ir.types import DType, Precision, TensorType
 from mbc.ir.verify import verify_network, verify_training
 from mbc.ops.base import NoAttributes

@@ -9,26 +9,26 @@ from dataclasses import replace
 
 import pytest
 
-from mbc.device.profile import Profile
-from mbc.device.profile_file import read_profile
-from mbc.device.profile_places import shipped_path
-from mbc.device.signature import read_signature
-from mbc.device.spec import find_spec
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
+from mbc.hardware.spec import find_spec
 from mbc.ir.graph import TrainingGraph
-from mbc.ir.training import differentiate
+from mbc.ir.transforms.training_step import differentiate
 from mbc.ir.types import DType, Layout, Precision
 from mbc.kernels import PROVIDERS, runs
 from mbc.kernels.base import Acceptance, Call, Candidate, Request
+from mbc.kernels.cuda import KERNELS, OWN
 from mbc.kernels.cudnn_legacy import CUDNN_LEGACY, LegacyChoice, legacy_candidate
-from mbc.kernels.own import KERNELS, OWN
 from mbc.ops.fused import join
-from mbc.optimize.candidates import request_of
+from mbc.optimize.candidates.table import request_of
 from mbc.plan.model import Rows
+from mbc.profile.locate import shipped_path
+from mbc.profile.model import Profile
+from mbc.profile.read import read_profile
+from mbc.profile.signature import read_signature
 from mbc.source import Source
-from tests.kernels.own.cases import CASES, STATISTICS
-from tests.kernels.own.groups import groups_in
+from tests.kernels.cuda.cases import CASES, STATISTICS
+from tests.kernels.cuda.groups import groups_in
 
 H200 = find_spec("h200")
 BY_NAME = {provider.name: provider for provider in PROVIDERS}

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from mbc.device.spec import device_specs, find_spec
+from mbc.hardware.spec import device_specs, find_spec
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Request
@@ -28,8 +28,8 @@ from mbc.kernels.calibration import (
     unfitted,
 )
 from mbc.kernels.cublaslt import CUBLASLT
+from mbc.kernels.cuda import OWN
 from mbc.kernels.cudnn_convolution import CUDNN_CONVOLUTION, PASSES, shapes_of
-from mbc.kernels.own import OWN
 from mbc.ops.base import NoAttributes
 from mbc.ops.convolution import Convolution
 from mbc.ops.matrix import Linear

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from mbc.device.spec import device_specs
 from mbc.errors import MbcError
+from mbc.hardware.spec import device_specs
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate, Request

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from mbc.device.signature import asked_kind, read_signature, rows_of, signature, with_rows
-from mbc.device.spec import find_spec
+from mbc.hardware.spec import find_spec
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate, Request
@@ -16,6 +15,7 @@ from mbc.kernels.cudnn_convolution import ROW_FIELDS
 from mbc.kernels.cudnn_statistics import sums_bytes
 from mbc.kernels.statistics import WITH_STATISTICS, convolution_of, statistics_of
 from mbc.ops.fused import Fused
+from mbc.profile.signature import asked_kind, read_signature, rows_of, signature, with_rows
 from tests.kernels.statistics import with_statistics
 
 H200 = find_spec("h200")

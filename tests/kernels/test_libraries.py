@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mbc.device.spec import device_specs, find_spec
+from mbc.hardware.spec import device_specs, find_spec
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import Provider, Request
 from mbc.kernels.cublaslt import CUBLASLT

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from mbc.ir.graph import Network, Operation, Optimizer, TrainingGraph
-from mbc.ir.training import differentiate
+from mbc.ir.transforms.training_step import differentiate
 from mbc.ir.types import Precision
 from mbc.ir.verify import verify_network, verify_training
 from mbc.ops import KINDS

@@ -8,24 +8,24 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mbc.device.profile import calibrated
-from mbc.device.spec import DeviceSpec, find_spec
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
+from mbc.hardware.spec import DeviceSpec, find_spec
 from mbc.ir.graph import TrainingGraph
-from mbc.ir.training import differentiate
+from mbc.ir.transforms.training_step import differentiate
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate, Provider, Request
 from mbc.ops.fused import Fused, gives_product
-from mbc.optimize.addresses import assign_addresses
-from mbc.optimize.candidates import CandidateTable, Rules
-from mbc.optimize.choose import choose
-from mbc.optimize.fitted import UNLIMITED_BYTES, Problem
-from mbc.optimize.order import Draft, order
-from mbc.optimize.search import Limits, search
-from mbc.optimize.synchronise import synchronise
+from mbc.optimize.candidates.table import CandidateTable, Rules
+from mbc.optimize.placement.addresses import assign_addresses
+from mbc.optimize.schedule.emit_launches import Draft, order
+from mbc.optimize.schedule.synchronise import synchronise
+from mbc.optimize.search.search import Limits, search
+from mbc.optimize.search.solution import UNLIMITED_BYTES, Problem
+from mbc.optimize.selection.select import choose
 from mbc.plan.model import Plan
 from mbc.plan.verify import verify_plan
+from mbc.profile.model import calibrated
 from mbc.runtime.module import Module
 from mbc.source import Source
 

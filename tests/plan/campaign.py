@@ -19,25 +19,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbc.codegen.view import view
-from mbc.device.measured_workspace import measured_workspace
-from mbc.device.profile import Profile, calibrated
-from mbc.device.profile_file import read_profile
-from mbc.device.profile_places import shipped_path
-from mbc.device.target import find_device
 from mbc.errors import MbcError
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
-from mbc.ir.training import differentiate
+from mbc.hardware.target import find_device
+from mbc.ir.transforms.training_step import differentiate
 from mbc.kernels import PROVIDERS
-from mbc.optimize.candidates import CandidateTable, Rules
-from mbc.optimize.search import Limits, search
+from mbc.optimize.candidates.table import CandidateTable, Rules
+from mbc.optimize.search.search import Limits, search
 from mbc.plan.model import Kernel, Mode, Plan
 from mbc.plan.verify import Verified, verify_plan
+from mbc.profile.locate import shipped_path
+from mbc.profile.measured_workspace import measured_workspace
+from mbc.profile.model import Profile, calibrated
+from mbc.profile.read import read_profile
 from mbc.runtime.module import Module
 from mbc.runtime.transfers import Transfers
 from mbc.source import Source
-from tests.optimize import test_beside
 from tests.optimize.planned import H200, Favouring, kept_plan, table
+from tests.optimize.search import test_concurrent_stream as test_beside
 from tests.plan.mutate import KINDS_OF_MUTATIONS, mutate
 
 KINDS = KINDS_OF_MUTATIONS

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 
 from mbc.ir.graph import Initializer, Operation, Optimizer, Role, State, TrainingGraph, Value
 from mbc.ir.types import DType, Layout, Precision, TensorType
-from mbc.kernels.own import KERNELS
+from mbc.kernels.cuda import KERNELS
 from mbc.ops import KINDS
 from mbc.plan.model import (
     Access,

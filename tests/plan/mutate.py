@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 
 from mbc.ir.types import DType, Layout
-from mbc.kernels.own import KERNELS
+from mbc.kernels.cuda import KERNELS
 from mbc.plan.model import Access, Kernel, Mode, Plan, Program, Rows, Space, Stream
 from tests.plan.chains import with_figures
 

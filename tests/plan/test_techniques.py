@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from mbc.optimize.simulate import timeline
+from mbc.optimize.schedule.simulate import timeline
 from mbc.plan.live import rounded
 from mbc.plan.memory import host_curve, memory_curve, taken_at
 from mbc.plan.model import Copy, Mode, Space, Stream
@@ -16,8 +16,8 @@ from mbc.report.documents import plan_document
 from mbc.report.memory import curve_text
 from mbc.report.page import plan_text
 from mbc.report.techniques import stalls, techniques_text
-from tests.optimize.test_strips import plan as stripped_plan
-from tests.optimize.test_strips import stripped
+from tests.optimize.schedule.test_depth_first_micro_batches import plan as stripped_plan
+from tests.optimize.schedule.test_depth_first_micro_batches import stripped
 from tests.plan.chains import random_plan
 from tests.plan.offload import offloaded_plan
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from mbc.optimize.floor import Floor
-from mbc.plan.roofline import ceilings_of, limits
+from mbc.analysis.roofline import ceilings_of, limits
+from mbc.optimize.bounds.measured_floor import Floor
 from mbc.report.roofline import roofline_document, roofline_text
 from tests.runtime.nets import small_plan
 

@@ -16,7 +16,7 @@ import pytest
 from mbc.errors import MbcError
 from mbc.runtime.module import Module
 from mbc.runtime.transfers import Transfers
-from tests.optimize.test_residence import everything_at_once
+from tests.optimize.remat.test_apply_decisions import everything_at_once
 from tests.runtime.fake_pycuda import FakeLibrary, Gpu
 from tests.runtime.nets import batch, package, small_plan
 from tests.runtime.test_not_finite import inputs

@@ -14,7 +14,7 @@ from mbc.plan.model import Copy, Plan
 from mbc.runtime.module import Module
 from mbc.runtime.transfers import Transfers
 from tests.optimize.planned import kept_plan
-from tests.optimize.test_residence import everything_at_once
+from tests.optimize.remat.test_apply_decisions import everything_at_once
 
 
 def test_the_plans_do_all_of_it() -> None:

@@ -1,0 +1,111 @@
+"""What is known of a GPU without having it: the datasheet and, where it was measured, the ceilings."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from mbc.errors import MbcError
+from mbc.hardware.transfers import HostLink, estimated_link
+from mbc.resources import data_text
+
+# By compute capability in tenths.
+_SHARED_KIB = {
+    70: 96, 72: 96, 75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 110: 227, 120: 99, 121: 99,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSpec:
+    """One GPU. Rates are ceilings: of the datasheet and dense, or measured where `measured`. `fp32_tflops` and the like
+    are of matrix products in that precision (fp32: without tensor cores). `launch_us` is the time from one node of a
+    CUDA graph to the next; where it was not measured it is by judgement, longer on older GPUs.
+
+    `overhead_bytes` is the device memory outside the arena after a first step, the bare context included; 0 when it
+    was never measured. `host_link` is an estimate even of a GPU that was measured: it is the machine's around the GPU.
+    """
+
+    name: str
+    architecture: str  # sm_90
+    multiprocessors: int
+    memory_bytes: int
+    l2_bytes: int
+    copy_gb_s: float
+    fp32_tflops: float
+    tf32_tflops: float
+    bf16_tflops: float
+    fp16_tflops: float
+    launch_us: float
+    overhead_bytes: int
+    host_link: HostLink
+    measured: bool
+    buildable: bool  # the CUDA toolkit still makes code for it
+
+    @property
+    def has_bf16(self) -> bool:
+        """Whether cuDNN and cuBLASLt compute in bf16 on it: from compute capability 8.0 on."""
+        return self._compute_capability >= 80
+
+    @property
+    def has_clusters(self) -> bool:
+        """Whether blocks of a cluster read each other's shared memory: from compute capability 9.0 on."""
+        return self._compute_capability >= 90
+
+    @property
+    def has_warpgroups(self) -> bool:
+        """Whether four warps start products together (wgmma): compute capability 9.0, before and after it not."""
+        return has_warpgroups(self.architecture)
+
+    @property
+    def shared_bytes_of_block(self) -> int:
+        """The most that it may have (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability")."""
+        return _SHARED_KIB.get(self._compute_capability, 48) << 10
+
+    @property
+    def _compute_capability(self) -> int:
+        """In tenths."""
+        return int(self.architecture.removeprefix("sm_").rstrip("af"))
+
+
+def has_warpgroups(architecture: str) -> bool:
+    """Of GPUs of this architecture, `DeviceSpec.has_warpgroups`."""
+    return architecture.rstrip("af") == "sm_90"
+
+
+def device_specs() -> dict[str, DeviceSpec]:
+    """Every GPU known, by its short name."""
+    return {key: _spec(row) for key, row in json.loads(data_text("gpus.json")).items()}
+
+
+def _spec(row: dict[str, Any]) -> DeviceSpec:
+    known = {f.name for f in fields(DeviceSpec)}
+    link = estimated_link(row["pcie_generation"], row["pcie_lanes"])
+    # What was seen on some machine with this GPU is a better guess than what its bus promises.
+    seen = {f.name: row[f.name] for f in fields(HostLink) if f.name.endswith("_gb_s") and f.name in row}
+    return DeviceSpec(host_link=replace(link, **seen), **{k: v for k, v in row.items() if k in known})
+
+
+def is_plan_only(architecture: str) -> bool:
+    """Whether GPUs of this architecture are known and too old for the CUDA toolkit."""
+    return any(spec.architecture == architecture and not spec.buildable for spec in device_specs().values())
+
+
+def find_spec(name: str) -> DeviceSpec:
+    """The GPU called `name`; MBC070 with the known names when there is none."""
+    specs = device_specs()
+    key = name.lower().replace("nvidia", "").strip().replace(" ", "-")
+    if key in specs:
+        return specs[key]
+    raise MbcError("MBC070", f"unknown GPU '{name}'", f"choose one of {', '.join(specs)}")
+
+
+def spec_like(name: str, architecture: str) -> DeviceSpec:
+    """What is known of the GPU that the driver calls `name`; of one not in the list, what is known of the first of its
+    architecture, else of the first of all, and then never measured."""
+    known = device_specs().values()
+    for spec in known:
+        if spec.name == name:
+            return spec
+    alike = next((s for s in known if s.architecture == architecture), next(iter(known)))
+    return replace(alike, name=name, architecture=architecture, measured=False)

@@ -1,0 +1,123 @@
+"""Which GPU a plan is for, and how much of its memory is free. Asks nvidia-smi, so that planning needs no CUDA."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from mbc.errors import MbcError
+from mbc.hardware.spec import DeviceSpec, device_specs, find_spec
+
+DEFAULT_GPU = "h200"
+# Pinned memory is taken from everybody: the operating system cannot move it, and data have to be loaded too.
+HOST_SHARE = 0.5
+_MEMORY_FILES = ("/proc/meminfo", "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class LocalGpu:
+    """One GPU of this machine as nvidia-smi reports it."""
+
+    name: str
+    driver: str
+    architecture: str  # sm_90
+    memory_bytes: int
+    free_bytes: int
+    uuid: str = ""
+
+
+def local_gpus() -> tuple[LocalGpu, ...]:
+    """The GPUs of this machine; none where there is no driver."""
+    if shutil.which("nvidia-smi") is None:
+        return ()
+    query = "name,driver_version,compute_cap,memory.total,memory.free,uuid"
+    try:
+        answer = subprocess.run(
+            ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits"],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=True,
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    found: list[LocalGpu] = []
+    for line in answer.splitlines():
+        fields = [field.strip() for field in line.split(",")]
+        if len(fields) == 6 and fields[3].isdigit() and fields[4].isdigit():
+            name, driver, capability, total, free, uuid = fields
+            architecture = "sm_" + capability.replace(".", "")
+            found.append(LocalGpu(name, driver, architecture, int(total) << 20, int(free) << 20, uuid))
+    return tuple(found)
+
+
+def current_gpu() -> LocalGpu | None:
+    """The GPU of this machine that a module runs on: the first that CUDA_VISIBLE_DEVICES leaves to be seen; None where
+    it hides them all. Numbers are nvidia-smi's, in the order of the bus."""
+    here = local_gpus()
+    asked = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if asked is None:
+        return next(iter(here), None)
+    first = asked.split(",")[0].strip()
+    if first.isdecimal():
+        return here[int(first)] if int(first) < len(here) else None
+    return next((gpu for gpu in here if first.startswith("GPU-") and gpu.uuid.startswith(first)), None)
+
+
+def find_device(gpu: str) -> DeviceSpec:
+    """The spec of the named GPU; `auto`: that of the GPU a module would run on here, else the default's.
+
+    A GPU that is not in the list is planned for as the known one of its architecture with the nearest memory size.
+    Raises MBC071 where none is comparable.
+    """
+    if gpu != "auto":
+        return find_spec(gpu)
+    here = current_gpu()
+    if here is None:
+        return find_spec(DEFAULT_GPU)
+    specs = device_specs().values()
+    for spec in specs:
+        if spec.name == here.name:
+            return spec
+    alike = [spec for spec in specs if spec.architecture == here.architecture]
+    if not alike:
+        raise MbcError(
+            "MBC071",
+            f"nothing is known of the GPU of this machine, {here.name} ({here.architecture})",
+            f"plan for a known one with --gpu: {', '.join(device_specs())}",
+        )
+    nearest = min(alike, key=lambda spec: abs(spec.memory_bytes - here.memory_bytes))
+    return replace(nearest, name=here.name, memory_bytes=here.memory_bytes, overhead_bytes=0, measured=False)
+
+
+def free_bytes(device: DeviceSpec, gpu: str) -> int:
+    """Memory that a module may take: what is free on this machine's GPU when planning for it, else all of the GPU's."""
+    here = current_gpu() if gpu == "auto" else None
+    return here.free_bytes if here is not None and here.name == device.name else device.memory_bytes
+
+
+def free_host_bytes(device: DeviceSpec, gpu: str) -> int | None:
+    """Host memory that a module may pin: half of this machine's when planning for it, else there is no limit (None)."""
+    if gpu != "auto" or all(here.name != device.name for here in local_gpus()):
+        return None
+    total = machine_memory_bytes()
+    return None if total is None else int(total * HOST_SHARE)
+
+
+def machine_memory_bytes(files: Iterable[str] = _MEMORY_FILES) -> int | None:
+    """The machine's memory, or what this process's control group may have of it; None where neither is told."""
+    found: list[int] = []
+    for file in files:
+        try:
+            words = Path(file).read_text(encoding="ascii").split()
+        except (OSError, UnicodeDecodeError):
+            continue
+        if words[:1] == ["MemTotal:"]:
+            found.append(int(words[1]) << 10)  # said in KiB, under the name of kB
+        elif words and words[0].isdigit():
+            found.append(int(words[0]))
+    return min(found, default=None)

@@ -1,0 +1,141 @@
+"""The provider `mbc`: the project's own CUDA kernels, whose sources are templates/kernels."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from mbc.errors import MbcError
+from mbc.hardware.spec import DeviceSpec
+from mbc.ir.types import DType, Precision
+from mbc.kernels.base import Acceptance, Arguments, Call, Candidate, Request
+from mbc.kernels.calibration import Effort, estimate_us
+from mbc.kernels.cuda.base import PROVIDER, Layouts, OwnKernel, Slice, effort_of, layout_of
+from mbc.kernels.cuda.pointwise.move import ConvertArguments, conversion
+
+
+def _kernels() -> Iterator[OwnKernel]:
+    """Those of every file below. Of kernels that take equally long the first is taken, so the order is that of names,
+    not that of a file system."""
+    files = sorted(info.name for info in pkgutil.walk_packages(__path__, f"{__name__}.") if not info.ispkg)
+    for name in files:
+        yield from getattr(importlib.import_module(name), "KERNELS", ())
+
+
+# By the names that candidates give them. A kind may have several.
+KERNELS: Mapping[str, OwnKernel] = MappingProxyType({kernel.name: kernel for kernel in _kernels()})
+
+_BY_KIND: Mapping[str, tuple[OwnKernel, ...]] = MappingProxyType(
+    {kind: tuple(k for k in KERNELS.values() if k.kind == kind) for kind in {k.kind for k in KERNELS.values()}}
+)
+
+
+@dataclass(frozen=True)
+class Own:
+    """One candidate for every kernel of a kind and combination of layouts that it takes. All are deterministic."""
+
+    name: str = PROVIDER
+
+    def candidates(self, request: Request, device: DeviceSpec) -> Iterable[Candidate]:
+        """Nothing for what has no kernel, and for fp64, which runs in the interpreter only."""
+        return (candidate for candidate, _ in self.estimated(request, device))
+
+    def estimated(self, request: Request, device: DeviceSpec) -> Iterable[tuple[Candidate, Effort]]:
+        """Each candidate with what its time was estimated from."""
+        operands = (*request.inputs, *request.outputs)
+        if request.precision is Precision.FP64 or any(t.dtype is DType.FP64 for t in operands):
+            return
+        for kernel in _BY_KIND.get(request.kind, ()):
+            if not _able(device, kernel) or not (kernel.takes(request) and kernel.offered(request)):
+                continue
+            if _lacks_shared(device, kernel, request):
+                continue
+            for layouts in kernel.layouts(request):
+                workspace_bytes = kernel.workspace(request, layout_of(request, layouts))
+                effort = effort_of(kernel, request, layouts, device)
+                candidate = Candidate(
+                    provider=self.name,
+                    name=kernel.name,
+                    settings=kernel.settings,
+                    layouts=layouts,
+                    workspace_bytes=workspace_bytes,
+                    time_us=estimate_us(effort),
+                    measured=False,
+                    accumulates=kernel.accumulates,
+                )
+                yield candidate, effort
+
+    def accepts(self, call: Call, device: DeviceSpec) -> Acceptance:
+        """By the declarations of the kernel's file. The workspace is that of its formula or more."""
+        kernel = KERNELS.get(call.name)
+        if kernel is None:
+            return Acceptance("mbc has no kernel of this name")
+        if not _able(device, kernel):
+            return Acceptance(f"{device.architecture} cannot run it")
+        if refusal := kernel.refusal(call):
+            return Acceptance(refusal)
+        if _lacks_shared(device, kernel, call.request):
+            return Acceptance(f"a block of {device.architecture} has less shared memory than it needs")
+        needed_bytes = kernel.workspace(call.request, layout_of(call.request, call.layouts))
+        if call.workspace_bytes < needed_bytes:
+            return Acceptance(workspace_refusal=f"it needs {needed_bytes} bytes")
+        return Acceptance(aligned=kernel.aligned)
+
+    def arguments(
+        self,
+        request: Request,
+        name: str,
+        settings: tuple[tuple[str, int], ...],
+        layouts: Layouts,
+        first_row: int,
+        accumulate: bool,
+        workspace_bytes: int,
+    ) -> Arguments:
+        """The launcher's structure. MBC080 for an unknown kernel, MBC081 for too little workspace, MBC082 where a
+        kernel that only overwrites is to add: all three say that a plan was not made by this version."""
+        kernel = KERNELS.get(name)
+        if kernel is None:
+            raise MbcError("MBC080", f"this mbc has no kernel called '{name}'", "compile the source again")
+        layout = layout_of(request, layouts)
+        needed_bytes = kernel.workspace(request, layout)
+        if workspace_bytes < needed_bytes:
+            raise MbcError(
+                "MBC081",
+                f"kernel '{name}' needs {needed_bytes} bytes of workspace, the plan gives it {workspace_bytes}",
+                "compile the source again",
+            )
+        if accumulate and not kernel.accumulates:
+            raise MbcError("MBC082", f"kernel '{name}' cannot add to its output", "compile the source again")
+        at = Slice(request, layout, first_row, accumulate)
+        struct = conversion(request, layouts) if kernel.struct is ConvertArguments else kernel.integers(at)
+        return Arguments(struct.integers() + kernel.more(at), kernel.reals(at))
+
+
+def repeats(name: str, other: str) -> bool:
+    """Whether what the kernel `name` makes again is to the bit what kernel `other` has made."""
+    known = KERNELS.get(name)
+    return known is None or not known.repeats or other in known.repeats
+
+
+def bare(name: str) -> str:
+    """The kernel that makes without statistics what the kernel `name` makes with them, to the bit; empty: none."""
+    known = KERNELS.get(name)
+    return known.bare if known else ""
+
+
+def _lacks_shared(device: DeviceSpec, kernel: OwnKernel, request: Request) -> bool:
+    return kernel.shared(request) > device.shared_bytes_of_block
+
+
+def _able(device: DeviceSpec, kernel: OwnKernel) -> bool:
+    return (
+        (device.has_bf16 or not kernel.tensor_cores)
+        and (device.has_clusters or not kernel.clusters)
+        and (device.has_warpgroups or not kernel.warpgroups)
+    )
+
+
+OWN = Own()

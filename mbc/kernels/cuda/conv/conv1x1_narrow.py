@@ -1,0 +1,107 @@
+"""Convolutions of 1 x 1 to few filters, the last layers of networks: each pass goes over the image once."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from mbc.hardware.spec import DeviceSpec
+from mbc.ir.types import Layout
+from mbc.kernels.base import Request
+from mbc.kernels.cuda.base import THREADS, VECTOR_BYTES, OwnKernel, Slice, Struct, moved_us, pixel_by_pixel, type_code
+from mbc.kernels.cuda.conv.conv_operands import Sides, attributes
+
+MOST_FILTERS = 8  # as in the source; with more of them tensor cores have something to do
+MOST_CHANNELS = 1024  # whose weights the forward pass has in shared memory
+MOST_PARTS = 396  # of the filter pass: blocks of a large GPU at a time; a constant, so that sums are the same on all
+LEAST_PIXELS = 16  # that a thread of the filter pass sums over before its part is worth a block
+WARP = 32
+COPY_SHARE = 0.85  # of the copy bandwidth, by judgement
+ARITHMETIC_SHARE = 0.4  # of the peak in fp32, by judgement: elements of 16 bits are taken out of their words first
+
+
+@dataclass(frozen=True, slots=True)
+class FewFiltersArguments(Struct):
+    type: int
+    pixels: int
+    channels: int
+    filters: int
+    parts: int
+    accumulate: int
+
+
+def _takes(request: Request) -> bool:
+    a, sides = attributes(request), Sides.of(request)
+    channels = sides.image.shape[1]
+    return (
+        sides.image.dtype is sides.features.dtype
+        and (a.kernel, a.stride, a.pad, a.groups) == ((1, 1), (1, 1), (0, 0, 0, 0), 1)
+        and sides.features.shape[1] <= MOST_FILTERS
+        and channels <= MOST_CHANNELS
+        and channels % _vector(request) == 0
+    )
+
+
+def _vector(request: Request) -> int:
+    """Channels in 16 bytes."""
+    return VECTOR_BYTES // Sides.of(request).image.dtype.size_bytes
+
+
+def _pixels(request: Request) -> int:
+    rows, _, *size = Sides.of(request).image.shape
+    return rows * math.prod(size)
+
+
+def _parts(request: Request) -> int:
+    """Blocks among which the filter pass shares out the pixels, for each block of channels."""
+    vectors = Sides.of(request).image.shape[1] // _vector(request)
+    columns = math.ceil(vectors / WARP)
+    down = THREADS // math.ceil(vectors / columns)
+    return max(1, min(MOST_PARTS // columns, _pixels(request) // (down * LEAST_PIXELS)))
+
+
+def _partial_bytes(request: Request, layout: Layout) -> int:
+    return _parts(request) * request.outputs[0].elements * 4
+
+
+def _arguments(at: Slice) -> FewFiltersArguments:
+    request, sides = at.request, Sides.of(at.request)
+    return FewFiltersArguments(
+        type=type_code(sides.image),
+        pixels=_pixels(request),
+        channels=sides.image.shape[1],
+        filters=sides.features.shape[1],
+        parts=_parts(request),
+        accumulate=int(at.accumulate),
+    )
+
+
+def _time_us(request: Request, device: DeviceSpec) -> float:
+    sides = Sides.of(request)
+    operations = 2 * sides.image.elements * sides.features.shape[1]
+    arithmetic_us = operations / (device.fp32_tflops * 1e6 * ARITHMETIC_SHARE)
+    return max(arithmetic_us, moved_us(request, device) / COPY_SHARE)
+
+
+_FORWARD = OwnKernel(
+    "convolution",
+    "few_filters.cu",
+    FewFiltersArguments,
+    _arguments,
+    layouts=pixel_by_pixel,
+    time_us=_time_us,
+    launcher="few_filters",
+    takes=_takes,
+    aligned=True,
+)
+_BACKWARD_DATA = replace(_FORWARD, kind="convolution_backward_data", launcher="few_filters_backward_data")
+_BACKWARD_FILTER = replace(
+    _FORWARD,
+    kind="convolution_backward_filter",
+    workspace=_partial_bytes,
+    launches=2,
+    accumulates=True,
+    launcher="few_filters_backward_filter",
+)
+
+KERNELS = (_FORWARD, _BACKWARD_DATA, _BACKWARD_FILTER)

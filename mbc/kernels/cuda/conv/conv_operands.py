@@ -1,0 +1,73 @@
+"""The operands of a pass of a convolution, whichever pass it is, and its sizes as launchers read them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mbc.ir.types import TensorType
+from mbc.kernels.base import Request
+from mbc.kernels.cuda.base import Struct
+from mbc.ops.convolution import Convolution
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """The image side, the feature side and the filter of one pass."""
+
+    image: TensorType
+    features: TensorType
+    weight: TensorType
+
+    @staticmethod
+    def of(request: Request) -> Sides:
+        (a, b), c = request.inputs, request.outputs[0]
+        if request.kind == "convolution":
+            return Sides(a, c, b)
+        return Sides(c, a, b) if request.kind == "convolution_backward_data" else Sides(a, b, c)
+
+
+def attributes(request: Request) -> Convolution:
+    a = request.attributes
+    assert isinstance(a, Convolution)
+    return a
+
+
+@dataclass(frozen=True, slots=True)
+class ConvolutionSizes(Struct):
+    """What structures of arguments begin with, as in templates/kernels/mbc_convolution.cuh."""
+
+    rows: int
+    channels: int
+    height: int
+    width: int
+    filters: int
+    out_height: int
+    out_width: int
+    kernel_height: int
+    kernel_width: int
+    stride_height: int
+    stride_width: int
+    pad_top: int
+    pad_left: int
+
+
+def sizes(request: Request) -> dict[str, int]:
+    """The fields of `ConvolutionSizes`, of the image side and the feature side."""
+    a, sides = attributes(request), Sides.of(request)
+    rows, channels, height, width = sides.image.shape
+    _, filters, out_height, out_width = sides.features.shape
+    return {
+        "rows": rows,
+        "channels": channels,
+        "height": height,
+        "width": width,
+        "filters": filters,
+        "out_height": out_height,
+        "out_width": out_width,
+        "kernel_height": a.kernel[0],
+        "kernel_width": a.kernel[1],
+        "stride_height": a.stride[0],
+        "stride_width": a.stride[1],
+        "pad_top": a.pad[0],
+        "pad_left": a.pad[2],
+    }

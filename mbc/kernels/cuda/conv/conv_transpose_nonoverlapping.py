@@ -1,0 +1,101 @@
+"""The gradient of an image under windows that lie side by side: transposed convolutions with a stride as long as their
+filter, by themselves and on the way into a concatenation."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from mbc.hardware.spec import DeviceSpec
+from mbc.ir.types import DType
+from mbc.kernels.base import Request
+from mbc.kernels.calibration import peak_tflops
+from mbc.kernels.cuda.base import OwnKernel, Slice, channels_last, product_us, shared_of, type_code
+from mbc.kernels.cuda.conv.conv_operands import ConvolutionSizes, Sides, attributes, sizes
+from mbc.kernels.cuda.fused.wiring import Wiring, products_of, taking
+
+# As in the source.
+CHANNELS = 64  # by which both sides have them
+COLUMNS = 256  # of the product, that a block makes at once
+VECTOR = 8  # channels of the other part of a concatenation, that are copied together
+SHARED_BYTES = 219 << 10  # with the other part of a concatenation; without it 24 KiB less
+TENSOR_SHARE = 0.6  # of the peak, by judgement
+
+# Of a product with its bias: before the other part, or behind it.
+_FIRST: Wiring = ((0, 1), (4, 2), (5, 3)), (6,)
+_LAST: Wiring = ((0, 1), (4, 2), (3, 5)), (6,)
+_first_or_last, _last = taking(_FIRST, _LAST), taking(_LAST)
+
+
+@dataclass(frozen=True, slots=True)
+class ApartArguments(ConvolutionSizes):
+    type: int
+    all: int  # channels of what is written to
+    start: int
+
+
+def _takes(request: Request) -> bool:
+    """A filter of one place is a convolution like any other."""
+    a, sides = attributes(request), Sides.of(request)
+    image, features = sides.image, sides.features
+    if len(image.shape) != 4 or {image.dtype, features.dtype} not in ({DType.BF16}, {DType.FP16}):
+        return False
+    places = math.prod(a.kernel)
+    return (
+        places > 1
+        and a.stride == a.kernel
+        and (a.pad, a.dilation, a.groups) == ((0, 0, 0, 0), (1, 1), 1)
+        and image.shape[2:] == tuple(n * k for n, k in zip(features.shape[2:], a.kernel, strict=True))
+        and image.shape[1] % CHANNELS == 0
+        and features.shape[1] % CHANNELS == 0
+        and places * image.shape[1] % COLUMNS == 0
+        and max(image.elements, features.elements) < 1 << 31
+    )
+
+
+def _takes_concat(request: Request) -> bool:
+    return _first_or_last(request) and _takes(products_of(request)[0]) and request.inputs[3].shape[1] % VECTOR == 0
+
+
+def _arguments(at: Slice) -> ApartArguments:
+    image = Sides.of(at.request).image
+    return ApartArguments(**sizes(at.request), type=type_code(image), all=image.shape[1], start=0)
+
+
+def _concat_arguments(at: Slice) -> ApartArguments:
+    joined, other = at.request.outputs[0], at.request.inputs[3]
+    plain = _arguments(replace(at, request=products_of(at.request)[0]))
+    return replace(plain, all=joined.shape[1], start=other.shape[1] if _last(at.request) else 0)
+
+
+def _time_us(request: Request, device: DeviceSpec) -> float:
+    features, weight = request.inputs[:2]
+    operations = 2 * features.elements * math.prod(weight.shape[1:])
+    return product_us(request, device, operations, peak_tflops(device, request.precision), TENSOR_SHARE)
+
+
+_BY_ITSELF = OwnKernel(
+    "convolution_backward_data",
+    "apart.cu",
+    ApartArguments,
+    _arguments,
+    layouts=channels_last,
+    time_us=_time_us,
+    launcher="convolution_backward_data_apart",
+    takes=_takes,
+    shared=shared_of(SHARED_BYTES),
+    tensor_cores=True,
+    warpgroups=True,
+    aligned=True,
+)
+
+KERNELS = (
+    _BY_ITSELF,
+    replace(
+        _BY_ITSELF,
+        kind="convolution_backward_data+bias_add+concat",
+        integers=_concat_arguments,
+        launcher="convolution_backward_data_bias_add_concat",
+        takes=_takes_concat,
+    ),
+)

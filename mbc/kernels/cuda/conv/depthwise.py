@@ -1,0 +1,129 @@
+"""Depthwise convolutions of 3 x 3: a group a channel, memory-bound, each pass reading and writing every byte once."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from mbc.hardware.spec import DeviceSpec
+from mbc.ir.types import Layout
+from mbc.kernels.base import Request
+from mbc.kernels.cuda.base import THREADS, OwnKernel, Slice, Struct, layout_code, moved_us, type_code
+from mbc.kernels.cuda.conv.conv_operands import Sides, attributes
+
+COPY_SHARE = 0.70  # of the copy bandwidth
+STRIDES = ((1, 1), (2, 2))
+VECTOR = 4  # channels a thread of the filter pass, channels last; DEPTHWISE_FILTER_VECTOR in the source
+WARP = 32
+MOST_SAMPLE_ELEMENTS = (1 << 31) - 1  # places in a sample have 32 bits
+MOST_BLOCKS = 512  # of the filter pass: several for every multiprocessor of the largest GPUs
+LEAST_PIXELS = 32  # that a thread of the filter pass sums over before its part is worth a block
+
+
+@dataclass(frozen=True, slots=True)
+class DepthwiseArguments(Struct):
+    type: int
+    layout: int
+    rows: int
+    channels: int
+    multiplier: int
+    height: int
+    width: int
+    out_height: int
+    out_width: int
+    stride: int
+    pad_top: int
+    pad_left: int
+    parts: int
+    accumulate: int
+
+
+def _takes(request: Request) -> bool:
+    a = attributes(request)
+    sides = Sides.of(request)
+    channels = sides.image.shape[1]
+    alone = a.groups == channels and channels > 1
+    small = all(math.prod(t.shape[1:]) <= MOST_SAMPLE_ELEMENTS for t in (sides.image, sides.features))
+    return alone and small and a.kernel == (3, 3) and a.dilation == (1, 1) and a.stride in STRIDES
+
+
+def _parts(request: Request, layout: Layout) -> int:
+    """Into how many parts the filter pass splits its sum over output pixels: as many as fill a GPU with blocks, each
+    worth its while."""
+    if request.kind != "convolution_backward_filter":
+        return 1
+    rows, filters, height, width = request.inputs[1].shape
+    if layout is Layout.CHANNELS_LAST:
+        vectors = math.ceil(filters / VECTOR)
+        columns = math.ceil(vectors / WARP)
+        along = math.ceil(vectors / columns)
+    else:
+        along, columns = 1, filters
+    pixels = THREADS // along * LEAST_PIXELS  # of one part
+    return max(1, min(rows * height * width // pixels, MOST_BLOCKS // columns))
+
+
+def _depthwise(at: Slice) -> DepthwiseArguments:
+    request, a, sides = at.request, attributes(at.request), Sides.of(at.request)
+    rows, channels, height, width = sides.image.shape
+    return DepthwiseArguments(
+        type=type_code(request.inputs[0]),
+        layout=layout_code(at.layout),
+        rows=rows,
+        channels=channels,
+        multiplier=sides.features.shape[1] // channels,
+        height=height,
+        width=width,
+        out_height=sides.features.shape[2],
+        out_width=sides.features.shape[3],
+        stride=a.stride[0],
+        pad_top=a.pad[0],
+        pad_left=a.pad[2],
+        parts=_parts(request, at.layout),
+        accumulate=int(at.accumulate),
+    )
+
+
+def _partial_bytes(request: Request, layout: Layout) -> int:
+    parts = _parts(request, layout)
+    return parts * request.outputs[0].elements * 4 if parts > 1 else 0
+
+
+def _depthwise_us(request: Request, device: DeviceSpec) -> float:
+    return moved_us(request, device) / COPY_SHARE
+
+
+FILE = "depthwise.cu"
+
+KERNELS = (
+    OwnKernel(
+        "convolution",
+        FILE,
+        DepthwiseArguments,
+        _depthwise,
+        time_us=_depthwise_us,
+        launcher="depthwise",
+        takes=_takes,
+    ),
+    OwnKernel(
+        "convolution_backward_data",
+        FILE,
+        DepthwiseArguments,
+        _depthwise,
+        time_us=_depthwise_us,
+        launcher="depthwise_backward_data",
+        takes=_takes,
+    ),
+    OwnKernel(
+        "convolution_backward_filter",
+        "depthwise_filter.cu",
+        DepthwiseArguments,
+        _depthwise,
+        workspace=_partial_bytes,
+        time_us=_depthwise_us,
+        launches=2,
+        accumulates=True,
+        launcher="depthwise_backward_filter",
+        takes=_takes,
+    ),
+)

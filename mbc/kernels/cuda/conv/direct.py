@@ -1,0 +1,152 @@
+"""Convolutions and linear layers for what cuDNN and cuBLASLt refuse. They are correct for everything and fast for
+nothing: their estimates keep them from being chosen where a library has a kernel."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from mbc.hardware.spec import DeviceSpec
+from mbc.ir.types import Layout
+from mbc.kernels.base import Request
+from mbc.kernels.cuda.base import OwnKernel, Slice, Struct, channels_first, layout_code, product_us, type_code
+from mbc.kernels.cuda.conv.conv_operands import ConvolutionSizes, Sides, attributes, sizes
+from mbc.ops.matrix import Linear
+
+TILED_SHARE = 0.10  # of the fp32 peak, by the tiled product: two loads from shared memory for every two operations
+DIRECT_SHARE = 0.03  # one element a thread, operands from the cache
+LEAST_TILE = 8  # rows or columns of a product under which a tile of 64 is mostly empty
+PIXELS_PER_PART = 2048  # over which the filter pass sums before it starts another part
+MOST_PARTIAL_BYTES = 32 << 20
+MOST_GRID_DEPTH = 65535  # of CUDA: groups times parts
+
+
+@dataclass(frozen=True, slots=True)
+class ConvolutionArguments(ConvolutionSizes):
+    type: int
+    layout: int
+    tiled: int
+    dilation_height: int
+    dilation_width: int
+    groups: int
+    parts: int
+    accumulate: int
+
+
+@dataclass(frozen=True, slots=True)
+class LinearArguments(Struct):
+    type: int
+    rows: int
+    inputs: int
+    outputs: int
+
+
+@dataclass(frozen=True, slots=True)
+class LinearFilterArguments(Struct):
+    type: int
+    rows: int
+    inputs: int
+    outputs: int
+    accumulate: int
+
+
+def _tiled(request: Request) -> bool:
+    """Whether the pass is a product of matrices that fill tiles; depthwise convolutions are not."""
+    sides, a = Sides.of(request), attributes(request)
+    filters, channels = sides.features.shape[1] // a.groups, sides.weight.shape[1]
+    if request.kind == "convolution":
+        return filters >= LEAST_TILE
+    if request.kind == "convolution_backward_data":
+        return channels >= LEAST_TILE
+    return filters >= LEAST_TILE and channels * math.prod(a.kernel) >= LEAST_TILE
+
+
+def _parts(request: Request) -> int:
+    """Into how many parts the filter pass splits its sum over output pixels."""
+    if request.kind != "convolution_backward_filter":
+        return 1
+    dy, dw = request.inputs[1], request.outputs[0]
+    pixels = dy.shape[0] * math.prod(dy.shape[2:])
+    room = min(MOST_PARTIAL_BYTES // dw.size_bytes, MOST_GRID_DEPTH // attributes(request).groups)
+    return max(1, min(pixels // PIXELS_PER_PART, room))
+
+
+def _convolution(at: Slice) -> ConvolutionArguments:
+    request, a = at.request, attributes(at.request)
+    return ConvolutionArguments(
+        **sizes(request),
+        type=type_code(request.inputs[0]),
+        layout=layout_code(at.layout),
+        tiled=int(_tiled(request)),
+        dilation_height=a.dilation[0],
+        dilation_width=a.dilation[1],
+        groups=a.groups,
+        parts=_parts(request),
+        accumulate=int(at.accumulate),
+    )
+
+
+def _partial_bytes(request: Request, layout: Layout) -> int:
+    parts = _parts(request)
+    return parts * request.outputs[0].elements * 4 if parts > 1 else 0
+
+
+def _convolution_us(request: Request, device: DeviceSpec) -> float:
+    sides = Sides.of(request)
+    # Each pass multiplies every element of the feature side with every element of its filter.
+    operations = 2 * sides.features.elements * math.prod(sides.weight.shape[1:])
+    share = TILED_SHARE if _tiled(request) else DIRECT_SHARE
+    return product_us(request, device, operations, device.fp32_tflops, share)
+
+
+def linear_sizes(request: Request) -> tuple[int, int, int]:
+    """Rows, inputs and outputs of the layer."""
+    a = request.attributes
+    assert isinstance(a, Linear)
+    features = {"linear": request.outputs[0], "linear_backward_data": request.inputs[0]}.get(request.kind)
+    outputs = (features or request.inputs[1]).shape[1]
+    return request.inputs[0].shape[0], a.features_in, outputs
+
+
+def _linear(at: Slice) -> LinearArguments:
+    return LinearArguments(type_code(at.request.inputs[0]), *linear_sizes(at.request))
+
+
+def _linear_filter(at: Slice) -> LinearFilterArguments:
+    return LinearFilterArguments(type_code(at.request.inputs[0]), *linear_sizes(at.request), int(at.accumulate))
+
+
+def _linear_us(request: Request, device: DeviceSpec) -> float:
+    operations = 2 * math.prod(linear_sizes(request))
+    return product_us(request, device, operations, device.fp32_tflops, TILED_SHARE)
+
+
+KERNELS = (
+    OwnKernel("convolution", "convolution.cu", ConvolutionArguments, _convolution, time_us=_convolution_us),
+    OwnKernel(
+        "convolution_backward_data", "convolution.cu", ConvolutionArguments, _convolution, time_us=_convolution_us
+    ),
+    OwnKernel(
+        "convolution_backward_filter",
+        "convolution.cu",
+        ConvolutionArguments,
+        _convolution,
+        workspace=_partial_bytes,
+        time_us=_convolution_us,
+        launches=2,
+        accumulates=True,
+    ),
+    OwnKernel("linear", "linear.cu", LinearArguments, _linear, layouts=channels_first, time_us=_linear_us),
+    OwnKernel(
+        "linear_backward_data", "linear.cu", LinearArguments, _linear, layouts=channels_first, time_us=_linear_us
+    ),
+    OwnKernel(
+        "linear_backward_filter",
+        "linear.cu",
+        LinearFilterArguments,
+        _linear_filter,
+        layouts=channels_first,
+        time_us=_linear_us,
+        accumulates=True,
+    ),
+)

@@ -1,0 +1,148 @@
+"""Linear layers in strict fp32 on tensor cores that multiply fp16, as convolutions of `halves`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from mbc.hardware.spec import DeviceSpec
+from mbc.ir.types import DType, Layout, Precision
+from mbc.kernels.base import Request
+from mbc.kernels.calibration import peak_tflops
+from mbc.kernels.cuda.base import VECTOR_BYTES, OwnKernel, Slice, Struct, channels_first, product_us, shared_of
+from mbc.kernels.cuda.conv.direct import linear_sizes
+from mbc.kernels.cuda.fp32_emulated.fp32_emulated_conv import (
+    AT_ONCE,
+    MOST_BLOCKS,
+    PRODUCTS,
+    SCALE_BYTES,
+    SHARED_BYTES,
+    TENSOR_SHARE,
+    TERMS,
+)
+
+# As in the source.
+ROWS = 128  # of a block
+FEW_COLUMNS = 64  # of a block, where there are no more
+MOVED_BYTES = 5 << 20  # while a block multiplies 64 terms, by 4 TB/s
+
+
+@dataclass(frozen=True, slots=True)
+class HalvesProductArguments(Struct):
+    rows: int
+    columns: int
+    terms: int
+    parts: int
+    accumulate: int
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A row for each output, of the data's gradient for each input, by columns that are divided into halves before."""
+
+    rows: int
+    columns: int
+    terms: int
+
+    @staticmethod
+    def of(request: Request) -> Product:
+        samples, inputs, outputs = linear_sizes(request)
+        if request.kind == "linear":
+            return Product(outputs, samples, inputs)
+        if request.kind == "linear_backward_data":
+            return Product(inputs, samples, outputs)
+        return Product(outputs, inputs, samples)
+
+    @property
+    def elements(self) -> int:
+        return self.rows * self.columns
+
+    @property
+    def width(self) -> int:
+        """Columns of a block."""
+        return AT_ONCE if self.columns > FEW_COLUMNS else FEW_COLUMNS
+
+    @property
+    def across(self) -> int:
+        return math.ceil(self.columns / self.width)
+
+    @property
+    def tiles(self) -> int:
+        return math.ceil(self.rows / ROWS) * self.across
+
+    @property
+    def stages(self) -> int:
+        return math.ceil(self.terms / TERMS)
+
+    @property
+    def columns_bytes(self) -> int:
+        """In halves, as many as all blocks have, and a scale for every stage of each."""
+        return self.across * self.stages * (self.width * TERMS * 4 + SCALE_BYTES)
+
+    @property
+    def parts(self) -> int:
+        """Into which terms are divided: so that blocks end at about the same time, and few sums are left to add up."""
+        adding = 2 * self.elements * 4 / MOVED_BYTES  # up a part, in the time of a stage
+
+        def takes(parts: int) -> float:
+            return (
+                math.ceil(self.tiles * parts / MOST_BLOCKS) * math.ceil(self.stages / parts)
+                + (parts > 1) * adding * parts
+            )
+
+        return min(range(1, min(MOST_BLOCKS, self.stages) + 1), key=takes)
+
+
+def _takes(request: Request) -> bool:
+    """Lines in memory are copied 16 bytes at a time."""
+    _, inputs, outputs = linear_sizes(request)
+    words = VECTOR_BYTES // 4
+    fp32 = request.precision is Precision.FP32 and {t.dtype for t in request.inputs} == {DType.FP32}
+    return fp32 and inputs % words == 0 and outputs % words == 0
+
+
+def _arguments(at: Slice) -> HalvesProductArguments:
+    p = Product.of(at.request)
+    return HalvesProductArguments(p.rows, p.columns, p.terms, p.parts, int(at.accumulate))
+
+
+def _workspace_bytes(request: Request, layout: Layout) -> int:
+    """Columns in halves; and what each part comes to, where there are several."""
+    p = Product.of(request)
+    return p.columns_bytes + (p.parts * p.elements * 4 if p.parts > 1 else 0)
+
+
+def _time_us(request: Request, device: DeviceSpec) -> float:
+    p = Product.of(request)
+    operations = 2 * p.tiles * ROWS * p.width * p.stages * TERMS * PRODUCTS
+    return product_us(request, device, operations, peak_tflops(device, Precision.FP16), TENSOR_SHARE)
+
+
+_FORWARD = OwnKernel(
+    "linear",
+    "linear_halves.cu",
+    HalvesProductArguments,
+    _arguments,
+    layouts=channels_first,
+    workspace=_workspace_bytes,
+    time_us=_time_us,
+    launches=3,  # where terms are in parts, as they mostly are; those of the gradient of weights mostly not
+    launcher="linear_in_halves",
+    takes=_takes,
+    shared=shared_of(SHARED_BYTES),
+    tensor_cores=True,
+    warpgroups=True,
+    aligned=True,
+)
+
+KERNELS = (
+    _FORWARD,
+    replace(_FORWARD, kind="linear_backward_data", launcher="linear_backward_data_in_halves"),
+    replace(
+        _FORWARD,
+        kind="linear_backward_filter",
+        launcher="linear_backward_filter_in_halves",
+        launches=2,
+        accumulates=True,
+    ),
+)

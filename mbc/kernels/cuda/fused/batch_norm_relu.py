@@ -1,0 +1,284 @@
+"""Fused groups: batch normalisation, biases and relu with their neighbours, in one pass over memory.
+
+A kernel knows its group by how the members feed one another; `mbc.optimize.fusion.catalogue` says where such groups
+come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from mbc.ir.types import Layout
+from mbc.kernels.base import Request
+from mbc.kernels.cuda.base import (
+    OwnKernel,
+    Slice,
+    Struct,
+    channels_last,
+    image_of,
+    no_reals,
+    touched_us,
+)
+from mbc.kernels.cuda.fused.wiring import (
+    AFFINE,
+    Numbers,
+    Wiring,
+    adds,
+    affines,
+    eps,
+    members,
+    run,
+    slice_of,
+    taking,
+)
+from mbc.kernels.cuda.norm.batch_norm import parts, sum_workspace, sums_workspace
+from mbc.ops.normalization import BatchNormalizeBackward
+from mbc.ops.shape import ChannelSlice
+
+FILE = "fused.cu"
+
+
+@dataclass(frozen=True, slots=True)
+class FusedMapArguments(Struct):
+    type: int
+    layout: int
+    rows: int
+    channels: int
+    inner: int
+    affine: int
+    affine2: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class FusedSumArguments(Struct):
+    type: int
+    layout: int
+    rows: int
+    channels: int
+    inner: int
+    affine: int
+    parts: int
+    accumulate: int
+
+
+def _normalize_relu(operands: int) -> Wiring:
+    return ((run(0, operands), (operands,)), (operands + 1,))
+
+
+def _normalize_add_relu(operands: int, swapped: bool) -> Wiring:
+    r, z = operands, operands + 1
+    return ((run(0, operands), (r, z) if swapped else (z, r), (z + 1,)), (z + 2,))
+
+
+def _normalize_twice(operands: int, operands2: int, swapped: bool) -> Wiring:
+    z = operands + operands2
+    add = (z + 1, z) if swapped else (z, z + 1)
+    return ((run(0, operands), run(operands, operands2), add, (z + 2,)), (z + 3,))
+
+
+_ADDED = tuple(_normalize_add_relu(n, swapped) for n in AFFINE for swapped in (False, True))
+_TWICE = tuple(_normalize_twice(n, n2, swapped) for n in AFFINE for n2 in AFFINE for swapped in (False, True))
+
+
+def _signed(wiring: Wiring) -> Wiring:
+    """The signs of the last result are written beside it."""
+    inputs, (y,) = wiring
+    return (*inputs, (y,)), (y, y + 1)
+
+
+def _through_relu(operands: int, backward: bool, sliced: bool) -> Wiring:
+    """The forward pass over again, the gradient behind relu (a slice of a wider one), relu_backward, and one of sums
+    and batch_normalize_backward."""
+    outside = operands + (3 if backward else 1)
+    y = outside + 1
+    dy, d = (y + 1, y + 2) if sliced else (operands, y + 1)
+    start = (run(0, operands), (outside,), *(((operands,),) if sliced else ()), (y, dy))
+    last = (0, d, 1, 2, *(_of_backward(operands) if backward else ()))
+    return (*start, last), run(d + 1, 1 if backward else 2)
+
+
+def _of_backward(operands: int) -> Numbers:
+    """dgamma, dbeta and gamma, the first two right behind the gradient."""
+    return (operands + 1, operands + 2, *((3,) if operands == 5 else ()))
+
+
+def _through_relu_and_add(operands: int, swapped: bool, part: bool = False) -> Wiring:
+    """To the gradient of what is normalised a slice of another one is added, and a part of the sum taken out."""
+    dy, wide, z = operands, operands + 3, operands + 4
+    y, d, b, a, dx = run(z + 1, 5)
+    last = (0, d, 1, 2, *_of_backward(operands))
+    start = (run(0, operands), (z,), (y, dy), last, (wide,), (b, a) if swapped else (a, b))
+    return ((*start, (dx,)), (dx, dx + 1)) if part else (start, (dx,))
+
+
+def _map(at: Slice) -> FusedMapArguments:
+    affine, affine2 = (*affines(at.request), 0, 0)[:2]
+    backward = (
+        m.attributes.count for m in members(at.request).members if isinstance(m.attributes, BatchNormalizeBackward)
+    )
+    return FusedMapArguments(*image_of(at), affine, affine2, next(backward, 0))
+
+
+def _sum(at: Slice) -> FusedSumArguments:
+    affine = (*affines(at.request), 0)[0]
+    return FusedSumArguments(*image_of(at), affine, parts(at.request.inputs[0], at.layout), int(at.accumulate))
+
+
+def _mapped(kind: str, launcher: str, *wirings: Wiring, reals: Callable[[Slice], tuple[float, ...]]) -> OwnKernel:
+    return OwnKernel(kind, FILE, FusedMapArguments, _map, reals, launcher=launcher, takes=taking(*wirings), edition=2)
+
+
+def _slice_and_part(at: Slice) -> tuple[int, ...]:
+    part = members(at.request).members[-1].attributes
+    assert isinstance(part, ChannelSlice)
+    return *slice_of(at), part.start, part.count
+
+
+def _with_signs(kernel: OwnKernel) -> OwnKernel:
+    """A new kernel that writes or reads the signs of eight channels as a byte."""
+    return replace(kernel, layouts=channels_last, edition=1)
+
+
+def _of_slice(kernel: OwnKernel) -> OwnKernel:
+    """A new kernel that reads a slice of a tensor where it lies."""
+    return replace(kernel, more=slice_of, time_us=touched_us, edition=1)
+
+
+def _summed(
+    kind: str,
+    launcher: str,
+    *wirings: Wiring,
+    workspace: Callable[[Request, Layout], int] = sums_workspace,
+    reals: Callable[[Slice], tuple[float, ...]] = eps,
+) -> OwnKernel:
+    """Sums, of batch normalisation's backward pass unless `workspace` and `reals` say otherwise."""
+    return OwnKernel(
+        kind,
+        FILE,
+        FusedSumArguments,
+        _sum,
+        reals,
+        workspace=workspace,
+        launches=2,
+        accumulates=True,
+        launcher=launcher,
+        takes=taking(*wirings),
+        edition=2,
+    )
+
+
+_FORWARD_AGAIN = "batch_normalize+relu+relu_backward"
+_FORWARD_SLICED = "batch_normalize+relu+channel_slice+relu_backward"
+
+KERNELS = (
+    _mapped("batch_normalize+relu", "batch_normalize_relu", *map(_normalize_relu, AFFINE), reals=eps),
+    _mapped(
+        "batch_normalize+add+relu",
+        "batch_normalize_add_relu",
+        *_ADDED,
+        reals=eps,
+    ),
+    _with_signs(
+        _mapped(
+            "batch_normalize+add+relu+relu_signs",
+            "batch_normalize_add_relu_signs",
+            *map(_signed, _ADDED),
+            reals=eps,
+        )
+    ),
+    _mapped(
+        "batch_normalize*+add+relu",
+        "batch_normalize_twice_add_relu",
+        *_TWICE,
+        reals=eps,
+    ),
+    _with_signs(
+        _mapped(
+            "batch_normalize*+add+relu+relu_signs",
+            "batch_normalize_twice_add_relu_signs",
+            *map(_signed, _TWICE),
+            reals=eps,
+        )
+    ),
+    _mapped("bias_add+relu", "bias_add_relu", (((0, 1), (2,)), (3,)), reals=no_reals),
+    replace(_mapped("add*", "add_three", *adds(3, ((0, 1),)), reals=no_reals), edition=1),
+    _mapped(
+        f"{_FORWARD_AGAIN}+batch_normalize_backward",
+        "batch_normalize_relu_backward",
+        *(_through_relu(n, backward=True, sliced=False) for n in AFFINE),
+        reals=eps,
+    ),
+    _of_slice(
+        _mapped(
+            f"{_FORWARD_SLICED}+batch_normalize_backward",
+            "batch_normalize_relu_backward_of_slice",
+            *(_through_relu(n, backward=True, sliced=True) for n in AFFINE),
+            reals=eps,
+        )
+    ),
+    _of_slice(
+        _mapped(
+            f"{_FORWARD_AGAIN}+batch_normalize_backward+channel_slice+add",
+            "batch_normalize_relu_backward_add_slice",
+            *(_through_relu_and_add(n, swapped) for n in AFFINE for swapped in (False, True)),
+            reals=eps,
+        )
+    ),
+    replace(
+        _of_slice(
+            _mapped(
+                f"{_FORWARD_AGAIN}+batch_normalize_backward+channel_slice+add+channel_slice",
+                "batch_normalize_relu_backward_add_slice_and_part",
+                *(_through_relu_and_add(n, swapped, part=True) for n in AFFINE for swapped in (False, True)),
+                reals=eps,
+            )
+        ),
+        more=_slice_and_part,
+        layouts=channels_last,
+    ),
+    _summed(
+        f"{_FORWARD_AGAIN}+batch_normalize_sums",
+        "batch_normalize_relu_sums",
+        *(_through_relu(n, backward=False, sliced=False) for n in AFFINE),
+    ),
+    _of_slice(
+        _summed(
+            f"{_FORWARD_SLICED}+batch_normalize_sums",
+            "batch_normalize_relu_sums_of_slice",
+            *(_through_relu(n, backward=False, sliced=True) for n in AFFINE),
+        )
+    ),
+    _summed(
+        "relu_backward+batch_normalize_sums",
+        "relu_backward_sums",
+        (((0, 1), (2, 5, 3, 4)), (5, 6, 7)),
+    ),
+    _summed(
+        "add+relu_backward+batch_normalize_sums",
+        "add_relu_backward_sums",
+        (((0, 1), (2, 6), (3, 7, 4, 5)), (7, 8, 9)),
+    ),
+    _with_signs(
+        _summed(
+            "relu_backward_signs+batch_normalize_sums",
+            "relu_backward_signs_sums",
+            (((0, 1), (2, 5, 3, 4)), (5, 6, 7)),
+        )
+    ),
+    _with_signs(
+        _summed(
+            "add+relu_backward_signs+batch_normalize_sums",
+            "add_relu_backward_signs_sums",
+            (((0, 1), (6, 2), (3, 7, 4, 5)), (7, 8, 9)),
+        )
+    ),
+    _summed(
+        "relu_backward+channel_sum",
+        "relu_backward_channel_sum",
+        (((0, 1), (2,)), (2, 3)),
+        workspace=sum_workspace,
+        reals=no_reals,
+    ),
+)

@@ -1,0 +1,203 @@
+"""Fused groups beside a concatenation: statistics of a part, a part that gets a bias, a part of a gradient."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mbc.ir.types import Layout, TensorType
+from mbc.kernels.base import Request
+from mbc.kernels.cuda.base import (
+    OwnKernel,
+    Slice,
+    Struct,
+    channels_last,
+    image_of,
+    touched_us,
+)
+from mbc.kernels.cuda.fused.wiring import (
+    AFFINE,
+    Wiring,
+    affines,
+    eps,
+    members,
+    run,
+    slice_of,
+    taking,
+)
+from mbc.kernels.cuda.norm.batch_norm import SUM_BYTES, partial_bytes, parts, statistics_workspace
+
+# Of a sum, channels last, on 132 multiprocessors: half of what it moves is written, and loads wait behind that, so that
+# it takes more of them at once than a sum that reads only.
+SLICE_BLOCKS = 4 * 132
+
+
+@dataclass(frozen=True, slots=True)
+class StatisticsBesideArguments(Struct):
+    type: int
+    layout: int
+    rows: int
+    channels: int
+    inner: int
+    parts: int
+    joined: int
+    before: int
+
+
+# Of x alone, and those that are there, in either order.
+_BEHIND_KNOWN = (((0,), (1, 2, 3, 4)), (5, 6))
+_BEFORE_KNOWN = (((0,), (3, 4, 1, 2)), (5, 6))
+
+
+def _beside(at: Slice) -> StatisticsBesideArguments:
+    x, joined, _ = at.request.inputs
+    join = members(at.request).members[-1]
+    return StatisticsBesideArguments(*image_of(at, x), parts(x, at.layout), joined.elements, int(join.inputs[0] == 1))
+
+
+@dataclass(frozen=True, slots=True)
+class SliceSumArguments(Struct):
+    type: int
+    layout: int
+    rows: int
+    channels: int
+    inner: int
+    parts: int
+    accumulate: int
+    start: int
+    all: int
+
+
+def _slice_sum(at: Slice) -> SliceSumArguments:
+    taken = at.request.outputs[0]
+    count = parts(taken, at.layout, SLICE_BLOCKS)
+    return SliceSumArguments(*image_of(at, taken), count, int(at.accumulate), *slice_of(at))
+
+
+def _slice_sum_workspace(request: Request, layout: Layout) -> int:
+    return partial_bytes(request.outputs[0], layout, SUM_BYTES, SLICE_BLOCKS)
+
+
+@dataclass(frozen=True, slots=True)
+class BiasConcatArguments(Struct):
+    type: int
+    layout: int
+    rows: int
+    inner: int
+    inputs: int
+    biased: int
+
+
+# Of two parts: the biased one is the first, or the second.
+_BIASED = (3, 2)
+_BIAS_CONCAT = tuple((((0, 1), parts_), (4,)) for parts_ in (_BIASED, _BIASED[::-1]))
+
+
+def _bias_concat(at: Slice) -> BiasConcatArguments:
+    biased = members(at.request).members[-1].inputs.index(_BIASED[0])
+    type_, layout, rows, _, inner = image_of(at)
+    return BiasConcatArguments(type_, layout, rows, inner, 2, biased)
+
+
+def _channels_of_parts(at: Slice) -> tuple[int, ...]:
+    biased, _, other = at.request.inputs
+    first = members(at.request).members[-1].inputs[0] == _BIASED[0]
+    parts_ = (biased, other) if first else (other, biased)
+    return tuple(x.shape[1] for x in parts_)
+
+
+@dataclass(frozen=True, slots=True)
+class ConcatNormalizeArguments(Struct):
+    type: int
+    layout: int
+    rows: int
+    inner: int
+    inputs: int
+    affine: int
+
+
+def _normalized(operands: int) -> Wiring:
+    """Two parts, what is concatenated of them, and batch_normalize and relu of that."""
+    joined = operands + 1
+    return ((0, 1), (joined, *run(2, operands - 1)), (joined + 1,)), (joined, joined + 2)
+
+
+MOST_PARTS = 4  # as in the source
+
+
+def _parts_normalized(operands: int, count: int) -> Wiring:
+    """batch_normalize of each part, then relu of each, then what is concatenated of them."""
+    z, y = operands * count, operands * count + count
+    normalized = (run(part * operands, operands) for part in range(count))
+    return (*normalized, *((value,) for value in run(z, count)), run(y, count)), (y + count,)
+
+
+def _joined(at: Slice) -> tuple[TensorType, ...]:
+    """What is concatenated, or normalised to be."""
+    return tuple(x for x in at.request.inputs if len(x.shape) > 1)
+
+
+def _concat_normalize(at: Slice) -> ConcatNormalizeArguments:
+    type_, layout, rows, _, inner = image_of(at)
+    return ConcatNormalizeArguments(type_, layout, rows, inner, len(_joined(at)), affines(at.request)[0])
+
+
+def _channels_joined(at: Slice) -> tuple[int, ...]:
+    return tuple(x.shape[1] for x in _joined(at))
+
+
+KERNELS = (
+    OwnKernel(
+        "batch_statistics+join_statistics",
+        "batch_norm.cu",
+        StatisticsBesideArguments,
+        _beside,
+        workspace=statistics_workspace,
+        launches=2,
+        launcher="batch_statistics_beside",
+        takes=taking(_BEHIND_KNOWN, _BEFORE_KNOWN),
+    ),
+    OwnKernel(
+        "bias_add+concat",
+        "concat.cu",
+        BiasConcatArguments,
+        _bias_concat,
+        more=_channels_of_parts,
+        layouts=channels_last,
+        launcher="bias_add_concat",
+        takes=taking(*_BIAS_CONCAT),
+    ),
+    OwnKernel(
+        "concat+batch_normalize+relu",
+        "concat.cu",
+        ConcatNormalizeArguments,
+        _concat_normalize,
+        eps,
+        more=_channels_joined,
+        layouts=channels_last,
+        launcher="concat_batch_normalize_relu",
+        takes=taking(*map(_normalized, AFFINE)),
+    ),
+    OwnKernel(
+        "batch_normalize*+relu*+concat",
+        "concat.cu",
+        ConcatNormalizeArguments,
+        _concat_normalize,
+        eps,
+        more=_channels_joined,
+        layouts=channels_last,
+        launcher="batch_normalize_relu_concat",
+        takes=taking(*(_parts_normalized(n, count) for n in AFFINE for count in range(2, MOST_PARTS + 1))),
+    ),
+    OwnKernel(
+        "channel_slice+channel_sum",
+        "channels.cu",
+        SliceSumArguments,
+        _slice_sum,
+        workspace=_slice_sum_workspace,
+        time_us=touched_us,
+        launches=2,
+        launcher="channel_slice_sum",
+        takes=taking((((0,), (1,)), (1, 2))),
+        edition=2,
+    ),
+)

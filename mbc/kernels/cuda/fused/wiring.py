@@ -1,0 +1,81 @@
+"""How a kernel knows its group: by how the members feed one another.
+
+`mbc.optimize.fusion.catalogue` says where groups come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mbc.kernels.base import Request
+from mbc.kernels.cuda.base import Slice
+from mbc.ops import KINDS
+from mbc.ops.fused import Fused, leading_products
+from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward
+from mbc.ops.shape import ChannelSlice
+
+AFFINE = (5, 3)  # operands of batch_normalize, with scale and shift and without
+
+Numbers = tuple[int, ...]
+Wiring = tuple[tuple[Numbers, ...], Numbers]  # inputs of each member, and what leaves the group
+
+
+def members(request: Request) -> Fused:
+    assert isinstance(request.attributes, Fused)
+    return request.attributes
+
+
+def products_of(request: Request) -> tuple[Request, ...]:
+    """The products that a group begins with, each of the next two operands; of one operation itself."""
+    if not isinstance(request.attributes, Fused):
+        return (request,)
+    found: list[Request] = []
+    for member in request.attributes.members[: leading_products(request.attributes)]:
+        inputs = request.inputs[2 * len(found) : 2 * len(found) + 2]
+        outputs = KINDS[member.kind].shape(member.attributes, inputs)
+        found.append(Request(member.kind, member.attributes, inputs, outputs, request.precision))
+    return tuple(found)
+
+
+def taking(*wirings: Wiring) -> Callable[[Request], bool]:
+    """Takes groups that are wired in one of these ways."""
+
+    def takes(request: Request) -> bool:
+        a = members(request)
+        return (tuple(member.inputs for member in a.members), a.given) in wirings
+
+    return takes
+
+
+def run(first: int, count: int) -> Numbers:
+    return tuple(range(first, first + count))
+
+
+def adds(outside: int, first: tuple[Numbers, ...]) -> tuple[Wiring, ...]:
+    """Groups that start with `first`, which take their operands one after another, and add one more operand at a time,
+    before or behind what is there, until all `outside` are in."""
+    taken = 1 + max(max(numbers) for numbers in first)
+    wirings = [first]
+    for more in range(taken, outside):
+        value = outside + len(wirings[0]) - 1
+        wirings = [(*so_far, pair) for so_far in wirings for pair in ((value, more), (more, value))]
+    return tuple((wiring, (outside + len(wiring) - 1,)) for wiring in wirings)
+
+
+def affines(request: Request) -> tuple[int, ...]:
+    """Of each batch normalisation of the group: whether it has scale and shift."""
+    return tuple(int(len(m.inputs) == 5) for m in members(request).members if m.kind == "batch_normalize")
+
+
+def eps(at: Slice) -> tuple[float, ...]:
+    """Of every member that has one, in order."""
+    attributes = (member.attributes for member in members(at.request).members)
+    return tuple(a.eps for a in attributes if isinstance(a, BatchNormalize | BatchNormalizeBackward))
+
+
+def slice_of(at: Slice) -> tuple[int, ...]:
+    """Of the slice that is read in place: its first channel, and how many the tensor has that it is part of."""
+    for member in members(at.request).members:
+        if isinstance(member.attributes, ChannelSlice):
+            return member.attributes.start, at.request.inputs[member.inputs[0]].shape[1]
+    raise ValueError(f"no slice in {at.request.kind}")

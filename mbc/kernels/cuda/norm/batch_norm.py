@@ -1,0 +1,239 @@
+"""What every channel has of its own: biases, and the statistics and gradients of batch normalisation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mbc.ir.types import Layout, TensorType
+from mbc.kernels.base import Request
+from mbc.kernels.cuda.base import (
+    THREADS,
+    VECTOR_BYTES,
+    Channels,
+    OwnKernel,
+    Slice,
+    Struct,
+    channels_first,
+    image_of,
+)
+from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, UpdateRunning
+
+# Of a sum, on 132 multiprocessors. Channels last they are all there at once; channels first, where a thread has one
+# load on its way, they take turns. Constant, so that sums are the same on all GPUs.
+BLOCKS_LAST = 3 * 132
+BLOCKS_FIRST = 12 * 132
+LEAST_ROWS = 8  # that a thread should sum before its sum is handed on
+WARP = 32
+
+# Of the states in mbc_channel_sum.cuh, mbc_batch_norm.cuh and batch_norm.cu.
+SUM_BYTES, SUMS_BYTES, STATISTICS_BYTES = 4, 8, 12
+
+
+@dataclass(frozen=True, slots=True)
+class BiasAddArguments(Struct):
+    type: int
+    layout: int
+    rows: int
+    channels: int
+    inner: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelSumArguments(Struct):
+    type: int
+    layout: int
+    rows: int
+    channels: int
+    inner: int
+    parts: int
+    accumulate: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchStatisticsArguments(Struct):
+    type: int
+    layout: int
+    rows: int
+    channels: int
+    inner: int
+    parts: int
+
+
+@dataclass(frozen=True, slots=True)
+class JoinStatisticsArguments(Struct):
+    pairs: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchNormalizeArguments(Struct):
+    type: int
+    layout: int
+    rows: int
+    channels: int
+    inner: int
+    affine: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchNormalizeSumsArguments(Struct):
+    type: int
+    layout: int
+    rows: int
+    channels: int
+    inner: int
+    parts: int
+    accumulate: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchNormalizeBackwardArguments(Struct):
+    type: int
+    layout: int
+    rows: int
+    channels: int
+    inner: int
+    affine: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateRunningArguments(Struct):
+    channels: int
+    count: int
+
+
+def parts(x: TensorType, layout: Layout, blocks_last: int = BLOCKS_LAST) -> int:
+    """Into how many parts the sum of a channel over rows and positions is split: enough to fill a large GPU, but
+    never so many that a part is not worth its own block. `blocks_last`: of a large GPU at once, channels last."""
+    c = Channels.of(x)
+    vector = VECTOR_BYTES // x.dtype.size_bytes
+    if layout is Layout.CHANNELS_FIRST:
+        most, rows_per_block, rows = -(-BLOCKS_FIRST // c.channels), THREADS, c.rows * c.inner // vector
+    else:
+        columns = c.channels // vector if c.channels % vector == 0 else c.channels
+        tiles = -(-columns // WARP)
+        most, rows_per_block, rows = blocks_last // tiles, THREADS // -(-columns // tiles), c.rows * c.inner
+    return max(1, min(most, rows // (rows_per_block * LEAST_ROWS)))
+
+
+def partial_bytes(x: TensorType, layout: Layout, state_bytes: int, blocks_last: int = BLOCKS_LAST) -> int:
+    """Of the parts in which x is summed by channel; none where there is one."""
+    count = parts(x, layout, blocks_last)
+    return count * x.shape[1] * state_bytes if count > 1 else 0
+
+
+def _bias_add(at: Slice) -> BiasAddArguments:
+    return BiasAddArguments(*image_of(at))
+
+
+def _channel_sum(at: Slice) -> ChannelSumArguments:
+    return ChannelSumArguments(*image_of(at), parts(at.request.inputs[0], at.layout), int(at.accumulate))
+
+
+def _statistics(at: Slice) -> BatchStatisticsArguments:
+    return BatchStatisticsArguments(*image_of(at), parts(at.request.inputs[0], at.layout))
+
+
+def _join(at: Slice) -> JoinStatisticsArguments:
+    return JoinStatisticsArguments(len(at.request.inputs) // 2)
+
+
+def _channels_of_pairs(at: Slice) -> tuple[int, ...]:
+    return tuple(mean.elements for mean in at.request.inputs[::2])
+
+
+def _normalize(at: Slice) -> BatchNormalizeArguments:
+    return BatchNormalizeArguments(*image_of(at), affine=int(len(at.request.inputs) == 5))
+
+
+def _sums(at: Slice) -> BatchNormalizeSumsArguments:
+    return BatchNormalizeSumsArguments(*image_of(at), parts(at.request.inputs[0], at.layout), int(at.accumulate))
+
+
+def _backward(at: Slice) -> BatchNormalizeBackwardArguments:
+    a = at.request.attributes
+    assert isinstance(a, BatchNormalizeBackward)
+    return BatchNormalizeBackwardArguments(*image_of(at), affine=int(len(at.request.inputs) == 7), count=a.count)
+
+
+def _update_running(at: Slice) -> UpdateRunningArguments:
+    a = at.request.attributes
+    assert isinstance(a, UpdateRunning)
+    return UpdateRunningArguments(at.request.inputs[0].elements, a.count)
+
+
+def _eps(at: Slice) -> tuple[float, ...]:
+    a = at.request.attributes
+    assert isinstance(a, BatchNormalize | BatchNormalizeBackward)
+    return (a.eps,)
+
+
+def _momentum(at: Slice) -> tuple[float, ...]:
+    a = at.request.attributes
+    assert isinstance(a, UpdateRunning)
+    return (a.momentum,)
+
+
+def sum_workspace(request: Request, layout: Layout) -> int:
+    return partial_bytes(request.inputs[0], layout, SUM_BYTES)
+
+
+def sums_workspace(request: Request, layout: Layout) -> int:
+    return partial_bytes(request.inputs[0], layout, SUMS_BYTES)
+
+
+def statistics_workspace(request: Request, layout: Layout) -> int:
+    return partial_bytes(request.inputs[0], layout, STATISTICS_BYTES)
+
+
+KERNELS = (
+    OwnKernel("bias_add", "channels.cu", BiasAddArguments, _bias_add, edition=3),
+    OwnKernel(
+        "channel_sum",
+        "channels.cu",
+        ChannelSumArguments,
+        _channel_sum,
+        workspace=sum_workspace,
+        launches=2,
+        accumulates=True,
+        edition=3,
+    ),
+    OwnKernel(
+        "batch_statistics",
+        "batch_norm.cu",
+        BatchStatisticsArguments,
+        _statistics,
+        workspace=statistics_workspace,
+        launches=2,
+        edition=3,
+    ),
+    OwnKernel(
+        "join_statistics",
+        "batch_norm.cu",
+        JoinStatisticsArguments,
+        _join,
+        more=_channels_of_pairs,
+        layouts=channels_first,
+    ),
+    OwnKernel("batch_normalize", "batch_norm.cu", BatchNormalizeArguments, _normalize, _eps, edition=3),
+    OwnKernel(
+        "batch_normalize_sums",
+        "batch_norm.cu",
+        BatchNormalizeSumsArguments,
+        _sums,
+        _eps,
+        workspace=sums_workspace,
+        launches=2,
+        accumulates=True,
+        edition=3,
+    ),
+    OwnKernel("batch_normalize_backward", "batch_norm.cu", BatchNormalizeBackwardArguments, _backward, _eps, edition=3),
+    OwnKernel(
+        "update_running",
+        "batch_norm.cu",
+        UpdateRunningArguments,
+        _update_running,
+        _momentum,
+        layouts=channels_first,
+    ),
+)

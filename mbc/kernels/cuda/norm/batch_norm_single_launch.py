@@ -1,0 +1,179 @@
+"""Batch normalisation of small tensors in one launch each way: statistics and what is normalised by them, and sums of
+the backward pass and the gradient that is made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from mbc.ir.types import TensorType
+from mbc.kernels.base import Request
+from mbc.kernels.cuda.base import (
+    THREADS,
+    VECTOR_BYTES,
+    Channels,
+    OwnKernel,
+    Slice,
+    Struct,
+    channels_last,
+    type_code,
+)
+from mbc.kernels.cuda.fused.wiring import AFFINE, Wiring, eps, members, run, taking
+from mbc.ops.normalization import BatchNormalizeBackward
+
+FILE = "at_once.cu"
+
+# Above, the few multiprocessors that share a tile of channels read for longer than two launches of all of them take.
+MOST_BYTES = 4 << 20
+MOST_PARTS = 8  # blocks of a cluster, on any GPU that has them; as in templates/kernels/mbc_at_once.cuh
+MOST_BLOCKS = 132  # of an H200's multiprocessors: more would wait for those before them
+SECTOR, LINE = 2, 4  # vectors that memory reads together
+MOST_ALONG = 16  # vectors of a tile, whose channels have a thread each
+
+
+@dataclass(frozen=True, slots=True)
+class AtOnceArguments(Struct):
+    type: int
+    rows: int
+    channels: int
+    affine: int
+    count: int
+    along: int
+    parts: int
+
+
+def tiling(x: TensorType, operands: int) -> tuple[int, int]:
+    """Vectors of a row that a block takes, a power of two, and blocks that share the rows: as few as can hold them."""
+    c = Channels.of(x)
+    vectors, rows = max(1, c.channels * x.dtype.size_bytes // VECTOR_BYTES), c.rows * c.inner
+    held = 2 if operands > 2 else 4  # rows, by a thread
+
+    def least_parts(along: int) -> int:
+        parts = 1
+        while parts < MOST_PARTS and rows * along > parts * THREADS * held:
+            parts *= 2
+        return parts
+
+    along = min(SECTOR, vectors)
+    parts = least_parts(along)
+    if along == SECTOR and -(-vectors // along) * parts > MOST_BLOCKS:
+        along = LINE
+        parts = least_parts(along)
+    while along < MOST_ALONG and -(-vectors // along) > MOST_BLOCKS:
+        along *= 2
+    while parts > 1 and -(-vectors // along) * parts > MOST_BLOCKS:
+        parts //= 2
+    return along, parts
+
+
+def _arguments(at: Slice) -> AtOnceArguments:
+    x = _image(at.request)
+    c = Channels.of(x)
+    attributes = (member.attributes for member in members(at.request).members)
+    count = next((a.count for a in attributes if isinstance(a, BatchNormalizeBackward)), 0)
+    tiled = tiling(x, _operands(at.request))
+    return AtOnceArguments(type_code(x), c.rows * c.inner, c.channels, int(_affine(at.request)), count, *tiled)
+
+
+def _image(request: Request) -> TensorType:
+    """What is normalised: it is of the shape of all others."""
+    return request.inputs[0]
+
+
+def _operands(request: Request) -> int:
+    """Images that are read."""
+    return sum(t.shape == _image(request).shape for t in request.inputs)
+
+
+def _affine(request: Request) -> bool:
+    """Whether it has a scale, and a shift with it."""
+    normal = next(m for m in members(request).members if m.kind in ("batch_normalize", "batch_normalize_backward"))
+    return len(normal.inputs) in (5, 7)
+
+
+def _small(wirings: Iterable[Wiring]) -> Callable[[Request], bool]:
+    wired = taking(*wirings)
+    return lambda request: _image(request).size_bytes <= MOST_BYTES and wired(request)
+
+
+def _kernel(kind: str, launcher: str, *wirings: Wiring) -> OwnKernel:
+    return OwnKernel(
+        kind,
+        FILE,
+        AtOnceArguments,
+        _arguments,
+        eps,
+        launcher=f"{launcher}_at_once",
+        takes=_small(wirings),
+        layouts=channels_last,
+        clusters=True,
+    )
+
+
+def _forward(operands: int, relu: bool) -> Wiring:
+    m = operands - 2  # behind x, scale and shift
+    z = m + 2
+    start = ((0,), (0, m, m + 1, *run(1, m - 1)))
+    return ((*start, (z,)), (m, m + 1, z + 1)) if relu else (start, (m, m + 1, z))
+
+
+def _forward_add_relu(operands: int, swapped: bool) -> Wiring:
+    r = operands - 2
+    m, z = r + 1, r + 3
+    add = (r, z) if swapped else (z, r)
+    return ((0,), (0, m, m + 1, *run(1, r - 1)), add, (z + 1,)), (m, m + 1, z + 2)
+
+
+def _backward(gamma: bool) -> Wiring:
+    operands = (0, 1, 2, 3)  # x, its gradient, mean and variance
+    sums = 5 if gamma else 4
+    return (operands, (*operands, sums, sums + 1, *run(4, gamma))), run(sums, 3)
+
+
+def _backward_through_relu(operands: int) -> Wiring:
+    """What relu let through is computed again."""
+    dy, z = operands, operands + 1
+    y, d, sums = z + 1, z + 2, z + 3
+    start = (run(0, operands), (z,), (y, dy), (0, d, 1, 2))
+    return (*start, (0, d, 1, 2, sums, sums + 1, *run(3, operands == 5))), run(sums, 3)
+
+
+def _backward_behind_relu(gamma: bool, added: bool) -> Wiring:
+    """What relu let through is told by its output. `added`: its gradient is a sum of two."""
+    y = 2 if added else 0
+    x, dy = (3, 6 + gamma) if added else (2, 1)
+    d = dy + 1 if added else 5 + gamma
+    first = ((0, 1), (y, dy)) if added else ((y, dy),)
+    both = (x, d, x + 1, x + 2)
+    return (*first, both, (*both, d + 1, d + 2, *run(x + 3, gamma))), run(d, 4)
+
+
+_SCALED = (True, False)
+_STATISTICS = "batch_statistics+batch_normalize"
+_SUMS = "batch_normalize_sums+batch_normalize_backward"
+
+KERNELS = (
+    _kernel(_STATISTICS, "batch_normalize", *(_forward(n, relu=False) for n in AFFINE)),
+    _kernel(f"{_STATISTICS}+relu", "batch_normalize_relu", *(_forward(n, relu=True) for n in AFFINE)),
+    _kernel(
+        f"{_STATISTICS}+add+relu",
+        "batch_normalize_add_relu",
+        *(_forward_add_relu(n, swapped) for n in AFFINE for swapped in (False, True)),
+    ),
+    _kernel(_SUMS, "batch_normalize_backward", *map(_backward, _SCALED)),
+    _kernel(
+        f"batch_normalize+relu+relu_backward+{_SUMS}",
+        "batch_normalize_relu_backward",
+        *map(_backward_through_relu, AFFINE),
+    ),
+    _kernel(
+        f"relu_backward+{_SUMS}",
+        "relu_backward_batch_normalize",
+        *(_backward_behind_relu(gamma, added=False) for gamma in _SCALED),
+    ),
+    _kernel(
+        f"add+relu_backward+{_SUMS}",
+        "add_relu_backward_batch_normalize",
+        *(_backward_behind_relu(gamma, added=True) for gamma in _SCALED),
+    ),
+)

@@ -1,0 +1,108 @@
+"""Sums of batch normalisation that make relu's output again on the way (`RELU_ALONG` of
+`mbc.optimize.fusion.catalogue`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import product
+
+from mbc.kernels.cuda.base import OwnKernel, Slice, Struct, image_of
+from mbc.kernels.cuda.fused.wiring import AFFINE, Wiring, affines, eps, run, taking
+from mbc.kernels.cuda.norm.batch_norm import parts, sums_workspace
+
+FILE = "sums_along.cu"
+
+
+@dataclass(frozen=True, slots=True)
+class SumsAlongArguments(Struct):
+    type: int
+    layout: int
+    rows: int
+    channels: int
+    inner: int
+    affine: int
+    affine2: int
+    parts: int
+    accumulate: int
+
+
+def _arguments(at: Slice) -> SumsAlongArguments:
+    x = at.request.inputs[0]
+    affine, affine2 = (*affines(at.request), 0)[:2]
+    return SumsAlongArguments(
+        *image_of(at),
+        affine,
+        affine2,
+        parts(x, at.layout),
+        int(at.accumulate),
+    )
+
+
+def _of_x(operands: int) -> Wiring:
+    """batch_normalize, relu, relu_backward, sums."""
+    dy, z = operands, operands + 1
+    y, d, dgamma, dbeta = run(z + 1, 4)
+    return ((run(0, operands), (z,), (y, dy), (0, d, 1, 2)), (y, dgamma, dbeta))
+
+
+def _behind_add(operands: int, operands2: int, added: bool, swapped: bool, signed: bool) -> Wiring:
+    """What is added to the first batch_normalize is an operand (`operands2` is 0) or another batch_normalize. `added`:
+    the gradient behind relu is a sum of two. `signed`: it goes through relu by the signs of the output."""
+    second = (run(operands, operands2),) if operands2 else ()
+    dy = operands + (operands2 or 1)
+    z = dy + (2 if added else 1)
+    other, s = (z + 1, z + 2) if second else (operands, z + 1)
+    y = s + 1
+    told = y + 1 if signed else y
+    total = ((dy, dy + 1),) if added else ()
+    gradient, d = (told + 1, told + 2) if added else (dy, told + 1)
+    add = (other, z) if swapped else (z, other)
+    start = (run(0, operands), *second, add, (s,), *(((y,),) if signed else ()), *total)
+    through = (gradient, told) if signed else (told, gradient)
+    return ((*start, through, (0, d, 1, 2)), (y, d, d + 1, d + 2))
+
+
+def _along(
+    forward: str, launcher: str, wirings: Iterable[Wiring], added: bool = False, signed: bool = False
+) -> OwnKernel:
+    backward = "relu_backward_signs" if signed else "relu_backward"
+    return OwnKernel(
+        f"{forward}{'+relu_signs' if signed else ''}{'+add' if added else ''}+{backward}+batch_normalize_sums",
+        FILE,
+        SumsAlongArguments,
+        _arguments,
+        eps,
+        workspace=sums_workspace,
+        launches=2,
+        launcher=launcher + ("_of_two" if added else "") + ("_signed" if signed else ""),
+        takes=taking(*wirings),
+    )
+
+
+# Of a sum of two gradients, and by signs, or not.
+_FORMS = tuple(product((False, True), repeat=2))
+
+KERNELS = (
+    _along("batch_normalize+relu", "batch_normalize_relu_and_sums", map(_of_x, AFFINE)),
+    *(
+        _along(
+            "batch_normalize+add+relu",
+            "batch_normalize_add_relu_and_sums",
+            (_behind_add(n, 0, added, swapped, signed) for n in AFFINE for swapped in (False, True)),
+            added,
+            signed,
+        )
+        for added, signed in _FORMS
+    ),
+    *(
+        _along(
+            "batch_normalize*+add+relu",
+            "batch_normalize_twice_add_relu_and_sums",
+            (_behind_add(n, n2, added, swapped, signed) for n in AFFINE for n2 in AFFINE for swapped in (False, True)),
+            added,
+            signed,
+        )
+        for added, signed in _FORMS
+    ),
+)

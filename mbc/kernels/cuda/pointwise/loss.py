@@ -1,0 +1,238 @@
+"""Losses, their gradients and their weighted sum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mbc.ir.types import Layout, TensorType
+from mbc.kernels.base import Request
+from mbc.kernels.cuda.base import (
+    THREADS,
+    Channels,
+    OwnKernel,
+    Slice,
+    Struct,
+    channels_first,
+    image_of,
+    type_code,
+)
+from mbc.ops.loss import CrossEntropy, CrossEntropyBackward, MseBackward, WeightedSum
+
+MOST_PARTS = 512
+SCORE_BYTES = 16  # of a partial sum in mbc_loss.cuh
+FEW_CLASSES = 32  # that a thread goes through by itself
+MOST_CLASSES = 16 * THREADS  # that a block keeps, as in cross_entropy_rows.cu
+PIXELS_PER_THREAD = 4  # at least, where there are many
+ELEMENTS_PER_THREAD = 16  # that a thread should sum before its sum is handed on
+
+
+@dataclass(frozen=True, slots=True)
+class CrossEntropyArguments(Struct):
+    type: int
+    layout: int
+    rows: int
+    classes: int
+    inner: int
+    parts: int
+
+
+@dataclass(frozen=True, slots=True)
+class CrossEntropyBackwardArguments(Struct):
+    type: int
+    layout: int
+    rows: int
+    classes: int
+    inner: int
+
+
+@dataclass(frozen=True, slots=True)
+class MseArguments(Struct):
+    type: int
+    elements: int
+    parts: int
+
+
+@dataclass(frozen=True, slots=True)
+class MseBackwardArguments(Struct):
+    type: int
+    elements: int
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedSumArguments(Struct):
+    inputs: int
+
+
+def _positions_per_block(logits: TensorType, layout: Layout) -> int:
+    """A warp takes a position whose classes lie next to each other, otherwise a thread does."""
+    adjacent = layout is Layout.CHANNELS_LAST or Channels.of(logits).inner == 1
+    return THREADS // 32 if adjacent else THREADS
+
+
+def _entropy_parts(logits: TensorType, layout: Layout) -> int:
+    c = Channels.of(logits)
+    return min(-(-c.rows * c.inner // _positions_per_block(logits, layout)), MOST_PARTS)
+
+
+def _mse_parts(prediction: TensorType) -> int:
+    return max(1, min(prediction.elements // (THREADS * ELEMENTS_PER_THREAD), MOST_PARTS))
+
+
+def _partial_bytes(parts: int) -> int:
+    return parts * SCORE_BYTES if parts > 1 else 0
+
+
+def _entropy(at: Slice) -> CrossEntropyArguments:
+    return CrossEntropyArguments(*image_of(at), _entropy_parts(at.request.inputs[0], at.layout))
+
+
+def _entropy_reals(at: Slice) -> tuple[float, ...]:
+    a = at.request.attributes
+    assert isinstance(a, CrossEntropy)
+    return (a.smoothing,)
+
+
+def _entropy_workspace(request: Request, layout: Layout) -> int:
+    return _partial_bytes(_entropy_parts(request.inputs[0], layout))
+
+
+def _entropy_backward(at: Slice) -> CrossEntropyBackwardArguments:
+    return CrossEntropyBackwardArguments(*image_of(at))
+
+
+def _entropy_backward_reals(at: Slice) -> tuple[float, ...]:
+    a = at.request.attributes
+    assert isinstance(a, CrossEntropyBackward)
+    return a.smoothing, a.weight
+
+
+def _takes_pixels(request: Request) -> bool:
+    c = Channels.of(request.inputs[0])
+    return c.inner > 1 and c.channels <= FEW_CLASSES
+
+
+def _pixel_parts(logits: TensorType) -> int:
+    c = Channels.of(logits)
+    return min(-(-c.rows * c.inner // (THREADS * PIXELS_PER_THREAD)), MOST_PARTS)
+
+
+def _pixels(at: Slice) -> CrossEntropyArguments:
+    return CrossEntropyArguments(*image_of(at), _pixel_parts(at.request.inputs[0]))
+
+
+def _pixels_workspace(request: Request, layout: Layout) -> int:
+    return _partial_bytes(_pixel_parts(request.inputs[0]))
+
+
+def _takes_rows(request: Request) -> bool:
+    c = Channels.of(request.inputs[0])
+    return c.inner == 1 and FEW_CLASSES < c.channels <= MOST_CLASSES
+
+
+def _row_parts(logits: TensorType) -> int:
+    return min(logits.shape[0], MOST_PARTS)
+
+
+def _rows(at: Slice) -> CrossEntropyArguments:
+    return CrossEntropyArguments(*image_of(at), _row_parts(at.request.inputs[0]))
+
+
+def _rows_workspace(request: Request, layout: Layout) -> int:
+    return _partial_bytes(_row_parts(request.inputs[0]))
+
+
+def _mse(at: Slice) -> MseArguments:
+    x = at.request.inputs[0]
+    return MseArguments(type_code(x), x.elements, _mse_parts(x))
+
+
+def _mse_workspace(request: Request, layout: Layout) -> int:
+    return _partial_bytes(_mse_parts(request.inputs[0]))
+
+
+def _mse_backward(at: Slice) -> MseBackwardArguments:
+    x = at.request.inputs[0]
+    return MseBackwardArguments(type_code(x), x.elements)
+
+
+def _mse_factor(at: Slice) -> tuple[float, ...]:
+    a = at.request.attributes
+    assert isinstance(a, MseBackward)
+    return ((-2 if a.side else 2) * a.weight / at.request.inputs[0].elements,)
+
+
+def _weighted_sum(at: Slice) -> WeightedSumArguments:
+    return WeightedSumArguments(len(at.request.inputs))
+
+
+def _weights(at: Slice) -> tuple[float, ...]:
+    a = at.request.attributes
+    assert isinstance(a, WeightedSum)
+    return a.weights
+
+
+FILE, PIXELS, ROWS = "loss.cu", "cross_entropy_pixels.cu", "cross_entropy_rows.cu"
+
+KERNELS = (
+    OwnKernel(
+        "softmax_cross_entropy",
+        FILE,
+        CrossEntropyArguments,
+        _entropy,
+        _entropy_reals,
+        workspace=_entropy_workspace,
+        launches=2,
+    ),
+    OwnKernel(
+        "softmax_cross_entropy_backward",
+        FILE,
+        CrossEntropyBackwardArguments,
+        _entropy_backward,
+        _entropy_backward_reals,
+    ),
+    OwnKernel(
+        "softmax_cross_entropy",
+        PIXELS,
+        CrossEntropyArguments,
+        _pixels,
+        _entropy_reals,
+        workspace=_pixels_workspace,
+        launches=2,
+        launcher="softmax_cross_entropy_pixels",
+        edition=2,
+        takes=_takes_pixels,
+    ),
+    OwnKernel(
+        "softmax_cross_entropy_backward",
+        PIXELS,
+        CrossEntropyBackwardArguments,
+        _entropy_backward,
+        _entropy_backward_reals,
+        launcher="softmax_cross_entropy_pixels_backward",
+        edition=2,
+        takes=_takes_pixels,
+    ),
+    OwnKernel(
+        "softmax_cross_entropy",
+        ROWS,
+        CrossEntropyArguments,
+        _rows,
+        _entropy_reals,
+        workspace=_rows_workspace,
+        launches=2,
+        launcher="softmax_cross_entropy_rows",
+        takes=_takes_rows,
+    ),
+    OwnKernel(
+        "softmax_cross_entropy_backward",
+        ROWS,
+        CrossEntropyBackwardArguments,
+        _entropy_backward,
+        _entropy_backward_reals,
+        launcher="softmax_cross_entropy_rows_backward",
+        takes=_takes_rows,
+    ),
+    OwnKernel("mse", FILE, MseArguments, _mse, workspace=_mse_workspace, launches=2),
+    OwnKernel("mse_backward", FILE, MseBackwardArguments, _mse_backward, _mse_factor),
+    OwnKernel("weighted_sum", FILE, WeightedSumArguments, _weighted_sum, _weights, layouts=channels_first),
+)

@@ -1,0 +1,120 @@
+"""What moves elements: changes of layout and type, joining and taking apart channels; and dropout."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from mbc.ir.types import Layout
+from mbc.kernels.base import Request
+from mbc.kernels.cuda.base import Channels, Layouts, OwnKernel, Slice, Struct, layout_code, type_code
+from mbc.ops.random import Dropout
+from mbc.ops.shape import ChannelSlice
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertArguments(Struct):
+    """The only launch whose operands may lie in different layouts: the provider fills both in."""
+
+    from_type: int
+    to_type: int
+    from_layout: int
+    to_layout: int
+    rows: int
+    channels: int
+    inner: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConcatArguments(Struct):
+    type: int
+    layout: int
+    rows: int
+    inner: int
+    inputs: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelSliceArguments(Struct):
+    type: int
+    layout: int
+    rows: int
+    channels: int
+    inner: int
+    start: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropoutArguments(Struct):
+    type: int
+    layout: int
+    rows: int
+    channels: int
+    inner: int
+    first_row: int
+    threshold: int
+    key: int
+
+
+def conversion(request: Request, layouts: Layouts) -> ConvertArguments:
+    """Input 0 in `layouts[0]` to output 0 in `layouts[1]`."""
+    source, result = request.inputs[0], request.outputs[0]
+    c = Channels.of(source)
+    before, after = (layout_code(layout) for layout in layouts)
+    return ConvertArguments(type_code(source), type_code(result), before, after, c.rows, c.channels, c.inner)
+
+
+def _convert(at: Slice) -> ConvertArguments:
+    return conversion(at.request, (at.layout, at.layout))
+
+
+def _any_layouts(request: Request) -> Iterable[Layouts]:
+    """A change of type may change the layout on the way."""
+    if not request.inputs[0].ordered:
+        yield Layout.CHANNELS_FIRST, Layout.CHANNELS_FIRST
+        return
+    yield from itertools.product(Layout, repeat=2)
+
+
+def _concat(at: Slice) -> ConcatArguments:
+    y = at.request.outputs[0]
+    c = Channels.of(y)
+    return ConcatArguments(type_code(y), layout_code(at.layout), c.rows, c.inner, len(at.request.inputs))
+
+
+def _channels_of_inputs(at: Slice) -> tuple[int, ...]:
+    return tuple(x.shape[1] for x in at.request.inputs)
+
+
+def _channel_slice(at: Slice) -> ChannelSliceArguments:
+    x, a = at.request.inputs[0], at.request.attributes
+    assert isinstance(a, ChannelSlice)
+    c = Channels.of(x)
+    return ChannelSliceArguments(type_code(x), layout_code(at.layout), c.rows, c.channels, c.inner, a.start, a.count)
+
+
+def _dropout(at: Slice) -> DropoutArguments:
+    x, a = at.request.inputs[0], at.request.attributes
+    assert isinstance(a, Dropout)
+    c = Channels.of(x)
+    return DropoutArguments(
+        type_code(x), layout_code(at.layout), c.rows, c.channels, c.inner, at.first_row, a.threshold, a.key
+    )
+
+
+def _kept(at: Slice) -> tuple[float, ...]:
+    a = at.request.attributes
+    assert isinstance(a, Dropout)
+    return (1 / (1 - a.probability),)
+
+
+KERNELS = (
+    OwnKernel("convert", "convert.cu", ConvertArguments, _convert, layouts=_any_layouts),
+    OwnKernel("cast", "convert.cu", ConvertArguments, _convert, layouts=_any_layouts, edition=2),
+    OwnKernel("concat", "concat.cu", ConcatArguments, _concat, more=_channels_of_inputs, edition=2),
+    OwnKernel("channel_slice", "concat.cu", ChannelSliceArguments, _channel_slice),
+    OwnKernel("dropout", "dropout.cu", DropoutArguments, _dropout, _kept),
+    OwnKernel("dropout_backward", "dropout.cu", DropoutArguments, _dropout, _kept),
+)

@@ -1,0 +1,27 @@
+"""Signs of relu's output, and relu's gradient by them, each by itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mbc.ir.types import Layout
+from mbc.kernels.cuda.base import Channels, OwnKernel, Slice, Struct, type_code
+from mbc.ops.signs import CHANNELS
+
+FILE = "signs.cu"
+
+
+@dataclass(frozen=True, slots=True)
+class SignsArguments(Struct):
+    type: int
+    bytes: int
+    inner: int
+
+
+def _arguments(at: Slice) -> SignsArguments:
+    image = at.request.inputs[0]
+    inner = 1 if at.layout is Layout.CHANNELS_LAST else Channels.of(image).inner
+    return SignsArguments(type_code(image), image.elements // CHANNELS, inner)
+
+
+KERNELS = tuple(OwnKernel(kind, FILE, SignsArguments, _arguments) for kind in ("relu_signs", "relu_backward_signs"))

@@ -1,0 +1,261 @@
+"""Fused groups with a maximum pool at one end: relu and what comes before it, and their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from mbc.ir.types import Layout, TensorType
+from mbc.kernels.base import Request
+from mbc.kernels.cuda.base import OwnKernel, Slice, touched_us
+from mbc.kernels.cuda.fused.wiring import (
+    AFFINE,
+    Numbers,
+    Wiring,
+    adds,
+    affines,
+    eps,
+    members,
+    run,
+    slice_of,
+    taking,
+)
+from mbc.kernels.cuda.norm.batch_norm import SUM_BYTES, SUMS_BYTES, partial_bytes, parts
+from mbc.kernels.cuda.pool.pooling import PoolArguments, pool_arguments
+from mbc.ops.normalization import BatchNormalizeBackward
+from mbc.ops.pooling import MaxPool
+
+# Of a sum, channels last, on 132 multiprocessors: registers last for two on each, and a third would run after them.
+SUMMING_BLOCKS = 2 * 132
+FORWARD, BACKWARD, BATCH_NORM = "max_pool.cu", "max_pool_backward.cu", "max_pool_batch_norm.cu"
+
+
+def _attributes(request: Request) -> MaxPool:
+    return next(m.attributes for m in members(request).members if isinstance(m.attributes, MaxPool))
+
+
+def _pool(at: Slice) -> PoolArguments:
+    return pool_arguments(at, _attributes(at.request))
+
+
+def _pool_behind(at: Slice) -> PoolArguments:
+    """The first output is what is pooled."""
+    made = _pool(at)
+    return replace(made, option=int(len(at.request.outputs) == 3))
+
+
+def _image(request: Request) -> TensorType:
+    """What is pooled, or the gradient of that. A group that sums has the pooled one or both."""
+    pooled = next(t for t in request.inputs if len(t.shape) == 4)
+    return TensorType((*pooled.shape[:2], *_attributes(request).size), pooled.dtype)
+
+
+def _affine(request: Request) -> int:
+    """Whether the batch normalisation of the group has scale and shift; a backward pass has the scale alone."""
+    last = members(request).members[-1]
+    if last.kind == "batch_normalize_backward":
+        return int(len(last.inputs) == 7)
+    return (*affines(request), 0)[0]
+
+
+def _sum(at: Slice) -> PoolArguments:
+    return pool_arguments(at, _attributes(at.request), _image(at.request))
+
+
+def _sum_more(at: Slice) -> tuple[int, ...]:
+    return _affine(at.request), parts(_image(at.request), at.layout, SUMMING_BLOCKS), int(at.accumulate)
+
+
+def _normalize_more(at: Slice) -> tuple[int, ...]:
+    last = members(at.request).members[-1].attributes
+    assert isinstance(last, BatchNormalizeBackward)
+    return _affine(at.request), last.count
+
+
+def _workspace(state_bytes: int) -> Callable[[Request, Layout], int]:
+    return lambda request, layout: partial_bytes(_image(request), layout, state_bytes, SUMMING_BLOCKS)
+
+
+def _before_pool(operands: int, members_before: int, given: int) -> Wiring:
+    """A chain from `operands` inputs through single values to a pool."""
+    inside = run(operands, members_before)
+    return ((run(0, operands), *((value,) for value in inside)), run(operands + members_before, given))
+
+
+def _chain(operands: int, members_before: int) -> Callable[[Request], bool]:
+    return taking(*(_before_pool(operands, members_before, given) for given in (1, 2)))
+
+
+_wired_for_both = taking(
+    *((wiring[0], (n + 1, *wiring[1])) for n in AFFINE for given in (1, 2) for wiring in (_before_pool(n, 2, given),))
+)
+
+
+def _takes_both(request: Request) -> bool:
+    """What is pooled leaves the group as well, and every pixel is in one window."""
+    a = _attributes(request)
+    apart = a.kernel == a.stride and not any(a.pad) and all(n % k == 0 for n, k in zip(a.size, a.kernel, strict=True))
+    return apart and _wired_for_both(request)
+
+
+def _behind_pool(inputs: int, last: Numbers, given: Numbers) -> Wiring:
+    """relu_backward of the pooled image, max_pool_backward, and one more; their values come after `inputs`."""
+    return ((0, 1), (2, inputs), last), given
+
+
+def _added(operands: int, backward: bool, sliced: bool) -> tuple[Wiring, Wiring]:
+    """batch_normalize and relu over again, max_pool_backward, add (of a slice), relu_backward, and one of sums and
+    batch_normalize_backward, with what is added first or second."""
+    index, more = operands, operands + 2
+    z = operands + (5 if backward else 3)
+    y, gathered = z + 1, z + 2
+    added = gathered + 1 if sliced else more
+    total = gathered + (2 if sliced else 1)
+    d = total + 1
+    last = (0, d, 1, 2, *((more + 1, more + 2, *((3,) if operands == 5 else ())) if backward else ()))
+    start = (run(0, operands), (z,), (index, index + 1), *(((more,),) if sliced else ()))
+    leaves = run(d + 1, 1 if backward else 2)
+    return ((*start, (added, gathered), (y, total), last), leaves), (
+        (*start, (gathered, added), (y, total), last),
+        leaves,
+    )
+
+
+def _through_add(backward: bool, sliced: bool = False) -> tuple[Wiring, ...]:
+    return tuple(wiring for operands in AFFINE for wiring in _added(operands, backward, sliced))
+
+
+_BEHIND_NORMALIZE = (
+    _behind_pool(9, (3, 10, 4, 5, 6, 7, 8), (11,)),
+    _behind_pool(8, (3, 9, 4, 5, 6, 7), (10,)),
+)
+
+_BEHIND = "relu_backward+max_pool_backward"
+_ADDED = "batch_normalize+relu+max_pool_backward+add+relu_backward"
+_ADDED_SLICE = "batch_normalize+relu+max_pool_backward+channel_slice+add+relu_backward"
+
+
+def _forward(kind: str, launcher: str, takes: Callable[[Request], bool]) -> OwnKernel:
+    return OwnKernel(kind, FORWARD, PoolArguments, _pool, launcher=launcher, takes=takes)
+
+
+def _summed(kind: str, file: str, launcher: str, state_bytes: int, *wirings: Wiring) -> OwnKernel:
+    return OwnKernel(
+        kind,
+        file,
+        PoolArguments,
+        _sum,
+        eps,
+        more=_sum_more,
+        workspace=_workspace(state_bytes),
+        launches=2,
+        accumulates=True,
+        launcher=launcher,
+        takes=taking(*wirings),
+        edition=2,
+    )
+
+
+def _normalized(kind: str, launcher: str, *wirings: Wiring) -> OwnKernel:
+    return OwnKernel(
+        kind,
+        BATCH_NORM,
+        PoolArguments,
+        _pool,
+        eps,
+        more=_normalize_more,
+        launcher=launcher,
+        takes=taking(*wirings),
+        edition=2,
+    )
+
+
+def _with_slice(kernel: OwnKernel) -> OwnKernel:
+    """What is added is a slice, read where it lies."""
+
+    def more(at: Slice) -> tuple[int, ...]:
+        return *kernel.more(at), *slice_of(at)
+
+    return replace(kernel, more=more, time_us=touched_us)
+
+
+KERNELS = (
+    _forward("relu+max_pool", "relu_max_pool", _chain(1, 1)),
+    _forward("bias_add+relu+max_pool", "bias_add_relu_max_pool", _chain(2, 2)),
+    OwnKernel(
+        "batch_normalize+relu+max_pool",
+        FORWARD,
+        PoolArguments,
+        _pool,
+        eps,
+        more=lambda at: affines(at.request),
+        launcher="batch_normalize_relu_max_pool",
+        takes=taking(*(_before_pool(n, 2, given) for n in AFFINE for given in (1, 2))),
+        edition=2,
+    ),
+    OwnKernel(
+        "batch_normalize+relu+max_pool",
+        FORWARD,
+        PoolArguments,
+        _pool_behind,
+        eps,
+        more=lambda at: affines(at.request),
+        launcher="batch_normalize_relu_and_max_pool",
+        takes=_takes_both,
+    ),
+    OwnKernel(
+        _BEHIND,
+        BACKWARD,
+        PoolArguments,
+        _pool,
+        launcher="relu_max_pool_backward",
+        takes=taking((((0, 1), (2, 3)), (4,))),
+    ),
+    *(
+        OwnKernel(kind, BACKWARD, PoolArguments, _pool, launcher=launcher, takes=taking(*adds(2 + many, ((0, 1),))))
+        for many, kind, launcher in (
+            (1, "max_pool_backward+add", "max_pool_backward_add"),
+            (2, "max_pool_backward+add*", "max_pool_backward_add_two"),
+            (3, "max_pool_backward+add*", "max_pool_backward_add_three"),
+        )
+    ),
+    _summed(
+        f"{_BEHIND}+channel_sum",
+        BACKWARD,
+        "relu_max_pool_backward_channel_sum",
+        SUM_BYTES,
+        _behind_pool(3, (4,), (4, 5)),
+    ),
+    _summed(
+        f"{_BEHIND}+batch_normalize_sums",
+        BATCH_NORM,
+        "relu_max_pool_backward_sums",
+        SUMS_BYTES,
+        _behind_pool(6, (3, 7, 4, 5), (8, 9)),
+    ),
+    _normalized(f"{_BEHIND}+batch_normalize_backward", "relu_max_pool_backward_normalize", *_BEHIND_NORMALIZE),
+    _summed(
+        f"{_ADDED}+batch_normalize_sums",
+        BATCH_NORM,
+        "max_pool_backward_add_sums",
+        SUMS_BYTES,
+        *_through_add(backward=False),
+    ),
+    _normalized(f"{_ADDED}+batch_normalize_backward", "max_pool_backward_add_normalize", *_through_add(backward=True)),
+    _with_slice(
+        _summed(
+            f"{_ADDED_SLICE}+batch_normalize_sums",
+            BATCH_NORM,
+            "max_pool_backward_add_slice_sums",
+            SUMS_BYTES,
+            *_through_add(backward=False, sliced=True),
+        )
+    ),
+    _with_slice(
+        _normalized(
+            f"{_ADDED_SLICE}+batch_normalize_backward",
+            "max_pool_backward_add_slice_normalize",
+            *_through_add(backward=True, sliced=True),
+        )
+    ),
+)

@@ -1,0 +1,120 @@
+"""Pooling, local response normalisation and upsampling."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mbc.ir.types import TensorType
+from mbc.kernels.cuda.base import Channels, OwnKernel, Slice, Struct, layout_code, type_code
+from mbc.ops.pooling import AveragePool, MaxPool, Pool
+from mbc.ops.response import Lrn
+from mbc.ops.shape import Upsample
+
+
+@dataclass(frozen=True, slots=True)
+class PoolArguments(Struct):
+    type: int
+    layout: int
+    rows: int
+    channels: int
+    height: int
+    width: int
+    out_height: int
+    out_width: int
+    kernel_height: int
+    kernel_width: int
+    stride_height: int
+    stride_width: int
+    pad_top: int
+    pad_bottom: int
+    pad_left: int
+    pad_right: int
+    option: int
+
+
+@dataclass(frozen=True, slots=True)
+class LrnArguments(Struct):
+    type: int
+    layout: int
+    rows: int
+    channels: int
+    inner: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class UpsampleArguments(Struct):
+    type: int
+    layout: int
+    rows: int
+    channels: int
+    height: int
+    width: int
+    factor_height: int
+    factor_width: int
+
+
+def _pool(at: Slice) -> PoolArguments:
+    assert isinstance(at.request.attributes, Pool)
+    return pool_arguments(at, at.request.attributes)
+
+
+def pool_arguments(at: Slice, a: Pool, of: TensorType | None = None) -> PoolArguments:
+    """Of a request that pools, alone or in a group. `of`: an image of the same rows, channels and type, where the first
+    output is none."""
+    request = at.request
+    y = of or request.outputs[0]  # of the backward pass the gradient of the image
+    option = a.count_pad if isinstance(a, AveragePool) else isinstance(a, MaxPool) and len(request.outputs) == 2
+    (height, width), (out_height, out_width) = a.size, a.output_size
+    return PoolArguments(
+        type=type_code(y),
+        layout=layout_code(at.layout),
+        rows=y.shape[0],
+        channels=y.shape[1],
+        height=height,
+        width=width,
+        out_height=out_height,
+        out_width=out_width,
+        kernel_height=a.kernel[0],
+        kernel_width=a.kernel[1],
+        stride_height=a.stride[0],
+        stride_width=a.stride[1],
+        pad_top=a.pad[0],
+        pad_bottom=a.pad[1],
+        pad_left=a.pad[2],
+        pad_right=a.pad[3],
+        option=int(option),
+    )
+
+
+def _lrn(at: Slice) -> LrnArguments:
+    x, a = at.request.inputs[0], at.request.attributes
+    assert isinstance(a, Lrn)
+    c = Channels.of(x)
+    return LrnArguments(type_code(x), layout_code(at.layout), c.rows, c.channels, c.inner, a.size)
+
+
+def _lrn_reals(at: Slice) -> tuple[float, ...]:
+    a = at.request.attributes
+    assert isinstance(a, Lrn)
+    return a.alpha, a.beta, a.k
+
+
+def _upsample(at: Slice) -> UpsampleArguments:
+    request, a = at.request, at.request.attributes
+    assert isinstance(a, Upsample)
+    small = min(request.inputs[0], request.outputs[0], key=lambda t: t.elements)
+    rows, channels, height, width = small.shape
+    return UpsampleArguments(type_code(small), layout_code(at.layout), rows, channels, height, width, *a.factor)
+
+
+KERNELS = (
+    OwnKernel("max_pool", "max_pool.cu", PoolArguments, _pool, edition=3),
+    OwnKernel("max_pool_backward", "max_pool_backward.cu", PoolArguments, _pool, edition=3),
+    OwnKernel("avg_pool", "pool.cu", PoolArguments, _pool),
+    OwnKernel("avg_pool_backward", "pool.cu", PoolArguments, _pool),
+    OwnKernel("lrn", "lrn.cu", LrnArguments, _lrn, _lrn_reals),
+    OwnKernel("lrn_backward", "lrn.cu", LrnArguments, _lrn, _lrn_reals),
+    OwnKernel("upsample", "upsample.cu", UpsampleArguments, _upsample),
+    OwnKernel("upsample_backward", "upsample.cu", UpsampleArguments, _upsample),
+)

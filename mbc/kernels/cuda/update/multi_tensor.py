@@ -1,0 +1,209 @@
+"""One operation on each of many tensors: the updates of all parameters, their casts, the running statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from mbc.hardware.spec import DeviceSpec
+from mbc.ir.types import Layout
+from mbc.kernels.base import Call, Request
+from mbc.kernels.cuda.base import Layouts, OwnKernel, Slice, Struct, moved_us, type_code
+from mbc.ops.fused import Fused, Member
+from mbc.ops.normalization import UpdateRunning
+from mbc.ops.update import AdamW, Sgd
+
+FILE = "many.cu"
+MANY = 64  # tensors of a launch; as in the source
+
+
+@dataclass(frozen=True, slots=True)
+class ManyUpdatesArguments(Struct):
+    tensors: int
+    control: int
+    momentum: int
+    nesterov: int
+
+
+@dataclass(frozen=True, slots=True)
+class ManyCastsArguments(Struct):
+    tensors: int
+    from_type: int
+    to_type: int
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateRunningsArguments(Struct):
+    tensors: int
+    control: int
+
+
+def _members(request: Request) -> tuple[Member, ...]:
+    assert isinstance(request.attributes, Fused)
+    return request.attributes.members
+
+
+def _any_layouts(request: Request) -> Iterable[Layouts]:
+    """Elements come one by one in whatever order: channels first stands for all. What `_lie_alike` demands of them the
+    search keeps, since a state lies in one layout and so does its gradient."""
+    yield (Layout.CHANNELS_FIRST,) * (len(request.inputs) + len(request.outputs))
+
+
+def _lie_alike(call: Call) -> bool:
+    """Whether the operands of each member lie in one order."""
+    made = {number: len(call.request.inputs) + at for at, number in enumerate(_given(call.request))}
+    for member in _members(call.request):
+        places = (made.get(number, number) for number in (*member.inputs, *member.outputs))
+        if len({call.layouts[at] for at in places if call.operands[at].ordered}) > 1:
+            return False
+    return True
+
+
+def _given(request: Request) -> tuple[int, ...]:
+    assert isinstance(request.attributes, Fused)
+    return request.attributes.given
+
+
+def _is_apart(request: Request) -> bool:
+    """Whether no member reads what another one makes, and everything that is made leaves the group."""
+    a = request.attributes
+    assert isinstance(a, Fused)
+    made = tuple(number for member in a.members for number in member.outputs)
+    return a.given == made and all(n < len(request.inputs) for member in a.members for n in member.inputs)
+
+
+def _alike(request: Request) -> bool:
+    """And whether all have the same settings, types and number of operands."""
+    members = _members(request)
+    types = {(request.inputs[m.inputs[0]].dtype, request.outputs[0].dtype) for m in members}
+    alike = len({(m.attributes, len(m.inputs)) for m in members}) == 1
+    return alike and len(types) == 1 and _is_apart(request)
+
+
+def _one_control(request: Request, operand: int) -> bool:
+    return len({member.inputs[operand] for member in _members(request)}) == 1
+
+
+def _takes_updates(request: Request) -> bool:
+    return _alike(request) and _one_control(request, 2)
+
+
+def _takes_running(request: Request) -> bool:
+    return _is_apart(request) and _one_control(request, 4)
+
+
+def _updates(at: Slice) -> ManyUpdatesArguments:
+    first = _members(at.request)[0]
+    a = first.attributes
+    nesterov = isinstance(a, Sgd) and a.nesterov
+    return ManyUpdatesArguments(len(_members(at.request)), first.inputs[2], int(len(first.inputs) > 3), int(nesterov))
+
+
+def _fields_of_updates(at: Slice) -> tuple[int, ...]:
+    found: list[int] = []
+    for member in _members(at.request):
+        parameter, gradient, _, *states = member.inputs
+        found += [at.request.inputs[parameter].elements, parameter, gradient, *states]
+    return tuple(found)
+
+
+def _settings(at: Slice) -> tuple[float, ...]:
+    a = _members(at.request)[0].attributes
+    if isinstance(a, AdamW):
+        return a.beta1, a.beta2, a.eps, a.weight_decay
+    assert isinstance(a, Sgd)
+    return a.momentum, a.weight_decay
+
+
+def _casts(at: Slice) -> ManyCastsArguments:
+    request = at.request
+    return ManyCastsArguments(len(_members(request)), type_code(request.inputs[0]), type_code(request.outputs[0]))
+
+
+def _fields_of_casts(at: Slice) -> tuple[int, ...]:
+    """Outputs come after all inputs, as do the numbers of what members make."""
+    return tuple(
+        field
+        for member in _members(at.request)
+        for field in (at.request.inputs[member.inputs[0]].elements, member.inputs[0], member.outputs[0])
+    )
+
+
+def _runnings(at: Slice) -> UpdateRunningsArguments:
+    members = _members(at.request)
+    return UpdateRunningsArguments(len(members), members[0].inputs[4])
+
+
+def _fields_of_runnings(at: Slice) -> tuple[int, ...]:
+    found: list[int] = []
+    for member in _members(at.request):
+        a = member.attributes
+        assert isinstance(a, UpdateRunning)
+        found += [at.request.inputs[member.inputs[0]].elements, *member.inputs[:4], a.count]
+    return tuple(found)
+
+
+def _momenta(at: Slice) -> tuple[float, ...]:
+    attributes = (member.attributes for member in _members(at.request))
+    return tuple(a.momentum for a in attributes if isinstance(a, UpdateRunning))
+
+
+def _time_us(request: Request, device: DeviceSpec) -> float:
+    """The first of the launches is counted with every kernel."""
+    launches = -(-len(_members(request)) // MANY)
+    return moved_us(request, device) + (launches - 1) * device.launch_us
+
+
+KERNELS = (
+    OwnKernel(
+        "sgd_update*",
+        FILE,
+        ManyUpdatesArguments,
+        _updates,
+        _settings,
+        more=_fields_of_updates,
+        layouts=_any_layouts,
+        lies=_lie_alike,
+        time_us=_time_us,
+        launcher="sgd_updates",
+        takes=_takes_updates,
+    ),
+    OwnKernel(
+        "adamw_update*",
+        FILE,
+        ManyUpdatesArguments,
+        _updates,
+        _settings,
+        more=_fields_of_updates,
+        layouts=_any_layouts,
+        lies=_lie_alike,
+        time_us=_time_us,
+        launcher="adamw_updates",
+        takes=_takes_updates,
+    ),
+    OwnKernel(
+        "cast*",
+        FILE,
+        ManyCastsArguments,
+        _casts,
+        more=_fields_of_casts,
+        layouts=_any_layouts,
+        lies=_lie_alike,
+        time_us=_time_us,
+        launcher="casts",
+        takes=_alike,
+    ),
+    OwnKernel(
+        "update_running*",
+        FILE,
+        UpdateRunningsArguments,
+        _runnings,
+        _momenta,
+        more=_fields_of_runnings,
+        layouts=_any_layouts,
+        lies=_lie_alike,
+        time_us=_time_us,
+        launcher="update_runnings",
+        takes=_takes_running,
+    ),
+)

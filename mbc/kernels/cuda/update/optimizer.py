@@ -1,0 +1,81 @@
+"""The end of a step: whether it counts, and the new parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mbc.ir.types import Layout, Precision
+from mbc.kernels.base import Request
+from mbc.kernels.cuda.base import OwnKernel, Slice, Struct
+from mbc.ops.update import AdamW, Sgd
+
+FLAG_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class GuardArguments(Struct):
+    scaled: int
+    gradients: int
+
+
+@dataclass(frozen=True, slots=True)
+class SgdUpdateArguments(Struct):
+    elements: int
+    momentum: int
+    nesterov: int
+
+
+@dataclass(frozen=True, slots=True)
+class AdamwUpdateArguments(Struct):
+    elements: int
+
+
+def _guard(at: Slice) -> GuardArguments:
+    return GuardArguments(int(at.request.precision is Precision.FP16), len(at.request.inputs) - 2)
+
+
+def _elements_of_gradients(at: Slice) -> tuple[int, ...]:
+    return tuple(gradient.elements for gradient in at.request.inputs[2:])
+
+
+def _guard_workspace(request: Request, layout: Layout) -> int:
+    return FLAG_BYTES if len(request.inputs) > 2 else 0
+
+
+def _sgd(at: Slice) -> SgdUpdateArguments:
+    a = at.request.attributes
+    assert isinstance(a, Sgd)
+    return SgdUpdateArguments(at.request.inputs[0].elements, int(len(at.request.inputs) == 4), int(a.nesterov))
+
+
+def _sgd_reals(at: Slice) -> tuple[float, ...]:
+    a = at.request.attributes
+    assert isinstance(a, Sgd)
+    return a.momentum, a.weight_decay
+
+
+def _adamw(at: Slice) -> AdamwUpdateArguments:
+    return AdamwUpdateArguments(at.request.inputs[0].elements)
+
+
+def _adamw_reals(at: Slice) -> tuple[float, ...]:
+    a = at.request.attributes
+    assert isinstance(a, AdamW)
+    return a.beta1, a.beta2, a.eps, a.weight_decay
+
+
+FILE = "update.cu"
+
+KERNELS = (
+    OwnKernel(
+        "guard",
+        FILE,
+        GuardArguments,
+        _guard,
+        more=_elements_of_gradients,
+        workspace=_guard_workspace,
+        launches=3,
+    ),
+    OwnKernel("sgd_update", FILE, SgdUpdateArguments, _sgd, _sgd_reals),
+    OwnKernel("adamw_update", FILE, AdamwUpdateArguments, _adamw, _adamw_reals),
+)

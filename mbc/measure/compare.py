@@ -1,0 +1,88 @@
+"""Distances between results, computed on the GPU: downloading every candidate's output would take longer than it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbc.hardware.spec import DeviceSpec
+from mbc.ir.types import DType, Layout, Precision, TensorType, layout_matters
+from mbc.kernels.base import Candidate, Request
+from mbc.kernels.cuda import OWN
+from mbc.measure.gpu import Gpu
+from mbc.measure.kernel_library import Call, KernelLibrary
+from mbc.ops import KINDS
+from mbc.ops.base import NoAttributes
+from mbc.ops.matrix import Cast
+from mbc.runtime.formats import stored_bytes
+
+_FIRST = Layout.CHANNELS_FIRST
+
+
+class Comparer:
+    """mbc's own kernels at work for measuring: changes of layout and type, and mean squared differences."""
+
+    def __init__(self, gpu: Gpu, library: KernelLibrary, spec: DeviceSpec, precision: Precision) -> None:
+        self._gpu = gpu
+        self._library = library
+        self._spec = spec
+        self._precision = precision
+
+    def _call(self, request: Request, pointers: tuple[int, ...], layouts: tuple[Layout, ...] | None = None) -> Call:
+        candidate = self._candidate(request, layouts)
+        workspace = self._gpu.take(candidate.workspace_bytes) if candidate.workspace_bytes else 0
+        return self._library.prepare(candidate, request, pointers, workspace)
+
+    def _candidate(self, request: Request, layouts: tuple[Layout, ...] | None) -> Candidate:
+        offered = OWN.candidates(request, self._spec)
+        return next(c for c in offered if layouts is None or c.layouts == layouts)
+
+    def relaid(self, address: int, tensor: TensorType, layout: Layout) -> int:
+        """A canonical tensor in a layout: itself, or a copy that is taken from the GPU's memory."""
+        if layout is _FIRST or not layout_matters(tensor.shape):
+            return address
+        made = self._gpu.take(tensor.size_bytes)
+        request = Request("convert", NoAttributes(), (tensor,), (tensor,), self._precision)
+        self._call(request, (address, made), (_FIRST, layout)).enqueue()
+        return made
+
+    def distances(self, parts: list[tuple[int, int, int]], dtype: DType, mean_square: float) -> list[float]:
+        """Normalised L2 distance of each part of a result from what it must be; NaN where it was left unwritten.
+
+        A part is (address of the result in `dtype`, address of what it must be in fp32, elements). `mean_square` is
+        that of what they must be.
+        """
+        mark = self._gpu.mark()
+        try:
+            apart = 256  # bytes: each part's mean at an address of its own
+            means = self._gpu.take(apart * len(parts))
+            for number, (result, wanted, elements) in enumerate(parts):
+                self._difference(result, wanted, TensorType((elements,), dtype), means + apart * number)
+            self._gpu.synchronize()
+            data = self._gpu.download(means, apart * len(parts)).reshape(len(parts), apart)
+        finally:
+            self._gpu.reset(mark)
+        found = [float(row[:4].view(np.float32)[0]) for row in data]
+        return [math.sqrt(mean / mean_square) if mean_square else math.sqrt(mean) for mean in found]
+
+    def _difference(self, result: int, wanted: int, tensor: TensorType, mean: int) -> None:
+        wide = TensorType(tensor.shape, DType.FP32)
+        if tensor.dtype is not DType.FP32:
+            widened = self._gpu.take(wide.size_bytes)
+            cast = Request("cast", Cast(DType.FP32.value), (tensor,), (wide,), self._precision)
+            self._call(cast, (result, widened)).enqueue()
+            result = widened
+        outputs = KINDS["mse"].shape(NoAttributes(), (wide, wide))
+        mse = Request("mse", NoAttributes(), (wide, wide), outputs, self._precision)
+        self._call(mse, (result, wanted, mean)).enqueue()
+
+
+def as_fp32(values: NDArray[np.float64]) -> NDArray[np.uint8]:
+    """Canonical values as the bytes of a canonical fp32 buffer."""
+    return stored_bytes(values, DType.FP32, _FIRST)
+
+
+def mean_square(values: NDArray[np.float64]) -> float:
+    return float(np.mean(np.square(values))) if values.size else 0.0

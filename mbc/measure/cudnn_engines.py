@@ -1,0 +1,392 @@
+"""Convolutions of cuDNN's graph (backend) API: which engine configurations there are, and plans made of them.
+
+The same operation graph is built by the generated host code (`templates/host`): the `settings` of a configuration mean
+the same there. With a device-properties text instead of a GPU everything but execution works, so that a plan for an
+H200 can be made on a laptop.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, cast
+
+from mbc.ir.types import DType, Layout, Precision, TensorType
+from mbc.kernels.base import Request
+from mbc.kernels.statistics import WITH_STATISTICS, convolution_of
+from mbc.measure.cudnn_constants import Constant
+from mbc.measure.cudnn_library import CudnnRefusal, Descriptor, Library
+
+ALIGNMENT_BYTES = 16  # of every operand: what cuDNN's widest loads need; buffers are aligned to more
+MOST_KNOBS = 64
+
+DATA_TYPES = {
+    DType.FP64: Constant.DATA_DOUBLE,
+    DType.FP32: Constant.DATA_FLOAT,
+    DType.BF16: Constant.DATA_BFLOAT16,
+    DType.FP16: Constant.DATA_HALF,
+}
+
+
+def _notes(prefix: str) -> dict[int, str]:
+    names = [name for name in vars(Constant) if name.startswith(prefix) and not name.endswith("TYPE_COUNT")]
+    return {getattr(Constant, name): name.removeprefix(prefix) for name in names}
+
+
+NUMERICAL_NOTES = _notes("NUMERICAL_NOTE_")
+BEHAVIOUR_NOTES = _notes("BEHAVIOR_NOTE_")
+
+# Numerical notes that an engine must not carry. The fast algorithms have an error of their own: `admitted` lifts that
+# once it has been measured. Tensor cores on fp32 data round the operands (TF32), which strict precisions do not allow.
+FAST_ALGORITHMS = frozenset({"FFT", "WINOGRAD", "WINOGRAD_TILE_4x4", "WINOGRAD_TILE_6x6", "WINOGRAD_TILE_13x13"})
+REFUSED_NOTES = frozenset({"DOWN_CONVERT_INPUTS", "REDUCED_PRECISION_REDUCTION"}) | FAST_ALGORITHMS
+STRICT = frozenset({Precision.FP32, Precision.FP64})
+
+
+class ConvolutionAttributes(Protocol):
+    """What the three convolution kinds carry (docs/operations.md); `pad` is (before, after) per axis."""
+
+    @property
+    def stride(self) -> tuple[int, ...]: ...
+
+    @property
+    def pad(self) -> tuple[int, ...]: ...
+
+    @property
+    def dilation(self) -> tuple[int, ...]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """How one convolution kind is called in the backend API; `operands` in the order of inputs, then outputs."""
+
+    operation: int
+    descriptor: int
+    alpha: int
+    beta: int
+    operands: tuple[int, ...]
+
+
+_PASSES = {
+    "convolution": _Pass(
+        Constant.BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR,
+        Constant.ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC,
+        Constant.ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA,
+        Constant.ATTR_OPERATION_CONVOLUTION_FORWARD_BETA,
+        (
+            Constant.ATTR_OPERATION_CONVOLUTION_FORWARD_X,
+            Constant.ATTR_OPERATION_CONVOLUTION_FORWARD_W,
+            Constant.ATTR_OPERATION_CONVOLUTION_FORWARD_Y,
+        ),
+    ),
+    "convolution_backward_data": _Pass(
+        Constant.BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR,
+        Constant.ATTR_OPERATION_CONVOLUTION_BWD_DATA_CONV_DESC,
+        Constant.ATTR_OPERATION_CONVOLUTION_BWD_DATA_ALPHA,
+        Constant.ATTR_OPERATION_CONVOLUTION_BWD_DATA_BETA,
+        (
+            Constant.ATTR_OPERATION_CONVOLUTION_BWD_DATA_DY,
+            Constant.ATTR_OPERATION_CONVOLUTION_BWD_DATA_W,
+            Constant.ATTR_OPERATION_CONVOLUTION_BWD_DATA_DX,
+        ),
+    ),
+    "convolution_backward_filter": _Pass(
+        Constant.BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR,
+        Constant.ATTR_OPERATION_CONVOLUTION_BWD_FILTER_CONV_DESC,
+        Constant.ATTR_OPERATION_CONVOLUTION_BWD_FILTER_ALPHA,
+        Constant.ATTR_OPERATION_CONVOLUTION_BWD_FILTER_BETA,
+        (
+            Constant.ATTR_OPERATION_CONVOLUTION_BWD_FILTER_X,
+            Constant.ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DY,
+            Constant.ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DW,
+        ),
+    ),
+}
+CONVOLUTION_KINDS = tuple(_PASSES)
+ENGINE_KINDS = (*CONVOLUTION_KINDS, WITH_STATISTICS)  # that cuDNN's graph API runs
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """An engine with its knobs. `knobs` are (type, value) pairs, sorted; notes are names without their prefix."""
+
+    engine: int
+    knobs: tuple[tuple[int, int], ...]
+    numerical: frozenset[str]
+    behaviour: frozenset[str]
+    descriptor: Descriptor = field(repr=False, compare=False)
+
+    @property
+    def settings(self) -> tuple[tuple[str, int], ...]:
+        """As a plan and a profile hold it."""
+        return (("engine", self.engine), *((f"knob{kind}", value) for kind, value in self.knobs))
+
+    @property
+    def deterministic(self) -> bool:
+        return "NONDETERMINISTIC" not in self.numerical
+
+    @property
+    def compiles_at_run_time(self) -> bool:
+        return "RUNTIME_COMPILATION" in self.behaviour
+
+
+def refusal(
+    configuration: Configuration,
+    precision: Precision,
+    deterministic: bool = False,
+    admitted: frozenset[str] = frozenset(),
+) -> str | None:
+    """Why the configuration must not be used at `precision`, or None. `admitted` names notes allowed all the same."""
+    if configuration.compiles_at_run_time:
+        return "it is compiled at run time, which needs NVRTC beside the package"
+    refused = REFUSED_NOTES | ({"TENSOR_CORE"} if precision in STRICT else frozenset[str]())
+    if deterministic:
+        refused = refused | {"NONDETERMINISTIC"}
+    found = sorted((refused - admitted) & configuration.numerical)
+    return f"its notes {', '.join(found)} are not admitted in {precision}" if found else None
+
+
+def engine_types(request: Request) -> tuple[TensorType, ...]:
+    """Types of the operands, inputs and then the output, as the engine sees them.
+
+    cuDNN writes a filter gradient in the type of its operands only: a caller who wants another converts it.
+    """
+    working = request.inputs[0].dtype
+    return (*request.inputs, TensorType(request.outputs[0].shape, working))
+
+
+def strides(shape: Sequence[int], layout: Layout) -> list[int]:
+    """Distance in elements between neighbours of each axis, for a packed tensor."""
+    order = [0, *range(2, len(shape)), 1] if layout is Layout.CHANNELS_LAST else list(range(len(shape)))
+    result = [0] * len(shape)
+    step = 1
+    for axis in reversed(order):
+        result[axis] = step
+        step *= shape[axis]
+    return result
+
+
+@dataclass(frozen=True)
+class Device:
+    """What configurations are asked for: a GPU (a cuDNN handle), or the properties of one that is not here."""
+
+    library: Library
+    handle: int = 0
+    properties: Descriptor | None = None
+
+    @staticmethod
+    def from_properties(library: Library, text: str) -> Device:
+        """A GPU known by cuDNN's own JSON description of it: no GPU is needed, and nothing can be executed."""
+        descriptor = Descriptor(library, Constant.BACKEND_DEVICEPROP_DESCRIPTOR)
+        descriptor.set_text(Constant.ATTR_DEVICEPROP_JSON_REPRESENTATION, text)
+        return Device(library, 0, descriptor.finalize())
+
+    @staticmethod
+    def from_handle(library: Library, handle: int) -> Device:
+        return Device(library, handle)
+
+    def description(self) -> str:
+        """cuDNN's JSON description of this GPU, for `from_properties` elsewhere."""
+        descriptor = self.properties
+        if descriptor is None:
+            descriptor = Descriptor(self.library, Constant.BACKEND_DEVICEPROP_DESCRIPTOR)
+            descriptor.set(Constant.ATTR_DEVICEPROP_HANDLE, Constant.TYPE_HANDLE, [self.handle]).finalize()
+        attribute = Constant.ATTR_DEVICEPROP_JSON_REPRESENTATION
+        size = descriptor.count(attribute, Constant.TYPE_CHAR)
+        data = ctypes.create_string_buffer(size + 1)
+        count = ctypes.c_int64()
+        self.library.call(
+            "cudnnBackendGetAttribute",
+            descriptor.pointer,
+            attribute,
+            Constant.TYPE_CHAR,
+            size,
+            ctypes.byref(count),
+            data,
+        )
+        return data.value.decode()
+
+
+class ConvolutionPlan:
+    """A configuration made ready to run. `workspace_bytes` is what `execute` wants."""
+
+    def __init__(self, device: Device, descriptor: Descriptor) -> None:
+        self._device = device
+        self._descriptor = descriptor
+        attribute = Constant.ATTR_EXECUTION_PLAN_WORKSPACE_SIZE
+        self.workspace_bytes = descriptor.get(attribute, Constant.TYPE_INT64)[0]
+
+    def bind(self, pointers: Sequence[int], workspace: int) -> Descriptor:
+        """Device addresses of inputs, then the output; bind once, execute often."""
+        pack = Descriptor(self._device.library, Constant.BACKEND_VARIANT_PACK_DESCRIPTOR)
+        identities = list(range(1, len(pointers) + 1))
+        pack.set(Constant.ATTR_VARIANT_PACK_UNIQUE_IDS, Constant.TYPE_INT64, identities)
+        pack.set(Constant.ATTR_VARIANT_PACK_DATA_POINTERS, Constant.TYPE_VOID_PTR, list(pointers))
+        pack.set(Constant.ATTR_VARIANT_PACK_WORKSPACE, Constant.TYPE_VOID_PTR, [workspace or None])
+        return pack.finalize()
+
+    def execute(self, pack: Descriptor) -> None:
+        """Enqueue the convolution on the handle's stream. Needs a GPU."""
+        self._device.library.call("cudnnBackendExecute", self._device.handle, self._descriptor.pointer, pack.pointer)
+
+
+class ConvolutionGraph:
+    """The operation graph of one convolution request with the layouts of its operands (inputs, then the output).
+
+    A request for statistics as well has a second operation, which sums up what the first one writes; its two sums,
+    which are none of the operands, come behind them.
+    `CudnnRefusal` where cuDNN takes no such operation (asymmetric padding with some shapes, types it does not know).
+    """
+
+    def __init__(self, device: Device, request: Request, layouts: Sequence[Layout]) -> None:
+        self._device = device
+        convolution = convolution_of(request)
+        direction = _PASSES[convolution.kind]
+        types = engine_types(convolution)
+        double = types[0].dtype is DType.FP64
+        tensors = [
+            self._tensor(identity, tensor, layout)
+            for identity, (tensor, layout) in enumerate(zip(types, layouts, strict=True), start=1)
+        ]
+        operation = Descriptor(device.library, direction.operation)
+        for attribute, tensor in zip(direction.operands, tensors, strict=True):
+            operation.set_parts(attribute, [tensor])
+        operation.set_parts(
+            direction.descriptor, [self._convolution(cast(ConvolutionAttributes, convolution.attributes), double)]
+        )
+        scalar = Constant.TYPE_DOUBLE if double else Constant.TYPE_FLOAT
+        operation.set(direction.alpha, scalar, [1.0]).set(direction.beta, scalar, [0.0])
+        operations = [operation.finalize()]
+        if convolution is not request:
+            operations.append(self._sums(tensors, types[-1].shape[1], layouts[-1]))
+        graph = Descriptor(device.library, Constant.BACKEND_OPERATIONGRAPH_DESCRIPTOR)
+        graph.set_parts(Constant.ATTR_OPERATIONGRAPH_OPS, operations)
+        if device.handle:
+            graph.set(Constant.ATTR_OPERATIONGRAPH_HANDLE, Constant.TYPE_HANDLE, [device.handle])
+        self._graph = graph.finalize()
+
+    def _sums(self, operands: Sequence[Descriptor], channels: int, layout: Layout) -> Descriptor:
+        """Over every channel of the last of these operands, and over its squares."""
+        vector = TensorType((1, channels, 1, 1), DType.FP32)
+        first = len(operands) + 1
+        sums, squares = (self._tensor(identity, vector, layout) for identity in (first, first + 1))
+        operation = Descriptor(self._device.library, Constant.BACKEND_OPERATION_GEN_STATS_DESCRIPTOR)
+        mode = [Constant.GENSTATS_SUM_SQSUM]
+        operation.set(Constant.ATTR_OPERATION_GENSTATS_MODE, Constant.TYPE_GENSTATS_MODE, mode)
+        precision = [Constant.DATA_FLOAT]
+        operation.set(Constant.ATTR_OPERATION_GENSTATS_MATH_PREC, Constant.TYPE_DATA_TYPE, precision)
+        operation.set_parts(Constant.ATTR_OPERATION_GENSTATS_XDESC, operands[-1:])
+        operation.set_parts(Constant.ATTR_OPERATION_GENSTATS_SUMDESC, [sums])
+        operation.set_parts(Constant.ATTR_OPERATION_GENSTATS_SQSUMDESC, [squares])
+        return operation.finalize()
+
+    def _tensor(self, identity: int, tensor: TensorType, layout: Layout) -> Descriptor:
+        descriptor = Descriptor(self._device.library, Constant.BACKEND_TENSOR_DESCRIPTOR)
+        integer = Constant.TYPE_INT64
+        descriptor.set(Constant.ATTR_TENSOR_DATA_TYPE, Constant.TYPE_DATA_TYPE, [DATA_TYPES[tensor.dtype]])
+        descriptor.set(Constant.ATTR_TENSOR_DIMENSIONS, integer, list(tensor.shape))
+        descriptor.set(Constant.ATTR_TENSOR_STRIDES, integer, strides(tensor.shape, layout))
+        descriptor.set(Constant.ATTR_TENSOR_UNIQUE_ID, integer, [identity])
+        descriptor.set(Constant.ATTR_TENSOR_BYTE_ALIGNMENT, integer, [ALIGNMENT_BYTES])
+        return descriptor.finalize()
+
+    def _convolution(self, attributes: ConvolutionAttributes, double: bool) -> Descriptor:
+        descriptor = Descriptor(self._device.library, Constant.BACKEND_CONVOLUTION_DESCRIPTOR)
+        compute = Constant.DATA_DOUBLE if double else Constant.DATA_FLOAT
+        integer = Constant.TYPE_INT64
+        descriptor.set(Constant.ATTR_CONVOLUTION_COMP_TYPE, Constant.TYPE_DATA_TYPE, [compute])
+        mode = [Constant.CROSS_CORRELATION]
+        descriptor.set(Constant.ATTR_CONVOLUTION_CONV_MODE, Constant.TYPE_CONVOLUTION_MODE, mode)
+        descriptor.set(Constant.ATTR_CONVOLUTION_SPATIAL_DIMS, integer, [len(attributes.stride)])
+        descriptor.set(Constant.ATTR_CONVOLUTION_PRE_PADDINGS, integer, list(attributes.pad[0::2]))
+        descriptor.set(Constant.ATTR_CONVOLUTION_POST_PADDINGS, integer, list(attributes.pad[1::2]))
+        descriptor.set(Constant.ATTR_CONVOLUTION_FILTER_STRIDES, integer, list(attributes.stride))
+        descriptor.set(Constant.ATTR_CONVOLUTION_DILATIONS, integer, list(attributes.dilation))
+        return descriptor.finalize()
+
+    def configurations(self) -> Iterator[Configuration]:
+        """Heuristic mode A's configurations, best first, then the fallback's, each once, admitted or not."""
+        seen: set[tuple[tuple[str, int], ...]] = set()
+        for mode in (Constant.HEUR_MODE_A, Constant.HEUR_MODE_FALLBACK):
+            for descriptor in self._heuristic(mode):
+                configuration = self._read(descriptor)
+                if configuration.settings not in seen:
+                    seen.add(configuration.settings)
+                    yield configuration
+
+    def _heuristic(self, mode: int) -> list[Descriptor]:
+        heuristic = Descriptor(self._device.library, Constant.BACKEND_ENGINEHEUR_DESCRIPTOR)
+        heuristic.set_parts(Constant.ATTR_ENGINEHEUR_OPERATION_GRAPH, [self._graph])
+        heuristic.set(Constant.ATTR_ENGINEHEUR_MODE, Constant.TYPE_HEUR_MODE, [mode])
+        if self._device.properties is not None:
+            heuristic.set_parts(Constant.ATTR_ENGINEHEUR_DEVICEPROP, [self._device.properties])
+        try:
+            heuristic.finalize()
+        except CudnnRefusal:
+            return []  # this mode has nothing for such a graph
+        results = Constant.ATTR_ENGINEHEUR_RESULTS
+        count = heuristic.count(results, Constant.TYPE_BACKEND_DESCRIPTOR)
+        if not count:
+            return []
+        return heuristic.get_parts(results, Constant.BACKEND_ENGINECFG_DESCRIPTOR, count)
+
+    @staticmethod
+    def _read(descriptor: Descriptor) -> Configuration:
+        engine = descriptor.get_parts(Constant.ATTR_ENGINECFG_ENGINE, Constant.BACKEND_ENGINE_DESCRIPTOR, 1)[0]
+        numerical = engine.get(
+            Constant.ATTR_ENGINE_NUMERICAL_NOTE,
+            Constant.TYPE_NUMERICAL_NOTE,
+            Constant.NUMERICAL_NOTE_TYPE_COUNT,
+        )
+        behaviour = engine.get(
+            Constant.ATTR_ENGINE_BEHAVIOR_NOTE, Constant.TYPE_BEHAVIOR_NOTE, Constant.BEHAVIOR_NOTE_TYPE_COUNT
+        )
+        knobs = [
+            (
+                choice.get(Constant.ATTR_KNOB_CHOICE_KNOB_TYPE, Constant.TYPE_KNOB_TYPE)[0],
+                choice.get(Constant.ATTR_KNOB_CHOICE_KNOB_VALUE, Constant.TYPE_INT64)[0],
+            )
+            for choice in descriptor.get_parts(
+                Constant.ATTR_ENGINECFG_KNOB_CHOICES, Constant.BACKEND_KNOB_CHOICE_DESCRIPTOR, MOST_KNOBS
+            )
+        ]
+        return Configuration(
+            engine.get(Constant.ATTR_ENGINE_GLOBAL_INDEX, Constant.TYPE_INT64)[0],
+            tuple(sorted(knobs)),
+            frozenset(NUMERICAL_NOTES.get(note, str(note)) for note in numerical),
+            frozenset(BEHAVIOUR_NOTES.get(note, str(note)) for note in behaviour),
+            descriptor,
+        )
+
+    def rebuild(self, settings: Sequence[tuple[str, int]]) -> Configuration:
+        """The configuration that a plan or a profile names, by engine and knobs alone."""
+        engine = Descriptor(self._device.library, Constant.BACKEND_ENGINE_DESCRIPTOR)
+        engine.set_parts(Constant.ATTR_ENGINE_OPERATION_GRAPH, [self._graph])
+        engine.set(Constant.ATTR_ENGINE_GLOBAL_INDEX, Constant.TYPE_INT64, [dict(settings)["engine"]])
+        if self._device.properties is not None:
+            engine.set_parts(Constant.ATTR_ENGINE_DEVICEPROP, [self._device.properties])
+        engine.finalize()
+        descriptor = Descriptor(self._device.library, Constant.BACKEND_ENGINECFG_DESCRIPTOR)
+        descriptor.set_parts(Constant.ATTR_ENGINECFG_ENGINE, [engine])
+        choices: list[Descriptor] = []
+        for name, value in settings:
+            if name.startswith("knob"):
+                choice = Descriptor(self._device.library, Constant.BACKEND_KNOB_CHOICE_DESCRIPTOR)
+                kind = int(name.removeprefix("knob"))
+                choice.set(Constant.ATTR_KNOB_CHOICE_KNOB_TYPE, Constant.TYPE_KNOB_TYPE, [kind])
+                choice.set(Constant.ATTR_KNOB_CHOICE_KNOB_VALUE, Constant.TYPE_INT64, [value])
+                choices.append(choice.finalize())
+        if choices:
+            descriptor.set_parts(Constant.ATTR_ENGINECFG_KNOB_CHOICES, choices)
+        return self._read(descriptor.finalize())
+
+    def plan(self, configuration: Configuration) -> ConvolutionPlan:
+        """`CudnnRefusal` where the engine does not take the operation after all."""
+        plan = Descriptor(self._device.library, Constant.BACKEND_EXECUTION_PLAN_DESCRIPTOR)
+        plan.set_parts(Constant.ATTR_EXECUTION_PLAN_ENGINE_CONFIG, [configuration.descriptor])
+        if self._device.properties is not None:
+            plan.set_parts(Constant.ATTR_EXECUTION_PLAN_DEVICEPROP, [self._device.properties])
+        else:
+            plan.set(Constant.ATTR_EXECUTION_PLAN_HANDLE, Constant.TYPE_HANDLE, [self._device.handle])
+        return ConvolutionPlan(self._device, plan.finalize())

@@ -1,0 +1,144 @@
+"""Which algorithms of cuDNN's legacy API take a convolution on this GPU, and with how much workspace.
+
+The generated host code (`templates/host/legacy_convolution.cpp`) makes the same descriptors: what is admitted here is
+what runs there. Nothing is executed, so that no memory is needed beside the handle's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from types import TracebackType
+
+from mbc.ir.types import Layout, TensorType, layout_matters
+from mbc.kernels.base import LAYOUT_CODES, Candidate, Request
+from mbc.kernels.cudnn_legacy import (
+    ALGORITHMS,
+    MATHS,
+    LegacyChoice,
+    admitted_maths,
+    legacy_candidate,
+    legacy_notes,
+    legacy_shapes,
+)
+from mbc.measure.cudnn_constants import Constant
+from mbc.measure.cudnn_engines import CONVOLUTION_KINDS, DATA_TYPES, engine_types, strides
+from mbc.measure.cudnn_library import CudnnRefusal, Library
+from mbc.ops.convolution import Convolution
+
+_MOST = 2**31 - 1  # sizes and strides are ints
+
+
+def legacy_candidates(library: Library, handle: int, request: Request) -> Iterator[tuple[Candidate, tuple[str, ...]]]:
+    """Every algorithm, layout and math type that cuDNN says it supports for `request`, with notes in words.
+
+    Times are 0 and not measured. Nothing for what is no convolution of images, has asymmetric padding, or is in fp64.
+    The second math type of a precision is left out where the first asks for as much workspace: of 233 such pairs in
+    tf32 on an H200, 228 ran the same kernel, and in the other 5 the first was at least as fast.
+    """
+    if request.kind not in CONVOLUTION_KINDS or legacy_shapes(request) is None or not _fits(request):
+        return
+    tried = [Layout.CHANNELS_FIRST]
+    if any(layout_matters(t.shape) for t in (*request.inputs, *request.outputs)):
+        tried.append(Layout.CHANNELS_LAST)
+    for layout in tried:
+        try:
+            yield from _in_layout(library, handle, request, layout)
+        except CudnnRefusal:
+            continue  # cuDNN does not take these operands at all
+
+
+def _in_layout(
+    library: Library, handle: int, request: Request, layout: Layout
+) -> Iterator[tuple[Candidate, tuple[str, ...]]]:
+    with _Call(library, handle, request, layout) as call:
+        for number, algorithm in enumerate(ALGORITHMS[request.kind]):
+            known: set[int] = set()
+            for math in admitted_maths(request.precision):
+                workspace_bytes = call.workspace_bytes(number, MATHS[math])
+                if workspace_bytes is not None and workspace_bytes not in known:
+                    known.add(workspace_bytes)
+                    choice = LegacyChoice(algorithm, layout, math)
+                    yield legacy_candidate(request, choice, workspace_bytes), legacy_notes(request, choice)
+
+
+def _fits(request: Request) -> bool:
+    operands = (*request.inputs, *request.outputs)
+    return all(max(t.shape) <= _MOST and t.elements // max(t.shape[0], 1) <= _MOST for t in operands)
+
+
+class _Call:
+    """The descriptors of one convolution in one layout, destroyed on leaving."""
+
+    def __init__(self, library: Library, handle: int, request: Request, layout: Layout) -> None:
+        self._library = library
+        self._handle = ctypes.c_void_p(handle)
+        self._destroy: list[Callable[[], None]] = []
+        self._request = request
+        self._layout = layout
+
+    def __enter__(self) -> _Call:
+        request = self._request
+        assert isinstance(request.attributes, Convolution)
+        filter_at = 2 if request.kind == "convolution_backward_filter" else 1
+        types = engine_types(request)
+        try:
+            self._convolution = self._made("Convolution")
+            self._set_convolution(request.attributes)
+            self._operands = [
+                self._filter(tensor) if place == filter_at else self._tensor(tensor)
+                for place, tensor in enumerate(types)
+            ]
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        if request.kind == "convolution_backward_data":  # the filter comes first there
+            self._operands[:2] = self._operands[1::-1]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        while self._destroy:
+            self._destroy.pop()()
+
+    def workspace_bytes(self, algorithm: int, math: int) -> int | None:
+        """None where the algorithm does not take this convolution."""
+        size = ctypes.c_size_t()
+        what = {"convolution": "Forward", "convolution_backward_data": "BackwardData"}
+        name = f"cudnnGetConvolution{what.get(self._request.kind, 'BackwardFilter')}WorkspaceSize"
+        first, second, output = self._operands
+        try:
+            self._library.call("cudnnSetConvolutionMathType", self._convolution, math)
+            self._library.call(
+                name, self._handle, first, second, self._convolution, output, algorithm, ctypes.byref(size)
+            )
+        except CudnnRefusal:
+            return None
+        return size.value
+
+    def _made(self, kind: str) -> ctypes.c_void_p:
+        descriptor = ctypes.c_void_p()
+        self._library.call(f"cudnnCreate{kind}Descriptor", ctypes.byref(descriptor))
+        self._destroy.append(lambda: self._library.call(f"cudnnDestroy{kind}Descriptor", descriptor))
+        return descriptor
+
+    def _tensor(self, tensor: TensorType) -> ctypes.c_void_p:
+        # Strides rather than a format: with one pixel or one channel the two formats look alike.
+        made = self._made("Tensor")
+        sizes = (*tensor.shape, *strides(tensor.shape, self._layout))
+        self._library.call("cudnnSetTensor4dDescriptorEx", made, DATA_TYPES[tensor.dtype], *sizes)
+        return made
+
+    def _filter(self, tensor: TensorType) -> ctypes.c_void_p:
+        made = self._made("Filter")
+        form = LAYOUT_CODES[self._layout]  # numbered as cudnnTensorFormat_t
+        self._library.call("cudnnSetFilter4dDescriptor", made, DATA_TYPES[tensor.dtype], form, *tensor.shape)
+        return made
+
+    def _set_convolution(self, a: Convolution) -> None:
+        modes = (Constant.CROSS_CORRELATION, Constant.DATA_FLOAT)
+        self._library.call(
+            "cudnnSetConvolution2dDescriptor", self._convolution, *a.pad[::2], *a.stride, *a.dilation, *modes
+        )
+        self._library.call("cudnnSetConvolutionGroupCount", self._convolution, a.groups)

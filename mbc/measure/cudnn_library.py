@@ -1,0 +1,182 @@
+"""cuDNN's backend API through ctypes: finding the library, and descriptors as Python objects.
+
+The backend API has five calls (create, set attribute, finalize, get attribute, execute) over typed descriptors; see
+NVIDIA, "cuDNN Backend API", https://docs.nvidia.com/deeplearning/cudnn/backend/latest/.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from mbc.errors import MbcError
+from mbc.measure.cudnn_constants import Constant
+
+_CTYPES: dict[int, Any] = {
+    Constant.TYPE_HANDLE: ctypes.c_void_p,
+    Constant.TYPE_BOOLEAN: ctypes.c_bool,
+    Constant.TYPE_INT64: ctypes.c_int64,
+    Constant.TYPE_FLOAT: ctypes.c_float,
+    Constant.TYPE_DOUBLE: ctypes.c_double,
+    Constant.TYPE_VOID_PTR: ctypes.c_void_p,
+    Constant.TYPE_BACKEND_DESCRIPTOR: ctypes.c_void_p,
+    Constant.TYPE_CHAR: ctypes.c_char,
+}
+
+
+class CudnnRefusal(MbcError):
+    """cuDNN answered a call with an error (MBC079): often only that it has no engine for what was asked."""
+
+
+def library_folders() -> Iterator[Path]:
+    """Folders that may hold libcudnn.so.9: those of pip's `nvidia-cudnn` package, wherever Python looks."""
+    for entry in sys.path:
+        folder = Path(entry or ".") / "nvidia" / "cudnn" / "lib"
+        if folder.is_dir():
+            yield folder
+
+
+def _preload(site: Path) -> None:
+    """Load what cuDNN opens by name only (cuBLASLt, NVRTC) from pip's packages; a system copy serves as well."""
+    for pattern in ("*/lib/libcublas.so.*", "*/lib/libcublasLt.so.*", "*/lib/libnvrtc.so.*"):
+        for path in sorted(site.glob(pattern)):
+            try:
+                ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+            except OSError:
+                continue  # libcublas needs libcublasLt, which comes next: cuDNN will say what it misses
+
+
+class Library:
+    """A loaded cuDNN. `version` is its number as `cudnnGetVersion` says it: 91900 for 9.19.0."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+        library.cudnnGetErrorString.restype = ctypes.c_char_p
+        library.cudnnGetErrorString.argtypes = [ctypes.c_int]
+        library.cudnnGetLastErrorString.restype = None
+        library.cudnnGetLastErrorString.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
+        library.cudnnGetVersion.restype = ctypes.c_size_t
+        library.cudnnCreate.argtypes = [ctypes.c_void_p]
+        library.cudnnDestroy.argtypes = [ctypes.c_void_p]
+        library.cudnnSetStream.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+        library.cudnnBackendCreateDescriptor.argtypes = [ctypes.c_int, ctypes.c_void_p]
+        library.cudnnBackendDestroyDescriptor.argtypes = [ctypes.c_void_p]
+        library.cudnnBackendFinalize.argtypes = [ctypes.c_void_p]
+        attribute = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
+        library.cudnnBackendSetAttribute.argtypes = [*attribute, ctypes.c_void_p]
+        library.cudnnBackendGetAttribute.argtypes = [*attribute, ctypes.c_void_p, ctypes.c_void_p]
+        library.cudnnBackendExecute.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+        self.version = int(library.cudnnGetVersion())
+
+    @staticmethod
+    def load() -> Library:
+        """The first cuDNN 9 of pip's packages, else the system's; MBC078 when there is none."""
+        for folder in library_folders():
+            _preload(folder.parent.parent)
+            try:
+                return Library(ctypes.CDLL(str(folder / "libcudnn.so.9"), mode=ctypes.RTLD_GLOBAL))
+            except OSError:
+                continue
+        try:
+            return Library(ctypes.CDLL("libcudnn.so.9", mode=ctypes.RTLD_GLOBAL))
+        except OSError as error:
+            raise MbcError(
+                "MBC078", "cuDNN 9 was not found", "install the package 'nvidia-cudnn-cu13' or put libcudnn.so.9 on "
+                "the library path"
+            ) from error  # fmt: skip
+
+    def call(self, function: str, *arguments: object) -> None:
+        """Call `function`; MBC079 with cuDNN's own words when it fails."""
+        status: int = getattr(self._library, function)(*arguments)
+        if status:
+            detail = ctypes.create_string_buffer(1024)
+            self._library.cudnnGetLastErrorString(detail, 1024)
+            name = self._library.cudnnGetErrorString(status).decode()
+            raise CudnnRefusal(
+                "MBC079", f"cuDNN refused {function}: {name}", detail.value.decode(errors="replace").strip()
+            )
+
+    def create_handle(self) -> int:
+        """A cuDNN handle of the current CUDA context; give it to `destroy_handle`."""
+        handle = ctypes.c_void_p()
+        self.call("cudnnCreate", ctypes.byref(handle))
+        return handle.value or 0
+
+    def destroy_handle(self, handle: int) -> None:
+        self.call("cudnnDestroy", handle)
+
+    def set_stream(self, handle: int, stream: int) -> None:
+        """Run what is executed with `handle` on the CUDA stream `stream`."""
+        self.call("cudnnSetStream", handle, stream)
+
+
+class Descriptor:
+    """One backend descriptor, destroyed with the object. What it refers to is kept alive with it."""
+
+    def __init__(self, library: Library, kind: int) -> None:
+        self._library = library
+        self._parts: list[Descriptor] = []
+        self._pointer = ctypes.c_void_p()
+        library.call("cudnnBackendCreateDescriptor", kind, ctypes.byref(self._pointer))
+
+    def __del__(self) -> None:
+        # Only what was created is destroyed; the library's module may be gone when the interpreter ends.
+        if self._pointer and not sys.is_finalizing():
+            self._library.call("cudnnBackendDestroyDescriptor", self._pointer)
+
+    @property
+    def pointer(self) -> ctypes.c_void_p:
+        return self._pointer
+
+    def set(self, attribute: int, kind: int, values: Sequence[int | float | bool | None]) -> Descriptor:
+        """Set `attribute`, an array of elements of the type `kind` (a `TYPE_` constant)."""
+        array = (_CTYPES.get(kind, ctypes.c_int) * len(values))(*values)
+        self._library.call("cudnnBackendSetAttribute", self._pointer, attribute, kind, len(values), array)
+        return self
+
+    def set_text(self, attribute: int, text: str) -> Descriptor:
+        data = ctypes.create_string_buffer(text.encode())
+        size = len(data)
+        self._library.call("cudnnBackendSetAttribute", self._pointer, attribute, Constant.TYPE_CHAR, size, data)
+        return self
+
+    def set_parts(self, attribute: int, parts: Sequence[Descriptor]) -> Descriptor:
+        """Set `attribute` to other descriptors."""
+        self._parts.extend(parts)
+        return self.set(attribute, Constant.TYPE_BACKEND_DESCRIPTOR, [part.pointer.value for part in parts])
+
+    def finalize(self) -> Descriptor:
+        self._library.call("cudnnBackendFinalize", self._pointer)
+        return self
+
+    def count(self, attribute: int, kind: int) -> int:
+        """How many elements `attribute` has."""
+        count = ctypes.c_int64()
+        self._library.call("cudnnBackendGetAttribute", self._pointer, attribute, kind, 0, ctypes.byref(count), None)
+        return count.value
+
+    def get(self, attribute: int, kind: int, most: int = 1) -> list[int]:
+        """Up to `most` elements of an attribute of integers or enumerators."""
+        array = (_CTYPES.get(kind, ctypes.c_int) * most)()
+        count = ctypes.c_int64()
+        self._library.call("cudnnBackendGetAttribute", self._pointer, attribute, kind, most, ctypes.byref(count), array)
+        return [int(value) for value in array[: min(most, count.value)]]
+
+    def get_parts(self, attribute: int, kind: int, most: int) -> list[Descriptor]:
+        """Up to `most` descriptors of the kind `kind` (a `BACKEND_` constant) that `attribute` holds."""
+        parts = [Descriptor(self._library, kind) for _ in range(most)]
+        array = (ctypes.c_void_p * most)(*[part.pointer.value for part in parts])
+        count = ctypes.c_int64()
+        self._library.call(
+            "cudnnBackendGetAttribute",
+            self._pointer,
+            attribute,
+            Constant.TYPE_BACKEND_DESCRIPTOR,
+            most,
+            ctypes.byref(count),
+            array,
+        )
+        return parts[: count.value]

@@ -1,0 +1,116 @@
+"""Convolutions and linear layers on a GPU, compared with float64 there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from mbc.ir.types import DType, Layout, TensorType
+from mbc.kernels.base import Candidate, Request
+from mbc.measure.clock import Clock
+from mbc.measure.compare import Comparer, as_fp32, mean_square
+from mbc.measure.cudnn_engines import CONVOLUTION_KINDS
+from mbc.measure.gemm_trial import TOLERANCES, Trial, with_rows
+from mbc.measure.gpu import Gpu
+from mbc.measure.harness import Checker, Stand
+from mbc.measure.kernel_library import Call, KernelLibrary
+from mbc.measure.offers import Offer, device_spec
+from mbc.measure.operand_buffers import Pointers
+from mbc.ops.base import Array
+from mbc.runtime.formats import stored_bytes
+
+RESULT = 2  # place of a product behind its two operands
+GRADIENT = 1  # place of dy among the inputs of a filter gradient
+ADDED = 0.01  # how exactly two additions have to be twice one, to tell an addition from overwriting
+
+
+class ProductStand(Stand):
+    """Convolutions and linear layers, compared with float64 on the GPU."""
+
+    def __init__(self, gpu: Gpu, library: KernelLibrary, clock: Clock, trial: Trial, request: Request) -> None:
+        self._trial = trial
+        self._comparer = Comparer(gpu, library, device_spec(gpu), request.precision)
+        super().__init__(gpu, library, clock, request, trial.period)
+
+    def fill(self, index: int, layout: Layout, address: int) -> None:
+        trial, gpu = self._trial, self.gpu
+        tensor = trial.request.inputs[index]
+        operand = trial.operands[index]
+        short = TensorType(operand.shape, tensor.dtype)
+        signs = trial.signs if trial.adds_up and index == GRADIENT else (1,)
+        mark = gpu.mark()
+        try:
+            periods = {sign: self._period(operand * sign, short, layout) for sign in dict.fromkeys(signs)}
+            left_bytes = tensor.size_bytes
+            for number, sign in enumerate(signs):
+                count = min(short.size_bytes, left_bytes)
+                gpu.copy(address + number * short.size_bytes, periods[sign], count)
+                left_bytes -= count
+            if left_bytes:
+                gpu.repeat(address, short.size_bytes, tensor.size_bytes)
+        finally:
+            gpu.reset(mark)
+
+    def _period(self, operand: Array, tensor: TensorType, layout: Layout) -> int:
+        """Address of these values in a layout."""
+        address = self.gpu.take(tensor.size_bytes)
+        self.gpu.upload(address, stored_bytes(operand, tensor.dtype, Layout.CHANNELS_FIRST))
+        return self._comparer.relaid(address, tensor, layout)
+
+    def part(self, request: Request, rows: int) -> Request | None:
+        return with_rows(request, rows) if request.kind in CONVOLUTION_KINDS else None
+
+    def checker(self, request: Request, offered: Sequence[Offer]) -> Checker:
+        layouts = dict.fromkeys(o.candidate.layouts[RESULT] for o in offered)
+        return ProductChecker(self.gpu, self._comparer, self._trial, request, layouts)
+
+
+class ProductChecker:
+    def __init__(
+        self, gpu: Gpu, comparer: Comparer, trial: Trial, request: Request, layouts: dict[Layout, None]
+    ) -> None:
+        self._gpu = gpu
+        self._comparer = comparer
+        self._request = request
+        self._rows = request.inputs[0].shape[0]
+        self._trial = trial
+        expected = trial.expected(self._rows)
+        self._mean_square = mean_square(expected)
+        tensor = TensorType(expected.shape, DType.FP32)
+        canonical = gpu.take(tensor.size_bytes)
+        gpu.upload(canonical, as_fp32(expected))
+        self._wanted = {layout: comparer.relaid(canonical, tensor, layout) for layout in layouts}
+
+    def wrong(self, candidate: Candidate, at: Pointers) -> tuple[str, float]:
+        error = max(self._distances(candidate, at), key=lambda e: math.inf if math.isnan(e) else e)
+        if math.isnan(error):
+            return "it leaves elements of its output unwritten", -1.0
+        allowed = TOLERANCES[self._request.precision]
+        return (f"its result is {error:.2e} off, {allowed:.0e} is allowed" if error > allowed else "", error)
+
+    def adds(self, candidate: Candidate, at: Pointers, call: Call) -> bool:
+        """To nothing it gives the result, to the result twice the result, which is as far away as nothing is."""
+        self._gpu.fill(at.outputs[0], 0, self._request.outputs[0].size_bytes)
+        call.enqueue()
+        if not self._distances(candidate, at)[0] <= TOLERANCES[self._request.precision]:
+            return False
+        call.enqueue()
+        return abs(self._distances(candidate, at)[0] - 1) <= ADDED
+
+    def _distances(self, candidate: Candidate, at: Pointers) -> list[float]:
+        output, wanted = self._request.outputs[0], self._wanted[candidate.layouts[RESULT]]
+        if self._trial.adds_up:
+            parts = [(at.outputs[0], wanted, output.elements)]
+        else:
+            row = output.with_rows(1)
+            parts = [
+                (at.outputs[0] + start * row.size_bytes, wanted, count * row.elements)
+                for start, count in checked_rows(self._rows, self._trial.period)
+            ]
+        return self._comparer.distances(parts, output.dtype, self._mean_square)
+
+
+def checked_rows(rows: int, period: int) -> list[tuple[int, int]]:
+    """(first, how many) of the rows that are compared: a period at the start, in the middle and at the end."""
+    starts = dict.fromkeys((0, rows // 2 // period * period, (rows - 1) // period * period))
+    return [(start, min(period, rows - start)) for start in starts]

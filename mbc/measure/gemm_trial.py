@@ -1,0 +1,219 @@
+"""Convolutions and linear layers made ready to be tried on a GPU: random operands and what they must give.
+
+Rows repeat with a short period, so that a float64 reference of a few rows tells the result of all of them: rows of a
+forward pass or a data gradient repeat alike, and a filter gradient is the period's, as many times as it fits, plus
+that of the rest. So one reference serves every slice of an operation. Different addresses hold equal bytes, which no
+cache can know, so times are not changed by it.
+
+Equal rows would add up in step, and rounding with them, always to the same side. So the gradients of some periods are
+negative (`period_signs`): sums over rows grow like those of random rows, and round like them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbc.errors import MbcError
+from mbc.ir.types import DType, Layout, Precision, TensorType
+from mbc.kernels.base import Request
+from mbc.kernels.statistics import convolution_of
+from mbc.measure.cudnn_engines import CONVOLUTION_KINDS, ConvolutionGraph, CudnnRefusal, refusal
+from mbc.measure.gpu import Gpu
+from mbc.ops.convolution import Convolution
+from mbc.ops.matrix import Linear
+from mbc.runtime.formats import loaded, stored_bytes
+
+MOST_PERIOD_ROWS = 4
+PERIOD_ELEMENTS = 1 << 21  # of the larger operand: keeps what the host does per operation to some milliseconds
+POOL_ELEMENTS = (1 << 20) + 61  # odd, so that no two tensors cut from it are alike
+
+# Normalised L2 distance from float64 that a result may have: rounding of operands and of the result, each about a
+# third of a unit in the last place, and for fp32 the sum over up to millions of terms.
+TOLERANCES = {
+    Precision.FP64: 1e-12,
+    Precision.FP32: 5e-6,
+    Precision.TF32: 2e-3,
+    Precision.BF16: 5e-3,
+    Precision.FP16: 1e-3,
+}
+
+LINEAR_KINDS = {"linear": 0, "linear_backward_data": 1, "linear_backward_filter": 2}
+PRODUCT_KINDS = frozenset((*CONVOLUTION_KINDS, *LINEAR_KINDS))
+
+Floats = NDArray[np.float32] | NDArray[np.float64]
+
+
+def as_convolution(request: Request) -> Request:
+    """A linear layer is a convolution of images of one pixel, of the same bytes; a convolution is itself, whatever else
+    its launch makes."""
+    number = LINEAR_KINDS.get(request.kind)
+    if number is None:
+        return convolution_of(request)
+    assert isinstance(request.attributes, Linear)
+
+    def pixels(types: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+        return tuple(TensorType((t.shape[0], math.prod(t.shape[1:]), 1, 1), t.dtype) for t in types)
+
+    return Request(
+        CONVOLUTION_KINDS[number],
+        Convolution((1, 1), (1, 1)),
+        pixels(request.inputs),
+        pixels(request.outputs),
+        request.precision,
+    )
+
+
+def is_filter(request: Request, operand: int) -> bool:
+    """Whether the operand (inputs in order, then the output) is the filter, and so has no rows."""
+    return operand == (2 if request.kind == "convolution_backward_filter" else 1)
+
+
+def period_rows(request: Request) -> int:
+    """After how many rows the operands repeat."""
+    types = (*request.inputs, *request.outputs)
+    largest = max(t.elements // t.shape[0] for i, t in enumerate(types) if not is_filter(request, i))
+    return max(1, min(MOST_PERIOD_ROWS, request.inputs[0].shape[0], PERIOD_ELEMENTS // largest))
+
+
+def with_rows(request: Request, rows: int) -> Request:
+    """The request for another number of rows, its filter unchanged."""
+    types = (*request.inputs, *request.outputs)
+    resized = tuple(t if is_filter(request, i) else t.with_rows(rows) for i, t in enumerate(types))
+    return replace(request, inputs=resized[:2], outputs=resized[2:])
+
+
+def in_double(request: Request) -> Request:
+    """The same convolution of float64 operands."""
+
+    def doubled(types: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+        return tuple(TensorType(t.shape, DType.FP64) for t in types)
+
+    return replace(request, inputs=doubled(request.inputs), outputs=doubled(request.outputs), precision=Precision.FP64)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The largest request of an operation (as a convolution) and operands of one period, canonical, as their type
+    rounds them. `expected` is what a slice of the operation must give."""
+
+    trials: Trials = field(repr=False)
+    request: Request
+    period: int
+    operands: tuple[Floats, ...]
+    _parts: dict[int, NDArray[np.float64]] = field(default_factory=dict[int, NDArray[np.float64]], repr=False)
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether the result is a sum over rows."""
+        return self.request.kind == "convolution_backward_filter"
+
+    @property
+    def signs(self) -> tuple[int, ...]:
+        """Of the gradients of one period after another."""
+        return period_signs(-(-self.request.inputs[0].shape[0] // self.period))
+
+    def expected(self, rows: int) -> NDArray[np.float64]:
+        """The whole filter gradient of so many rows; else the result of one period, which the others repeat.
+        MBC087 where not even float64 has an engine for this convolution."""
+        if not self.adds_up:
+            return self._part(self.period)
+        whole, rest = divmod(rows, self.period)
+        last = self._part(rest) * self.signs[whole] if rest else 0.0
+        return self._part(self.period) * sum(self.signs[:whole]) + last if whole else self._part(rest)
+
+    def _part(self, rows: int) -> NDArray[np.float64]:
+        known = self._parts.get(rows)
+        if known is None:
+            operands = [o if is_filter(self.request, i) else o[:rows] for i, o in enumerate(self.operands)]
+            known = self._parts[rows] = self.trials.in_double(with_rows(self.request, rows), operands)
+        return known
+
+
+def period_signs(count: int) -> tuple[int, ...]:
+    """Of so many periods: their sum over the first n is about the square root of n, and never 0."""
+    signs: list[int] = []
+    total = 0
+    for number in range(count):
+        signs.append(1 if total < math.sqrt(number + 1) else -1)
+        total += signs[-1]
+    return tuple(signs)
+
+
+class Trials:
+    """Makes trials. The reference is cuDNN's float64 convolution on the same GPU, by an engine of its own."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self._pool = np.random.default_rng(0).standard_normal(POOL_ELEMENTS, np.float32)
+
+    def make(self, request: Request) -> Trial:
+        """Of a convolution or a linear layer at its largest."""
+        whole = as_convolution(request)
+        period = period_rows(whole)
+        short = with_rows(whole, period)
+        scale = _scale(whole)
+        return Trial(self, whole, period, tuple(self._random(t, i, scale) for i, t in enumerate(short.inputs)))
+
+    def _random(self, tensor: TensorType, index: int, scale: float) -> Floats:
+        start = (index * 1_000_003) % POOL_ELEMENTS
+        count = min(tensor.elements, POOL_ELEMENTS)
+        pool = np.roll(self._pool, -start)[:count] * np.float32(scale)
+        # Rounded to storage and back: the reference has to see what the kernel sees.
+        data = stored_bytes(pool, tensor.dtype, Layout.CHANNELS_FIRST)
+        rounded = loaded(data, pool.shape, tensor.dtype, Layout.CHANNELS_FIRST)
+        return (rounded if count == tensor.elements else np.resize(rounded, tensor.elements)).reshape(tensor.shape)
+
+    def in_double(self, request: Request, operands: Sequence[Floats]) -> NDArray[np.float64]:
+        """The result of the convolution of these operands, canonical."""
+        double = in_double(request)
+        output = double.outputs[0]
+        mark = self._gpu.mark()
+        try:
+            pointers: list[int] = []
+            for tensor, operand in zip(double.inputs, operands, strict=True):
+                pointers.append(self._gpu.take(tensor.size_bytes))
+                data = stored_bytes(operand.astype(np.float64), DType.FP64, Layout.CHANNELS_FIRST)
+                self._gpu.upload(pointers[-1], data)
+            pointers.append(self._gpu.take(output.size_bytes))
+            self._gpu.fill(pointers[-1], 0xFF, output.size_bytes)
+            self._run_double(double, pointers)
+            data = self._gpu.download(pointers[-1], output.size_bytes)
+        finally:
+            self._gpu.reset(mark)
+        result = loaded(data, output.shape, DType.FP64, Layout.CHANNELS_FIRST)
+        if not np.isfinite(result).all():
+            raise MbcError("MBC077", "the float64 reference left elements unwritten")
+        return result
+
+    def _run_double(self, request: Request, pointers: Sequence[int]) -> None:
+        layouts = (Layout.CHANNELS_FIRST,) * len(pointers)
+        graph = ConvolutionGraph(self._gpu.device, request, layouts)
+        for configuration in graph.configurations():
+            if refusal(configuration, Precision.FP64, deterministic=True) is None:
+                try:
+                    plan = graph.plan(configuration)
+                except CudnnRefusal:
+                    continue
+                workspace = self._gpu.take(plan.workspace_bytes) if plan.workspace_bytes else 0
+                plan.execute(plan.bind(pointers, workspace))
+                self._gpu.synchronize()
+                return
+        raise MbcError("MBC087", "cuDNN has no float64 engine for this convolution to compare with")
+
+
+def _scale(request: Request) -> float:
+    """A power of two for both operands that keeps results near 1, so that no fp16 overflows."""
+    output = request.outputs[0]
+    if request.kind == "convolution_backward_filter":
+        features = request.inputs[1]
+        terms = features.elements // features.shape[1]
+    else:
+        weight = request.inputs[1]
+        terms = weight.elements // (weight.shape[0] if request.kind == "convolution" else output.shape[1])
+    spread = math.sqrt(max(1, terms))
+    return 2.0 ** -round(math.log2(max(1.0, spread)) / 2)

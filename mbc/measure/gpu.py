@@ -1,0 +1,223 @@
+"""A GPU to measure on: PyCUDA's primary context, one stream, one block of memory, captured graphs."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import importlib.util
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbc.errors import MbcError
+from mbc.measure.cudnn_engines import Device
+from mbc.measure.cudnn_library import Library
+from mbc.plan.model import ALIGNMENT_BYTES
+
+_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: libraries may load kernels while we capture
+
+
+class DoesNotFit(Exception):
+    """The operands of a request need more memory than is free."""
+
+
+def open_context() -> None:
+    """Make the primary context current. MBC077 where there is no GPU or PyCUDA is missing."""
+    if importlib.util.find_spec("pycuda") is None:
+        raise MbcError("MBC077", "measuring needs PyCUDA, which is not installed", "install 'mbc-compiler[cuda]'")
+    try:
+        importlib.import_module("pycuda.autoprimaryctx")
+    except Exception as error:  # PyCUDA raises its own kinds, which cannot be imported without a driver
+        raise MbcError(
+            "MBC077", f"measuring needs a GPU, and none can be used here: {error}", "run `mbc doctor`"
+        ) from error
+
+
+class Graph:
+    """A captured sequence of launches, replayed by `launch`."""
+
+    def __init__(self, gpu: Gpu, body: Callable[[], None]) -> None:
+        self._gpu = gpu
+        self._executable = ctypes.c_void_p()
+        graph = ctypes.c_void_p()
+        gpu.driver_call("cuStreamBeginCapture_v2", gpu.stream_handle, _RELAXED)
+        try:
+            body()
+        finally:
+            # Ends the capture also where the body failed, or the stream could not be used any more.
+            status = gpu.driver_status("cuStreamEndCapture", gpu.stream_handle, ctypes.byref(graph))
+        if status or not graph:
+            raise MbcError("MBC077", f"the calls cannot be captured into a CUDA graph (CUDA error {status})")
+        try:
+            gpu.driver_call("cuGraphInstantiateWithFlags", ctypes.byref(self._executable), graph, ctypes.c_ulonglong(0))
+        finally:
+            gpu.driver_call("cuGraphDestroy", graph)
+
+    def launch(self) -> None:
+        self._gpu.driver_call("cuGraphLaunch", self._executable, self._gpu.stream_handle)
+
+    def close(self) -> None:
+        if self._executable:
+            self._gpu.driver_call("cuGraphExecDestroy", self._executable)
+            self._executable = ctypes.c_void_p()
+
+
+class Gpu:
+    """The current machine's GPU. MBC077 where there is none or PyCUDA is missing, MBC078 without cuDNN.
+
+    Memory comes from one block, a share of what is free, taken at once and handed out from the bottom: `reset` takes
+    everything back. A share of 0 takes none.
+    """
+
+    def __init__(self, memory_share: float = 0.8) -> None:
+        open_context()
+        self.driver: Any = importlib.import_module("pycuda.driver")
+        self.failures: tuple[type[Exception], ...] = (self.driver.Error,)  # what a call to the GPU may raise
+        self._libcuda = ctypes.CDLL("libcuda.so.1")
+        device: Any = self.driver.Context.get_device()
+        attribute: Any = self.driver.device_attribute
+        self.name = str(device.name())
+        self.architecture = "sm_{}{}".format(*device.compute_capability())
+        self.multiprocessors = int(device.get_attribute(attribute.MULTIPROCESSOR_COUNT))
+        self.l2_bytes = int(device.get_attribute(attribute.L2_CACHE_SIZE))
+        self.sm_clock_mhz = int(device.get_attribute(attribute.CLOCK_RATE)) // 1000
+        self.memory_clock_mhz = int(device.get_attribute(attribute.MEMORY_CLOCK_RATE)) // 1000
+        self._stream: Any = self.driver.Stream()
+        self.stream_handle = ctypes.c_void_p(int(self._stream.handle))
+        self.library = Library.load()
+        self._handle = self.library.create_handle()
+        self.library.set_stream(self._handle, int(self._stream.handle))
+        self.device = Device.from_handle(self.library, self._handle)
+        free_bytes, _ = self.driver.mem_get_info()
+        self._block_bytes = int(free_bytes * memory_share) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+        self._block: Any = self.driver.mem_alloc(self._block_bytes) if self._block_bytes else None
+        self._base = int(self._block) if self._block else 0
+        self._used_bytes = 0
+
+    # Memory
+
+    @property
+    def left_bytes(self) -> int:
+        return self._block_bytes - self._used_bytes
+
+    def take(self, size_bytes: int) -> int:
+        """Address of so many bytes, aligned as buffers of a plan are; `DoesNotFit` where they are not left."""
+        aligned = -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        if aligned > self.left_bytes:
+            raise DoesNotFit(f"{size_bytes} bytes are needed, {self.left_bytes} are left")
+        address = self._base + self._used_bytes
+        self._used_bytes += aligned
+        return address
+
+    def mark(self) -> int:
+        return self._used_bytes
+
+    def reset(self, mark: int = 0) -> None:
+        """Take back everything handed out since `mark`."""
+        self._used_bytes = mark
+
+    def upload(self, address: int, data: NDArray[np.uint8]) -> None:
+        self.driver.memcpy_htod(address, np.ascontiguousarray(data))
+
+    def download(self, address: int, size_bytes: int) -> NDArray[np.uint8]:
+        data = np.empty(size_bytes, np.uint8)
+        self.driver.memcpy_dtoh(data, address)
+        return data
+
+    def fill(self, address: int, byte: int, size_bytes: int) -> None:
+        if size_bytes:
+            self.driver.memset_d8(address, byte, size_bytes)
+
+    def copy(self, target: int, source: int, size_bytes: int) -> None:
+        """On the stream, so that it can be captured."""
+        self.driver.memcpy_dtod_async(target, source, size_bytes, self._stream)
+
+    def pinned(self, size_bytes: int) -> NDArray[np.uint8]:
+        """Host memory that copies reach directly; `DoesNotFit` where the machine does not give it."""
+        try:
+            return self.driver.pagelocked_empty(size_bytes, np.uint8)
+        except self.failures as error:
+            raise DoesNotFit(f"{size_bytes} bytes of pinned host memory: {error}") from error
+
+    def copy_to_host(self, target: NDArray[np.uint8], source: int, stream: Any = None) -> None:
+        """From the GPU to pinned memory, on the GPU's stream or one of `new_stream`."""
+        self.driver.memcpy_dtoh_async(target, source, stream or self._stream)
+
+    def copy_to_device(self, target: int, source: NDArray[np.uint8], stream: Any = None) -> None:
+        """From pinned memory to the GPU, likewise."""
+        self.driver.memcpy_htod_async(target, source, stream or self._stream)
+
+    def repeat(self, address: int, period_bytes: int, size_bytes: int) -> None:
+        """Fill `size_bytes` with copies of the first `period_bytes`, by doubling, on the stream."""
+        done = min(period_bytes, size_bytes)
+        while done < size_bytes:
+            # Whole periods only, so that the next copy goes on where this one ends.
+            count = min(done, size_bytes - done)
+            self.copy(address + done, address, count)
+            done += count
+
+    # Time
+
+    def synchronize(self) -> None:
+        self._stream.synchronize()
+
+    def new_stream(self) -> Any:
+        """A stream beside the GPU's own."""
+        return self.driver.Stream()
+
+    def mark_time(self, stream: Any = None) -> Any:
+        """An event recorded after what the stream holds; `later.time_since(earlier)` are milliseconds."""
+        event = self.driver.Event()
+        event.record(stream or self._stream)
+        return event
+
+    def times_us(self, work: Callable[[], None], count: int) -> list[float]:
+        """`count` times between two events around what `work` enqueues. The GPU is not left idle between them."""
+        events = [(self.driver.Event(), self.driver.Event()) for _ in range(count)]
+        for start, stop in events:
+            start.record(self._stream)
+            work()
+            stop.record(self._stream)
+        self.synchronize()
+        return [float(stop.time_since(start)) * 1e3 for start, stop in events]
+
+    # What PyCUDA does not offer
+
+    def driver_status(self, function: str, *arguments: object) -> int:
+        return int(getattr(self._libcuda, function)(*arguments))
+
+    def driver_call(self, function: str, *arguments: object) -> None:
+        status = self.driver_status(function, *arguments)
+        if status:
+            raise MbcError("MBC077", f"{function} failed with CUDA error {status}")
+
+    @property
+    def driver_version(self) -> str:
+        """The installed driver's version as NVML says it, else the CUDA version that it supports."""
+        try:
+            nvml = ctypes.CDLL("libnvidia-ml.so.1")
+            text = ctypes.create_string_buffer(96)
+            if not nvml.nvmlInit_v2() and not nvml.nvmlSystemGetDriverVersion(text, ctypes.c_uint(96)):
+                return text.value.decode()
+        except OSError:
+            pass
+        return f"CUDA {self.driver.get_driver_version()}"
+
+    def close(self) -> None:
+        if self._handle:
+            self.synchronize()
+            self.library.destroy_handle(self._handle)
+            self._handle = 0
+            if self._block:
+                self._block.free()
+
+    def __enter__(self) -> Gpu:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

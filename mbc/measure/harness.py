@@ -1,0 +1,184 @@
+"""Runs candidates on a GPU as a plan would run them, checks what they compute, and times them.
+
+Every candidate runs on garbage in its output and its workspace, and must not write behind the latter.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+from mbc.errors import MbcError
+from mbc.ir.types import Layout
+from mbc.kernels.base import Candidate, Request
+from mbc.measure.clock import Clock, Times
+from mbc.measure.gpu import DoesNotFit, Gpu
+from mbc.measure.kernel_library import Call, KernelLibrary
+from mbc.measure.offers import Offer
+from mbc.measure.operand_buffers import Buffers, Pointers
+from mbc.measure.protocols import Attempt, GpuFailed, Place
+from mbc.profile.signature import asked_kind
+
+GUARD_BYTES = 256
+GUARD = 0x5A
+PROBED_PARTS = 32  # of the rows, one of which tells what is far too slow
+POISON = 0xFF  # every element of it is no number
+WORKSPACE_SHARE = 0.8  # of the memory that is left; comparing needs some too
+
+
+class Checker(Protocol):
+    """Knows what the outputs of a request must be."""
+
+    def wrong(self, candidate: Candidate, at: Pointers) -> tuple[str, float]:
+        """What is wrong with the results there, if anything, and their distance from the reference."""
+        ...
+
+    def adds(self, candidate: Candidate, at: Pointers, call: Call) -> bool:
+        """Whether `call` adds to what is there."""
+        ...
+
+
+class Stand:
+    """What stands of all kinds have in common. `period`: rows after which operands repeat."""
+
+    def __init__(self, gpu: Gpu, library: KernelLibrary, clock: Clock, request: Request, period: int) -> None:
+        self.gpu = gpu
+        self.clock = clock
+        self.largest = request
+        self.library = library
+        kind = asked_kind(request)
+        pairs = kind.updates if kind is not None else ()
+        self.shared = {o: i for o, i in pairs if o < len(request.outputs) and i < len(request.inputs)}
+        self.buffers = Buffers(gpu, request, self.fill, tuple(self.shared.items()), period)
+
+    def fill(self, index: int, layout: Layout, address: int) -> None:
+        raise NotImplementedError
+
+    def checker(self, request: Request, offered: Sequence[Offer]) -> Checker:
+        raise NotImplementedError
+
+    def part(self, request: Request, rows: int) -> Request | None:
+        """The same operation on its first rows, where it can be divided so."""
+        return None
+
+    @contextmanager
+    def at(self, request: Request, offered: Sequence[Offer]) -> Generator[Place, None, None]:
+        try:
+            for layouts in dict.fromkeys(o.candidate.layouts for o in offered):
+                self.buffers.ensure(layouts)
+            mark = self.gpu.mark()
+            try:
+                yield _Place(self, request, self.checker(request, offered), offered)
+            finally:
+                self.gpu.synchronize()
+                self.library.clear()
+                self.gpu.reset(mark)
+        except self.gpu.failures as error:
+            raise GpuFailed(str(error)) from error
+
+
+class _Place:
+    def __init__(self, stand: Stand, request: Request, checker: Checker, offered: Sequence[Offer]) -> None:
+        self._stand = stand
+        self._gpu = stand.gpu
+        self._clock = stand.clock
+        self._request = request
+        self._checker = checker
+        self._sets: dict[tuple[Layout, ...], list[Pointers]] = {}
+        wanted = max((o.candidate.workspace_bytes for o in offered), default=0)
+        self._room_bytes = min(wanted, int(self._gpu.left_bytes * WORKSPACE_SHARE))
+        self._workspace = self._gpu.take(self._room_bytes + GUARD_BYTES)
+
+    def attempt(self, offer: Offer, hopeless_us: float, skip_us: float = math.inf) -> Attempt:
+        with self._failing():
+            try:
+                least_us = self._probe_us(offer.candidate) if math.isfinite(skip_us) else 0.0
+                if least_us > skip_us:
+                    return Attempt(offer, least_us, -1.0, skipped=True)
+                return self._attempt(offer, hopeless_us)
+            except MbcError as error:
+                return Attempt(offer, 0.0, -1.0, str(error).splitlines()[0])
+
+    def _attempt(self, offer: Offer, hopeless_us: float) -> Attempt:
+        candidate, at = offer.candidate, self._at(offer.candidate)[0]
+        if candidate.workspace_bytes > self._room_bytes:
+            raise DoesNotFit(f"its workspace of {candidate.workspace_bytes} bytes does not fit")
+        guard = self._workspace + candidate.workspace_bytes
+        self._gpu.fill(self._workspace, POISON, candidate.workspace_bytes)
+        self._gpu.fill(guard, GUARD, GUARD_BYTES)
+        self._poison(at)
+        call = self._prepare(candidate, at)
+        least_us = self._first_us(call)
+        wrong, error = self._checker.wrong(candidate, at)
+        if not wrong and (self._gpu.download(guard, GUARD_BYTES) != GUARD).any():
+            wrong = "it writes beyond its workspace"
+        if wrong:
+            return Attempt(offer, 0.0, error, wrong)
+        if least_us > hopeless_us:
+            return Attempt(offer, least_us, error, hopeless=True)
+        return Attempt(offer, self._clock.once_us(call.enqueue), error)
+
+    def _probe_us(self, candidate: Candidate) -> float:
+        """What it would take by what it takes for few rows; 0 where that cannot be told."""
+        rows = self._request.inputs[0].shape[0]
+        part = self._stand.part(self._request, max(1, rows // PROBED_PARTS))
+        if part is None or candidate.workspace_bytes > self._room_bytes:
+            return 0.0
+        try:
+            pointers = self._at(candidate)[0].addresses
+            call = self._stand.library.prepare(candidate, part, pointers, self._workspace)
+            return self._first_us(call) * rows / part.inputs[0].shape[0]
+        except MbcError:
+            return 0.0  # the same engine may not take so few
+
+    def _first_us(self, call: Call) -> float:
+        """Run it for the first time, outside a capture, which does not allow kernels to be loaded. That takes time on
+        the host while the GPU waits: what is left of the time between two events is the least that the call took."""
+        host_us = 0.0
+
+        def work() -> None:
+            nonlocal host_us
+            started = time.perf_counter()
+            call.enqueue()
+            host_us = (time.perf_counter() - started) * 1e6
+
+        return self._gpu.times_us(work, 1)[0] - host_us
+
+    @contextmanager
+    def _failing(self) -> Generator[None, None, None]:
+        try:
+            yield
+        except self._gpu.failures as error:
+            raise GpuFailed(str(error)) from error
+
+    def _poison(self, at: Pointers) -> None:
+        for number, (address, tensor) in enumerate(zip(at.outputs, self._request.outputs, strict=True)):
+            if number not in self._stand.shared:
+                self._gpu.fill(address, POISON, tensor.size_bytes)
+
+    def adds(self, attempt: Attempt) -> bool:
+        candidate = attempt.offer.candidate
+        at = self._at(candidate)[0]
+        with self._failing():
+            try:
+                return self._checker.adds(candidate, at, self._prepare(candidate, at, accumulate=True))
+            except MbcError:
+                return False
+
+    def _prepare(self, candidate: Candidate, at: Pointers, accumulate: bool = False) -> Call:
+        return self._stand.library.prepare(candidate, self._request, at.addresses, self._workspace, accumulate)
+
+    def _at(self, candidate: Candidate) -> list[Pointers]:
+        known = self._sets.get(candidate.layouts)
+        if known is None:
+            known = self._sets[candidate.layouts] = self._stand.buffers.sets(self._request, candidate.layouts)
+        return known
+
+    def time(self, attempt: Attempt, budget_us: float, accumulate: bool = False) -> Times:
+        candidate = attempt.offer.candidate
+        with self._failing():
+            calls = [self._prepare(candidate, at, accumulate).enqueue for at in self._at(candidate)]
+            return self._clock.times(calls, attempt.once_us, budget_us)

@@ -1,0 +1,174 @@
+"""Any candidate of any provider, run on a GPU by the very code that a generated module runs.
+
+One shared library holds every kernel of mbc and every library that plans call (templates/kernel_library.cpp.j2), for
+one architecture and one working type. What is measured through it is what a module made of the same candidates does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from mbc.codegen.build import build_kernel_library
+from mbc.codegen.toolchain import find_toolchain
+from mbc.codegen.view import LIBRARIES
+from mbc.errors import MbcError
+from mbc.ir.types import Precision
+from mbc.kernels.base import Candidate, Provider, Request
+from mbc.measure.gpu import Gpu
+
+
+class MbcCall(ctypes.Structure):
+    """As templates/include/mbc_call.h."""
+
+    _fields_ = (
+        ("pointers", ctypes.POINTER(ctypes.c_void_p)),
+        ("integers", ctypes.POINTER(ctypes.c_int64)),
+        ("reals", ctypes.POINTER(ctypes.c_double)),
+        ("stream", ctypes.c_void_p),
+        ("pointer_count", ctypes.c_int64),
+        ("integer_count", ctypes.c_int64),
+    )
+
+
+class Call:
+    """One launch, ready to be enqueued any number of times. Of no use once its library is cleared or closed."""
+
+    def __init__(self, function: Any, leading: tuple[Any, ...], call: MbcCall, what: str) -> None:
+        self._function = function
+        self._leading = leading
+        self._call = call  # holds the arrays that it points to
+        self._what = what
+
+    def enqueue(self) -> None:
+        """Start it on the library's stream; may be captured into a graph. MBC098 where the launcher refuses."""
+        text = self._function(*self._leading, ctypes.byref(self._call))
+        if text is not None:
+            raise MbcError("MBC098", f"the launch of {self._what} failed: {text.decode(errors='replace')}")
+
+
+class KernelLibrary:
+    """The kernels and libraries of one architecture and one precision's working type, on one stream.
+
+    Plans and handles that `prepare` makes live until `clear` or `close`.
+    """
+
+    def __init__(self, path: Path, stream: int, providers: Mapping[str, Provider] | None = None) -> None:
+        """The built library at `path`; MBC097 where it does not load. `stream`: a handle of the current context."""
+        try:
+            self._calls = calls = ctypes.CDLL(str(path))
+        except OSError as error:
+            raise MbcError("MBC097", f"the library of kernels does not load: {error}", "run `mbc doctor`") from error
+        calls.mbc_kernels_open.restype = ctypes.c_void_p
+        calls.mbc_kernels_close.restype = None
+        calls.mbc_kernels_close.argtypes = (ctypes.c_void_p,)
+        calls.mbc_kernels_clear.restype = None
+        calls.mbc_kernels_clear.argtypes = (ctypes.c_void_p,)
+        integers = ctypes.POINTER(ctypes.c_int64)
+        calls.mbc_kernels_prepare.restype = ctypes.c_char_p
+        calls.mbc_kernels_prepare.argtypes = (
+            ctypes.c_void_p, ctypes.c_int, integers, ctypes.c_int64, integers, ctypes.c_int64,
+            ctypes.POINTER(ctypes.c_int),
+        )  # fmt: skip
+        calls.mbc_kernels_run.restype = ctypes.c_char_p
+        calls.mbc_kernels_run.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.POINTER(MbcCall))
+        self._stream = stream
+        self._providers = default_providers() if providers is None else providers
+        self._opened: int | None = calls.mbc_kernels_open()
+
+    @staticmethod
+    def open(gpu: Gpu, precision: Precision) -> KernelLibrary:
+        """Build it of what the cache has. MBC096 where a compiler or a library is missing, MBC095 where a compiler
+        rejects the sources, MBC090 for fp64, MBC097 where the result does not load."""
+        with tempfile.TemporaryDirectory(prefix="mbc-kernels-") as folder:
+            path = Path(folder) / "libkernels.so"
+            build_kernel_library(gpu.architecture, precision, path, find_toolchain())
+            return KernelLibrary(path, gpu.stream_handle.value or 0)  # a loaded library needs its file no more
+
+    def prepare(
+        self,
+        candidate: Candidate,
+        request: Request,
+        pointers: Sequence[int],
+        workspace: int,
+        accumulate: bool = False,
+        first_row: int = 0,
+    ) -> Call:
+        """Ready `candidate` for `request` on operands at `pointers`: device addresses of its inputs, then its outputs.
+
+        `workspace`: address of `candidate.workspace_bytes` bytes; of no meaning where there are none. A change of
+        layout or type is a request of kind `convert`. Raises MBC086 where the library refuses, in its own words.
+        """
+        arguments = self._providers[candidate.provider].arguments(
+            request,
+            candidate.name,
+            candidate.settings,
+            candidate.layouts,
+            first_row,
+            accumulate,
+            candidate.workspace_bytes,
+        )
+        addresses = (*pointers, workspace) if candidate.workspace_bytes > 0 else tuple(pointers)
+        integers = (ctypes.c_int64 * max(1, len(arguments.integers)))(*arguments.integers)
+        call = MbcCall(
+            (ctypes.c_void_p * max(1, len(addresses)))(*addresses),
+            integers,
+            (ctypes.c_double * max(1, len(arguments.reals)))(*arguments.reals),
+            self._stream,
+            len(addresses),
+            len(arguments.integers),
+        )
+        what = f"{candidate.provider} {candidate.name}"
+        if candidate.provider not in LIBRARIES:
+            return Call(self._launcher(candidate.name), (), call, what)
+        library = LIBRARIES.index(candidate.provider)
+        number = ctypes.c_int()
+        text = self._calls.mbc_kernels_prepare(
+            self._opened,
+            library,
+            integers,
+            len(arguments.integers),
+            (ctypes.c_int64 * len(addresses))(*addresses),
+            len(addresses),
+            ctypes.byref(number),
+        )
+        if text is not None:
+            raise MbcError("MBC086", f"{what}: {text.decode(errors='replace')}")
+        return Call(self._calls.mbc_kernels_run, (self._opened, library, number), call, what)
+
+    def _launcher(self, name: str) -> Any:
+        try:
+            function = getattr(self._calls, f"mbc_{name}")
+        except AttributeError:
+            raise MbcError("MBC086", f"mbc has no kernel called {name}", "measure again with this version") from None
+        function.restype = ctypes.c_char_p
+        function.argtypes = (ctypes.POINTER(MbcCall),)
+        return function
+
+    def clear(self) -> None:
+        """Let go of everything prepared so far: the plans of a great many candidates would fill the memory. The
+        stream must be idle; calls and graphs made of them are gone."""
+        self._calls.mbc_kernels_clear(self._opened)
+
+    def close(self) -> None:
+        if self._opened is not None:
+            self._calls.mbc_kernels_close(self._opened)
+            self._opened = None
+
+    def __enter__(self) -> KernelLibrary:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def default_providers() -> Mapping[str, Provider]:
+    from mbc.kernels import PROVIDERS  # here: they are not needed where a test brings its own
+
+    return {provider.name: provider for provider in PROVIDERS}

@@ -1,0 +1,297 @@
+"""Measuring: which candidates compute the requests of a plan rightly, and how fast. Bounded and resumable.
+
+What is not measured, and why that loses nothing or little:
+  a candidate that takes over three times as long as another one with no more workspace is run once only ("dominated"),
+  and one that is behind another in every respect is timed by few replays;
+  one that is dominated at the two sizes before, or was by ten times at any larger one, is not tried at smaller ones,
+  unless it needs less workspace than all others there;
+  sizes end, a layout at a time, where a larger size has a candidate with no more workspace and no more time per row
+  than anything at this one: no division gains by still smaller slices. That assumes that neither time per row nor the
+  least workspace gets better again further down;
+  one that is sure to take over ten times as long by what few rows take is not run on all of them;
+  mbc's own convolutions and linear layers, where their estimate does not come near what a library's kernel takes.
+Each request's extent says which of these it met.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from mbc.errors import MbcError
+from mbc.hardware.transfers import link_constants, measured_link
+from mbc.ir.types import Precision
+from mbc.kernels.base import Request
+from mbc.measure.gpu import DoesNotFit, Gpu
+from mbc.measure.ladder import Ladder, key_of
+from mbc.measure.need import MOST_WORKSPACE_BYTES, Need
+from mbc.measure.offers import Offer, Offered
+from mbc.measure.protocols import GpuFailed, Stand, Workbench
+from mbc.measure.session import GPU_FAILED, Session
+from mbc.measure.workbench import Bench, identity
+from mbc.profile.model import Extent, Profile
+from mbc.profile.read import read_profile
+from mbc.profile.signature import rows_of, signature
+from mbc.profile.writer import ProfileWriter
+
+__all__ = ["Summary", "identity", "measure", "measure_on"]
+
+# Errors of the operation, which would be met again: cuDNN, a library or what it is compared with does not take it.
+_LASTING = frozenset({"MBC079", "MBC086", "MBC087"})
+
+Progress = Callable[[int, int, Request, float | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a run of `measure` did with the requests: measured, known before, found not worth measuring, or left when
+    the time was over. `unsteady`: signatures whose best times would not settle, as when another process uses the GPU.
+    """
+
+    measured: int = 0
+    known: int = 0
+    left: int = 0
+    candidates: int = 0
+    refused: int = 0
+    dominated: int = 0
+    failures: tuple[str, ...] = ()
+    unsteady: tuple[str, ...] = ()
+    ruled_out: int = 0
+    interrupted: bool = False
+    link_failure: str = ""  # why copies between GPU and host were not measured, empty where they were or are known
+
+    @property
+    def warning(self) -> str:
+        """What a user should know of the times, empty where all is well."""
+        if not self.unsteady:
+            return ""
+        return (
+            f"the times of {len(self.unsteady)} operations would not settle: another process may be using the GPU; "
+            "measure again when it is free"
+        )
+
+
+def _silent(done: int, total: int, request: Request, seconds_left: float | None) -> None:
+    pass
+
+
+def measure(
+    gpu: Gpu,
+    needs: Sequence[Need],
+    path: Path,
+    measure_for_s: float = math.inf,
+    workspace_limit_bytes: int = MOST_WORKSPACE_BYTES,
+    progress: Progress = _silent,
+    again: bool = False,
+    link: bool = True,
+) -> Summary:
+    """Measure into the profile at `path` what it lacks of `needs`, those of most weight first, each from its largest
+    request to smaller ones, and stop when the time is over.
+
+    Every request is written when it is done: a later run goes on where this one stopped, whatever stopped it. What was
+    measured under a lower limit of workspace is completed. `again`: measure all anew. Ctrl-C ends the run like the end
+    of its time and is told in the summary. An operation that fails is told there and does not stop the others;
+    where it would fail again its extent says why, and later runs pass it over. MBC088 where the GPU itself fails.
+    `link`: also copies between GPU and host, where the profile does not know them.
+    """
+    with Bench(gpu) as bench:
+        return measure_on(bench, needs, path, measure_for_s, workspace_limit_bytes, progress, again, link)
+
+
+def measure_on(
+    bench: Workbench,
+    needs: Sequence[Need],
+    path: Path,
+    measure_for_s: float = math.inf,
+    workspace_limit_bytes: int = MOST_WORKSPACE_BYTES,
+    progress: Progress = _silent,
+    again: bool = False,
+    link: bool = True,
+    clock: Callable[[], float] = time.monotonic,
+) -> Summary:
+    """`measure` on any workbench."""
+    with ProfileWriter(path, bench.identity()) as writer:
+        held = read_profile(path)
+        if again:
+            held = Profile(held.identity, {}, constants=held.constants)
+        wants_link = link and (again or measured_link(held.constants) is None)
+        run = _Run(bench, writer, held, workspace_limit_bytes, progress, clock, clock() + measure_for_s, wants_link)
+        return run.all(sorted(needs, key=lambda need: -need.weight_us))
+
+
+class _OutOfTime(Exception):
+    pass
+
+
+@dataclass
+class _Run:
+    bench: Workbench
+    writer: ProfileWriter
+    held: Profile
+    limit_bytes: int
+    progress: Progress
+    clock: Callable[[], float]
+    deadline_s: float
+    wants_link: bool
+    summary: Summary = field(default_factory=Summary)
+    total: int = 0
+    started_s: float = 0.0
+    wholes: frozenset[str] = frozenset()  # signatures of requests that run an operation undivided
+
+    def all(self, needs: Sequence[Need]) -> Summary:
+        wanted = {signature(r): r for need in needs for r in need.requests}
+        self.wholes = frozenset(signature(need.undivided) for need in needs if need.whole)
+        known = sum(self._known(key) for key in wanted)
+        self.total = len(wanted) - known
+        self.summary = replace(self.summary, known=known)
+        try:
+            if wanted and (self.total or self.wants_link) and self.clock() < self.deadline_s:
+                self._prepare(next(iter(wanted.values())).precision)
+            self.started_s = self.clock()
+            seen: set[str] = set()
+            for need in needs:
+                self._need(need, seen)
+        except _OutOfTime:
+            pass
+        except KeyboardInterrupt:
+            self.summary = replace(self.summary, interrupted=True)
+        return replace(self.summary, left=self.total - self._done())
+
+    def _done(self) -> int:
+        return self.summary.measured + self.summary.ruled_out + len(self.summary.failures)
+
+    def _known(self, key: str) -> bool:
+        extent = self.held.extents.get(key)
+        return extent is not None and extent.covers(self.limit_bytes, key in self.wholes)
+
+    def _prepare(self, precision: Precision) -> None:
+        self.bench.warm(precision)
+        if self.total:
+            self.writer.record_constant("graph_gap_us", self.bench.graph_gap_us(precision))
+        if self.wants_link:
+            self._link(precision)
+
+    def _link(self, precision: Precision) -> None:
+        try:
+            constants = link_constants(self.bench.host_link(precision))
+        except (MbcError, DoesNotFit) as error:
+            self.summary = replace(self.summary, link_failure=str(error))
+        else:
+            for name, value in constants.items():
+                self.writer.record_constant(name, value)
+
+    def _need(self, need: Need, seen: set[str]) -> None:
+        """All sizes of one operation. Its operands are put on the GPU when the first of them is to be measured."""
+        ladder = Ladder()
+        stand: Stand | None = None
+        sizes = [(r, signature(r)) for r in need.requests]
+        with ExitStack() as stack:
+            for place, (request, key) in enumerate(sizes):
+                if self._known(key):
+                    ladder.add(rows_of(request), self.held.measurements.get(key, ()))
+                    continue
+                if key in seen:
+                    continue  # measured in this run, as a size of another operation
+                if ladder.closed:
+                    # What another operation runs undivided is measured there, whatever was found out here.
+                    there = seen | self.wholes
+                    rest = [k for _, k in sizes[place:] if not self._known(k) and k not in there]
+                    seen.update(rest)
+                    self.summary = replace(self.summary, ruled_out=self.summary.ruled_out + len(rest))
+                    return
+                seen.add(key)
+                self._tell(request)
+                try:
+                    stand = stand or stack.enter_context(self.bench.open(need))
+                    self._request(stand, request, ladder, last=place + 1 == len(sizes))
+                except (MbcError, DoesNotFit) as error:
+                    if isinstance(error, MbcError) and error.code == "MBC088":
+                        raise
+                    self._failed(request, error)
+
+    def _failed(self, request: Request, error: MbcError | DoesNotFit) -> None:
+        """Tell that nothing can be measured, and write it down where trying again would bring nothing else: each
+        compilation would do so."""
+        key = signature(request)
+        if isinstance(error, DoesNotFit) or error.code in _LASTING:
+            reason = str(error).splitlines()[0].replace(";", ",")
+            known = self.held.measurements.get(key, ())
+            self.writer.record(request, known, Extent(self.limit_bytes, f"could not be measured: {reason}"))
+        self.summary = replace(self.summary, failures=(*self.summary.failures, f"{key}: {error}"))
+
+    def _tell(self, request: Request) -> None:
+        now = self.clock()
+        if now > self.deadline_s:
+            raise _OutOfTime
+        done = self._done()
+        left_s = (now - self.started_s) / done * (self.total - done) if done else None
+        self.progress(done, self.total, request, left_s)
+
+    def _request(self, stand: Stand, request: Request, ladder: Ladder, last: bool) -> None:
+        """Measure one request and write what was found."""
+        key = signature(request)
+        before = self.held.measurements.get(key, ())
+        extent = self.held.extents.get(key)
+        whole = key in self.wholes
+        # What was passed over for a part lies within any limit.
+        measured_bytes = extent.workspace_limit_bytes if extent and not (whole and extent.for_parts) else -1
+        offered = self.bench.offers(request, self.limit_bytes)
+        passed = {key_of(m) for m in before if m.refused == GPU_FAILED or measured_bytes < 0}
+        wanted, notes = (Ladder() if whole else ladder).worth(_in_turn(_new(offered, measured_bytes, passed)))
+        session = Session(before, ladder.tried)
+        failure = ""
+        try:
+            if wanted.offers or wanted.spare:
+                with stand.at(request, (*wanted.offers, *wanted.spare)) as there:
+                    session.measure(there, wanted)
+        except GpuFailed as error:
+            failure = str(error)
+        found = session.found()
+        ladder.add(rows_of(request), found)
+        left_out = [*offered.left_out, *notes, *session.notes]
+        if ladder.closed and not last:
+            left_out.append(f"sizes under {rows_of(request)}: nothing here is faster per row than a larger size")
+        # Where the GPU failed, the rest of this request is for the next run.
+        reached_bytes = measured_bytes if failure else self.limit_bytes
+        self.writer.record(request, found, Extent(reached_bytes, "; ".join(left_out), for_parts=bool(notes)))
+        new = session.new()
+        self.summary = replace(
+            self.summary,
+            measured=self.summary.measured + 1,
+            candidates=self.summary.candidates + sum(not m.refused for m in new),
+            refused=self.summary.refused + sum(bool(m.refused) for m in new),
+            dominated=self.summary.dominated + sum(m.dominated for m in new),
+            unsteady=(*self.summary.unsteady, key) if session.unsteady else self.summary.unsteady,
+        )
+        if failure:
+            raise MbcError(
+                "MBC088",
+                f"the GPU failed while {request.kind} was measured: {failure}",
+                "run the same command again: what is measured is kept, and the kernel at fault is passed over",
+            )
+
+
+def _new(offered: Offered, workspace_bytes: int, passed: Collection[object]) -> Offered:
+    """Without what needs no more workspace than that, and what is passed over."""
+
+    def new(offers: Iterable[Offer]) -> tuple[Offer, ...]:
+        beyond = (o for o in offers if o.candidate.workspace_bytes > workspace_bytes)
+        return tuple(o for o in beyond if o.key not in passed)
+
+    return replace(offered, offers=new(offered.offers), spare=new(offered.spare))
+
+
+def _in_turn(offered: Offered) -> Offered:
+    """The first of every provider and layout first: what is slow is known as such once it has run."""
+    places: Counter[tuple[object, ...]] = Counter()
+    placed: list[tuple[int, Offer]] = []
+    for offer in offered.offers:
+        group = (offer.candidate.provider, offer.candidate.layouts)
+        placed.append((places[group], offer))
+        places[group] += 1
+    return replace(offered, offers=tuple(offer for _, offer in sorted(placed, key=lambda pair: pair[0])))

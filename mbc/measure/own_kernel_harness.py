@@ -1,0 +1,153 @@
+"""mbc's own kernels on a GPU: random operands that they may meet, and few rows compared with what that means."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from mbc.ir.types import DType, Layout
+from mbc.kernels import PROVIDERS
+from mbc.kernels.base import Candidate, Request
+from mbc.measure.clock import Clock
+from mbc.measure.gpu import Gpu
+from mbc.measure.harness import POISON, Checker, Stand
+from mbc.measure.kernel_library import Call, KernelLibrary
+from mbc.measure.offers import Offer, device_spec
+from mbc.measure.operand_buffers import Pointers, operand_types
+from mbc.measure.random_operands import BLOCK_ELEMENTS, few, values
+from mbc.ops.base import Array
+from mbc.ops.base import Call as Evaluation
+from mbc.ops.fused import Fused, evaluate_behind, gives_product, rounds_inside, sums
+from mbc.profile.signature import asked_kind
+from mbc.runtime.formats import loaded, stored_bytes
+
+# Normalised L2 distance from float64 that outputs may have: sums are in fp32 whatever the storage type, and an output
+# is rounded once on top of that. Whole numbers have to be right, but those that a group makes of what it has computed,
+# such as signs: what is next to zero may be rounded to the other side.
+TOLERANCES = {DType.FP32: 1e-5, DType.BF16: 2.0**-8, DType.FP16: 2.0**-11}
+MOST_ROUNDED = 1e-5  # of such numbers
+ROUNDED_INSIDE = 0.5  # of the tolerance of its type: sums of a product of which some elements are, and that nobody sees
+
+
+class PlainStand(Stand):
+    """Every kind but convolutions and linear layers."""
+
+    def __init__(self, gpu: Gpu, library: KernelLibrary, clock: Clock, request: Request) -> None:
+        super().__init__(gpu, library, clock, request, 1)
+        self._spec = device_spec(gpu)
+        self._few = few(request)
+        self._inputs = [
+            values(self._few, i, t.elements, seed=1).reshape(t.shape) for i, t in enumerate(self._few.inputs)
+        ]
+        self._meaning: list[Array] | None = None
+        self._checked: dict[tuple[object, ...], tuple[str, float]] = {}
+
+    def fill(self, index: int, layout: Layout, address: int) -> None:
+        tensor = self.largest.inputs[index]
+        block = values(self.largest, index, min(tensor.elements, BLOCK_ELEMENTS))
+        data = stored_bytes(block, tensor.dtype, Layout.CHANNELS_FIRST)
+        self.gpu.upload(address, data)
+        self.gpu.repeat(address, data.size, tensor.size_bytes)
+
+    def checker(self, request: Request, offered: Sequence[Offer]) -> Checker:
+        return self
+
+    def wrong(self, candidate: Candidate, at: Pointers) -> tuple[str, float]:
+        return self._compared(candidate, accumulate=False)
+
+    def adds(self, candidate: Candidate, at: Pointers, call: Call) -> bool:
+        return not self._compared(candidate, accumulate=True)[0]
+
+    def _compared(self, candidate: Candidate, accumulate: bool) -> tuple[str, float]:
+        """Once for all sizes, since the small request is the same for each of them."""
+        key = (candidate.provider, candidate.name, candidate.settings, candidate.layouts, accumulate)
+        if key not in self._checked:
+            self._checked[key] = self._compare(candidate, accumulate)
+        return self._checked[key]
+
+    def _compare(self, asked: Candidate, accumulate: bool) -> tuple[str, float]:
+        """What is wrong, and the worst distance of an output. With `accumulate` two runs are added to zero."""
+        request, gpu = self._few, self.gpu
+        provider = next(p for p in PROVIDERS if p.name == asked.provider)
+        key = (asked.name, asked.settings, asked.layouts)
+        alike = (c for c in provider.candidates(request, self._spec) if (c.name, c.settings, c.layouts) == key)
+        candidate = next(alike, None)
+        if candidate is None:
+            return "there is no such kernel for few rows, to be compared", -1.0
+        mark = gpu.mark()
+        try:
+            pointers: list[int] = []
+            for index, (tensor, layout) in enumerate(zip(operand_types(request), candidate.layouts, strict=True)):
+                output = index - len(request.inputs)
+                if output in self.shared:
+                    pointers.append(pointers[self.shared[output]])
+                    continue
+                pointers.append(gpu.take(tensor.size_bytes))
+                if output < 0:
+                    gpu.upload(pointers[-1], stored_bytes(self._inputs[index], tensor.dtype, layout))
+                else:
+                    gpu.fill(pointers[-1], 0 if accumulate else POISON, tensor.size_bytes)
+            workspace = gpu.take(candidate.workspace_bytes)
+            gpu.fill(workspace, POISON, candidate.workspace_bytes)
+            call = self.library.prepare(candidate, request, pointers, workspace, accumulate)
+            for _ in range(2 if accumulate else 1):
+                call.enqueue()
+            gpu.synchronize()
+            return self._judge(candidate, pointers[len(request.inputs) :], accumulate)
+        finally:
+            gpu.reset(mark)
+
+    def _judge(self, candidate: Candidate, addresses: Sequence[int], accumulate: bool) -> tuple[str, float]:
+        worst = 0.0
+        few = self._few
+        twice = sums(few.kind, few.attributes, len(few.outputs)) if accumulate else (False,) * len(few.outputs)
+        layouts = candidate.layouts[len(self._few.inputs) :]
+        most_different = MOST_ROUNDED if isinstance(few.attributes, Fused) else 0.0
+        inside = rounds_inside(few.attributes)
+        least_allowed = ROUNDED_INSIDE * TOLERANCES[few.inputs[0].dtype] if inside else 0.0
+        meant = self._wanted()
+        for number, (tensor, address, layout) in enumerate(zip(few.outputs, addresses, layouts, strict=True)):
+            found = loaded(self.gpu.download(address, tensor.size_bytes), tensor.shape, tensor.dtype, layout)
+            wanted = 2 * meant[number] if twice[number] else meant[number]
+            error = distance(found, wanted)
+            allowed = max(TOLERANCES.get(tensor.dtype, most_different), least_allowed)
+            if not error <= allowed:
+                return f"output {number} is {error:.2e} off, {allowed:.0e} is allowed", error
+            worst = max(worst, error)
+            if number == 0 and gives_product(few.attributes):
+                # What is made of it is compared by how it was rounded.
+                meant = meaning(few, self._inputs, found)
+        return "", worst
+
+    def _wanted(self) -> list[Array]:
+        if self._meaning is None:
+            self._meaning = meaning(self._few, self._inputs)
+        return self._meaning
+
+
+def meaning(request: Request, inputs: Sequence[Array], product: Array | None = None) -> list[Array]:
+    """What the operation makes of canonical inputs, in float64. `product`: what its first member has made, if given."""
+    kind = asked_kind(request)
+    exact = [v.astype(np.float64) if v.dtype.kind == "f" else v.copy() for v in inputs]
+    if kind is None:  # a change of layout or type
+        return exact
+    assert kind.evaluate is not None
+    call = Evaluation(request.outputs, 0, request.inputs[0].shape[0], request.precision)
+    with np.errstate(all="ignore"):
+        if product is not None and isinstance(request.attributes, Fused):
+            return list(evaluate_behind(request.attributes, exact, product.astype(np.float64), call))
+        return list(kind.evaluate(request.attributes, exact, call))
+
+
+def distance(found: Array, wanted: Array) -> float:
+    """Normalised L2 of floating values, infinite where one is no number and the other is; else the share of elements
+    that differ."""
+    if found.dtype.kind != "f":
+        return float(np.count_nonzero(found != wanted)) / max(1, found.size)
+    if not np.array_equal(np.isfinite(found), np.isfinite(wanted)):
+        return math.inf
+    difference = np.nan_to_num(found.astype(np.float64)) - np.nan_to_num(wanted)
+    scale = float(np.linalg.norm(np.nan_to_num(wanted)))
+    return float(np.linalg.norm(difference)) / (scale or 1.0)

@@ -1,0 +1,131 @@
+"""Random operands for any kind of operation: values that it may meet, so that a kernel does its usual work.
+
+Class numbers lie in range, positions within their window, the control block says that the step counts, and vectors
+and states are positive, which makes them valid as a mean, a scale and a variance alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbc.errors import MbcError
+from mbc.ir.types import DType, Layout, TensorType
+from mbc.kernels.base import Request
+from mbc.ops.base import ShapeError
+from mbc.ops.control import CONTROL_TYPE, control_record
+from mbc.ops.fused import leading_products
+from mbc.ops.pooling import MaxPool
+from mbc.profile.signature import asked_kind
+from mbc.runtime.formats import loaded, stored_bytes
+
+FEW_ELEMENTS = 1 << 17  # of one row, about what is compared on the host
+FEW_STATES = 4099  # elements of a state that is compared, about
+BLOCK_ELEMENTS = (1 << 20) + 61  # random ones, repeated over a large tensor
+MOST_FEW_ROWS = 3
+
+Array = NDArray[Any]
+
+
+def values(request: Request, index: int, count: int, seed: int = 0) -> Array:
+    """`count` random elements of input `index`, flat, as NumPy computes with them, rounded as their type does."""
+    tensor = request.inputs[index]
+    rng = np.random.default_rng((seed, index))
+    if tensor == CONTROL_TYPE:
+        return np.resize(_control(), count)
+    if tensor.dtype is DType.INT32:
+        return rng.integers(0, _classes(request), count, dtype=np.int32)
+    if tensor.dtype is DType.UINT8:
+        return rng.integers(0, _positions(request), count).astype(np.uint8)
+    drawn = _drawn(len(tensor.shape) == 1 or _updates(request), count, seed, index)
+    data = stored_bytes(drawn, tensor.dtype, Layout.CHANNELS_FIRST)
+    return loaded(data, drawn.shape, tensor.dtype, Layout.CHANNELS_FIRST)
+
+
+@lru_cache(maxsize=32)
+def _drawn(positive: bool, count: int, seed: int, index: int) -> Array:
+    """Drawing takes longer than anything else that a small operation is measured with."""
+    rng = np.random.default_rng((seed, index))
+    return rng.uniform(0.5, 2.0, count).astype(np.float32) if positive else rng.standard_normal(count, np.float32)
+
+
+def few(request: Request) -> Request:
+    """The same operation on few rows (of a state: few elements), which the host can compute in no time."""
+    kind = asked_kind(request)
+    if kind is None:  # a change of layout or type: its operands have one shape
+        rows = _few_rows(request)
+        return replace(
+            request,
+            inputs=tuple(t.with_rows(rows) for t in request.inputs),
+            outputs=tuple(t.with_rows(rows) for t in request.outputs),
+        )
+    if _updates(request):
+        inputs = tuple(t if t == CONTROL_TYPE else _short(t) for t in request.inputs)
+    else:
+        weights = range(1, 2 * leading_products(request.attributes), 2)  # may have as many filters as there are rows
+        rows = _few_rows(request)
+        inputs = tuple(
+            t.with_rows(rows) if i not in weights and has_rows(request, t) else t for i, t in enumerate(request.inputs)
+        )
+    try:
+        outputs = kind.shape(request.attributes, inputs)
+    except ShapeError as error:
+        raise MbcError("MBC087", f"no small {request.kind} can be made to compare with: {error}") from error
+    return replace(request, inputs=inputs, outputs=outputs)
+
+
+def has_rows(request: Request, operand: TensorType) -> bool:
+    """Whether the operand has the rows of the first one: vectors over channels and states have none."""
+    first = request.inputs[0]
+    if operand == CONTROL_TYPE or operand.shape[0] != first.shape[0]:
+        return False
+    return len(operand.shape) == len(first.shape) or operand.dtype is DType.INT32
+
+
+def _few_rows(request: Request) -> int:
+    first = request.inputs[0]
+    return max(1, min(MOST_FEW_ROWS, first.shape[0], FEW_ELEMENTS * first.shape[0] // max(1, first.elements)))
+
+
+def _short(tensor: TensorType) -> TensorType:
+    """A part of a state along its first axis: it may lie in the same layouts."""
+    return tensor.with_rows(max(1, min(tensor.shape[0], FEW_STATES * tensor.shape[0] // tensor.elements)))
+
+
+def _updates(request: Request) -> bool:
+    known = asked_kind(request)
+    return known is not None and bool(known.updates)
+
+
+def _classes(request: Request) -> int:
+    """Of a loss: the second axis of its logits."""
+    logits = request.inputs[0]
+    return logits.shape[1] if len(logits.shape) > 1 else 2
+
+
+def _positions(request: Request) -> int:
+    """In a pooling window; of bytes that are no positions, as many as one can hold."""
+    a = request.attributes
+    return a.kernel[0] * a.kernel[1] if isinstance(a, MaxPool) else 256
+
+
+def _control() -> Array:
+    """A block as it stands in the middle of training."""
+    block = np.zeros(CONTROL_TYPE.shape, np.uint8)
+    record = control_record(block)
+    for name, value in {
+        "step": 3,
+        "seed": 0x123456789ABC,
+        "learning_rate": 1e-3,
+        "training": 1,
+        "loss_scale": 1.0,
+        "gradient_scale": 1.0,
+        "proceed": 1,
+        "updates": 5,
+    }.items():
+        record[name] = value
+    return block

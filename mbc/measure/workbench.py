@@ -1,0 +1,173 @@
+"""The workbench of a real GPU."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
+
+import numpy as np
+
+from mbc.hardware.transfers import HostLink
+from mbc.ir.types import DType, Layout, Precision, TensorType
+from mbc.kernels import PROVIDERS
+from mbc.kernels.base import Request
+from mbc.kernels.cuda import OWN
+from mbc.kernels.statistics import WITH_STATISTICS
+from mbc.measure.clock import Clock, calls_per_graph
+from mbc.measure.gemm_harness import ProductStand
+from mbc.measure.gemm_trial import PRODUCT_KINDS, Trials
+from mbc.measure.gpu import Gpu, Graph
+from mbc.measure.host_copies import GpuTransfers, measure_link
+from mbc.measure.kernel_library import Call, KernelLibrary
+from mbc.measure.need import Need
+from mbc.measure.offers import Offered, device_spec, offers
+from mbc.measure.own_kernel_harness import PlainStand
+from mbc.measure.protocols import Stand
+from mbc.measure.statistics_harness import StatisticsStand
+from mbc.ops.activation import Scale
+from mbc.ops.matrix import Linear
+from mbc.profile.model import Identity
+from mbc.runtime.formats import stored_bytes
+
+WARM_S = 0.3
+WARM_SIDE = 4096  # of the matrices multiplied meanwhile
+STREAMED_L2S = 4  # caches that a kernel reads, and writes, to be sure that it finds nothing in the cache
+CACHED_PARTS = 8  # of the cache that a kernel reads, and that it writes, to find all in it
+
+
+def identity(gpu: Gpu) -> Identity:
+    return Identity(
+        gpu.name,
+        gpu.architecture,
+        gpu.multiprocessors,
+        gpu.driver_version,
+        gpu.library.version,
+        datetime.datetime.now(datetime.UTC).date().isoformat(),
+        gpu.sm_clock_mhz,
+        gpu.memory_clock_mhz,
+    )
+
+
+class Bench:
+    """The workbench of a real GPU. Use as a context manager."""
+
+    def __init__(self, gpu: Gpu, open_library: Callable[[Gpu, Precision], KernelLibrary] = KernelLibrary.open) -> None:
+        self.gpu = gpu
+        self.spec = device_spec(gpu)
+        self.clock = Clock(gpu)
+        self.trials = Trials(gpu)
+        self._open_library = open_library
+        self._libraries: dict[DType, KernelLibrary] = {}
+        self._closing = ExitStack()
+
+    def __enter__(self) -> Bench:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closing.close()
+
+    def library(self, precision: Precision) -> KernelLibrary:
+        known = self._libraries.get(precision.working)
+        if known is None:
+            known = self._closing.enter_context(self._open_library(self.gpu, precision))
+            self._libraries[precision.working] = known
+        return known
+
+    def identity(self) -> Identity:
+        return identity(self.gpu)
+
+    def offers(self, request: Request, workspace_limit_bytes: int) -> Offered:
+        return offers(self.gpu, request, workspace_limit_bytes)
+
+    def warm(self, precision: Precision) -> None:
+        """Work until the clocks are those of a GPU that has been busy for a while."""
+        mark = self.gpu.mark()
+        try:
+            call = self._product(precision)
+            started = time.monotonic()
+            while time.monotonic() - started < WARM_S:
+                self.gpu.times_us(call.enqueue, 10)
+        finally:
+            self.gpu.reset(mark)
+
+    def _product(self, precision: Precision) -> Call:
+        """A product of matrices, which does nothing but compute."""
+        matrix = TensorType((WARM_SIDE, WARM_SIDE), precision.working)
+        request = Request("linear", Linear((WARM_SIDE,)), (matrix, matrix), (matrix,), precision)
+        pointers = [self.gpu.take(matrix.size_bytes) for _ in range(3)]
+        row = np.random.default_rng(0).standard_normal(WARM_SIDE, np.float32)
+        for pointer in pointers:
+            self.gpu.upload(pointer, stored_bytes(row, matrix.dtype, Layout.CHANNELS_FIRST))
+            self.gpu.repeat(pointer, matrix.size_bytes // WARM_SIDE, matrix.size_bytes)
+        return self._any_call(request, pointers)
+
+    def _scaling(self, precision: Precision, size_bytes: int) -> Call:
+        """Reads and writes so many bytes, and does next to nothing with them."""
+        vector = TensorType((size_bytes // precision.working.size_bytes,), precision.working)
+        request = Request("scale", Scale(), (vector,), (vector,), precision)
+        pointers = (self.gpu.take(vector.size_bytes), self.gpu.take(vector.size_bytes))
+        candidate = next(iter(OWN.candidates(request, self.spec)))
+        return self.library(precision).prepare(candidate, request, pointers, 0)
+
+    def _any_call(self, request: Request, pointers: Sequence[int]) -> Call:
+        """Of the first provider that has a candidate without workspace."""
+        found = (c for p in PROVIDERS for c in p.candidates(request, self.spec) if not c.workspace_bytes)
+        return self.library(request.precision).prepare(next(found), request, pointers, 0)
+
+    def graph_gap_us(self, precision: Precision) -> float:
+        """From one node of a graph to the next, where a node has next to nothing to do."""
+        mark = self.gpu.mark()
+        try:
+            call = self._scaling(precision, precision.working.size_bytes)
+            call.enqueue()  # loads the kernel, which a capture does not allow
+            return self.clock.gap_us(call.enqueue)
+        finally:
+            self.gpu.reset(mark)
+
+    def host_link(self, precision: Precision) -> HostLink:
+        mark = self.gpu.mark()
+        graphs: dict[str, Graph] = {}
+        try:
+            calls = {
+                "streaming": self._scaling(precision, STREAMED_L2S * self.gpu.l2_bytes),
+                "cached": self._scaling(precision, self.gpu.l2_bytes // CACHED_PARTS),
+                "computing": self._product(precision),
+            }
+            for kind, call in calls.items():
+                graphs[kind] = self._repeated(call)
+            return measure_link(GpuTransfers(self.gpu, {kind: graph.launch for kind, graph in graphs.items()}))
+        finally:
+            for graph in graphs.values():
+                graph.close()
+            self.gpu.reset(mark)
+
+    def _repeated(self, call: Call) -> Graph:
+        """A graph of so many calls that the CPU keeps up with it."""
+        call.enqueue()  # loads the kernel, which a capture does not allow
+        count = calls_per_graph(1, self.clock.once_us(call.enqueue))
+
+        def body() -> None:
+            for _ in range(count):
+                call.enqueue()
+
+        return Graph(self.gpu, body)
+
+    @contextmanager
+    def open(self, need: Need) -> Generator[Stand, None, None]:
+        self.gpu.reset()
+        request = need.undivided
+        library = self.library(request.precision)
+        try:
+            if request.kind in PRODUCT_KINDS:
+                yield ProductStand(self.gpu, library, self.clock, self.trials.make(request), request)
+            elif request.kind == WITH_STATISTICS:
+                yield StatisticsStand(self.gpu, library, self.clock, self.trials.make(request), request)
+            else:
+                yield PlainStand(self.gpu, library, self.clock, request)
+        finally:
+            self.gpu.reset()

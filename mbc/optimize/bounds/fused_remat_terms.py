@@ -1,0 +1,106 @@
+"""What sums take at least more that make a value again along (`mbc.optimize.remat.fused_remat`), for the bound within a
+budget."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from mbc.ir.graph import Operation
+from mbc.ir.types import Layout
+from mbc.kernels.base import Candidate
+from mbc.ops.fused import names_of
+from mbc.optimize.candidates.table import CandidateTable
+from mbc.optimize.remat.fused_remat import alongs_of
+
+
+@dataclass(frozen=True, slots=True)
+class Both:
+    """Two values that one launch makes again along with the sums of this name, in `more_us` more."""
+
+    first: str
+    last: str
+    sums: str
+    more_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """`by_sums`: of a value, microseconds that each sums take more that make it again, by itself or with another."""
+
+    by_sums: Mapping[str, Mapping[str, float]]
+    both: Sequence[Both]
+
+    @property
+    def pairs(self) -> Sequence[Both]:
+        """Those whose first value comes back along with one last value only: together they have one price."""
+        times = Counter(both.first for both in self.both)
+        return tuple(both for both in self.both if times[both.first] == 1)
+
+    def again_us(self, values: Iterable[str], apart_us: float) -> float:
+        """What values of one operation take at least to be made again, `apart_us` by launches of their own. Beside
+        another value they take what a joint launch takes more: both prices together are that launch's at most."""
+        return min((apart_us, *(min(self.least_us(value), self.beside_us(value)) for value in values)))
+
+    def pair_us(self, both: Both, first_apart_us: float, last_apart_us: float) -> tuple[float, float, float]:
+        """The same of the first value, the last one, and the two: only where both are away they share a launch. Else
+        one of them at most comes back along with these sums."""
+        first_us = min(first_apart_us, self.least_us(both.first))
+        last_us = min(last_apart_us, self.least_us(both.last))
+        first_elsewhere_us = min(first_apart_us, self.least_us(both.first, without=both.sums))
+        last_elsewhere_us = min(last_apart_us, self.least_us(both.last, without=both.sums))
+        both_us = min(both.more_us, first_elsewhere_us + last_us, first_us + last_elsewhere_us)
+        return first_us, last_us, both_us
+
+    def least_us(self, value: str, without: str = "") -> float:
+        """With any sums but those of this name; infinite where there are none."""
+        return min((us for sums, us in self.by_sums.get(value, {}).items() if sums != without), default=math.inf)
+
+    def beside_us(self, value: str) -> float:
+        """Beside another value that pays for all that it takes by itself."""
+        shared = (both for both in self.both if both.first == value)
+        return min((both.more_us - self.by_sums[both.last][both.sums] for both in shared), default=math.inf)
+
+
+def extras_of(table: CandidateTable, launches: Iterable[Operation]) -> Extras:
+    """`launches`: all that a step may be made of, without a limit."""
+    sums: dict[str, list[Operation]] = {}
+    for launch in launches:
+        sums.setdefault(names_of(launch)[-1], []).append(launch)
+    by_sums: dict[str, dict[str, float]] = {}
+    found: dict[tuple[str, ...], Both] = {}
+    for along in alongs_of(table):
+        name = names_of(along.operation)[-1]
+        more_us = _more_us(table, along.operation, tuple(filter(along.stands_for, sums.get(name, ()))))
+        if more_us == math.inf:
+            continue
+        for value in along.values:
+            known = by_sums.setdefault(value, {})
+            known[name] = min(known.get(name, math.inf), more_us)
+        if len(along.values) > 1:
+            first, last = along.values
+            both = Both(first, last, name, more_us)
+            found[along.values] = min(found.get(along.values, both), both, key=lambda both: both.more_us)
+    return Extras(by_sums, tuple(found.values()))
+
+
+def _more_us(table: CandidateTable, along: Operation, standing: Sequence[Operation]) -> float:
+    """What a launch takes at least more than the one in the place of which it comes: any of `standing` in the same
+    layouts, since in others the step without a limit would be another one. Infinite where there is none."""
+    found = math.inf
+    for candidate in table.offered(along):
+        layouts = _layouts(along, candidate)
+        times_us = (
+            other.time_us
+            for launch in standing
+            for other in table.offered(launch)
+            if all(layouts.get(name, layout) == layout for name, layout in _layouts(launch, other).items())
+        )
+        found = min(found, max(0.0, candidate.time_us - min(times_us, default=-math.inf)))
+    return found
+
+
+def _layouts(launch: Operation, candidate: Candidate) -> Mapping[str, Layout]:
+    return dict(zip((*launch.inputs, *launch.outputs), candidate.layouts, strict=True))

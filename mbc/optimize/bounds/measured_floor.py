@@ -1,0 +1,81 @@
+"""What a step would take at best on a GPU whose kernels were measured: the yardstick of benchmarks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mbc.hardware.spec import DeviceSpec
+from mbc.ir.graph import TrainingGraph
+from mbc.kernels import PROVIDERS
+from mbc.ops import KINDS
+from mbc.ops.fused import gives_product, names_of
+from mbc.optimize.bounds.io_lower_bound import fewest_bytes
+from mbc.optimize.candidates.table import CandidateTable
+from mbc.optimize.fusion.bitwise_remat_match import with_repeated
+from mbc.optimize.fusion.select_groups import groups_of
+from mbc.profile.model import Profile, calibrated
+
+BANDWIDTH_SHARE = 0.9  # of the copy bandwidth: what a good kernel reaches
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """The fastest known kernel of every convolution and matrix product, undivided and in whatever layout, and the
+    fewest bytes of everything else at `BANDWIDTH_SHARE` of the copy bandwidth. `estimated_us`: of `products_us` what no
+    profile knows. A product that was measured on the way to the sums that read it takes what their launch does beyond
+    what the sums move, be it less than nothing, since they read its result."""
+
+    products_us: float
+    products: int
+    estimated_us: float
+    estimated: int
+    other_bytes: int
+    other_us: float
+
+    @property
+    def total_us(self) -> float:
+        return self.products_us + self.other_us
+
+
+def step_floor(table: CandidateTable) -> Floor:
+    """Of the training step of the table's graph. Another fused kernel that does part of the rest beside a product may
+    be below it. Raises MBC200 and MBC202 where no kernel can run a product."""
+    products_us = estimated_us = 0.0
+    products = estimated = 0
+    bytes_per_us = BANDWIDTH_SHARE * table.device.copy_gb_s * 1e3
+    within_us = _within_us(table, bytes_per_us)
+    every = table.repeating({})  # the fastest, whatever makes its result again
+    for operation in table.graph.train:
+        if KINDS[operation.kind].flops is None:
+            continue
+        best = min(every.candidates(operation, table.whole), key=lambda candidate: candidate.time_us)
+        products += 1
+        products_us += min(best.time_us, within_us.get(operation.name, best.time_us))
+        if not best.measured:
+            estimated += 1
+            estimated_us += best.time_us
+    other_bytes = fewest_bytes(table.graph)
+    other_us = other_bytes / bytes_per_us
+    return Floor(products_us, products, estimated_us, estimated, other_bytes, other_us)
+
+
+def _within_us(table: CandidateTable, bytes_per_us: float) -> dict[str, float]:
+    """What products take more than what is summed up of them moves, by name: where that was measured."""
+    by_name = {operation.name: operation for operation in table.graph.train}
+    found: dict[str, float] = {}
+    measured = (group for group in groups_of(table)[0] if group.measured)
+    for launch, replaces in ((launch, group.replaces) for group in measured for launch in group.launches):
+        products = [o for o in map(by_name.__getitem__, names_of(launch)) if KINDS[o.kind].flops is not None]
+        request = table.request(launch, table.whole)
+        made = [type_ for o in products for type_ in table.request(o, table.whole).outputs]
+        rest = (*request.inputs[2 * len(products) :], *request.outputs[gives_product(launch.attributes) :])
+        moved_us = sum(type_.size_bytes for type_ in (*rest, *made)) / bytes_per_us
+        beyond_us = min(candidate.time_us for candidate in table.offered(launch)) - moved_us
+        for name in (o.name for o in products if o.name in replaces):
+            found[name] = min(beyond_us, found.get(name, beyond_us))
+    return found
+
+
+def graph_floor(graph: TrainingGraph, device: DeviceSpec, profile: Profile | None) -> Floor:
+    """`step_floor` with every kernel and every launch that a profile knows."""
+    return step_floor(with_repeated(CandidateTable(graph, calibrated(device, profile), PROVIDERS, profile)))

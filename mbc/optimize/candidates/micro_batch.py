@@ -1,0 +1,42 @@
+"""Whether `--micro-batch` can be kept: every convolution in kernel calls of so many rows."""
+
+from __future__ import annotations
+
+from mbc.errors import MbcError
+from mbc.optimize.candidates.table import MOST_STEPS, SLICE_ALIGNMENT_BYTES, CandidateTable
+
+
+def check_micro_batch(table: CandidateTable) -> None:
+    """MBC205 where given micro-batches have more rows than there are or too few, or would start where kernels cannot
+    read."""
+    rows, graph = table.rules.micro_batch, table.graph
+    if rows > graph.batch:
+        raise MbcError(
+            "MBC205",
+            f"--micro-batch {rows} is more than the mini-batch of {graph.batch} rows",
+            f"give at most {graph.batch}, or a larger batch (--set batch=N)",
+        )
+    if rows in (0, graph.batch):
+        return
+    if rows * MOST_STEPS < graph.batch:
+        raise MbcError(
+            "MBC205",
+            f"--micro-batch {rows} makes {-(-graph.batch // rows)} calls of one convolution; at most {MOST_STEPS} are "
+            "possible",
+            f"give at least {-(-graph.batch // MOST_STEPS)}",
+        )
+    apart = [(o, table.aligned_rows(o)) for o in graph.train if table.divisible(o)]
+    apart = [(operation, least) for operation, least in apart if rows % least]
+    if not apart:
+        return
+    operation, least = apart[0]
+    more = f" and {len(apart) - 1} more" if len(apart) > 1 else ""
+    # Powers of two, so that the largest suits all of them.
+    suits = max(least for _, least in apart)
+    raise MbcError(
+        "MBC205",
+        f"--micro-batch {rows} cannot divide '{operation.name}'{more}: every slice must start at a multiple of "
+        f"{SLICE_ALIGNMENT_BYTES} bytes, which in {graph.precision} takes multiples of {least} rows of this one",
+        f"give a multiple of {suits}" if suits < graph.batch else f"leave it out: no slice of {graph.batch} rows does",
+        operation.span,
+    )

@@ -1,0 +1,59 @@
+"""Which convolutions are made by kernels whose results other launches make again and keep inside (`MADE_INSIDE`,
+`INSIDE_SUMS` and `PAIR_SUMS` of `mbc.optimize.fusion.catalogue_conv1x1`): those where that was measured to be faster.
+
+Another kernel would round some elements to the other side. So such a convolution is made by what gives the same bits
+only, be it slower, and that is weighed with what the launches save that make it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mbc.ir.graph import Operation
+from mbc.ops.fused import names_of
+from mbc.optimize.candidates.table import CandidateTable, Repeaters
+from mbc.optimize.fusion.select_groups import fuse, is_measured, possible_groups
+
+
+def with_repeated(table: CandidateTable) -> CandidateTable:
+    """A table of the same step with the convolutions that are worth it. A profile that does not know such launches
+    gives the plans that it gave before there were any."""
+    every = _possible(table)
+    if not every.repeated:
+        return table
+    before, after = fuse(table).train, fuse(every).train
+    worth: dict[str, Repeaters] = {}
+    for name, repeaters in every.repeated.items():
+        old, new = _around(name, before, after)
+        if _fastest_us(every, new) < _fastest_us(table, old):
+            worth[name] = repeaters
+    return every.repeating(worth) if worth else table
+
+
+def _possible(table: CandidateTable) -> CandidateTable:
+    """A table with all convolutions that some group makes again. Where kernels of a convolution were measured, one of
+    those has to give the same bits: an estimate must not stand in for it."""
+    found: dict[str, Repeaters] = {}
+    for group in possible_groups(table)[0]:
+        for name, launches in group.repeats.items() if is_measured(table, group) else ():
+            kernels = frozenset(c.name for launch in launches for c in table.offered(launch))
+            found[name] = found.get(name, Repeaters()) | kernels
+    every = table.repeating(found)
+    made = (o for o in table.graph.train if o.name in found)
+    possible = {o.name for o in made if (every.timed(o) if table.timed(o) else every.offered(o))}
+    return every.repeating({name: kernels for name, kernels in found.items() if name in possible})
+
+
+def _around(name: str, *programs: Sequence[Operation]) -> list[list[Operation]]:
+    """Of each program the launches that run an operation, and all that others run together with it."""
+    names, known = {name}, 0
+    found: list[list[Operation]] = []
+    while len(names) > known:
+        known = len(names)
+        found = [[o for o in program if not names.isdisjoint(names_of(o))] for program in programs]
+        names.update(name for launches in found for o in launches for name in names_of(o))
+    return found
+
+
+def _fastest_us(table: CandidateTable, launches: Sequence[Operation]) -> float:
+    return sum(min(c.time_us for c in table.candidates(launch, table.whole)) for launch in launches)

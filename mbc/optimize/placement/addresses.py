@@ -1,0 +1,77 @@
+"""Give every buffer of a draft its address, in the arena and in host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mbc.errors import MbcError
+from mbc.optimize.placement.allocate import place, place_around
+from mbc.optimize.schedule.cross_stream_liveness import one_after_the_other
+from mbc.optimize.schedule.emit_launches import Draft
+from mbc.optimize.schedule.liveness import aligned, blocks, owners, peak_bytes
+from mbc.plan.model import Space
+from mbc.units import show_apart, show_enough
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """`offsets` of all buffers, each from the start of its space. `live_bytes`: of the arena, the most that are alive
+    at once as launches are listed, whichever run beside others: what that costs is not the placement's doing. No
+    placement takes less."""
+
+    offsets: tuple[int, ...]
+    arena_bytes: int
+    live_bytes: int
+    host_bytes: int
+
+
+def assign_addresses(
+    draft: Draft, room_bytes: int = 0, thorough: bool = True, known: Mapping[int, int] | None = None
+) -> Placed:
+    """In each space persistent buffers at the bottom, above them the two programs, which never run at the same time.
+
+    `room_bytes`: an arena so large is small enough. Not `thorough`: quickly, for a first look. `known`: offsets of
+    blocks in the arena above the persistent buffers, by owner; what else the same program needs goes between them.
+    """
+    offsets = [0] * len(draft.buffers)
+    ends: dict[Space, int] = {}
+    lives: dict[Space, int] = {}
+    persistent = frozenset(draft.persistent)
+    for space in Space:
+        base = 0
+        for buffer in draft.persistent:
+            if draft.buffers[buffer].space is space:
+                offsets[buffer] = base
+                base += aligned(draft.buffers[buffer].size_bytes)
+        top = live = 0
+        for program in (draft.train, draft.infer):
+            program_blocks = blocks(program, draft.buffers, persistent, space)
+            owned = {i: block.buffers[0] for i, block in enumerate(program_blocks)}
+            there = {i: known[owner] for i, owner in owned.items() if owner in known} if known else {}
+            if there:
+                places, height = place_around(program_blocks, there)
+            else:
+                places, height = place(program_blocks, room_bytes - base if space is Space.ARENA else 0, thorough)
+            for i, owner in owned.items():
+                offsets[owner] = base + places[i]
+            listed = one_after_the_other(program)
+            if listed is not program:
+                program_blocks = blocks(listed, draft.buffers, persistent, space)
+            top, live = max(top, height), max(live, peak_bytes(program_blocks)[0])
+        ends[space], lives[space] = base + top, base + live
+    for buffer, owner in enumerate(owners(draft.buffers)):
+        offsets[buffer] = offsets[owner]
+    return Placed(tuple(offsets), ends[Space.ARENA], lives[Space.ARENA], ends[Space.HOST])
+
+
+def check_host(placed: Placed, limit_bytes: int | None, network: str) -> None:
+    """MBC210 where the pinned memory of a plan is more than the limit (None: there is none)."""
+    if limit_bytes is None or placed.host_bytes <= limit_bytes:
+        return
+    kept, allowed = show_apart(placed.host_bytes, limit_bytes)
+    raise MbcError(
+        "MBC210",
+        f"the plan of '{network}' keeps {kept} in host memory at once, memory.host allows {allowed}",
+        f"raise memory.host to {show_enough(placed.host_bytes)}, raise memory.device, or lower the batch",
+    )

@@ -1,0 +1,261 @@
+"""Give every block an offset: no two blocks alive at the same launch may overlap.
+
+Greedy placement at the smallest gap that fits, in several orders; then from the bottom up, over and over
+(`mbc.optimize.placement.skyline`); of few blocks the order is annealed, and CP-SAT is asked for less. The most bytes
+alive at once bound all.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from bisect import insort
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from mbc.optimize.placement.skyline import fill_up
+from mbc.optimize.schedule.liveness import Block, live_bytes, peak_bytes
+from mbc.plan.model import ALIGNMENT_BYTES
+
+# A placement this close to its bound is not worth more search.
+GOOD_ENOUGH = 1.001
+# Annealing: most rounds, rounds times blocks squared, and by how much of the bound a round may be worse at the start.
+ANNEAL_ROUNDS = 8000
+ANNEAL_WORK = 60_000_000
+ANNEAL_START = 0.002
+FEWEST_ROUNDS = 2000  # that are worth the trouble
+# What greedy leaves above this is worth asking CP-SAT, for as many blocks as it answers for within seconds.
+WORTH_PROVING = 1.005
+CP_SAT_BLOCKS = 60
+TIGHT_PART = 0.6  # of the bound: blocks that are never alive beside so much are left out of the proof
+PROOF_EFFORT = 1.0  # in CP-SAT's deterministic time
+HIGHEST_BYTES = np.iinfo(np.int64).max
+# Blocks smaller than the bound over so many fill the gaps that others leave; the latter are annealed.
+SMALL_BLOCKS = (2000, 20_000)
+# Rounds from the bottom up, where it is only asked whether that fits.
+QUICK_ROUNDS = 8
+# Blocks times orders that greedy may look at; bigger programs try fewer orders, the one that is placed fast first.
+GREEDY_WORK = 40_000
+
+_ORDERS: tuple[Callable[[Block], tuple[int, ...]], ...] = (
+    lambda b: (-b.size_bytes, b.start - b.stop, b.start),
+    lambda b: (-b.size_bytes * (b.stop - b.start), b.start, 0),
+    lambda b: (b.start - b.stop, -b.size_bytes, b.start),
+    lambda b: (b.start, -b.size_bytes, b.stop),
+)
+
+
+def place(blocks: Sequence[Block], enough_bytes: int = 0, thorough: bool = True) -> tuple[list[int], int]:
+    """Offsets of the blocks and the height they reach, at least `peak_bytes(blocks)`.
+
+    `enough_bytes`: a height that needs no improvement. Not `thorough`: a first look.
+    """
+    if not blocks:
+        return [], 0
+    bound, _ = peak_bytes(blocks)
+    good = max(int(bound * GOOD_ENOUGH), enough_bytes)
+    affordable = GREEDY_WORK // len(blocks)
+    if affordable >= len(_ORDERS):
+        orders = _ORDERS if thorough else _ORDERS[:1]
+    else:
+        orders = (_ORDERS[-1], *_ORDERS)[: 1 + affordable] if thorough else ()
+    best_order = list(range(len(blocks)))
+    best, height = _greedy(blocks, best_order)
+    for key in orders:
+        if height <= good:
+            break
+        order = sorted(range(len(blocks)), key=lambda i, key=key: key(blocks[i]))
+        offsets, reached = _greedy(blocks, order, most_bytes=height)
+        if reached < height:
+            best, height, best_order = offsets, reached, order
+    if not thorough or height <= good:
+        return best, height
+    return _improved(blocks, best, height, best_order, bound, good)
+
+
+def fit_within(blocks: Sequence[Block], room_bytes: int) -> list[int] | None:
+    """Offsets of the blocks within a room that is nearly full, where such are found quickly."""
+    order = sorted(range(len(blocks)), key=lambda i: _ORDERS[0](blocks[i]))
+    offsets, reached = _greedy(blocks, order, most_bytes=room_bytes + 1)
+    if reached <= room_bytes:
+        return offsets
+    large = [i for i in order if blocks[i].size_bytes * SMALL_BLOCKS[0] >= room_bytes]
+    for places in fill_up([blocks[i] for i in large], room_bytes, QUICK_ROUNDS):
+        offsets, reached = place_around(blocks, dict(zip(large, places, strict=True)), room_bytes + 1)
+        if reached <= room_bytes:
+            return offsets
+    return None
+
+
+def place_around(
+    blocks: Sequence[Block], known: Mapping[int, int], most_bytes: int = HIGHEST_BYTES
+) -> tuple[list[int], int]:
+    """Offsets of the blocks and the height they reach, where those of some are `known`. What reaches `most_bytes` is
+    given up: its offsets mean nothing."""
+    rest = sorted(set(range(len(blocks))) - known.keys(), key=lambda i: (-blocks[i].size_bytes, blocks[i].start))
+    return _greedy(blocks, rest, known, most_bytes)
+
+
+def _improved(
+    blocks: Sequence[Block], offsets: list[int], height: int, order: list[int], bound: int, good: int
+) -> tuple[list[int], int]:
+    """Fill up the large ones from the bottom; anneal the order of few, then prove the largest; smaller ones then fill
+    what these leave."""
+
+    def filled(chosen: list[int], places: list[int]) -> tuple[list[int], int]:
+        return place_around(blocks, dict(zip(chosen, places, strict=True)), height)
+
+    large: list[int] = []
+    for count in SMALL_BLOCKS:
+        before, large = large, [i for i in order if blocks[i].size_bytes * count >= bound]
+        for places in fill_up([blocks[i] for i in large], good) if large != before else ():
+            offsets, height = min((offsets, height), filled(large, places), key=lambda found: found[1])
+            if height <= good:
+                return offsets, height
+    if large and len(large) ** 2 * FEWEST_ROUNDS <= ANNEAL_WORK:
+        chosen = [blocks[i] for i in large]
+        start, reached = _lowest_first(chosen, range(len(chosen)))
+        places, _ = _anneal(chosen, start, reached, list(range(len(chosen))), bound, good)
+        offsets, height = min((offsets, height), filled(large, places), key=lambda found: found[1])
+    if height > max(bound * WORTH_PROVING, good):
+        tight = _alive_when_full(blocks, int(TIGHT_PART * bound), range(len(blocks)))
+        by_size = sorted(tight, key=lambda i: (-blocks[i].size_bytes, i))[:CP_SAT_BLOCKS]
+        found = _exact([blocks[i] for i in by_size], bound, height - 1, PROOF_EFFORT)
+        if found is not None:
+            offsets, height = min((offsets, height), filled(by_size, found), key=lambda found: found[1])
+    return offsets, height
+
+
+def _alive_when_full(blocks: Sequence[Block], full_bytes: int, among: Sequence[int]) -> list[int]:
+    """Those that are alive at a moment when so much is; a large one alone with few others finds room anyway."""
+    live = np.array(live_bytes(blocks, max(block.stop for block in blocks)))
+    return [i for i in among if live[blocks[i].start : blocks[i].stop].max() >= full_bytes]
+
+
+def _greedy(
+    blocks: Sequence[Block],
+    order: Sequence[int],
+    known: Mapping[int, int] | None = None,
+    most_bytes: int = HIGHEST_BYTES,
+) -> tuple[list[int], int]:
+    """Place in the given order, each block into the smallest gap that holds it, else on top; others have offsets that
+    are `known`. What reaches `most_bytes` is given up."""
+    offsets = [0] * len(blocks)
+    # What is placed so far, ordered by offset.
+    lows, highs, starts, stops = placed = [np.zeros(len(blocks), np.int64) for _ in range(4)]
+    count = len(known) if known else 0
+    for at, (offset, i) in enumerate(sorted((offset, i) for i, offset in known.items()) if known else ()):
+        offsets[i] = lows[at] = offset
+        highs[at], starts[at], stops[at] = offset + blocks[i].size_bytes, blocks[i].start, blocks[i].stop
+    reached = int(highs.max(initial=0))
+    # In the order in which blocks start, one that has ended is in nobody's way any more, and all others are.
+    forgetting = not count and all(blocks[a].start <= blocks[b].start for a, b in pairwise(order))
+    for i in order:
+        if reached >= most_bytes:
+            break
+        block = blocks[i]
+        if forgetting:
+            alive = (stops[:count] > block.start).nonzero()[0]
+            if len(alive) < count:
+                for column in placed:
+                    column[: len(alive)] = column[alive]
+                count = len(alive)
+            low, high = lows[:count], highs[:count]
+        else:
+            at_once = starts[:count] < block.stop
+            at_once &= stops[:count] > block.start
+            beside = at_once.nonzero()[0]
+            low, high = lows[beside], highs[beside]
+        from_ = np.zeros(len(low) + 1, np.int64)  # where gaps start, and their sizes
+        np.maximum.accumulate(high, out=from_[1:])
+        sizes = np.append(low, HIGHEST_BYTES) - from_
+        fitting = (sizes >= block.size_bytes).nonzero()[0]
+        offset = int(from_[fitting[sizes[fitting].argmin()]])
+        offsets[i] = offset
+        reached = max(reached, offset + block.size_bytes)
+        at = int(lows[:count].searchsorted(offset))
+        for column, value in zip(placed, (offset, offset + block.size_bytes, block.start, block.stop), strict=True):
+            column[at + 1 : count + 1] = column[at:count]
+            column[at] = value
+        count += 1
+    return offsets, reached
+
+
+def _anneal(
+    blocks: Sequence[Block], offsets: list[int], height: int, order: list[int], bound: int, good: int
+) -> tuple[list[int], int]:
+    """Move single blocks within the order and place again, at first also where that is a little worse.
+
+    Seeded and counted in placements, never in seconds: the same blocks get the same offsets.
+    """
+    draw = random.Random(0)
+    rounds = min(ANNEAL_ROUNDS, ANNEAL_WORK // len(blocks) ** 2)
+    best, best_height = offsets, height
+    for done in range(rounds):
+        if best_height <= good:
+            break
+        moved = list(order)
+        moved.insert(draw.randrange(len(order)), moved.pop(draw.randrange(len(order))))
+        offsets, reached = _lowest_first(blocks, moved)
+        tolerated = bound * ANNEAL_START * (1 - done / rounds)
+        if reached <= height or draw.random() < math.exp((height - reached) / max(tolerated, 1.0)):
+            order, height = moved, reached
+        if reached < best_height:
+            best, best_height = offsets, reached
+    return best, best_height
+
+
+def _lowest_first(blocks: Sequence[Block], order: Sequence[int]) -> tuple[list[int], int]:
+    """Place in the given order, each block at the lowest place where it fits. For few blocks faster than `_greedy`."""
+    offsets = [0] * len(blocks)
+    placed: list[tuple[int, int, int, int]] = []  # low, high, start, stop, ordered by low
+    reached = 0
+    for i in order:
+        block = blocks[i]
+        start, stop, size_bytes = block.start, block.stop, block.size_bytes
+        offset = 0
+        for low, high, other_start, other_stop in placed:
+            if other_start < stop and start < other_stop:
+                if low - offset >= size_bytes:
+                    break
+                offset = max(offset, high)
+        offsets[i] = offset
+        insort(placed, (offset, offset + size_bytes, start, stop))
+        reached = max(reached, offset + size_bytes)
+    return offsets, reached
+
+
+def _exact(blocks: Sequence[Block], bound: int, height: int, effort: float) -> list[int] | None:
+    """CP-SAT: offsets as low as is found, at most up to a height, or None. One worker, a deterministic limit: same
+    input, same answer."""
+    from ortools.sat.python import cp_model  # heavy, and only needed here
+
+    unit = ALIGNMENT_BYTES
+    model = cp_model.CpModel()
+    limit = height // unit
+    starts: list[cp_model.IntVar] = []
+    times: list[cp_model.IntervalVar] = []
+    places: list[cp_model.IntervalVar] = []
+    for i, block in enumerate(blocks):
+        size = block.size_bytes // unit
+        if size > limit:
+            return None
+        offset = model.new_int_var(0, limit - size, f"offset{i}")
+        starts.append(offset)
+        times.append(model.new_fixed_size_interval_var(block.start, block.stop - block.start, f"time{i}"))
+        places.append(model.new_fixed_size_interval_var(offset, size, f"place{i}"))
+    model.add_no_overlap_2d(times, places)
+    top = model.new_int_var(-(-bound // unit), limit, "top")
+    for offset, block in zip(starts, blocks, strict=True):
+        model.add(offset + block.size_bytes // unit <= top)
+    model.minimize(top)
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    solver.parameters.random_seed = 0
+    solver.parameters.max_deterministic_time = effort
+    status = solver.solve(model)
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        return None
+    return [solver.value(offset) * unit for offset in starts]

@@ -1,0 +1,44 @@
+"""All there is to choose from, where few things can be made again: the fastest that fits is then known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbc.optimize.remat.apply_decisions import Decisions
+from mbc.optimize.remat.live_bytes_ledger import Gap, Ledger
+
+# All sets of so few gaps are looked at, and of those that are faster so many are measured.
+PROVED_GAPS = 12
+PROVED_SETS = 1000
+
+
+def fastest_first(ledger: Ledger, over: NDArray[np.int64], limit_us: float) -> Sequence[Decisions]:
+    """The sets of gaps over runs that exceed the room (`over`, with everything kept), each made again where it ends,
+    that take less than `limit_us`; none where there are too many. `ledger`: books in which nothing is entered."""
+    gaps: dict[Gap, None] = {}
+    for position in np.flatnonzero(over > 0):
+        found = (ledger.gap(b, int(position)) for b in ledger.movable if ledger.can_repeat(b))
+        gaps |= dict.fromkeys(gap for gap in found if gap is not None)
+        if len(gaps) > PROVED_GAPS:
+            return ()
+    # What is made first may be needed to make the others.
+    ordered = sorted(gaps, key=lambda gap: (-gap.after, gap.before, gap.buffer))
+    sets: list[tuple[float, Decisions]] = []
+
+    def extend(index: int) -> None:
+        if ledger.again_us >= limit_us:
+            return
+        if index == len(ordered):
+            sets.append((ledger.again_us, ledger.decisions()))
+            return
+        extend(index + 1)
+        start = ledger.mark()
+        ledger.recompute(ordered[index].buffer, ordered[index].before)
+        extend(index + 1)
+        ledger.undo(start)
+
+    extend(0)
+    return [decisions for _, decisions in sorted(sets, key=lambda found: found[0])[:PROVED_SETS]]

@@ -1,0 +1,291 @@
+"""What is made again along with another launch, nearly for nothing.
+
+Within a budget relu's output is often made again, for the gradient of the next convolution's filter. The sums of batch
+norm's backward pass, a little later, read nearly all that it is made of: if they write it, too (`patterns.ALONG`), that
+takes as long as writing it, where a launch of its own would read everything once more. For that the gradient of the
+filter has to come after the sums, which nothing keeps it from: only an update waits for it.
+
+So is what a convolution made that widens, which the sums themselves read: they get it on the way. Another kernel than
+the one that made it would round it otherwise, and make other sums, so that it has to be the same (`repeats`).
+
+Both at once are made along in one launch where that was measured, else what the convolution made before the sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from mbc.ir.graph import Operation
+from mbc.kernels.cuda import repeats
+from mbc.kernels.statistics import WITH_STATISTICS
+from mbc.ops import KINDS
+from mbc.ops.fused import has_product, join, kind_of, names_of
+from mbc.optimize.candidates.table import CandidateTable
+from mbc.optimize.fusion.catalogue import ALONG
+from mbc.optimize.fusion.pattern import find
+from mbc.optimize.schedule.emit_launches import Draft
+from mbc.optimize.schedule.regions import Run
+from mbc.optimize.selection.select import Choices
+from mbc.plan.model import Access, Kernel, Launch, Mode, Stream
+
+# Runs behind the sums until which what they made along with them may be read first: it takes memory from there on.
+NEAR = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Along:
+    """A place where `values` can be made again by the launch of `operation`, which stands for the sums `sums` as well.
+    `makes`: of each value the operations that make it together. `inside`: a product that the launch makes again as the
+    sums do, and does not write."""
+
+    values: tuple[str, ...]
+    makes: tuple[frozenset[str], ...]
+    sums: frozenset[str]
+    operation: Operation
+    inside: frozenset[str] = frozenset()
+
+    def stands_for(self, operation: Operation) -> bool:
+        """Whether an operation or group makes the sums, be it that it computes the value for itself, and nothing that
+        would be missed."""
+        names = frozenset(names_of(operation))
+        known = self.sums.union(self.inside, *self.makes)
+        return self.sums <= names <= known and set(operation.outputs) <= set(self.operation.outputs)
+
+
+@dataclass(frozen=True, slots=True)
+class AlongRun:
+    """How run `sums` of a draft makes a value again, whose buffer is the first of `targets`: by `launch` in the place
+    of its own, with a workspace of so many bytes as its last operand (0: none), in `more_us` more. `rivals`:
+    repetitions beside which the value needs a launch of its own, since they read it before, or take the place of the
+    sums themselves. `joint`: what then makes it and the value of one of them, in `more_us` more than that one takes.
+    `unread`: buffers that a launch of its own would read, and this one does not."""
+
+    sums: int
+    targets: tuple[int, ...]
+    launch: Launch
+    workspace_bytes: int
+    more_us: float
+    rivals: frozenset[tuple[int, int]] = frozenset()
+    joint: AlongRun | None = None
+    unread: frozenset[int] = frozenset()
+
+    @property
+    def spared(self) -> frozenset[int]:
+        """Of `unread` what need not be there beside whatever repetition."""
+        return frozenset() if self.rivals else self.unread
+
+    @property
+    def matters(self) -> frozenset[tuple[int, int]]:
+        """The repetitions that change how the value is made again."""
+        return self.rivals | self.joint.rivals if self.joint else self.rivals
+
+    def beside(self, *repeated: Container[tuple[int, int]]) -> AlongRun | None:
+        """How the value is made again beside repetitions; None: by a launch of its own."""
+        if not any(rival in keys for rival in self.rivals for keys in repeated):
+            return self
+        return self.joint.beside(*repeated) if self.joint else None
+
+
+# By the run that made the value, and the position before which it is wanted again.
+AlongRuns = Mapping[tuple[int, int], AlongRun]
+
+
+def alongs_of(table: CandidateTable) -> tuple[Along, ...]:
+    """Every place of the training step where a kernel makes a value again along with sums; found once. What a product
+    takes beside them nobody can tell who has not measured it; one that stays inside has to give the same bits."""
+    if "along" not in table.groups:
+        found = (along for along in all_alongs(table) if table.repeated.keys() >= along.inside)
+        table.groups["along"] = tuple(
+            along for along in found if not has_product(along.operation.attributes) or table.timed(along.operation)
+        )
+    return table.groups["along"]
+
+
+def all_alongs(table: CandidateTable) -> tuple[Along, ...]:
+    """The same, whether it may be taken or has to be measured before."""
+    return tuple(_alongs(table))
+
+
+def _alongs(table: CandidateTable) -> Iterator[Along]:
+    program = table.graph.train
+    makers = {output: operation for operation in program for output in operation.outputs}
+    for pattern in ALONG:
+        (part,) = pattern.launches
+        for operation in program:
+            if operation.kind != pattern.statements[-1].kind:
+                continue
+            for binding in find(pattern, operation, makers):
+                members = [binding.operations[number] for number in part.runs]
+                joined = join(members, [binding.values[name] for name in part.gives])
+                if not table.offered(joined):
+                    continue
+                sums = frozenset(binding.operations[number].name for number in pattern.replaces)
+                again = [member for member in members if member.name not in sums]
+                made = {name for member in again for name in member.outputs}
+                values = tuple(name for name in joined.outputs if name in made)
+                # Of two the first one is a product, which one operation makes; so is what stays inside.
+                product, others = frozenset(member.name for member in again[:1]), again[1:]
+                behind = frozenset(member.name for member in others)
+                if len(values) > 1:
+                    yield Along(values, (product, behind), sums, joined)
+                elif KINDS[again[0].kind].flops is not None and others:
+                    yield Along(values, (behind,), sums, joined, product)
+                else:
+                    yield Along(values, (product | behind,), sums, joined)
+
+
+def readers_late(table: CandidateTable, choices: Choices) -> Choices:
+    """The same choices with every operation behind the sums that reads what they could make again, and whose own
+    results only later operations need."""
+    program = choices.train
+    last = _last_places(program, alongs_of(table))
+    if not last:
+        return choices
+    readers: dict[str, list[int]] = {}
+    for place, operation in enumerate(program):
+        for name in operation.inputs:
+            readers.setdefault(name, []).append(place)
+    places = [float(place) for place in range(len(program))]
+    for value, sums in last.items():
+        for place in readers.get(value, ()):
+            needed = [reader for name in program[place].outputs for reader in readers.get(name, ())]
+            if place < sums and not kind_of(program[place]).view and min(needed, default=sums + 1) > sums:
+                places[place] = max(places[place], sums + 0.5)
+    order = sorted(range(len(program)), key=lambda place: (places[place], place))
+    if order == list(range(len(program))):
+        return choices
+    train = tuple(program[place] for place in order)
+    return replace(choices, train=train)
+
+
+def _last_places(program: Sequence[Operation], alongs: Sequence[Along]) -> dict[str, int]:
+    """Values that could be made again along with an operation of the program, and where that stands."""
+    by_name = {names_of(operation)[-1]: (place, operation) for place, operation in enumerate(program)}
+    found: dict[str, int] = {}
+    for along in alongs:
+        standing = by_name.get(names_of(along.operation)[-1])
+        if standing is not None and along.stands_for(standing[1]):
+            found |= dict.fromkeys(along.values, standing[0])
+    return found
+
+
+def along_runs(table: CandidateTable, draft: Draft, runs: Sequence[Run], program: Sequence[Operation]) -> AlongRuns:
+    """What the runs of a training program could make again on the way: where kernels are known in the layouts of the
+    draft, both or none of them measured, and take less than a launch more. `program`: the operations of the runs."""
+    launches = draft.train.launches
+    single = {
+        launches[run.start].operations: i
+        for i, run in enumerate(runs)
+        if run.stop == run.start + 1 and launches[run.start].operations
+    }
+    operations = {names_of(operation): operation for operation in program}
+    makers = {_without_statistics(operations.get(names), names): i for names, i in single.items()}
+    last = {names[-1]: (operations[names], i) for names, i in single.items() if names in operations}
+    reads: dict[int, list[int]] = {}
+    for i, run in enumerate(runs):
+        for buffer in run.reads:
+            reads.setdefault(buffer, []).append(i)
+    converted: dict[int, list[int]] = {}
+    for run in runs:
+        launch = launches[run.start]
+        if isinstance(launch.work, Kernel) and not launch.operations and run.stop == run.start + 1:
+            for source in run.reads:
+                converted.setdefault(source, []).extend(run.writes)
+    places: list[tuple[Along, list[int], int]] = []  # where each may be: the runs that make its values, and of the sums
+    for along in alongs_of(table):
+        made_by = [makers[names] for names in along.makes if names in makers]
+        standing = last.get(names_of(along.operation)[-1])
+        if len(made_by) < len(along.makes) or standing is None:
+            continue
+        operation, sums = standing
+        if (
+            along.stands_for(operation)
+            and max(made_by) < sums
+            and table.timed(along.operation) == table.timed(operation)
+        ):
+            places.append((along, made_by, sums))
+
+    def run_along(along: Along, made_by: Sequence[int], sums: int, least_us: float) -> AlongRun | None:
+        """If it takes less than the first value by itself."""
+        run = _run_along(table, draft, along, [runs[maker] for maker in made_by], sums, runs[sums], least_us)
+        return run if run is not None and run.more_us < runs[made_by[0]].again_us else None
+
+    found: dict[tuple[int, int], AlongRun] = {}
+    for along, made_by, sums in places:
+        run = run_along(along, made_by, sums, runs[sums].time_us) if len(made_by) == 1 else None
+        if run is None:
+            continue
+        # Who reads it in another layout has it converted behind the sums.
+        target = run.targets[0]
+        wanted = [i for i in reads.get(target, ()) if i >= sums]
+        wanted += [i for other in converted.get(target, ()) for i in reads.get(other, ()) if i > sums]
+        position = min(wanted, default=len(runs))
+        if position <= sums + NEAR:
+            found[made_by[0], position] = run
+    found = {key: replace(run, rivals=frozenset(_rivals(key, found, reads))) for key, run in found.items()}
+    by_sums = {(key[0], run.sums): key for key, run in found.items()}
+    for along, made_by, sums in places:
+        keys = [by_sums[maker, sums] for maker in made_by if (maker, sums) in by_sums]
+        if len(keys) == 2:
+            first, second = keys
+            joint = run_along(along, made_by, sums, runs[sums].time_us + found[second].more_us)
+            if joint is not None:
+                rivals = (found[first].rivals | found[second].rivals) - {second}
+                found[first] = replace(found[first], joint=replace(joint, rivals=rivals))
+    return found
+
+
+def _without_statistics(operation: Operation | None, names: Sequence[str]) -> frozenset[str]:
+    """The members of a launch that make its large value: batch statistics beside it are small, and stay."""
+    return frozenset(names[:-1] if operation is not None and operation.kind == WITH_STATISTICS else names)
+
+
+def _rivals(key: tuple[int, int], alongs: AlongRuns, reads: Mapping[int, Sequence[int]]) -> Iterator[tuple[int, int]]:
+    """Of several values that could be made along with the same sums the one that was made last is, as the others may
+    be what it is made of."""
+    along = alongs[key]
+    for other, beside in alongs.items():
+        if beside.sums == along.sums and other[0] > key[0]:
+            yield other
+    if key[1] == along.sums:
+        for reader in reads.get(along.targets[0], ()):
+            if reader < along.sums:
+                yield reader, along.sums
+
+
+def _run_along(
+    table: CandidateTable, draft: Draft, along: Along, makers: Sequence[Run], number: int, sums: Run, least_us: float
+) -> AlongRun | None:
+    """`makers`: runs that make the values. `least_us`: what less makes of the same takes, which is a bound."""
+    launches = [draft.train.launches[run.start] for run in (*makers, sums)]
+    touched = [access for launch in launches for access in launch.accesses]
+    buffers: dict[str, int] = {}
+    for access in touched:
+        name = draft.buffers[access.buffer].value
+        if name is not None and buffers.setdefault(name, access.buffer) != access.buffer:
+            return None  # one value in two layouts
+    operation = along.operation
+    names = (*operation.inputs, *operation.outputs)
+    if any(name not in buffers for name in names):
+        return None
+    operands = [buffers[name] for name in names]
+    menu = table.menus(operation).get(tuple(draft.buffers[b].layout for b in operands))
+    if not menu:
+        return None
+    piece, *more = menu[-1].slices
+    if more:
+        return None
+    candidate = piece.candidate
+    work = launches[0].work
+    if not isinstance(work, Kernel) or (not along.inside and not repeats(candidate.name, work.name)):
+        return None
+    rows = {access.buffer: access.rows for access in touched}
+    count = len(operation.inputs)
+    accesses = tuple(Access(b, rows[b], Mode.READ if i < count else Mode.WRITE) for i, b in enumerate(operands))
+    time_us = max(candidate.time_us, least_us)
+    kernel = Kernel(candidate.provider, candidate.name, candidate.settings, time_us, candidate.measured)
+    launch = Launch(kernel, names_of(operation), Stream.COMPUTE, accesses)
+    targets = tuple(buffers[value] for value in along.values)
+    unread = frozenset(makers[-1].reads).difference(operands) if along.inside else frozenset[int]()
+    return AlongRun(number, targets, launch, candidate.workspace_bytes, time_us - least_us, unread=unread)

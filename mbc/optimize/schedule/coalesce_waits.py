@@ -1,0 +1,134 @@
+"""Let kernels wait for copies, and copies for kernels, at as few kernels as possible.
+
+A kernel at an end of a wait for a copy starts late (decision 020), and no later at the ends of several. So a copy that
+is in no hurry waits for a later kernel than it must, and a kernel waits earlier than it must for a copy that is over by
+then, where waits can share a kernel. That is to pierce intervals by as few points as possible: each that is about to
+end without one gets its last kernel, and so do all that are open then.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+from mbc.optimize.schedule.simulate import COPIES, Contention, Timeline, simulate, timeline
+from mbc.optimize.schedule.synchronise import essential
+from mbc.plan.model import Program, Stream
+
+# What copies that wait for a later kernel are over before they are needed: predictions are off by some microseconds.
+SPARE_US = 50.0
+
+
+def meet(program: Program, contention: Contention | None) -> tuple[Program, float]:
+    """The program with stronger waits where that is predicted to be faster, and its time in microseconds."""
+    if contention is None or all(launch.stream not in COPIES for launch in program.launches):
+        return program, simulate(program, contention=contention)
+    known = timeline(program, contention=contention)
+    found = replace(program, waits=essential(program.launches, _Sweep(program, known).waits()))
+    time_us = simulate(found, contention=contention)
+    return (found, time_us) if time_us < known.total_us else (program, known.total_us)
+
+
+@dataclass
+class _Sweep:
+    """Over the kernels of a program in order. `_after`: of a copy, the last kernel that it waits for; `_before`: of a
+    kernel, the copies that it waits for; `_ends_us`: of copies, as far as it is settled which kernels they wait for."""
+
+    program: Program
+    known: Timeline
+    _after: dict[int, int] = field(default_factory=dict[int, int])
+    _before: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
+    _between: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
+    _ends_us: dict[int, float] = field(default_factory=dict[int, float])
+    _unsettled: dict[Stream, deque[int]] = field(default_factory=dict[Stream, "deque[int]"])
+    _free_us: dict[Stream, float] = field(default_factory=dict[Stream, float])
+
+    def waits(self) -> list[tuple[int, int]]:
+        """At least as strong as those of the program, and of the same launches where these are not copies."""
+        found: list[tuple[int, int]] = []
+        streams = [launch.stream for launch in self.program.launches]
+        for earlier, later in self.program.waits:
+            if streams[earlier] is Stream.COMPUTE and streams[later] in COPIES:
+                self._after[later] = max(earlier, self._after.get(later, -1))
+            elif streams[earlier] in COPIES and streams[later] is Stream.COMPUTE:
+                self._before.setdefault(later, []).append(earlier)
+            else:
+                found.append((earlier, later))
+                self._between.setdefault(later, []).append(earlier)
+        return found + self._met(streams)
+
+    def _met(self, streams: Sequence[Stream]) -> list[tuple[int, int]]:
+        found: list[tuple[int, int]] = []
+        latest_us = self._latest_us(streams)
+        needed: dict[int, int] = {}  # copies that kernels wait for: the first that does
+        for kernel, copies in sorted(self._before.items()):
+            for copy in copies:
+                needed.setdefault(copy, kernel)
+        waiting = sorted(self._after, key=lambda copy: (-self._after[copy], copy))
+        for stream in COPIES:
+            self._unsettled[stream] = deque(i for i, other in enumerate(streams) if other is stream)
+        open_: list[int] = []  # copies that wait for a kernel up to here
+        settled: dict[int, int] = {}
+        kernels = [i for i, stream in enumerate(streams) if stream is Stream.COMPUTE]
+        for kernel, following in pairwise((*kernels, len(streams))):
+            while waiting and self._after[waiting[-1]] <= kernel:
+                open_.append(waiting.pop())
+            next_us = self.known.ends_us[following] if following < len(streams) else math.inf
+            ends = any(following > copy or next_us > latest_us[copy] for copy in open_)
+            if not ends and not any(copy in needed for copy in self._before.get(kernel, ())):
+                continue
+            found += [(kernel, copy) for copy in open_]
+            settled |= dict.fromkeys(open_, kernel)
+            open_.clear()
+            self._settle(settled)
+            start_us = self.known.starts_us[kernel] - SPARE_US
+            for stream in COPIES:
+                over = [c for c in needed if streams[c] is stream and c < kernel]
+                over = [c for c in over if needed[c] == kernel or self._ends_us.get(c, math.inf) <= start_us]
+                if over:
+                    found.append((max(over), kernel))
+                    needed = {c: k for c, k in needed.items() if streams[c] is not stream or c > max(over)}
+        return found
+
+    def _settle(self, settled: Mapping[int, int]) -> None:
+        """Find when copies end, in the order of each stream, until one is not settled."""
+        going = True
+        while going:
+            going = False
+            for stream, copies in self._unsettled.items():
+                while copies and (ready_us := self._ready_us(copies[0], settled)) is not None:
+                    start_us = max(ready_us, self._free_us.get(stream, 0.0))
+                    copy = copies.popleft()
+                    self._ends_us[copy] = self._free_us[stream] = start_us + self._takes_us(copy)
+                    going = True
+
+    def _ready_us(self, copy: int, settled: Mapping[int, int]) -> float | None:
+        """When all that a copy waits for is over; None where that is not settled."""
+        others = self._between.get(copy, ())
+        if (copy in self._after and copy not in settled) or any(other not in self._ends_us for other in others):
+            return None
+        kernel_us = self.known.ends_us[settled[copy]] if copy in settled else 0.0
+        return max([kernel_us, *(self._ends_us[other] for other in others)])
+
+    def _takes_us(self, copy: int) -> float:
+        return self.known.ends_us[copy] - self.known.starts_us[copy]
+
+    def _latest_us(self, streams: Sequence[Stream]) -> Mapping[int, float]:
+        """When each copy has to start for nobody to wait longer for it, no earlier than it does."""
+        found: dict[int, float] = {}
+        until_us = [math.inf] * len(streams)  # the end of each copy
+        for earlier, later in self.program.waits:
+            if streams[later] not in COPIES:
+                until_us[earlier] = min(until_us[earlier], self.known.starts_us[later] - SPARE_US)
+        free_us = dict.fromkeys(COPIES, self.known.total_us)
+        for copy in reversed(range(len(streams))):
+            stream = streams[copy]
+            if stream in COPIES:
+                latest_us = min(until_us[copy], free_us[stream]) - self._takes_us(copy)
+                found[copy] = free_us[stream] = max(latest_us, self.known.starts_us[copy])
+                for other in self._between.get(copy, ()):
+                    until_us[other] = min(until_us[other], found[copy])
+        return found

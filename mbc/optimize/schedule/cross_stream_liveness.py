@@ -1,0 +1,49 @@
+"""How long launches beside others go on, in launches of the others."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+
+from mbc.optimize.schedule.simulate import timeline
+from mbc.optimize.schedule.synchronise import synchronise
+from mbc.plan.model import Buffer, Program, Stream
+
+
+def waiting_for_data(program: Program, buffers: Sequence[Buffer], owner: Sequence[int]) -> Program:
+    """With waits as if no byte were used twice."""
+    starts = [0, *accumulate(buffer.size_bytes for buffer in buffers)]
+    return replace(program, waits=synchronise(program, buffers, [starts[owner[i]] for i in range(len(buffers))]))
+
+
+def one_after_the_other(program: Program) -> Program:
+    """Without launches beside others, in the order in which they are listed."""
+    if all(launch.stream is not Stream.BESIDE for launch in program.launches):
+        return program
+    launches = (
+        replace(launch, stream=Stream.COMPUTE) if launch.stream is Stream.BESIDE else launch
+        for launch in program.launches
+    )
+    return replace(program, launches=tuple(launches))
+
+
+def lasting(program: Program, buffers: Sequence[Buffer], owner: Sequence[int]) -> Sequence[int]:
+    """For each launch the last one that runs at the same time: itself, but for launches beside others.
+
+    Bytes that are taken again before that make streams wait for each other, which costs time and is right all the same.
+    `owner`: for each buffer the one whose bytes it has.
+    """
+    launches = program.launches
+    found = list(range(len(launches)))
+    if all(launch.stream is not Stream.BESIDE for launch in launches):
+        return found
+    times = timeline(waiting_for_data(program, buffers, owner))
+    compute = [i for i, launch in enumerate(launches) if launch.stream is Stream.COMPUTE]
+    starts_us = [times.starts_us[i] for i in compute]
+    for i, launch in enumerate(launches):
+        if launch.stream is Stream.BESIDE:
+            before = bisect_left(starts_us, times.ends_us[i])
+            found[i] = max(i, compute[before - 1]) if before else i
+    return found

@@ -1,0 +1,118 @@
+"""When the bytes of each buffer are taken, in launch order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbc.optimize.schedule.cross_stream_liveness import lasting
+from mbc.plan.model import ALIGNMENT_BYTES, Buffer, Program, Space
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Bytes that a buffer and those that take it over hold from launch `start` to before launch `stop`.
+
+    `size_bytes` is rounded up to the alignment; `buffers` share the block, the first one is the owner.
+    """
+
+    buffers: tuple[int, ...]
+    size_bytes: int
+    start: int
+    stop: int
+
+
+def owners(buffers: Sequence[Buffer]) -> list[int]:
+    """For each buffer the one whose bytes it ends up in, itself where it takes over none."""
+    found = list(range(len(buffers)))
+    for i, buffer in enumerate(buffers):
+        while buffer.alias is not None:
+            found[i] = buffer.alias
+            buffer = buffers[buffer.alias]
+    return found
+
+
+def aligned(size_bytes: int) -> int:
+    return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+def blocks(
+    program: Program, buffers: Sequence[Buffer], persistent: frozenset[int], space: Space = Space.ARENA
+) -> tuple[Block, ...]:
+    """The blocks of one space that a program needs beside the persistent ones, ordered by start."""
+    found: list[Block] = []
+    for root, (start, stop, members) in _lives(program, buffers, persistent, space).items():
+        others = (b for b in members if b != root)
+        found.append(Block((root, *others), aligned(buffers[root].size_bytes), start, stop))
+    return tuple(sorted(found, key=lambda block: (block.start, block.buffers[0])))
+
+
+def _lives(
+    program: Program, buffers: Sequence[Buffer], persistent: frozenset[int], space: Space
+) -> Mapping[int, tuple[int, int, list[int]]]:
+    """By the owner of their bytes: the launches [start, stop) over which buffers hold them, and these buffers."""
+    owner = owners(buffers)
+    until = lasting(program, buffers, owner)
+    end = len(program.launches)
+    first = dict.fromkeys(program.entry, 0)
+    last = dict.fromkeys(program.entry, 0)
+    for i, launch in enumerate(program.launches):
+        stop = until[i]
+        for access in launch.accesses:
+            buffer = access.buffer
+            if last.get(buffer, -1) < stop:
+                last[buffer] = stop
+                first.setdefault(buffer, i)
+    for buffer in program.exit:
+        first.setdefault(buffer, max(end - 1, 0))
+        last[buffer] = max(end - 1, 0)
+    found: dict[int, tuple[int, int, list[int]]] = {}
+    for buffer, launch in first.items():
+        root = owner[buffer]
+        if root in persistent or buffers[root].space is not space:
+            continue
+        stop = last[buffer] + 1
+        if root in found:
+            start, known, members = found[root]
+            members.append(buffer)
+            found[root] = min(start, launch), max(known, stop), members
+        else:
+            found[root] = launch, stop, [buffer]
+    return found
+
+
+def live_of(program: Program, buffers: Sequence[Buffer], persistent: frozenset[int]) -> NDArray[np.int64]:
+    """Bytes of the arena that are alive at each launch of a program, beside the persistent ones."""
+    changes = np.zeros(len(program.launches) + 1, np.int64)
+    lives = _lives(program, buffers, persistent, Space.ARENA)
+    sizes = np.array([aligned(buffers[root].size_bytes) for root in lives], np.int64)
+    np.add.at(changes, [start for start, _, _ in lives.values()], sizes)
+    np.subtract.at(changes, [stop for _, stop, _ in lives.values()], sizes)
+    return changes[:-1].cumsum()
+
+
+def peak_bytes(blocks_: Sequence[Block]) -> tuple[int, int]:
+    """The most bytes alive at once, and the launch at which they are."""
+    changes: dict[int, int] = {}
+    for block in blocks_:
+        changes[block.start] = changes.get(block.start, 0) + block.size_bytes
+        changes[block.stop] = changes.get(block.stop, 0) - block.size_bytes
+    live = peak = where = 0
+    for position in sorted(changes):
+        live += changes[position]
+        if live > peak:
+            peak, where = live, position
+    return peak, where
+
+
+def live_bytes(blocks_: Sequence[Block], launches: int) -> list[int]:
+    """Bytes alive at each launch."""
+    changes = [0] * (launches + 1)
+    for block in blocks_:
+        changes[block.start] += block.size_bytes
+        changes[block.stop] -= block.size_bytes
+    return list(accumulate(changes[:launches]))

@@ -1,0 +1,96 @@
+"""A training program as its runs: all launches of one operation (its micro-batches), one conversion or one strip.
+
+Decisions about what stays in memory are made at the runs of a program, by their index: how an operation is divided
+does not move them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mbc.ir.graph import TrainingGraph
+from mbc.ops import KINDS
+from mbc.optimize.schedule.emit_launches import Draft
+from mbc.plan.model import Copy, Launch, Mode, Program, Stream
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Launches [start, stop) of a program, which make `writes` of `reads`. Workspaces are in neither, nor are
+    micro-batches of values that are handed on within a strip.
+
+    `again`: whether running it twice gives the same bits and changes nothing else. `repeat`: what is then launched to
+    make that of `writes` which is large, its last operand, the others being kept; None: its own launches.
+    """
+
+    start: int
+    stop: int
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    time_us: float
+    again: bool
+    repeat: Launch | None = None
+
+    @property
+    def again_us(self) -> float:
+        """What it takes to be repeated."""
+        return self.time_us if self.repeat is None else self.repeat.work.time_us
+
+    @property
+    def made_again(self) -> tuple[int, ...]:
+        """What of `writes` is made when it is repeated."""
+        return self.writes if self.repeat is None else (self.repeat.accesses[-1].buffer,)
+
+
+def runs_of(graph: TrainingGraph, draft: Draft, program: Program) -> tuple[Run, ...]:
+    """The runs of a program in order; every launch is in one."""
+    updating = {op.name for op in (*graph.train, *graph.infer) if KINDS[op.kind].updates}
+    whole = [is_whole(graph, draft, buffer) for buffer in range(len(draft.buffers))]
+    found: list[Run] = []
+    launches = program.launches
+    start = 0
+    for stop in _ends(draft, program, whole):
+        copied = any(isinstance(launch.work, Copy) for launch in launches[start:stop])
+        again = not copied and all(updating.isdisjoint(launch.operations) for launch in launches[start:stop])
+        # A copy takes no time of the compute stream.
+        timed = (launch for launch in launches[start:stop] if launch.stream is Stream.COMPUTE)
+        time_us = sum(launch.work.time_us for launch in timed)
+        accesses = [a for launch in launches[start:stop] for a in launch.accesses if whole[a.buffer]]
+        writes = tuple(dict.fromkeys(a.buffer for a in accesses if a.mode is not Mode.READ))
+        reads = tuple(dict.fromkeys(a.buffer for a in accesses if a.mode is Mode.READ and a.buffer not in writes))
+        found.append(Run(start, stop, reads, writes, time_us, again))
+        start = stop
+    return tuple(found)
+
+
+def is_whole(graph: TrainingGraph, draft: Draft, buffer: int) -> bool:
+    """Whether a buffer holds all rows of a value."""
+    found = draft.buffers[buffer]
+    if found.value is None:
+        return False
+    return found.rows.count == (graph.batch if graph.values[found.value].per_sample else 1)
+
+
+def _ends(draft: Draft, program: Program, whole: Sequence[bool]) -> list[int]:
+    """Where runs stop: where no value is written in parts, and no part of one is needed, on both sides."""
+    last: dict[int, int] = {}
+    first: dict[int, int] = {}
+    for i, launch in enumerate(program.launches):
+        for access in launch.accesses:
+            buffer = access.buffer
+            if draft.buffers[buffer].value is None:
+                continue
+            if access.mode is not Mode.READ or not whole[buffer]:
+                first.setdefault(buffer, i)
+                last[buffer] = i
+    reach = list(range(len(program.launches)))  # the last launch that belongs with each
+    for buffer, start in first.items():
+        reach[start] = max(reach[start], last[buffer])
+    found: list[int] = []
+    until = -1
+    for i, end in enumerate(reach):
+        until = max(until, end)
+        if until == i:
+            found.append(i + 1)
+    return found

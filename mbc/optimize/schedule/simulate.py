@@ -1,0 +1,164 @@
+"""The predicted time of a program: each stream runs its launches in order and stops for its waits, and what runs at the
+same time on two streams slows each other down."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mbc.hardware.transfers import Slowdown
+from mbc.plan.model import Program, Stream
+
+COPIES = (Stream.TO_HOST, Stream.TO_DEVICE)
+_IDLE_US = 1e-9  # less than that is left of a launch that has ended, rounding being what it is
+
+
+@dataclass(frozen=True, slots=True)
+class Contention:
+    """What launches do to each other. `slowdowns`: of each kernel while copies run (those of other launches mean
+    nothing); `to_host`, `to_device`: time of a copy while the other direction is busy, over alone. `fills`: the share
+    of the GPU that each kernel fills, 0 to 1: two at the same time take turns with what there is not for both.
+    `wait_us`: what a kernel takes longer for waiting for one of the other stream of kernels. `copy_wait_us`: what it
+    takes longer for waiting for a copy, or for a copy that waits for it.
+    """
+
+    slowdowns: tuple[Slowdown, ...]
+    to_host: float
+    to_device: float
+    fills: tuple[float, ...]
+    wait_us: float = 0.0
+    copy_wait_us: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """When each launch starts and ends, in microseconds from the start of the program.
+
+    `stalls_us`: for how long each launch found its stream idle, that is, waited for launches of other streams.
+    """
+
+    starts_us: tuple[float, ...]
+    ends_us: tuple[float, ...]
+    stalls_us: tuple[float, ...]
+
+    @property
+    def total_us(self) -> float:
+        return max(self.ends_us, default=0.0)
+
+
+def simulate(program: Program, times_us: Sequence[float] | None = None, contention: Contention | None = None) -> float:
+    """Microseconds from the first launch to the end of the last. `times_us`: of each launch alone, in place of its own;
+    without `contention` nothing slows down anything."""
+    if not program.waits and contention is None:
+        busy: dict[Stream, float] = {}
+        for launch, time_us in zip(program.launches, _alone(program, times_us), strict=True):
+            busy[launch.stream] = busy.get(launch.stream, 0.0) + time_us
+        return max(busy.values(), default=0.0)
+    return timeline(program, times_us, contention).total_us
+
+
+def timeline(
+    program: Program, times_us: Sequence[float] | None = None, contention: Contention | None = None
+) -> Timeline:
+    """When each launch runs. Arguments as for `simulate`."""
+    alone_us = _alone(program, times_us)
+    waits: dict[int, list[int]] = {}
+    for earlier, later in program.waits:
+        waits.setdefault(later, []).append(earlier)
+    if contention is None or all(launch.stream is Stream.COMPUTE for launch in program.launches):
+        return _undisturbed(program, alone_us, waits)
+    return _disturbed(program, alone_us, waits, contention)
+
+
+def _alone(program: Program, times_us: Sequence[float] | None) -> Sequence[float]:
+    return [launch.work.time_us for launch in program.launches] if times_us is None else times_us
+
+
+def _undisturbed(program: Program, alone_us: Sequence[float], waits: dict[int, list[int]]) -> Timeline:
+    starts: list[float] = []
+    ends: list[float] = []
+    stalls: list[float] = []
+    free: dict[Stream, float] = {}
+    for i, launch in enumerate(program.launches):
+        ready = free.get(launch.stream, 0.0)
+        starts.append(max([ready, *(ends[j] for j in waits.get(i, ()))]))
+        stalls.append(starts[-1] - ready)
+        ends.append(starts[-1] + alone_us[i])
+        free[launch.stream] = ends[-1]
+    return Timeline(tuple(starts), tuple(ends), tuple(stalls))
+
+
+def _disturbed(
+    program: Program, alone_us: Sequence[float], waits: dict[int, list[int]], contention: Contention
+) -> Timeline:
+    """From the end of one launch to the next end of any, every running one progresses at the rate that the others
+    leave it."""
+    count = len(program.launches)
+    alone_us = [time + wait for time, wait in zip(alone_us, _waiting_us(program, contention), strict=True)]
+    queues = {stream: deque[int]() for stream in Stream}
+    for i, launch in enumerate(program.launches):
+        queues[launch.stream].append(i)
+    starts, stalls = [0.0] * count, [0.0] * count
+    ends: list[float | None] = [None] * count
+    free = dict.fromkeys(Stream, 0.0)
+    running: dict[Stream, int] = {}
+    left_us: dict[Stream, float] = {}
+    now = 0.0
+    while running or any(queues.values()):
+        for stream, queue in queues.items():
+            if stream in running or not queue or any(ends[j] is None for j in waits.get(queue[0], ())):
+                continue
+            i = queue.popleft()
+            starts[i], stalls[i] = now, now - free[stream]
+            running[stream], left_us[stream] = i, alone_us[i]
+        if not running:
+            raise ValueError("launches wait for each other")
+        slower = _slower(running, contention)
+        passed = min(left_us[stream] * slower[stream] for stream in running)
+        now += passed
+        for stream in tuple(running):
+            left_us[stream] -= passed / slower[stream]
+            if left_us[stream] <= _IDLE_US:
+                ends[running.pop(stream)] = free[stream] = now
+    return Timeline(tuple(starts), tuple(end for end in ends if end is not None), tuple(stalls))
+
+
+def _waiting_us(program: Program, contention: Contention) -> list[float]:
+    """What each launch takes longer for being at an end of a wait between two streams."""
+    found = [0.0] * len(program.launches)
+    for earlier, later in program.waits:
+        first, second = program.launches[earlier].stream, program.launches[later].stream
+        if first in COPIES:
+            if second is Stream.COMPUTE:
+                found[later] = max(found[later], contention.copy_wait_us)
+        elif second in COPIES:
+            if first is Stream.COMPUTE:
+                found[earlier] = max(found[earlier], contention.copy_wait_us)
+        elif first is not second:
+            found[later] = max(found[later], contention.wait_us)
+    return found
+
+
+def _slower(running: dict[Stream, int], contention: Contention) -> dict[Stream, float]:
+    """By what each running launch takes longer than alone."""
+    to_host, to_device = Stream.TO_HOST in running, Stream.TO_DEVICE in running
+    both = to_host and to_device
+    found = {
+        Stream.TO_HOST: contention.to_host if both else 1.0,
+        Stream.TO_DEVICE: contention.to_device if both else 1.0,
+    }
+    kernels = [stream for stream in (Stream.COMPUTE, Stream.BESIDE) if stream in running]
+    crowd = max(1.0, sum(contention.fills[running[stream]] for stream in kernels)) if len(kernels) > 1 else 1.0
+    for stream in kernels:
+        slowdown = contention.slowdowns[running[stream]]
+        one_way = slowdown.to_host if to_host else slowdown.to_device if to_device else 1.0
+        found[stream] = crowd * (slowdown.both if both else one_way)
+    return found
+
+
+def measured_share(program: Program) -> float:
+    """The part of the summed launch times that was measured, 0 to 1."""
+    total = sum(launch.work.time_us for launch in program.launches)
+    measured = sum(launch.work.time_us for launch in program.launches if launch.work.measured)
+    return measured / total if total else 0.0

@@ -1,0 +1,174 @@
+"""Launches that stand for many operations in pieces, each as early as what it reads is there.
+
+One launch that updates all parameters waits for the last gradient, and one that casts them all comes before the first
+layer. In pieces most of them can run beside the launches in between, and gradients need not wait for the last one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+from mbc.hardware.spec import DeviceSpec
+from mbc.ir.graph import Operation
+from mbc.ops.fused import join
+from mbc.optimize.fusion.horizontal import is_gathered
+from mbc.optimize.schedule.emit_launches import Draft
+from mbc.optimize.schedule.liveness import owners
+from mbc.plan.group import operation_of
+from mbc.plan.model import Access, Buffer, Kernel, Launch, Mode
+
+PIECES = (2, 4, 8)  # that are tried
+LEAST_US = 10.0  # of a launch, for it to be worth it
+# Within a room: what a launch holds until it runs is no more than this part of it, in so many pieces at most.
+HELD_PART, MOST_PIECES = 1 / 200, 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """One operation of a launch. `ready`: launches before it that must have come, `needed`: the first one behind that
+    touches what it writes or overwrites what it reads, both as places in the program."""
+
+    operation: Operation
+    touched_bytes: int
+    ready: int
+    needed: int
+
+
+def divisible_us(draft: Draft, operations: Mapping[str, Operation]) -> float:
+    """What launches take that may be run in pieces."""
+    return sum(launch.work.time_us for launch in draft.train.launches if _divides(launch, operations))
+
+
+def in_pieces(draft: Draft, count: int, operations: Mapping[str, Operation], device: DeviceSpec) -> Draft:
+    """The training program with every launch that may be in up to `count` pieces of about the same bytes, whole where
+    it has too few operations. `operations` by name."""
+    divisible = (i for i, launch in enumerate(draft.train.launches) if _divides(launch, operations))
+    return _in_pieces(draft, dict.fromkeys(divisible, count), operations, device, apart=False)
+
+
+def within(draft: Draft, room_bytes: int, operations: Mapping[str, Operation], device: DeviceSpec) -> Draft:
+    """The training program with those launches in pieces that hold much of the room until the last of what they read is
+    there."""
+    persistent = frozenset(draft.persistent)
+    counts: dict[int, int] = {}
+    for i, launch in enumerate(draft.train.launches):
+        if _divides(launch, operations):
+            read = {a.buffer for a in launch.accesses if a.mode is Mode.READ} - persistent
+            held_bytes = sum(draft.buffers[buffer].size_bytes for buffer in read)
+            counts[i] = min(MOST_PIECES, max(1, int(held_bytes / (HELD_PART * room_bytes))))
+    return _in_pieces(draft, counts, operations, device, apart=True)
+
+
+def _in_pieces(
+    draft: Draft, counts: Mapping[int, int], operations: Mapping[str, Operation], device: DeviceSpec, apart: bool
+) -> Draft:
+    """`apart`: what could run at the same place is one piece."""
+    launches = draft.train.launches
+    owner = owners(draft.buffers)
+    before: dict[int, list[Launch]] = {}  # by the place in front of which they come
+    stays = set(range(len(launches)))
+    for i, count in counts.items():
+        launch = launches[i]
+        accesses = _by_value(launch, operations, draft.buffers)
+        pieces = _cut(_members(i, accesses, launches, draft.buffers, owner, operations), count)
+        pieces = _joined(pieces) if apart else pieces
+        if len(pieces) == 1:
+            continue
+        stays.remove(i)
+        all_bytes = sum(member.touched_bytes for piece in pieces for member in piece)
+        for piece in pieces:
+            share = sum(member.touched_bytes for member in piece) / all_bytes
+            ready = max(member.ready for member in piece)
+            before.setdefault(ready, []).append(_launch(launch, piece, accesses, share, device))
+    order = (
+        launch for i, whole in enumerate(launches) for launch in (*before.get(i, ()), *((whole,) if i in stays else ()))
+    )
+    return replace(draft, train=replace(draft.train, launches=tuple(order)))
+
+
+def _divides(launch: Launch, operations: Mapping[str, Operation]) -> bool:
+    return (
+        len(launch.operations) > 1
+        and isinstance(launch.work, Kernel)
+        and launch.work.time_us >= LEAST_US
+        and all(is_gathered(operations[name]) for name in launch.operations)
+    )
+
+
+def _members(
+    at: int, accesses: Mapping[str, Access], launches: Sequence[Launch], buffers: Sequence[Buffer],
+    owner: Sequence[int], operations: Mapping[str, Operation],
+) -> list[_Member]:  # fmt: skip
+    """Of the launch at `at`, those that are ready first, and of these those that are needed first, in front."""
+    read: dict[int, list[int]] = {}
+    written: dict[int, list[int]] = {}
+    for i, launch in enumerate(launches):
+        for access in launch.accesses:
+            (read if access.mode is Mode.READ else written).setdefault(owner[access.buffer], []).append(i)
+    found: list[_Member] = []
+    for name in launches[at].operations:
+        own = [accesses[value] for value in (*operations[name].inputs, *operations[name].outputs)]
+        others: set[int] = set()
+        for access in own:
+            there = owner[access.buffer]
+            others.update(written.get(there, ()))
+            if access.mode is not Mode.READ:
+                others.update(read.get(there, ()))
+        found.append(
+            _Member(
+                operations[name],
+                sum(buffers[access.buffer].size_bytes for access in own),
+                max((i + 1 for i in others if i < at), default=0),
+                min((i for i in others if i > at), default=len(launches)),
+            )
+        )
+    return sorted(found, key=lambda member: (member.ready, member.needed))
+
+
+def _by_value(
+    launch: Launch, operations: Mapping[str, Operation], buffers: Sequence[Buffer]
+) -> Mapping[str, Access]:  # fmt: skip
+    joined = operation_of(launch, operations, buffers)
+    return dict(zip((*joined.inputs, *joined.outputs), launch.accesses, strict=True))
+
+
+def _cut(members: Sequence[_Member], count: int) -> list[list[_Member]]:
+    """In order, in pieces of about the same bytes. None has one member alone, which is no group: it goes with those
+    before it, the first one with those behind."""
+    behind = list(accumulate(member.touched_bytes for member in members))
+    found: dict[int, list[_Member]] = {}
+    for member, end in zip(members, behind, strict=True):
+        middle = end - member.touched_bytes / 2
+        found.setdefault(min(count - 1, int(middle * count / behind[-1])), []).append(member)
+    pieces: list[list[_Member]] = []
+    for piece in found.values():
+        if pieces and (len(piece) == 1 or len(pieces[-1]) == 1):
+            pieces[-1] += piece
+        else:
+            pieces.append(piece)
+    return pieces
+
+
+def _joined(pieces: Sequence[list[_Member]]) -> list[list[_Member]]:
+    """Those in one that are ready at the same place."""
+    found: dict[int, list[_Member]] = {}
+    for piece in pieces:
+        found.setdefault(max(member.ready for member in piece), []).extend(piece)
+    return list(found.values())
+
+
+def _launch(
+    whole: Launch, piece: Sequence[_Member], accesses: Mapping[str, Access], share: float, device: DeviceSpec
+) -> Launch:
+    """A piece takes its share of the bytes' time: an estimate."""
+    members = [member.operation for member in piece]
+    joined = join(members, [name for operation in members for name in operation.outputs])
+    moving_us = max(0.0, whole.work.time_us - device.launch_us)
+    return replace(
+        whole,
+        work=replace(whole.work, time_us=device.launch_us + share * moving_us, measured=False),
+        operations=tuple(operation.name for operation in members),
+        accesses=tuple(accesses[value] for value in (*joined.inputs, *joined.outputs)),
+    )

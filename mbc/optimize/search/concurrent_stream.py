@@ -1,0 +1,107 @@
+"""A second stream of kernels, for launches that leave most of the GPU idle and whose results are not needed soon.
+
+A small batch leaves most multiprocessors without work, and a gradient of a parameter is read at the end of the step
+only: it can be computed beside the launches that hand the gradient on. Which bytes are shared says `synchronise`, so
+that addresses and waits stay what they are for copies; here is said which launches go, and how long what they touch
+has to last for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import accumulate
+
+from mbc.optimize.placement.addresses import assign_addresses
+from mbc.optimize.schedule.contention import contention
+from mbc.optimize.schedule.cross_stream_liveness import waiting_for_data
+from mbc.optimize.schedule.emit_launches import Draft
+from mbc.optimize.schedule.liveness import owners
+from mbc.optimize.schedule.simulate import simulate
+from mbc.optimize.schedule.split_updates import PIECES, divisible_us, in_pieces
+from mbc.optimize.search.solution import Fitted
+from mbc.plan.model import Buffer, Mode, Program, Stream
+
+# Only launches that take so long go, in one attempt after another: fewer of them wait for each other less often.
+LEAST_US = (4.0, 10.0, 25.0)
+MOST_US = 60.0  # what takes longer has work for every multiprocessor, however far it stays from the roofline
+WORTH = 0.99  # of the step one after the other
+MOST_BYTES = 1.1  # of the arena one after the other: what runs at the same time lasts longer
+
+
+def beside(alone: Fitted, room_bytes: int) -> Fitted:
+    """A step whose launches run one after the other with some of its training program beside others, where that is
+    faster by prediction, takes little more memory, and no more than `room_bytes`; else `alone`."""
+    table = alone.table
+    room_bytes = min(room_bytes, int(MOST_BYTES * alone.placed.arena_bytes))
+    best, best_us = alone.draft, WORTH * alone.step_us
+    for draft in _drafts(alone):
+        slack_us = _slack_us(draft.train, draft.buffers)
+        tried: set[frozenset[int]] = set()
+        for least_us in LEAST_US:
+            moved = frozenset(
+                i
+                for i, launch in enumerate(draft.train.launches)
+                if launch.stream is Stream.COMPUTE and least_us <= launch.work.time_us <= min(slack_us[i], MOST_US)
+            )
+            if not moved or moved in tried:
+                continue
+            tried.add(moved)
+            # Before anything is placed, which takes longest.
+            found = _moved(draft, moved)
+            train = waiting_for_data(found.train, found.buffers, owners(found.buffers))
+            step_us = simulate(train, contention=contention(train, table.graph, found.buffers, table.device))
+            if step_us < best_us:
+                best, best_us = found, step_us
+    if best is alone.draft:
+        return alone
+    placed = assign_addresses(best, room_bytes)
+    fitted = Fitted(best, placed, table)
+    return fitted if placed.arena_bytes <= room_bytes and fitted.step_us <= WORTH * alone.step_us else alone
+
+
+def _drafts(alone: Fitted) -> Iterator[Draft]:
+    """As it is, and with launches of many operations in pieces, where that could be worth it."""
+    yield alone.draft
+    graph = alone.table.graph
+    operations = {operation.name: operation for operation in graph.train}
+    if divisible_us(alone.draft, operations) > (1 - WORTH) * alone.step_us:
+        for count in PIECES:
+            yield in_pieces(alone.draft, count, operations, alone.table.device)
+
+
+def _moved(draft: Draft, moved: frozenset[int]) -> Draft:
+    """With these launches on the other stream of kernels."""
+    launches = tuple(
+        replace(launch, stream=Stream.BESIDE) if i in moved else launch for i, launch in enumerate(draft.train.launches)
+    )
+    return replace(draft, train=replace(draft.train, launches=launches))
+
+
+def _slack_us(program: Program, buffers: Sequence[Buffer]) -> list[float]:
+    """For how long each launch may go on after those before it, one after the other, before anything touches what it
+    writes or overwrites what it reads."""
+    launches = program.launches
+    times_us = [launch.work.time_us if launch.stream is Stream.COMPUTE else 0.0 for launch in launches]
+    starts_us = [0.0, *accumulate(times_us)]
+    return [starts_us[needed] - starts_us[i + 1] for i, needed in enumerate(_needed(program, buffers))]
+
+
+def _needed(program: Program, buffers: Sequence[Buffer]) -> list[int]:
+    """For each launch the next one that has to wait for it, or the number of launches."""
+    count = len(program.launches)
+    owner = owners(buffers)
+    needed = [count] * count
+    # By bytes, from the end: the next launch that touches them, and the next that writes there.
+    touched: dict[int, int] = {}
+    written: dict[int, int] = {}
+    for i in reversed(range(count)):
+        accesses = program.launches[i].accesses
+        for access in accesses:
+            nexts = written if access.mode is Mode.READ else touched
+            needed[i] = min(needed[i], nexts.get(owner[access.buffer], count))
+        for access in accesses:
+            touched[owner[access.buffer]] = i
+            if access.mode is not Mode.READ:
+                written[owner[access.buffer]] = i
+    return needed

@@ -1,0 +1,218 @@
+"""Fit a step into the room: workspaces, and what is kept, made again or sent to the host, chosen together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from mbc.ir.graph import Role
+from mbc.optimize.bounds.lower_bounds import floor_bytes
+from mbc.optimize.candidates.table import CandidateTable
+from mbc.optimize.placement.addresses import assign_addresses
+from mbc.optimize.remat.fused_remat import alongs_of
+from mbc.optimize.remat.greedy import Means
+from mbc.optimize.remat.optimizer_offload import most_together_bytes, movable_states
+from mbc.optimize.schedule.depth_first_micro_batches import Division
+from mbc.optimize.schedule.in_place import take_over
+from mbc.optimize.schedule.liveness import aligned
+from mbc.optimize.search.solution import Fitted, Problem, free_bytes, ordered
+from mbc.optimize.search.variants import make_room
+
+MOST_ROUNDS = 8
+# States of less than this part of the room stay where they are used, if anything fits beside them; and so do all where
+# the step is no slower than this, over the fastest.
+WORTH_MOVING = 0.1
+GOOD_ENOUGH = 1.02
+NO_SLOWER = 1e-3  # over the fastest: what a prediction cannot tell apart
+# Where they are more than this part of the room, they are looked at away from the start.
+CROWDED = 0.4
+# Values above these parts of the room are handed on in micro-batches; where something fits without, only if the largest
+# takes so much of the room. A micro-batch is such a part of the room at most: several exist at once. What takes longer
+# to make than so many passes over it may be kept as a whole for the backward pass.
+DIVIDED_PARTS = (1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64)
+WORTH_DIVIDING = 0.2
+# Operations times divisions into strips that are compared, of the same values.
+DIVISIONS_WORK = 1000
+MICRO_BATCH_PARTS = (1 / 8, 1 / 16)
+AGAIN_PASSES = 6
+# How long states are in the arena for their update, in times of their copy, and what goes to the host first: so many
+# times of what is lacking, and what is in the arena for an update, with such a lead.
+LONG_LEAD = 2.0
+LACKING_TIMES = ((1.0, 0.5), (1.5, 0.0))
+
+
+def fit(problem: Problem, means: Means, known_us: float = math.inf) -> Fitted:
+    """The fastest step that was found within the room; where none was, the smallest. What takes no less than `known_us`
+    is of no use.
+
+    The states of the optimizer go to the host where they are much of the room, and something else does not fit beside
+    them or takes long to.
+    """
+    table, room_bytes = problem.table, problem.room_bytes
+    found: list[Fitted] = []
+    looked_at: set[Means] = set()
+
+    def tried(here: Means) -> Fitted | None:
+        looked_at.add(here)
+        asked = problem.apart if here.states_bytes else problem
+        fitted = _fit(asked, here, min(known_us, _least_us(problem, found)))
+        if fitted is not None:
+            found.append(fitted)
+        return fitted
+
+    whole_bytes, _ = floor_bytes(table, means.host_bytes if means.offload > 0 else 0)
+    moved_bytes = _movable_bytes(table, means)
+    if moved_bytes > CROWDED * room_bytes:
+        tried(replace(means, states_bytes=moved_bytes, lead=LONG_LEAD))  # beside them little room is left
+    stay_bytes, _ = floor_bytes(table, split=means.split)
+    if (stay_bytes <= room_bytes or not found) and (whole_bytes <= room_bytes or not means.split):
+        with_host = tried(means)
+        # What goes to the host is chosen before it is known what copies make kernels wait for.
+        if means.recompute and with_host is not None and with_host.copies and not _is_good(problem, with_host):
+            # Not given up early for what the other one takes.
+            alone = _fit(problem, replace(means, offload=0.0), known_us)
+            found += [alone] if alone is not None else []
+    best = _in_strips(problem, means, found, tried)
+    if not found:  # what is known may have ruled out all that is handed on in micro-batches
+        tried(means)
+    for here in _with_states_away(problem, best, problem.best(found)):
+        fitted = None if here in looked_at else tried(here)
+        if fitted is not None and problem.holds(fitted):
+            break
+    return problem.best(found)
+
+
+def _in_strips(
+    problem: Problem, means: Means, found: Sequence[Fitted], tried: Callable[[Means], Fitted | None]
+) -> Means:
+    """Try to hand values on in micro-batches. What was best of that; `means` where nothing was any better."""
+    best = means
+    for divisions in _divisions(problem, means, found):
+        better = slower = False
+        for division in divisions:
+            here = replace(means, division=division)
+            fitted = tried(here)
+            if fitted is not None and problem.best(found) is fitted:
+                best, better = here, True
+            elif fitted is None or problem.holds(fitted):
+                slower = True
+        if slower and not better:
+            break  # more values in parts take longer
+    return best
+
+
+def _movable_bytes(table: CandidateTable, means: Means) -> int:
+    """Of the optimizer's states, where they may be in host memory; 0 where they may not, or do not all find room."""
+    sizes = (table.graph.values[state.value] for state in table.graph.states)
+    all_bytes = sum(aligned(value.type.size_bytes) for value in sizes if value.role is Role.OPTIMIZER)
+    return all_bytes if means.offload > 0 and all_bytes <= means.host_bytes else 0
+
+
+def _divisions(problem: Problem, means: Means, found: Sequence[Fitted]) -> Iterator[list[Division]]:
+    """Which values to hand on in micro-batches: at first the largest, then smaller ones too."""
+    table, room_bytes = problem.table, problem.room_bytes
+    graph = table.graph
+    if not means.split or (found and _is_good(problem, problem.best(found))):
+        return
+    sizes = {
+        value.type.size_bytes for name, value in graph.values.items() if value.per_sample and name not in graph.inputs
+    }
+    largest_bytes = max(sizes, default=0)
+    if any(map(problem.holds, found)) and largest_bytes < WORTH_DIVIDING * room_bytes:
+        return
+    pass_us = 2 / (table.device.copy_gb_s * 1e3)  # a byte read and written
+    known: set[int] = set()
+    for part in DIVIDED_PARTS:
+        large_bytes = max((size for size in sizes if size <= part * room_bytes), default=0)
+        if large_bytes >= largest_bytes or large_bytes in known:
+            continue
+        known.add(large_bytes)
+        tried: list[Division] = []
+        for micro_part in MICRO_BATCH_PARTS:
+            rows = 1 << max(0, int(graph.batch * micro_part * room_bytes / largest_bytes).bit_length() - 1)
+            if rows < graph.batch:
+                tried += [Division(large_bytes, rows, price) for price in (math.inf, AGAIN_PASSES * pass_us)]
+        yield tried[: max(1, DIVISIONS_WORK // len(graph.train))]
+
+
+def _with_states_away(problem: Problem, means: Means, found: Fitted) -> Iterator[Means]:
+    """What is worth trying beside what was found, more and more of the optimizer's states at the host."""
+    if means.offload <= 0 or _is_good(problem, found):
+        return
+    graph, buffers = problem.table.graph, found.draft.buffers
+    all_bytes = sum(aligned(buffers[b].size_bytes) for b in movable_states(graph, found.draft))
+    lacking_bytes = found.placed.arena_bytes - problem.room_bytes
+    if lacking_bytes <= 0:
+        if all_bytes > WORTH_MOVING * problem.room_bytes:
+            yield replace(means, states_bytes=all_bytes, lead=LONG_LEAD)
+        return
+    together_bytes = most_together_bytes(graph)
+    for times, lead in LACKING_TIMES:
+        states_bytes = int(times * lacking_bytes) + together_bytes
+        if states_bytes < all_bytes:
+            yield replace(means, states_bytes=states_bytes, lead=lead)
+    for lead in (LONG_LEAD, 0.0) if all_bytes else ():
+        yield replace(means, states_bytes=all_bytes, lead=lead)
+
+
+def _is_good(problem: Problem, found: Fitted) -> bool:
+    return problem.holds(found) and found.step_us <= GOOD_ENOUGH * problem.fastest_us
+
+
+def _least_us(problem: Problem, found: Sequence[Fitted]) -> float:
+    """Time of the fastest that is within the room; infinite where none is."""
+    return min((f.step_us for f in found if problem.holds(f)), default=math.inf)
+
+
+def _fit(problem: Problem, means: Means, known_us: float) -> Fitted | None:
+    """None where nothing was found that is within the room and could take less than `known_us`, which another does."""
+    found: list[Fitted] = []
+    if means.division is None:
+        kept = _keep_all(problem, means, None)
+        if not problem.holds(kept):
+            kept = _keep_all(problem, means, problem.room_bytes)
+        # More room would not help.
+        if problem.holds(kept) and kept.step_us <= (1 + NO_SLOWER) * problem.fastest_us:
+            return kept
+        found.append(kept)
+    if means.division is not None or means.recompute or means.offload > 0:
+        # What is read late is there for longer: where that leaves no room, in the order as it is written.
+        again = means.recompute and problem.programs is not None and alongs_of(problem.table)
+        for late in (True, False) if again else (False,):
+            found += make_room(problem, means, known_us, late)
+            if any(map(problem.holds, found)) or known_us < math.inf:
+                break
+    return problem.best(found) if found else None
+
+
+def _keep_all(problem: Problem, means: Means, pieces_room_bytes: int | None) -> Fitted:
+    """Everything kept, with less workspace where it does not fit. `pieces_room_bytes`: as `ordered` takes it."""
+    table, most, room_bytes = problem.table, problem.most, problem.room_bytes
+    limits = most
+    spared_bytes = 0  # of the room: what placing leaves unused between buffers
+    smallest: Fitted | None = None
+    for _ in range(MOST_ROUNDS):
+        choices = problem.choose(limits)
+        draft = take_over(
+            table.graph, ordered(table, choices, means, pieces_room_bytes), (*choices.train, *choices.infer)
+        )
+        free = free_bytes(draft, room_bytes - spared_bytes)
+        hopeless = min(free.values()) < 0
+        if hopeless and smallest is not None:
+            break
+        placed = assign_addresses(draft, room_bytes, thorough=not hopeless)
+        if placed.arena_bytes <= room_bytes:
+            return Fitted(draft, placed, table)
+        if smallest is None or placed.arena_bytes < smallest.placed.arena_bytes:
+            smallest = Fitted(draft, placed, table)
+        if placed.live_bytes <= room_bytes:
+            spared_bytes += placed.arena_bytes - room_bytes
+            free = free_bytes(draft, room_bytes - spared_bytes)
+        # Where what is kept alone is too much, no workspace is small enough.
+        tighter = {name: min(limit, max(0, free.get(name, limit))) for name, limit in most.items()}
+        if tighter == limits or min(free.values()) < 0:
+            break
+        limits = tighter
+    assert smallest is not None
+    return smallest

@@ -1,0 +1,33 @@
+"""Device memory that a plan leaves to the context, libraries, modules and graphs (decision 001)."""
+
+from __future__ import annotations
+
+from mbc.hardware.spec import DeviceSpec
+from mbc.ir.types import Precision
+from mbc.optimize.schedule.emit_launches import Draft
+from mbc.plan.model import Space
+
+# Of a GPU on which it was never measured.
+UNMEASURED_BYTES = 650_000_000
+# Graphs of so many launches are within what was measured, and what each further one takes.
+USUAL_LAUNCHES = 2000
+LAUNCH_BYTES = 16 << 10
+# Host memory beyond this is mapped by page tables that nothing else was reserved for: 8 bytes for 4 KiB.
+USUAL_HOST_BYTES = 4 * 10**9
+HOST_BYTES_MAPPED = 512  # by one byte on the device
+
+
+def usual_bytes(device: DeviceSpec, precision: Precision) -> int:
+    """What every plan leaves. Nothing in fp64, which runs on the CPU only."""
+    return 0 if precision is Precision.FP64 else device.overhead_bytes or UNMEASURED_BYTES
+
+
+def reserved_bytes(device: DeviceSpec, precision: Precision, draft: Draft) -> int:
+    """What the plan of a draft leaves."""
+    usual = usual_bytes(device, precision)
+    if not usual:
+        return 0
+    launches = len(draft.train.launches) + len(draft.infer.launches)
+    host_bytes = sum(buffer.size_bytes for buffer in draft.buffers if buffer.space is Space.HOST)
+    tables_bytes = max(0, host_bytes - USUAL_HOST_BYTES) // HOST_BYTES_MAPPED
+    return usual + max(0, launches - USUAL_LAUNCHES) * LAUNCH_BYTES + tables_bytes

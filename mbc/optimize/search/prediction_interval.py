@@ -1,0 +1,84 @@
+"""Between what and what a program's time should lie, where it is not all measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from mbc.hardware.spec import DeviceSpec
+from mbc.ir.graph import Operation, TrainingGraph
+from mbc.kernels.calibration import INTERPOLATED, UNCOMPARED, Spread, calibration, group
+from mbc.kernels.cudnn_convolution import least_bytes
+from mbc.optimize.candidates.scale_rows import LargerSizes
+from mbc.optimize.schedule.contention import contention
+from mbc.optimize.schedule.simulate import simulate
+from mbc.optimize.search.profiling_requests import is_numbered, launched
+from mbc.plan.model import Buffer, Copy, Kernel, Launch, Program
+
+
+def time_range_us(
+    program: Program,
+    graph: TrainingGraph,
+    buffers: Sequence[Buffer],
+    device: DeviceSpec,
+    larger: LargerSizes | None = None,
+    operations: Sequence[Operation] = (),
+) -> tuple[float, float]:
+    """The time of a program with every estimated launch at the lower, and at the upper, end of its range. `operations`:
+    those of the program, of which `larger` tells some.
+
+    Of the estimates of a kind of work eight in ten lie in its range. All estimates of a program are taken to be off in
+    the same direction, since their errors have causes in common: where they cancel out, the range is too wide.
+    """
+    known = calibration()
+    by_name = {operation.name: operation for operation in operations}
+    low_us: list[float] = []
+    high_us: list[float] = []
+    for launch in program.launches:
+        spread = _scaled(launch, graph, buffers, larger, by_name) or _spread(launch, graph, buffers)
+        low, high = (1.0, 1.0) if spread is None else known.factors(spread, device)
+        low_us.append(launch.work.time_us * low)
+        high_us.append(launch.work.time_us * high)
+    disturbed = contention(program, graph, buffers, device)
+    low, high = simulate(program, low_us, disturbed), simulate(program, high_us, disturbed)
+    if disturbed is None:
+        return low, high
+    # Copies that start sooner may get into each other's way sooner: shorter launches can make a longer step.
+    own = simulate(program, None, disturbed)
+    return min(low, own), max(high, own)
+
+
+def _scaled(
+    launch: Launch,
+    graph: TrainingGraph,
+    buffers: Sequence[Buffer],
+    larger: LargerSizes | None,
+    operations: Mapping[str, Operation],
+) -> Spread | None:
+    """How far the time of a launch may be off that is from a larger size; None where it is not."""
+    work = launch.work
+    if work.measured or isinstance(work, Copy) or not launch.operations or larger is None:
+        return None
+    return larger.spread(launched(graph, launch, operations, buffers), work)
+
+
+def _spread(launch: Launch, graph: TrainingGraph, buffers: Sequence[Buffer]) -> Spread | None:
+    """How far the time of a launch may be off; None where it was measured."""
+    work = launch.work
+    if work.measured:
+        return None
+    if isinstance(work, Copy):
+        return UNCOMPARED
+    known = calibration()
+    if is_numbered(work):
+        return known.spreads.get(INTERPOLATED, UNCOMPARED)
+    return known.spread(group(work.provider, work.name, graph.precision), _is_bare(launch, work, graph, buffers))
+
+
+def _is_bare(launch: Launch, work: Kernel, graph: TrainingGraph, buffers: Sequence[Buffer]) -> bool:
+    """Whether a library has to do without workspace. A filter gradient takes some for itself."""
+    touched = [buffers[access.buffer] for access in launch.accesses]
+    given_bytes = sum(b.size_bytes for b in touched if b.value is None)
+    if work.provider == "cudnn" and work.name == "convolution_backward_filter":
+        result = next(b.value for b in reversed(touched) if b.value is not None)
+        given_bytes -= least_bytes(graph.values[result].type, graph.precision.working)
+    return work.provider != "mbc" and given_bytes <= 0

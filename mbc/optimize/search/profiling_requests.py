@@ -1,0 +1,117 @@
+"""What planning would ask a profile: a graph's distinct operations and the micro-batches they may be divided into."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from mbc.hardware.spec import DeviceSpec
+from mbc.ir.graph import Operation, TrainingGraph
+from mbc.ir.transforms.relu_masks import relus_behind_sums, with_signs
+from mbc.ir.types import Precision
+from mbc.kernels import PROVIDERS
+from mbc.kernels.base import Request
+from mbc.kernels.cudnn_convolution import HEURISTIC_ENGINE
+from mbc.kernels.cudnn_legacy import CUDNN_LEGACY
+from mbc.measure.need import Need
+from mbc.ops.fused import Fused, join, kind_of
+from mbc.optimize.candidates.table import CandidateTable, Rules, conversion_request, request_of
+from mbc.optimize.fusion.horizontal import bundles
+from mbc.optimize.fusion.select_groups import Group, possible_groups
+from mbc.optimize.remat.fused_remat import all_alongs
+from mbc.options import Policy
+from mbc.plan.group import operation_of
+from mbc.plan.model import Buffer, Kernel, Launch, Plan, Rows
+
+# Inference is planned once and weighs less than a step that runs a million times, but is to be measured all the same.
+_INFERENCE_WEIGHT = 0.1
+_CONVERSION_WEIGHT = 0.05  # most are never chosen
+
+
+def needs(graph: TrainingGraph, device: DeviceSpec, policy: Policy) -> tuple[Need, ...]:
+    """Every distinct request, those that weigh most in a step first.
+
+    With policy `all` the powers of two and what lies halfway between them are measured; other sizes are interpolated
+    until they are chosen.
+    """
+    if graph.precision is Precision.FP64:
+        return ()
+    plain = CandidateTable(graph, device, PROVIDERS, None, Rules(Policy.UNDIVIDED))
+    # Plans with signs of relu and without are told apart by measured time. Here are the values of both.
+    table = plain.of(with_signs(graph, relus_behind_sums(graph)))
+    powers = [1 << k for k in range(graph.batch.bit_length())]
+    sizes = {
+        Policy.UNDIVIDED: [],
+        Policy.POWER_OF_TWO: powers,
+        Policy.ALL: [*powers, *(3 * power for power in powers)],
+    }[policy]
+    weights: dict[Request, float] = {}
+    first: dict[Request, Operation] = {}
+    steps = [o for known in (plain, table) for o in _launches(known.graph.train, possible_groups(known)[0], known)]
+    steps += [along.operation for known in (plain, table) for along in all_alongs(known)]
+    launches = [(o, 1.0) for o in dict.fromkeys(steps)]
+    launches += [(o, _INFERENCE_WEIGHT) for o in _launches(graph.infer, possible_groups(plain)[1], plain)]
+    for operation, weight in launches:
+        offered = table.offered(operation)
+        if not offered and isinstance(operation.attributes, Fused):
+            continue  # a group that no kernel covers
+        request = table.request(operation, table.whole)
+        first.setdefault(request, operation)
+        time_us = min(c.time_us for c in table.candidates(operation, table.whole))
+        weights[request] = weights.get(request, 0.0) + weight * time_us
+    found = [
+        Need(tuple(table.request(operation, Rows(0, rows)) for rows in table.possible(operation, sizes)), weight)
+        for operation, weight in ((first[request], weight) for request, weight in weights.items())
+    ]
+    found += _conversions(table.graph, table)
+    return tuple(sorted(found, key=lambda need: -need.weight_us))
+
+
+def _launches(program: Sequence[Operation], groups: Sequence[Group], table: CandidateTable) -> Iterable[Operation]:
+    """Every operation, and every group that might run as one."""
+    yield from (o for o in program if not kind_of(o).view)
+    for group in groups:
+        yield from group.launches
+    for bundle in bundles(program, table):
+        yield join(bundle, [name for operation in bundle for name in operation.outputs])
+
+
+def _conversions(graph: TrainingGraph, table: CandidateTable) -> Iterable[Need]:
+    types = dict.fromkeys(value.type for value in graph.values.values() if value.type.ordered)
+    for type_ in types:
+        time_us = 2 * type_.size_bytes / (table.device.copy_gb_s * 1e3)
+        yield Need((conversion_request(type_, graph),), _CONVERSION_WEIGHT * time_us)
+
+
+def unmeasured(plan: Plan) -> tuple[Request, ...]:
+    """The distinct slices that the training step runs by a time that was not measured."""
+    operations = {operation.name: operation for operation in plan.graph.train}
+    found: dict[Request, None] = {}
+    for launch in plan.train.launches:
+        if isinstance(launch.work, Kernel) and not launch.work.measured and launch.operations:
+            found[launched(plan.graph, launch, operations, plan.buffers)] = None
+    return tuple(found)
+
+
+def untried(plan: Plan) -> tuple[Request, ...]:
+    """The distinct slices, of inference too, of engines and algorithms that were not tried on them: cuDNN may not run
+    them in their workspace."""
+    found: dict[Request, None] = {}
+    for program, launches in ((plan.graph.train, plan.train.launches), (plan.graph.infer, plan.infer.launches)):
+        operations = {operation.name: operation for operation in program}
+        for launch in launches:
+            if isinstance(launch.work, Kernel) and not launch.work.measured and is_numbered(launch.work):
+                found[launched(plan.graph, launch, operations, plan.buffers)] = None
+    return tuple(found)
+
+
+def is_numbered(work: Kernel) -> bool:
+    """Whether it is one of cuDNN's engines or algorithms by its number, which only a profile knows."""
+    return work.provider == CUDNN_LEGACY.name or dict(work.settings).get("engine", HEURISTIC_ENGINE) != HEURISTIC_ENGINE
+
+
+def launched(
+    graph: TrainingGraph, launch: Launch, operations: Mapping[str, Operation], buffers: Sequence[Buffer]
+) -> Request:
+    """What a launch of some `operations`, by name, runs."""
+    rows = max((access.rows for access in launch.accesses), key=lambda part: part.count)
+    return request_of(graph, operation_of(launch, operations, buffers), rows)

@@ -1,0 +1,190 @@
+"""Workspaces of a step whose values are decided, and addresses for both.
+
+Every operation may have what is free beside all that is alive at its moment. But workspaces are of any size and there
+for one launch, so that what is free by counting bytes may lie in pieces. Where that does not fit, values are placed
+first, which are mostly multiples of each other, and each operation has the widest room between them at its moment. Then
+those that lose most time by that are placed along with the values, as long as all of these still fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mbc.ops.fused import SEPARATOR, kind_of
+from mbc.optimize.candidates.pareto import Slice
+from mbc.optimize.placement.addresses import assign_addresses
+from mbc.optimize.placement.allocate import fit_within
+from mbc.optimize.remat.optimizer_offload import persistent_bytes
+from mbc.optimize.schedule.emit_launches import Draft
+from mbc.optimize.schedule.liveness import Block, aligned, blocks
+from mbc.optimize.search.reselect import rechosen
+from mbc.optimize.search.solution import UNLIMITED_BYTES, Fitted, Problem, free_bytes
+from mbc.optimize.selection.select import Choices
+from mbc.plan.model import Launch, Mode
+
+# Placements of values along with some workspaces that are tried, and launches times these.
+MOST_TRIALS, TRIALS_WORK = 10, 20_000
+# Of the time that kernels take: what is not worth another try.
+NO_SLOWER = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """A step with its values decided. `draft`: with workspaces as they are in `choices`. `divided`: operations in
+    strips, which keep their division."""
+
+    problem: Problem
+    draft: Draft
+    choices: Choices
+    divided: Collection[str]
+
+    def placed(self, spared_bytes: int) -> tuple[Fitted, bool]:
+        """With workspaces and addresses, over the room where no placement within it was found; and whether kernels are
+        as fast as they can be then. `spared_bytes`: of the room, what workspaces had better leave."""
+        problem, room_bytes = self.problem, self.problem.room_bytes
+        whole = self._with_workspaces(free_bytes(self.draft, room_bytes - spared_bytes))
+        for found in self._found(whole):
+            placed = assign_addresses(found.draft, room_bytes, known=found.known)
+            if placed.arena_bytes <= room_bytes:
+                as_fast = found.kernels_us <= (1 + NO_SLOWER) * _kernels_us(whole)
+                return Fitted(found.draft, placed, problem.table), as_fast
+        return Fitted(whole, assign_addresses(whole, room_bytes), problem.table), False
+
+    def _found(self, whole: Draft) -> Iterator[_Placed]:
+        """What may be within the room, the fastest first."""
+        together = self._placed_with(whole, None, {})
+        if together is not None:
+            yield together
+        free = free_bytes(self.draft, self.problem.room_bytes)
+        between = self._placed_with(self._with_workspaces(free), frozenset(), free)
+        if between is not None:
+            yield self._firmer(between, free)
+
+    def _firmer(self, found: _Placed, free: Mapping[str, int]) -> _Placed:
+        """With the workspaces that save most time placed along with values, as many as that is found for."""
+        whole = self._with_workspaces(free)
+        firm: frozenset[str] = frozenset()
+        best = found
+        slower = _slower(found.draft, whole)
+        count = len(slower)
+        for _ in range(min(MOST_TRIALS, TRIALS_WORK // len(whole.train.launches))):
+            count = min(count, len(slower))
+            if not count or best.kernels_us <= (1 + NO_SLOWER) * _kernels_us(whole):
+                break
+            wanted = firm.union(slower[:count])
+            tried = self._placed_with(whole, wanted, free)
+            if tried is None:
+                count //= 2
+                continue
+            firm, slower = wanted, _slower(tried.draft, whole)
+            best = min(best, tried, key=lambda found: found.kernels_us)
+        return best
+
+    def _placed_with(self, whole: Draft, firm: frozenset[str] | None, free: Mapping[str, int]) -> _Placed | None:
+        """The values, and the workspaces of `firm` operations as in `whole` (None: of all), placed within the room, if
+        that is found quickly; other operations have what room these leave of what is `free`."""
+        left_bytes = self.problem.room_bytes - persistent_bytes(whole)
+        placed = _blocks(whole, firm)
+        offsets = fit_within(placed, left_bytes)
+        if offsets is None:
+            return None
+        draft = whole
+        if firm is not None:
+            widest = _widest(whole, placed, offsets, left_bytes)
+            limits = {name: min(widest[name], free[name]) for name in widest.keys() - firm}
+            draft = self._with_workspaces({**free, **limits})
+        # Other workspaces, divided in another way, change neither the order of the rest nor what is alive together.
+        known = {block.buffers[0]: offset for block, offset in zip(_blocks(draft, firm), offsets, strict=True)}
+        return _Placed(draft, known)
+
+    def _with_workspaces(self, free: Mapping[str, int]) -> Draft:
+        """The same decisions and layouts; every operation has the workspace that is free where it runs, again, too."""
+        table, most = self.problem.table, self.problem.most
+        slices: dict[str, Sequence[Slice]] = {}
+        operations = {op.name: op for op in (*self.choices.train, *self.choices.infer) if not kind_of(op).view}
+        made_by = _makers(self.draft)
+        for name, operation in operations.items():
+            if name in self.divided or name not in most:  # what was gathered needs none
+                continue
+            if any(len(made_by.get(value, ())) > 1 for value in operation.outputs):
+                continue  # another kernel makes it again, and the same bits only of this one
+            choice = self.choices.operations[name]
+            limit = min(most[name], free.get(name, most[name]))
+            menu = table.menus(operation)[choice.layouts]
+            # Where nothing is small enough, the smallest.
+            point = ([point for point in menu if aligned(point.workspace_bytes) <= limit] or menu[:1])[-1]
+            if point is not choice.point:
+                slices[name] = point.slices
+        return rechosen(table, self.draft, operations, slices)
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """`known`: where blocks lie above the persistent buffers, by owner; what else the training step needs does not."""
+
+    draft: Draft
+    known: Mapping[int, int]
+
+    @property
+    def kernels_us(self) -> float:
+        return _kernels_us(self.draft)
+
+
+def _makers(draft: Draft) -> Mapping[str, Collection[tuple[str, ...]]]:
+    """Of each value of a step the launches that write it, by their operations."""
+    found: dict[str, set[tuple[str, ...]]] = {}
+    for launch in draft.train.launches:
+        for access in launch.accesses if launch.operations else ():
+            value = draft.buffers[access.buffer].value
+            if value is not None and access.mode is not Mode.READ:
+                found.setdefault(value, set()).add(launch.operations)
+    return found
+
+
+def _kernels_us(draft: Draft) -> float:
+    return sum(_times_us(draft).values())
+
+
+def _slower(draft: Draft, than: Draft) -> list[str]:
+    """The operations that take longer than in another draft, those first that lose most."""
+    known_us = _times_us(than)
+    more_us = {name: time_us - known_us[name] for name, time_us in _times_us(draft).items()}
+    return sorted((name for name in more_us if more_us[name] > 0), key=lambda name: (-more_us[name], name))
+
+
+def _times_us(draft: Draft) -> Mapping[str, float]:
+    """Of a step, by names of operations."""
+    found: dict[str, float] = {}
+    for launch in draft.train.launches:
+        found[_name(launch)] = found.get(_name(launch), 0.0) + launch.work.time_us
+    return found
+
+
+def _blocks(draft: Draft, operations: frozenset[str] | None) -> tuple[Block, ...]:
+    """The blocks of values in a step, and of the workspaces of these operations; None: of all."""
+
+    def there(block: Block) -> bool:
+        holds_value = draft.buffers[block.buffers[0]].value is not None
+        return holds_value or operations is None or _name(draft.train.launches[block.start]) in operations
+
+    return tuple(filter(there, blocks(draft.train, draft.buffers, frozenset(draft.persistent))))
+
+
+def _widest(draft: Draft, placed: Sequence[Block], offsets: Sequence[int], room_bytes: int) -> Mapping[str, int]:
+    """The widest room between blocks while each operation of a step runs, by name."""
+    columns = [(offset, offset + b.size_bytes, b.start, b.stop) for offset, b in zip(offsets, placed, strict=True)]
+    low, high, start, stop = np.array(sorted(columns), np.int64).reshape(-1, 4).T
+    found: dict[str, int] = {}
+    for i, launch in enumerate(draft.train.launches):
+        if launch.operations:
+            there = (start <= i) & (stop > i)
+            rooms = np.append(low[there], room_bytes) - np.append(0, high[there])
+            found[_name(launch)] = min(found.get(_name(launch), UNLIMITED_BYTES), int(rooms.max()))
+    return found
+
+
+def _name(launch: Launch) -> str:
+    return SEPARATOR.join(launch.operations)

@@ -1,0 +1,94 @@
+"""Which relus leave their signs for their gradients (`mbc.ir.transforms.relu_masks`): those where that was measured to
+be faster."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+
+from mbc.ir.graph import Operation
+from mbc.ir.transforms.relu_masks import relus_behind_sums, with_signs
+from mbc.ir.types import Layout
+from mbc.ops.fused import leading_products, names_of
+from mbc.optimize.candidates.table import CandidateTable
+from mbc.optimize.fusion.select_groups import fuse
+from mbc.optimize.schedule.emit_launches import Draft
+from mbc.optimize.selection.select import choose
+from mbc.plan.model import Mode
+
+
+def by_signs(table: CandidateTable) -> CandidateTable:
+    """A table of the same step with signs for each relu where the launches that write and read them take less time
+    than those in the place of which they come, which are channels last, as they are.
+
+    All have to be measured: a profile that does not know signs gives the plans that it gave before there were any.
+    """
+    every = table.of(with_signs(table.graph, relus_behind_sums(table.graph)))
+    program = every.graph.train
+    signs = [op for op in program if op.kind == "relu_signs"]
+    if not any(map(every.timed, signs)):
+        return table
+    chosen = choose(table, {}, programs=fuse(table))
+    makers = {value: op.name for op in program for value in op.outputs}
+    gradients = {op.inputs[1]: op.name for op in program if op.kind == "relu_backward_signs"}
+    plain_launches, signed_launches = _by_name(chosen.train), _by_name(fuse(every).train)
+    relus: list[str] = []
+    for op in signs:
+        relu, backward = makers[op.inputs[0]], gradients[op.outputs[0]]
+        names = relu, op.name, backward
+        before, after = _running(plain_launches, names), _running(signed_launches, names)
+        # A data gradient that one of the two steps makes on the way may be made by itself in the other.
+        launches = *before, *after
+        products = [names_of(launch)[: leading_products(launch.attributes)] for launch in launches]
+        names = *names, *chain.from_iterable(products)
+        before, after = _running(plain_launches, names), _running(signed_launches, names)
+        if _members(before) | {op.name} != _members(after):
+            continue
+        if not all(map(table.timed, before)) or not all(map(every.timed, after)):
+            continue
+        choices = [chosen.operations[launch.name] for launch in before]
+        if not all(Layout.CHANNELS_LAST in choice.layouts for choice in choices):
+            continue
+        before_us = sum(choice.point.time_us for choice in choices)
+        if sum(min(c.time_us for c in every.offered(launch)) for launch in after) < before_us:
+            relus.append(relu)
+    return table.of(with_signs(table.graph, relus)) if relus else table
+
+
+def signs_of_kept(unsigned: CandidateTable, signed: CandidateTable, draft: Draft) -> CandidateTable:
+    """A table of the same step with those signs of `signed` whose relu's output is made once in `draft`, which has no
+    signs.
+
+    Where it is made again along with the sums of its gradient, that launch has the signs at hand: they would take room
+    and time for nothing.
+    """
+    rows = Counter[str | None]()
+    for launch in draft.train.launches:
+        for access in launch.accesses:
+            if launch.operations and access.mode is Mode.WRITE:
+                rows[draft.buffers[access.buffer].value] += access.rows.count
+    signs = {op.inputs[0] for op in signed.graph.train if op.kind == "relu_signs"}
+    kept = {value for value in signs if rows[value] <= unsigned.whole.count}
+    if kept == signs:
+        return signed
+    relus = [op.name for op in unsigned.graph.train if kept.intersection(op.outputs)]
+    return unsigned.of(with_signs(unsigned.graph, relus)) if relus else unsigned
+
+
+def _by_name(program: Sequence[Operation]) -> Mapping[str, list[Operation]]:
+    """The launches that run each operation."""
+    found: dict[str, list[Operation]] = {}
+    for launch in program:
+        for name in names_of(launch):
+            found.setdefault(name, []).append(launch)
+    return found
+
+
+def _running(launches: Mapping[str, list[Operation]], names: Iterable[str]) -> list[Operation]:
+    """The launches that run one of these operations."""
+    return list(dict.fromkeys(launch for name in names for launch in launches.get(name, ())))
+
+
+def _members(launches: Sequence[Operation]) -> set[str]:
+    return {name for launch in launches for name in names_of(launch)}

@@ -1,0 +1,64 @@
+"""Other kernels and divisions for the operations of a draft, all else as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from mbc.ir.graph import Operation
+from mbc.ops.fused import SEPARATOR
+from mbc.optimize.candidates.pareto import Slice
+from mbc.optimize.candidates.table import CandidateTable
+from mbc.optimize.schedule.emit_launches import Draft, launches_of, renumbered
+from mbc.plan.model import Buffer, Launch, Program
+
+
+def rechosen(
+    table: CandidateTable,
+    draft: Draft,
+    operations: Mapping[str, Operation],
+    slices: Mapping[str, Sequence[Slice]],
+) -> Draft:
+    """The draft with these slices of operations (groups, too) by name, wherever one is launched: the first time and
+    again. The launches of each must stand together."""
+    buffers = list(draft.buffers)
+
+    def of(program: Program) -> Program:
+        launches: list[Launch] = []
+        start = 0
+        while start < len(program.launches):
+            launch = program.launches[start]
+            stop = start + 1
+            while stop < len(program.launches) and _continues(draft, program.launches[stop], launch):
+                stop += 1
+            name = SEPARATOR.join(launch.operations)
+            if name not in slices:
+                launches += program.launches[start:stop]
+            else:
+                operands = _operands(draft.buffers, launch)
+                count = len(operations[name].inputs)
+                launches += launches_of(
+                    table, operations[name], slices[name], operands[:count], operands[count:], buffers
+                )
+            start = stop
+        return replace(program, launches=tuple(launches))
+
+    train, infer = of(draft.train), of(draft.infer)
+    used = {*draft.persistent, *train.entry, *infer.entry}
+    for program in (train, infer):
+        used |= {access.buffer for launch in program.launches for access in launch.accesses}
+    # A buffer may take over the bytes of one with a lower number only, so the order stays.
+    return renumbered(replace(draft, train=train, infer=infer, buffers=tuple(buffers)), sorted(used))
+
+
+def _continues(draft: Draft, launch: Launch, first: Launch) -> bool:
+    """Whether a launch is a further slice of the same run."""
+    return (
+        bool(first.operations)
+        and launch.operations == first.operations
+        and _operands(draft.buffers, launch) == _operands(draft.buffers, first)
+    )
+
+
+def _operands(buffers: Sequence[Buffer], launch: Launch) -> list[int]:
+    return [access.buffer for access in launch.accesses if buffers[access.buffer].value is not None]

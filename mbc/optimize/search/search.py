@@ -1,0 +1,257 @@
+"""The only loop of the compiler: choose, order, place; where the result misses the budget, choose again with what the
+budget leaves free at each operation's moment."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import mbc
+from mbc.optimize.bounds.budget_lp import within_us
+from mbc.optimize.bounds.infeasible import cannot_fit, cannot_start, not_found
+from mbc.optimize.bounds.lower_bounds import beside_us, floor_bytes, start_bytes
+from mbc.optimize.candidates.micro_batch import check_micro_batch
+from mbc.optimize.candidates.table import CandidateTable
+from mbc.optimize.fusion.bitwise_remat_match import with_repeated
+from mbc.optimize.fusion.select_groups import Programs, fuse, plain
+from mbc.optimize.placement.addresses import Placed, assign_addresses, check_host
+from mbc.optimize.placement.allocate import GOOD_ENOUGH
+from mbc.optimize.remat.greedy import Means
+from mbc.optimize.schedule.emit_launches import Draft, order
+from mbc.optimize.schedule.simulate import measured_share
+from mbc.optimize.search.concurrent_stream import beside
+from mbc.optimize.search.fit import fit
+from mbc.optimize.search.overhead import reserved_bytes, usual_bytes
+from mbc.optimize.search.prediction_interval import time_range_us
+from mbc.optimize.search.relu_masks import by_signs, signs_of_kept
+from mbc.optimize.search.solution import UNLIMITED_BYTES, Fitted, Problem
+from mbc.optimize.selection.select import Choices, check_limit, choose
+from mbc.optimize.selection.workspace_division import share
+from mbc.options import Policy
+from mbc.plan.model import Bounds, Kernel, Plan, Predictions, Program, Stream, Target
+from mbc.plan.prefetch import ahead_bytes
+
+# Where many launches leave less room, a plan for that has more of them again.
+MOST_REFITS, REFIT_MARGIN = 3, 1.25
+# Parts of the room that are tried, too, where a step takes so many times what it does without a limit and is not long.
+OTHER_ROOMS = (0.995, 0.99)
+WORTH_OTHER_ROOMS, OTHER_ROOMS_LAUNCHES = 1.25, 2000
+# Within a budget signs of relu win less than without one: where that is less than such a part, they are not tried where
+# the step takes so many times what it could.
+WORTH_SIGNS = 1.01
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of workspace, beside the budget's: for one operation, and for all of a program together; of host memory, which a
+    plan may pin (None: no limit).
+
+    `without`: techniques that are left out, of mbc.options.TECHNIQUES."""
+
+    operation_bytes: int | None = None
+    total_bytes: int | None = None
+    without: frozenset[str] = frozenset()
+    host_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A step that may be planned, with signs of relu or without, and what it is without a limit."""
+
+    table: CandidateTable
+    unlimited: Choices
+
+    @staticmethod
+    def of(table: CandidateTable) -> Form:
+        return Form(table, choose(table, {}, programs=fuse(table)))
+
+
+def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
+    """The fastest plan found within the budget.
+
+    An operation may use the workspace that the budget leaves free at its moment: what is kept does not depend on it, so
+    that every operation takes its best for itself. Raises MBC201 where a limit is too small for an operation, MBC203
+    where no plan of this graph can fit, MBC204 where none was found and MBC205 for micro-batches that cannot be.
+    """
+    check_micro_batch(table)
+    device, precision = table.device, table.graph.precision
+    usual = usual_bytes(device, precision)
+    means = _means(table, limits)
+    host_bytes = means.host_bytes if means.offload > 0 else 0
+    floor, floor_operation = floor_bytes(table, host_bytes, means.split)
+    if floor + usual > budget_bytes:
+        raise cannot_fit(table, floor, floor_operation, usual, budget_bytes, host_bytes, means.split)
+    start = start_bytes(table, host_bytes)
+    if start + usual > budget_bytes:
+        raise cannot_start(table, start, usual, budget_bytes)
+    table = with_repeated(table) if means.recompute else table
+    signed = by_signs(table)
+    forms = tuple(Form.of(form) for form in ((table,) if signed is table else (table, signed)))
+    room_bytes = budget_bytes - usual  # of a plan with few launches, which bounds all
+    # What keeps everything has fewer launches than most plans within a budget.
+    more_bytes = reserved_bytes(device, precision, order(table, forms[0].unlimited)) - usual
+    fitted = _luckier(forms, limits, means, room_bytes - int(more_bytes * REFIT_MARGIN))
+    for _ in range(MOST_REFITS):
+        more_bytes = reserved_bytes(device, precision, fitted.draft) - usual
+        if not room_bytes - more_bytes < fitted.placed.arena_bytes <= room_bytes:
+            break
+        fitted = _luckier(forms, limits, means, room_bytes - int(more_bytes * REFIT_MARGIN))
+    overhead_bytes = reserved_bytes(device, precision, fitted.draft)
+    table, draft, placed = fitted.table, fitted.draft, fitted.placed
+    unlimited = Form.of(table).unlimited  # with the signs that this step has
+    floor, floor_operation = floor_bytes(table, host_bytes, means.split)
+    copies = fitted.copies
+    if not copies and placed.arena_bytes > GOOD_ENOUGH * placed.live_bytes:
+        # No stream waits for another, so that addresses cost no time: the arena is no larger than it has to be.
+        placed = min(placed, assign_addresses(draft), key=lambda p: p.arena_bytes)
+    if not copies and "beside" not in limits.without:
+        fitted = _beside(Fitted(draft, placed, table), budget_bytes - overhead_bytes)
+        draft, placed = fitted.draft, fitted.placed
+    if placed.arena_bytes + overhead_bytes > budget_bytes:
+        raise not_found(table, floor + usual, placed.arena_bytes, overhead_bytes, budget_bytes)
+    check_host(placed, limits.host_bytes, table.graph.name)
+    any_us = Form.of(table.without_determinism()).unlimited.train_us if table.rules.deterministic else 0.0
+    least_us = within_us(table, means, room_bytes, unlimited.train_us)
+    chain_us = beside_us(table, draft.train, draft.buffers, unlimited.train_us)
+    bounds = Bounds(floor, floor_operation.name, placed.live_bytes, unlimited.train_us, any_us, least_us, chain_us)
+    return _plan(table, draft, placed, bounds, budget_bytes, overhead_bytes, limits.host_bytes)
+
+
+def may_fit(table: CandidateTable, limits: Limits, budget_bytes: int) -> bool:
+    """Whether a plan may fit by its shapes alone. Where not, `search` raises MBC203 whatever a profile will say."""
+    means = _means(table, limits)
+    host_bytes = means.host_bytes if means.offload > 0 else 0
+    floor, _ = floor_bytes(table, host_bytes, means.split, workspaces=False)
+    return max(floor, start_bytes(table, host_bytes)) + usual_bytes(table.device, table.graph.precision) <= budget_bytes
+
+
+def _luckier(forms: Sequence[Form], limits: Limits, means: Means, room_bytes: int) -> Fitted:
+    """The fastest of what is found in this room and, where that is much slower than without a limit, in a little less:
+    there what is found hangs on chance."""
+    found, problem = _faster(forms, limits, means, room_bytes), Problem(forms[0].table, {}, room_bytes)
+    for part in OTHER_ROOMS:
+        slow = found.step_us > WORTH_OTHER_ROOMS * forms[0].unlimited.train_us and problem.holds(found)
+        if not slow or len(found.draft.train.launches) > OTHER_ROOMS_LAUNCHES:
+            return found
+        found = problem.best((found, _faster(forms, limits, means, int(part * room_bytes))))
+    return found
+
+
+def _faster(forms: Sequence[Form], limits: Limits, means: Means, room_bytes: int) -> Fitted:
+    """The faster of a step without signs of relu and, where signs could make it much better, one with them for those
+    relus whose output the first one keeps."""
+    unsigned, *others = forms
+    found, problem = _fitted(unsigned.table, limits, means, room_bytes), Problem(unsigned.table, {}, room_bytes)
+    fits, least_us = problem.holds(found), unsigned.unlimited.train_us
+    for signed in others:
+        if fits and found.step_us > WORTH_SIGNS * least_us and least_us < WORTH_SIGNS * signed.unlimited.train_us:
+            continue
+        table = signs_of_kept(unsigned.table, signed.table, found.draft)
+        if table is unsigned.table:  # no such output is kept
+            continue
+        known_us = found.step_us if fits else math.inf
+        found = problem.best((found, _fitted(table, limits, means, room_bytes, known_us)))
+    return found
+
+
+def _fitted(table: CandidateTable, limits: Limits, means: Means, room_bytes: int, known_us: float = math.inf) -> Fitted:
+    """A step with groups of operations; where there are none, or it was not found to fit, one without. What takes no
+    less than `known_us` is of no use."""
+    graph, groups = table.graph, fuse(table, limits.operation_bytes)
+    together = Problem(table, _most(table, limits, groups), room_bytes, groups)
+    alone = Problem(table, _most(table, limits, plain(graph)), room_bytes)
+    chosen = together.choose(together.most)
+    if (chosen.train, chosen.infer) == (graph.train, graph.infer):
+        return fit(alone, means, known_us)
+    found = fit(together, means, known_us)
+    return found if together.holds(found) else alone.best((found, fit(alone, means, known_us)))
+
+
+def _beside(alone: Fitted, room_bytes: int) -> Fitted:
+    """With launches beside others. Inputs keep the room in which they travel ahead, unless the step saves more than
+    that."""
+    table = alone.table
+    inputs_bytes = ahead_bytes(table.graph, room_bytes - alone.placed.arena_bytes)
+    found = beside(alone, room_bytes - inputs_bytes)
+    if found is not alone or not inputs_bytes:
+        return found
+    found = beside(alone, room_bytes)
+    saved_us = alone.step_us - found.step_us
+    return found if saved_us > table.device.host_link.copy_us(inputs_bytes, Stream.TO_DEVICE) else alone
+
+
+def _means(table: CandidateTable, limits: Limits) -> Means:
+    """What may be done with values that do not all fit."""
+    host_bytes = UNLIMITED_BYTES if limits.host_bytes is None else limits.host_bytes
+    # What is handed on in micro-batches only is made again for the backward pass.
+    recompute = "recompute" not in limits.without
+    split = recompute and table.rules.policy is not Policy.UNDIVIDED and not table.rules.micro_batch
+    return Means(recompute, 0.0 if "offload" in limits.without else 1.0, host_bytes, split)
+
+
+def _most(table: CandidateTable, limits: Limits, programs: Programs) -> Mapping[str, int]:
+    """The most workspace of each operation by name, whatever the budget leaves free."""
+    most_bytes = UNLIMITED_BYTES
+    if limits.operation_bytes is not None:
+        most_bytes = limits.operation_bytes
+        check_limit(table, most_bytes)
+    if "workspace" in limits.without:
+        most_bytes = 0  # each operation then takes what needs least
+    graph = table.graph
+    most = {operation.name: most_bytes for operation in (*programs.train, *programs.infer)}
+    if limits.total_bytes is not None:
+        parts = dict(share(table, programs.train, graph.inputs, limits.total_bytes))
+        parts |= share(table, programs.infer, graph.infer_inputs, limits.total_bytes)
+        most |= {name: min(part, most[name]) for name, part in parts.items()}
+    return most
+
+
+def _plan(
+    table: CandidateTable,
+    draft: Draft,
+    placed: Placed,
+    bounds: Bounds,
+    budget_bytes: int,
+    overhead_bytes: int,
+    host_limit_bytes: int | None,
+) -> Plan:
+    fitted = Fitted(draft, placed, table)
+    device = table.device
+    (train, train_us), (infer, infer_us) = map(fitted.finished, (draft.train, draft.infer))
+    pinned = any(key == "engine" and value >= 0 for p in (train, infer) for key, value in _settings(p))
+    cudnn = table.profile.cudnn if pinned and table.profile else 0
+    return Plan(
+        mbc.__version__,
+        table.graph,
+        Target(
+            device.name,
+            device.architecture,
+            device.multiprocessors,
+            device.memory_bytes,
+            cudnn,
+            table.profile.origin if table.profile else "",
+        ),
+        budget_bytes,
+        draft.buffers,
+        placed.offsets,
+        train,
+        infer,
+        Predictions(
+            train_us,
+            *time_range_us(train, table.graph, draft.buffers, device, table.larger, table.graph.train),
+            infer_us,
+            *time_range_us(infer, table.graph, draft.buffers, device, table.larger, table.graph.infer),
+            measured_share(train),
+            placed.arena_bytes,
+            overhead_bytes,
+            device.overhead_bytes > 0,
+            placed.host_bytes,
+        ),
+        bounds,
+        host_limit_bytes,
+    )
+
+
+def _settings(program: Program) -> list[tuple[str, int]]:
+    return [pair for launch in program.launches if isinstance(launch.work, Kernel) for pair in launch.work.settings]

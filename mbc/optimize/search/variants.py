@@ -1,0 +1,255 @@
+"""Ways to make room: values chosen under several limits of workspace, and the best of what comes out placed.
+
+Workspace and kept values compete for the same bytes. So values are chosen under several limits of workspace; of what
+fits, each operation then takes the workspace that is free at its moment, and the fastest step that can be placed wins.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from mbc.ops.fused import kind_of, names_of
+from mbc.optimize.candidates.table import CandidateTable
+from mbc.optimize.placement.addresses import Placed, assign_addresses
+from mbc.optimize.remat.fused_remat import along_runs, alongs_of, readers_late
+from mbc.optimize.remat.greedy import Means, Points, Resided, reside
+from mbc.optimize.remat.remat_without_statistics import repeated_bare
+from mbc.optimize.schedule.depth_first_micro_batches import divided_operations
+from mbc.optimize.schedule.emit_launches import Draft, order
+from mbc.optimize.schedule.liveness import aligned
+from mbc.optimize.schedule.regions import runs_of
+from mbc.optimize.search.reclaim_workspace import Decided
+from mbc.optimize.search.solution import Fitted, Problem, ordered
+from mbc.optimize.selection.select import Choices
+from mbc.plan.model import Space
+
+# Limits of workspace that are tried, as parts of the room; the rest is for what is kept.
+WORKSPACE_PARTS = (1.0, 0.6, 0.42, 0.3, 1 / 5, 1 / 8, 1 / 16, 1 / 64, 0.0)
+# Parts of what is too much that go to the host at most, where all may.
+OFFLOAD_PARTS = (0.5, 0.0)
+# Where something fits, a way that takes so many times the room is as far as others like it. Where nothing does, so is
+# one that takes that without any workspace; work on what it decides does not halve it.
+HOPELESS = 1.2
+FAR = 2.0
+# Launches times ways that are compared; a longer program is fitted in fewer ways.
+WAYS_WORK = 15_000
+# Launches times rounds that improve what is decided: of every way, and of one that is to be placed.
+QUICK_WORK = 8_000
+THOROUGH_WORK = 80_000
+MOST_THOROUGH = 3  # ways
+WORTH_IMPROVING = 1.05  # of the time of the fastest way: more than that is not made up for
+FEWEST_ROUNDS = 10  # that are worth the trouble
+# As many rounds more, and so many times, where the last ones made the step shorter by such a part of it.
+MOST_MORE, WORTH_MORE = 4, 1e-3
+# Of the room, what placing may leave unused between buffers before another try is worth less.
+MOST_SPARED = 0.15
+LEAST_SPARED = 0.004
+MORE_SPARED = 1.5  # times what the last placement was over the room
+LIKELIER = 0.01  # of its time: what a way that is tried again may take more, since it is likelier to be placed
+# Ways that are placed, at most and at least; launches of all of them together.
+MOST_PLACED = 8
+LEAST_PLACED = 5
+MORE_PLACED = 2  # where one is within the room
+PLACED_WORK = 15_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """`ordered`: the draft as it was before anything was decided. `divided`: operations in strips, which keep their
+    division."""
+
+    ordered: Draft
+    time_us: float
+    resided: Resided
+    choices: Choices
+    means: Means
+    divided: Collection[str]
+
+
+def make_room(problem: Problem, means: Means, known_us: float, late: bool) -> Iterator[Fitted]:
+    """Steps that make room, placed: the most promising way; where placing takes more than the room, again in less.
+
+    `late`: who reads what could be made again along with another launch comes behind it
+    (`mbc.optimize.remat.fused_remat`)."""
+    table, room_bytes = problem.table, problem.room_bytes
+    ways = _ways(problem, means, known_us, late)
+    thorough = bool(ways) and FEWEST_ROUNDS * len(ways[0].ordered.train.launches) <= THOROUGH_WORK
+    if thorough and math.isinf(known_us) and all(way.resided.live_bytes > room_bytes for way in ways):
+        nearest = sorted(ways, key=lambda way: way.resided.live_bytes)[:MOST_THOROUGH]
+        nearest = [way for way in nearest if way.resided.live_bytes <= FAR * room_bytes]
+        ways += [_improved(problem, way, room_bytes) for way in nearest]
+    fitting = [way for way in ways if way.resided.live_bytes <= room_bytes]
+    if not fitting:
+        if ways:
+            smallest = min(ways, key=lambda way: way.resided.live_bytes).resided.draft
+            yield Fitted(smallest, assign_addresses(smallest, thorough=False), table)
+        return
+    # The fastest first; one that placing takes more than the room for is tried again in less.
+    promising = _different(fitting)
+    if thorough:
+        near = [way for way in promising if way.time_us <= WORTH_IMPROVING * promising[0].time_us][:MOST_THOROUGH]
+        improved = [_improved(problem, way, room_bytes) for way in near]
+        promising = _different((*improved, *promising[len(near) :]))
+    tried = [(way.time_us, number, 0, way) for number, way in enumerate(promising)]
+    heapq.heapify(tried)
+    best_us = known_us
+    longer = 1.0  # than a way seemed to take: where addresses are tight, kernels wait longer for copies
+    most_placed = min(MOST_PLACED, max(LEAST_PLACED, PLACED_WORK // len(fitting[0].resided.draft.train.launches)))
+    last = len(fitting) + most_placed
+    for number in range(len(fitting), last):
+        if not tried or longer * tried[0][0] >= best_us or number > last:
+            return
+        _, _, spared_bytes, way = heapq.heappop(tried)
+        found, as_fast = Decided(problem, way.resided.draft, way.choices, way.divided).placed(spared_bytes)
+        yield found
+        lacking_bytes = found.placed.arena_bytes - room_bytes
+        if lacking_bytes <= 0:
+            last = min(last, number + MORE_PLACED)
+        if lacking_bytes <= 0 and found.step_us < best_us:
+            best_us = found.step_us
+            longer = max(1.0, best_us / way.time_us) if as_fast else longer
+        if as_fast:
+            continue
+        spared_bytes = max(2 * spared_bytes, int(MORE_SPARED * lacking_bytes), int(LEAST_SPARED * room_bytes))
+        if spared_bytes > MOST_SPARED * room_bytes:
+            continue
+        way = _improved(problem, way, room_bytes - spared_bytes)
+        if way.resided.live_bytes <= room_bytes - spared_bytes:
+            heapq.heappush(tried, ((1 - LIKELIER) * way.time_us, number, spared_bytes, way))
+
+
+def _different(ways: Sequence[_Way]) -> Sequence[_Way]:
+    """The fastest of those that decide the same in the same layouts: they differ in workspace, which is chosen anew."""
+    different: dict[object, _Way] = {}
+    for way in sorted(ways, key=lambda way: way.time_us):
+        layouts = tuple(buffer.layout for buffer in way.ordered.buffers if buffer.value is not None)
+        different.setdefault((way.resided.decisions, layouts), way)
+    return list(different.values())
+
+
+def _ways(problem: Problem, means: Means, known_us: float, late: bool) -> list[_Way]:
+    """The step fitted under several limits of workspace; under those that are best for it, with less sent to the
+    host."""
+    table, most, room_bytes = problem.table, problem.most, problem.room_bytes
+    known: set[tuple[float, ...]] = set()
+    found: list[_Way] = []
+    left, best_us, worse = WAYS_WORK, known_us, 0
+    parts = deque(WORKSPACE_PARTS)
+    while parts:
+        part = parts.popleft()
+        limit_bytes = int(part * room_bytes)
+        limits = {name: min(limit, limit_bytes) for name, limit in most.items()}
+        choices = problem.choose(limits)
+        divided: Mapping[str, int] = {}
+        if means.division is not None:
+            operations = (*choices.train, *choices.infer)
+            divided = divided_operations(table, order(table, choices), operations, means.division)
+            choices = problem.choose(limits, divided)
+        points = tuple(float(c.point.workspace_bytes) for c in choices.operations.values())
+        if points in known or choices.train_us >= best_us:
+            continue
+        known.add(points)
+        if late:
+            choices = readers_late(table, choices)
+        draft = ordered(table, choices, means, room_bytes)
+        found.append(_way(problem, draft, choices, means, divided, room_bytes, best_us))
+        left -= len(choices.operations)
+        better = found[-1].resided.live_bytes <= room_bytes and found[-1].time_us < best_us
+        if better:
+            best_us = found[-1].time_us
+        worse = 0 if better else worse + 1
+        if math.isfinite(best_us) and (left < 0 or worse > 1):
+            break
+        live_bytes = found[-1].resided.live_bytes
+        if math.isfinite(known_us) and live_bytes > HOPELESS * room_bytes:
+            return found
+        if math.isinf(best_us) and live_bytes - limit_bytes > HOPELESS * room_bytes:
+            parts = deque(list(parts)[-1:])  # what needs least workspace may need fewer conversions, too
+    if not means.recompute:
+        return found
+    near = [way for way in found if way.resided.live_bytes <= FAR * room_bytes]
+    for way in sorted(near, key=lambda way: (way.resided.live_bytes > room_bytes, way.time_us))[:2]:
+        sent = way.resided.sent
+        for part in OFFLOAD_PARTS:
+            # More than the link can carry makes no difference.
+            if part < min(sent, means.offload) and left > 0:
+                here = replace(means, offload=part)
+                found.append(_again(problem, way, here, room_bytes, best_us))
+                left -= len(way.choices.operations)
+    return found
+
+
+def _way(
+    problem: Problem,
+    draft: Draft,
+    choices: Choices,
+    means: Means,
+    divided: Collection[str],
+    room_bytes: int,
+    known_us: float = math.inf,
+    work: int = QUICK_WORK,
+    start: Resided | None = None,
+) -> _Way:
+    table = problem.table
+    at_home = (draft.buffers[b] for b in draft.persistent)
+    taken_bytes = sum(aligned(buffer.size_bytes) for buffer in at_home if buffer.space is Space.HOST)
+    left = replace(means, host_bytes=means.host_bytes - taken_bytes)
+    runs = repeated_bare(table, draft, runs_of(table.graph, draft, draft.train), choices.train)
+    along = along_runs(table, draft, runs, choices.train)
+    groups = (*choices.train, *choices.infer, *(found.operation for found in alongs_of(table)))
+    # What others make again is made by what gives their bits.
+    others = {run for run, _ in along}.union(i for i, run in enumerate(runs) if run.repeat is not None)
+    kept = {draft.train.launches[runs[i].start].operations for i in others}
+    points = {names: found for names, found in _points(problem, choices, divided).items() if names not in kept}
+    link = table.device.host_link
+    resided = reside(table.graph, draft, link, left, room_bytes, known_us, groups, work, start, points, along, runs)
+    return _Way(draft, _step_us(resided.draft, table) + resided.leaner_us, resided, choices, means, divided)
+
+
+def _step_us(draft: Draft, table: CandidateTable) -> float:
+    """The time of a step as it seems to be. Streams wait for each other's bytes, which takes addresses to know; a
+    single one does not."""
+    several = len({launch.stream for launch in draft.train.launches}) > 1
+    placed = assign_addresses(draft, thorough=False) if several else Placed((), 0, 0, 0)
+    return Fitted(draft, placed, table).step_us
+
+
+def _points(problem: Problem, choices: Choices, divided: Collection[str]) -> Points:
+    """What operations that are not in strips would take with less workspace, in the same layouts."""
+    found: dict[tuple[str, ...], list[tuple[int, float]]] = {}
+    for operation in choices.train:
+        name = operation.name
+        if kind_of(operation).view or name in divided or name not in problem.most:  # what was gathered needs none
+            continue
+        choice = choices.operations[name]
+        menu = problem.table.menus(operation)[choice.layouts]
+        less = [point for point in menu if point.workspace_bytes < choice.point.workspace_bytes]
+        if less:
+            found[names_of(operation)] = [(aligned(point.workspace_bytes), point.time_us) for point in less]
+    return found
+
+
+def _again(problem: Problem, way: _Way, means: Means, room_bytes: int, known_us: float) -> _Way:
+    """The same choices by other means."""
+    return _way(problem, way.ordered, way.choices, means, way.divided, room_bytes, known_us)
+
+
+def _improved(problem: Problem, way: _Way, room_bytes: int) -> _Way:
+    """The same way with more work on its decisions, in as much room or less."""
+
+    def found(start: Resided | None) -> _Way:
+        asked = problem, way.ordered, way.choices, way.means, way.divided, room_bytes, math.inf
+        return _way(*asked, THOROUGH_WORK, start)
+
+    improved = found(way.resided)
+    if improved.resided.live_bytes > room_bytes:
+        improved = found(None)
+    for _ in range(MOST_MORE):
+        before, improved = improved, found(improved.resided)
+        if improved.time_us > (1 - WORTH_MORE) * before.time_us:
+            break
+    return improved

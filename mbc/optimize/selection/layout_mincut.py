@@ -1,0 +1,268 @@
+"""The layouts that make a program fastest, exactly: a minimum cut.
+
+Every operation whose operands care is labelled channels first or channels last and costs what it takes in that layout;
+a value that is read in another layout than it was written in is converted once, whoever reads it. Costs of labels and
+of pairs of labels that differ, with the pairs all of one sign, are a cut of a graph (Kolmogorov and Zabih, "What energy
+functions can be minimized via graph cuts?", 2004), so that the cheapest labelling is a maximum flow away, and what it
+costs is a bound: no other choice of layouts is faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from mbc.ir.graph import Operation
+from mbc.ir.types import Layout
+from mbc.ops.fused import kind_of
+from mbc.optimize.candidates.pareto import Point
+from mbc.optimize.candidates.table import CandidateTable
+
+FIRST, LAST = Layout.CHANNELS_FIRST, Layout.CHANNELS_LAST
+_UNITS_PER_US = 10_000  # capacities are whole numbers
+_NEVER = 1 << 44  # more than any step takes, and few enough bits for sums of many
+
+# The two ends of the flow stand for operands that cannot be chosen.
+_LAST_END, _FIRST_END = 0, 1
+
+Options = Mapping[tuple[Layout, ...], Point]  # the best way to run an operation, by its layouts
+
+
+@dataclass(frozen=True, slots=True)
+class Labelling:
+    """`operations`: the layouts of each one's operands, by name; `states`: layout of each state that this program
+    reads. `total_us`: of all kernels and conversions."""
+
+    operations: Mapping[str, tuple[Layout, ...]]
+    states: Mapping[str, Layout]
+    total_us: float
+
+
+@dataclass
+class _Cut:
+    """Labels as nodes: on the source's side channels last, on the sink's channels first."""
+
+    count: int = 2
+    tails: list[int] = field(default_factory=list[int])
+    heads: list[int] = field(default_factory=list[int])
+    capacities: list[int] = field(default_factory=list[int])
+    constant: int = 0
+
+    def node(self) -> int:
+        self.count += 1
+        return self.count - 1
+
+    def pair(self, last: int, first: int, cost: int) -> None:
+        """A cost where label `last` is channels last and label `first` is channels first."""
+        if cost and last != first:
+            self.tails.append(last)
+            self.heads.append(first)
+            self.capacities.append(min(cost, _NEVER))
+
+    def single(self, node: int, first: int, last: int) -> None:
+        """What the labels of one node cost."""
+        least = min(first, last)
+        self.constant += least
+        self.pair(_LAST_END, node, first - least)
+        self.pair(node, _FIRST_END, last - least)
+
+    def same(self, a: int, b: int) -> None:
+        self.pair(a, b, _NEVER)
+        self.pair(b, a, _NEVER)
+
+    def solve(self) -> tuple[frozenset[int], float]:
+        """The nodes that are channels last, and the total in microseconds."""
+        from ortools.graph.python import max_flow  # heavy, and only needed here
+
+        if not self.tails:
+            return frozenset(), self.constant / _UNITS_PER_US
+        flow: Any = max_flow.SimpleMaxFlow()
+        flow.add_arcs_with_capacity(
+            np.array(self.tails, np.int32), np.array(self.heads, np.int32), np.array(self.capacities, np.int64)
+        )
+        status: Any = flow.solve(_LAST_END, _FIRST_END)
+        assert status == flow.OPTIMAL, f"the maximum flow of the layouts ended with {status}"
+        last = frozenset(int(node) for node in flow.get_source_side_min_cut())
+        return last, (self.constant + flow.optimal_flow()) / _UNITS_PER_US
+
+
+def _units(time_us: float) -> int:
+    return int(time_us * _UNITS_PER_US)  # down, so that the total is a bound
+
+
+def label(
+    table: CandidateTable,
+    program: tuple[Operation, ...],
+    inputs: tuple[str, ...],
+    options: Mapping[str, Options],
+    states: Mapping[str, Layout] | None = None,
+) -> Labelling:
+    """The fastest labelling of one program. `options` by operation; `states`: their layouts where they are settled."""
+    return _Labeller(table, options, states).run(program, inputs)
+
+
+@dataclass
+class _Labeller:
+    table: CandidateTable
+    options: Mapping[str, Options]
+    settled: Mapping[str, Layout] | None
+    cut: _Cut = field(default_factory=_Cut)
+    home: dict[str, int] = field(default_factory=dict[str, int])  # value -> label of the layout it is written in
+    readers: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
+    labels: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])  # of inputs, of outputs
+    states: dict[str, int] = field(default_factory=dict[str, int])
+    # By options and the operands that matter, which many operations have in common.
+    costs: dict[tuple[Any, ...], dict[tuple[bool, bool], int]] = field(
+        default_factory=dict[tuple[Any, ...], dict[tuple[bool, bool], int]]
+    )
+    best: dict[tuple[Any, ...], tuple[Layout, ...]] = field(default_factory=dict[tuple[Any, ...], tuple[Layout, ...]])
+
+    def run(self, program: tuple[Operation, ...], inputs: tuple[str, ...]) -> Labelling:
+        for name in inputs:
+            self.home[name] = _FIRST_END
+        for operation in program:
+            self._operation(operation)
+        for name, readers in self.readers.items():
+            self._conversions(name, readers)
+        last, total_us = self.cut.solve()
+        last |= {_LAST_END}
+        chosen = {
+            operation.name: self._layouts(operation, *(node in last for node in self.labels[operation.name]))
+            for operation in program
+            if operation.name in self.labels
+        }
+        return Labelling(
+            chosen, {name: LAST if node in last else FIRST for name, node in self.states.items()}, total_us
+        )
+
+    def _matters(self, name: str) -> bool:
+        return name in self.table.layouted
+
+    def _home(self, name: str) -> int:
+        """The label of a value; one that nothing in the program wrote is a state."""
+        known = self.home.get(name)
+        if known is None:
+            if self.settled is not None:
+                known = _LAST_END if self.settled[name] is LAST else _FIRST_END
+            else:
+                known = self.states[name] = self.cut.node()
+            self.home[name] = known
+        return known
+
+    def _operation(self, operation: Operation) -> None:
+        kind = kind_of(operation)
+        if kind.view:
+            # A view is its operand's bytes in canonical order.
+            self._read(operation.inputs[0], _FIRST_END)
+            self.home[operation.outputs[0]] = _FIRST_END
+            return
+        source, result = self._labels(operation)
+        self.labels[operation.name] = source, result
+        for name in operation.inputs:
+            self._read(name, source)
+        for name in operation.outputs:
+            self.home[name] = result
+        for output, updated in kind.updates:
+            # A state is updated where it lies.
+            if updated < len(operation.inputs) and output < len(operation.outputs):
+                name = operation.inputs[updated]
+                if self._matters(name):
+                    self.cut.same(self._home(name), source)
+
+    def _read(self, name: str, label_: int) -> None:
+        if self._matters(name):
+            self._home(name)
+            self.readers.setdefault(name, []).append(label_)
+
+    def _labels(self, operation: Operation) -> tuple[int, int]:
+        """Nodes for the layouts of inputs and of outputs, with what the operation costs in them."""
+        cost = self._costs(operation)
+        if not any(self._matters(name) for name in (*operation.inputs, *operation.outputs)):
+            self.cut.constant += cost[False, False]
+            return _FIRST_END, _FIRST_END
+        if cost[False, True] >= _NEVER and cost[True, False] >= _NEVER:
+            node = self.cut.node()
+            self.cut.single(node, cost[False, False], cost[True, True])
+            return node, node
+        source, result = self.cut.node(), self.cut.node()
+        first, last = cost[False, False], cost[True, True]
+        # Four costs as two of one label each and one of a pair. That needs a change of layout on the way to cost no
+        # less than none in all; where it does not, the difference is left out.
+        self.cut.single(source, first, cost[True, False])
+        self.cut.single(result, 0, last - cost[True, False])
+        self.cut.pair(result, source, max(0, cost[False, True] + cost[True, False] - first - last))
+        return source, result
+
+    def _key(self, operation: Operation) -> tuple[Any, ...]:
+        """What costs depend on."""
+        matters = tuple(map(self.table.layouted.__contains__, (*operation.inputs, *operation.outputs)))
+        return id(self.options[operation.name]), len(operation.inputs), matters
+
+    def _costs(self, operation: Operation) -> dict[tuple[bool, bool], int]:
+        """Cost by whether inputs and whether outputs are channels last."""
+        key = self._key(operation)
+        known = self.costs.get(key)
+        if known is not None:
+            return known
+        cost = dict.fromkeys(((a, b) for a in (False, True) for b in (False, True)), _NEVER)
+        for layouts, point in self.options[operation.name].items():
+            for ends in _keys(self._relevant(operation, layouts)):
+                cost[ends] = min(cost[ends], _units(point.time_us))
+        self.costs[key] = cost
+        return cost
+
+    def _relevant(self, operation: Operation, layouts: tuple[Layout, ...]) -> tuple[set[Layout], set[Layout]]:
+        """Layouts among the inputs and among the outputs for which it makes a difference."""
+        count = len(operation.inputs)
+        pairs = list(zip((*operation.inputs, *operation.outputs), layouts, strict=True))
+        return (
+            {layout for name, layout in pairs[:count] if self._matters(name)},
+            {layout for name, layout in pairs[count:] if self._matters(name)},
+        )
+
+    def _layouts(self, operation: Operation, inputs_last: bool, outputs_last: bool) -> tuple[Layout, ...]:
+        """The fastest option that lies as labelled."""
+        key = *self._key(operation), inputs_last, outputs_last
+        known = self.best.get(key)
+        if known is not None:
+            return known
+        fitting = [
+            (point.time_us, layouts)
+            for layouts, point in self.options[operation.name].items()
+            if (inputs_last, outputs_last) in _keys(self._relevant(operation, layouts))
+        ]
+        found = self.best[key] = min(fitting)[1]
+        return found
+
+    def _conversions(self, name: str, readers: list[int]) -> None:
+        """Each layout that a value is not written in costs one conversion, if anybody reads it so."""
+        home, type_ = self.home[name], self.table.graph.values[name].type
+        to_last = _units(self.table.conversion_us(type_, LAST))
+        to_first = _units(self.table.conversion_us(type_, FIRST))
+        others = [reader for reader in dict.fromkeys(readers) if reader != home]
+        if len(others) == 1:
+            self.cut.pair(others[0], home, to_last)
+            self.cut.pair(home, others[0], to_first)
+        elif others:
+            last, first = self.cut.node(), self.cut.node()
+            for reader in others:
+                self.cut.pair(reader, last, _NEVER)
+                self.cut.pair(first, reader, _NEVER)
+            self.cut.pair(last, home, to_last)
+            self.cut.pair(home, first, to_first)
+
+
+def _keys(relevant: tuple[set[Layout], set[Layout]]) -> list[tuple[bool, bool]]:
+    """Labels that a combination of layouts agrees with: (inputs last, outputs last). None where operands differ among
+    themselves; operands without a choice take the other side's label."""
+    inputs, outputs = relevant
+    if len(inputs) > 1 or len(outputs) > 1:
+        return []
+    source = LAST in inputs if inputs else None
+    result = LAST in outputs if outputs else None
+    if source is None and result is None:
+        return [(False, False)]
+    return [(source if source is not None else bool(result), result if result is not None else bool(source))]

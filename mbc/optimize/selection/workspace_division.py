@@ -1,0 +1,113 @@
+"""Workspace division: one total that all operations of a program share out, each keeping its own part.
+
+micro-cuDNN's integer program (Oyama et al. 2018): one point of the menu of every operation, the workspaces together
+within the total, the least time. Layouts are settled first, by pricing workspace (Lagrange): at the price at which the
+cheapest labelling just keeps to the total. Under these layouts the division is exact, by CP-SAT with one worker and a
+deterministic limit, so that the same input gives the same answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ortools.sat.python import cp_model
+
+from mbc.errors import MbcError
+from mbc.ir.graph import Operation
+from mbc.ir.types import Layout
+from mbc.ops.fused import kind_of
+from mbc.optimize.candidates.pareto import Menu, Point
+from mbc.optimize.candidates.table import CandidateTable, least_workspace_bytes
+from mbc.optimize.schedule.liveness import aligned
+from mbc.optimize.selection.layout_mincut import label
+from mbc.plan.model import ALIGNMENT_BYTES
+from mbc.units import show_apart, show_enough
+
+_UNITS_PER_US = 1000
+_MOST_DETERMINISTIC_TIME = 20.0  # seconds of a nominal machine; ResNet-50 needs a fraction of one
+_HALVINGS = 24  # of the range of prices
+_HIGHEST_PRICE = 1e-2  # microseconds a byte: no kernel gains so much
+
+_Menus = Mapping[str, Mapping[tuple[Layout, ...], Menu]]
+
+
+def share(
+    table: CandidateTable, program: tuple[Operation, ...], inputs: tuple[str, ...], total_bytes: int
+) -> Mapping[str, int]:
+    """Workspace of each operation by name. MBC201 where not even the smallest ones fit together."""
+    menus = {o.name: table.menus(o) for o in program if not kind_of(o).view}
+    least_bytes = sum(aligned(least_workspace_bytes(found)) for found in menus.values())
+    if least_bytes > total_bytes:
+        needed, total = show_apart(least_bytes, total_bytes)
+        raise MbcError(
+            "MBC201",
+            f"the operations of '{table.graph.name}' need {needed} of workspace together, the total is {total}",
+            f"raise --workspace-total to at least {show_enough(least_bytes)}",
+        )
+    layouts = _settled(table, program, inputs, menus, total_bytes)
+    return divided({name: menus[name][chosen] for name, chosen in layouts.items()}, total_bytes)
+
+
+def _settled(
+    table: CandidateTable, program: tuple[Operation, ...], inputs: tuple[str, ...], menus: _Menus, total_bytes: int
+) -> Mapping[str, tuple[Layout, ...]]:
+    """Layouts at the lowest price of workspace that keeps the total."""
+
+    def at(price: float) -> tuple[Mapping[str, tuple[Layout, ...]], int]:
+        priced = {
+            name: {layouts: _cheapest(menu, price) for layouts, menu in found.items()} for name, found in menus.items()
+        }
+        chosen = label(table, program, inputs, priced).operations
+        taken = sum(aligned(priced[name][layouts].workspace_bytes) for name, layouts in chosen.items())
+        return chosen, taken
+
+    chosen, taken = at(0.0)
+    if taken <= total_bytes:
+        return chosen
+    low, high = 0.0, _HIGHEST_PRICE
+    fitting, _ = at(high)
+    for _ in range(_HALVINGS):
+        price = (low + high) / 2
+        chosen, taken = at(price)
+        if taken <= total_bytes:
+            fitting, high = chosen, price
+        else:
+            low = price
+    return fitting
+
+
+def _cheapest(menu: Menu, price: float) -> Point:
+    """The best point where a byte of workspace costs `price` microseconds; its time counts the price."""
+    best = min(menu, key=lambda point: point.time_us + price * aligned(point.workspace_bytes))
+    return replace(best, time_us=best.time_us + price * aligned(best.workspace_bytes))
+
+
+def divided(menus: Mapping[str, Menu], total_bytes: int) -> Mapping[str, int]:
+    """The workspaces that take the least time together within the total: exact."""
+    model = cp_model.CpModel()
+    times: list[cp_model.LinearExprT] = []
+    sizes: list[cp_model.LinearExprT] = []
+    literals: dict[str, list[cp_model.IntVar]] = {}
+    for name, menu in menus.items():
+        literals[name] = [model.new_bool_var(f"{name}.{i}") for i in range(len(menu))]
+        model.add_exactly_one(literals[name])
+        for literal, point in zip(literals[name], menu, strict=True):
+            times.append(round(point.time_us * _UNITS_PER_US) * literal)
+            sizes.append(aligned(point.workspace_bytes) // ALIGNMENT_BYTES * literal)
+    model.add(sum(sizes) <= total_bytes // ALIGNMENT_BYTES)
+    model.minimize(sum(times))
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    solver.parameters.random_seed = 0
+    solver.parameters.max_deterministic_time = _MOST_DETERMINISTIC_TIME
+    status = solver.solve(model)
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        # The layouts settled by price leave no room for their smallest workspaces.
+        raise MbcError("MBC201", "the operations find no division of the total", "raise --workspace-total")
+    return {
+        name: next(
+            point.workspace_bytes for literal, point in zip(found, menus[name], strict=True) if solver.value(literal)
+        )
+        for name, found in literals.items()
+    }

@@ -1,0 +1,53 @@
+"""What a profile says of mbc's own kernels as they were before they were rewritten, or could add to what is there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mbc.kernels.cuda import KERNELS, OWN
+from mbc.kernels.cuda.base import layout_of
+from mbc.ops.fused import SEPARATOR
+from mbc.profile.model import Measurement, Profile
+from mbc.profile.signature import read_signature
+
+
+def current(profile: Profile) -> Profile:
+    """`profile` with the times of earlier editions of kernels as what they are of today's: estimates, until today's is
+    measured. A request of which today's kernel was not measured yet counts as not measured, so that it will be."""
+    found = {key: tuple(_adding(m) for m in rows if not _outdated(m)) for key, rows in profile.measurements.items()}
+    if found == profile.measurements:
+        return profile
+    earlier: dict[str, tuple[Measurement, ...]] = {}
+    for key, rows in profile.measurements.items():
+        known = {m.name for m in found[key]}
+        if outdated := [m for m in rows if _outdated(m) and m.name not in known]:
+            earlier[key] = tuple(today for m in outdated for today in _of_today(key, m))
+    extents = {key: extent for key, extent in profile.extents.items() if key not in earlier}
+    measurements = {key: rows for key, rows in found.items() if rows}
+    return replace(profile, measurements=measurements, extents=extents, earlier=earlier)
+
+
+def _outdated(measurement: Measurement) -> bool:
+    kernel = KERNELS.get(measurement.name) if measurement.provider == OWN.name else None
+    return kernel is not None and measurement.settings != kernel.settings
+
+
+def _adding(measurement: Measurement) -> Measurement:
+    """A group's kernels were measured when they did not say that they can add: they take as long for it. Of other
+    kernels of mbc's that add it was tried, and counts as it was found."""
+    kernel = KERNELS.get(measurement.name) if measurement.provider == OWN.name else None
+    can = kernel is not None and kernel.accumulates and SEPARATOR in kernel.kind and not measurement.refused
+    return replace(measurement, accumulates=True) if can and not measurement.accumulates else measurement
+
+
+def _of_today(key: str, measurement: Measurement) -> tuple[Measurement, ...]:
+    """Today's kernel with the time of `measurement` and its own workspace; none where it would not run."""
+    kernel = KERNELS[measurement.name]
+    try:
+        request = read_signature(key)
+    except ValueError:  # of an operation that this version of mbc does not have
+        return ()
+    if measurement.refused or not kernel.takes(request) or measurement.layouts not in kernel.layouts(request):
+        return ()
+    workspace_bytes = kernel.workspace(request, layout_of(request, measurement.layouts))
+    return (replace(measurement, settings=kernel.settings, workspace_bytes=workspace_bytes),)

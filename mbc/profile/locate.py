@@ -1,0 +1,125 @@
+"""Where profiles lie, and which of them is good for planning for a GPU."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+from mbc.errors import MbcError
+from mbc.hardware.spec import DeviceSpec
+from mbc.hardware.target import LocalGpu, local_gpus
+from mbc.measure.cudnn_library import Library
+from mbc.profile.edit import merged
+from mbc.profile.model import Profile, version_text
+from mbc.profile.read import read_profile
+from mbc.profile.schema import COMPRESSED
+
+SHIPPED = Path(__file__).resolve().parent.parent / "data" / "profiles"
+
+
+def file_name(gpu: str) -> str:
+    """File name of the profile of the GPU that the driver calls `gpu`."""
+    words = "".join(c if c.isalnum() else " " for c in gpu.lower().replace("nvidia", "")).split()
+    return "-".join(words) + ".sqlite"
+
+
+def user_path(gpu: str) -> Path:
+    """Where a user's own measurements of a GPU are kept: under XDG_DATA_HOME, else ~/.local/share."""
+    root = os.environ.get("XDG_DATA_HOME")
+    return (Path(root) if root else Path.home() / ".local" / "share") / "mbc" / "profiles" / file_name(gpu)
+
+
+def shipped_path(gpu: str) -> Path:
+    """Where the measurements of a GPU are that come with mbc, if there are any."""
+    return SHIPPED / f"{file_name(gpu)}{COMPRESSED}"
+
+
+def own_path(gpu: str) -> Path:
+    """Where this machine's measurements of a GPU go: `user_path`. A file there of another cuDNN than is installed is
+    put aside, with a warning: its times are true, but not here."""
+    path, installed = user_path(gpu), installed_cudnn()
+    if path.is_file() and installed:
+        measured = read_profile(path).cudnn
+        if measured // 100 != installed // 100:
+            aside = path.with_name(f"{path.stem}-cudnn{version_text(measured)}.sqlite")
+            path.replace(aside)
+            warnings.warn(
+                f"the profile '{path}' was measured with cuDNN {version_text(measured)}, here is "
+                f"{version_text(installed)}: it is now '{aside}', and a new one begins",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+    return path
+
+
+def find_profile(device: DeviceSpec, path: str | None = None, accept_stale: bool = False) -> Profile | None:
+    """The profile at `path`; without one, the user's own of this GPU completed by the one shipped with mbc, or either,
+    or None.
+
+    A profile is stale when it is of another GPU than `device`, or, on a machine that has such a GPU, of another cuDNN
+    than is installed here. A stale `path` is refused (MBC076) unless accepted: then its times count as estimates. Other
+    stale profiles are left out with a warning. Raises MBC072 to MBC075 for a file that cannot be read.
+    """
+    here = next((gpu for gpu in local_gpus() if gpu.name == device.name), None)
+    if path is not None:
+        profile = read_profile(Path(path))
+        reason = staleness(profile, device, here)
+        if not reason:
+            return _noted(profile, here)
+        if not accept_stale:
+            raise MbcError(
+                "MBC076",
+                f"the profile '{path}' {reason}",
+                "measure again with mbc profile, leave --profile out, or plan with its times as estimates: "
+                "--stale-profile",
+            )
+        return replace(profile, stale=True)
+    fresh: list[Profile] = []
+    for known in (user_path(device.name), shipped_path(device.name)):
+        if known.is_file():
+            profile = read_profile(known)
+            reason = staleness(profile, device, here)
+            if reason:
+                warnings.warn(f"the profile '{known}' is left out: it {reason}", RuntimeWarning, stacklevel=2)
+            else:
+                fresh.append(_noted(profile, here))
+    if len(fresh) == 2 and fresh[0].identity.alike(fresh[1].identity):
+        return merged(fresh[0], fresh[1], newer_wins=False)
+    return fresh[0] if fresh else None
+
+
+def staleness(profile: Profile, device: DeviceSpec, here: LocalGpu | None) -> str:
+    """Why the times of `profile` do not hold on `device`, or nothing. `here`: one such GPU of this machine, if any."""
+    if profile.identity.gpu != device.name:
+        return f"was measured on {profile.identity.gpu}, the plan is for {device.name}"
+    installed = installed_cudnn() if here is not None else 0
+    if installed and installed // 100 != profile.cudnn // 100:
+        return f"was measured with cuDNN {version_text(profile.cudnn)}, here is {version_text(installed)}"
+    return ""
+
+
+def installed_cudnn() -> int:
+    """Version number of the cuDNN that can be loaded here; 0 where none can."""
+    try:
+        return Library.load().version
+    except MbcError:
+        return 0
+
+
+def _noted(profile: Profile, here: LocalGpu | None) -> Profile:
+    if here is not None and here.driver != profile.identity.driver:
+        warnings.warn(
+            f"the profile '{profile.source}' was measured with driver {profile.identity.driver}, this machine has "
+            f"{here.driver}: times may differ a little",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    return profile
+
+
+def known_profiles() -> tuple[Path, ...]:
+    """The files of all the user's own profiles and of those that came with mbc."""
+    own = user_path("any").parent
+    return (*sorted(own.glob("*.sqlite")), *sorted(SHIPPED.glob(f"*.sqlite{COMPRESSED}")))

@@ -1,0 +1,224 @@
+"""Measured candidates of one GPU with one cuDNN: a profile, as planning sees it.
+
+A profile is a value, and a plan made with the same profile is the same plan.
+`mbc.profile.schema` says how it is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from mbc.hardware.spec import DeviceSpec, spec_like
+from mbc.hardware.transfers import measured_link
+from mbc.ir.types import Layout
+from mbc.kernels import runs
+from mbc.kernels.base import Candidate, Request
+from mbc.profile.interpolate import candidates_at, rank
+from mbc.profile.signature import Shelf, read_signature, rows_of, shelf_of, shelf_of_signature, with_rows
+from mbc.profile.signature import signature as signature
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a profile was measured on. `cudnn` is its version number (91900); clocks in MHz, 0 where unknown."""
+
+    gpu: str  # as the driver names it
+    architecture: str  # sm_90
+    multiprocessors: int
+    driver: str
+    cudnn: int
+    date: str  # of the first measurement, YYYY-MM-DD
+    sm_clock_mhz: int = 0
+    memory_clock_mhz: int = 0
+
+    def alike(self, other: Identity) -> bool:
+        """Whether times measured on both may stand side by side: patches of cuDNN and drivers may differ."""
+        return (self.gpu, self.multiprocessors, self.cudnn // 100) == (
+            other.gpu,
+            other.multiprocessors,
+            other.cudnn // 100,
+        )
+
+    def __str__(self) -> str:
+        return f"{self.gpu} ({self.multiprocessors} multiprocessors) with cuDNN {version_text(self.cudnn)}"
+
+
+def version_text(cudnn: int) -> str:
+    """`9.19.0` for 91900."""
+    return f"{cudnn // 10000}.{cudnn // 100 % 100}.{cudnn % 100}"
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One candidate as measured, or why it was refused (then no time is known and `time_us` is 0).
+
+    `time_us` is the median over repetitions, `spread_us` the distance between their quartiles. `error` is the
+    normalised L2 distance from the reference result, negative where there was none to compare with. `accumulate_us` is
+    its time when it adds to its output, 0 where that was not measured. `dominated`: run once only, being far slower
+    than another candidate.
+    """
+
+    provider: str
+    name: str
+    settings: tuple[tuple[str, int], ...]
+    layouts: tuple[Layout, ...]
+    workspace_bytes: int
+    time_us: float
+    spread_us: float
+    deterministic: bool
+    accumulates: bool
+    notes: tuple[str, ...]
+    error: float
+    refused: str = ""
+    accumulate_us: float = 0.0
+    dominated: bool = False
+
+    def candidate(self) -> Candidate:
+        return Candidate(
+            self.provider,
+            self.name,
+            self.settings,
+            self.layouts,
+            self.workspace_bytes,
+            self.time_us,
+            True,
+            self.deterministic,
+            self.accumulates,
+            self.accumulate_us,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Overhead:
+    """Device memory in use outside the arena. `what`: context | libraries | step; `subject` names what ran."""
+
+    what: str
+    subject: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How far the candidates of one request were looked for.
+
+    `workspace_limit_bytes`: candidates that need more were not measured. `left_out` says in words what else was not:
+    engines after the best eight, sizes that no division can use. `date` of the last measurement, in UTC as
+    `2026-11-21T10:55:03`; the writer of a file fills it in. `for_parts`: what a micro-batch of so many rows gains
+    nothing by was left out, so that a batch of as many rows has still to be measured.
+    """
+
+    workspace_limit_bytes: int
+    left_out: str = ""
+    date: str = ""
+    for_parts: bool = False
+
+    def covers(self, workspace_limit_bytes: int, whole: bool) -> bool:
+        """Whether nothing is missed up to a limit of workspace, for a whole batch or a part of one."""
+        return self.workspace_limit_bytes >= workspace_limit_bytes and not (whole and self.for_parts)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """`measurements` and `extents` by the signature of their request (`signature`).
+
+    `constants` are figures of the machine: `graph_gap_us`, the time from one node of a CUDA graph to the next, and
+    those of `mbc.hardware.transfers.link_constants`. `stale`: of another machine than the one planned for, and used all
+    the same: its times count as estimates. `earlier`: likewise times of today's own kernels, measured before they were
+    rewritten (`mbc.profile.kernel_editions`).
+    """
+
+    identity: Identity
+    measurements: Mapping[str, tuple[Measurement, ...]]
+    overheads: tuple[Overhead, ...] = ()
+    source: str = field(default="", compare=False)
+    extents: Mapping[str, Extent] = field(default_factory=dict[str, Extent])
+    constants: Mapping[str, float] = field(default_factory=dict[str, float])
+    stale: bool = False
+    earlier: Mapping[str, tuple[Measurement, ...]] = field(default_factory=dict[str, tuple[Measurement, ...]])
+
+    @property
+    def cudnn(self) -> int:
+        return self.identity.cudnn
+
+    @property
+    def origin(self) -> str:
+        """`NVIDIA H200, driver 580.159.04, cuDNN 9.19.0, 2026-11-21`: where and since when it was measured."""
+        on = self.identity
+        origin = f"{on.gpu}, driver {on.driver}, cuDNN {version_text(on.cudnn)}, {on.date}"
+        return f"{origin} (another machine's: as estimates)" if self.stale else origin
+
+    @property
+    def overhead_bytes(self) -> int:
+        """The most that a step was seen to take outside the arena; 0 when none was measured."""
+        return max((o.size_bytes for o in self.overheads if o.what == "step"), default=0)
+
+    def candidates(self, request: Request) -> tuple[Candidate, ...]:
+        """The ways to run `request`, fastest first, measured or between measured sizes (then not `measured`); none
+        where neither is known."""
+        return candidates_at(self.family(request), rows_of(request))
+
+    def family(self, request: Request) -> Mapping[int, tuple[Candidate, ...]]:
+        """The candidates of every size at which the operation of `request` was measured, by their number of rows,
+        ascending. A size all of whose candidates were refused is there, with none; so are those left out that the
+        kernels of today would not take (`mbc.kernels.runs`)."""
+        family = with_rows(request, 0)
+        found = self._accepted.get(family)
+        if found is None:
+            shelf = shelf_of(request)
+            known = self._families.get(shelf)
+            if known is None:
+                known = self._families[shelf] = self._families_on(shelf)
+            found = self._accepted[family] = {
+                rows: tuple(c for c in candidates if runs(c, with_rows(family, rows), self._device))
+                for rows, candidates in known.get(family, {}).items()
+            }
+        return found
+
+    @cached_property
+    def _device(self) -> DeviceSpec:
+        return spec_like(self.identity.gpu, self.identity.architecture)
+
+    @cached_property
+    def _accepted(self) -> dict[Request, Mapping[int, tuple[Candidate, ...]]]:
+        """Families that were asked for, as `family` gives them."""
+        return {}
+
+    @cached_property
+    def _families(self) -> dict[Shelf, Mapping[Request, Mapping[int, tuple[Candidate, ...]]]]:
+        """Those that were asked for: a step has few of the kinds that are known, and one precision."""
+        return {}
+
+    @cached_property
+    def _shelves(self) -> Mapping[Shelf, Sequence[str]]:
+        found: dict[Shelf, list[str]] = {}
+        for key in dict.fromkeys((*self.measurements, *self.earlier, *self.extents)):
+            found.setdefault(shelf_of_signature(key), []).append(key)
+        return found
+
+    def _families_on(self, shelf: Shelf) -> Mapping[Request, Mapping[int, tuple[Candidate, ...]]]:
+        found: dict[Request, dict[int, tuple[Candidate, ...]]] = {}
+        for key in self._shelves.get(shelf, ()):
+            try:
+                request = read_signature(key)
+            except ValueError:
+                continue  # of an operation that this version of mbc does not have
+            known = [m.candidate() for m in self.measurements.get(key, ()) if not m.refused]
+            usable = known if not self.stale else [replace(c, measured=False) for c in known]
+            usable += [replace(m.candidate(), measured=False) for m in self.earlier.get(key, ())]
+            found.setdefault(with_rows(request, 0), {})[rows_of(request)] = tuple(sorted(usable, key=rank))
+        return {family: dict(sorted(sizes.items())) for family, sizes in found.items()}
+
+
+def calibrated(device: DeviceSpec, profile: Profile | None) -> DeviceSpec:
+    """The spec with what the profile saw of the machine: the overhead, the gap between two launches of a graph, and the
+    way to the host's memory."""
+    if profile is None:
+        return device
+    return replace(
+        device,
+        overhead_bytes=profile.overhead_bytes or device.overhead_bytes,
+        launch_us=profile.constants.get("graph_gap_us", device.launch_us),
+        host_link=measured_link(profile.constants, profile.stale) or device.host_link,
+    )

@@ -1,0 +1,98 @@
+"""A profile read from its SQLite file (`mbc.profile.schema`), packed or not."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import sqlite3
+import zlib
+from contextlib import closing
+from functools import lru_cache
+from pathlib import Path
+
+from mbc.errors import MbcError
+from mbc.profile.kernel_editions import current
+from mbc.profile.model import Extent, Measurement, Overhead, Profile
+from mbc.profile.schema import (
+    COLUMNS,
+    COMPRESSED,
+    DATED_VERSION,
+    SAYS_FOR_PARTS,
+    check_version,
+    explained,
+    identity_of,
+    measurement_of,
+)
+
+WAIT_S = 5.0  # for another process that holds the file
+
+
+def read_profile(path: Path) -> Profile:
+    """The whole profile, read once while the file stays as it is; times of kernels that were rewritten since count as
+    estimates. MBC072 unreadable, MBC073 damaged or no profile, MBC074 in use, MBC075 another schema."""
+    state = _state(path)
+    return _read(path) if state is None else _read_once(path, state)
+
+
+def _state(path: Path) -> tuple[int | bytes, ...] | None:
+    """What changes whenever the file does, or None while that cannot be told: others are writing to a log beside it."""
+    log = path.parent / f"{path.name}-wal"
+    if log.exists():  # asked first: closing the file would drop the locks that a writer in this process has on it
+        return None
+    try:
+        with path.open("rb") as file:
+            header, status = file.read(100), os.fstat(file.fileno())  # the header counts changes: stamps may be coarse
+    except OSError:
+        return None
+    if log.exists():
+        return None
+    return header, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+@lru_cache(maxsize=4)
+def _read_once(path: Path, state: tuple[int | bytes, ...]) -> Profile:
+    return _read(path)
+
+
+def _read(path: Path) -> Profile:
+    with explained(path), closing(_opened(path)) as connection:
+        version = check_version(connection, path)
+        date = "date" if version >= DATED_VERSION else "''"
+        for_parts = "for_parts" if version > DATED_VERSION else f"({SAYS_FOR_PARTS})"
+        identity = identity_of(connection, path)
+        measurements: dict[str, list[Measurement]] = {}
+        query = f"SELECT signature, {COLUMNS} FROM candidate JOIN request ON request = id ORDER BY id"
+        try:
+            for key, *row in connection.execute(query):
+                measurements.setdefault(key, []).append(measurement_of(tuple(row)))
+            overheads = tuple(
+                Overhead(*row) for row in connection.execute("SELECT what, subject, size_bytes FROM overhead")
+            )
+            columns = f"signature, workspace_limit_bytes, left_out, {date}, {for_parts}"
+            rows = connection.execute(f"SELECT {columns} FROM request")
+            extents = {key: Extent(*row, for_parts=bool(parts)) for key, *row, parts in rows}
+            constants: dict[str, float] = dict(connection.execute("SELECT name, value FROM constant"))
+        except (ValueError, TypeError) as error:
+            raise MbcError(
+                "MBC073", f"'{path}' is not a profile of mbc, or is damaged: {error}", "delete it and measure again"
+            ) from error
+    found = {key: tuple(rows) for key, rows in measurements.items()}
+    return current(Profile(identity, found, overheads, str(path), extents, constants))
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    if path.suffix != COMPRESSED:
+        return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=WAIT_S)
+    try:
+        data = gzip.decompress(path.read_bytes())
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise MbcError(
+            "MBC073", f"'{path}' is not a profile of mbc, or is damaged: {error}", "delete it and measure again"
+        ) from error
+    except OSError as error:
+        raise MbcError(
+            "MBC072", f"the profile '{path}' cannot be opened or written: {error}", "check the path and its permissions"
+        ) from error
+    connection = sqlite3.connect(":memory:")
+    connection.deserialize(data)  # whatever it is: what is no database is told when it is read
+    return connection

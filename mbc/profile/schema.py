@@ -1,0 +1,167 @@
+"""How a profile is stored in an SQLite file: its tables, what a row says, and what may be wrong with it."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import fields
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from mbc.errors import MbcError
+from mbc.ir.types import Layout
+from mbc.profile.model import Identity, Measurement
+
+APPLICATION_ID = 0x6D626370  # "mbcp", in the header of the file
+SCHEMA_VERSION = 4
+OLDEST_VERSION = 2  # that is still read; it lacks the dates of requests
+DATED_VERSION = 3  # it lacks `for_parts`, and says it in words
+COMPRESSED = ".gz"  # end of the name of a file that is packed: it can be read, but not added to
+
+SCHEMA = """
+CREATE TABLE identity (key TEXT PRIMARY KEY, value NOT NULL) WITHOUT ROWID;
+CREATE TABLE request (
+  id INTEGER PRIMARY KEY,
+  signature TEXT NOT NULL UNIQUE,
+  row_count INTEGER NOT NULL,
+  workspace_limit_bytes INTEGER NOT NULL,  -- candidates that need more were not measured
+  left_out TEXT NOT NULL,       -- what else was not, in words
+  for_parts INTEGER NOT NULL DEFAULT 0,  -- what a micro-batch gains nothing by was left out, too
+  date TEXT NOT NULL DEFAULT '' -- of the measurement, UTC, YYYY-MM-DDTHH:MM:SS
+);
+CREATE TABLE candidate (
+  request INTEGER NOT NULL REFERENCES request(id),
+  provider TEXT NOT NULL,
+  name TEXT NOT NULL,
+  settings TEXT NOT NULL,       -- JSON, [[name, value], ...]
+  layouts TEXT NOT NULL,        -- of inputs and outputs, comma separated
+  workspace_bytes INTEGER NOT NULL,
+  time_us REAL NOT NULL,        -- median
+  spread_us REAL NOT NULL,      -- between the quartiles
+  deterministic INTEGER NOT NULL,
+  accumulates INTEGER NOT NULL,
+  notes TEXT NOT NULL,          -- numerical and behaviour notes, comma separated
+  error REAL NOT NULL,          -- normalised L2 against the reference, negative when unknown
+  refused TEXT NOT NULL,        -- why it must not be used, empty when it may
+  accumulate_us REAL NOT NULL,  -- median when it adds to its output, 0 when that was not measured
+  dominated INTEGER NOT NULL,   -- run once only
+  PRIMARY KEY (request, provider, name, settings, layouts)
+) WITHOUT ROWID;
+CREATE TABLE overhead (what TEXT NOT NULL, subject TEXT NOT NULL, size_bytes INTEGER NOT NULL,
+  PRIMARY KEY (what, subject)) WITHOUT ROWID;
+CREATE TABLE constant (name TEXT PRIMARY KEY, value REAL NOT NULL) WITHOUT ROWID;
+"""
+SAYS_FOR_PARTS = "left_out LIKE '%were dominated at%' OR left_out LIKE '%gain nothing from sizes below%'"
+COLUMNS = (
+    "provider, name, settings, layouts, workspace_bytes, time_us, spread_us, deterministic, accumulates, notes, "
+    "error, refused, accumulate_us, dominated"
+)
+
+
+def is_busy(error: sqlite3.Error) -> bool:
+    return getattr(error, "sqlite_errorname", "").startswith(("SQLITE_BUSY", "SQLITE_LOCKED"))
+
+
+@contextmanager
+def explained(path: Path) -> Generator[None, None, None]:
+    """Turn what SQLite says into what a user can act on."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        name: str = getattr(error, "sqlite_errorname", "")
+        if is_busy(error):
+            raise MbcError(
+                "MBC074",
+                f"the profile '{path}' is in use by another process",
+                "wait until it has finished measuring",
+            ) from error
+        if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_FULL", "SQLITE_IOERR")):
+            raise MbcError(
+                "MBC072",
+                f"the profile '{path}' cannot be opened or written: {error}",
+                "check the path, its permissions and the free space",
+            ) from error
+        raise MbcError(
+            "MBC073", f"'{path}' is not a profile of mbc, or is damaged: {error}", "delete it and measure again"
+        ) from error
+
+
+def check_version(connection: sqlite3.Connection, path: Path) -> int:
+    """The file's schema version, when it is one that can be read."""
+    application = connection.execute("PRAGMA application_id").fetchone()[0]
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if application != APPLICATION_ID:
+        raise MbcError(
+            "MBC073", f"'{path}' is not a profile of mbc, or is damaged: it is another database", "name a profile"
+        )
+    if not OLDEST_VERSION <= version <= SCHEMA_VERSION:
+        raise MbcError(
+            "MBC075",
+            f"the profile '{path}' has schema version {version}, this mbc reads version {SCHEMA_VERSION}",
+            "measure again, or use the mbc that wrote it",
+        )
+    return version
+
+
+def identity_of(connection: sqlite3.Connection, path: Path) -> Identity:
+    values: dict[str, Any] = dict(connection.execute("SELECT key, value FROM identity"))
+    names = {f.name for f in fields(Identity)}
+    if set(values) != names:
+        raise MbcError(
+            "MBC073", f"'{path}' is not a profile of mbc, or is damaged: identity", "delete it and measure again"
+        )
+    return Identity(**values)
+
+
+# A profile has thousands of rows and few different settings and layouts.
+@lru_cache(maxsize=1024)
+def _settings(text: str) -> tuple[tuple[str, int], ...]:
+    return tuple((str(key), int(value)) for key, value in json.loads(text))
+
+
+@lru_cache(maxsize=1024)
+def _layouts(text: str) -> tuple[Layout, ...]:
+    return tuple(Layout(layout) for layout in text.split(","))
+
+
+def measurement_of(row: tuple[Any, ...]) -> Measurement:
+    provider, name, settings, layouts, workspace, time_us, spread_us, fixed, adds, notes, error, refused, *more = row
+    adding_us, once = more
+    return Measurement(
+        provider,
+        name,
+        _settings(settings),
+        _layouts(layouts),
+        workspace,
+        time_us,
+        spread_us,
+        bool(fixed),
+        bool(adds),
+        tuple(notes.split(",")) if notes else (),
+        error,
+        refused,
+        adding_us,
+        bool(once),
+    )
+
+
+def row_of(m: Measurement) -> tuple[Any, ...]:
+    return (
+        m.provider,
+        m.name,
+        json.dumps(m.settings, separators=(",", ":")),
+        ",".join(m.layouts),
+        m.workspace_bytes,
+        m.time_us,
+        m.spread_us,
+        m.deterministic,
+        m.accumulates,
+        ",".join(m.notes),
+        m.error,
+        m.refused,
+        m.accumulate_us,
+        m.dominated,
+    )

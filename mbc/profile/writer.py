@@ -1,0 +1,199 @@
+"""Adding to a profile in its SQLite file: a request's rows are written together or not at all."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Generator, Iterable
+from contextlib import closing, contextmanager
+from dataclasses import astuple, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+
+from mbc.errors import MbcError
+from mbc.kernels.base import Request
+from mbc.profile.model import Extent, Identity, Measurement, Overhead
+from mbc.profile.schema import (
+    APPLICATION_ID,
+    COLUMNS,
+    COMPRESSED,
+    DATED_VERSION,
+    SAYS_FOR_PARTS,
+    SCHEMA,
+    SCHEMA_VERSION,
+    check_version,
+    explained,
+    identity_of,
+    is_busy,
+    row_of,
+)
+from mbc.profile.signature import rows_of, signature
+
+WHOLE_EXTENT = Extent(1 << 62)  # everything was looked for
+WAIT_S = 60.0  # for other processes that write: several GPUs may measure into one file
+
+
+def fold_log(path: Path) -> None:
+    """Make one file of a profile, if there is one and nobody has it open: two writers that close at the same time may
+    leave the log to each other, and whoever reads then leaves files beside the profile."""
+    if path.exists():
+        with explained(path), closing(sqlite3.connect(path, isolation_level=None)) as connection:
+            _fold_log(connection)
+
+
+def _fold_log(connection: sqlite3.Connection) -> None:
+    connection.execute("PRAGMA busy_timeout = 0")
+    try:
+        connection.execute("PRAGMA journal_mode = DELETE")
+    except sqlite3.OperationalError as error:
+        if not is_busy(error):
+            raise  # else another process has the file open: the last one folds the log
+
+
+class ProfileWriter:
+    """Adds to a profile, making it when there is none. Use as a context manager: closing leaves one single file.
+
+    Raises MBC076 when the file is of another GPU or another cuDNN, and what `read_profile` raises.
+    """
+
+    def __init__(self, path: Path, identity: Identity) -> None:
+        self.path = path
+        if path.suffix == COMPRESSED:
+            raise MbcError(
+                "MBC072",
+                f"the profile '{path}' is packed, or would be: it cannot be added to",
+                "measure into a .sqlite, and pack that with mbc profile ship",
+            )
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise MbcError(
+                "MBC072", f"the profile '{path}' cannot be opened or written: {error}", "choose another folder"
+            ) from error
+        with explained(path):
+            self._connection = sqlite3.connect(path, timeout=WAIT_S, isolation_level=None)
+            try:
+                self._open(identity)
+            except BaseException:
+                self._connection.close()
+                raise
+
+    def _open(self, identity: Identity) -> None:
+        self._follow_log()
+        with self._transaction():
+            empty = not self._connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+            if empty:
+                for statement in SCHEMA.split(";"):
+                    self._connection.execute(statement)
+                pairs = ((f.name, getattr(identity, f.name)) for f in fields(identity))
+                self._connection.executemany("INSERT INTO identity VALUES (?, ?)", pairs)
+                self._connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                self._connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            version = check_version(self._connection, self.path)
+            found = identity_of(self._connection, self.path)
+            if not found.alike(identity):
+                raise MbcError(
+                    "MBC076",
+                    f"the profile '{self.path}' was measured on {found}, this is {identity}",
+                    "write to another file: times of two machines are never mixed",
+                )
+            if version < DATED_VERSION:
+                self._connection.execute("ALTER TABLE request ADD COLUMN date TEXT NOT NULL DEFAULT ''")
+            if version < SCHEMA_VERSION:
+                self._connection.execute("ALTER TABLE request ADD COLUMN for_parts INTEGER NOT NULL DEFAULT 0")
+                self._connection.execute(f"UPDATE request SET for_parts = 1 WHERE {SAYS_FOR_PARTS}")
+                self._connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+    def _follow_log(self) -> None:
+        """Write through a log: readers are never kept waiting while measurements trickle in, and what a kill leaves is
+        folded in by the next who opens the file. `close` folds the log into the file."""
+        patient_until_s = time.monotonic() + WAIT_S
+        while True:
+            try:
+                self._connection.execute("PRAGMA journal_mode = WAL")
+                return
+            except sqlite3.OperationalError as error:
+                # SQLite does not wait by itself when two processes make one file at the same time.
+                if not is_busy(error) or time.monotonic() > patient_until_s:
+                    raise
+                time.sleep(0.01)
+
+    @contextmanager
+    def _transaction(self) -> Generator[None, None, None]:
+        if self._connection.in_transaction:  # of `all_at_once`
+            yield
+            return
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._connection.execute("ROLLBACK")
+            raise
+        self._connection.execute("COMMIT")
+
+    @contextmanager
+    def all_at_once(self) -> Generator[None, None, None]:
+        """Everything recorded in the body is written together, or nothing of it."""
+        with explained(self.path), self._transaction():
+            yield
+
+    def known(self) -> frozenset[str]:
+        """Signatures of the requests that have been measured: what a resumed run leaves out."""
+        with explained(self.path):
+            return frozenset(row[0] for row in self._connection.execute("SELECT signature FROM request"))
+
+    def record(self, request: Request, measurements: Iterable[Measurement], extent: Extent = WHOLE_EXTENT) -> None:
+        """Replace everything known of `request`."""
+        self.record_signature(signature(request), rows_of(request), measurements, extent)
+
+    def record_signature(
+        self, key: str, rows: int, measurements: Iterable[Measurement], extent: Extent = WHOLE_EXTENT
+    ) -> None:
+        with explained(self.path), self._transaction():
+            connection = self._connection
+            connection.execute(
+                "INSERT INTO request (signature, row_count, workspace_limit_bytes, left_out, date, for_parts) "
+                "VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET workspace_limit_bytes = "
+                "excluded.workspace_limit_bytes, left_out = excluded.left_out, date = excluded.date, "
+                "for_parts = excluded.for_parts",
+                (
+                    key,
+                    rows,
+                    extent.workspace_limit_bytes,
+                    extent.left_out,
+                    extent.date or _now(),
+                    int(extent.for_parts),
+                ),
+            )
+            identity = connection.execute("SELECT id FROM request WHERE signature = ?", (key,)).fetchone()[0]
+            connection.execute("DELETE FROM candidate WHERE request = ?", (identity,))
+            places = ", ".join("?" * 15)
+            connection.executemany(
+                f"INSERT OR REPLACE INTO candidate (request, {COLUMNS}) VALUES ({places})",
+                ((identity, *row_of(m)) for m in measurements),
+            )
+
+    def record_constant(self, name: str, value: float) -> None:
+        with explained(self.path), self._transaction():
+            self._connection.execute("INSERT OR REPLACE INTO constant VALUES (?, ?)", (name, value))
+
+    def record_overhead(self, overhead: Overhead) -> None:
+        with explained(self.path), self._transaction():
+            self._connection.execute("INSERT OR REPLACE INTO overhead VALUES (?, ?, ?)", astuple(overhead))
+
+    def close(self) -> None:
+        with explained(self.path), closing(self._connection):
+            _fold_log(self._connection)
+
+    def __enter__(self) -> ProfileWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S")

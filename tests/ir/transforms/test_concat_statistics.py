@@ -1,0 +1,130 @@
+"""Batch statistics of concatenations: made of those of the parts, where that reads less, and the same numbers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from mbc.frontend.lower import lower
+from mbc.frontend.parse import parse
+from mbc.ir.graph import Operation, TrainingGraph, Value
+from mbc.ir.transforms import training_step as training
+from mbc.ir.transforms.training_step import differentiate
+from mbc.ir.types import DType, TensorType
+from mbc.ir.verify import verify_training
+from mbc.ops import KINDS
+from mbc.ops.base import NoAttributes, ShapeError
+from mbc.source import Source
+from tests.ir.execution import draw, step
+
+DENSE = """
+  x = image |> conv(6, 3, pad=1) @first
+  for i in range(3) @layer { x = (x, x |> bn |> relu |> conv(2, 3, pad=1)) |> concat }
+  y = x |> bn |> relu
+"""
+
+
+def graph(body: str, precision: str = "fp32") -> TrainingGraph:
+    text = f"""
+network small(batch = 4) {{
+  input image[batch, 3, 6, 5] : float
+  input target[batch] : class
+{body}
+  logits = y |> flatten |> linear(3)
+  output logits
+  loss (logits, target) |> softmax_cross_entropy
+}}
+train {{ optimizer = sgd(momentum=0.9)  precision = {precision} }}
+"""
+    lowered = lower(parse(Source("small.mbc", text)), (), None)
+    made = differentiate(lowered.network, lowered.optimizer, lowered.precision)
+    verify_training(made)
+    return made
+
+
+def kinds(made: TrainingGraph) -> Counter[str]:
+    return Counter(op.kind for op in made.train)
+
+
+def channels_read(made: TrainingGraph) -> list[int]:
+    return [made.values[op.inputs[0]].type.shape[1] for op in made.train if op.kind == "batch_statistics"]
+
+
+def test_of_every_channel_statistics_are_read_once():
+    made = graph(DENSE)
+    assert channels_read(made) == [6, 2, 2, 2]
+    assert kinds(made)["join_statistics"] == kinds(made)["batch_normalize"] - 1 == 3
+    assert kinds(made)["update_running"] == 4
+
+
+def test_a_part_is_read_where_it_is_made():
+    made = graph(DENSE)
+    for before, op in zip(made.train, made.train[1:], strict=False):
+        if op.kind == "batch_statistics":
+            assert op.inputs[0] in before.outputs
+
+
+def unshared(operations: Sequence[Operation], _: dict[str, Value]) -> list[Operation]:
+    return list(operations)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp64"])
+def test_a_step_is_the_same(precision: str, monkeypatch: pytest.MonkeyPatch):
+    shared = graph(DENSE, precision)
+    monkeypatch.setattr(training, "statistics_by_part", unshared)
+    plain = graph(DENSE, precision)
+    assert kinds(plain)["join_statistics"] == 0
+    assert dict(shared.updates) == dict(plain.updates)
+    given = draw(plain, np.random.default_rng(5))
+    found, wanted = step(shared, given), step(plain, given)
+    for _, after in plain.updates:
+        np.testing.assert_allclose(found[after], wanted[after], rtol=1e-6, atol=1e-7, err_msg=after)
+
+
+def test_normalised_twice_is_read_once():
+    made = graph("  x = image |> conv(4, 3, pad=1)\n  y = (x |> bn) + (x |> bn |> relu)")
+    assert channels_read(made) == [4]
+    assert kinds(made)["update_running"] == 2
+
+
+@pytest.mark.parametrize(
+    ("body", "read", "joined"),
+    [
+        # Two parts that nobody has read: one launch over both.
+        ("  y = (image |> conv(4, 1), image |> conv(2, 1)) |> concat |> bn", [6], 0),
+        # An input, which nothing makes.
+        ("  x = image |> conv(4, 1)\n  y = (x |> bn |> conv(7, 1)) + ((x, image) |> concat |> bn)", [4, 7], 0),
+        # Known parts only, one of them twice.
+        ("  x = image |> conv(4, 1)\n  y = (x |> bn |> conv(8, 1)) + ((x, x) |> concat |> bn)", [4], 1),
+        # A concatenation in another one, and a part that is new and comes twice.
+        (
+            "  a = image |> conv(4, 1)\n  b = image |> conv(2, 1)\n  c = (b, a) |> concat\n"
+            "  y = (a |> bn |> conv(8, 1)) + ((c, b) |> concat |> bn)",
+            [4, 2],
+            1,
+        ),
+        # Statistics of a part that are wanted later, too.
+        (
+            "  a = image |> conv(4, 1)\n  b = image |> conv(2, 1)\n"
+            "  u = (a |> bn |> conv(6, 1)) + ((a, b) |> concat |> bn)\n  y = (u |> conv(2, 1)) + (b |> bn)",
+            [4, 2],
+            1,
+        ),
+    ],
+)  # fmt: skip
+def test_where(body: str, read: list[int], joined: int):
+    made = graph(body)
+    assert sorted(channels_read(made)) == sorted(read)
+    assert kinds(made)["join_statistics"] == joined
+
+
+def test_pairs_of_different_lengths_are_no_statistics():
+    four, two = TensorType((4,), DType.FP32), TensorType((2,), DType.FP32)
+    shape = KINDS["join_statistics"].shape
+    assert shape(NoAttributes(), (four, four, two, two)) == (TensorType((6,), DType.FP32),) * 2
+    for wrong in ((four, two), (four, four, two), (), (TensorType((4, 1), DType.FP32),) * 2):
+        with pytest.raises(ShapeError, match="pairs of mean and variance"):
+            shape(NoAttributes(), wrong)

@@ -1,0 +1,57 @@
+"""relu's gradient by signs: which relus could, and that nothing else of a step changes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mbc.frontend.lower import lower
+from mbc.frontend.parse import parse
+from mbc.ir.graph import TrainingGraph
+from mbc.ir.transforms.relu_masks import relus_behind_sums, with_signs
+from mbc.ir.transforms.training_step import differentiate
+from mbc.ir.verify import verify_training
+from mbc.source import Source
+from tests.ir.execution import draw, execute, new_control
+
+SOURCE = """
+network small(batch = 3, channels = 16, classes = 3) {
+  input image[batch, 2, 4, 5] : float
+  input target[batch] : class
+  x = image |> conv(channels, 3, pad=1) |> bn |> relu @alone
+  y = x + (x |> conv(channels, 3, pad=1) |> bn) |> relu @first
+  z = (y |> conv(channels, 3, pad=1) |> bn) + (y |> conv(channels, 1) |> bn) |> relu @second
+  logits = z |> flatten |> linear(classes)
+  output logits
+  loss (logits, target) |> softmax_cross_entropy
+}
+train { optimizer = sgd(momentum=0.9)  precision = fp64 }
+"""
+
+
+def graph(**settings: str) -> TrainingGraph:
+    lowered = lower(parse(Source("small.mbc", SOURCE)), tuple(settings.items()), None)
+    return differentiate(lowered.network, lowered.optimizer, lowered.precision)
+
+
+def test_relus_behind_sums_of_whole_bytes():
+    assert relus_behind_sums(graph()) == ("first", "second")
+    assert relus_behind_sums(graph(channels="12")) == ()
+
+
+@pytest.mark.parametrize("relus", [("first",), ("first", "second")])
+def test_a_step_with_signs_is_the_same_to_the_bit(relus: tuple[str, ...]):
+    plain = graph()
+    signed = with_signs(plain, relus)
+    verify_training(signed)
+    assert sum(op.kind == "relu_backward_signs" for op in signed.train) == len(relus)
+    start = draw(plain, np.random.default_rng(1)) | {"control": new_control()}
+    found, wanted = (
+        execute(g.train, {name: value.type for name, value in g.values.items()}, start, g.batch)
+        for g in (signed, plain)
+    )
+    assert found.keys() - wanted.keys() == {
+        f"{name}.signs" for name in (op.outputs[0] for op in plain.train) if f"{name}.signs" in signed.values
+    }
+    for name, value in wanted.items():
+        assert found[name].tobytes() == value.tobytes(), name

@@ -1,0 +1,487 @@
+"""One launch a case: an operation, its attributes, the shapes of its operands, and what their values must be like.
+
+Shapes are small, odd and awkward on purpose: channels that no vector divides, images of one pixel, a group a channel,
+sums long enough to be split into parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from mbc.ir.control import CONTROL_BYTES
+from mbc.ir.graph import Attributes
+from mbc.ir.types import DType, Precision, TensorType
+from mbc.kernels.base import Request
+from mbc.kernels.cuda import KERNELS
+from mbc.ops.activation import LeakyRelu, Scale
+from mbc.ops.base import Array, NoAttributes
+from mbc.ops.control import control_record
+from mbc.ops.convolution import Convolution
+from mbc.ops.fused import launch_kind
+from mbc.ops.loss import CrossEntropy, CrossEntropyBackward, MseBackward, WeightedSum
+from mbc.ops.matrix import Cast, Linear
+from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, UpdateRunning
+from mbc.ops.pooling import AveragePool, MaxPool
+from mbc.ops.random import Dropout
+from mbc.ops.response import Lrn
+from mbc.ops.shape import ChannelSlice, Upsample
+from mbc.ops.update import AdamW, Sgd
+from tests.kernels.statistics import grouped
+
+PRECISIONS = (Precision.FP32, Precision.BF16, Precision.FP16)
+
+Shape = tuple[int, ...]
+Make = Callable[[np.random.Generator, Shape], Array]
+
+
+@dataclass(frozen=True)
+class Operand:
+    """`dtype`: working, master, or a type by name."""
+
+    dtype: str
+    shape: Shape
+    make: Make
+
+    def type(self, precision: Precision) -> TensorType:
+        known = {"working": precision.working, "master": precision.master}
+        return TensorType(self.shape, known.get(self.dtype) or DType(self.dtype))
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    kind: str
+    attributes: Attributes
+    operands: tuple[Operand, ...]
+    first_row: int = 0
+    precisions: tuple[Precision, ...] = PRECISIONS
+
+    def request(self, precision: Precision) -> Request:
+        inputs = tuple(operand.type(precision) for operand in self.operands)
+        if self.kind == "convert":
+            return Request(self.kind, self.attributes, inputs, (inputs[0],), precision)
+        outputs = launch_kind(self.kind, self.attributes).shape(self.attributes, inputs)
+        return Request(self.kind, self.attributes, inputs, outputs, precision)
+
+
+@dataclass
+class Cases:
+    known: list[Case] = field(default_factory=list[Case])
+
+    def add(
+        self,
+        kind: str,
+        attributes: Attributes,
+        *operands: Operand,
+        note: str = "",
+        first_row: int = 0,
+        precisions: tuple[Precision, ...] = PRECISIONS,
+    ) -> None:
+        shapes = "x".join(map(str, operands[0].shape))
+        name = "-".join(part for part in (kind, note, shapes) if part)
+        assert name not in {case.name for case in self.known}, name
+        self.known.append(Case(name, kind, attributes, operands, first_row, precisions))
+
+
+def normal(rng: np.random.Generator, shape: Shape) -> Array:
+    return rng.standard_normal(shape)
+
+
+def coarse(rng: np.random.Generator, shape: Shape) -> Array:
+    """Values of which many are equal."""
+    return np.round(rng.standard_normal(shape) * 2) / 2
+
+
+def special(rng: np.random.Generator, shape: Shape) -> Array:
+    """Infinities, zeros of both signs, and a NaN here and there: no window of three has two."""
+    values = coarse(rng, shape)
+    for place, value in enumerate((np.nan, -np.inf, -np.inf, np.inf, -0.0)):
+        values[..., place::5, place::5] = value
+    return values
+
+
+def positive(rng: np.random.Generator, shape: Shape) -> Array:
+    return rng.uniform(0.1, 3.0, shape)
+
+
+def far(rng: np.random.Generator, shape: Shape) -> Array:
+    """A mean far from zero: where squares minus a squared mean would leave nothing."""
+    return 1000 + rng.standard_normal(shape)
+
+
+def off(rng: np.random.Generator, shape: Shape) -> Array:
+    """A mean of the size of the deviation, which is what the error of a mean is relative to."""
+    return 0.5 + rng.standard_normal(shape)
+
+
+def outlier(rng: np.random.Generator, shape: Shape) -> Array:
+    """The first element of each channel, which distances are counted from, is far from all others."""
+    values = off(rng, shape)
+    values.reshape(*shape[:2], -1)[0, :, 0] = 100
+    return values
+
+
+def numbers(below: int) -> Make:
+    return lambda rng, shape: rng.integers(0, below, shape, dtype=np.int32)
+
+
+def bytes_below(count: int) -> Make:
+    return lambda rng, shape: rng.integers(0, count, shape).astype(np.uint8)
+
+
+def control(**fields: float) -> Operand:
+    def make(_: np.random.Generator, shape: Shape) -> Array:
+        block = np.zeros(shape, np.uint8)
+        record = control_record(block)
+        start = {
+            "step": 3,
+            "seed": 0x123456789ABC,
+            "learning_rate": 0.1,
+            "loss_scale": 4.0,
+            "gradient_scale": 8.0,
+            "proceed": 1,
+            "updates": 5,
+        }
+        for name, value in (start | fields).items():
+            record[name] = value
+        return block
+
+    return Operand("uint8", (CONTROL_BYTES,), make)
+
+
+def w(*shape: int, make: Make = normal) -> Operand:
+    return Operand("working", shape, make)
+
+
+def m(*shape: int, make: Make = normal) -> Operand:
+    return Operand("master", shape, make)
+
+
+NONE = NoAttributes()
+LONG: tuple[Shape, ...] = ((3, 8, 110, 110), (1, 3, 181, 183), (700, 33), (2, 70, 5, 3), (2, 288, 20, 21))
+SHAPES: tuple[Shape, ...] = ((3, 16, 5, 6), (2, 7, 3, 5), (5, 9), (4, 24, 1, 1), (1, 1, 4, 7))
+
+
+def _elementwise(cases: Cases) -> None:
+    for kind in ("relu", "sigmoid", "tanh", "silu", "gelu"):
+        for shape in SHAPES[:2]:
+            cases.add(kind, NONE, w(*shape))
+            cases.add(f"{kind}_backward", NONE, w(*shape), w(*shape))
+    for shape in SHAPES:
+        cases.add("leaky_relu", LeakyRelu(0.2), w(*shape))
+        cases.add("leaky_relu_backward", LeakyRelu(0.2), w(*shape), w(*shape))
+        cases.add("add", NONE, w(*shape), w(*shape))
+        cases.add("mul", NONE, w(*shape), w(*shape))
+    cases.add("scale", Scale(-0.5, 2.0), w(3, 5, 40, 41))
+    for shape in ((3, 24, 5, 7), (2, 8, 9, 1), (5, 16), (4, 64, 1, 1), (2, 136, 3, 5)):
+        signs = Operand("uint8", (shape[0], shape[1] // 8, *shape[2:]), bytes_below(256))
+        cases.add("relu_signs", NONE, w(*shape))
+        cases.add("relu_signs", NONE, w(*shape, make=special), note="special")
+        cases.add("relu_backward_signs", NONE, w(*shape), signs)
+
+
+def _channels(cases: Cases) -> None:
+    for shape in (*SHAPES, *LONG):
+        c = shape[1]
+        count = int(np.prod(shape)) // c
+        if shape not in LONG:
+            cases.add("bias_add", NONE, w(*shape), m(c))
+        cases.add("channel_sum", NONE, w(*shape))
+        cases.add("batch_statistics", NONE, w(*shape, make=off))
+        cases.add("batch_statistics", NONE, w(*shape, make=outlier), note="outlier")
+        cases.add("batch_statistics", NONE, w(*shape, make=far), note="far")
+        vectors = (m(c), m(c, make=positive))
+        cases.add("batch_normalize", BatchNormalize(1e-5), w(*shape), *vectors, note="plain")
+        cases.add("batch_normalize", BatchNormalize(1e-5), w(*shape), *vectors, m(c), m(c))
+        cases.add("batch_normalize_sums", BatchNormalize(1e-3), w(*shape), w(*shape), *vectors)
+        backward = BatchNormalizeBackward(1e-5, count)
+        cases.add("batch_normalize_backward", backward, w(*shape), w(*shape), *vectors, m(c), m(c), note="plain")
+        cases.add("batch_normalize_backward", backward, w(*shape), w(*shape), *vectors, m(c), m(c), m(c))
+    for channels in ((7, 300), (64,), (1,) * 33, (5, 8, 1, 40)):
+        pairs = [vector for c in channels for vector in (m(c), m(c, make=positive))]
+        cases.add("join_statistics", NONE, *pairs, note=f"{len(channels)}")
+    for proceed in (0, 1):
+        states = (m(37), m(37, make=positive), m(37), m(37, make=positive))
+        block = control(proceed=proceed)
+        cases.add("update_running", UpdateRunning(0.1, 50), *states, block, note=f"proceed{proceed}")
+
+
+POOLS = (
+    ((7, 9), (3, 3), (2, 2), (1, 1, 1, 1), False),
+    ((8, 6), (2, 2), (2, 2), (0, 0, 0, 0), False),
+    ((7, 10), (3, 2), (2, 3), (1, 0, 0, 1), True),
+    ((5, 6), (3, 3), (1, 1), (1, 1, 2, 0), False),
+    ((7, 7), (2, 3), (3, 4), (0, 0, 0, 0), True),
+    ((1, 1), (1, 1), (1, 1), (0, 0, 0, 0), False),
+    ((41, 12), (3, 3), (2, 2), (1, 0, 0, 1), False),
+    ((40, 9), (3, 3), (1, 1), (1, 1, 1, 1), False),
+    ((43, 11), (2, 2), (2, 2), (0, 1, 1, 0), True),
+    ((6, 7), (3, 3), (2, 2), (0, 0, 0, 0), True),
+    ((9, 8), (2, 2), (3, 3), (1, 1, 0, 0), False),
+)
+
+
+def _pools(cases: Cases) -> None:
+    for number, (size, kernel, stride, pad, ceil) in enumerate(POOLS):
+        for rows, channels in ((2, 16), (3, 5)):
+            x = (rows, channels, *size)
+            largest = MaxPool(size, kernel, stride, pad, ceil, index=True)
+            y = (rows, channels, *largest.output_size)
+            note = f"{number}"
+            cases.add("max_pool", MaxPool(size, kernel, stride, pad, ceil), w(*x, make=coarse), note=note)
+            cases.add("max_pool", largest, w(*x, make=coarse), note=f"index{number}")
+            cases.add("max_pool", largest, w(*x, make=special), note=f"special{number}")
+            index = Operand("uint8", y, bytes_below(kernel[0] * kernel[1]))
+            cases.add("max_pool_backward", largest, index, w(*y), note=note)
+            for count_pad in (False, True):
+                average = AveragePool(size, kernel, stride, pad, ceil, count_pad)
+                cases.add("avg_pool", average, w(*x), note=f"{number}{'padded' * count_pad}")
+                cases.add("avg_pool_backward", average, w(*y), note=f"{number}{'padded' * count_pad}")
+    for rows, channels, *size in ((3, 40, 7, 7), (2, 5, 6, 9)):
+        whole = AveragePool((size[0], size[1]), (size[0], size[1]), (1, 1))
+        cases.add("avg_pool", whole, w(rows, channels, *size), note="whole")
+        cases.add("avg_pool_backward", whole, w(rows, channels, 1, 1), note=f"whole{channels}")
+
+
+def _images(cases: Cases) -> None:
+    for size in (5, 4, 1, 3, 80):
+        for shape in ((2, 20, 5, 7), (3, 33, 1, 1), (2, 3, 6, 6)):
+            attributes = Lrn(size, 0.5, 0.75, 2.0)
+            cases.add("lrn", attributes, w(*shape), note=f"{size}")
+            cases.add("lrn_backward", attributes, w(*shape), w(*shape), note=f"{size}")
+    for factor in ((2, 2), (1, 3)):
+        for rows, channels, height, width in ((2, 16, 3, 4), (3, 5, 2, 1)):
+            note = "by".join(map(str, factor))
+            large = (rows, channels, height * factor[0], width * factor[1])
+            cases.add("upsample", Upsample(factor), w(rows, channels, height, width), note=note)
+            cases.add("upsample_backward", Upsample(factor), w(*large), note=note)
+
+
+def _moves(cases: Cases) -> None:
+    for shape in (*SHAPES, (2, 3, 40, 41), (2, 3, 50, 42), (3, 67, 7, 9), (13,)):
+        cases.add("convert", NONE, w(*shape))
+        cases.add("convert", NONE, m(*shape), note="fp32")
+        cases.add("cast", Cast("fp32"), w(*shape), note="widen")
+        for precision in (Precision.BF16, Precision.FP16):
+            narrow = Cast(precision.working.value)
+            cases.add("cast", narrow, m(*shape), note=f"narrow-{precision}", precisions=(precision,))
+    cases.add("convert", NONE, Operand("uint8", (2, 35, 6, 7), bytes_below(9)), note="uint8")
+    for shape in SHAPES:
+        parts = [w(shape[0], count, *shape[2:]) for count in (8, 3, 16, shape[1])]
+        cases.add("concat", NONE, w(*shape), *parts)
+        cases.add("concat", NONE, w(shape[0], 8, *shape[2:]), w(shape[0], 24, *shape[2:]), note="even")
+        wide = (shape[0], 40, *shape[2:])
+        cases.add("channel_slice", ChannelSlice(8, 16), w(*wide), note="even")
+        cases.add("channel_slice", ChannelSlice(3, 7), w(*wide), note="odd")
+    for shape in (*SHAPES, (13,)):
+        for first_row in (0, 3):
+            attributes = Dropout(0.3, 0x9ABCDEF0)
+            cases.add("dropout", attributes, w(*shape), control(), note=f"from{first_row}", first_row=first_row)
+            cases.add("dropout_backward", attributes, w(*shape), control(), note=f"at{first_row}", first_row=first_row)
+
+
+def _losses(cases: Cases) -> None:
+    for rows, classes, *rest in (
+        (37, 10),
+        (5, 1000),
+        (1, 2),
+        (2, 200),
+        (1, 2500),
+        (3, 7, 5, 6),
+        (2, 5, 20, 21),
+        (2, 2, 80, 60),
+        (3, 3, 8, 6),
+        (2, 4, 7, 4),
+        (3, 2, 4, 3),
+        (2, 33, 8, 8),
+    ):
+        target = Operand("int32", (rows, *rest), numbers(classes))
+        logits = w(rows, classes, *rest, make=lambda rng, shape: 5 * rng.standard_normal(shape))
+        for smoothing in (0.0, 0.1):
+            note = f"smooth{smoothing}"
+            cases.add("softmax_cross_entropy", CrossEntropy(smoothing), logits, target, note=note)
+            backward = CrossEntropyBackward(smoothing, 0.7)
+            # The scale keeps small gradients out of fp16's subnormal numbers.
+            scale = control(loss_scale=65536.0)
+            cases.add("softmax_cross_entropy_backward", backward, logits, target, scale, note=note)
+    wild = Operand("int32", (9,), lambda rng, shape: np.arange(-1, 8, dtype=np.int32))
+    cases.add("softmax_cross_entropy", CrossEntropy(), w(9, 5), wild, note="wild")
+    cases.add("softmax_cross_entropy_backward", CrossEntropyBackward(0.0, 1.0), w(9, 5), wild, control(), note="wild")
+    wild = Operand("int32", (3,), lambda rng, shape: np.array((-1, 40, 39), np.int32))
+    cases.add("softmax_cross_entropy", CrossEntropy(), w(3, 40), wild, note="wild-rows")
+    cases.add(
+        "softmax_cross_entropy_backward", CrossEntropyBackward(0.0, 1.0), w(3, 40), wild, control(), note="wild-rows"
+    )
+    wild = Operand("int32", (2, 4, 8), lambda rng, shape: np.arange(-1, 63, dtype=np.int32).reshape(shape) % 9 - 1)
+    cases.add("softmax_cross_entropy", CrossEntropy(), w(2, 5, 4, 8), wild, note="wild-pixels")
+    backward = CrossEntropyBackward(0.0, 1.0)
+    cases.add("softmax_cross_entropy_backward", backward, w(2, 5, 4, 8), wild, control(), note="wild-pixels")
+    wild = Operand("int32", (2, 4, 8), lambda rng, shape: np.arange(-1, 63, dtype=np.int32).reshape(shape) % 5 - 1)
+    cases.add("softmax_cross_entropy", CrossEntropy(), w(2, 2, 4, 8), wild, note="wild-kept")
+    cases.add("softmax_cross_entropy_backward", backward, w(2, 2, 4, 8), wild, control(), note="wild-kept")
+    for shape in ((37, 3), (3, 5, 40, 41), (1,)):
+        cases.add("mse", NONE, w(*shape), w(*shape))
+        for side in (0, 1):
+            backward = MseBackward(0.5, side)
+            scale = control(loss_scale=1024.0)
+            cases.add("mse_backward", backward, w(*shape), w(*shape), scale, note=f"side{side}")
+    for count in (1, 3, 40):
+        weights = tuple(0.1 * (i + 1) for i in range(count))
+        cases.add("weighted_sum", WeightedSum(weights), *[m(1) for _ in range(count)], note=f"{count}")
+
+
+def _spoiled(value: float) -> Make:
+    def make(rng: np.random.Generator, shape: Shape) -> Array:
+        array = rng.standard_normal(shape)
+        array.reshape(-1)[-1] = value
+        return array
+
+    return make
+
+
+def _updates(cases: Cases) -> None:
+    sizes = [(5,), (64, 3, 3, 3), (4099,), (1,)] * 18
+    gradients = [m(*size) for size in sizes]
+    grown = control(since_growth=1999, updates=1999)
+    cases.add("guard", NONE, control(), m(1), note="loss")
+    cases.add("guard", NONE, control(), m(1, make=_spoiled(np.nan)), note="nan")
+    cases.add("guard", NONE, grown, m(1), *gradients, note="grown")
+    cases.add("guard", NONE, grown, m(1, make=_spoiled(np.inf)), *gradients, note="inf")
+    for place in (0, 1, 2, 70):
+        spoiled = [m(*size, make=_spoiled(-np.inf)) if i == place else m(*size) for i, size in enumerate(sizes)]
+        cases.add("guard", NONE, grown, m(1), *spoiled, note=f"spoiled{place}")
+    for shape in ((1031,), (16, 3, 3, 3), (3, 40)):
+        for proceed in (0, 1):
+            block, note = control(proceed=proceed), f"proceed{proceed}"
+            cases.add("sgd_update", Sgd(), m(*shape), m(*shape), block, note=f"{note}-plain")
+            cases.add("sgd_update", Sgd(0.9, False, 0.01), m(*shape), m(*shape), block, m(*shape), note=note)
+            cases.add("sgd_update", Sgd(0.9, True, 0.01), m(*shape), m(*shape), block, m(*shape), note=f"{note}-ahead")
+            second = m(*shape, make=positive)
+            cases.add(
+                "adamw_update", AdamW(weight_decay=0.1), m(*shape), m(*shape), block, m(*shape), second, note=note
+            )
+
+
+# rows, channels, size, filters, kernel, stride, pad, dilation, groups
+CONVOLUTIONS = (
+    (2, 3, (9, 8), 16, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
+    (3, 16, (7, 7), 70, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
+    (2, 5, (11, 9), 9, (3, 2), (2, 3), (2, 1, 0, 1), (2, 1), 1),
+    (2, 24, (6, 7), 16, (3, 3), (2, 2), (1, 1, 1, 1), (1, 1), 2),
+    (3, 19, (8, 7), 19, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 19),
+    (2, 6, (9, 9), 12, (5, 5), (2, 2), (2, 2, 2, 2), (1, 1), 6),
+    (3, 4, (41, 40), 9, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
+    (3, 10, (43, 40), 10, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 10),
+    (1, 2, (1, 1), 3, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
+    # Depthwise: more channels than a block has, both strides, uneven padding, several filters a channel, sums in parts.
+    (2, 136, (7, 9), 136, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 136),
+    (2, 12, (15, 14), 12, (3, 3), (2, 2), (1, 1, 1, 1), (1, 1), 12),
+    (3, 8, (10, 13), 8, (3, 3), (2, 2), (0, 1, 0, 1), (1, 1), 8),
+    (2, 4, (6, 5), 4, (3, 3), (1, 1), (3, 0, 2, 4), (1, 1), 4),
+    (2, 5, (9, 10), 10, (3, 3), (2, 2), (1, 1, 1, 1), (1, 1), 5),
+    (2, 4, (8, 8), 12, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 4),
+    (3, 7, (1, 2), 7, (3, 3), (2, 2), (1, 1, 1, 1), (1, 1), 7),
+    (3, 128, (14, 13), 128, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 128),
+    (2, 4, (92, 90), 4, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 4),
+    (2, 8, (6, 7), 8, (3, 3), (1, 1), (2, 2, 2, 2), (2, 2), 8),
+    # Few channels: several blocks across; pixels at odd elements; one channel; filters for several grids; lines of
+    # whole vectors, in several tiles a block.
+    (2, 3, (21, 140), 64, (7, 7), (2, 2), (3, 3, 3, 3), (1, 1), 1),
+    (2, 3, (9, 11), 32, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
+    (2, 3, (11, 70), 64, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
+    (1, 1, (12, 70), 32, (5, 5), (1, 1), (0, 0, 0, 0), (1, 1), 1),
+    (2, 4, (10, 9), 96, (3, 3), (2, 2), (0, 1, 1, 0), (1, 1), 1),
+    (1, 3, (35, 43), 64, (11, 11), (4, 4), (2, 2, 2, 2), (1, 1), 1),
+    (1, 3, (12, 20), 32, (5, 5), (1, 1), (2, 2, 2, 2), (1, 1), 1),
+    (2, 3, (19, 136), 64, (7, 7), (2, 2), (3, 3, 3, 3), (1, 1), 1),
+    # Bands of eight rows and of one in turn, several a block: of whole vectors and not.
+    (180, 3, (33, 8), 32, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
+    (180, 3, (33, 7), 32, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
+    # A warp a tap: several strips across and down, and pairs of blocks of channels; uneven padding.
+    (2, 64, (17, 35), 64, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
+    (1, 128, (3, 7), 64, (3, 3), (1, 1), (0, 2, 1, 0), (1, 1), 1),
+    # Channels by the 64 and 128: several blocks of pixels, steps, places of a filter beside each other.
+    (3, 64, (9, 11), 128, (1, 3), (1, 2), (0, 0, 1, 1), (1, 1), 1),
+    (2, 192, (5, 6), 128, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
+    # Lines too long for a patch of whole ones; a filter with places above each other only.
+    (2, 64, (5, 66), 64, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
+    (2, 64, (6, 5), 128, (5, 1), (1, 1), (2, 1, 0, 0), (1, 1), 1),
+    (1, 128, (5, 66), 64, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
+    # Lines of several images in a stage: with padding and without, uneven, and more of it than the filter sees.
+    (3, 64, (6, 14), 128, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
+    (2, 128, (5, 8), 192, (2, 3), (1, 1), (0, 0, 0, 0), (1, 1), 1),
+    (4, 64, (3, 5), 128, (3, 3), (1, 1), (2, 1, 0, 2), (1, 1), 1),
+    (5, 64, (2, 1), 64, (1, 3), (1, 1), (0, 0, 4, 3), (1, 1), 1),
+    # Few filters: every number, for each is compiled by itself; channels that idle threads, one pixel, blocks across.
+    (2, 64, (23, 31), 2, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
+    (3, 24, (7, 5), 1, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
+    (1, 8, (9, 11), 3, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
+    (2, 72, (13, 10), 8, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
+    (5, 296, (3, 3), 4, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
+    (3, 64, (1, 1), 7, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
+    (1, 40, (5, 9), 5, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
+    (2, 16, (9, 4), 6, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
+    # Windows side by side: one for one pixel; images of odd sizes, several tiles of pixels and of columns; weights of a
+    # block that stay, and that come again; other filters; and pixels that no window sees.
+    (1, 64, (2, 2), 64, (2, 2), (2, 2), (0, 0, 0, 0), (1, 1), 1),
+    (3, 64, (18, 26), 128, (2, 2), (2, 2), (0, 0, 0, 0), (1, 1), 1),
+    (1, 128, (22, 26), 192, (2, 2), (2, 2), (0, 0, 0, 0), (1, 1), 1),
+    (1, 64, (12, 9), 384, (4, 1), (4, 1), (0, 0, 0, 0), (1, 1), 1),
+    (2, 256, (3, 9), 64, (1, 3), (1, 3), (0, 0, 0, 0), (1, 1), 1),
+    (2, 64, (5, 7), 64, (2, 2), (2, 2), (0, 0, 0, 0), (1, 1), 1),
+    # One place: more filters than a block makes, fewer, two pixels, many channels, and parts of 64.
+    (3, 64, (9, 11), 320, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
+    (2, 128, (5, 13), 256, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
+    (1, 256, (1, 2), 64, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
+    (1, 256, (9, 17), 192, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
+    (2, 168, (5, 9), 24, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
+    (1, 512, (7, 13), 128, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
+)
+
+
+def _products(cases: Cases) -> None:
+    for number, (rows, channels, size, filters, kernel, stride, pad, dilation, groups) in enumerate(CONVOLUTIONS):
+        a = Convolution(size, kernel, stride, pad, dilation, groups)
+        x = w(rows, channels, *size)
+        weight, y = w(filters, channels // groups, *kernel), w(rows, filters, *a.output_size)
+        cases.add("convolution", a, x, weight, note=f"{number}")
+        cases.add("convolution_backward_data", a, y, weight, note=f"{number}")
+        cases.add("convolution_backward_filter", a, x, y, note=f"{number}")
+    for rows, shape, outputs in (
+        (5, (7,), 3),
+        (70, (4, 3, 5), 65),
+        (1, (130,), 1),
+        (70, (4, 3, 12), 200),
+        (9, (36,), 132),
+    ):
+        a = Linear(shape)
+        weight = w(outputs, a.features_in)
+        cases.add("linear", a, w(rows, *shape), weight)
+        cases.add("linear_backward_data", a, w(rows, outputs), weight)
+        cases.add("linear_backward_filter", a, w(rows, *shape), w(rows, outputs))
+
+
+def _all() -> tuple[Case, ...]:
+    cases = Cases()
+    for family in (_elementwise, _channels, _pools, _images, _moves, _losses, _updates, _products):
+        family(cases)
+    return tuple(cases.known)
+
+
+CASES = _all()
+
+
+def _with_statistics() -> Iterable[Case]:
+    """Convolutions by the 64 and the statistics of what they make, which is rounded before."""
+    for case in CASES:
+        if case.kind == "convolution" and isinstance(case.attributes, Convolution):
+            group = grouped(case.attributes)
+            found = Case(f"{case.name}-statistics", group.kind, group.attributes, case.operands)
+            if any(k.takes(found.request(Precision.BF16)) for k in KERNELS.values() if k.kind == found.kind):
+                yield found
+
+
+STATISTICS = tuple(_with_statistics())

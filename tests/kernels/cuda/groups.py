@@ -1,0 +1,306 @@
+"""Every launch of every pattern as a case: what is fused, against its operations one after another in float64. Those
+that begin with a product need operands of their own; a convolution with statistics is no kernel of mbc's own: tests/gpu
+has it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from mbc.ir.graph import Attributes, Operation
+from mbc.ir.types import Precision
+from mbc.ops import KINDS
+from mbc.ops.base import NoAttributes
+from mbc.ops.convolution import Convolution
+from mbc.ops.fused import join
+from mbc.ops.matrix import Cast
+from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, UpdateRunning
+from mbc.ops.pooling import MaxPool
+from mbc.ops.shape import ChannelSlice
+from mbc.ops.update import AdamW, Sgd
+from mbc.optimize.fusion.catalogue import PATTERNS, RELU_ALONG
+from mbc.optimize.fusion.catalogue_conv1x1 import (
+    BOTH_ALONG,
+    CONVOLUTION_ALONG,
+    DATA_ALONG,
+    DATA_SUMS,
+    INSIDE_SUMS,
+    MADE_INSIDE,
+    PAIR_ALONG,
+    PAIR_SUMS,
+)
+from mbc.optimize.fusion.pattern import Part, Pattern, Statement
+from tests.kernels.cuda.cases import LONG, SHAPES, Case, Operand, Shape, bytes_below, control, m, positive, w
+
+EPS = 1e-3
+SAME = frozenset({"x", "x2", "y", "z", "z2", "s", "r", "d", "dy", "dx", "a", "b"})  # of the shape of the image
+POOLED = frozenset({"p", "dp"})
+PARTS = frozenset({"left", "right"})  # of one with the channels of the image
+_START, _BEHIND = 8, 16  # channels before and behind a slice: vectors stay whole where the slice has whole ones
+
+# Kernel, stride, pad: the sizes that kernels know, and others.
+Window = tuple[tuple[int, int], tuple[int, int], tuple[int, int, int, int]]
+WINDOWS: tuple[Window, ...] = (
+    ((3, 3), (2, 2), (1, 1, 1, 1)),
+    ((3, 3), (2, 2), (2, 0, 0, 1)),
+    ((2, 2), (2, 2), (0, 0, 0, 0)),
+    ((2, 2), (2, 2), (1, 0, 1, 1)),
+    ((3, 3), (1, 1), (1, 1, 1, 1)),
+    ((3, 2), (2, 1), (1, 0, 0, 1)),
+    ((1, 1), (2, 3), (0, 0, 0, 0)),
+)
+
+
+# Channels whose vectors no two blocks share evenly.
+SIGNED: tuple[Shape, ...] = ((2, 136, 3, 5), (1, 24, 7, 3))
+
+
+def _attributes(statement: Statement, shape: Shape, window: Window) -> Attributes:
+    if statement.kind in ("batch_normalize", "batch_normalize_sums"):
+        return BatchNormalize(EPS)
+    if statement.kind == "batch_normalize_backward":
+        count = 1
+        for size in (shape[0], *shape[2:]):
+            count *= size
+        return BatchNormalizeBackward(EPS, count)
+    if statement.kind.startswith("max_pool"):
+        return _pool(shape, window, index=len(statement.outputs) == 2 or statement.kind != "max_pool")
+    if statement.kind == "channel_slice":
+        left = _left(shape)
+        return ChannelSlice(_START, shape[1]) if statement.inputs == ("wide",) else ChannelSlice(left, shape[1] - left)
+    return NoAttributes()
+
+
+def _pool(shape: Shape, window: Window, index: bool = False) -> MaxPool:
+    return MaxPool((shape[2], shape[3]), *window, index=index)
+
+
+def _pools(statements: Iterable[Statement]) -> bool:
+    return any(statement.kind.startswith("max_pool") for statement in statements)
+
+
+def _operation(number: int, statement: Statement, shape: Shape, affine: bool, window: Window) -> Operation:
+    inputs = tuple(name for name in statement.inputs if affine or name not in statement.optional)
+    return Operation(f"op{number}", statement.kind, inputs, statement.outputs, _attributes(statement, shape, window))
+
+
+def group(pattern: Pattern, part: Part, shape: Shape, affine: bool, window: Window = WINDOWS[0]) -> Operation:
+    return join([_operation(n, pattern.statements[n], shape, affine, window) for n in part.runs], part.gives)
+
+
+def _operand(name: str, shape: Shape, window: Window) -> Operand:
+    if name in POOLED:
+        return w(*shape[:2], *_pool(shape, window).output_size)
+    if name == "wide":
+        return w(shape[0], _START + shape[1] + _BEHIND, *shape[2:])
+    if name == "index":
+        positions = window[0][0] * window[0][1]
+        return Operand("uint8", (*shape[:2], *_pool(shape, window).output_size), bytes_below(positions))
+    if normalised := re.fullmatch(r"(\D+)([3-6])", name):  # a part of several, of its own size
+        channels = shape[1] + 8 * (int(normalised[2]) - 3)
+        return w(shape[0], channels, *shape[2:]) if normalised[1] == "x" else m(channels, make=positive)
+    if name == "signs":
+        return Operand("uint8", (shape[0], shape[1] // 8, *shape[2:]), bytes_below(256))
+    if name in PARTS:
+        left = _left(shape)
+        return w(shape[0], left if name == "left" else shape[1] - left, *shape[2:])
+    return w(*shape) if name in SAME else m(shape[1], make=positive)
+
+
+def _left(shape: Shape) -> int:
+    """Channels of the first of two parts: up to half, in whole vectors where there are enough."""
+    return max(1, shape[1] // 16 * 8)
+
+
+def _fits(shape: Shape, window: Window, number: int) -> bool:
+    """Large images in the first window and in the first without overlap only: they take long."""
+    kernel, _, (top, bottom, left, right) = window
+    inside = kernel[0] <= shape[2] + top + bottom and kernel[1] <= shape[3] + left + right
+    return inside and (shape not in LONG or number in (0, 2))
+
+
+def _cases() -> Iterable[Case]:
+    for pattern in (*PATTERNS, *RELU_ALONG):
+        if any(KINDS[statement.kind].flops for statement in pattern.statements):
+            continue
+        shapes = [*SHAPES, *LONG]
+        pools = _pools(pattern.statements)
+        if any({"left", "part"} & {*statement.inputs, *statement.outputs} for statement in pattern.statements):
+            shapes = [shape for shape in shapes if shape[1] > 1]
+        if any("signs" in {*statement.inputs, *statement.outputs} for statement in pattern.statements):
+            shapes = [shape for shape in (*shapes, *SIGNED) if shape[1] % 8 == 0]
+        if pools:
+            shapes = [shape for shape in shapes if len(shape) == 4]
+        optional = any(statement.optional for statement in pattern.statements)
+        for part in pattern.launches:
+            for affine in (True, False) if optional else (True,):
+                for shape in shapes:
+                    for number, window in enumerate(WINDOWS if pools else WINDOWS[:1]):
+                        if pools and not _fits(shape, window, number):
+                            continue
+                        joined = group(pattern, part, shape, affine, window)
+                        operands = tuple(_operand(name, shape, window) for name in joined.inputs)
+                        note = ("" if affine else "-plain") + (f"-window{number}" if number else "")
+                        name = f"{joined.kind}{note}-{'.'.join(part.gives)}-{'x'.join(map(str, shape))}"
+                        yield Case(name, joined.kind, joined.attributes, operands)
+
+
+def _together(kind: str, attributes: Sequence[Attributes], operands: Sequence[Sequence[Operand]]) -> Case:
+    """Operations of one kind; what is the same `Operand` object is one value."""
+    names: dict[int, str] = {}
+    by_name: dict[str, Operand] = {}
+    operations: list[Operation] = []
+    for number, (a, own) in enumerate(zip(attributes, operands, strict=True)):
+        for operand in own:
+            by_name.setdefault(names.setdefault(id(operand), f"v{len(names)}"), operand)
+        outputs = len({old for _, old in KINDS[kind].updates if old < len(own)}) or 1
+        inputs = tuple(names[id(operand)] for operand in own)
+        made = tuple(f"out{number}.{o}" for o in range(outputs))
+        operations.append(Operation(f"op{number}", kind, inputs, made, a))
+    joined = join(operations, [name for operation in operations for name in operation.outputs])
+    name = f"{joined.kind}-{len(operations)}-{len(joined.inputs)}-{attributes[0]}"
+    return Case(name, joined.kind, joined.attributes, tuple(by_name[v] for v in joined.inputs))
+
+
+# Of a transposed convolution: rows, channels in and out, the smaller image, the filter; channels of the other part.
+UPS = (
+    (1, 64, 64, (1, 1), (2, 2), 64),
+    (3, 128, 64, (9, 13), (2, 2), 64),
+    (1, 192, 128, (11, 13), (2, 2), 8),
+    (2, 64, 128, (3, 5), (3, 2), 200),
+)
+
+
+def _ups() -> Iterable[Case]:
+    """A transposed convolution, its bias, and a concatenation, of which it is the first part or the last."""
+    for rows, filters, channels, (height, width), kernel, others in UPS:
+        size = height * kernel[0], width * kernel[1]
+        operands = {
+            "a": w(rows, filters, height, width),
+            "w": w(filters, channels, *kernel),
+            "bias": m(channels),
+            "r": w(rows, others, *size),
+        }
+        product = Convolution(size, kernel, kernel)
+        for pattern in PATTERNS:
+            if pattern.statements[0].kind != "convolution_backward_data" or pattern.statements[-1].kind != "concat":
+                continue
+            members = [
+                Operation(f"op{n}", s.kind, s.inputs, s.outputs, NoAttributes() if n else product)
+                for n, s in enumerate(pattern.statements)
+            ]
+            joined = join(members, pattern.launches[0].gives)
+            name = f"{joined.kind}-{'.'.join(pattern.statements[-1].inputs)}-{rows}x{filters}x{height}x{width}-{others}"
+            yield Case(name, joined.kind, joined.attributes, tuple(operands[v] for v in joined.inputs))
+
+
+# Of a convolution of one place: rows, channels, size, filters; of the gradient of its image the other way round.
+Sizes = tuple[int, int, tuple[int, int], int]
+POINTS: tuple[Sizes, ...] = (
+    (3, 64, (9, 11), 320),
+    (2, 128, (5, 13), 256),
+    (1, 128, (1, 2), 64),
+    (2, 24, (5, 9), 136),
+    (1, 104, (6, 11), 48),
+    (1, 128, (1, 2), 128),
+    (1, 256, (7, 19), 128),
+)
+# For launches whose product is that of others: what else they do depends on the sizes by the room that is left alone.
+BEHIND_POINTS = (POINTS[1], POINTS[-1])
+GRADIENT_POINTS: tuple[Sizes, ...] = ((2, 24, (5, 9), 136), (1, 232, (7, 19), 128))
+# Of two products: channels of the first one, of which the second has more. At the last there is room for four stages of
+# pixels, and for one tile beside where two values are read for sums.
+PAIR_POINTS: tuple[Sizes, ...] = ((2, 24, (5, 9), 136), (1, 200, (7, 19), 256))
+MORE_CHANNELS = 40
+
+
+def _reads_signs(pattern: Pattern) -> bool:
+    kinds = {statement.kind for statement in pattern.statements}
+    return "relu_backward_signs" in kinds and "relu_signs" not in kinds
+
+
+# Signs are read 128 filters at once.
+POINT_FORMS = tuple(
+    (pattern, part, sizes)
+    for patterns, all_sizes in (
+        (CONVOLUTION_ALONG[:1], POINTS),
+        ((*CONVOLUTION_ALONG[1:], *BOTH_ALONG), BEHIND_POINTS),
+        ((*DATA_SUMS, *DATA_ALONG), GRADIENT_POINTS),
+        (INSIDE_SUMS, POINTS[1:2]),
+        ((*PAIR_SUMS, *PAIR_ALONG), PAIR_POINTS),
+        ((*MADE_INSIDE[:2], MADE_INSIDE[-1]), POINTS[:1]),
+    )
+    for pattern in patterns
+    for part in pattern.launches
+    if 0 in part.runs
+    for sizes in all_sizes
+    if sizes[-1] % 128 == 0 or not _reads_signs(pattern)
+)
+
+
+def points(pattern: Pattern, part: Part, sizes: Sizes, affine: bool = True) -> Operation:
+    """A launch of such a pattern, or some of its members; a single one is itself."""
+    rows, _, size, filters = sizes
+    members = [_operation(n, pattern.statements[n], (rows, filters, *size), affine, WINDOWS[0]) for n in part.runs]
+    members = [replace(o, attributes=Convolution(size, (1, 1))) if KINDS[o.kind].flops else o for o in members]
+    return join(members, part.gives) if len(members) > 1 else members[0]
+
+
+def point_operand(name: str, pattern: Pattern, sizes: Sizes) -> Operand:
+    rows, channels, size, filters = sizes
+    for product in (statement for statement in pattern.statements if KINDS[statement.kind].flops):
+        read, weight = product.inputs
+        if name == weight:
+            forward = product.kind == "convolution"
+            return w(*((filters, channels) if forward else (channels, filters)), 1, 1)
+        if name == read:
+            return w(rows, channels, *size)
+        channels += MORE_CHANNELS
+    return _operand(name, (rows, filters, *size), WINDOWS[0])
+
+
+def _points() -> Iterable[Case]:
+    for pattern, part, sizes in POINT_FORMS:
+        if sizes not in (*POINTS[:3], GRADIENT_POINTS[-1], PAIR_POINTS[-1]):  # the others by `test_pointwise`
+            continue
+        for affine in (True, False) if any(pattern.statements[n].optional for n in part.runs) else (True,):
+            joined = points(pattern, part, sizes, affine)
+            name = f"{joined.kind}-{'.'.join(joined.outputs)}-{'x'.join(map(str, sizes))}{'' if affine else '-plain'}"
+            operands = tuple(point_operand(v, pattern, sizes) for v in joined.inputs)
+            yield Case(name, joined.kind, joined.attributes, operands)
+
+
+# More than one launch takes, sizes around those of vectors, chunks and blocks.
+SIZES = (1, 2, 3, 5, 4096, 4097, 8192, 12289, 255, 64, *range(1, 61))
+
+
+NARROW = ("bf16", "fp16")  # what weights are cast to, each in the library of its own precision
+
+
+def _many() -> Iterable[Case]:
+    for proceed in (1, 0):
+        block = control(proceed=proceed)
+        for momentum, nesterov in ((0.9, False), (0.9, True), (0.0, False)):
+            a = Sgd(momentum, nesterov, 0.01 + proceed)
+            states = 1 if momentum else 0
+            operands = [(m(n), m(n), block, *(m(n) for _ in range(states))) for n in SIZES]
+            yield _together("sgd_update", [a] * len(SIZES), operands)
+        adamw = AdamW(weight_decay=0.1 + proceed)
+        operands = [(m(n), m(n), block, m(n), m(n, make=positive)) for n in SIZES]
+        yield _together("adamw_update", [adamw] * len(SIZES), operands)
+        running = [UpdateRunning(0.1 + proceed / 10, 2 + n) for n in SIZES]
+        vectors = [(m(n), m(n, make=positive), m(n), m(n, make=positive), block) for n in SIZES]
+        yield _together("update_running", running, vectors)
+    for narrow in NARROW:
+        yield _together("cast", [Cast(narrow)] * len(SIZES), [(m(n),) for n in SIZES])
+    yield _together("cast", [Cast("fp32")] * len(SIZES), [(w(n),) for n in SIZES])
+
+
+GROUPS = (*_cases(), *_ups(), *_points(), *_many())
+
+
+def groups_in(precision: Precision) -> list[Case]:
+    """Those that a plan of the precision can hold: weights are never cast to another one's type."""
+    others = [narrow for narrow in NARROW if narrow != precision]
+    return [case for case in GROUPS if not any(f"'{narrow}'" in case.name for narrow in others)]

@@ -1,0 +1,349 @@
+"""Runs a case through a compiled library of kernels and compares it with what the operation means in float64.
+
+Every output is poisoned first, every buffer is followed by bytes that must not change, workspaces hold garbage.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Protocol
+
+import numpy as np
+
+from mbc.hardware.spec import find_spec
+from mbc.ir.graph import Operation
+from mbc.ir.types import DType, Layout, Precision, TensorType
+from mbc.kernels.base import Arguments, Candidate, Request
+from mbc.kernels.cuda import KERNELS, OWN
+from mbc.kernels.cuda.base import layout_of
+from mbc.measure.kernel_library import MbcCall
+from mbc.measure.own_kernel_harness import ROUNDED_INSIDE
+from mbc.measure.statistics_harness import distances, moments
+from mbc.ops.base import Array, Call
+from mbc.ops.fused import Fused, evaluate_behind, gives_product, launch_kind, rounds_inside, sums
+from mbc.profile.signature import asked_kind
+from tests.kernels.cuda.cases import Case
+
+POISON, GUARD, GUARD_BYTES = 0xFF, 0xA5, 256
+
+# Relative L2. Sums are in fp32 whatever the storage type; an output in bf16 or fp16 is rounded once on top of that, by
+# at most half a unit in the last place of 8 and 11 bits.
+TOLERANCES = {DType.FP32: 1e-5, DType.BF16: 2.0**-8, DType.FP16: 2.0**-11}
+
+
+class Memory(Protocol):
+    """Where kernels run. Addresses are aligned to 256 bytes."""
+
+    def allocate(self, size_bytes: int) -> int: ...
+
+    def write(self, address: int, data: bytes) -> None: ...
+
+    def read(self, address: int, size_bytes: int) -> bytes: ...
+
+    def free_all(self) -> None: ...
+
+
+@dataclass
+class HostMemory:
+    """Of the emulator."""
+
+    held: list[Array] = field(default_factory=list[Array])
+
+    def allocate(self, size_bytes: int) -> int:
+        self.held.append(np.zeros(size_bytes + 256, np.uint8))
+        return -(-self.held[-1].ctypes.data // 256) * 256
+
+    def write(self, address: int, data: bytes) -> None:
+        ctypes.memmove(address, data, len(data))
+
+    def read(self, address: int, size_bytes: int) -> bytes:
+        return ctypes.string_at(address, size_bytes)
+
+    def free_all(self) -> None:
+        self.held.clear()
+
+
+@dataclass
+class Library:
+    """A shared library of kernels and the memory that they see."""
+
+    handle: ctypes.CDLL
+    memory: Memory
+    stream: int = 0
+
+    def launch(self, name: str, pointers: Sequence[int], arguments: Arguments) -> None:
+        function = getattr(self.handle, f"mbc_{name}")
+        function.restype = ctypes.c_char_p
+        function.argtypes = (ctypes.POINTER(MbcCall),)
+        call = MbcCall(
+            (ctypes.c_void_p * len(pointers))(*pointers),
+            (ctypes.c_int64 * max(1, len(arguments.integers)))(*arguments.integers),
+            (ctypes.c_double * max(1, len(arguments.reals)))(*arguments.reals),
+            self.stream,
+            len(pointers),
+            len(arguments.integers),
+        )
+        message = function(ctypes.byref(call))
+        assert message is None, f"{name}: {message!r}"
+
+
+def request_of(operation: Operation, types: Sequence[TensorType], precision: Precision) -> Request:
+    a = operation.attributes
+    outputs = launch_kind(operation.kind, a).shape(a, tuple(types))
+    return Request(operation.kind, a, tuple(types), outputs, precision)
+
+
+def launched(
+    library: Library,
+    request: Request,
+    operands: Sequence[bytes],
+    layout: Layout = Layout.CHANNELS_LAST,
+    shared: Mapping[int, int] = MappingProxyType({}),
+    name: str = "",
+) -> list[bytes]:
+    """What a kernel writes, the first one or that of a name; `shared`: inputs in whose place outputs are written, by
+    output."""
+    offered = OWN.candidates(request, find_spec("h200"))
+    candidate = next(c for c in offered if layout_of(request, c.layouts) is layout and name in ("", c.name))
+    memory = library.memory
+    pointers = [memory.allocate(len(data)) for data in operands]
+    for pointer, data in zip(pointers, operands, strict=True):
+        memory.write(pointer, data)
+    outputs = [
+        pointers[shared[i]] if i in shared else memory.allocate(t.size_bytes) for i, t in enumerate(request.outputs)
+    ]
+    workspace = [memory.allocate(candidate.workspace_bytes)] if candidate.workspace_bytes else []
+    arguments = OWN.arguments(request, candidate.name, (), candidate.layouts, 0, False, candidate.workspace_bytes)
+    library.launch(candidate.name, [*pointers, *outputs, *workspace], arguments)
+    results = [memory.read(at, t.size_bytes) for at, t in zip(outputs, request.outputs, strict=True)]
+    memory.free_all()
+    return results
+
+
+def to_bytes(values: Array, dtype: DType, layout: Layout) -> bytes:
+    """Canonical values as they are stored."""
+    ordered = np.moveaxis(values, 1, -1) if layout is Layout.CHANNELS_LAST else values
+    if dtype is DType.BF16:
+        bits = np.ascontiguousarray(ordered, np.float32).view(np.uint32).astype(np.uint64)
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16).tobytes()
+    return np.ascontiguousarray(ordered).astype(_stored(dtype)).tobytes()
+
+
+def from_bytes(data: bytes, type_: TensorType, layout: Layout) -> Array:
+    """Stored values in canonical order; floating ones as float64."""
+    shape = type_.shape
+    stored = (shape[0], *shape[2:], shape[1]) if layout is Layout.CHANNELS_LAST else shape
+    if type_.dtype is DType.BF16:
+        values = (np.frombuffer(data, np.uint16).astype(np.uint32) << 16).view(np.float32)
+    else:
+        values = np.frombuffer(data, _stored(type_.dtype))
+    values = values.reshape(stored)
+    values = np.moveaxis(values, -1, 1) if layout is Layout.CHANNELS_LAST else values
+    return values.astype(np.float64) if values.dtype.kind == "f" else np.ascontiguousarray(values)
+
+
+def _stored(dtype: DType) -> type:
+    return {
+        DType.FP32: np.float32,
+        DType.FP16: np.float16,
+        DType.INT32: np.int32,
+        DType.UINT8: np.uint8,
+    }[dtype]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """`shift`: every tensor starts one element after an aligned address. `in_place`: outputs take over the inputs that
+    they may. `accumulate`: outputs are added to what is there."""
+
+    name: str
+    shift: bool = False
+    in_place: bool = False
+    accumulate: bool = False
+
+
+SHIFTED = Variant("shifted", shift=True)
+
+
+@dataclass
+class Trial:
+    """A case in one precision on one library."""
+
+    library: Library
+    case: Case
+    precision: Precision
+
+    def __post_init__(self) -> None:
+        self.request: Request = self.case.request(self.precision)
+        rng = np.random.default_rng(len(self.case.name))
+        self.inputs = [
+            from_bytes(to_bytes(operand.make(rng, operand.shape), type_.dtype, Layout.CHANNELS_FIRST), type_,
+                       Layout.CHANNELS_FIRST)
+            for operand, type_ in zip(self.case.operands, self.request.inputs, strict=True)
+        ]  # fmt: skip
+        self.initial = [
+            rng.standard_normal(t.shape).astype(np.float32).astype(np.float64) for t in self.request.outputs
+        ]
+        self.wanted = self._meaning()
+
+    def _meaning(self) -> list[Array]:
+        request, case = self.request, self.case
+        if case.kind == "convert":
+            return list(self.inputs)
+        batch = request.inputs[0].shape[0] + case.first_row
+        evaluate = launch_kind(case.kind, case.attributes).evaluate
+        assert evaluate is not None
+        with np.errstate(all="ignore"):
+            call = Call(request.outputs, case.first_row, batch, self.precision)
+            copies = [v.copy() for v in self.inputs]
+            return list(evaluate(case.attributes, copies, call))
+
+    def _behind(self, product: Array) -> list[Array]:
+        """What a group makes of a product as it was stored."""
+        assert isinstance(self.case.attributes, Fused)
+        call = Call(self.request.outputs, self.case.first_row, product.shape[0], self.precision)
+        inputs = [v.copy() for v in self.inputs]
+        return list(evaluate_behind(self.case.attributes, inputs, product, call))
+
+    def candidates(self) -> list[Candidate]:
+        return list(OWN.candidates(self.request, find_spec("h200")))
+
+    def variants(self, candidate: Candidate) -> list[Variant]:
+        kind = asked_kind(self.request)
+        variants = [Variant("plain")]
+        if not KERNELS[candidate.name].aligned:
+            variants.append(SHIFTED)
+        if kind is not None and kind.in_place:
+            variants.append(Variant("in_place", in_place=True))
+        if candidate.accumulates:
+            variants.append(Variant("accumulating", accumulate=True))
+        return variants
+
+    def errors(self, candidate: Candidate, variant: Variant) -> list[float]:
+        """Relative L2 of every output. Also checks that nothing else was written and that a second run gives the
+        same bits."""
+        first, second = self.run(candidate, variant), self.run(candidate, variant)
+        assert first == second, f"{variant.name}: two runs differ"
+        layouts = candidate.layouts[len(self.request.inputs) :]
+        errors: list[float] = []
+        outputs = self.request.outputs
+        meant = self.wanted
+        adds = (False,) * len(outputs)
+        if variant.accumulate:
+            adds = sums(self.case.kind, self.case.attributes, len(outputs))
+        for i, (data, type_, layout) in enumerate(zip(first, outputs, layouts, strict=True)):
+            wanted, found = meant[i], from_bytes(data, type_, layout)
+            if i == 0 and gives_product(self.case.attributes):
+                meant = self._behind(found)
+            if adds[i]:
+                # Where both cancel, the rounding of either is left.
+                larger = max(np.linalg.norm(wanted + self.initial[i]), np.linalg.norm(self.initial[i]))
+                errors.append(float(np.linalg.norm(found - wanted - self.initial[i]) / larger))
+            else:
+                errors.append(relative_error(found, wanted))
+        return errors
+
+    def run(self, candidate: Candidate, variant: Variant) -> list[bytes]:
+        request, memory = self.request, self.library.memory
+        kind = asked_kind(self.request)
+        shared = dict(kind.updates) if kind else {}
+        if variant.in_place and kind:
+            # What several outputs may lie on goes to the first of them.
+            shared |= {output: source for source, output in {s: o for o, s in reversed(kind.in_place)}.items()}
+        types = (*request.inputs, *request.outputs)
+        pointers: list[int] = []
+        guards: list[tuple[int, bytes]] = []
+        for i, (type_, layout) in enumerate(zip(types, candidate.layouts, strict=True)):
+            output = i - len(request.inputs)
+            if output in shared:
+                pointers.append(pointers[shared[output]])
+                continue
+            if output < 0:
+                data = to_bytes(self.inputs[i], type_.dtype, layout)
+            elif variant.accumulate:
+                data = to_bytes(self.initial[output], type_.dtype, layout)
+            else:
+                data = bytes([POISON]) * type_.size_bytes
+            # The control block, like every whole buffer, is aligned.
+            shift = type_.dtype.size_bytes if variant.shift and type_.shape != (256,) else 0
+            pointers.append(self._place(data, shift, guards, constant=output < 0 and i not in shared.values()))
+        if candidate.workspace_bytes:
+            garbage = bytes([POISON]) * candidate.workspace_bytes
+            pointers.append(self._place(garbage, 0, guards, constant=False))
+        arguments = OWN.arguments(
+            request,
+            candidate.name,
+            candidate.settings,
+            candidate.layouts,
+            self.case.first_row,
+            variant.accumulate,
+            candidate.workspace_bytes,
+        )
+        self.library.launch(candidate.name, pointers, arguments)
+        for address, data in guards:
+            assert memory.read(address, len(data)) == data, f"{variant.name}: bytes outside the outputs were written"
+        count = len(request.inputs)
+        results = [memory.read(pointers[count + i], t.size_bytes) for i, t in enumerate(request.outputs)]
+        memory.free_all()
+        return results
+
+    def _place(self, data: bytes, shift: int, guards: list[tuple[int, bytes]], constant: bool) -> int:
+        memory = self.library.memory
+        guard = bytes([GUARD]) * GUARD_BYTES
+        base = memory.allocate(GUARD_BYTES + shift + len(data) + GUARD_BYTES)
+        address = base + GUARD_BYTES + shift
+        memory.write(base, guard + guard[:shift] + data + guard)
+        guards.append((base, guard))
+        guards.append((address, data + guard) if constant else (address + len(data), guard))
+        return address
+
+
+def relative_error(found: Array, wanted: Array) -> float:
+    """Relative L2 of floating values (NaN must meet NaN, an infinity itself); the share of integers that differ."""
+    if found.dtype.kind != "f":
+        return float(np.mean(found != wanted))
+    finite = np.isfinite(wanted)
+    if not np.array_equal(found[~finite], wanted[~finite], equal_nan=True) or not np.isfinite(found[finite]).all():
+        return float("inf")
+    found, wanted = found[finite], wanted[finite]
+    scale = float(np.linalg.norm(wanted))
+    return float(np.linalg.norm(found - wanted)) / scale if scale else float(np.linalg.norm(found))
+
+
+def check(library: Library, case: Case, precision: Precision) -> float:
+    """Runs a case in every layout and every variant; returns the worst error as a share of what is allowed."""
+    trial = Trial(library, case, precision)
+    inside = rounds_inside(case.attributes)
+    least_allowed = ROUNDED_INSIDE * TOLERANCES[trial.request.inputs[0].dtype] if inside else 0.0
+    worst = 0.0
+    failures: list[str] = []
+    for candidate in trial.candidates():
+        layouts = ",".join(layout.value for layout in candidate.layouts[:4])
+        for variant in trial.variants(candidate):
+            for i, error in enumerate(trial.errors(candidate, variant)):
+                allowed = max(TOLERANCES.get(trial.request.outputs[i].dtype, 0.0), least_allowed)
+                worst = max(worst, error / allowed if allowed else (1e9 if error else 0.0))
+                if not error <= allowed:
+                    failures.append(f"output {i}, {layouts}, {variant.name}: {error:.2e} > {allowed:.2e}")
+    assert not failures, f"{case.name} in {precision}: " + "; ".join(failures)
+    return worst
+
+
+def check_statistics(library: Library, case: Case, precision: Precision) -> None:
+    """Of a convolution that leaves them: its result, and that they are those of what is stored."""
+    trial = Trial(library, case, precision)
+    candidates = trial.candidates()
+    assert candidates
+    for candidate in candidates:
+        made = trial.run(candidate, Variant("plain"))
+        assert made == trial.run(candidate, Variant("plain"))
+        result, *found = (
+            from_bytes(data, type_, layout)
+            for data, type_, layout in zip(made, trial.request.outputs, candidate.layouts[2:], strict=True)
+        )
+        assert relative_error(result, trial.wanted[0]) <= TOLERANCES[trial.request.outputs[0].dtype]
+        wanted = moments(result, len(result))
+        assert max(distances(found[0], found[1], *wanted)) <= TOLERANCES[DType.FP32]

@@ -1,0 +1,283 @@
+"""Every kernel, in every layout and element type, compiled by g++ and run on the CPU thread by thread."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mbc.hardware.spec import find_spec
+from mbc.ir.types import Layout, Precision
+from mbc.kernels.base import DTYPE_CODES, Arguments, Candidate
+from mbc.kernels.cuda import KERNELS, OWN
+from mbc.kernels.cuda.base import OwnKernel
+from mbc.kernels.cuda.conv import conv1x1 as pointwise
+from mbc.kernels.cuda.conv import conv1x1_narrow as few_filters
+from mbc.kernels.cuda.conv import conv_transpose_nonoverlapping as apart
+from mbc.kernels.cuda.conv import stem_conv as few_channels
+from mbc.kernels.cuda.conv import tf32_filter_gradient as taps
+from mbc.kernels.cuda.conv import weight_stationary_conv as short_patches
+from mbc.kernels.cuda.fp32_emulated import fp32_emulated_conv as halves
+from mbc.kernels.cuda.fp32_emulated import fp32_emulated_halo as patches
+from mbc.kernels.cuda.fp32_emulated import fp32_emulated_halo_filter as patch_filters
+from mbc.kernels.cuda.fp32_emulated import fp32_emulated_linear as linear_halves
+from mbc.resources import folder
+from tests.kernels.cuda.cases import CASES, STATISTICS, Case
+from tests.kernels.cuda.groups import groups_in
+from tests.kernels.cuda.launching import (
+    SHIFTED,
+    TOLERANCES,
+    HostMemory,
+    Library,
+    Trial,
+    Variant,
+    check,
+    check_statistics,
+    from_bytes,
+    relative_error,
+)
+
+EMULATOR = Path(__file__).parent / "emulator"
+PRECISIONS = (Precision.FP32, Precision.BF16)  # one library holds both; fp16 takes the same way through each kernel
+GXX = shutil.which("g++")
+FILTER_PASS = few_channels.KERNELS[1]
+IN_HALVES = (*halves.KERNELS, *patches.KERNELS, *patch_filters.KERNELS, *linear_halves.KERNELS)
+# Of products of words on tensor cores: how far off they may be, and how far off they have to be.
+WORDS = {Precision.FP32: (0.0, 1e-6), Precision.TF32: (1e-4, 4e-4)}
+pytestmark = pytest.mark.skipif(GXX is None, reason="no g++ on this machine")
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
+    return build(tmp_path_factory.mktemp("kernels"), DTYPE_CODES["bf16"])
+
+
+def build(where: Path, working: int, names: Sequence[str] = ()) -> Library:
+    """The sources of these names, or all, in one library."""
+    assert GXX is not None
+    templates = folder("templates")
+    source = where / "kernels.cpp"
+    names = names or sorted(file.name for file in (templates / "kernels").glob("*.cu"))
+    source.write_text("".join(f'#include "{name}"\n' for name in names))
+    include = [EMULATOR, templates / "include", templates / "kernels", templates / "host"]
+    command = [GXX, "-std=c++17", "-O1", "-fPIC", "-shared", "-Wno-unknown-pragmas"]
+    command += [f"-DMBC_WORKING={working}", *(f"-I{path}" for path in include)]
+    result = where / "kernels.so"
+    done = subprocess.run([*command, str(source), "-o", str(result)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return Library(ctypes.CDLL(str(result)), HostMemory())
+
+
+@pytest.mark.parametrize(
+    ("case", "precision"),
+    [(c, p) for c in (*CASES, *groups_in(Precision.BF16)) for p in PRECISIONS if p in c.precisions],
+    ids=lambda value: value.name if isinstance(value, Case) else str(value),
+)
+def test_kernel(case: Case, precision: Precision, library: Library):
+    check(library, case, precision)
+
+
+@pytest.mark.parametrize("blocks", [1, 3, short_patches.MOST_BLOCKS])
+@pytest.mark.parametrize("case", STATISTICS, ids=lambda case: case.name)
+def test_statistics_of_what_a_convolution_makes(
+    case: Case, blocks: int, library: Library, monkeypatch: pytest.MonkeyPatch
+):
+    """By one block for its filters, by a few, by as many as there are tiles, so that a warpgroup has none."""
+    for module in (short_patches, pointwise):
+        monkeypatch.setattr(module, "MOST_BLOCKS", blocks)
+    check_statistics(library, case, Precision.BF16)
+
+
+@pytest.mark.parametrize("kernel", short_patches.KERNELS[:2], ids=lambda kernel: kernel.name)
+def test_an_infinite_element_is_seen_only_where_the_filter_reaches(kernel: OwnKernel, library: Library):
+    """Places of a patch beside images, and of those copied before, are zero."""
+    takes = (c for c in CASES if c.kind == kernel.kind and kernel.takes(c.request(Precision.BF16)))
+    case = max(takes, key=lambda c: c.request(Precision.BF16).inputs[0].elements)
+    trial = Trial(library, case, Precision.BF16)
+    (candidate,) = (c for c in trial.candidates() if c.name == kernel.name)
+    trial.inputs[0][:, :, -1, -1] = math.inf
+    (made,) = trial.run(candidate, Variant("plain"))
+    found = from_bytes(made, trial.request.outputs[0], Layout.CHANNELS_LAST)
+    assert not np.isfinite(found[:, :, -2:, -2:]).all()
+    found[:, :, -2:, -2:] = trial.wanted[0][:, :, -2:, -2:]
+    assert relative_error(found, trial.wanted[0]) <= TOLERANCES[trial.request.outputs[0].dtype]
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3])
+@pytest.mark.parametrize(
+    "case",
+    [c for c in CASES if c.kind == FILTER_PASS.kind and FILTER_PASS.takes(c.request(Precision.BF16))],
+    ids=lambda case: case.name,
+)
+def test_a_block_goes_on_with_the_next_tile(case: Case, parts: int, library: Library, monkeypatch: pytest.MonkeyPatch):
+    """What is fetched ahead may belong to another image."""
+    monkeypatch.setattr(few_channels, "MOST_PARTS", parts)
+    check(library, case, Precision.BF16)
+    check(library, case, Precision.FP32)
+
+
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_a_block_goes_on_with_the_next_strip(blocks: int, library: Library, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(taps, "MOST_BLOCKS", blocks)
+    (kernel,) = taps.KERNELS
+    case = next(c for c in CASES if c.kind == kernel.kind and kernel.takes(c.request(Precision.TF32)))
+    trial = Trial(library, case, Precision.TF32)
+    (candidate,) = (c for c in trial.candidates() if c.name == kernel.name)
+    for variant in trial.variants(candidate):
+        (error,) = trial.errors(candidate, variant)
+        assert error <= WORDS[Precision.TF32][1], variant.name
+
+
+@pytest.mark.parametrize("filters", [64, 128])
+@pytest.mark.parametrize("kernel", [k for k in IN_HALVES if k.kind == FILTER_PASS.kind], ids=lambda kernel: kernel.name)
+def test_parts_of_a_gradient_in_halves_are_added_up(
+    kernel: OwnKernel, filters: int, library: Library, monkeypatch: pytest.MonkeyPatch
+):
+    """By 64 filters, which both warpgroups make, and by 128."""
+    takes = (c for c in CASES if c.kind == kernel.kind and kernel.takes(c.request(Precision.FP32)))
+    of_filters = (c for c in takes if c.request(Precision.FP32).outputs[0].shape[0] == filters)
+    case = max(of_filters, key=lambda c: c.request(Precision.FP32).inputs[1].elements)
+    whole_bytes = kernel.workspace(case.request(Precision.FP32), Layout.CHANNELS_LAST)
+    monkeypatch.setattr(halves, "LEAST_STAGES", 1)
+    assert kernel.workspace(case.request(Precision.FP32), Layout.CHANNELS_LAST) > whole_bytes
+    trial = Trial(library, case, Precision.FP32)
+    (candidate,) = (c for c in trial.candidates() if c.name == kernel.name)
+    for variant in trial.variants(candidate):
+        (error,) = trial.errors(candidate, variant)
+        assert error <= WORDS[Precision.FP32][1], variant.name
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("kernel", linear_halves.KERNELS, ids=lambda kernel: kernel.name)
+def test_a_block_goes_on_with_the_next_tile_of_a_product(
+    kernel: OwnKernel, parts: int, library: Library, monkeypatch: pytest.MonkeyPatch
+):
+    """Of all terms, or of parts that do not come out even."""
+    case = max(
+        (c for c in CASES if c.kind == kernel.kind and kernel.takes(c.request(Precision.FP32))),
+        key=lambda c: linear_halves.Product.of(c.request(Precision.FP32)).elements,
+    )
+    product = linear_halves.Product.of(case.request(Precision.FP32))
+    monkeypatch.setattr(linear_halves, "MOST_BLOCKS", product.tiles * parts)
+    assert product.parts == parts
+    trial = Trial(library, case, Precision.FP32)
+    (candidate,) = (c for c in trial.candidates() if c.name == kernel.name)
+    for variant in trial.variants(candidate):
+        (error,) = trial.errors(candidate, variant)
+        assert error <= WORDS[Precision.FP32][1], variant.name
+
+
+@pytest.mark.parametrize("kernel", IN_HALVES, ids=lambda kernel: kernel.name)
+def test_an_infinite_word_leaves_the_words_beside_it_alone(kernel: OwnKernel, library: Library):
+    """Which share its scale: of weights, or of the image that filters are made for; of samples in a linear layer."""
+    case = next(c for c in CASES if c.kind == kernel.kind and kernel.takes(c.request(Precision.FP32)))
+    trial = Trial(library, case, Precision.FP32)
+    (candidate,) = (c for c in trial.candidates() if c.name == kernel.name)
+    trial.inputs[0 if kernel in linear_halves.KERNELS or kernel.accumulates else 1].flat[0] = math.inf
+    (made,) = trial.run(candidate, Variant("plain"))
+    found, wanted = from_bytes(made, trial.request.outputs[0], candidate.layouts[-1]), trial.wanted[0]
+    if kernel in linear_halves.KERNELS and not kernel.accumulates:
+        found, wanted = found.swapaxes(0, 1), wanted.swapaxes(0, 1)  # of a sample
+    assert not np.isfinite(found[:, 0]).all()
+    assert relative_error(found[:, 1:], wanted[:, 1:]) <= WORDS[Precision.FP32][1]
+
+
+@pytest.mark.parametrize("kernel", patches.KERNELS, ids=lambda kernel: kernel.name)
+def test_an_infinite_pixel_leaves_those_that_do_not_see_it_alone(kernel: OwnKernel, library: Library):
+    """The scale of a patch is that of its finite words."""
+    takes = (c for c in CASES if c.kind == kernel.kind and kernel.takes(c.request(Precision.FP32)))
+    case = max(takes, key=lambda c: min(c.request(Precision.FP32).outputs[0].shape[2:]))
+    trial = Trial(library, case, Precision.FP32)
+    (candidate,) = (c for c in trial.candidates() if c.name == kernel.name)
+    trial.inputs[0][0, 0, 0, 0] = math.inf
+    (made,) = trial.run(candidate, Variant("plain"))
+    found = from_bytes(made, trial.request.outputs[0], Layout.CHANNELS_LAST)
+    assert not np.isfinite(found[0, :, :3, :3]).all()
+    assert relative_error(found[:, :, 3:], trial.wanted[0][:, :, 3:]) <= WORDS[Precision.FP32][1]
+
+
+def test_only_eight_channels_share_a_scale(library: Library):
+    """Small words of others keep their digits, of the image as of gradients."""
+    (kernel,) = patch_filters.KERNELS
+    case = next(c for c in CASES if c.kind == kernel.kind and kernel.takes(c.request(Precision.FP32)))
+    trial = Trial(library, case, Precision.FP32)
+    (candidate,) = (c for c in trial.candidates() if c.name == kernel.name)
+    eight = [4, 5, 6, 7, 36, 37, 38, 39]
+    small = 2.0**-30
+    trial.inputs[0][:, eight] *= small
+    trial.inputs[1][:, eight] *= small
+    (made,) = trial.run(candidate, Variant("plain"))
+    found = from_bytes(made, trial.request.outputs[0], Layout.CHANNELS_LAST)
+    found[:, eight] /= small
+    found[eight] /= small
+    assert relative_error(found[:, eight], trial.wanted[0][:, eight]) <= WORDS[Precision.FP32][1]
+    assert relative_error(found[eight], trial.wanted[0][eight]) <= WORDS[Precision.FP32][1]
+
+
+def on_tensor_cores(case: Case, precision: Precision) -> list[Candidate]:
+    return [c for c in OWN.candidates(case.request(precision), find_spec("h200")) if KERNELS[c.name].tensor_cores]
+
+
+@pytest.mark.parametrize(
+    ("case", "precision"),
+    [(c, p) for c in CASES if c.kind.startswith(("convolution", "linear")) for p in WORDS if on_tensor_cores(c, p)],
+    ids=lambda value: value.name if isinstance(value, Case) else str(value),
+)
+def test_words_on_tensor_cores_are_as_exact_as_asked(case: Case, precision: Precision, library: Library):
+    """In fp32 what is left of a word counts; in tf32 words are rounded, not cut off, which would be 6e-4 off."""
+    trial = Trial(library, case, precision)
+    low, high = WORDS[precision]
+    for candidate in on_tensor_cores(case, precision):
+        for variant in trial.variants(candidate):
+            (error,) = trial.errors(candidate, variant)
+            assert low <= error <= high, (candidate.name, variant.name)
+
+
+@pytest.mark.parametrize("name", [k.name for k in KERNELS.values() if k.aligned])
+def test_a_kernel_that_needs_aligned_operands_says_so(name: str, library: Library):
+    trial, candidate = _first_trial(KERNELS[name], library)
+    with pytest.raises(AssertionError, match="multiples of 16 bytes"):
+        trial.errors(candidate, SHIFTED)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "field", "value", "said"),
+    [
+        *((k, "filters", few_filters.MOST_FILTERS + 1, "more than eight filters") for k in few_filters.KERNELS),
+        *((k, "channels", 192, "neither 64 nor 128 channels") for k in short_patches.KERNELS),
+        *((k, "pitch", patches.MOST_PLACES, "larger than shared") for k in (*short_patches.KERNELS, *patches.KERNELS)),
+        *((k, "type", DTYPE_CODES["fp32"], "take no fp32") for k in apart.KERNELS),
+    ],
+    ids=lambda value: value.name if isinstance(value, OwnKernel) else str(value),
+)
+def test_a_launcher_refuses_what_it_was_not_made_for(
+    kernel: OwnKernel, field: str, value: int, said: str, library: Library
+):
+    """Instead of writing nothing, or beside its result: plans are files."""
+    trial, candidate = _first_trial(kernel, library)
+    request, workspace_bytes = trial.request, candidate.workspace_bytes
+    made = OWN.arguments(request, kernel.name, candidate.settings, candidate.layouts, 0, False, workspace_bytes)
+    integers = list(made.integers)
+    integers[[f.name for f in fields(kernel.struct)].index(field)] = value
+    # Operands are there and aligned, so that what is refused is the size.
+    sizes_bytes = (*(t.size_bytes for t in (*request.inputs, *request.outputs)), workspace_bytes)
+    pointers = [library.memory.allocate(size_bytes) for size_bytes in sizes_bytes if size_bytes > 0]
+    with pytest.raises(AssertionError, match=said):
+        library.launch(kernel.name, pointers, Arguments(tuple(integers), made.reals))
+    library.memory.free_all()
+
+
+def _first_trial(kernel: OwnKernel, library: Library) -> tuple[Trial, Candidate]:
+    """Of the cases that a kernel takes."""
+    cases = (c for c in (*CASES, *STATISTICS, *groups_in(Precision.BF16)) if c.kind == kernel.kind)
+    case, precision = next((c, p) for c in cases for p in PRECISIONS if kernel.takes(c.request(p)))
+    trial = Trial(library, case, precision)
+    (candidate,) = (c for c in trial.candidates() if c.name == kernel.name)
+    return trial, candidate

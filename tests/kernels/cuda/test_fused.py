@@ -1,0 +1,62 @@
+"""Fused kernels in fp16, and that what relu let through is told by all of them in the same way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mbc.ir.types import DType, Layout, Precision, TensorType
+from mbc.kernels.base import DTYPE_CODES
+from mbc.ops.base import Array
+from mbc.optimize.fusion.catalogue import PATTERNS
+from tests.kernels.cuda.cases import Case
+from tests.kernels.cuda.groups import group, groups_in
+from tests.kernels.cuda.launching import Library, check, launched, request_of, to_bytes
+from tests.kernels.cuda.test_emulated import GXX, build
+
+pytestmark = pytest.mark.skipif(GXX is None, reason="no g++ on this machine")
+SHAPE = (3, 16, 5, 6)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
+    pools = ("max_pool.cu", "max_pool_backward.cu", "max_pool_batch_norm.cu")
+    points = ("pointwise.cu", "pointwise_gradients.cu", "pointwise_normalize.cu", "pointwise_pairs.cu")
+    products = ("apart.cu", *points)
+    fused = ("fused.cu", "at_once.cu", "sums_along.cu", "concat.cu", "many.cu")
+    files = (*fused, "batch_norm.cu", "channels.cu", "elementwise.cu", *pools, *products)
+    return build(Path(tmp_path_factory.mktemp("fused")), DTYPE_CODES["fp16"], files)
+
+
+@pytest.mark.parametrize("case", groups_in(Precision.FP16), ids=lambda case: case.name)
+def test_in_half_precision(case: Case, library: Library):
+    check(library, case, Precision.FP16)
+
+
+def test_what_vanishes_when_stored_lets_nothing_through(library: Library):
+    """Activations around the smallest number of fp16: where the stored one is zero, its gradient is, too."""
+    rng = np.random.default_rng(1)
+    image, vector = TensorType(SHAPE, DType.FP16), TensorType(SHAPE[1:2], DType.FP32)
+
+    def stored(values: Array, type_: TensorType) -> bytes:
+        return to_bytes(values, type_.dtype, Layout.CHANNELS_LAST if type_ is image else Layout.CHANNELS_FIRST)
+
+    x, dy = stored(rng.standard_normal(SHAPE), image), stored(rng.standard_normal(SHAPE), image)
+    mean, variance = stored(np.zeros(16), vector), stored(np.full(16, 1e15), vector)  # deviation: one part in 3e7
+    gamma, beta = stored(np.ones(16), vector), stored(np.zeros(16), vector)
+    forward = group(PATTERNS[0], PATTERNS[0].launches[0], SHAPE, affine=True)
+    backward = next(p for p in PATTERNS if len(p.launches) == 2)
+    again = group(backward, backward.launches[0], SHAPE, affine=True)
+    apart = next(p for p in PATTERNS if p.statements[0].kind == "relu_backward" and len(p.launches[0].gives) == 3)
+    singly = group(apart, apart.launches[0], SHAPE, affine=True)
+    normalized = request_of(forward, [image, *[vector] * 4], Precision.FP16)
+    (y,) = launched(library, normalized, [x, mean, variance, gamma, beta])
+    positive = np.frombuffer(y, np.float16) > 0
+    assert 0.05 < positive.mean() < 0.45, "some of what is positive vanishes, and some does not"
+    sums = request_of(again, [image, *[vector] * 4, image], Precision.FP16)
+    masked = request_of(singly, [image, image, image, vector, vector], Precision.FP16)
+    found = launched(library, sums, [x, mean, variance, gamma, beta, dy])
+    _, *wanted = launched(library, masked, [y, dy, x, mean, variance])
+    assert found == wanted

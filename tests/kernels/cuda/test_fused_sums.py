@@ -1,0 +1,150 @@
+"""Sums that make relu's output again on the way: all that they write is what the launches write that they stand for, to
+the bit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mbc.ir.graph import Operation
+from mbc.ir.types import DType, Layout, Precision, TensorType
+from mbc.kernels.base import DTYPE_CODES, Request
+from mbc.ops.base import Array
+from mbc.ops.signs import CHANNELS
+from mbc.optimize.fusion.catalogue import RELU_ALONG
+from mbc.optimize.fusion.pattern import Part, Pattern, Statement
+from tests.kernels.cuda.cases import Shape
+from tests.kernels.cuda.groups import SAME, group
+from tests.kernels.cuda.launching import Library, from_bytes, launched, request_of, to_bytes
+from tests.kernels.cuda.test_emulated import GXX, build
+
+pytestmark = pytest.mark.skipif(GXX is None, reason="no g++ on this machine")
+FILES = ("fused.cu", "sums_along.cu")
+# Whole vectors; odd numbers of everything; sums in several parts in either layout.
+SHAPES: tuple[Shape, ...] = ((3, 16, 5, 6), (2, 7, 3, 5), (3, 8, 44, 44), (3, 2, 110, 112))
+# Of x, of what its deviation is, and of what is added: some of what is positive is too small for the type.
+VANISHING = {Precision.FP16: (1.0, 1e15, 3e-8), Precision.BF16: (5e-22, 1e38, 5e-41), Precision.FP32: (5e-26, 1e38, 0)}
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[Precision, Library]:
+    """One of each 16-bit type; both hold fp32."""
+    bf16, fp16 = (build(Path(tmp_path_factory.mktemp(t)), DTYPE_CODES[t], FILES) for t in ("bf16", "fp16"))
+    return {Precision.FP32: bf16, Precision.BF16: bf16, Precision.FP16: fp16}
+
+
+def _swapped(pattern: Pattern) -> Pattern:
+    """With the operands of the residual sum the other way round."""
+    swapped = (replace(s, inputs=s.inputs[::-1]) if s.outputs == ("s",) else s for s in pattern.statements)
+    return replace(pattern, statements=tuple(swapped))
+
+
+def _image(name: str) -> bool:
+    return name in SAME
+
+
+def _values(name: str, shape: Shape, precision: Precision, vanishing: bool) -> Array:
+    rng = np.random.default_rng(sum(map(ord, name)))
+    x, variance, beside = VANISHING[precision] if vanishing else (1.0, 1.0, 1.0)
+    drawn = rng.standard_normal(shape if _image(name) else shape[1:2])
+    if name.startswith("variance"):
+        return variance * (0.5 + np.abs(drawn))
+    if name.startswith("beta") and vanishing:
+        return 0 * drawn
+    scale = {"x": x, "x2": x, "mean": x / 4, "mean2": x / 4, "r": beside}
+    return scale.get(name, 1.0) * drawn
+
+
+class Bench:
+    """Runs groups over the same values, by their names."""
+
+    def __init__(self, library: Library, shape: Shape, precision: Precision, layout: Layout, vanishing: bool):
+        self.library, self.shape, self.precision, self.layout = library, shape, precision, layout
+        self.vanishing = vanishing
+        self.known: dict[str, bytes] = {}
+
+    def type_of(self, name: str) -> TensorType:
+        return (
+            TensorType(self.shape, self.precision.working) if _image(name) else TensorType(self.shape[1:2], DType.FP32)
+        )
+
+    def operand(self, name: str) -> bytes:
+        if name not in self.known:
+            values = _values(name, self.shape, self.precision, self.vanishing)
+            layout = self.layout if _image(name) else Layout.CHANNELS_FIRST
+            self.known[name] = to_bytes(values, self.type_of(name).dtype, layout)
+        return self.known[name]
+
+    def request(self, operation: Operation) -> Request:
+        return request_of(operation, [self.type_of(name) for name in operation.inputs], self.precision)
+
+    def run(self, operation: Operation, places: dict[str, str] | None = None) -> dict[str, bytes]:
+        """`places`: the inputs that outputs are written over."""
+        outputs, inputs = operation.outputs, operation.inputs
+        shared = {outputs.index(made): inputs.index(old) for made, old in (places or {}).items()}
+        operands = [self.operand(name) for name in inputs]
+        made = launched(self.library, self.request(operation), operands, self.layout, shared)
+        return dict(zip(outputs, made, strict=True))
+
+
+def _by_output(pattern: Pattern) -> Pattern:
+    """The same, where relu's gradient reads relu's output in the place of its signs."""
+    through = Statement.parse("d = relu_backward(y, dy)")
+    kept = (s for s in pattern.statements if s.kind != "relu_signs")
+    return replace(pattern, statements=tuple(through if s.kind == "relu_backward_signs" else s for s in kept))
+
+
+def _has_signs(pattern: Pattern) -> bool:
+    return any(s.kind == "relu_signs" for s in pattern.statements)
+
+
+def _apart(pattern: Pattern, shape: Shape, affine: bool) -> tuple[Operation, Operation]:
+    """The launch that makes relu's output, and that of the sums: by x alone, or by what the first one stored."""
+    gives = pattern.launches[0].gives
+    relu = next(n for n, s in enumerate(pattern.statements) if s.kind == "relu")
+    forward, everything = range(relu + 1), range(len(pattern.statements))
+    behind = everything[relu + 1 :] if "d" in gives else everything
+    first = group(pattern, Part(tuple(forward), ("y",)), shape, affine)
+    return first, group(pattern, Part(tuple(behind), gives[1:]), shape, affine)
+
+
+@pytest.mark.parametrize("precision", VANISHING)
+@pytest.mark.parametrize("layout", Layout)
+@pytest.mark.parametrize("affine", [True, False], ids=["affine", "plain"])
+@pytest.mark.parametrize("number", range(len(RELU_ALONG)))
+def test_equal_to_the_bit(
+    number: int, affine: bool, layout: Layout, precision: Precision, libraries: dict[Precision, Library]
+):
+    for pattern in (RELU_ALONG[number], _swapped(RELU_ALONG[number])):
+        for shape in SHAPES:
+            if _has_signs(pattern) and shape[1] % CHANNELS != 0:
+                continue
+            for vanishing in (False, True):
+                bench = Bench(libraries[precision], shape, precision, layout, vanishing)
+                first, second = _apart(_by_output(pattern), shape, affine)
+                bench.known |= bench.run(first)
+                wanted = {"y": bench.known["y"], **bench.run(second)}
+                along = group(pattern, pattern.launches[0], shape, affine)
+                assert bench.run(along) == wanted, (shape, vanishing)
+                inputs = along.inputs
+                places = {"y": next(name for name in ("r", "x2", "x") if name in inputs)}
+                if "d" in wanted:
+                    places["d"] = "a" if "a" in inputs else "dy"
+                assert bench.run(along, places) == wanted, (shape, vanishing, places)
+
+
+@pytest.mark.parametrize("precision", [Precision.BF16, Precision.FP16])
+@pytest.mark.parametrize("number", range(len(RELU_ALONG)))
+def test_the_mask_is_that_of_what_is_stored(number: int, precision: Precision, libraries: dict[Precision, Library]):
+    """Some of what is positive vanishes: with it in fp32 more would come through."""
+    pattern, shape = RELU_ALONG[number], SHAPES[0]
+    bench = Bench(libraries[precision], shape, precision, Layout.CHANNELS_LAST, vanishing=True)
+    made = bench.run(group(pattern, pattern.launches[0], shape, affine=True))
+    y = from_bytes(made["y"], bench.type_of("y"), bench.layout)
+    assert 0.02 < (y > 0).mean() < 0.45
+    if "d" in made:
+        d = from_bytes(made["d"], bench.type_of("d"), bench.layout)
+        assert d[y > 0].any() and not d[y == 0].any()

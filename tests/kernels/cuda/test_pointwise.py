@@ -1,0 +1,151 @@
+"""Convolutions of one place made again along with sums, and gradients of their images: all that is written is what the
+launches write that they stand for, to the bit, but for the order of the sums."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mbc.ir.graph import Operation
+from mbc.ir.types import DType, Layout, Precision, TensorType
+from mbc.kernels.base import DTYPE_CODES
+from mbc.kernels.cuda import KERNELS
+from mbc.kernels.cuda.conv import conv1x1 as pointwise
+from mbc.measure.statistics_harness import distances, moments
+from mbc.ops.convolution import Convolution
+from mbc.optimize.fusion.catalogue_conv1x1 import CONVOLUTION_ALONG
+from mbc.optimize.fusion.pattern import Part, Pattern
+from tests.kernels.cuda.cases import Case, w
+from tests.kernels.cuda.groups import POINT_FORMS, POINTS, Sizes, point_operand, points
+from tests.kernels.cuda.launching import (
+    TOLERANCES,
+    Library,
+    from_bytes,
+    launched,
+    relative_error,
+    request_of,
+    to_bytes,
+)
+from tests.kernels.cuda.test_emulated import GXX, build
+from tests.kernels.statistics import grouped
+
+pytestmark = pytest.mark.skipif(GXX is None, reason="no g++ on this machine")
+PRODUCTS = ("pointwise.cu", "pointwise_gradients.cu", "pointwise_normalize.cu", "pointwise_pairs.cu")
+FILES = (*PRODUCTS, "fused.cu", "batch_norm.cu", "sums_along.cu")
+FORWARD = CONVOLUTION_ALONG[0]
+# What is written over something that is read.
+PLACES = (("d", "a"), ("d", "b"), ("d", "dy"), ("d", "y"), ("y", "r"), ("y", "x"), ("dx", "d"), ("dx", "dy"))
+MADE_BY = {"convolution": "pointwise", "convolution_backward_data": "pointwise_backward_data"}
+
+
+@pytest.fixture(scope="module", params=[Precision.BF16, Precision.FP16])
+def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Precision, Library]:
+    return request.param, build(Path(tmp_path_factory.mktemp("kernels")), DTYPE_CODES[request.param], FILES)
+
+
+class Bench:
+    """Runs operations of a pattern over the same values, by their names."""
+
+    def __init__(self, library: tuple[Precision, Library], pattern: Pattern, sizes: Sizes) -> None:
+        self.precision, self.library = library
+        self.pattern, self.sizes = pattern, sizes
+        self.known: dict[str, bytes] = {}
+
+    def operand(self, name: str) -> tuple[bytes, TensorType]:
+        operand = point_operand(name, self.pattern, self.sizes)
+        type_ = operand.type(self.precision)
+        if name not in self.known:
+            values = operand.make(np.random.default_rng(sum(map(ord, name))), operand.shape)
+            last = len(operand.shape) == 4 and operand.shape[2:] != (1, 1)
+            self.known[name] = to_bytes(values, type_.dtype, Layout.CHANNELS_LAST if last else Layout.CHANNELS_FIRST)
+        return self.known[name], type_
+
+    def run(self, operation: Operation, name: str = "", places: dict[str, str] | None = None) -> dict[str, bytes]:
+        """By the kernel of a name. `places`: the inputs that outputs are written over."""
+        operands, types = zip(*map(self.operand, operation.inputs), strict=True)
+        shared = {operation.outputs.index(o): operation.inputs.index(i) for o, i in (places or {}).items()}
+        request = request_of(operation, types, self.precision)
+        made = launched(self.library, request, operands, shared=shared, name=name)
+        return dict(zip(operation.outputs, made, strict=True))
+
+
+def _named(value: Pattern | Part | Sizes) -> str:
+    if isinstance(value, Pattern):
+        return "+".join(statement.kind for statement in value.statements[1:])
+    return ".".join(value.gives) if isinstance(value, Part) else str(value)
+
+
+@pytest.mark.parametrize("blocks", [1, pointwise.MOST_BLOCKS])
+@pytest.mark.parametrize(
+    ("pattern", "part", "sizes"),
+    POINT_FORMS,
+    ids=_named,
+)
+def test_equal_to_the_launches_by_themselves(
+    pattern: Pattern,
+    part: Part,
+    sizes: Sizes,
+    blocks: int,
+    library: tuple[Precision, Library],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """By one block for its filters, which goes through all tiles; by as many as there are tiles."""
+    monkeypatch.setattr(pointwise, "MOST_BLOCKS", blocks)
+    bench = Bench(library, pattern, sizes)
+    along = points(pattern, part, sizes)
+    made = bench.run(along)
+    products = {n: pattern.statements[n] for n in part.runs if pattern.statements[n].kind in MADE_BY}
+    for n, statement in products.items():
+        bench.known |= bench.run(points(pattern, Part((n,), statement.outputs), sizes), MADE_BY[statement.kind])
+    of_products = {name for statement in products.values() for name in statement.outputs}
+    behind = tuple(name for name in part.gives if name not in of_products)
+    wanted = {name: bench.known[name] for name in part.gives if name in of_products}
+    wanted |= bench.run(points(pattern, Part(part.runs[len(products) :], behind), sizes))
+    for name in made.keys() & {"dgamma", "dbeta"}:
+        found, other = (np.frombuffer(values.pop(name), np.float32) for values in (made, wanted))
+        assert relative_error(found, other) < 1e-5
+    assert made == wanted
+    places = [(new, old) for new, old in PLACES if new in made and old in along.inputs]
+    for name, old in places:
+        again = bench.run(along, places={name: old})
+        assert {name: again[name] for name in made} == made
+
+
+@pytest.mark.parametrize("sizes", POINTS, ids=str)
+def test_the_same_with_statistics(sizes: Sizes, library: tuple[Precision, Library]):
+    """What is made again along with sums may be what was made along with statistics."""
+    bench = Bench(library, FORWARD, sizes)
+    alone = points(FORWARD, Part((0,), ("x",)), sizes)
+    assert isinstance(alone.attributes, Convolution)
+    made = bench.run(replace(grouped(alone.attributes), inputs=alone.inputs))
+    assert made["x"] == bench.run(alone, "pointwise")["x"]
+
+
+def test_statistics_of_results_far_from_zero(library: tuple[Precision, Library], monkeypatch: pytest.MonkeyPatch):
+    """Distances are from an element near by, even if a thread has none of the first tile that its block takes."""
+    monkeypatch.setattr(pointwise, "MOST_BLOCKS", 1)
+    sizes = (2, 128, (5, 13), 256)
+    bench = Bench(library, FORWARD, sizes)
+    image = 1 + np.random.default_rng(1).standard_normal((2, 128, 5, 13)) / 100
+    _, type_ = bench.operand("image")
+    bench.known["image"] = to_bytes(image, type_.dtype, Layout.CHANNELS_LAST)
+    alone = points(FORWARD, Part((0,), ("x",)), sizes)
+    assert isinstance(alone.attributes, Convolution)
+    made = bench.run(replace(grouped(alone.attributes), inputs=alone.inputs))
+    result = from_bytes(made["x"], TensorType((2, 256, 5, 13), type_.dtype), Layout.CHANNELS_LAST)
+    wanted = moments(result.astype(np.float64), len(result))
+    assert np.median(np.abs(wanted[0]) / np.sqrt(wanted[1])) > 30
+    mean, variance = (np.frombuffer(made[name], np.float32) for name in ("mean", "variance"))
+    assert max(distances(mean, variance, *wanted)) <= TOLERANCES[DType.FP32]
+
+
+@pytest.mark.parametrize(
+    ("channels", "stride"), [(pointwise.MOST_CHANNELS + 64, 1), (64, 2)], ids=["too many channels", "a step of two"]
+)
+def test_not_taken(channels: int, stride: int):
+    a = Convolution((5, 5), (1, 1), (stride, stride))
+    case = Case("not taken", "convolution", a, (w(2, channels, 5, 5), w(64, channels, 1, 1)))
+    assert not KERNELS["pointwise"].takes(case.request(Precision.BF16))

@@ -1,0 +1,340 @@
+"""What the provider says of mbc's own kernels agrees with their sources and with the operations."""
+
+from __future__ import annotations
+
+import math
+import re
+import subprocess
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+
+from mbc.codegen.toolchain import find_toolchain
+from mbc.errors import MbcError
+from mbc.hardware.spec import find_spec
+from mbc.ir.types import DType, Layout, Precision, TensorType, layout_matters
+from mbc.kernels.base import Candidate, Request
+from mbc.kernels.cuda import KERNELS, OWN
+from mbc.kernels.cuda.base import always
+from mbc.ops import KINDS
+from mbc.ops.base import NoAttributes
+from mbc.ops.convolution import Convolution
+from mbc.ops.loss import CrossEntropy
+from mbc.resources import folder
+from tests.kernels.cuda.cases import CASES, STATISTICS, Case
+from tests.kernels.cuda.groups import GROUPS
+
+SOURCES = folder("templates") / "kernels"
+H200 = find_spec("h200")
+FIRST, LAST = Layout.CHANNELS_FIRST, Layout.CHANNELS_LAST
+STRUCT = re.compile(r"^struct (\w+Arguments|ConvolutionSizes)(?: : (\w+))? \{\n(.*?)^\};", re.MULTILINE | re.DOTALL)
+FIELD = re.compile(r"^  int64_t (\w+);", re.MULTILINE)
+
+
+def _structs() -> dict[str, list[str]]:
+    """Fields of a structure, after those of what it begins with."""
+    found = [s for path in SOURCES.glob("*.cu*") for s in STRUCT.findall(path.read_text(encoding="utf-8"))]
+    known = {name: (base, FIELD.findall(body)) for name, base, body in found}
+
+    def fields_of(name: str) -> list[str]:
+        base, own = known.get(name, ("", []))
+        return [*fields_of(base), *own] if base else own
+
+    return {name: fields_of(name) for name in known if name.endswith("Arguments")}
+
+
+def _relu(*shape: int, precision: Precision = Precision.FP32) -> Request:
+    x = TensorType(shape, precision.working)
+    return Request("relu", NoAttributes(), (x,), (x,), precision)
+
+
+def _candidates(case: Case, precision: Precision = Precision.BF16) -> list[Candidate]:
+    return list(OWN.candidates(case.request(precision), H200))
+
+
+def test_structures_have_the_fields_that_python_fills():
+    declared = {struct.__name__: [f.name for f in fields(struct)] for struct in {k.struct for k in KERNELS.values()}}
+    assert declared == _structs()
+
+
+def test_every_field_of_a_structure_is_a_plain_integer():
+    # FIELD skips what is declared in any other way, which would shift the fields behind it.
+    for path in SOURCES.glob("*.cu*"):
+        for name, _, body in STRUCT.findall(path.read_text(encoding="utf-8")):
+            lines = [line for line in body.splitlines() if line.split("//")[0].strip()]
+            assert len(lines) == len(FIELD.findall(body)), name
+
+
+def test_every_kernel_has_a_launcher_in_its_file():
+    for kernel in KERNELS.values():
+        text = (SOURCES / kernel.file).read_text(encoding="utf-8")
+        assert re.search(rf"const char\* mbc_{kernel.name}\(const MbcCall& call\) \{{", text), kernel.name
+
+
+def test_every_operation_that_runs_has_a_kernel():
+    running = {name for name, kind in KINDS.items() if kind.evaluate is not None and not kind.view}
+    # What takes only some requests of its kind has another beside it that takes them all.
+    assert running | {"convert"} == {kernel.name for kernel in KERNELS.values() if kernel.takes is always}
+
+
+def test_the_cases_use_every_kernel():
+    used = {
+        candidate.name
+        for case in (*CASES, *GROUPS, *STATISTICS)
+        for precision in (Precision.FP32, Precision.TF32, Precision.BF16)
+        for candidate in _candidates(case, precision)
+    }
+    assert used == set(KERNELS)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_candidates(case: Case):
+    request = case.request(Precision.BF16)
+    operands = (*request.inputs, *request.outputs)
+    candidates = _candidates(case)
+    assert len({(c.name, c.layouts) for c in candidates}) == len(candidates) > 0
+    for candidate in candidates:
+        assert len(candidate.layouts) == len(operands)
+        for type_, layout in zip(operands, candidate.layouts, strict=True):
+            assert layout is FIRST or layout_matters(type_.shape)
+        assert candidate.deterministic and not candidate.measured
+        assert candidate.time_us >= H200.launch_us
+        assert candidate.accumulates == KERNELS[candidate.name].accumulates
+        arguments = OWN.arguments(
+            request, candidate.name, (), candidate.layouts, case.first_row, False, candidate.workspace_bytes
+        )
+        assert all(isinstance(value, int) and -(2**63) <= value < 2**63 for value in arguments.integers)
+        assert all(isinstance(value, float | int) and math.isfinite(value) for value in arguments.reals)
+
+
+def test_kernels_accumulate_where_operations_may():
+    for name, kind in KINDS.items():
+        if kind.accumulates:
+            assert KERNELS[name].accumulates, name
+
+
+def _offered(
+    attributes: Convolution,
+    channels: int,
+    filters: int,
+    kind: str = "",
+    precision: Precision = Precision.BF16,
+    rows: int = 8,
+) -> set[str]:
+    """Names of the candidates of one pass."""
+    x = TensorType((rows, channels, *attributes.size), precision.working)
+    y = TensorType((rows, filters, *attributes.output_size), precision.working)
+    w = TensorType((filters, channels // attributes.groups, *attributes.kernel), precision.working)
+    inputs, output = {"": ((x, w), y), "_backward_data": ((y, w), x), "_backward_filter": ((x, y), w)}[kind]
+    request = Request(f"convolution{kind}", attributes, inputs, (output,), precision)
+    return {candidate.name for candidate in OWN.candidates(request, H200)}
+
+
+def _depthwise(attributes: Convolution, channels: int = 32, multiplier: int = 1, kind: str = "") -> set[str]:
+    return _offered(attributes, channels, channels * multiplier, kind)
+
+
+@pytest.mark.parametrize("kind", ("", "_backward_data", "_backward_filter"))
+def test_depthwise_convolutions_have_two_kernels(kind: str):
+    pad, both = (1, 1, 1, 1), {f"convolution{kind}", f"depthwise{kind}"}
+    assert _depthwise(Convolution((9, 8), (3, 3), (1, 1), pad, (1, 1), 32), kind=kind) == both
+    assert _depthwise(Convolution((9, 8), (3, 3), (2, 2), (0, 1, 0, 1), (1, 1), 32), kind=kind) == both
+    assert _depthwise(Convolution((9, 8), (3, 3), (2, 2), pad, (1, 1), 32), multiplier=3, kind=kind) == both
+    for other in (
+        Convolution((9, 8), (3, 3), (1, 1), pad, (2, 2), 32),
+        Convolution((9, 8), (3, 3), (2, 1), pad, (1, 1), 32),
+        Convolution((9, 8), (5, 5), (1, 1), pad, (1, 1), 32),
+        Convolution((9, 8), (3, 3), (1, 1), pad, (1, 1), 16),
+        Convolution((9, 8), (3, 3), (1, 1), pad, (1, 1), 1),
+        Convolution((8192, 8192), (3, 3), (1, 1), pad, (1, 1), 32),  # a sample of 2^31 elements
+    ):
+        assert _depthwise(other, kind=kind) == {f"convolution{kind}"}, other
+
+
+MANY = 200_000  # rows, with which the images below have 2^31 elements and more
+
+
+@pytest.mark.parametrize("kind", ("", "_backward_data", "_backward_filter"))
+def test_few_filters_are_up_to_eight_of_one_place(kind: str):
+    name, a = f"few_filters{kind}", Convolution((14, 14), (1, 1))
+    for channels, filters, rows in ((8, 1, 8), (64, 8, MANY), (1024, 5, 8)):
+        assert name in _offered(a, channels, filters, kind, rows=rows)
+    assert name in _offered(a, 12, 8, kind, Precision.FP32)
+    for channels, filters in ((64, 9), (12, 8), (1032, 8)):
+        assert name not in _offered(a, channels, filters, kind)
+    for other in (
+        Convolution((14, 14), (1, 3)),
+        Convolution((14, 14), (1, 1), (2, 2)),
+        Convolution((14, 14), (1, 1), pad=(1, 1, 1, 1)),
+        Convolution((14, 14), (1, 1), groups=2),
+    ):
+        assert name not in _offered(other, 64, 8, kind), other
+
+
+def test_windows_apart_are_those_that_lie_side_by_side():
+    name, kind, a = "convolution_backward_data_apart", "_backward_data", Convolution((14, 14), (2, 2), (2, 2))
+    assert name in _offered(a, 64, 192, kind) and name in _offered(a, 64, 64, kind, Precision.FP16)
+    assert name not in _offered(a, 64, 64, kind, Precision.FP32)
+    assert name not in _offered(a, 64, 64, kind, rows=MANY)
+    for channels, filters in ((32, 64), (64, 96)):
+        assert name not in _offered(a, channels, filters, kind)
+    for other in (
+        Convolution((15, 14), (2, 2), (2, 2)),
+        Convolution((14, 14), (2, 2), (1, 1)),
+        Convolution((14, 14), (2, 2), (2, 2), (1, 1, 1, 1)),
+        Convolution((14, 14), (2, 2), (2, 2), groups=2),
+        Convolution((15, 15), (3, 3), (3, 3)),  # 576 columns of the product
+        Convolution((14, 14), (1, 1)),
+    ):
+        assert name not in _offered(other, 64, 64, kind), other
+
+
+@pytest.mark.parametrize("kind", ("", "_backward_data"))
+def test_short_patches_keep_all_weights_of_a_block_in_shared_memory(kind: str):
+    name, a = f"convolution{kind}_of_short_patches", Convolution((14, 14), (3, 3), pad=(1, 1, 1, 1))
+    for channels, filters in ((64, 64), (128, 64), (64, 128), (128, 128)):
+        assert name in _offered(a, channels, filters, kind)
+    assert name in _offered(a, 64, 64, kind, Precision.FP16)
+    assert name not in _offered(a, 64, 64, kind, Precision.FP32)
+    assert name not in _offered(a, 64, 64, kind, rows=MANY)
+    for channels, filters in ((192, 192), (32, 64), (64, 96)):
+        assert name not in _offered(a, channels, filters, kind)
+    for other in (
+        Convolution((14, 14), (1, 1)),
+        Convolution((14, 14), (3, 3), (2, 2), (1, 1, 1, 1)),
+        Convolution((14, 14), (3, 3), pad=(2, 2, 2, 2), dilation=(2, 2)),
+        Convolution((14, 14), (3, 3), pad=(1, 1, 1, 1), groups=2),
+        Convolution((14, 14), (5, 5), pad=(2, 2, 2, 2)),  # 200 KiB of weights, beside the patches
+    ):
+        assert name not in _offered(other, 64, 64, kind), other
+
+
+def test_what_is_copied_beside_a_product_comes_in_whole_vectors():
+    kernel = KERNELS["convolution_backward_data_bias_add_concat"]
+    request = next(r for c in GROUPS if c.kind == kernel.kind and kernel.takes(r := c.request(Precision.BF16)))
+    *others, beside = request.inputs
+    rows, channels, *size = beside.shape
+    assert channels % 8 == 0
+    uneven = TensorType((rows, channels - 4, *size), beside.dtype)
+    assert not kernel.takes(replace(request, inputs=(*others, uneven)))
+
+
+def test_depthwise_filters_split_their_sum_to_fill_the_gpu():
+    def partial_results(channels: int, size: int) -> list[int]:
+        x, w = TensorType((256, channels, size, size), DType.BF16), TensorType((channels, 1, 3, 3), DType.FP32)
+        a = Convolution((size, size), (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), channels)
+        request = Request("convolution_backward_filter", a, (x, x), (w,), Precision.BF16)
+        found = [c for c in OWN.candidates(request, H200) if c.name == "depthwise_backward_filter"]
+        return [c.workspace_bytes // w.size_bytes for c in found]
+
+    assert partial_results(32, 112) == [16, 512]  # channels first: a block a channel and part; last: one for all
+    assert partial_results(960, 7) == [0, 49]
+
+
+def test_layouts_that_are_the_same_bytes_are_one_candidate():
+    assert [c.layouts for c in OWN.candidates(_relu(8, 3, 1, 1), H200)] == [(FIRST, FIRST)]
+    assert [c.layouts for c in OWN.candidates(_relu(8, 3, 2, 1), H200)] == [(FIRST, FIRST), (LAST, LAST)]
+
+
+def test_class_numbers_stay_channels_first():
+    (case,) = (c for c in CASES if c.name == "softmax_cross_entropy-smooth0.0-3x7x5x6")
+    assert {c.layouts for c in _candidates(case)} == {(FIRST,) * 4, (LAST, FIRST, FIRST, FIRST)}
+
+
+@pytest.mark.parametrize(("classes", "size", "few"), [(2, (5, 6), True), (32, (5, 6), True), (33, (5, 6), False)])
+def test_few_classes_at_many_positions_have_a_second_kernel(classes: int, size: tuple[int, int], few: bool):
+    logits, target = TensorType((3, classes, *size), DType.BF16), TensorType((3, *size), DType.INT32)
+    scalar = TensorType((1,), DType.FP32)
+    request = Request("softmax_cross_entropy", CrossEntropy(), (logits, target), (scalar, scalar), Precision.BF16)
+    names = {c.name for c in OWN.candidates(request, H200)}
+    assert names == {"softmax_cross_entropy", *(("softmax_cross_entropy_pixels",) if few else ())}
+
+
+def test_a_cast_may_change_the_layout():
+    (case,) = (c for c in CASES if c.name == "cast-widen-3x16x5x6")
+    layouts = {c.layouts for c in _candidates(case)}
+    assert layouts == {(FIRST, FIRST), (FIRST, LAST), (LAST, FIRST), (LAST, LAST)}
+    struct = OWN.arguments(case.request(Precision.BF16), "cast", (), (FIRST, LAST), 0, False, 0).integers
+    assert struct == (1, 0, 0, 1, 3, 16, 30)
+
+
+def test_a_long_sum_takes_a_workspace_and_a_short_one_does_not():
+    def workspace_bytes(*shape: int) -> list[int]:
+        x = TensorType(shape, DType.FP32)
+        vector = TensorType((shape[1],), DType.FP32)
+        request = Request("batch_statistics", NoAttributes(), (x,), (vector, vector), Precision.FP32)
+        return [c.workspace_bytes for c in OWN.candidates(request, H200)]
+
+    assert workspace_bytes(2, 8, 4, 4) == [0, 0]
+    first, last = workspace_bytes(64, 64, 56, 56)
+    state_bytes = 64 * 12  # of one part
+    assert first % state_bytes == last % state_bytes == 0 and 2 * state_bytes <= min(first, last)
+    assert max(first, last) <= 2 << 20
+
+
+def test_fp64_is_not_for_the_gpu():
+    assert list(OWN.candidates(_relu(2, 3, precision=Precision.FP64), H200)) == []
+
+
+def test_unknown_operations_have_no_candidate():
+    assert list(OWN.candidates(Request("flatten", NoAttributes(), (), (), Precision.FP32), H200)) == []
+
+
+def test_mbc080_unknown_kernel():
+    with pytest.raises(MbcError, match="error MBC080: this mbc has no kernel called 'sort'"):
+        OWN.arguments(_relu(2, 3), "sort", (), (FIRST, FIRST), 0, False, 0)
+
+
+def test_mbc081_too_little_workspace():
+    x, vector = TensorType((64, 64, 56, 56), DType.FP32), TensorType((64,), DType.FP32)
+    request = Request("channel_sum", NoAttributes(), (x,), (vector,), Precision.FP32)
+    with pytest.raises(
+        MbcError, match=r"error MBC081: kernel 'channel_sum' needs 6144 bytes of workspace, .* gives it 8"
+    ):
+        OWN.arguments(request, "channel_sum", (), (FIRST, FIRST), 0, False, 8)
+
+
+def test_mbc082_cannot_accumulate():
+    with pytest.raises(MbcError, match="error MBC082: kernel 'relu' cannot add to its output"):
+        OWN.arguments(_relu(2, 3), "relu", (), (FIRST, FIRST), 0, True, 0)
+
+
+NVCC = find_toolchain().nvcc
+
+
+@pytest.mark.skipif(NVCC is None, reason="no nvcc on this machine")
+@pytest.mark.parametrize("working", (0, 1, 2))
+def test_nvcc_compiles_every_kernel(working: int, tmp_path: Path):
+    source = tmp_path / "kernels.cu"
+    source.write_text("".join(f'#include "{path.name}"\n' for path in sorted(SOURCES.glob("*.cu*"))))
+    # Unoptimised: what is tested is that it compiles.
+    command = [str(NVCC), "-arch=sm_90", "-std=c++17", "-Xcicc", "-O0", "-Xptxas", "-O0", f"-DMBC_WORKING={working}"]
+    command += [f"-I{SOURCES}", f"-I{SOURCES.parent / 'include'}", "-c", str(source), "-o", str(tmp_path / "kernels.o")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "warning" not in done.stderr
+
+
+def _first_layer(size: int, kernel: int, stride: int, pad: int) -> Request:
+    """The filter pass of a convolution of three channels, 64 filters."""
+    a = Convolution((size, size), (kernel, kernel), (stride, stride), (pad,) * 4)
+    out = (size + 2 * pad - kernel) // stride + 1
+    shapes = ((4, 3, size, size), (4, 64, out, out), (64, 3, kernel, kernel))
+    x, dy, dw = (TensorType(shape, DType.FP32) for shape in shapes)
+    return Request("convolution_backward_filter", a, (x, dy), (dw,), Precision.FP32)
+
+
+@pytest.mark.parametrize("gpu, small, large", [("h200", True, True), ("a100-80", True, True), ("l4", True, False)])
+def test_a_gpu_is_offered_what_its_shared_memory_has_room_for(gpu: str, small: bool, large: bool):
+    def offered(request: Request) -> bool:
+        return any("few_channels" in c.name for c in OWN.candidates(request, find_spec(gpu)))
+
+    assert offered(_first_layer(224, 7, 2, 3)) is small
+    assert offered(_first_layer(224, 11, 4, 2)) is large
+
+
+def test_whole_blocks_of_the_filter_pass_fit_as_they_are_meant_to():
+    request = replace(_first_layer(224, 7, 2, 3), precision=Precision.TF32)
+    kernel = KERNELS["convolution_few_channels_filter_fp32"]
+    assert kernel.takes(request) and kernel.shared(request) + 1024 <= (228 << 10) // 3

@@ -1,0 +1,54 @@
+"""A process that measures without a GPU, as `mbc.measure.worker` does: `python -m tests.measure.fake_worker BEHAVIOUR`.
+
+`stays` at its second request until its input ends; `dies` ends without a word at its second request; `refuses` fails as
+a GPU would; `trips` fails once with MBC088 after its first request, and goes on when it is started again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+
+from mbc.errors import MbcError
+from mbc.measure.measure import Summary
+from mbc.measure.worker import serve
+from mbc.profile.signature import signature
+from mbc.profile.writer import ProfileWriter
+from tests.profile.profiles import IDENTITY, measurement
+
+BEHAVIOUR = sys.argv[1] if len(sys.argv) > 1 else ""
+
+
+def measuring(gpu, needs, path, measure_for_s, workspace_limit_bytes, progress, again, link):
+    assert gpu == os.environ["CUDA_VISIBLE_DEVICES"] and os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    print("what a library prints")
+    requests = [r for need in needs for r in need.requests]
+    done = 0
+    with ProfileWriter(path, IDENTITY) as writer:
+        known = writer.known() if not again else frozenset()
+        missing = [r for r in requests if signature(r) not in known]
+        try:
+            for done, request in enumerate(missing):
+                progress(done, len(missing), request, 1.0 * (len(missing) - done))
+                if BEHAVIOUR == "dies" and done == 1:
+                    os._exit(7)
+                if BEHAVIOUR == "refuses":
+                    raise MbcError("MBC077", "no GPU", "run `mbc doctor`")
+                while BEHAVIOUR == "stays" and done == 1:
+                    time.sleep(0.05)
+                    progress(done, len(missing), request, 1.0)  # raises when the input has ended
+                writer.record(request, [measurement(1, 10.0)])
+                if BEHAVIOUR == "trips" and not known:
+                    raise MbcError("MBC088", "the GPU failed", "run it again")
+            done = len(missing)
+        except KeyboardInterrupt:
+            return Summary(done, len(known), len(missing) - done, interrupted=True)
+    return Summary(
+        done, len(requests) - len(missing), 0, done, failures=(f"on {gpu}",), link_failure=f"{gpu}" if link else ""
+    )
+
+
+if __name__ == "__main__":
+    serve(lambda: contextlib.nullcontext(os.environ["CUDA_VISIBLE_DEVICES"]), measuring)

@@ -1,0 +1,199 @@
+"""Measuring copies on a GPU made of a clock: what comes out is the link that the clock was made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from mbc.hardware.transfers import HostLink, Slowdown
+from mbc.ir.types import Precision
+from mbc.measure.gpu import DoesNotFit
+from mbc.measure.host_copies import MIB, GpuTransfers, measure_link
+from mbc.plan.model import Stream
+from tests.measure.test_harness import Kernels, Memory, bench_of
+
+TRUE = HostLink(
+    50.0, 40.0, 35.0, 30.0, 8.0, Slowdown(1.02, 1.04, 1.08), Slowdown(1.1, 1.2, 1.4), Slowdown(1.0, 1.01, 1.02), True
+)
+DIRECTIONS = ("to_host", "to_device")
+KERNELS_US = {"streaming": 900.0, "cached": 500.0, "computing": 3000.0}
+
+
+@dataclass
+class Op:
+    """A copy (`direction`), or a kernel of a kind, with what is left of its time alone."""
+
+    what: Stream | str
+    left_us: float
+
+
+class Event:
+    def __init__(self, at: Callable[[], float]) -> None:
+        self._at = at
+
+    def synchronize(self) -> None:
+        self._at()
+
+    def time_since(self, earlier: Event) -> float:
+        return (self._at() - earlier._at()) / 1e3
+
+
+class Line:
+    """A stream: what is queued, and when each of it was over."""
+
+    def __init__(self) -> None:
+        self.queue: list[Op] = []
+        self.ends_us: list[float] = []
+
+    @property
+    def running(self) -> Op | None:
+        return self.queue[len(self.ends_us)] if len(self.ends_us) < len(self.queue) else None
+
+
+class CopyingGpu(Memory):
+    """Work of all streams begins when somebody waits; what runs together slows each other down as the link says."""
+
+    def __init__(self, link: HostLink = TRUE, size_bytes: int = 1 << 33) -> None:
+        super().__init__(0)
+        self._block_bytes = size_bytes
+        self.link, self.pinned_bytes = link, 0
+        self.own = Line()
+        self.lines = [self.own]
+
+    def pinned(self, size_bytes: int) -> np.ndarray:
+        self.pinned_bytes += size_bytes
+        return np.broadcast_to(np.uint8(0), (size_bytes,))
+
+    def new_stream(self) -> Line:
+        self.lines.append(Line())
+        return self.lines[-1]
+
+    def mark_time(self, stream: Line | None = None) -> Event:
+        line = stream or self.own
+        place = len(line.queue)
+
+        def at() -> float:
+            self.run()
+            return line.ends_us[place - 1] if place else 0.0
+
+        return Event(at)
+
+    def copy_to_host(self, target: np.ndarray, source: int, stream: Line | None = None) -> None:
+        (stream or self.own).queue.append(Op(Stream.TO_HOST, self.alone_us(target.size, self.link.to_host_gb_s)))
+
+    def copy_to_device(self, target: int, source: np.ndarray, stream: Line | None = None) -> None:
+        (stream or self.own).queue.append(Op(Stream.TO_DEVICE, self.alone_us(source.size, self.link.to_device_gb_s)))
+
+    def alone_us(self, size_bytes: int, gb_s: float) -> float:
+        return self.link.latency_us + size_bytes / (gb_s * 1e3)
+
+    def launch(self, kind: str) -> None:
+        self.own.queue.append(Op(kind, KERNELS_US[kind]))
+
+    def times_us(self, work: Callable[[], None], count: int) -> list[float]:
+        edges = [len(self.own.queue)]
+        for _ in range(count):
+            work()
+            edges.append(len(self.own.queue))
+        self.run(self.own)
+        ends = [self.own.ends_us[edge - 1] if edge else 0.0 for edge in edges]
+        return [after - before for before, after in pairwise(ends)]
+
+    def run(self, until: Line | None = None) -> None:
+        """Until a stream, or all, have nothing left."""
+        while any(line.running for line in ([until] if until else self.lines)):
+            ops = [(line, line.running) for line in self.lines if line.running]
+            factors = [self.factor(op.what, [other.what for _, other in ops]) for _, op in ops]
+            step_us = min(op.left_us * factor for (_, op), factor in zip(ops, factors, strict=True))
+            self.now_us += step_us
+            for (line, op), factor in zip(ops, factors, strict=True):
+                op.left_us -= step_us / factor
+                if op.left_us < 1e-9:
+                    line.ends_us.append(self.now_us)
+
+    def factor(self, what: Stream | str, running: Sequence[Stream | str]) -> float:
+        link = self.link
+        to_host, to_device = Stream.TO_HOST in running, Stream.TO_DEVICE in running
+        if isinstance(what, Stream):
+            return link.gb_s(what) / link.gb_s(what, busy_both=to_host and to_device)
+        slowdown = getattr(link, what)
+        return (slowdown.both if to_device else slowdown.to_host) if to_host else slowdown.to_device if to_device else 1
+
+
+def measured(gpu: CopyingGpu) -> HostLink:
+    return measure_link(GpuTransfers(gpu, {kind: lambda kind=kind: gpu.launch(kind) for kind in KERNELS_US}))
+
+
+def rates(link: HostLink) -> tuple[float, ...]:
+    return link.to_host_gb_s, link.to_device_gb_s, link.to_host_both_gb_s, link.to_device_both_gb_s
+
+
+def test_the_whole_link_is_found() -> None:
+    found = measured(CopyingGpu())
+    assert rates(found) == pytest.approx(rates(TRUE), rel=0.01)
+    assert found.latency_us == pytest.approx(TRUE.latency_us, rel=0.01)
+    for kind in KERNELS_US:
+        one, other = getattr(found, kind), getattr(TRUE, kind)
+        assert (one.to_host, one.to_device, one.both) == pytest.approx((other.to_host, other.to_device, other.both))
+    assert found.measured
+
+
+@pytest.mark.parametrize("size_bytes", [1 << 33, 1 << 30, 64 * MIB])
+def test_a_small_gpu_gives_what_it_has(size_bytes: int) -> None:
+    gpu = CopyingGpu(size_bytes=size_bytes)
+    assert rates(measured(gpu)) == pytest.approx(rates(TRUE), rel=0.03)  # shorter copies, for which latency counts
+    assert 0 < gpu.mark() <= size_bytes and gpu.pinned_bytes <= size_bytes / 2 + 128 * MIB
+    with pytest.raises(DoesNotFit, match="needed"):
+        measured(CopyingGpu(size_bytes=MIB))
+
+
+def test_small_copies_that_take_long_do_not_bend_the_rate() -> None:
+    class Stumbling(CopyingGpu):
+        def copy_to_host(self, target: np.ndarray, source: int, stream: Line | None = None) -> None:
+            super().copy_to_host(target, source, stream)
+            if target.size <= 4 * MIB:
+                (stream or self.own).queue[-1].left_us *= 3
+
+    found = measured(Stumbling())
+    assert found.to_host_gb_s == pytest.approx(TRUE.to_host_gb_s, rel=0.01)
+
+
+def test_what_runs_beside_is_there_until_the_end() -> None:
+    """A bus that is faster than any known: what was meant to last long enough does not, and is made to last longer."""
+    both, alone = {f"{to}_both_gb_s": 400.0 for to in DIRECTIONS}, {f"{to}_gb_s": 800.0 for to in DIRECTIONS}
+    fast = replace(TRUE, latency_us=0.0, **both, **alone)
+    assert rates(measured(CopyingGpu(fast))) == pytest.approx(rates(fast), rel=0.02)
+
+
+def test_a_bench_measures_with_kernels_of_three_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mbc.measure.workbench.WARM_SIDE", 8)
+    gpu = Memory()
+    kernels = Kernels(gpu)
+    seen: dict[str, tuple[int, ...]] = {}
+
+    def measure(bench: SimpleNamespace) -> HostLink:
+        for launch in bench.kernels.values():
+            before = len(kernels.prepared)
+            launch()
+            assert len(kernels.prepared) == before, "nothing is prepared while it is timed"
+        seen.update({request.kind: () for _, request, _, _ in kernels.prepared})
+        return TRUE
+
+    monkeypatch.setattr("mbc.measure.workbench.GpuTransfers", lambda gpu, kernels: SimpleNamespace(kernels=kernels))
+    monkeypatch.setattr("mbc.measure.workbench.measure_link", measure)
+    monkeypatch.setattr("mbc.measure.workbench.Graph", graph_of)
+    monkeypatch.setattr("mbc.measure.clock.Graph", graph_of)
+    bench = bench_of(gpu, kernels)
+    assert bench.host_link(Precision.FP32) == TRUE
+    assert set(seen) == {"scale", "linear"} and gpu.mark() == 0
+    sizes = [request.inputs[0].size_bytes for _, request, _, _ in kernels.prepared if request.kind == "scale"]
+    assert sizes[0] > 2 * gpu.l2_bytes and 2 * sizes[1] < gpu.l2_bytes
+
+
+def graph_of(gpu: Memory, body: Callable[[], None]) -> SimpleNamespace:
+    return SimpleNamespace(launch=body, close=lambda: None)

@@ -1,0 +1,98 @@
+"""Operands: values that an operation may meet, and small requests that stand for large ones."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mbc.errors import MbcError
+from mbc.ir.types import DType, Precision, TensorType
+from mbc.kernels.base import Request
+from mbc.kernels.cuda import KERNELS
+from mbc.measure.random_operands import FEW_ELEMENTS, FEW_STATES, few, has_rows, values
+from mbc.ops import KINDS
+from mbc.ops.base import NoAttributes
+from mbc.ops.control import CONTROL_TYPE, control_record
+from mbc.ops.loss import CrossEntropy
+from mbc.ops.normalization import BatchNormalize
+from mbc.ops.update import Sgd
+from mbc.optimize.fusion.catalogue import PAIR_SUMS
+from tests.kernels.cuda.cases import CASES, Case
+from tests.kernels.cuda.groups import MORE_CHANNELS, point_operand, points
+
+FIRST = {case.kind: case for case in reversed(CASES)}
+
+
+def fp32(*shape: int) -> TensorType:
+    return TensorType(shape, DType.FP32)
+
+
+def test_every_kernel_of_ours_has_a_case() -> None:
+    assert {kind for kind in KERNELS if kind in KINDS} <= set(FIRST)
+
+
+@pytest.mark.parametrize("case", FIRST.values(), ids=lambda case: case.kind)
+def test_the_small_request_is_one_of_its_kind(case: Case) -> None:
+    request = case.request(Precision.BF16)
+    small = few(request)
+    assert (small.kind, small.attributes, small.precision) == (request.kind, request.attributes, request.precision)
+    if case.kind in KINDS:
+        assert small.outputs == KINDS[case.kind].shape(small.attributes, small.inputs)
+    assert all(
+        a.elements <= b.elements and a.dtype is b.dtype for a, b in zip(small.inputs, request.inputs, strict=True)
+    )
+
+
+def test_rows_are_few_and_channels_stay() -> None:
+    x, c = fp32(64, 64, 56, 56), fp32(64)  # as many rows as channels
+    asked = Request("batch_normalize", BatchNormalize(1e-5), (x, c, c, c, c), (x,), Precision.FP32)
+    small = few(asked)
+    assert [t.shape for t in small.inputs] == [(1, 64, 56, 56), (64,), (64,), (64,), (64,)]
+    assert small.inputs[0].elements > FEW_ELEMENTS  # one row is the least
+    assert has_rows(asked, x) and not has_rows(asked, c)
+
+
+def test_weights_of_every_product_stay() -> None:
+    rows = 8 + MORE_CHANNELS  # as many as the gradient has channels
+    pattern, sizes = PAIR_SUMS[0], (rows, 8, (8, 8), 128)
+    launch = points(pattern, pattern.launches[0], sizes)
+    operands = tuple(point_operand(name, pattern, sizes).type(Precision.BF16) for name in launch.inputs)
+    assert operands[2].shape[:2] == (rows, rows)
+    small = few(Request(launch.kind, launch.attributes, operands, (), Precision.BF16))
+    assert (small.inputs[1], small.inputs[3]) == (operands[1], operands[3])
+    assert small.inputs[0].shape[0] == small.inputs[2].shape[0] < rows
+
+
+def test_class_numbers_keep_to_the_rows_and_the_classes() -> None:
+    asked = Request(
+        "softmax_cross_entropy",
+        CrossEntropy(),
+        (fp32(256, 10), TensorType((256,), DType.INT32)),
+        (fp32(1), fp32(1)),
+        Precision.FP32,
+    )
+    assert few(asked).inputs[1].shape == (few(asked).inputs[0].shape[0],)
+    drawn = values(asked, 1, 5000)
+    assert drawn.dtype == np.int32 and set(drawn.tolist()) == set(range(10))
+
+
+def test_states_are_short_and_positive() -> None:
+    weight = fp32(512, 64, 3, 3)
+    asked = Request("sgd_update", Sgd(0.9), (weight, weight, CONTROL_TYPE, weight), (weight, weight), Precision.FP32)
+    small = few(asked)
+    part = (FEW_STATES // 576, 64, 3, 3)  # which may lie in either layout, as the whole may
+    assert [t.shape for t in small.inputs] == [part, part, (256,), part]
+    assert values(asked, 3, 1000).min() > 0
+    assert control_record(values(asked, 2, 256))["proceed"] == 1
+
+
+def test_values_are_rounded_as_stored() -> None:
+    x = TensorType((4, 8, 3, 3), DType.BF16)
+    drawn = values(Request("relu", NoAttributes(), (x,), (x,), Precision.BF16), 0, 288)
+    assert (drawn.view(np.uint32) & 0xFFFF).max() == 0 and drawn.std() > 0.5
+
+
+def test_a_request_that_cannot_be_made_small_says_so() -> None:
+    x = fp32(4, 8, 3, 3)
+    with pytest.raises(MbcError, match="error MBC087: no small batch_normalize can be made to compare with"):
+        few(Request("batch_normalize", BatchNormalize(1e-5), (x, fp32(7)), (x,), Precision.FP32))

@@ -1,0 +1,151 @@
+"""What planning takes from larger sizes of a profile, and that it stands beside no fact without evidence."""
+
+from __future__ import annotations
+
+import pytest
+
+from mbc.ir.graph import Operation
+from mbc.kernels import PROVIDERS
+from mbc.kernels.base import Candidate
+from mbc.kernels.calibration import calibration, scaled_group
+from mbc.optimize.candidates.table import CandidateTable, Rules
+from mbc.optimize.search.prediction_interval import time_range_us
+from mbc.optimize.search.search import Limits, search
+from mbc.options import Policy
+from mbc.plan.model import Kernel, Program, Rows
+from mbc.profile.model import Extent, Measurement, Profile
+from tests.optimize.planned import H200, graph_of
+from tests.profile.profiles import profile
+
+SOURCE = """
+network small(batch = 16, classes = 4) {
+  input image[batch, 64, 14, 14] : float
+  input target[batch] : class
+  x = image |> conv(64, 3, pad=1, bias=true) @first |> relu |> conv(64, 3, pad=1, bias=true) |> relu
+  logits = x |> global_avgpool |> linear(classes)
+  output logits
+  loss (logits, target) |> softmax_cross_entropy
+}
+train { optimizer = sgd() }
+"""
+UNDIVIDED = Rules()
+SLOWER = 1.5  # than estimated
+HALVES = "convolution_in_halves"
+EARLY, LATE = "2026-11-21T12:00:00", "2026-11-22T12:00:00"
+
+
+def table(batch: int, known: Profile | None = None, rules: Rules = UNDIVIDED) -> CandidateTable:
+    return CandidateTable(graph_of(SOURCE, batch), H200, PROVIDERS, known, rules)
+
+
+def measured(candidate: Candidate, time_us: float) -> Measurement:
+    c = candidate
+    return Measurement(
+        c.provider, c.name, c.settings, c.layouts, c.workspace_bytes, time_us, 0.0, True, c.accumulates, (), 0.0
+    )
+
+
+def step_at(rows: int) -> Profile:
+    """All that a step of so many rows launches, at `SLOWER` times the estimates."""
+    at = table(rows)
+    requests = {at.request(o, at.whole): at.offered(o) for o in (*at.graph.train, *at.graph.infer)}
+    return profile({r: [measured(c, SLOWER * c.time_us) for c in found] for r, found in requests.items() if found})
+
+
+def first(made: CandidateTable, kind: str = "convolution") -> Operation:
+    return next(o for o in made.graph.train if o.kind == kind)
+
+
+def own(found: tuple[Candidate, ...]) -> dict[object, Candidate]:
+    return {(c.name, c.layouts): c for c in found if c.provider == "mbc"}
+
+
+@pytest.mark.parametrize("kind", ["convolution", "relu"])
+def test_micro_batches_are_told_by_the_nearest_size(kind: str):
+    made, estimated = table(128, step_at(64)), table(128)
+    operation = first(made, kind)
+    found, models = (own(t.candidates_of_part(operation, Rows(0, 16))) for t in (made, estimated))
+    assert found and found.keys() == models.keys()
+    for key, candidate in found.items():
+        assert candidate.time_us == pytest.approx(SLOWER * models[key].time_us) and not candidate.measured
+    assert own(made.candidates_of_part(operation, Rows(0, 2))) == own(estimated.candidates(operation, Rows(0, 2)))
+    assert all(c.measured for c in own(made.candidates_of_part(operation, Rows(0, 64))).values())
+
+
+def test_whole_batches_are_not():
+    """There is no telling what else of a step would be."""
+    made, estimated = table(16, step_at(64)), table(16)
+    for operation in (first(made), first(made, "relu")):
+        assert made.candidates_of_part(operation, made.whole) == estimated.candidates(operation, made.whole)
+        assert not made.timed(operation)
+
+
+def test_nor_are_parts_that_are_held_beside_a_whole():
+    """Of a batch that was not measured the parts are estimated, too; given micro-batches are told by larger sizes."""
+    known = step_at(64)
+    free = Rules(Policy.POWER_OF_TWO)
+    assert table(16, known, free).menus(first(table(16))) == table(16, None, free).menus(first(table(16)))
+    made, estimated = table(16, known), table(16)
+    assert made.menus_in(first(made), 4) != estimated.menus_in(first(made), 4)
+
+
+def parts(here_us: float, here_date: str, there_date: str) -> Profile:
+    """The first convolution at 4 rows, by a library, and at 8, where a kernel of mbc's own takes 100 us."""
+    made = table(16)
+    requests = {rows: made.request(first(made), Rows(0, rows)) for rows in (4, 8)}
+    library = next(c for c in made.candidates(first(made), Rows(0, 4)) if c.provider == "cudnn")
+    halves = own(made.candidates(first(made), Rows(0, 8)))
+    (kernel,) = (c for c in halves.values() if c.name == HALVES)
+    return profile(
+        {requests[4]: [measured(library, here_us)], requests[8]: [measured(library, 300.0), measured(kernel, 100.0)]},
+        {requests[4]: Extent(1 << 30, date=here_date), requests[8]: Extent(1 << 30, date=there_date)},
+    )
+
+
+def newer(known: Profile, batch: int = 16, rows: int = 4) -> list[Candidate]:
+    made = table(batch, known)
+    return [c for c in made.candidates_of_part(first(made), Rows(0, rows)) if c.name == HALVES]
+
+
+def test_a_kernel_that_came_later_is_told_by_a_size_that_was_measured_later():
+    (candidate,) = newer(parts(150.0, EARLY, LATE))
+    assert 50.0 <= candidate.time_us < 100.0 and not candidate.measured
+    for dates in ((LATE, EARLY), (EARLY, EARLY), ("", LATE)):  # it could have been measured
+        assert not newer(parts(150.0, *dates))
+    assert not newer(parts(150.0, EARLY, LATE), batch=4)  # beside facts of the whole
+
+
+def test_beside_facts_only_where_it_would_win_at_the_upper_end_of_its_range():
+    (candidate,) = newer(parts(1e6, EARLY, LATE))
+    _, high = calibration().factors(calibration().spreads[scaled_group("mbc", 2)], H200)
+    assert high > 1
+    assert newer(parts(1.001 * high * candidate.time_us, EARLY, LATE))
+    assert not newer(parts(0.999 * high * candidate.time_us, EARLY, LATE))
+    (fewer,) = newer(parts(1e6, EARLY, LATE), rows=2)  # likewise beside what a size without it tells
+    assert fewer.time_us < candidate.time_us
+
+
+def test_the_range_is_that_of_the_provider_at_as_many_times_the_rows():
+    made = table(128, step_at(64))
+    relu = first(made, "relu")
+    candidate = own(made.candidates_of_part(relu, Rows(0, 16))).popitem()[1]
+    kernel = Kernel(candidate.provider, candidate.name, candidate.settings, candidate.time_us, False)
+    assert made.larger is not None
+    request = made.request(relu, Rows(0, 16))
+    spread = made.larger.spread(request, kernel)
+    assert spread == calibration().spreads[scaled_group("mbc", 4)]
+    assert made.larger.spread(request, Kernel("mbc", "relu", (), 1e9, False)) is None  # estimated otherwise
+    assert made.larger.spread(made.request(relu, Rows(0, 64)), kernel) is None
+
+
+def test_a_step_in_micro_batches_has_that_range():
+    made = table(128, step_at(64), Rules(micro_batch=16))
+    plan = search(made, Limits(without=frozenset(("beside",))), 1 << 40)
+    launch = next(x for x in plan.train.launches if x.operations == (first(made).name,))
+    assert isinstance(launch.work, Kernel)
+    alone = Program((launch,), (), (), ())
+    low, high = calibration().factors(calibration().spreads[scaled_group(launch.work.provider, 4)], H200)
+    found = time_range_us(alone, plan.graph, plan.buffers, H200, made.larger, plan.graph.train)
+    assert found == pytest.approx((low * launch.work.time_us, high * launch.work.time_us))
+    told = time_range_us(plan.train, plan.graph, plan.buffers, H200, made.larger, plan.graph.train)
+    assert told == (plan.predictions.train_low_us, plan.predictions.train_high_us)

@@ -1,0 +1,149 @@
+"""What a convolution of one place made is made again where batch normalisation's backward pass would read it, if all
+kernels that make it give the same bits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import pytest
+
+from mbc.kernels import PROVIDERS
+from mbc.kernels.base import Candidate, Request
+from mbc.kernels.cuda.conv import conv1x1_bn_backward as pointwise_normalize
+from mbc.optimize.bounds.measured_floor import step_floor
+from mbc.optimize.candidates.table import CandidateTable, Rules
+from mbc.optimize.fusion.bitwise_remat_match import with_repeated
+from mbc.optimize.search.profiling_requests import needs
+from mbc.optimize.search.search import Limits, search
+from mbc.options import Policy
+from mbc.plan.model import Kernel, Plan
+from tests.optimize.planned import H200, NoSizes, graph_of, is_inside, planned_for, trained
+
+SOURCE = """
+network small(batch = 4, classes = 3) {
+  input image[batch, 3, 6, 6] : float
+  input target[batch] : class
+  x = image |> conv(16, 3, pad=1) |> bn |> relu
+  y = x |> conv(64, 1) @expand |> bn |> relu |> conv(16, 3, pad=1) |> bn |> relu |> conv(64, 1) @wide |> bn
+  s = x |> conv(64, 1) @down |> bn
+  logits = y + s |> relu |> global_avgpool |> linear(classes)
+  output logits
+  loss (logits, target) |> softmax_cross_entropy
+}
+train { optimizer = sgd(momentum=0.9)  precision = bf16 }
+"""
+KINDS = frozenset(kernel.kind for kernel in pointwise_normalize.KERNELS)
+MAKERS = ("pointwise", "pointwise_statistics")
+SLOWER = 1e4  # than what is to be planned
+BYTES_PER_US = H200.copy_gb_s * 1e3
+
+
+@dataclass(frozen=True)
+class Measured(NoSizes):
+    """A profile that has measured what would be estimated, all by its bytes. Of launches that make again what a
+    convolution made it has these (`again`). `makers`: times that its kernels take; infinite: these were not measured,
+    and others take longer than any estimate."""
+
+    again: bool = True
+    makers: float = 1.0
+    cudnn: int = 0
+    origin: str = "made up"
+
+    def candidates(self, request: Request) -> Iterable[Candidate]:
+        if is_inside(request) and not (self.again and request.kind in KINDS):
+            return ()
+        moved_us = sum(t.size_bytes for t in (*request.inputs, *request.outputs)) / BYTES_PER_US
+        return tuple(
+            replace(c, measured=True, time_us=self._times(request, c) * moved_us)
+            for provider in PROVIDERS
+            for c in provider.candidates(request, H200)
+            if c.name not in MAKERS or self.makers < math.inf
+        )
+
+    def _times(self, request: Request, c: Candidate) -> float:
+        if self.makers == math.inf and request.kind.startswith("convolution") and request.kind not in KINDS:
+            return SLOWER
+        last = all(lying == "nhwc" for t, lying in zip(request.inputs, c.layouts, strict=False) if t.ordered)
+        slower = self.makers if c.name in MAKERS else SLOWER if "at_once" in c.name else 1.0
+        return slower * (1.0 if last else 2.0)
+
+
+def table(profile: Measured | None) -> CandidateTable:
+    return CandidateTable(graph_of(SOURCE), H200, PROVIDERS, profile, Rules())  # type: ignore[arg-type]
+
+
+def planned(profile: Measured | None, *without: str) -> Plan:
+    return planned_for(profile, SOURCE, without=("beside", *without))
+
+
+def launches(plan: Plan) -> dict[str, list[tuple[str, str]]]:
+    """By the name of what runs first: the kernel of each launch, and what runs last."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for launch in plan.train.launches:
+        if isinstance(launch.work, Kernel) and launch.operations:
+            found.setdefault(launch.operations[0], []).append((launch.work.name, launch.operations[-1]))
+    return found
+
+
+@pytest.mark.parametrize("makers", [1.0, 2.0], ids=["made by the fastest", "made by slower ones"])
+def test_made_again_by_the_same_kernel(makers: float):
+    """With statistics kernels of the same bits are fastest, or slower by less than what is saved."""
+    plan, without = planned(Measured(makers=makers)), planned(Measured(again=False, makers=makers))
+    found = launches(plan)
+    (maker, _), *again = found["expand"]
+    assert maker in MAKERS
+    assert [name for name, _ in again] == ["pointwise_normalize_relu_sums", "pointwise_normalize_relu_backward"]
+    for layer, sums in ("down", []), ("wide", ["pointwise_normalize_sums"]):  # the former's make the gradient, too
+        (maker, _), *again = found[layer]
+        assert maker in MAKERS
+        assert [name for name, _ in again] == [*sums, "pointwise_normalize_backward"]
+    assert {name for name, _ in launches(without)["expand"]}.isdisjoint(MAKERS) == (makers > 1)
+    assert plan.predictions.train_us < without.predictions.train_us
+    assert trained(plan) == trained(without)
+
+
+def test_without_recomputation_nothing_is_made_again():
+    assert launches(planned(Measured(), "recompute")) == launches(planned(Measured(again=False)))
+
+
+@pytest.mark.parametrize("layer", ["expand", "wide"])
+def test_what_is_made_again_is_not_kept(layer: str):
+    plan = planned(Measured())
+    made = next(o for o in graph_of(SOURCE).train if o.name == layer).outputs[0]
+    numbers = [
+        number
+        for number, launch in enumerate(plan.train.launches)
+        if any(plan.buffers[access.buffer].value == made for access in launch.accesses)
+    ]
+    first_backward = next(i for i, launch in enumerate(plan.train.launches) if "backward" in "".join(launch.operations))
+    assert numbers and max(numbers) < first_backward
+
+
+@pytest.mark.parametrize(
+    "profile",
+    [None, Measured(again=False), Measured(makers=SLOWER), Measured(makers=math.inf)],
+    ids=["estimated", "never measured", "slowly made", "made by what was not measured"],
+)
+def test_elsewhere_it_is_read(profile: Measured | None):
+    kernels = {name for found in launches(planned(profile)).values() for name, _ in found}
+    assert kernels.isdisjoint(kernel.name for kernel in pointwise_normalize.KERNELS)
+
+
+def test_the_floor_takes_the_fastest_of_what_is_made_again():
+    slower = table(Measured(makers=2.0))
+    assert with_repeated(slower) is not slower
+    assert step_floor(with_repeated(slower)).products_us <= step_floor(slower).products_us
+
+
+def test_what_determinism_costs_is_told_by_the_same_groups():
+    known = replace(table(Measured()), rules=Rules(deterministic=True))
+    plan = search(known, Limits(without=frozenset({"beside"})), 10**12)
+    assert launches(plan) == launches(planned(Measured()))
+    assert 0 < plan.bounds.nondeterministic_us <= plan.predictions.train_us * (1 + 1e-9)
+
+
+def test_all_are_asked_for():
+    kinds = {need.undivided.kind for need in needs(graph_of(SOURCE), H200, Policy.UNDIVIDED)}
+    assert kinds >= KINDS

@@ -1,0 +1,63 @@
+"""Two products of convolutions of one place in a launch, what sums are over and the gradient that comes back to them:
+where that was measured, with the same numbers; what is made again is not kept."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from mbc.kernels.cuda.conv import conv1x1 as pointwise
+from mbc.kernels.cuda.conv import conv1x1_bn_backward as pointwise_normalize
+from mbc.kernels.cuda.conv import dual_conv1x1 as pointwise_pairs
+from mbc.optimize.search.profiling_requests import needs
+from mbc.options import Policy
+from mbc.plan.model import Kernel, Plan
+from tests.optimize.fusion.test_fused_gradients import SOURCE, Measured, planned
+from tests.optimize.planned import H200, graph_of, trained
+
+SHARE = 0.6  # of what keeping everything takes
+MAKERS = pointwise.INSIDE[0].repeats
+KERNELS = (*pointwise.INSIDE, pointwise_normalize.KERNELS[-1], *pointwise_pairs.KERNELS)
+LAYERS = tuple(f"bottleneck{i}.wide" for i in range(3))  # whose images are larger than their weights
+
+
+def launched(plan: Plan) -> Counter[str]:
+    """Launches by kernel, of those that make again what they do not write."""
+    names = (launch.work.name for launch in plan.train.launches if isinstance(launch.work, Kernel))
+    return Counter(name for name in names if name in {kernel.name for kernel in KERNELS})
+
+
+def kept(plan: Plan) -> set[str]:
+    """Layers whose results are read behind the loss."""
+    made = {value: o.name for o in graph_of(SOURCE).train if o.name in LAYERS for value in o.outputs}
+    behind = next(i for i, launch in enumerate(plan.train.launches) if "backward" in "".join(launch.operations))
+    values = (plan.buffers[a.buffer].value for launch in plan.train.launches[behind:] for a in launch.accesses)
+    return {made[value] for value in values if value in made}
+
+
+@pytest.mark.parametrize("signs", [False, True], ids=["by output", "by signs"])
+def test_neither_is_written(signs: bool):
+    """Of two gradients that are added the one that a kernel can run: `down` of the last block has a step of two."""
+    plan, without = planned(Measured(inside=True, signs=signs)), planned(Measured(signs=signs))
+    form = "_signed" if signs else ""
+    assert launched(plan) == {f"pointwise_pair_add_relu_sums{form}": 3, "pointwise_normalize_sums": 1}
+    assert kept(without) == set(LAYERS) and not kept(plan) and not launched(without)
+    makers = {launch.operations[:1]: launch.work for launch in reversed(plan.train.launches)}
+    assert {makers[layer,].name for layer in LAYERS if isinstance(makers[layer,], Kernel)} <= set(MAKERS)
+    assert plan.predictions.train_us < without.predictions.train_us
+    assert trained(plan) == trained(without)
+
+
+def test_relus_output_is_made_again_along():
+    plan = planned(Measured(inside=True), SHARE)
+    assert launched(plan)["pointwise_pair_add_relu_and_sums_of_two"]
+    assert plan.bounds.within_us <= plan.predictions.train_us
+    assert trained(plan) == trained(planned(Measured()))
+
+
+def test_all_are_asked_for():
+    """Where nothing is added to the gradient that comes back to the last block, too."""
+    steps = graph_of(SOURCE), graph_of(SOURCE.replace("bottleneck(2)", "bottleneck()"))
+    kinds = {need.undivided.kind for step in steps for need in needs(step, H200, Policy.UNDIVIDED)}
+    assert {kernel.kind for kernel in KERNELS} - kinds == set()

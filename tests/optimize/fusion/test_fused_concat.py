@@ -1,0 +1,147 @@
+"""Groups beside a concatenation: where they fit, that they compute what their operations do, what they leave out."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+
+from mbc.frontend.lower import lower
+from mbc.frontend.parse import parse
+from mbc.hardware.spec import find_spec
+from mbc.ir.transforms.training_step import differentiate
+from mbc.optimize.fusion import select_groups as fuse
+from mbc.optimize.fusion.catalogue import PATTERNS
+from mbc.plan.model import Kernel
+from mbc.source import Source
+from tests.optimize.fusion import test_fused_pooling as pools
+from tests.optimize.fusion.test_fused_pooling import UNCLUSTERED, launched, planned, trained
+
+SOURCE = """
+network joined(batch = 6, classes = 5) {
+  input image[batch, 2, 8, 8] : float
+  input target[batch] : class
+  x = image |> conv(8, 3, pad=1)
+  for i in range(3) @dense { x = (x, x |> bn(affine = AFFINE) |> relu |> conv(8, 3, pad=1)) |> concat }
+  y = x |> conv(8, 3, pad=1) |> bn |> relu
+  z = (
+    y |> conv(8, 1) |> bn(affine = AFFINE) |> relu,
+    y |> conv(16, 3, pad=1) |> bn |> relu,
+    y |> conv(8, 5, pad=2) |> relu,
+    y |> maxpool(3, stride=1, pad=1)
+  ) |> concat
+  v = (y |> conv(8, 1) |> bn |> relu, y |> conv(16, 1) |> bn |> relu) |> concat
+  skip = (z, v) |> concat |> conv(8, 3, pad=1) |> bn(affine = AFFINE) |> relu
+  up = skip |> maxpool(2) |> conv(16, 3, pad=1) |> relu |> conv_transpose(8, 2, stride=2, bias=true)
+  logits = (skip, up) |> concat |> conv(8, 3, pad=1) |> relu |> flatten |> linear(classes)
+  output logits
+  loss (logits, target) |> softmax_cross_entropy
+}
+train { optimizer = sgd(momentum=0.9)  precision = PRECISION }
+"""
+
+
+graph = functools.partial(pools.graph, source=SOURCE)
+
+
+def test_every_kernel_finds_its_place():
+    assert launched(planned(graph())) >= {
+        "batch_statistics_beside",
+        "batch_normalize_relu_backward_add_slice",
+        "batch_normalize_relu_backward_add_slice_and_part",
+        "batch_normalize_relu_sums_of_slice",
+        "batch_normalize_relu_backward_of_slice",
+        "bias_add_concat",
+        "batch_normalize_relu_concat",
+        "max_pool_backward_add_three",
+        "concat_batch_normalize_relu",
+        "channel_slice_sum",
+        "max_pool_backward_add_slice_sums",
+        "max_pool_backward_add_slice_normalize",
+    }
+
+
+def test_what_is_new_may_come_first():
+    old = "(x, x |> bn(affine = AFFINE) |> relu |> conv(8, 3, pad=1))"
+    assert old in SOURCE
+    text = SOURCE.replace(old, "(x |> bn |> relu |> conv(4, 3, pad=1), x)").replace("PRECISION", "bf16")
+    lowered = lower(parse(Source("joined.mbc", text.replace("AFFINE", "true"))), (), None)
+    found = launched(planned(differentiate(lowered.network, lowered.optimizer, lowered.precision)))
+    assert found >= {
+        "batch_statistics_beside",
+        "concat_batch_normalize_relu",
+        "batch_normalize_relu_backward_add_slice",
+        "batch_normalize_relu_backward_add_slice_and_part",
+    }
+
+
+def test_slices_that_are_read_in_place_exist_nowhere():
+    plan = planned(graph())
+    kept = {buffer.value for buffer in plan.buffers}
+    slices = {op.outputs[0] for op in plan.graph.train if op.kind == "channel_slice"}
+    assert len(slices - kept) >= 4
+
+
+def test_what_relu_made_is_written_where_its_gradient_reads_it(monkeypatch: pytest.MonkeyPatch):
+    """Parts are normalised on the way into a concatenation only where groups make them again for their gradients."""
+    again = [p for p in PATTERNS if len(p.launches) < 2]
+    monkeypatch.setattr(fuse, "PATTERNS", tuple(again))
+    plan = planned(graph())
+    assert "batch_normalize_relu_concat" not in launched(plan)
+    inference = {launch.work.name for launch in plan.infer.launches if isinstance(launch.work, Kernel)}
+    assert "batch_normalize_relu_concat" in inference
+
+
+@pytest.mark.parametrize("affine", ["true", "false"])
+def test_groups_compute_what_their_operations_do(affine: str):
+    steps = graph("fp64", affine)
+    fused = planned(steps)
+    assert sum(len(launch.operations) > 1 for launch in fused.train.launches) >= 8
+    states, losses = trained(fused)
+    wanted, wanted_losses = trained(planned(steps, fused=False))
+    assert losses == pytest.approx(wanted_losses, rel=1e-12)
+    for name, value in wanted.items():
+        np.testing.assert_allclose(states[name], value, rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+@pytest.mark.parametrize("share", [0.9, 0.75])
+def test_groups_within_a_budget_give_the_same_bits(share: float):
+    roomy = planned(graph())
+    arena_bytes = int(roomy.predictions.arena_bytes * share)
+    plan = planned(graph(), budget_bytes=arena_bytes + UNCLUSTERED.overhead_bytes)
+    assert plan.predictions.arena_bytes <= arena_bytes
+    assert "batch_statistics_beside" in launched(plan)
+    states, losses = trained(plan)
+    wanted, wanted_losses = trained(roomy)
+    assert losses == wanted_losses
+    assert {name: state.tobytes() for name, state in states.items()} == {
+        name: state.tobytes() for name, state in wanted.items()
+    }
+
+
+UP = """
+network up(batch = 2, classes = 5) {
+  input image[batch, 3, 12, 12] : float
+  input target[batch, 12, 12] : class
+  skip = image |> conv(64, 3, pad=1) |> relu
+  up = skip |> maxpool(2) |> conv(64, 3, pad=1) |> relu |> conv_transpose(64, KERNEL, stride=2, pad=PAD, bias=true)
+  logits = PARTS |> concat |> conv(classes, 3, pad=1)
+  output logits
+  loss (logits, target) |> softmax_cross_entropy
+}
+train { optimizer = sgd(momentum=0.9)  precision = PRECISION }
+"""
+
+
+@pytest.mark.parametrize("parts", ["(skip, up)", "(up, skip)"])
+@pytest.mark.parametrize("kernel, pad, fits", [(2, 0, True), (4, 1, False)])
+def test_a_transposed_convolution_writes_a_part_of_a_concatenation(parts: str, kernel: int, pad: int, fits: bool):
+    """Where its windows lie side by side."""
+    source = UP.replace("PARTS", parts).replace("KERNEL", str(kernel)).replace("PAD", str(pad))
+    steps = pools.graph(source=source)
+    plan = planned(steps, device=find_spec("h200"))
+    assert ("convolution_backward_data_bias_add_concat" in launched(plan)) == fits
+    assert ("bias_add_concat" in launched(plan)) != fits
+    made = {op.outputs[0] for op in steps.train if op.kind == "bias_add" or op.name == "conv_transpose0"}
+    assert made.isdisjoint(buffer.value for buffer in plan.buffers) == fits

@@ -1,0 +1,162 @@
+"""The data gradient of a convolution of one place, made on the way to the sums over it: where that was measured, with
+the same numbers, within a budget with relu's output made again along."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import pytest
+
+from mbc.kernels import PROVIDERS
+from mbc.kernels.base import Candidate, Request
+from mbc.kernels.cuda.conv import conv1x1_backward_data as pointwise_gradients
+from mbc.optimize.bounds.measured_floor import BANDWIDTH_SHARE, step_floor
+from mbc.optimize.candidates.table import CandidateTable, Rules
+from mbc.optimize.search.profiling_requests import needs
+from mbc.options import Policy
+from mbc.plan.model import Kernel, Plan
+from tests.optimize.planned import H200, NoSizes, graph_of, is_inside, planned_for, trained
+
+SOURCE = """
+block bottleneck(stride = 1) on x {
+  y = x |> conv(64, 1) @narrow |> bn |> relu |> conv(64, 3, stride, pad=1) |> bn |> relu |> conv(256, 1) @wide |> bn
+  s = x if y.shape == x.shape else x |> conv(256, 1, stride) @down |> bn
+  return y + s |> relu
+}
+network small(batch = 4, classes = 3) {
+  input image[batch, 3, 6, 6] : float
+  input target[batch] : class
+  x = image |> conv(64, 3, pad=1) |> bn |> relu |> bottleneck() |> bottleneck() |> bottleneck() |> bottleneck(2)
+  logits = x |> conv(64, 1) @last |> bn |> relu |> global_avgpool |> linear(classes)
+  output logits
+  loss (logits, target) |> softmax_cross_entropy
+}
+train { optimizer = sgd(momentum=0.9)  precision = bf16 }
+"""
+DENSE = """
+network dense(batch = 4, classes = 3) {
+  input image[batch, 3, 6, 6] : float
+  input target[batch] : class
+  x = image |> conv(16, 3, pad=1)
+  for i in range(3) @layer {
+    y = x |> bn |> relu |> conv(32, 1) @narrow |> bn |> relu |> conv(8, 3, pad=1)
+    x = (x, y) |> concat
+  }
+  logits = x |> bn |> relu |> global_avgpool |> linear(classes)
+  output logits
+  loss (logits, target) |> softmax_cross_entropy
+}
+train { optimizer = sgd(momentum=0.9)  precision = bf16 }
+"""
+SHARE = 0.7  # of what keeping everything takes
+BYTES_PER_US = BANDWIDTH_SHARE * H200.copy_gb_s * 1e3
+SLOWER = 1e4  # than what is to be planned
+KERNELS = frozenset(kernel.name for kernel in pointwise_gradients.KERNELS[1:])
+IN_GROUPS = "convolution_backward_data+"
+
+
+@dataclass(frozen=True)
+class Measured(NoSizes):
+    """A profile that has measured what would be estimated, all by its bytes. `data`: data gradients with sums, too;
+    `inside`: launches that make a convolution's result again and do not write it; `signs`: of relu; `slow`: which of
+    such launches take far longer, by a part of their kind."""
+
+    data: bool = True
+    inside: bool = False
+    signs: bool = False
+    slow: str = " "
+    cudnn: int = 0
+    origin: str = "made up"
+
+    def candidates(self, request: Request) -> Iterable[Candidate]:
+        with_data, inside, signs = request.kind.startswith(IN_GROUPS), is_inside(request), "signs" in request.kind
+        if (with_data and not self.data) or (inside and not self.inside) or (signs and not self.signs):
+            return ()
+        moved_us = sum(t.size_bytes for t in (*request.inputs, *request.outputs)) / BYTES_PER_US
+        times = 5.0 if self.slow in request.kind else 1.0
+        return tuple(
+            replace(c, measured=True, time_us=times * moved_us * _times(request, c))
+            for provider in PROVIDERS
+            for c in provider.candidates(request, H200)
+        )
+
+
+def _times(request: Request, c: Candidate) -> float:
+    last = all(lying == "nhwc" for t, lying in zip(request.inputs, c.layouts, strict=False) if t.ordered)
+    return SLOWER if "at_once" in c.name else 1.0 if last else 2.0
+
+
+def planned(profile: Measured | None, share: float = 0.0, source: str = SOURCE) -> Plan:
+    return planned_for(profile, source, share)
+
+
+def launches(plan: Plan) -> dict[str, list[str]]:
+    """Of these kernels: the first operation that each launch runs."""
+    found: dict[str, list[str]] = {}
+    for launch in plan.train.launches:
+        if isinstance(launch.work, Kernel) and launch.work.name in KERNELS:
+            found.setdefault(launch.work.name, []).append(launch.operations[0])
+    return found
+
+
+@pytest.mark.parametrize("signs", [False, True], ids=["by output", "by signs"])
+def test_gradients_that_only_sums_read_are_not_written(signs: bool):
+    """Of two that are added the one that a kernel can run: `down` of the last block has a step of two."""
+    plan, without = planned(Measured(signs=signs)), planned(Measured(data=False, signs=signs))
+    found = launches(plan)
+    signed = ["_signed"] if signs else [""]
+    names = {f"pointwise_data{added}_relu_sums{form}" for added in ("", "_add") for form in signed}
+    assert found.keys() >= names and len(found.pop("pointwise_data_normalize_relu_sums")) == 4
+    assert sum(map(len, found.values())) == 5
+    assert any("bottleneck3.narrow.backward_data" in operations for operations in found.values())
+    assert plan.predictions.train_us < without.predictions.train_us and not launches(without)
+    assert trained(plan) == trained(without)
+
+
+def test_so_are_those_of_parts_of_concatenations():
+    plan, without = planned(Measured(), source=DENSE), planned(Measured(data=False), source=DENSE)
+    assert [first.split(".")[-2] for first in launches(plan)["pointwise_data_normalize_relu_sums"]] == ["narrow"] * 3
+    assert plan.predictions.train_us < without.predictions.train_us and not launches(without)
+    assert trained(plan) == trained(without)
+
+
+def test_relus_output_is_made_again_along():
+    plan = planned(Measured(), SHARE)
+    found = launches(plan)
+    assert "pointwise_data_normalize_relu_and_sums" in found and "pointwise_data_add_relu_and_sums_of_two" in found
+    assert plan.bounds.within_us <= plan.predictions.train_us
+    assert plan.predictions.train_us < planned(Measured(data=False), SHARE).predictions.train_us
+    assert trained(plan) == trained(planned(Measured()))
+
+
+def test_signs_are_read_where_only_that_gains():
+    """By relu's output the gradient is made by itself."""
+    found = launches(planned(Measured(signs=True, slow=f"{IN_GROUPS}add+relu_backward+")))
+    assert len(found["pointwise_data_add_relu_sums_signed"]) == 3 and "pointwise_data_add_relu_sums" not in found
+
+
+@pytest.mark.parametrize(
+    "profile", [None, Measured(data=False), Measured(slow=IN_GROUPS)], ids=["estimated", "never measured", "slow"]
+)
+def test_elsewhere_operations_run_by_themselves(profile: Measured | None):
+    assert not launches(planned(profile))
+
+
+def test_the_floor_counts_what_is_not_moved():
+    """Where relu comes behind it, a gradient is neither written nor read."""
+    with_data, without = (
+        step_floor(CandidateTable(graph_of(SOURCE), H200, PROVIDERS, profile, Rules()))  # type: ignore[arg-type]
+        for profile in (Measured(), Measured(data=False))
+    )
+    layers = [f"bottleneck{i}.{name}" for i in range(4) for name in ("narrow", "wide")]
+    names = {f"{layer}.backward_data" for layer in (*layers, "bottleneck0.down", "last")}
+    made = [value for operation in graph_of(SOURCE).train if operation.name in names for value in operation.outputs]
+    saved_us = 2 * sum(graph_of(SOURCE).values[value].type.size_bytes for value in made) / BYTES_PER_US
+    assert len(made) == len(names) and with_data.other_us == without.other_us
+    assert without.products_us - with_data.products_us == pytest.approx(saved_us)
+
+
+def test_all_are_asked_for():
+    kinds = {need.undivided.kind for need in needs(graph_of(SOURCE), H200, Policy.UNDIVIDED)}
+    assert {kernel.kind for kernel in pointwise_gradients.KERNELS} - kinds == set()

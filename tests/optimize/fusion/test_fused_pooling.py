@@ -1,0 +1,138 @@
+"""Groups with a maximum pool: where they fit, that they compute what their operations do, and what they leave out."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mbc.frontend.lower import lower
+from mbc.frontend.parse import parse
+from mbc.hardware.spec import DeviceSpec, find_spec
+from mbc.ir.graph import TrainingGraph
+from mbc.ir.transforms.training_step import differentiate
+from mbc.kernels import PROVIDERS
+from mbc.kernels.interpreter import INTERPRETER
+from mbc.optimize.candidates.table import CandidateTable, Rules
+from mbc.optimize.search.search import Limits, search
+from mbc.plan.model import Kernel, Plan
+from mbc.plan.verify import verify_plan
+from mbc.runtime.module import Module
+from mbc.source import Source
+from tests.optimize.planned import Favouring, Without
+
+# Its blocks form no clusters: small tensors are not normalised at once.
+UNCLUSTERED = replace(find_spec("h200"), architecture="sm_80")
+SOURCE = """
+network pools(batch = 6, classes = 5) {
+  input image[batch, 2, 8, 8] : float
+  input target[batch] : class
+  x = image |> conv(4, 3, pad=1, bias=true) |> relu |> maxpool(3, stride=1, pad=1)
+  y = x |> conv(4, 3, pad=1) |> bn(affine = AFFINE) |> relu
+  u = y |> maxpool(2)
+  z = y |> conv(4, 3, pad=1) |> relu |> maxpool(3, stride=2, pad=1) |> conv(8, 3, pad=1) |> bn |> relu |> maxpool(2)
+  v = (u |> maxpool(3, stride=1, pad=1), u |> conv(4, 1)) |> concat
+  logits = (z |> flatten, v |> flatten) |> concat |> linear(classes)
+  output logits
+  loss (logits, target) |> softmax_cross_entropy
+}
+train { optimizer = sgd(momentum=0.9)  precision = PRECISION }
+"""
+
+
+@functools.cache
+def graph(precision: str = "bf16", affine: str = "true", source: str = SOURCE) -> TrainingGraph:
+    text = source.replace("PRECISION", precision).replace("AFFINE", affine)
+    lowered = lower(parse(Source("pools.mbc", text)), (), None)
+    return differentiate(lowered.network, lowered.optimizer, lowered.precision)
+
+
+def planned(
+    steps: TrainingGraph, fused: bool = True, budget_bytes: int = 10**12, device: DeviceSpec = UNCLUSTERED
+) -> Plan:
+    providers = (INTERPRETER,) if steps.precision == "fp64" else PROVIDERS
+    chosen = tuple(Favouring(p) if fused else Without(p) for p in providers)
+    table = CandidateTable(steps, device, chosen, rules=Rules())  # type: ignore[arg-type]
+    plan = search(table, Limits(without=frozenset({"beside"})), budget_bytes)
+    verify_plan(plan)
+    return plan
+
+
+def launched(plan: Plan) -> set[str]:
+    return {launch.work.name for launch in plan.train.launches if isinstance(launch.work, Kernel)}
+
+
+def test_every_kernel_finds_its_place():
+    found = launched(planned(graph()))
+    assert found >= {
+        "bias_add_relu_max_pool",
+        "relu_max_pool",
+        "batch_normalize_relu_max_pool",
+        "batch_normalize_relu_and_max_pool",
+        "relu_max_pool_backward_channel_sum",
+        "relu_max_pool_backward",
+        "relu_max_pool_backward_sums",
+        "relu_max_pool_backward_normalize",
+        "max_pool_backward_add",
+        "max_pool_backward_add_sums",
+        "max_pool_backward_add_normalize",
+    }
+    assert "max_pool_backward" not in found
+
+
+def test_what_was_pooled_is_not_kept():
+    fused, single = planned(graph()), planned(graph(), fused=False)
+    kept = [{b.value for b in plan.buffers if b.value} for plan in (fused, single)]
+    pooled = {op.inputs[0] for op in graph().train if op.kind == "max_pool"}
+    alone = {v for v in pooled if sum(v in op.inputs for op in graph().train) == 1}
+    assert len(alone) == 3
+    assert kept[0].isdisjoint(alone) and alone <= kept[1]
+
+
+def trained(plan: Plan) -> tuple[dict[str, np.ndarray], list[float]]:
+    module = Module(plan, device="cpu")
+    random = np.random.default_rng(0)
+    losses: list[float] = []
+    for _ in range(3):
+        image = random.standard_normal((6, 2, 8, 8)).astype(np.float32)
+        losses.append(float(module.step(image, random.integers(0, 5, 6), lr=0.05)))
+    return {name: np.array(module.state(name)) for name in module.states}, losses
+
+
+@pytest.mark.parametrize("affine", ["true", "false"])
+def test_groups_compute_what_their_operations_do(affine: str):
+    steps = graph("fp64", affine)
+    fused = planned(steps)
+    assert sum(len(launch.operations) > 1 for launch in fused.train.launches) >= 10
+    states, losses = trained(fused)
+    wanted, wanted_losses = trained(planned(steps, fused=False))
+    assert losses == pytest.approx(wanted_losses, rel=1e-12)
+    for name, value in wanted.items():
+        np.testing.assert_allclose(states[name], value, rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+@functools.cache
+def roomy(precision: str) -> Plan:
+    return planned(graph(precision))
+
+
+def within(precision: str, share: float) -> Plan:
+    """Planned for so much of the arena that keeping everything takes."""
+    arena_bytes = int(roomy(precision).predictions.arena_bytes * share)
+    return planned(graph(precision), budget_bytes=arena_bytes + UNCLUSTERED.overhead_bytes)
+
+
+@pytest.mark.parametrize(("precision", "share"), [("bf16", 0.9), ("bf16", 0.8), ("fp32", 0.9), ("fp32", 0.8)])
+def test_groups_within_a_budget_give_the_same_bits(precision: str, share: float):
+    plan = within(precision, share)
+    assert plan.predictions.arena_bytes <= share * roomy(precision).predictions.arena_bytes
+    assert {"relu_max_pool_backward_sums", "bias_add_relu_max_pool"} <= launched(plan)
+    assert plan.predictions.train_us >= plan.bounds.within_us * (1 - 1e-9) > 0
+    states, losses = trained(plan)
+    wanted, wanted_losses = trained(roomy(precision))
+    assert losses == wanted_losses
+    assert {name: state.tobytes() for name, state in states.items()} == {
+        name: state.tobytes() for name, state in wanted.items()
+    }

@@ -1,0 +1,37 @@
+"""One launch for many small operations goes through their operands element by element."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mbc.ir.types import Layout
+from mbc.kernels import PROVIDERS
+from mbc.ops.fused import names_of
+from mbc.optimize.candidates.table import CandidateTable, Rules
+from mbc.optimize.fusion.horizontal import gather
+from mbc.optimize.selection.select import choose
+from tests.optimize.planned import H200, table
+
+FLIPPED = {Layout.CHANNELS_FIRST: Layout.CHANNELS_LAST, Layout.CHANNELS_LAST: Layout.CHANNELS_FIRST}
+
+
+def test_a_cast_that_changes_the_layout_keeps_a_launch_of_its_own() -> None:
+    graph = table("residual", "bf16").graph
+    known = CandidateTable(graph, H200, PROVIDERS, None, Rules())
+    found = choose(known, {})
+    values = {o.name: graph.values[o.inputs[0]] for o in found.infer if o.kind == "cast"}
+    casts = [
+        o for o in found.infer if o.name in values and values[o.name].type.ordered and not values[o.name].per_sample
+    ]
+    assert len(casts) > 2
+
+    def gathered(choices) -> set[str]:
+        program = gather(known, found.infer, choices).program
+        return {name for o in program if o.kind.startswith("cast") for name in names_of(o) if len(names_of(o)) > 1}
+
+    assert {o.name for o in casts} <= gathered(found.operations)
+    first = casts[0].name
+    layouts = (found.operations[first].layouts[0], FLIPPED[found.operations[first].layouts[0]])
+    changed = {**found.operations, first: replace(found.operations[first], layouts=layouts)}
+    assert {o.name for o in casts[1:]} <= gathered(changed)
+    assert first not in gathered(changed)

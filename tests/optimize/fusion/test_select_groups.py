@@ -1,0 +1,309 @@
+"""Groups of operations: where patterns fit, what is taken, and that plans with groups compute what plans without do."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from mbc.errors import MbcError
+from mbc.frontend.lower import lower
+from mbc.frontend.parse import parse
+from mbc.hardware.spec import DeviceSpec, find_spec
+from mbc.ir.graph import TrainingGraph
+from mbc.ir.transforms.training_step import differentiate
+from mbc.kernels import PROVIDERS
+from mbc.kernels.base import Candidate, Request
+from mbc.kernels.cuda import OWN
+from mbc.kernels.interpreter import INTERPRETER
+from mbc.ops.fused import Fused, kind_of, launch_kind, names_of
+from mbc.optimize.bounds.lower_bounds import floor_bytes
+from mbc.optimize.candidates.table import CandidateTable, Rules
+from mbc.optimize.fusion.select_groups import all_groups, fuse, groups, kept, plain
+from mbc.optimize.search.profiling_requests import needs
+from mbc.optimize.search.search import Limits, search
+from mbc.options import Policy
+from mbc.plan.model import Kernel, Mode, Plan, Program
+from mbc.plan.verify import verify_plan
+from mbc.profile.signature import read_signature, signature, with_rows
+from mbc.runtime.module import Module
+from mbc.source import Source
+from tests.optimize.planned import Favouring, NoSizes, Without
+
+H200 = find_spec("h200")
+# Its blocks form no clusters: small tensors are not normalised at once.
+UNCLUSTERED = replace(H200, architecture="sm_80")
+SOURCE = """
+network small(batch = 6, classes = 5) {
+  input image[batch, 2, 6, 6] : float
+  input target[batch] : class
+  x = image |> conv(4, 3, pad=1) @first |> bn @bn0 |> relu
+  y = x |> conv(4, 3, pad=1) @second |> bn @bn1 |> relu |> conv(4, 3, pad=1) |> bn(affine = AFFINE) @bn2
+  z = x |> conv(4, 1) @down |> bn @bn3
+  u = z + y |> relu
+  v = u |> conv(4, 3, pad=1) @third |> bn @bn4
+  w = u + v |> relu
+  logits = w |> conv(3, 3, bias=true) @fourth |> relu |> flatten |> linear(classes) @head
+  output logits
+  loss (logits, target) |> softmax_cross_entropy
+}
+train { optimizer = OPTIMIZER  precision = PRECISION }
+"""
+
+
+@functools.cache
+def graph(precision: str = "fp32", optimizer: str = "sgd(momentum=0.9)", affine: str = "true") -> TrainingGraph:
+    text = SOURCE.replace("PRECISION", precision).replace("OPTIMIZER", optimizer).replace("AFFINE", affine)
+    lowered = lower(parse(Source("small.mbc", text)), (), None)
+    return differentiate(lowered.network, lowered.optimizer, lowered.precision)
+
+
+def table(steps: TrainingGraph, fused: bool = True, gpu: DeviceSpec = H200) -> CandidateTable:
+    providers = (INTERPRETER,) if steps.precision == "fp64" else PROVIDERS
+    # Both are asked for candidates only.
+    chosen = tuple(Favouring(p) if fused else Without(p) for p in providers)
+    return CandidateTable(steps, gpu, chosen, rules=Rules())  # type: ignore[arg-type]
+
+
+def planned(steps: TrainingGraph, fused: bool = True, budget_bytes: int = 10**12, gpu: DeviceSpec = H200) -> Plan:
+    plan = search(table(steps, fused, gpu), Limits(without=frozenset({"beside"})), budget_bytes)
+    verify_plan(plan)
+    return plan
+
+
+def launched(program: Program) -> set[str]:
+    return {launch.work.name for launch in program.launches if isinstance(launch.work, Kernel)}
+
+
+def test_every_kernel_of_a_group_finds_its_place():
+    found = launched(planned(graph("bf16"), gpu=UNCLUSTERED).train)
+    assert found >= {
+        "batch_normalize_relu",
+        "batch_normalize_add_relu",
+        "batch_normalize_twice_add_relu",
+        "batch_normalize_relu_sums",
+        "batch_normalize_relu_backward",
+        "add_relu_backward_sums",
+        "bias_add_relu",
+        "relu_backward_channel_sum",
+        "sgd_updates",
+        "update_runnings",
+        "casts",
+    }
+    assert not found & {"relu", "relu_backward", "sgd_update", "update_running"}
+
+
+def test_small_tensors_are_normalised_at_once_where_blocks_form_clusters():
+    found = launched(planned(graph("bf16")).train)
+    assert found >= {
+        "batch_normalize_at_once",
+        "batch_normalize_relu_at_once",
+        "batch_normalize_add_relu_at_once",
+        "batch_normalize_relu_backward_at_once",
+        "add_relu_backward_batch_normalize_at_once",
+        "batch_normalize_backward_at_once",
+    }
+    assert not found & {"batch_statistics", "batch_normalize_relu_sums", "batch_normalize_sums"}
+
+
+def test_a_plan_without_groups_takes_longer_and_more_memory():
+    fused, single = planned(graph("bf16")), planned(graph("bf16"), fused=False)
+    assert launched(single.train) >= {"relu", "relu_backward", "sgd_update"}
+    assert all(len(launch.operations) <= 1 for launch in single.train.launches)
+    assert fused.predictions.train_us < single.predictions.train_us
+    # What stays inside a group is no buffer. (One launch for all updates in turn keeps the gradients until then.)
+    made = [
+        sum(b.size_bytes for b in p.buffers if b.value and p.graph.values[b.value].per_sample) for p in (fused, single)
+    ]
+    assert made[0] < made[1]
+
+
+def trained(plan: Plan, steps: int = 3) -> tuple[dict[str, np.ndarray], list[float]]:
+    module = Module(plan, device="cpu")
+    random = np.random.default_rng(0)
+    losses: list[float] = []
+    for _ in range(steps):
+        image = random.standard_normal((6, 2, 6, 6)).astype(np.float32)
+        target = random.integers(0, 5, 6)
+        losses.append(float(module.step(image, target, lr=0.05)))
+    return {name: np.array(module.state(name)) for name in module.states}, losses
+
+
+@pytest.mark.parametrize("optimizer", ["sgd()", "sgd(momentum=0.9, nesterov=true)", "adamw()"])
+@pytest.mark.parametrize("affine", ["true", "false"])
+def test_groups_compute_what_their_operations_do(optimizer: str, affine: str):
+    steps = graph("fp64", optimizer, affine)
+    fused, single = planned(steps), planned(steps, fused=False)
+    assert any(len(launch.operations) > 1 for launch in fused.train.launches)
+    states, losses = trained(fused)
+    wanted, wanted_losses = trained(single)
+    assert losses == pytest.approx(wanted_losses, rel=1e-12)
+    for name, value in wanted.items():
+        np.testing.assert_allclose(states[name], value, rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+def test_groups_in_low_precision_are_no_further_off_than_their_operations():
+    exact, _ = trained(planned(graph("fp32"), fused=False))
+    off: dict[bool, float] = {}
+    for fused in (True, False):
+        states, _ = trained(planned(graph("bf16"), fused))
+        off[fused] = float(np.sqrt(sum(np.sum((states[name] - exact[name]) ** 2) for name in exact)))
+    assert 0 < off[True] < 1.3 * off[False]
+
+
+def test_what_others_read_is_made():
+    """The output of a relu is a result here, and that of a batch norm is read twice: neither may vanish."""
+    text = """
+network small(batch = 6, classes = 5) {
+  input image[batch, 2, 6, 6] : float
+  input target[batch] : class
+  x = image |> conv(4, 3, pad=1) |> bn
+  y = x |> relu
+  logits = x + y |> flatten |> linear(classes)
+  output logits
+  output y
+  loss (logits, target) |> softmax_cross_entropy
+}
+train { optimizer = sgd() }
+"""
+    lowered = lower(parse(Source("small.mbc", text)), (), None)
+    steps = differentiate(lowered.network, lowered.optimizer, lowered.precision)
+    assert not [g for g in groups(steps.train, kept(steps, steps.train)) if "bn" in str(g.unmade)]
+    plan = planned(steps, gpu=UNCLUSTERED)
+    assert "batch_normalize" in launched(plan.train)
+
+
+def test_overlapping_groups_exclude_one_another():
+    steps = graph("bf16")
+    programs = fuse(table(steps))
+    run = [name for operation in programs.train for name in names_of(operation)]
+    views = {o.name for o in steps.train if kind_of(o).view}
+    assert set(run) | views == {o.name for o in steps.train}
+    made = [v for o in programs.train for v in o.outputs]
+    assert len(made) == len(set(made))
+    # Everything that is read was made before, or is an input or a state.
+    there = {v for v, value in steps.values.items() if value.role != "intermediate"}
+    for operation in programs.train:
+        assert set(operation.inputs) <= there, operation.name
+        there.update(operation.outputs)
+
+
+def test_a_group_that_is_slower_than_its_operations_is_left_alone():
+    steps = graph("bf16")
+
+    @dataclass(frozen=True)
+    class Slow:
+        name: str = "mbc"
+
+        def candidates(self, request: Request, device: DeviceSpec) -> Iterable[Candidate]:
+            for candidate in OWN.candidates(request, device):
+                slower = isinstance(request.attributes, Fused) and request.kind.startswith("batch_normalize+relu+")
+                yield replace(candidate, time_us=1e6 if slower else candidate.time_us)
+
+    others = tuple(p for p in PROVIDERS if p.name != "mbc")
+    programs = fuse(CandidateTable(steps, UNCLUSTERED, (*others, Slow())))  # type: ignore[arg-type]
+    kinds = {operation.kind for operation in programs.train}
+    assert "batch_normalize+relu" in kinds
+    assert not [kind for kind in kinds if kind.startswith("batch_normalize+relu+")]
+
+
+def test_estimated_groups_do_not_stand_beside_measured_operations():
+    steps = graph("bf16")
+
+    class Measured(NoSizes):
+        """Knows every operation, and no group."""
+
+        def candidates(self, request: Request) -> tuple[Candidate, ...]:
+            if isinstance(request.attributes, Fused):
+                return ()
+            found = [c for p in PROVIDERS for c in p.candidates(request, H200)]
+            return tuple(replace(c, measured=True) for c in found)
+
+    programs = fuse(CandidateTable(steps, H200, PROVIDERS, Measured()))  # type: ignore[arg-type]
+    assert programs == plain(steps)
+
+
+def test_what_a_profile_expects_stands_beside_what_it_measured():
+    """Times between measured sizes and of earlier editions are no model's estimates."""
+    steps = graph("bf16")
+
+    class Expected(NoSizes):
+        """Has measured every operation, and knows of every group what an earlier edition took."""
+
+        def candidates(self, request: Request) -> tuple[Candidate, ...]:
+            found = (c for p in PROVIDERS for c in p.candidates(request, H200))
+            return tuple(replace(c, measured=not isinstance(request.attributes, Fused)) for c in found)
+
+    programs = fuse(CandidateTable(steps, H200, PROVIDERS, Expected()))  # type: ignore[arg-type]
+    assert programs == fuse(CandidateTable(steps, H200, PROVIDERS)) != plain(steps)
+
+
+def test_groups_are_measured_like_operations():
+    wanted = {need.undivided for need in needs(graph("bf16"), H200, Policy.UNDIVIDED)}
+    asked = {request.kind for request in wanted if isinstance(request.attributes, Fused)}
+    assert {"batch_normalize+relu", "sgd_update*", "cast*", "update_running*"} <= asked
+    for request in wanted:
+        assert read_signature(signature(request)) == request
+        if not isinstance(request.attributes, Fused) or not request.kind.startswith("batch_normalize+relu"):
+            continue
+        if launch_kind(request.kind, request.attributes).divisible:
+            halved = with_rows(request, 3)
+            assert halved.inputs[0].shape[0] == 3
+            assert halved.inputs[1] == request.inputs[1]  # a mean has no rows
+
+
+def test_the_floor_counts_the_least_demanding_launch():
+    """Of an addition that also runs inside of a group the smaller need counts, never the larger."""
+    steps = graph("bf16")
+    with_groups, _ = floor_bytes(table(steps))
+    without, _ = floor_bytes(table(steps, fused=False))
+    assert with_groups <= without
+
+
+def test_what_needs_too_much_at_once_runs_one_by_one():
+    """A budget between what the two programs need is met by the one that fits."""
+    steps = graph("fp32")
+    sizes = {fused: planned(steps, fused).predictions.arena_bytes for fused in (True, False)}
+    overhead = H200.overhead_bytes
+    assert planned(steps, budget_bytes=min(sizes.values()) + overhead).predictions.arena_bytes <= min(sizes.values())
+
+
+def test_the_verifier_wants_every_operation_of_a_group():
+    plan = planned(graph("bf16"), gpu=UNCLUSTERED)
+    index = next(i for i, launch in enumerate(plan.train.launches) if launch.work.name == "batch_normalize_relu_sums")
+    launch = plan.train.launches[index]
+    shorter = replace(launch, operations=launch.operations[:-1])
+    launches = (*plan.train.launches[:index], shorter, *plan.train.launches[index + 1 :])
+    with pytest.raises(MbcError) as caught:
+        verify_plan(replace(plan, train=replace(plan.train, launches=launches)))
+    assert caught.value.code in ("MBC123", "MBC127")
+
+
+def test_sums_that_a_member_reads_are_not_divided():
+    asked = {need.undivided for need in needs(graph("bf16"), H200, Policy.ALL)}
+    whole = [r for r in asked if r.kind.endswith("batch_normalize_sums+batch_normalize_backward")]
+    assert whole
+    for request in whole:
+        kind = launch_kind(request.kind, request.attributes)
+        assert not kind.divisible and not kind.accumulates
+
+
+def test_a_group_writes_over_what_its_members_may_write_over():
+    """Inference needs the input of a batch norm no more: the output of the relu behind it takes over its bytes."""
+    plan = planned(graph("bf16"))
+    for launch in plan.infer.launches:
+        if launch.work.name == "batch_normalize_relu" and launch.operations[0].endswith("bn1"):
+            written = next(a.buffer for a in launch.accesses if a.mode is not Mode.READ)
+            assert plan.buffers[written].alias == launch.accesses[0].buffer
+            return
+    raise AssertionError("no such launch")
+
+
+def test_all_groups_cover_both_programs():
+    steps = graph("bf16")
+    trained = {o.name for o in steps.train}
+    inferred = [g for g in all_groups(table(steps)) if not g.replaces & trained]
+    assert {launch.kind for g in inferred for launch in g.launches} >= {"batch_normalize+relu", "bias_add+relu"}

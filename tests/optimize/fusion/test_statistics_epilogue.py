@@ -1,0 +1,248 @@
+"""Convolutions that leave the statistics of what they make: where they may, and that only a measurement takes them."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mbc.analysis.roofline import Ceilings, Limit, limits
+from mbc.frontend.lower import lower
+from mbc.frontend.parse import parse
+from mbc.hardware.spec import find_spec
+from mbc.ir.graph import TrainingGraph
+from mbc.ir.transforms.training_step import differentiate
+from mbc.kernels import PROVIDERS
+from mbc.kernels.base import Candidate, Request
+from mbc.kernels.interpreter import INTERPRETER
+from mbc.kernels.statistics import WITH_STATISTICS
+from mbc.ops.fused import names_of
+from mbc.optimize.bounds.measured_floor import step_floor
+from mbc.optimize.candidates.table import CandidateTable, Rules
+from mbc.optimize.fusion.select_groups import Group, fuse, groups, groups_of, kept
+from mbc.optimize.search.profiling_requests import needs
+from mbc.optimize.search.search import Limits, search
+from mbc.options import Policy
+from mbc.plan.file import dump_plan, load_plan
+from mbc.plan.model import Kernel, Plan
+from mbc.plan.summary import summarise
+from mbc.plan.verify import verify_plan
+from mbc.profile.model import Identity, Measurement, Profile
+from mbc.profile.signature import signature
+from mbc.resources import folder
+from mbc.runtime.module import Module
+from mbc.source import Source
+from tests.optimize.planned import Only
+
+# Its blocks form no clusters, so that no other group holds the same statistics.
+GPU = replace(find_spec("h200"), architecture="sm_80")
+BATCH = 6
+FASTER, SLOWER = 0.5, 1.2  # than one by one
+SOURCE = """
+network small(batch = 6, classes = 5) {
+  input image[batch, 3, 12, 12] : float
+  input target[batch] : class
+  x = image |> conv(8, 3, pad=1) @first |> bn @bn0 |> relu
+  y = x |> conv(16, 3, pad=1) @second |> bn @bn1 |> relu |> conv(16, 3, stride=2, pad=1) @third |> bn @bn2
+  z = x |> conv(16, 1, stride=2) @down |> bn @bn3
+  logits = y + z |> relu |> conv(8, 3) @fourth |> bn @bn4 |> relu |> flatten |> linear(classes) @head
+  output logits
+  loss (logits, target) |> softmax_cross_entropy
+}
+train { optimizer = sgd(momentum=0.9)  precision = PRECISION }
+"""
+BODY = "  y = x |> conv(16"  # the line of SOURCE that tests replace
+
+
+def graph_of(text: str) -> TrainingGraph:
+    lowered = lower(parse(Source("small.mbc", text)), (), None)
+    return differentiate(lowered.network, lowered.optimizer, lowered.precision)
+
+
+@functools.cache
+def graph(precision: str = "fp16") -> TrainingGraph:
+    return graph_of(SOURCE.replace("PRECISION", precision))
+
+
+def table(steps: TrainingGraph, profile: Profile | None = None) -> CandidateTable:
+    return CandidateTable(steps, GPU, PROVIDERS, profile, Rules())
+
+
+def measured(steps: TrainingGraph, faster: float) -> Profile:
+    """Whatever is asked for takes what it is estimated to, and convolutions with statistics so much of that."""
+
+    def measurement(request: Request, c: Candidate) -> Measurement:
+        time_us = c.time_us * (faster if request.kind == WITH_STATISTICS else 1.0)
+        return Measurement(c.provider, c.name, c.settings, c.layouts, c.workspace_bytes, time_us, 0.0, c.deterministic,
+                           c.accumulates, (), 0.0)  # fmt: skip
+
+    asked = [need.undivided for need in needs(steps, GPU, Policy.UNDIVIDED)]
+    known = {signature(r): tuple(measurement(r, c) for p in PROVIDERS for c in p.candidates(r, GPU)) for r in asked}
+    return Profile(Identity("NVIDIA H200", "sm_90", 132, "1", 91900, "2026-11-22"), known)
+
+
+def planned(steps: TrainingGraph, faster: float, budget_bytes: int = 10**12) -> Plan:
+    plan = search(table(steps, measured(steps, faster)), Limits(without=frozenset({"beside"})), budget_bytes)
+    verify_plan(plan)
+    return plan
+
+
+def with_statistics(plan: Plan) -> list[str]:
+    """The convolutions, by name."""
+    launches = (launch for launch in plan.train.launches if isinstance(launch.work, Kernel))
+    return [launch.operations[0] for launch in launches if launch.work.name == WITH_STATISTICS]
+
+
+def found(steps: TrainingGraph) -> list[Group]:
+    everywhere = groups(steps.train, kept(steps, steps.train))
+    return [group for group in everywhere if group.launches[0].kind == WITH_STATISTICS]
+
+
+def test_every_batch_norm_behind_a_convolution_is_found():
+    assert {names_of(group.launches[0])[0] for group in found(graph())} == {
+        "first",
+        "second",
+        "third",
+        "down",
+        "fourth",
+    }
+    for group in found(graph()):
+        assert not group.unmade and len(group.replaces) == 2
+
+
+def test_resnet_has_one_for_each_of_its_convolutions():
+    text = (folder("examples") / "resnet.mbc").read_text(encoding="utf-8")
+    settings = (("depth", "50"), ("batch", "32"), ("train.precision", "fp16"))
+    lowered = lower(parse(Source("resnet.mbc", text)), settings, None)
+    steps = differentiate(lowered.network, lowered.optimizer, lowered.precision)
+    assert len(found(steps)) == 53
+    # The first has three channels and seven rows and columns, for which there is no engine.
+    assert len([g for g in groups_of(table(steps))[0] if g.launches[0].kind == WITH_STATISTICS]) == 52
+    assert not [
+        g for g in groups_of(table(steps))[1] if g.launches[0].kind == WITH_STATISTICS
+    ]  # inference has no statistics
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        # Others read the result before the statistics stand: it would come too late for them.
+        "  u = x |> conv(16, 3, pad=1) @second\n  v = u |> relu\n"
+        "  y = (u |> bn @bn1) + v |> conv(16, 3, stride=2, pad=1)",
+        # Statistics are those of something else.
+        "  y = x |> conv(16, 3, pad=1, bias=true) @second |> bn @bn1 |> conv(16, 3, stride=2, pad=1)",
+        "  y = x |> conv(16, 3, pad=1) @second |> relu |> bn @bn1 |> conv(16, 3, stride=2, pad=1)",
+        "  y = x |> conv_transpose(16, 3, pad=1) @second |> bn @bn1 |> conv(16, 3, stride=2, pad=1)",
+    ],
+)
+def test_what_is_no_such_pair_is_not_found(line: str):
+    lines = [line if old.startswith(BODY) else old for old in SOURCE.replace("PRECISION", "fp16").splitlines()]
+    steps = graph_of("\n".join(lines))
+    assert any(operation.name == "second" for operation in steps.train)
+    assert not [g for g in found(steps) if "second" in g.replaces]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
+def test_without_a_measurement_none_is_taken(precision: str):
+    kinds = {operation.kind for operation in fuse(table(graph(precision))).train}
+    assert WITH_STATISTICS not in kinds
+    asked = {need.undivided.kind for need in needs(graph(precision), GPU, Policy.ALL)}
+    assert (WITH_STATISTICS in asked) == (precision == "fp16")
+
+
+def test_whole_batches_only_are_measured():
+    asked = [need for need in needs(graph(), GPU, Policy.ALL) if need.undivided.kind == WITH_STATISTICS]
+    assert asked and all(need.requests == (need.undivided,) for need in asked)
+
+
+def test_a_profile_without_it_leaves_the_step_as_it_is():
+    steps = graph()
+    profile = measured(steps, FASTER)
+    known = {key: rows for key, rows in profile.measurements.items() if WITH_STATISTICS not in key}
+    assert len(known) < len(profile.measurements)
+    assert fuse(table(steps, replace(profile, measurements=known))) == fuse(table(steps, measured(steps, SLOWER)))
+
+
+def test_what_measures_faster_is_planned_and_what_does_not_is_not():
+    plan = planned(graph(), FASTER)
+    assert with_statistics(plan) == ["second", "third", "down", "fourth"]
+    slow = planned(graph(), SLOWER)
+    assert with_statistics(slow) == []
+    assert plan.predictions.train_us < slow.predictions.train_us
+    assert load_plan(dump_plan(plan), "plan.json") == plan
+    for launch in plan.train.launches:
+        if launch.work.name == WITH_STATISTICS:
+            values = [plan.buffers[access.buffer].value for access in launch.accesses]
+            assert len(values) == 6 and values[-1] is None  # image, filter; result, mean, variance; sums
+
+
+def test_its_limit_is_that_of_the_product_and_of_what_is_written():
+    plan = planned(graph(), FASTER)
+    by_kind: dict[str, list[Limit]] = {}
+    for limit in limits(plan, plan.train, Ceilings.of(GPU, plan.graph.precision)):
+        by_kind.setdefault(limit.summary.kind, []).append(limit)
+    second = next(limit for limit in by_kind[WITH_STATISTICS] if "second" in limit.summary.name)
+    pixels = BATCH * 12 * 12
+    assert second.flops == 2 * pixels * 16 * 8 * 9
+    assert second.moved_bytes == 2 * (pixels * 8 + 16 * 8 * 9 + pixels * 16) + 2 * 16 * 4
+    assert {summary.kind for summary in summarise(plan, plan.train)} >= {WITH_STATISTICS, "convolution"}
+
+
+def test_the_floor_counts_products_by_themselves():
+    """A measured group is no faster convolution."""
+    steps = graph()
+    assert step_floor(table(steps, measured(steps, FASTER))) == step_floor(table(steps, measured(steps, SLOWER)))
+
+
+APART = 10.0  # times what the interpreter is taken to need for it
+
+
+def exact(part: float, budget_bytes: int = 10**12) -> Plan:
+    """In fp64, which the interpreter alone runs."""
+    one = CandidateTable(graph("fp64"), GPU, (Only(INTERPRETER, WITH_STATISTICS, part),), rules=Rules())  # type: ignore[arg-type]
+    plan = search(one, Limits(), budget_bytes)
+    verify_plan(plan)
+    return plan
+
+
+def trained(plan: Plan, steps: int = 3) -> tuple[dict[str, np.ndarray], list[float]]:
+    module = Module(plan, device="cpu")
+    random = np.random.default_rng(0)
+    losses: list[float] = []
+    for _ in range(steps):
+        image = random.standard_normal((BATCH, 3, 12, 12)).astype(np.float32)
+        losses.append(float(module.step(image, random.integers(0, 5, BATCH), lr=0.05)))
+    return {name: np.array(module.state(name)) for name in module.states}, losses
+
+
+def names(plan: Plan) -> list[tuple[str, ...]]:
+    """Operations of each such launch."""
+    launches = (launch for launch in plan.train.launches if isinstance(launch.work, Kernel))
+    return [launch.operations for launch in launches if "_batch_statistics" in launch.work.name]
+
+
+@pytest.mark.parametrize("share", [1.0, 0.85, 0.7])
+def test_steps_with_it_compute_what_steps_without_do(share: float):
+    """Within a budget, too, where what it makes is made again."""
+    single = exact(APART)
+    states = sum(single.graph.values[state.value].type.size_bytes for state in single.graph.states)
+    rest = single.predictions.arena_bytes - states
+    plan = exact(FASTER, states + int(share * rest) + 4096)
+    wanted, wanted_losses = trained(single)
+    found_, losses = trained(plan)
+    assert names(single) == [] and len(set(names(plan))) == 5
+    assert (len(names(plan)) > 5) == (share < 1)
+    assert losses == pytest.approx(wanted_losses, rel=1e-12)
+    for name, value in wanted.items():
+        np.testing.assert_allclose(found_[name], value, rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+def test_in_fp16_it_is_no_further_off():
+    wanted, _ = trained(exact(APART))
+    off: dict[float, float] = {}
+    for faster in (FASTER, SLOWER):
+        states, _ = trained(planned(graph(), faster))
+        off[faster] = float(np.sqrt(sum(np.sum((states[name] - wanted[name]) ** 2) for name in wanted)))
+    assert 0 < off[FASTER] < 1.3 * off[SLOWER]

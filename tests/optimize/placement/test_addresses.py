@@ -1,0 +1,98 @@
+"""Addresses in the arena and in host memory: apart while alive, used again afterwards, and bounded by a limit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from mbc.errors import MbcError
+from mbc.ir.types import DType, Layout
+from mbc.optimize.placement.addresses import assign_addresses, check_host
+from mbc.optimize.schedule.emit_launches import Draft
+from mbc.optimize.schedule.synchronise import synchronise
+from mbc.plan.model import Access, Buffer, Copy, Kernel, Launch, Mode, Program, Rows, Space, Stream
+from mbc.plan.verify import verify_plan
+from tests.plan.offload import offloaded_plan
+
+WHOLE = Rows(0, 1)
+ARENA, HOST = Space.ARENA, Space.HOST
+
+
+def buffer(name: str, size_bytes: int, space: Space = ARENA) -> Buffer:
+    return Buffer(name, WHOLE, Layout.CHANNELS_FIRST, DType.UINT8, size_bytes, space)
+
+
+def copy(source: int, target: int, stream: Stream) -> Launch:
+    accesses = (Access(source, WHOLE, Mode.READ), Access(target, WHOLE, Mode.WRITE))
+    return Launch(Copy(1.0, False), (), stream, accesses)
+
+
+def kernel(*accesses: tuple[int, Mode]) -> Launch:
+    made = tuple(Access(index, WHOLE, mode) for index, mode in accesses)
+    return Launch(Kernel("mbc", "k", (), 1.0, False), (), Stream.COMPUTE, made)
+
+
+def two_stays() -> Draft:
+    """`a` leaves the arena and comes back; then `b`, which is larger, does: host memory holds one of them at a time."""
+    buffers = (
+        buffer("state", 256),
+        buffer("a", 1000), buffer("a", 1000, HOST), buffer("a", 1000),
+        buffer("b", 3000), buffer("b", 3000, HOST), buffer("b", 3000),
+    )  # fmt: skip
+    launches = (
+        kernel((0, Mode.READ), (1, Mode.WRITE)),
+        copy(1, 2, Stream.TO_HOST),
+        copy(2, 3, Stream.TO_DEVICE),
+        kernel((3, Mode.READ), (4, Mode.WRITE)),
+        copy(4, 5, Stream.TO_HOST),
+        copy(5, 6, Stream.TO_DEVICE),
+        kernel((6, Mode.READ), (0, Mode.WRITE)),
+    )
+    return Draft(buffers, (0,), Program(launches, (), (0,), (0,)), Program((), (), (0,), (0,)))
+
+
+def test_host_memory_is_used_again() -> None:
+    draft = two_stays()
+    placed = assign_addresses(draft)
+    assert placed.host_bytes == 3072
+    assert placed.offsets[2] == placed.offsets[5] == 0
+    # What takes the bytes over waits for whoever used them, though the two are on one stream with nobody between.
+    waits = synchronise(draft.train, draft.buffers, placed.offsets)
+    assert {(0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (5, 6)} == set(waits)
+
+
+def test_what_is_alive_at_once_lies_apart() -> None:
+    draft = two_stays()
+    first, to_host, back, *rest = draft.train.launches
+    late = Program((first, to_host, *rest, back), (), (0,), (0,))
+    placed = assign_addresses(replace(draft, train=late))
+    assert placed.host_bytes == 1024 + 3072
+    assert {placed.offsets[2], placed.offsets[5]} in ({0, 1024}, {0, 3072})
+
+
+def test_persistent_buffers_lie_at_the_bottom_of_their_space() -> None:
+    draft = two_stays()
+    moved = (replace(draft.buffers[0], space=HOST), *draft.buffers[1:])
+    placed = assign_addresses(replace(draft, buffers=moved))
+    assert placed.offsets[0] == 0 and placed.offsets[2] == 256
+    assert placed.host_bytes == 256 + 3072
+    assert placed.arena_bytes == assign_addresses(draft).arena_bytes - 256
+
+
+def test_a_limit_of_host_memory_that_is_too_small_is_refused() -> None:
+    placed = assign_addresses(two_stays())
+    check_host(placed, None, "net")
+    check_host(placed, 3072, "net")
+    with pytest.raises(MbcError) as caught:
+        check_host(placed, 3071, "net")
+    assert caught.value.code == "MBC210"
+    assert "memory.host" in caught.value.message and "3072B" in caught.value.remedy
+
+
+def test_a_plan_over_its_limit_of_host_memory_is_no_plan() -> None:
+    plan = offloaded_plan(3)
+    verify_plan(replace(plan, host_limit_bytes=plan.predictions.host_bytes))
+    with pytest.raises(MbcError) as caught:
+        verify_plan(replace(plan, host_limit_bytes=plan.predictions.host_bytes - 1))
+    assert caught.value.code == "MBC131" and "host memory" in caught.value.message

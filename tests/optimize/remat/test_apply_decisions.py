@@ -1,0 +1,126 @@
+"""Whatever is decided about gaps, the step stays sound and gives the same bits."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mbc.optimize.remat.apply_decisions import Decisions, Offload, Recompute, in_launch_order, rewrite
+from mbc.optimize.schedule.in_place import take_over
+from mbc.optimize.schedule.regions import Run, runs_of
+from mbc.plan.model import Plan, Stream
+from mbc.plan.verify import verify_plan
+from mbc.runtime.module import Module
+from mbc.runtime.transfers import Transfers
+from tests.optimize.planned import NETWORKS, draft_of, kept_plan, plan_of, table
+
+Case = tuple[str, str, int]
+CASES = [("residual", "fp32", 0), ("residual", "bf16", 2), ("dense", "fp32", 2), ("dense", "fp16", 0)]
+
+
+def runs(case: Case) -> tuple[Run, ...]:
+    draft = draft_of(*case)
+    return runs_of(table(*case).graph, draft, draft.train)
+
+
+def last_position(case: Case, run: Run) -> int:
+    """The last run before which another one may be repeated: what it reads of the states is still there."""
+    draft = draft_of(*case)
+    updated = {draft.buffers[b].alias: i for i, r in enumerate(runs(case)) for b in r.writes}
+    return min((updated.get(b, len(runs(case)) - 1) for b in run.reads), default=len(runs(case)) - 1)
+
+
+@functools.cache
+def movable(case: Case) -> tuple[int, ...]:
+    """Buffers that may go to the host."""
+    draft = draft_of(*case)
+    made = {b for run in runs(case) for b in run.writes if draft.buffers[b].alias is None}
+    return tuple(sorted((made | set(draft.train.entry)) - set(draft.persistent)))
+
+
+@st.composite
+def decisions(draw: st.DrawFn, case: Case) -> Decisions:
+    found = runs(case)
+    repeatable = [
+        (b, i, last_position(case, run))
+        for i, run in enumerate(found)
+        for b in run.writes
+        if run.again and last_position(case, run) > i
+    ]
+    recomputes = set()
+    for buffer, made, last in draw(st.lists(st.sampled_from(repeatable), max_size=8)):
+        recomputes.add((draw(st.integers(made + 1, last)), buffer))
+    offloads = set()
+    made_by = {b: i for i, run in enumerate(found) for b in run.writes}
+    for buffer in draw(st.lists(st.sampled_from(movable(case)), max_size=6, unique=True)):
+        out = draw(st.integers(made_by.get(buffer, -1) + 1, len(found) - 1))
+        offloads.add((buffer, out, draw(st.integers(out, len(found) - 1))))
+    return Decisions(
+        tuple(Recompute(b, p) for p, b in sorted(recomputes)), tuple(Offload(*o) for o in sorted(offloads))
+    )
+
+
+def decided(case: Case, chosen: Decisions) -> Plan:
+    made = table(*case)
+    rewritten = rewrite(draft_of(*case), runs(case), chosen, made.device.host_link)
+    assert len(rewritten.position) == len(rewritten.draft.train.launches)
+    return plan_of(kept_plan(*case), in_launch_order(take_over(made.graph, rewritten.draft)))
+
+
+def trained(plan: Plan, transfers: Transfers) -> dict[str, bytes]:
+    """Every state after two steps, and the loss."""
+    net = Module(plan, seed=5, device="cpu", transfers=transfers)
+    random = np.random.default_rng(0)
+    shape = plan.graph.values["image"].type.shape
+    for _ in range(2):
+        image = random.standard_normal(shape).astype(np.float32)
+        loss = float(net.step(image, random.integers(0, 3, shape[0]), lr=0.05))
+    return {name: net.state(name).tobytes() for name in net.states} | {"loss": np.float64(loss).tobytes()}
+
+
+@functools.cache
+def undecided(case: Case) -> dict[str, bytes]:
+    return trained(kept_plan(*case), Transfers.IN_ORDER)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
+@given(data=st.data())
+@settings(max_examples=12)
+def test_any_decisions_give_a_sound_plan_and_the_same_bits(case: Case, data: st.DataObject) -> None:
+    plan = decided(case, data.draw(decisions(case)))
+    verify_plan(plan)
+    for transfers in (Transfers.EARLY, Transfers.LATE):
+        assert trained(plan, transfers) == undecided(case)
+
+
+@functools.cache
+def everything_at_once(network: str) -> Plan:
+    """Every value that can be is made again before its last reader, and every other one comes from the host."""
+    case = (network, "fp32", 0)
+    found = runs(case)
+    recomputes: list[tuple[int, int]] = []
+    offloads: list[Offload] = []
+    readers = {b: [i for i, run in enumerate(found) if b in run.reads] for b in movable(case)}
+    made_by = {b: i for i, run in enumerate(found) for b in run.writes}
+    for b in movable(case):
+        if not readers[b] or b in draft_of(*case).train.exit:
+            continue
+        last, made = readers[b][-1], made_by.get(b, -1)
+        if made >= 0 and found[made].again and made < last <= last_position(case, found[made]) and b % 2:
+            recomputes.append((last, b))
+        elif last > made + 1:
+            offloads.append(Offload(b, made + 1, last))
+    assert len(recomputes) > 5
+    return decided(case, Decisions(tuple(Recompute(b, p) for p, b in sorted(recomputes)), tuple(offloads)))
+
+
+@pytest.mark.parametrize("network", sorted(NETWORKS))
+def test_everything_at_once(network: str) -> None:
+    plan = everything_at_once(network)
+    verify_plan(plan)
+    assert {launch.stream for launch in plan.train.launches} == set(Stream) - {Stream.BESIDE}
+    assert trained(plan, Transfers.LATE) == trained(plan, Transfers.EARLY) == undecided((network, "fp32", 0))

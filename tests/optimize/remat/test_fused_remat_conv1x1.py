@@ -1,0 +1,266 @@
+"""What a convolution made, made again along with the sums over it, by itself and with relu's output: where that was
+measured, by the kernel that made it, and the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import pytest
+
+from mbc.ir.transforms.relu_masks import relus_behind_sums, with_signs
+from mbc.kernels import PROVIDERS
+from mbc.kernels.base import Candidate, Request
+from mbc.kernels.cuda.conv import conv1x1 as pointwise
+from mbc.kernels.statistics import WITH_STATISTICS
+from mbc.ops.fused import gives_product
+from mbc.optimize.bounds.budget_lp import within_us
+from mbc.optimize.bounds.fused_remat_terms import extras_of
+from mbc.optimize.candidates.table import CandidateTable, Rules
+from mbc.optimize.fusion.select_groups import fuse, groups_of
+from mbc.optimize.remat.apply_decisions import Decisions, Recompute, rewrite
+from mbc.optimize.remat.fused_remat import all_alongs, along_runs, alongs_of, readers_late
+from mbc.optimize.remat.greedy import Means
+from mbc.optimize.remat.live_bytes_ledger import Ledger
+from mbc.optimize.schedule.emit_launches import order
+from mbc.optimize.schedule.regions import runs_of
+from mbc.optimize.search.profiling_requests import needs
+from mbc.optimize.selection.select import choose
+from mbc.options import Policy
+from mbc.plan.model import Kernel, Launch, Plan
+from tests.optimize.planned import H200, NoSizes, graph_of, is_inside, planned_for, trained
+
+SOURCE = """
+block bottleneck() on x {
+  y = x |> conv(64, 3, pad=1) |> bn |> relu |> conv(256, 1) @wide |> bn
+  s = x if y.shape == x.shape else x |> conv(256, 1) @down |> bn
+  return y + s |> relu
+}
+network small(batch = 4, classes = 3) {
+  input image[batch, 3, 6, 6] : float
+  input target[batch] : class
+  x = image |> conv(64, 3, pad=1) |> bn |> relu |> bottleneck() |> bottleneck() |> bottleneck() |> bottleneck()
+  logits = x |> global_avgpool |> linear(classes)
+  output logits
+  loss (logits, target) |> softmax_cross_entropy
+}
+train { optimizer = sgd(momentum=0.9)  precision = bf16 }
+"""
+SHARE = 0.65  # of what keeping everything takes
+ALONG_SHARE = 1.05  # of the time of the sums by themselves
+SLOWER = 1e4  # than what is to be planned
+ALONG = frozenset(kernel.name for kernel in pointwise.ALONG)
+
+
+def is_joint(kind: str) -> bool:
+    return kind.startswith("convolution+batch_normalize+add+relu+")
+
+
+@dataclass(frozen=True)
+class Measured(NoSizes):
+    """A profile that has measured what would be estimated, all by its bytes, so that a convolution takes as long as on
+    large images; but for launches that keep to themselves what they make again. `along`: whether products along with
+    sums were measured; `joint`: with relu's output, too; `forward`: what the kernel that they repeat takes, others 1;
+    `both`: what joint launches take of what they would."""
+
+    along: bool = True
+    joint: bool = True
+    forward: float = 0.9
+    both: float = 1.0
+    cudnn: int = 0
+    origin: str = "made up"
+
+    def candidates(self, request: Request) -> Iterable[Candidate]:
+        if (gives_product(request.attributes) and not self.along) or (is_joint(request.kind) and not self.joint):
+            return ()
+        if is_inside(request):
+            return ()
+        return tuple(
+            replace(c, measured=True, time_us=self._time_us(request, c))
+            for provider in PROVIDERS
+            for c in provider.candidates(request, H200)
+        )
+
+    def _time_us(self, request: Request, c: Candidate) -> float:
+        moved = sum(t.size_bytes for t in (*request.inputs, *request.outputs)) / 1e3
+        if c.name in ALONG:
+            operands = sum(t.size_bytes for t in request.inputs[:2]) / 1e3
+            return ALONG_SHARE * (moved - operands) * (self.both if is_joint(request.kind) else 1.0)
+        if c.name == "pointwise":
+            return self.forward * moved
+        last = all(lying == "nhwc" for t, lying in zip(request.inputs, c.layouts, strict=False) if t.ordered)
+        other = "at_once" in c.name or request.kind == WITH_STATISTICS
+        return moved * (SLOWER if other else 1.0 if last else 2.0)
+
+
+def table(profile: Measured | None, batch: int = 0) -> CandidateTable:
+    return CandidateTable(graph_of(SOURCE, batch), H200, PROVIDERS, profile, Rules())  # type: ignore[arg-type]
+
+
+def planned(profile: Measured | None, share: float = 0.0) -> Plan:
+    return planned_for(profile, SOURCE, share, ("beside", "offload"))  # else the optimizer's states go to the host
+
+
+def products_along(plan: Plan) -> list[Launch]:
+    launches = (launch for launch in plan.train.launches if isinstance(launch.work, Kernel))
+    return [launch for launch in launches if launch.work.name in ALONG]
+
+
+def jointly(plan: Plan) -> list[Launch]:
+    return [
+        launch for launch in products_along(plan) if isinstance(launch.work, Kernel) and "_and_sums" in launch.work.name
+    ]
+
+
+@pytest.mark.parametrize("profile", [Measured(joint=False), Measured()], ids=["by itself", "with relu's output"])
+def test_what_was_dropped_is_made_again_with_the_same_bits(profile: Measured):
+    plan, without = planned(profile, SHARE), planned(replace(profile, along=False, joint=False), SHARE)
+    assert products_along(plan)
+    assert bool(jointly(plan)) == profile.joint
+    assert plan.bounds.within_us <= plan.predictions.train_us < without.predictions.train_us
+    assert trained(plan) == trained(planned(profile))
+
+
+def test_both_in_one_launch_take_less_than_one_of_them_before():
+    assert planned(Measured(), SHARE).predictions.train_us < planned(Measured(joint=False), SHARE).predictions.train_us
+
+
+def test_only_what_the_same_kernel_made():
+    """Another one may round otherwise."""
+    plan = planned(Measured(forward=1.1), SHARE)
+    assert not products_along(plan)
+    assert "pointwise" not in {launch.work.name for launch in plan.train.launches if isinstance(launch.work, Kernel)}
+
+
+@pytest.mark.parametrize("profile", [None, Measured(along=False)], ids=["estimated", "never measured"])
+def test_without_a_measurement_none_is_taken_but_all_are_asked_for(profile: Measured | None):
+    known = table(profile)
+    assert not [along for along in alongs_of(known) if gives_product(along.operation.attributes)]
+    assert not products_along(planned(profile, SHARE))
+    wanted = {a.operation.kind for a in all_alongs(known) if gives_product(a.operation.attributes)}
+    assert any(map(is_joint, wanted)) and wanted <= {
+        need.undivided.kind for need in needs(graph_of(SOURCE), H200, Policy.UNDIVIDED)
+    }
+
+
+class Pairs:
+    """Where two values can be made along with the same sums: what the convolution makes, and relu's output of it."""
+
+    def __init__(self, profile: Measured, signs: bool = False) -> None:
+        known = table(profile)
+        if signs:
+            known = known.of(with_signs(graph_of(SOURCE), relus_behind_sums(graph_of(SOURCE))))
+        self.table = known
+        choices = readers_late(known, choose(known, {}, programs=fuse(known)))
+        self.draft = order(known, choices)
+        self.runs = runs_of(known.graph, self.draft, self.draft.train)
+        self.alongs = along_runs(known, self.draft, self.runs, choices.train)
+        sums = {key: along.sums for key, along in self.alongs.items()}
+        self.found = [(a, b) for a in sums for b in sums if sums[a] == sums[b] and a[0] < b[0]]
+
+    def target(self, key: tuple[int, int]) -> int:
+        return self.alongs[key].targets[0]
+
+    def made(self, *keys: tuple[int, int]) -> tuple[Launch, ...]:
+        """The step that makes them again."""
+        both = tuple(Recompute(self.target(key), key[1]) for key in sorted(keys))
+        return rewrite(self.draft, self.runs, Decisions(both), H200.host_link, self.alongs).draft.train.launches
+
+    def check_books(self, first: tuple[int, int], last: tuple[int, int], beside_us: float) -> None:
+        """`beside_us`: what the first value takes where the last one is made along."""
+        ledger = Ledger(self.draft, self.runs, 0, (), self.alongs)
+        first_us, last_us = self.alongs[first].more_us, self.alongs[last].more_us
+        for one, other in ((first, last), (last, first)):
+            for key in (one, other):
+                ledger.repeat(self.target(key), key[1])
+            assert ledger.again_us == pytest.approx(beside_us + last_us)
+            ledger.drop(self.target(last), last[1])
+            assert ledger.again_us == pytest.approx(first_us)
+            assert ledger.displaced_us(*last) == pytest.approx(beside_us - first_us)
+            ledger.drop(self.target(first), first[1])
+            assert ledger.again_us == pytest.approx(0.0)
+
+
+def test_of_two_along_the_same_sums_the_one_made_last_is():
+    """relu's output is made of what the convolution makes, which has a launch of its own then, before."""
+    pairs = Pairs(Measured(joint=False))
+    assert pairs.found
+    for first, last in pairs.found:
+        made = pairs.made(first, last)
+        (sums,) = (i for i, launch in enumerate(made) if launch.operations == pairs.alongs[last].launch.operations)
+        again = pairs.runs[first[0]]
+        operations = pairs.draft.train.launches[again.start].operations
+        alone = [i for i, launch in enumerate(made) if launch.operations == operations]
+        assert len(made) == len(pairs.draft.train.launches) + 1
+        assert len(alone) == 2 and alone[1] < sums
+        pairs.check_books(first, last, again.time_us)
+
+
+@pytest.mark.parametrize("signs", [False, True], ids=["by output", "by signs"])
+def test_of_two_along_the_same_sums_both_are_where_that_was_measured(signs: bool):
+    pairs = Pairs(Measured(), signs)
+    joint = [(pair, run) for pair in pairs.found if (run := pairs.alongs[pair[0]].joint) is not None]
+    assert joint
+    for (first, last), run in joint:
+        made = pairs.made(first, last)
+        assert len(made) == len(pairs.draft.train.launches)
+        (sums,) = (launch for launch in made if launch.operations == run.launch.operations)
+        assert isinstance(sums.work, Kernel) and sums.work.name.endswith("_signed") == signs
+        assert set(run.targets) == {pairs.target(first), pairs.target(last)}
+        assert run.more_us == pytest.approx(sums.work.time_us - _time_us(pairs.alongs[last].launch))
+        pairs.check_books(first, last, run.more_us)
+
+
+def test_both_are_not_where_one_of_them_is_read_before():
+    """By what is made again of relu's output before the sums: either has a launch of its own then."""
+    pairs = Pairs(Measured())
+    checked = 0
+    for first, last in pairs.found:
+        run = pairs.alongs[first].joint
+        for reader, position in run.rivals - pairs.alongs[first].rivals if run else ():
+            (output,) = (b for b in pairs.runs[reader].writes if b in Ledger(pairs.draft, pairs.runs, 0).movable)
+            decisions = [Recompute(pairs.target(key), key[1]) for key in (first, last)]
+            decisions.append(Recompute(output, position))
+            written = rewrite(pairs.draft, pairs.runs, Decisions(tuple(decisions)), H200.host_link, pairs.alongs)
+            assert len(written.draft.train.launches) == len(pairs.draft.train.launches) + 3
+            ledger = Ledger(pairs.draft, pairs.runs, 0, (), pairs.alongs)
+            for decision in decisions:
+                ledger.repeat(decision.buffer, decision.before)
+            alone_us = sum(pairs.runs[key[0]].time_us for key in (first, last))
+            assert ledger.again_us == pytest.approx(alone_us + ledger.again_us_of(reader, position))
+            checked += 1
+    assert checked
+
+
+def _time_us(launch: Launch) -> float:
+    assert isinstance(launch.work, Kernel)
+    return launch.work.time_us
+
+
+@pytest.mark.parametrize("signs", [False, True], ids=["by output", "by signs"])
+def test_the_bound_has_no_higher_prices_than_the_books(signs: bool):
+    pairs = Pairs(Measured(), signs)
+    known, buffers = pairs.table, pairs.draft.buffers
+    groups = (launch for group in groups_of(known)[0] for launch in group.launches)
+    extras = extras_of(known, (*known.graph.train, *groups))
+    joint = [(pair, run) for pair in pairs.found if (run := pairs.alongs[pair[0]].joint) is not None]
+    assert joint
+    for pair, run in joint:
+        values = tuple(buffers[pairs.target(key)].value for key in pair)
+        first_us, last_us = (pairs.alongs[key].more_us for key in pair)
+        (both,) = (both for both in extras.both if (both.first, both.last) == values)
+        assert 0 < extras.least_us(both.first) <= first_us * (1 + 1e-9)
+        assert extras.least_us(both.last) <= last_us * (1 + 1e-9)
+        assert both.more_us <= (run.more_us + last_us) * (1 + 1e-9)
+
+
+def test_in_the_bound_two_share_a_launch_only_where_both_are_away():
+    """A tenth of the room is lacking. Beside relu's output what the convolution makes would come back for nothing."""
+    bounds_us: list[float] = []
+    for profile in (Measured(both=0.8), Measured(joint=False)):
+        known = table(profile, batch=256)
+        forward = [op for op in known.graph.train if op.kind in ("convolution", "relu")]
+        kept_bytes = sum(known.graph.values[op.outputs[0]].type.size_bytes for op in forward)
+        fastest_us = choose(known, {}, programs=fuse(known)).train_us
+        bounds_us.append(within_us(known, Means(True, 0.0, 0), kept_bytes * 9 // 10, fastest_us) - fastest_us)
+    assert 0 < bounds_us[0] < bounds_us[1]

@@ -1,0 +1,160 @@
+"""What is chosen fits, computes the same, costs no less than the bound, and on small chains as little as can be."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mbc.errors import MbcError
+from mbc.frontend.lower import lower
+from mbc.frontend.parse import parse
+from mbc.hardware.spec import find_spec
+from mbc.ir.transforms.training_step import differentiate
+from mbc.optimize.candidates.table import CandidateTable, Rules
+from mbc.optimize.remat.apply_decisions import Decisions, rewrite
+from mbc.optimize.remat.greedy import Means, reside
+from mbc.optimize.remat.live_bytes_ledger import Ledger
+from mbc.optimize.remat.optimizer_offload import persistent_bytes
+from mbc.optimize.schedule.emit_launches import Draft, order
+from mbc.optimize.schedule.in_place import take_over
+from mbc.optimize.schedule.liveness import blocks, live_bytes
+from mbc.optimize.schedule.regions import Run, runs_of
+from mbc.optimize.search.search import Limits, search
+from mbc.optimize.selection.select import choose
+from mbc.plan.model import Copy
+from mbc.plan.verify import verify_plan
+from mbc.profile.model import calibrated
+from mbc.runtime.transfers import Transfers
+from mbc.source import Source
+from tests.optimize.planned import ONE_BY_ONE, draft_of, kept_plan, table
+from tests.optimize.remat.test_apply_decisions import trained
+
+RECOMPUTE = Means(recompute=True, offload=0.0, host_bytes=0)
+OFFLOAD = Means(recompute=False, offload=1.0, host_bytes=1 << 40)
+BOTH = Means(recompute=True, offload=1.0, host_bytes=1 << 40)
+OVERHEAD = find_spec("h200").overhead_bytes
+
+
+@functools.cache
+def kept_bytes(network: str) -> int:
+    made = table(network)
+    return reside(made.graph, draft_of(network), made.device.host_link, BOTH, 1 << 60).live_bytes
+
+
+@pytest.mark.parametrize("network", ["residual", "dense"])
+@pytest.mark.parametrize("means", [RECOMPUTE, OFFLOAD, BOTH], ids=["recompute", "offload", "both"])
+def test_less_room_is_kept_to(network: str, means: Means) -> None:
+    made = table(network)
+    room_bytes = int(0.9 * kept_bytes(network))
+    resided = reside(made.graph, draft_of(network), made.device.host_link, means, room_bytes)
+    assert resided.live_bytes <= room_bytes
+    assert bool(resided.decisions.recomputes) <= means.recompute
+    assert bool(resided.decisions.offloads) <= (means.offload > 0)
+
+
+@given(part=st.floats(0.45, 1.0), network=st.sampled_from(["residual", "dense"]), without=st.sampled_from(
+    [frozenset[str](), frozenset({"offload"}), frozenset({"recompute"})]))  # fmt: skip
+@settings(max_examples=20)
+def test_plans_under_any_budget_are_sound_and_give_the_same_bits(
+    part: float, network: str, without: frozenset[str]
+) -> None:
+    budget_bytes = int(part * kept_plan(network).predictions.arena_bytes) + OVERHEAD
+    try:
+        plan = search(table(network), Limits(without=without), budget_bytes)
+    except MbcError as error:
+        assert error.code in ("MBC203", "MBC204")
+        return
+    verify_plan(plan)
+    assert plan.predictions.arena_bytes + plan.predictions.overhead_bytes <= budget_bytes
+    assert plan.bounds.fastest_us <= plan.bounds.within_us <= plan.predictions.train_us * (1 + 1e-9)
+    names = [launch.operations for launch in plan.train.launches if launch.operations]
+    if "recompute" in without:
+        assert len(list(itertools.groupby(names))) == len({*names}), "an operation's launches are together"
+    if "offload" in without:
+        assert not any(isinstance(launch.work, Copy) for launch in plan.train.launches)
+    assert trained(plan, Transfers.LATE) == trained(kept_plan(network), Transfers.IN_ORDER)
+
+
+@given(
+    part=st.floats(0.3, 1.0),
+    host_part=st.sampled_from([0.0, 0.02, 0.1, 0.3]) | st.floats(0.0, 0.6),
+    network=st.sampled_from(["residual", "dense"]),
+    precision=st.sampled_from(["fp32", "bf16"]),
+    without=st.sampled_from([frozenset[str](), *(frozenset({name}) for name in ("recompute", "split", "workspace"))]),
+)
+@settings(max_examples=30)
+def test_any_limits_of_device_and_host_give_a_sound_plan_or_say_why_not(
+    part: float, host_part: float, network: str, precision: str, without: frozenset[str]
+) -> None:
+    arena_bytes = kept_plan(network, precision).predictions.arena_bytes
+    host_bytes = int(host_part * arena_bytes)
+    budget_bytes = int(part * arena_bytes) + OVERHEAD
+    try:
+        plan = search(table(network, precision), Limits(without=without, host_bytes=host_bytes), budget_bytes)
+    except MbcError as error:
+        assert error.code.startswith("MBC2")
+        return
+    verify_plan(plan)
+    assert plan.predictions.host_bytes <= host_bytes
+    assert plan.predictions.arena_bytes + plan.predictions.overhead_bytes <= budget_bytes
+
+
+def chain(seed: int) -> CandidateTable:
+    """A network of a few layers of random widths."""
+    rng = random.Random(seed)
+    layers = " |> ".join(
+        f"conv({rng.choice((4, 8, 16, 32))}, 3, pad=1) |> {rng.choice(('relu', 'gelu'))}" for _ in range(3)
+    )
+    text = f"""
+network chain(batch = 32) {{
+  input image[batch, 4, 32, 32] : float
+  input target[batch] : class
+  logits = image |> {layers} |> global_avgpool |> linear(4)
+  output logits
+  loss (logits, target) |> softmax_cross_entropy
+}}
+train {{ optimizer = sgd() }}
+"""
+    lowered = lower(parse(Source("chain.mbc", text)), (), None)
+    graph = differentiate(lowered.network, lowered.optimizer, lowered.precision)
+    return CandidateTable(graph, calibrated(find_spec("h200"), None), ONE_BY_ONE, None, Rules())
+
+
+def cost(made: CandidateTable, draft: Draft, runs: tuple[Run, ...], decisions: Decisions) -> tuple[int, float]:
+    """Most bytes alive, and the time of all kernels."""
+    found = take_over(made.graph, rewrite(draft, runs, decisions, made.device.host_link).draft)
+    program_blocks = blocks(found.train, found.buffers, frozenset(found.persistent))
+    live = max(live_bytes(program_blocks, len(found.train.launches))) + persistent_bytes(found)
+    return live, sum(launch.work.time_us for launch in found.train.launches)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_recomputing_takes_no_longer_than_any_choice_on_a_chain(seed: int) -> None:
+    made = chain(seed)
+    draft = order(made, choose(made, {}))
+    runs = runs_of(made.graph, draft, draft.train)
+    fresh = Ledger(draft, runs, 4096)
+    named = [draft.train.launches[run.start].operations for run in runs]
+    middle = next(i for i, names in enumerate(named) if any("backward" in name for name in names))
+    gaps = [gap for b in fresh.movable if (gap := fresh.gap(b, middle)) is not None and fresh.can_repeat(b)]
+    assert len(gaps) >= 3
+    ways: list[tuple[int, float]] = []
+    for count in range(len(gaps) + 1):
+        for subset in itertools.combinations(gaps, count):
+            ledger = Ledger(draft, runs, 4096)
+            for gap in sorted(subset, key=lambda gap: -gap.after):
+                ledger.recompute(gap.buffer, gap.before)
+            ways.append(cost(made, draft, runs, ledger.decisions()))
+    most, least = max(live for live, _ in ways), min(live for live, _ in ways)
+    for part in (0.0, 0.25, 0.5, 0.75):
+        room_bytes = int(least + part * (most - least))
+        resided = reside(made.graph, draft, made.device.host_link, RECOMPUTE, room_bytes)
+        live, time_us = cost(made, draft, runs, resided.decisions)
+        best_us = min(time_us for live, time_us in ways if live <= room_bytes)
+        assert live <= room_bytes
+        assert time_us <= best_us * (1 + 1e-9)

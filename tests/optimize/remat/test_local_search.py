@@ -1,0 +1,131 @@
+"""Improving what was chosen: it still fits, takes less time, and is the same each time."""
+
+from __future__ import annotations
+
+import functools
+import random
+
+import pytest
+
+from mbc.frontend.lower import lower
+from mbc.frontend.parse import parse
+from mbc.hardware.spec import find_spec
+from mbc.ir.transforms.training_step import differentiate
+from mbc.optimize.candidates.table import CandidateTable, Rules
+from mbc.optimize.remat import local_search as improve
+from mbc.optimize.remat import offload as sending
+from mbc.optimize.remat.greedy import Chooser, Means, Resided, reside
+from mbc.optimize.schedule.emit_launches import Draft, order
+from mbc.optimize.schedule.regions import runs_of
+from mbc.optimize.selection.select import choose
+from mbc.plan.model import Stream
+from mbc.profile.model import calibrated
+from mbc.source import Source
+from tests.optimize.planned import ONE_BY_ONE
+from tests.optimize.remat.test_greedy import BOTH, RECOMPUTE, cost
+
+SEEDS = range(4)
+WORK = 20_000
+PART = 0.55  # of what keeping everything takes
+
+
+@functools.cache
+def network(seed: int) -> tuple[CandidateTable, Draft]:
+    """Residual blocks of random widths and the operations of their step: too many gaps to look at all sets of them."""
+    rng = random.Random(seed)
+    blocks = ""
+    for i in range(6):
+        width = rng.choice((8, 16, 32))
+        blocks += f"  y = x |> conv({width}, 3, pad=1) |> bn |> relu |> conv(16, 3, pad=1) @last{i} |> bn\n"
+        blocks += "  x = x + y |> relu\n"
+    text = f"""
+network residual(batch = 32) {{
+  input image[batch, 4, 32, 32] : float
+  input target[batch] : class
+  x = image |> conv(16, 3, pad=1) |> bn |> relu
+{blocks}
+  logits = x |> global_avgpool |> linear(4)
+  output logits
+  loss (logits, target) |> softmax_cross_entropy
+}}
+train {{ optimizer = sgd() }}
+"""
+    lowered = lower(parse(Source("residual.mbc", text)), (), None)
+    graph = differentiate(lowered.network, lowered.optimizer, lowered.precision)
+    made = CandidateTable(graph, calibrated(find_spec("h200"), None), ONE_BY_ONE, None, Rules())
+    return made, order(made, choose(made, {}))
+
+
+def resided(seed: int, means: Means, work: int, part: float = PART) -> tuple[Resided, int]:
+    made, draft = network(seed)
+    link = made.device.host_link
+    kept_bytes = reside(made.graph, draft, link, means, 1 << 60).live_bytes
+    room_bytes = int(part * kept_bytes)
+    return reside(made.graph, draft, link, means, room_bytes, work=work), room_bytes
+
+
+def time_us(seed: int, found: Resided) -> float:
+    made, draft = network(seed)
+    return cost(made, draft, runs_of(made.graph, draft, draft.train), found.decisions)[1]
+
+
+def test_less_is_made_again() -> None:
+    gained = 0
+    for seed in SEEDS:
+        (chosen, room_bytes), (improved, _) = resided(seed, RECOMPUTE, 0), resided(seed, RECOMPUTE, WORK)
+        assert chosen.live_bytes <= room_bytes
+        assert improved.live_bytes <= room_bytes
+        before_us, after_us = time_us(seed, chosen), time_us(seed, improved)
+        assert after_us <= before_us
+        gained += after_us < before_us
+    assert gained, "every first choice was the best: the test shows nothing"
+
+
+def test_what_was_found_counts_where_nothing_is_left_to_take_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    take_back, rounds = improve._take_back, 0
+
+    def soon_nothing(chooser: Chooser, draw: random.Random) -> bool:
+        nonlocal rounds
+        rounds += 1
+        return rounds <= improve.MEASURED_AFTER and take_back(chooser, draw)  # too few to have been measured
+
+    monkeypatch.setattr(improve, "_take_back", soon_nothing)
+    gained = 0
+    for seed in SEEDS:
+        rounds = 0
+        (chosen, _), (improved, room_bytes) = resided(seed, RECOMPUTE, 0), resided(seed, RECOMPUTE, WORK)
+        assert improved.live_bytes <= room_bytes
+        gained += time_us(seed, improved) < time_us(seed, chosen)
+    assert gained
+
+
+def sent_bytes(seed: int, found: Resided) -> list[int]:
+    return [network(seed)[1].buffers[decision.buffer].size_bytes for decision in found.decisions.offloads]
+
+
+def test_improving_keeps_to_the_room_and_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sending, "SHORTEST_COPY_US", 0.0)  # these networks are small
+    means = Means(recompute=True, offload=1.0, host_bytes=8 << 20)
+    sent = 0
+    for seed in SEEDS:
+        found, room_bytes = resided(seed, means, WORK)
+        assert found.live_bytes <= room_bytes
+        assert sum(sent_bytes(seed, found)) <= means.host_bytes
+        sent += len(found.decisions.offloads)
+    assert sent, "nothing was sent: the test shows nothing"
+
+
+def test_short_copies_are_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither at first nor in place of others; here everything that is sent could be made again, too."""
+    shortest_us = 40.0
+    monkeypatch.setattr(sending, "SHORTEST_COPY_US", shortest_us)
+    link = network(0)[0].device.host_link
+    for seed in SEEDS:
+        sent = sent_bytes(seed, resided(seed, BOTH, WORK, 0.5)[0])
+        assert sent and all(link.copy_us(size_bytes, Stream.TO_HOST) >= shortest_us for size_bytes in sent)
+
+
+def test_improving_is_repeatable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sending, "SHORTEST_COPY_US", 0.0)
+    assert resided(1, BOTH, WORK)[0].decisions.offloads
+    assert resided(1, BOTH, WORK)[0].decisions == resided(1, BOTH, WORK)[0].decisions

@@ -1,0 +1,117 @@
+"""A convolution that leaves statistics is made again without them: by the kernel that gives the same bits, in less
+time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import pytest
+
+from mbc.kernels import PROVIDERS
+from mbc.kernels.base import Candidate, Request
+from mbc.kernels.cuda import KERNELS, bare
+from mbc.kernels.statistics import WITH_STATISTICS
+from mbc.optimize.candidates.table import CandidateTable, Rules
+from mbc.optimize.fusion.select_groups import fuse
+from mbc.optimize.remat.apply_decisions import rewrite
+from mbc.optimize.remat.live_bytes_ledger import Ledger
+from mbc.optimize.remat.remat_without_statistics import repeated_bare
+from mbc.optimize.schedule.emit_launches import Draft, order
+from mbc.optimize.schedule.regions import runs_of
+from mbc.optimize.selection.select import choose
+from mbc.plan.model import Kernel, Plan
+from tests.optimize.planned import H200, graph_of, planned_for, trained
+from tests.optimize.remat.test_fused_remat_conv1x1 import ALONG, SHARE, SLOWER, SOURCE, Measured
+
+ALONE = ("beside", "offload")
+
+
+@dataclass(frozen=True)
+class Summing(Measured):
+    """Where statistics on the way out are fast, and nothing is made along with sums. `alone`: what the convolution
+    takes of what it does with statistics."""
+
+    alone: float = 0.9
+
+    def _time_us(self, request: Request, c: Candidate) -> float:
+        moved_us = sum(t.size_bytes for t in (*request.inputs, *request.outputs)) / 1e3
+        if c.name in map(bare, KERNELS):
+            return self.alone * moved_us
+        if c.name in ALONG:
+            return SLOWER * moved_us
+        return moved_us if bare(c.name) else super()._time_us(request, c)
+
+
+def again(plan: Plan) -> list[tuple[str, str]]:
+    """Of what is made by a kernel that leaves statistics, and again: both kernels."""
+    makers: dict[str, list[str]] = {}
+    for launch in plan.train.launches:
+        if isinstance(launch.work, Kernel) and launch.operations:
+            makers.setdefault(launch.operations[0], []).append(launch.work.name)
+    return [(first, name) for first, *others in makers.values() if bare(first) for name in others]
+
+
+@pytest.mark.parametrize("share", [SHARE, 0.7, 0.55])
+def test_made_again_without_statistics_with_the_same_bits(share: float):
+    """Also where the room is so small that statistics could be made again, too."""
+    plan = planned_for(Summing(), SOURCE, share, ALONE)
+    assert again(plan) and all(name == bare(first) for first, name in again(plan))
+    assert plan.bounds.within_us <= plan.predictions.train_us
+    assert trained(plan) == trained(planned_for(Summing(), SOURCE, 0.0, ALONE))
+
+
+def test_with_them_where_that_takes_no_longer():
+    plan = planned_for(Summing(alone=1.1), SOURCE, SHARE, ALONE)
+    assert again(plan) and all(name == first for first, name in again(plan))
+
+
+def test_what_is_made_again_takes_what_the_books_say():
+    known = CandidateTable(graph_of(SOURCE), H200, PROVIDERS, Summing(), Rules())  # type: ignore[arg-type]
+    choices = choose(known, {}, programs=fuse(known))
+    draft = order(known, choices)
+    runs = repeated_bare(known, draft, runs_of(known.graph, draft, draft.train), choices.train)
+    ledger = Ledger(draft, runs, small_bytes=0)
+    repeated = [run for run in runs if run.repeat is not None]
+    assert repeated
+    for run in repeated:
+        assert len(run.writes) == 3, "the product, its mean and its variance"
+        (product,) = set(run.writes) & set(ledger.movable)
+        ledger.repeat(product, ledger.reads[product][-1])
+    rewritten = rewrite(draft, runs, ledger.decisions(), H200.host_link).draft
+    assert _train_us(rewritten) - _train_us(draft) == pytest.approx(ledger.again_us)
+
+
+def _train_us(draft: Draft) -> float:
+    return sum(launch.work.time_us for launch in draft.train.launches)
+
+
+@dataclass(frozen=True)
+class Roomy(Summing):
+    """Beside that a faster kernel whose bits nobody knows, with more workspace than is free while values are chosen."""
+
+    def candidates(self, request: Request) -> Iterable[Candidate]:
+        found = tuple(super().candidates(request))
+        others = [c for c in found if bare(c.name)]
+        larger = [
+            replace(
+                c,
+                provider="cudnn",
+                name=WITH_STATISTICS,
+                settings=(("engine", 3), ("layout", 1)),
+                workspace_bytes=c.workspace_bytes + (1 << 17),
+                time_us=0.95 * c.time_us,
+            )
+            for c in others
+        ]
+        return (*found, *larger)
+
+
+def test_what_is_made_again_keeps_its_kernel_where_there_is_room_for_another():
+    plan = planned_for(Roomy(), SOURCE, SHARE, ALONE)
+    kernels: dict[str, list[str]] = {}
+    for launch in plan.train.launches:
+        if isinstance(launch.work, Kernel) and launch.operations and "wide" in launch.operations[0]:
+            kernels.setdefault(launch.operations[0], []).append(launch.work.name)
+    repeated = {tuple(names[:2]) for names in kernels.values() if names[1:2] == [bare("pointwise_statistics")]}
+    assert repeated == {("pointwise_statistics", "pointwise")}

@@ -1,0 +1,104 @@
+"""Groups run in strips as operations by themselves do: with the same bits."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+
+from mbc.frontend.lower import lower
+from mbc.frontend.parse import parse
+from mbc.ir.graph import TrainingGraph
+from mbc.ir.transforms.training_step import differentiate
+from mbc.optimize.fusion.select_groups import fuse
+from mbc.optimize.schedule.depth_first_micro_batches import Division
+from mbc.optimize.schedule.emit_launches import Draft
+from mbc.optimize.schedule.in_place import take_over
+from mbc.optimize.search.search import Limits, search
+from mbc.optimize.selection.select import choose
+from mbc.plan.model import Mode, Plan
+from mbc.plan.verify import verify_plan
+from mbc.runtime.transfers import Transfers
+from mbc.source import Source
+from tests.optimize.fusion.test_select_groups import UNCLUSTERED, table
+from tests.optimize.planned import plan_of
+from tests.optimize.remat.test_apply_decisions import trained
+from tests.optimize.schedule.test_depth_first_micro_batches import in_strips
+
+PLAIN = """
+network plain(batch = 6, classes = 5) {
+  input image[batch, 2, 8, 8] : float
+  input target[batch] : class
+  x = image |> conv(4, 3, pad=1, bias=true) |> relu |> conv(4, 3, pad=1, bias=true) |> relu |> maxpool(2)
+  logits = x |> conv(8, 3, pad=1, bias=true) |> relu |> flatten |> linear(classes)
+  output logits
+  loss (logits, target) |> softmax_cross_entropy
+}
+train { optimizer = sgd(momentum=0.9)  precision = fp32 }
+"""
+NORMALIZED = """
+network normalized(batch = 6, classes = 5) {
+  input image[batch, 2, 8, 8] : float
+  input target[batch] : class
+  x = image |> conv(4, 3, pad=1) |> bn |> relu |> conv(4, 3, pad=1) |> bn |> relu
+  logits = x |> flatten |> linear(classes)
+  output logits
+  loss (logits, target) |> softmax_cross_entropy
+}
+train { optimizer = sgd(momentum=0.9)  precision = fp32 }
+"""
+# Groups of which a part is a sum over rows.
+SUMS = {
+    PLAIN: {"relu_backward+channel_sum", "relu_backward+max_pool_backward+channel_sum"},
+    NORMALIZED: {"batch_normalize+relu+relu_backward+batch_normalize_sums"},
+}
+
+
+@functools.cache
+def graph(source: str) -> TrainingGraph:
+    lowered = lower(parse(Source("strips.mbc", source)), (), None)
+    return differentiate(lowered.network, lowered.optimizer, lowered.precision)
+
+
+@functools.cache
+def plans(source: str, rows: int) -> tuple[Plan, Plan]:
+    """With groups that are divided one after another, and in strips."""
+    made = table(graph(source), gpu=UNCLUSTERED)
+    programs = fuse(made)
+    kept = search(made, Limits(), 1 << 40)
+    every = choose(made, {}, None, programs)
+    groups = (*every.train, *every.infer)
+
+    def plan(draft: Draft) -> Plan:
+        return plan_of(kept, take_over(graph(source), draft, groups))
+
+    whole, strips = in_strips(made, Division(500, rows), programs)
+    return plan(whole), plan(strips)
+
+
+@pytest.mark.parametrize("rows", [2, 4])
+@pytest.mark.parametrize("source", SUMS)
+def test_they_give_the_same_bits(source: str, rows: int) -> None:
+    whole, strips = plans(source, rows)
+    for plan in (whole, strips):
+        verify_plan(plan)
+    assert trained(whole, Transfers.IN_ORDER) == trained(strips, Transfers.IN_ORDER)
+
+
+@pytest.mark.parametrize("source", SUMS)
+def test_their_sums_are_added_up(source: str) -> None:
+    kinds = {operation.name: operation.kind for operation in graph(source).train}
+    _, plan = plans(source, 2)
+    adding = {
+        "+".join(kinds[name] for name in launch.operations)
+        for launch in plan.train.launches
+        if len(launch.operations) > 1 and any(access.mode is Mode.ACCUMULATE for access in launch.accesses)
+    }
+    assert adding == SUMS[source]
+
+
+def test_what_they_hand_on_is_never_there_as_a_whole() -> None:
+    whole, strips = plans(PLAIN, 2)
+    assert strips.predictions.arena_bytes < whole.predictions.arena_bytes
+    rows = {b.rows.count for b in strips.buffers if b.value is not None and b.value.endswith("relu0")}
+    assert rows == {2}

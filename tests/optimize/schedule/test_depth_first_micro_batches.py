@@ -1,0 +1,54 @@
+"""Strips compute the same bits in less memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from mbc.optimize.candidates.table import CandidateTable
+from mbc.optimize.fusion.select_groups import Programs
+from mbc.optimize.schedule.depth_first_micro_batches import Division, divided_operations, interleaved
+from mbc.optimize.schedule.emit_launches import Draft, order
+from mbc.optimize.schedule.in_place import take_over
+from mbc.optimize.selection.select import choose
+from mbc.plan.model import Plan
+from mbc.plan.verify import verify_plan
+from mbc.runtime.transfers import Transfers
+from tests.optimize.planned import kept_plan, plan_of, table
+from tests.optimize.remat.test_apply_decisions import trained
+
+CASES = [
+    ("residual", "fp32", 2),
+    ("residual", "bf16", 4),
+    ("dense", "fp32", 1),
+    ("dense", "fp32", 2),
+    ("dense", "fp16", 2),
+]
+
+
+def stripped(network: str, precision: str, rows: int, large_bytes: int) -> tuple[Draft, Draft]:
+    """Divided operations one after another, and in strips."""
+    made = table(network, precision)
+    return in_strips(made, Division(large_bytes, rows))
+
+
+def in_strips(made: CandidateTable, division: Division, programs: Programs | None = None) -> tuple[Draft, Draft]:
+    """Operations, or groups, divided and one after another, and in strips."""
+    whole = choose(made, {}, None, programs)
+    operations = (*whole.train, *whole.infer)
+    divided = divided_operations(made, order(made, whole), operations, division)
+    draft = order(made, choose(made, {}, divided, programs))
+    return draft, interleaved(made, draft, operations, division)
+
+
+def plan(network: str, precision: str, draft: Draft) -> Plan:
+    return plan_of(kept_plan(network, precision), take_over(table(network, precision).graph, draft))
+
+
+@pytest.mark.parametrize("large_bytes", [0, 400, 1500, 3000])
+@pytest.mark.parametrize(("network", "precision", "rows"), CASES)
+def test_strips_give_the_same_bits(network: str, precision: str, rows: int, large_bytes: int) -> None:
+    whole, strips = stripped(network, precision, rows, large_bytes)
+    plans = [plan(network, precision, draft) for draft in (whole, strips)]
+    for found in plans:
+        verify_plan(found)
+    assert trained(plans[0], Transfers.IN_ORDER) == trained(plans[1], Transfers.IN_ORDER)

@@ -1,0 +1,135 @@
+"""Launches of many operations in pieces: nothing is lost or done twice, each comes as early as it can, and results stay
+what they are."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+
+from mbc.ir.graph import Operation
+from mbc.kernels import PROVIDERS
+from mbc.optimize.candidates.table import CandidateTable, Rules
+from mbc.optimize.fusion.horizontal import is_gathered
+from mbc.optimize.fusion.select_groups import fuse
+from mbc.optimize.schedule import split_updates as pieces
+from mbc.optimize.schedule.emit_launches import Draft, order
+from mbc.optimize.schedule.in_place import take_over
+from mbc.optimize.schedule.split_updates import in_pieces, within
+from mbc.optimize.selection.select import choose
+from mbc.plan.model import Launch, Mode
+from mbc.plan.verify import verify_plan
+from mbc.runtime.transfers import Transfers
+from tests.optimize.planned import Favouring, kept_plan, plan_of, table
+from tests.optimize.remat.test_apply_decisions import trained
+
+CASES = [("residual", "fp32"), ("residual", "bf16"), ("dense", "bf16")]
+
+
+def operations(network: str, precision: str) -> dict[str, Operation]:
+    return {operation.name: operation for operation in table(network, precision).graph.train}
+
+
+@functools.cache
+def grouped(network: str, precision: str) -> CandidateTable:
+    """With kernels for groups, which are taken."""
+    alone = table(network, precision)
+    providers = tuple(map(Favouring, PROVIDERS))  # type: ignore[arg-type]
+    return CandidateTable(alone.graph, alone.device, providers, None, Rules())  # type: ignore[arg-type]
+
+
+@functools.cache
+def whole(network: str, precision: str) -> Draft:
+    made = grouped(network, precision)
+    programs = fuse(made)
+    groups = (*programs.train, *programs.infer)
+    choices = choose(made, {}, programs=programs)
+    return take_over(made.graph, order(made, choices), (*groups, *choices.train, *choices.infer))
+
+
+def cut(monkeypatch: pytest.MonkeyPatch, network: str, precision: str, count: int) -> Draft:
+    monkeypatch.setattr(pieces, "LEAST_US", 0.0)
+    return in_pieces(whole(network, precision), count, operations(network, precision), table(network, precision).device)
+
+
+def many(draft: Draft, by_name: dict[str, Operation]) -> list[Launch]:
+    return [
+        launch
+        for launch in draft.train.launches
+        if launch.operations and all(is_gathered(by_name[name]) for name in launch.operations)
+    ]
+
+
+@pytest.mark.parametrize(("network", "precision"), CASES)
+def test_every_piece_is_a_group_that_its_kernel_takes(
+    network: str, precision: str, monkeypatch: pytest.MonkeyPatch
+):  # fmt: skip
+    """However small: one large tensor leaves pieces of a single one otherwise."""
+    by_name = operations(network, precision)
+    groups = {names for launch in many(whole(network, precision), by_name) if len(names := launch.operations) > 1}
+    for launch in many(cut(monkeypatch, network, precision, 64), by_name):
+        own = set(launch.operations)
+        assert len(own) > 1 or not any(own < set(names) for names in groups)
+
+
+@pytest.mark.parametrize(("network", "precision"), CASES)
+@pytest.mark.parametrize("count", [2, 3, 8])
+def test_pieces_do_what_the_whole_does(
+    network: str, precision: str, count: int, monkeypatch: pytest.MonkeyPatch
+):  # fmt: skip
+    found, kept = cut(monkeypatch, network, precision, count), kept_plan(network, precision)
+    before, after = plan_of(kept, whole(network, precision)), plan_of(kept, found)
+    verify_plan(after)
+    assert len(after.train.launches) > len(before.train.launches) or count == 8  # of few operations
+    assert trained(after, Transfers.IN_ORDER) == trained(before, Transfers.IN_ORDER)
+
+
+@pytest.mark.parametrize(("network", "precision"), CASES)
+def test_every_operation_runs_once_and_takes_its_share(
+    network: str, precision: str, monkeypatch: pytest.MonkeyPatch
+):  # fmt: skip
+    by_name, launch_us = operations(network, precision), table(network, precision).device.launch_us
+    before = many(whole(network, precision), by_name)
+    after = many(cut(monkeypatch, network, precision, 3), by_name)
+    assert sorted(n for launch in before for n in launch.operations) == sorted(
+        n for launch in after for n in launch.operations
+    )
+    moving_us = [sum(max(0.0, launch.work.time_us - launch_us) for launch in launches) for launches in (before, after)]
+    assert moving_us[0] == pytest.approx(moving_us[1])
+
+
+def test_an_update_comes_when_its_gradient_is_there(monkeypatch: pytest.MonkeyPatch):
+    draft, by_name = cut(monkeypatch, "residual", "bf16", 4), operations("residual", "bf16")
+    places = [
+        i
+        for i, launch in enumerate(draft.train.launches)
+        if launch.operations and by_name[launch.operations[0]].kind == "sgd_update"
+    ]
+    backward = max(
+        i
+        for i, launch in enumerate(draft.train.launches)
+        if any("backward_filter" in by_name[name].kind for name in launch.operations)
+    )
+    assert len(places) > 1 and places[0] < backward < places[-1]
+
+
+def test_within_a_room_an_update_waits_for_no_more_than_it_may_hold(monkeypatch: pytest.MonkeyPatch):
+    """What a piece reads is a part of the room at most, or belongs to two operations: one alone is no group."""
+    monkeypatch.setattr(pieces, "LEAST_US", 0.0)
+    draft, by_name = whole("residual", "bf16"), operations("residual", "bf16")
+    device = table("residual", "bf16").device
+
+    def held(draft: Draft) -> list[int]:
+        return [
+            sum(draft.buffers[a.buffer].size_bytes for a in launch.accesses if a.mode is Mode.READ)
+            - sum(draft.buffers[b].size_bytes for b in {a.buffer for a in launch.accesses} & set(draft.persistent))
+            for launch in draft.train.launches
+            if launch.operations and by_name[launch.operations[0]].kind == "sgd_update"
+        ]
+
+    (all_bytes,) = held(draft)
+    plenty = int(all_bytes / pieces.HELD_PART) + 1
+    assert within(draft, plenty, by_name, device) == draft
+    tight = within(draft, plenty // 4, by_name, device)
+    assert len(held(tight)) > 1 and max(held(tight)) < all_bytes
+    verify_plan(plan_of(kept_plan("residual", "bf16"), tight))

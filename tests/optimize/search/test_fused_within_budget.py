@@ -1,0 +1,121 @@
+"""Groups of operations within a budget: what they make is kept, made again or sent to the host like anything else."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+
+import pytest
+
+from mbc.frontend.lower import lower
+from mbc.frontend.parse import parse
+from mbc.ir.transforms.training_step import differentiate
+from mbc.ir.types import DType, Layout, Precision
+from mbc.optimize.schedule.emit_launches import WHOLE, Draft
+from mbc.optimize.search import overhead as reserve
+from mbc.plan.model import Buffer, Launch, Mode, Plan, Program, Space
+from mbc.source import Source
+from tests.optimize.fusion.test_select_groups import UNCLUSTERED, graph, planned, trained
+
+OVERHEAD_BYTES = UNCLUSTERED.overhead_bytes
+
+
+@functools.cache
+def kept(precision: str) -> Plan:
+    return planned(graph(precision), gpu=UNCLUSTERED)
+
+
+def within(precision: str, share: float) -> Plan:
+    """Planned for so much of the arena that keeping everything takes."""
+    return planned(
+        graph(precision),
+        budget_bytes=int(kept(precision).predictions.arena_bytes * share) + OVERHEAD_BYTES,
+        gpu=UNCLUSTERED,
+    )
+
+
+def made_again(plan: Plan) -> list[Launch]:
+    """Launches of a training step that write a value which another has written before."""
+    found: list[Launch] = []
+    made: dict[str, int] = {}
+    for launch in plan.train.launches:
+        for access in launch.accesses:
+            name = plan.buffers[access.buffer].value
+            if name is not None and access.mode is Mode.WRITE and made.setdefault(name, access.buffer) != access.buffer:
+                found.append(launch)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("precision", "share"),
+    [*(("bf16", share) for share in (0.95, 0.7, 0.65, 0.6)), *(("fp32", share) for share in (0.95, 0.9, 0.85, 0.8))],
+)
+def test_groups_run_again_and_give_the_same_bits(precision: str, share: float):
+    plan = within(precision, share)
+    assert plan.predictions.arena_bytes <= share * kept(precision).predictions.arena_bytes
+    # By a launch of its own, or along with what a later launch of a group does.
+    assert any(len(launch.operations) > 1 for launch in made_again(plan))
+    states, losses = trained(plan)
+    wanted, wanted_losses = trained(kept(precision))
+    assert losses == wanted_losses
+    assert {name: state.tobytes() for name, state in states.items()} == {
+        name: state.tobytes() for name, state in wanted.items()
+    }
+
+
+@pytest.mark.parametrize("share", [0.9, 0.8, 0.7, 0.6])
+def test_the_bound_holds_of_groups_too(share: float):
+    """No plan is faster than its bound, and a smaller budget bounds no lower."""
+    bounds = [within("bf16", part).bounds.within_us for part in (share, share + 0.05)]
+    assert bounds[0] >= bounds[1] > 0
+    assert within("bf16", share).predictions.train_us >= bounds[0] * (1 - 1e-9)
+
+
+STEM = """
+network stem(batch = 64, classes = 5) {
+  input image[batch, 3, 128, 128] : float
+  input target[batch] : class
+  x = image |> conv(64, 3, pad=1) |> bn |> relu |> conv(16, 3, stride=4, pad=1) |> bn |> relu
+  logits = x |> global_avgpool |> linear(classes)
+  output logits
+  loss (logits, target) |> softmax_cross_entropy
+}
+train { optimizer = sgd(momentum=0.9)  precision = bf16 }
+"""
+
+
+def test_what_a_group_computes_again_is_not_taken_to_be_kept():
+    """Backwards, the group of relu and batch norm computes the large output of the relu again and reads it nowhere."""
+    lowered = lower(parse(Source("stem.mbc", STEM)), (), None)
+    steps = differentiate(lowered.network, lowered.optimizer, lowered.precision)
+    plan = planned(
+        steps, budget_bytes=planned(steps, gpu=UNCLUSTERED).predictions.arena_bytes + OVERHEAD_BYTES, gpu=UNCLUSTERED
+    )
+    assert plan.predictions.train_us >= plan.bounds.within_us * (1 - 1e-9) > 0
+
+
+def test_many_launches_take_of_the_budget(monkeypatch: pytest.MonkeyPatch):
+    """With a room that just holds everything, what the graphs take has to come from elsewhere."""
+    monkeypatch.setattr(reserve, "USUAL_LAUNCHES", 0)
+    monkeypatch.setattr(reserve, "LAUNCH_BYTES", 8)
+    arena_bytes = kept("bf16").predictions.arena_bytes
+    plan = planned(graph("bf16"), budget_bytes=arena_bytes + OVERHEAD_BYTES, gpu=UNCLUSTERED)
+    launches = len(plan.train.launches) + len(plan.infer.launches)
+    assert plan.predictions.overhead_bytes == OVERHEAD_BYTES + 8 * launches
+    assert plan.predictions.arena_bytes < arena_bytes
+
+
+def test_groups_stay_where_little_fits_at_once():
+    plan = within("bf16", 0.4)
+    assert any(len(launch.operations) > 1 for launch in plan.train.launches)
+    assert plan.predictions.train_us >= plan.bounds.within_us * (1 - 1e-9) > 0
+
+
+def test_page_tables_of_much_host_memory_are_reserved_for():
+    draft = Draft((), (), Program((), (), (), ()), Program((), (), (), ()))
+    away = Buffer("x", WHOLE, Layout.CHANNELS_FIRST, DType.UINT8, reserve.USUAL_HOST_BYTES, space=Space.HOST)
+    usual = reserve.reserved_bytes(UNCLUSTERED, Precision.FP32, replace(draft, buffers=(away,)))
+    assert usual == UNCLUSTERED.overhead_bytes
+    assert reserve.reserved_bytes(UNCLUSTERED, Precision.FP32, replace(draft, buffers=(away, away))) - usual == (
+        reserve.USUAL_HOST_BYTES // reserve.HOST_BYTES_MAPPED
+    )

@@ -1,0 +1,74 @@
+"""Between what and what a time should lie."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from mbc.hardware.spec import find_spec
+from mbc.ir.types import DType, Layout
+from mbc.kernels.calibration import INTERPOLATED, OTHER_GPU, UNCOMPARED, calibration
+from mbc.optimize.schedule.simulate import simulate
+from mbc.optimize.search.prediction_interval import time_range_us
+from mbc.plan.model import Access, Buffer, Copy, Kernel, Launch, Mode, Plan, Program, Rows, Stream
+from tests.plan.chains import random_plan
+
+H200, A100 = find_spec("h200"), find_spec("a100-80")
+PLAN = random_plan(3, (Stream.COMPUTE,))
+
+
+def timed(plan: Plan, kernel: Kernel | Copy, workspace_bytes: int = 0) -> tuple[float, float]:
+    """The range of one launch over the operands of the plan's first, with so much workspace."""
+    accesses = plan.train.launches[0].accesses
+    buffers = plan.buffers
+    if workspace_bytes:
+        buffers = (*buffers, Buffer(None, Rows(0, 1), Layout.CHANNELS_FIRST, DType.UINT8, workspace_bytes))
+        accesses = (*accesses, Access(len(buffers) - 1, Rows(0, 1), Mode.WRITE))
+    program = Program((Launch(kernel, (), Stream.COMPUTE, accesses),), (), (), ())
+    return time_range_us(program, plan.graph, buffers, H200)
+
+
+def estimated(provider: str, name: str, *settings: tuple[str, int]) -> Kernel:
+    return Kernel(provider, name, settings, 100.0, measured=False)
+
+
+def test_what_was_measured_has_no_range() -> None:
+    measured = replace(estimated("cudnn", "convolution"), measured=True)
+    assert timed(PLAN, measured) == (100.0, 100.0)
+
+
+def test_the_range_is_that_of_the_kind_of_work() -> None:
+    for name in ("convolution", "convolution_backward_data"):
+        for workspace_bytes, bare in ((0, True), (1 << 20, False)):
+            spread = calibration().spread(f"cudnn {name} fp32", bare)
+            assert spread.count > 0
+            low, high = timed(PLAN, estimated("cudnn", name, ("engine", -1)), workspace_bytes)
+            assert (low, high) == pytest.approx((100 * min(1, spread.low), 100 * max(1, spread.high)))
+
+
+def test_engines_that_a_profile_named_were_interpolated() -> None:
+    spread = calibration().spreads.get(INTERPOLATED, UNCOMPARED)
+    for kernel in (
+        estimated("cudnn", "convolution", ("engine", 3)),
+        estimated("cudnn_legacy", "convolution", ("algorithm", 6)),
+    ):
+        assert timed(PLAN, kernel) == pytest.approx((100 * min(1, spread.low), 100 * max(1, spread.high)))
+
+
+def test_what_no_profile_has_is_told_by_judgement() -> None:
+    for work in (estimated("mbc", "no_such_kernel"), Copy(100.0, measured=False)):
+        assert timed(PLAN, work) == (100 * UNCOMPARED.low, 100 * UNCOMPARED.high)
+
+
+def test_a_program_is_off_in_one_direction_and_more_so_on_other_gpus() -> None:
+    launches = tuple(replace(x, work=replace(x.work, measured=False)) for x in PLAN.train.launches)
+    program = replace(PLAN.train, launches=launches)
+    time_us = simulate(program)
+    low, high = time_range_us(program, PLAN.graph, PLAN.buffers, H200)
+    assert low < time_us < high
+    far_low, far_high = time_range_us(program, PLAN.graph, PLAN.buffers, A100)
+    assert far_low < low and high < far_high <= high * OTHER_GPU * 1.001
+    half = tuple(replace(x, work=replace(x.work, measured=i % 2 == 0)) for i, x in enumerate(launches))
+    inner_low, inner_high = time_range_us(replace(program, launches=half), PLAN.graph, PLAN.buffers, H200)
+    assert low < inner_low < time_us < inner_high < high

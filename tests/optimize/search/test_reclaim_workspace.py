@@ -1,0 +1,98 @@
+"""Workspaces beside values that are decided: all that counting allows, or what addresses leave of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from mbc.optimize.placement.allocate import fit_within
+from mbc.optimize.remat.optimizer_offload import persistent_bytes
+from mbc.optimize.schedule.emit_launches import Draft, order
+from mbc.optimize.schedule.in_place import take_over
+from mbc.optimize.schedule.liveness import Block, blocks, peak_bytes
+from mbc.optimize.search import reclaim_workspace as workspaces
+from mbc.optimize.search.reclaim_workspace import Decided
+from mbc.optimize.search.solution import Problem
+from mbc.plan.verify import verify_plan
+from tests.optimize.planned import FASTER, kept_plan, plan_of, roomy_problem
+
+NETWORK = "residual"
+
+
+def decided(room_bytes: int) -> Decided:
+    """Everything kept, and no workspace yet."""
+    problem = roomy_problem(NETWORK, room_bytes)
+    choices = problem.choose(dict.fromkeys(problem.most, 0))
+    graph = problem.table.graph
+    return Decided(problem, take_over(graph, order(problem.table, choices)), choices, ())
+
+
+def train_blocks(draft: Draft) -> tuple[Block, ...]:
+    return blocks(draft.train, draft.buffers, frozenset(draft.persistent))
+
+
+def least_bytes() -> int:
+    """The room that values alone take."""
+    draft = decided(0).draft
+    return persistent_bytes(draft) + peak_bytes(train_blocks(draft))[0]
+
+
+def kernels_us(draft: Draft) -> float:
+    return sum(launch.work.time_us for launch in draft.train.launches)
+
+
+def test_with_room_for_all_kernels_are_the_fastest() -> None:
+    made = decided(1 << 40)
+    found, as_fast = made.placed(0)
+    assert as_fast
+    kernels = [launch for launch in found.draft.train.launches if launch.operations]
+    held = {found.draft.buffers[a.buffer].size_bytes for launch in kernels for a in launch.accesses[-1:]}
+    assert held == {FASTER[-1][0]}
+
+
+@pytest.mark.parametrize("more_bytes", [0, 4096, 8192])
+def test_workspaces_find_room_between_values(more_bytes: int) -> None:
+    room_bytes = least_bytes() + more_bytes
+    made = decided(room_bytes)
+    by_counting = Problem(made.problem.table, made.problem.most, 1 << 40)
+    whole, _ = replace(made, problem=by_counting).placed((1 << 40) - room_bytes)
+    assert whole.placed.arena_bytes > room_bytes  # what is free lies in pieces
+    found, _ = made.placed(0)
+    assert found.placed.arena_bytes <= room_bytes
+    assert kernels_us(whole.draft) <= kernels_us(found.draft) < kernels_us(made.draft)
+    verify_plan(plan_of(kept_plan(NETWORK), found.draft))
+    assert not overlapping(found.draft, found.placed.offsets)
+
+
+def test_what_loses_most_is_placed_with_the_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = decided(least_bytes() + 4096)
+    values = len(train_blocks(made.draft))
+    asked: list[int] = []
+
+    def fits(placed: Sequence[Block], left_bytes: int) -> list[int] | None:
+        asked.append(len(placed) - values)
+        return fit_within(placed, left_bytes) if len(placed) <= values + 1 else None
+
+    monkeypatch.setattr(workspaces, "fit_within", fits)
+    monkeypatch.setattr(workspaces, "_widest", lambda draft, *_: dict.fromkeys(named(draft), 0))
+    found, as_fast = made.placed(0)
+    assert not as_fast
+    assert kernels_us(found.draft) < kernels_us(made.draft)
+    assert 1 in asked
+
+
+def named(draft: Draft) -> list[str]:
+    return [launch.operations[0] for launch in draft.train.launches if launch.operations]
+
+
+def overlapping(draft: Draft, offsets: Sequence[int]) -> list[tuple[Block, Block]]:
+    found = train_blocks(draft)
+    places = [(offsets[block.buffers[0]], block) for block in found]
+    return [
+        (a, b)
+        for i, (at, a) in enumerate(places)
+        for other, b in places[:i]
+        if a.start < b.stop and b.start < a.stop and at < other + b.size_bytes and other < at + a.size_bytes
+    ]

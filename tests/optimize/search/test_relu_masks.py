@@ -1,0 +1,183 @@
+"""Signs of relu are planned where a profile says that they are faster, and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from mbc.frontend.lower import lower
+from mbc.frontend.parse import parse
+from mbc.ir.graph import TrainingGraph
+from mbc.ir.transforms.relu_masks import relus_behind_sums, with_signs
+from mbc.ir.transforms.training_step import differentiate
+from mbc.ir.types import Layout
+from mbc.kernels import PROVIDERS
+from mbc.kernels.base import Candidate, Request
+from mbc.optimize.candidates.table import CandidateTable, Rules
+from mbc.optimize.search.profiling_requests import needs
+from mbc.optimize.search.relu_masks import by_signs
+from mbc.optimize.search.search import Limits, search
+from mbc.options import Policy
+from mbc.plan.model import Plan
+from mbc.plan.verify import verify_plan
+from mbc.runtime.module import Module
+from mbc.source import Source
+from tests.optimize.fusion.test_select_groups import UNCLUSTERED, launched
+from tests.optimize.planned import NoSizes
+
+SOURCE = """
+network small(batch = 8, classes = 5) {
+  input image[batch, 8, 12, 12] : float
+  input target[batch] : class
+  x = image |> conv(16, 3, pad=1) |> bn |> relu
+  y = x + (x |> conv(16, 3, pad=1) |> bn) |> relu @first
+  z = (y |> conv(16, 3, pad=1) |> bn) + (y |> conv(16, 1) |> bn) |> relu @second
+  w = z + (z |> conv(16, 3, pad=1) |> bn) |> relu @third
+  logits = w |> global_avgpool |> linear(classes)
+  output logits
+  loss (logits, target) |> softmax_cross_entropy
+}
+train { optimizer = sgd(momentum=0.9)  precision = PRECISION }
+"""
+FORWARD = ("batch_normalize+add+relu+relu_signs", "batch_normalize*+add+relu+relu_signs")
+
+
+def graph(precision: str = "fp32") -> TrainingGraph:
+    lowered = lower(parse(Source("small.mbc", SOURCE.replace("PRECISION", precision))), (), None)
+    return differentiate(lowered.network, lowered.optimizer, lowered.precision)
+
+
+@dataclass(frozen=True)
+class Measured(NoSizes):
+    """A profile that has measured what would be estimated: groups in half the time, so that they are chosen for small
+    tensors, too, and so what is in one layout. `times`: by kind."""
+
+    times: Callable[[str], float] = lambda kind: 1.0
+    layout: Layout = Layout.CHANNELS_LAST
+    knows: Callable[[str], bool] = lambda kind: True
+    cudnn: int = 0
+    origin: str = "made up"
+
+    def candidates(self, request: Request) -> Iterable[Candidate]:
+        if not self.knows(request.kind):
+            return ()
+        factor = self.times(request.kind) * (0.5 if "+" in request.kind else 1.0)
+        return tuple(
+            replace(c, measured=True, time_us=c.time_us * factor * (0.5 if self.layout in c.layouts else 1.0))
+            for provider in PROVIDERS
+            for c in provider.candidates(request, UNCLUSTERED)
+        )
+
+
+def table(profile: Measured | None = None, precision: str = "fp32") -> CandidateTable:
+    return CandidateTable(graph(precision), UNCLUSTERED, PROVIDERS, profile, Rules())  # type: ignore[arg-type]
+
+
+def planned(known: CandidateTable, budget_bytes: int = 1 << 40) -> Plan:
+    plan = search(known, Limits(without=frozenset({"beside"})), budget_bytes)
+    verify_plan(plan)
+    return plan
+
+
+def signs_of(known: CandidateTable) -> list[str]:
+    return [op.name for op in known.graph.train if op.kind == "relu_signs"]
+
+
+def unsigned() -> CandidateTable:
+    """The same but for signs, which were not measured."""
+    return table(Measured(knows=lambda kind: "signs" not in kind))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_signs_are_taken_where_they_were_measured_as_faster(precision: str):
+    known = table(Measured(), precision)
+    assert signs_of(by_signs(known)) == ["first.signs", "second.signs", "third.signs"]
+    assert launched(planned(known).train) >= {
+        "batch_normalize_add_relu_signs",
+        "batch_normalize_twice_add_relu_signs",
+        "relu_backward_signs_sums",
+        "add_relu_backward_signs_sums",
+    }
+
+
+@pytest.mark.parametrize(
+    "profile",
+    [
+        None,
+        Measured(knows=lambda kind: "signs" not in kind),
+        Measured(knows=lambda kind: kind not in FORWARD),
+        Measured(times=lambda kind: 9.0 if "relu_backward_signs+" in kind else 1.0),
+        Measured(layout=Layout.CHANNELS_FIRST),
+    ],
+    ids=["estimated", "never measured", "in part", "slower", "channels first"],
+)
+def test_elsewhere_the_step_stays(profile: Measured | None):
+    known = table(profile)
+    assert by_signs(known) is known
+
+
+def test_relus_are_chosen_one_by_one():
+    known = table(Measured(times=lambda kind: 9.0 if kind == FORWARD[1] else 1.0))
+    assert signs_of(by_signs(known)) == ["first.signs", "third.signs"]
+
+
+def trained(plan: Plan) -> tuple[dict[str, bytes], list[float]]:
+    module = Module(plan, device="cpu")
+    random = np.random.default_rng(0)
+    losses: list[float] = []
+    for _ in range(3):
+        image = random.standard_normal((8, 8, 12, 12)).astype(np.float32)
+        losses.append(float(module.step(image, random.integers(0, 5, 8), lr=0.05)))
+    return {name: np.array(module.state(name)).tobytes() for name in module.states}, losses
+
+
+def within(known: CandidateTable, share: float) -> Plan:
+    """Planned for so much of the arena that keeping everything takes without signs."""
+    arena_bytes = planned(unsigned()).predictions.arena_bytes
+    return planned(known, int(share * arena_bytes) + UNCLUSTERED.overhead_bytes)
+
+
+@pytest.mark.parametrize("share", [2.0, 0.9, 0.75, 0.7])
+def test_plans_with_signs_are_no_slower_and_give_the_same_bits(share: float):
+    signed = within(table(Measured()), share)
+    assert signed.predictions.train_us <= within(unsigned(), share).predictions.train_us
+    assert trained(signed) == trained(planned(unsigned()))
+
+
+def test_within_a_budget_relus_have_signs_whose_output_is_kept():
+    """Sums that make it again along would not read them."""
+    plain, signed = within(unsigned(), 0.9), within(table(Measured()), 0.9)
+    kept = [
+        name for name in ("first", "second", "third") if sum(name in x.operations for x in plain.train.launches) == 1
+    ]
+    assert kept == ["third"]
+    assert [op.name for op in signed.graph.train if op.kind == "relu_signs"] == ["third.signs"]
+
+
+def test_sums_make_again_what_others_read_of_a_relu_with_signs(monkeypatch: pytest.MonkeyPatch):
+    """What a plan with some signs may make again after all."""
+    monkeypatch.setattr("mbc.optimize.search.search.signs_of_kept", lambda unsigned, signed, draft: signed)  # type: ignore
+    signed = within(table(Measured()), 0.9)
+    assert any(name.endswith("_signed") for name in launched(signed.train))
+    assert trained(signed) == trained(planned(unsigned()))
+
+
+def test_within_a_budget_a_small_gain_is_not_looked_for():
+    known = table(Measured(times=lambda kind: 1.5 if "signs" in kind else 1.0))
+    assert signs_of(by_signs(known))
+    assert within(known, 2.0).graph != known.graph
+    assert within(known, 0.7).graph == known.graph  # with signs it would take 1 % less
+
+
+def test_both_forms_are_asked_of_a_profile():
+    plain = graph()
+    signed = with_signs(plain, relus_behind_sums(plain))
+    known = {need.undivided for need in needs(plain, UNCLUSTERED, Policy.UNDIVIDED)}
+    kinds = {request.kind for request in known}
+    assert kinds >= {*FORWARD, "relu_signs", "relu_backward_signs", "relu_backward_signs+batch_normalize_sums"}
+    assert kinds >= {kind.removesuffix("+relu_signs") for kind in FORWARD}
+    asked = CandidateTable(signed, UNCLUSTERED, PROVIDERS)
+    assert {asked.request(op, asked.whole) for op in signed.train if "signs" in op.kind} <= known

@@ -1,0 +1,39 @@
+"""Ways to make room: under which limits of workspace values are chosen."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from mbc.optimize.remat.greedy import Means
+from mbc.optimize.search import variants as ways
+from mbc.optimize.search.variants import make_room
+from tests.optimize.planned import roomy_problem
+
+KEPT = Means(recompute=True, offload=0.0, host_bytes=0)
+
+
+def ways_to(room_bytes: int, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """All that are looked at where nothing is known that fits, by the bytes that they take."""
+    looked_at: list[Any] = []
+    found = ways._way
+
+    def noted(*arguments: Any) -> Any:
+        way = found(*arguments)
+        looked_at.append(way.resided.live_bytes)
+        return way
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ways, "_way", noted)
+        assert list(make_room(roomy_problem("residual", room_bytes), KEPT, math.inf, late=False))
+    return looked_at
+
+
+def test_what_takes_far_too_much_is_tried_with_the_least_workspace_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    most_bytes = max(ways_to(1 << 40, monkeypatch))
+    near = ways_to(most_bytes // 2, monkeypatch)
+    assert min(near) > most_bytes // 2 and len(near) > len(ways.WORKSPACE_PARTS)
+    far = ways_to(most_bytes // 5, monkeypatch)
+    assert len(far) == 2 and far[0] > far[1], "there might have been less of it, and there is not enough"

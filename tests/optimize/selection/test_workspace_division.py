@@ -1,0 +1,55 @@
+"""One total of workspace is shared out exactly, and refused with the least that would do."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mbc.errors import MbcError
+from mbc.optimize.candidates.pareto import Menu, Point
+from mbc.optimize.search.search import Limits
+from mbc.optimize.selection.workspace_division import divided
+from tests.optimize.selection.test_select import plan, table
+
+PAGE = 256
+
+
+@st.composite
+def menus(draw: st.DrawFn) -> dict[str, Menu]:
+    found: dict[str, Menu] = {}
+    for name in "abcd"[: draw(st.integers(1, 4))]:
+        sizes = sorted(draw(st.sets(st.integers(0, 8), min_size=1, max_size=4)))
+        times = sorted(draw(st.sets(st.integers(1, 50), min_size=len(sizes), max_size=len(sizes))), reverse=True)
+        found[name] = tuple(Point(size * PAGE, float(t), ()) for size, t in zip(sizes, times, strict=True))
+    return found
+
+
+@given(menus(), st.integers(0, 24))
+def test_no_division_of_the_total_is_faster(found: dict[str, Menu], pages: int):
+    total = pages * PAGE
+    ways = [way for way in itertools.product(*found.values()) if sum(p.workspace_bytes for p in way) <= total]
+    if not ways:
+        with pytest.raises(MbcError, match="MBC201"):
+            divided(found, total)
+        return
+    parts = divided(found, total)
+    assert sum(parts.values()) <= total
+    taken = sum(next(p.time_us for p in menu if p.workspace_bytes == parts[name]) for name, menu in found.items())
+    assert taken == min(sum(p.time_us for p in way) for way in ways)
+
+
+def test_a_plan_keeps_to_the_total():
+    candidates = table(100.0, 10.0, 0, 1 << 20)
+    found = plan(candidates, Limits(total_bytes=2 << 20))
+    for program in (found.train, found.infer):
+        numbers = {a.buffer for launch in program.launches for a in launch.accesses}
+        assert sum(found.buffers[n].size_bytes for n in numbers if found.buffers[n].value is None) <= 2 << 20
+    assert found.bounds.fastest_us < found.predictions.train_us
+
+
+def test_a_total_that_is_too_small_says_what_would_do():
+    with pytest.raises(MbcError, match=r"MBC201.*need .* of workspace together, the total is 4.00 KiB"):
+        plan(table(100.0, 10.0, 4096, 4096), Limits(total_bytes=4096))

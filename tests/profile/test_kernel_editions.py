@@ -1,0 +1,90 @@
+"""Times of kernels that were rewritten since do not count, and are measured again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from mbc.ir.types import DType, Precision, TensorType
+from mbc.kernels.base import Request
+from mbc.kernels.cuda import KERNELS
+from mbc.ops.base import NoAttributes
+from mbc.profile.edit import merged
+from mbc.profile.kernel_editions import current
+from mbc.profile.model import Extent, Measurement, Profile
+from mbc.profile.read import read_profile
+from mbc.profile.signature import signature
+from mbc.profile.writer import ProfileWriter
+from tests.profile.profiles import FIRST, IDENTITY, profile
+
+X, VECTOR = TensorType((8, 4, 8, 8), DType.FP32), TensorType((4,), DType.FP32)
+REQUEST = Request("batch_statistics", NoAttributes(), (X,), (VECTOR, VECTOR), Precision.FP32)
+KEY = signature(REQUEST)
+TODAY = Measurement(
+    "mbc", "batch_statistics", KERNELS["batch_statistics"].settings, (FIRST,) * 3, 0, 3.0, 0.1, True, False, (), 0.0
+)
+BEFORE = replace(TODAY, settings=(), time_us=50.0)
+EXTENT = {REQUEST: Extent(1 << 30)}
+
+
+def test_the_kernel_was_rewritten():
+    assert TODAY.settings == (("edition", KERNELS["batch_statistics"].edition),) != BEFORE.settings
+
+
+def test_an_earlier_edition_is_an_estimate_and_its_request_is_to_be_measured():
+    found = current(profile({REQUEST: [BEFORE]}, EXTENT))
+    assert KEY not in found.measurements and KEY not in found.extents
+    (candidate,) = found.candidates(REQUEST)
+    assert (candidate.settings, candidate.time_us, candidate.measured) == (TODAY.settings, 50.0, False)
+
+
+def test_today_s_kernel_has_its_own_workspace():
+    kernel, large = KERNELS["batch_statistics"], TensorType((256, 64, 56, 56), DType.FP32)
+    vector = TensorType((64,), DType.FP32)
+    request = Request("batch_statistics", NoAttributes(), (large,), (vector, vector), Precision.FP32)
+    (candidate,) = current(profile({request: [BEFORE]}, {request: Extent(1 << 30)})).candidates(request)
+    assert candidate.workspace_bytes == kernel.workspace(request, FIRST) > BEFORE.workspace_bytes
+
+
+def test_what_today_s_kernel_does_not_take_is_left_out():
+    refused, elsewhere = replace(BEFORE, refused="wrong"), replace(BEFORE, layouts=(FIRST,))
+    assert current(profile({REQUEST: [refused, elsewhere]}, EXTENT)).candidates(REQUEST) == ()
+
+
+def test_once_measured_again_the_request_is_known():
+    found = current(profile({REQUEST: [BEFORE, TODAY]}, EXTENT))
+    assert found.measurements[KEY] == (TODAY,) and KEY in found.extents
+    assert [c.time_us for c in found.candidates(REQUEST)] == [3.0]
+
+
+def test_a_profile_of_today_is_left_as_it_is():
+    of_today = profile({REQUEST: [TODAY]}, EXTENT)
+    assert current(of_today) is of_today
+
+
+def test_files_are_read_so(tmp_path: Path):
+    path = tmp_path / "p.sqlite"
+    with ProfileWriter(path, IDENTITY) as writer:
+        writer.record(REQUEST, (BEFORE,), Extent(1 << 30))
+    assert [c.measured for c in read_profile(path).candidates(REQUEST)] == [False]
+
+
+def test_merging_keeps_what_is_to_be_measured_and_lets_go_of_what_was():
+    cudnn = replace(TODAY, provider="cudnn", name="norm", settings=(), time_us=20.0)
+    before, today = (current(profile({REQUEST: [own, cudnn]}, EXTENT)) for own in (BEFORE, TODAY))
+    nothing = profile({}, {})
+    assert KEY not in merged(before, nothing).extents and KEY in merged(before, today).extents
+
+    def times_us(found: Profile) -> list[float]:
+        return sorted(m.time_us for rows in (found.measurements, found.earlier) for m in rows.get(KEY, ()))
+
+    assert times_us(merged(nothing, before)) == [20.0, 50.0]
+    assert times_us(merged(before, today)) == [3.0, 20.0]
+
+
+def test_a_kernel_that_could_not_add_when_it_was_measured_can_today():
+    kernel = KERNELS["relu_backward_channel_sum"]
+    before = Measurement("mbc", kernel.name, kernel.settings, (FIRST,) * 4, 0, 3.0, 0.1, True, False, (), 0.0)
+    refused = replace(before, refused="wrong")
+    found = current(profile({REQUEST: [before, refused, TODAY]}, EXTENT)).measurements[KEY]
+    assert [m.accumulates for m in found] == [True, False, KERNELS[TODAY.name].accumulates]

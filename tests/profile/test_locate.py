@@ -1,0 +1,134 @@
+"""Which profile a plan is made with: named ones, the user's own, those shipped; and none that does not fit."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mbc.errors import MbcError
+from mbc.hardware.spec import DeviceSpec, find_spec
+from mbc.hardware.target import LocalGpu
+from mbc.profile import locate as profile_places
+from mbc.profile.edit import write_profile
+from mbc.profile.locate import file_name, find_profile, own_path, user_path
+from mbc.profile.model import Extent, Profile
+from mbc.profile.read import read_profile
+from mbc.profile.signature import signature
+from tests.profile.profiles import GPU, IDENTITY, measurement, profile, request
+
+A, B = request(8), request(16)
+T4 = find_spec("t4")
+
+
+@pytest.fixture(autouse=True)
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without GPU, profiles of one's own, or shipped ones."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(profile_places, "SHIPPED", tmp_path / "shipped")
+    monkeypatch.setattr(profile_places, "local_gpus", lambda: ())
+    (tmp_path / "shipped").mkdir()
+    user_path(GPU.name).parent.mkdir(parents=True)
+
+
+@pytest.fixture
+def on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = LocalGpu(GPU.name, IDENTITY.driver, GPU.architecture, GPU.memory_bytes, GPU.memory_bytes)
+    monkeypatch.setattr(profile_places, "local_gpus", lambda: (here,))
+    monkeypatch.setattr(profile_places, "installed_cudnn", lambda: IDENTITY.cudnn)
+
+
+def find(device: DeviceSpec = GPU, path: Path | None = None, accept_stale: bool = False) -> Profile | None:
+    """Without a warning."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return find_profile(device, None if path is None else str(path), accept_stale)
+
+
+def times(found: Profile | None, of=A) -> list[float]:
+    assert found is not None
+    return [c.time_us for c in found.candidates(of)]
+
+
+def test_a_named_profile_must_be_of_the_gpu(tmp_path: Path):
+    path = tmp_path / "p.sqlite"
+    write_profile(profile({A: [measurement(1, 1.0)]}), path)
+    assert times(find(path=path)) == [1.0]
+    with pytest.raises(MbcError, match="was measured on NVIDIA H200, the plan is for Tesla T4") as caught:
+        find(T4, path)
+    assert caught.value.code == "MBC076"
+    assert "--stale-profile" in caught.value.remedy
+    accepted = find(T4, path, accept_stale=True)
+    assert accepted is not None and accepted.stale
+    assert [c.measured for c in accepted.candidates(A)] == [False]
+    assert find(path=path, accept_stale=True) == read_profile(path)
+
+
+def test_the_users_profile_completes_and_overrules_the_shipped_one():
+    assert find() is None
+    shipped, own = profile_places.shipped_path(GPU.name), user_path(GPU.name)
+    write_profile(
+        profile({A: [measurement(1, 1.0)], B: [measurement(1, 4.0)]}, {A: Extent(9, "", "2027-01-01")}), shipped
+    )
+    found = find()
+    assert times(found) == [1.0] and found is not None and found.source == str(shipped)
+    write_profile(profile({A: [measurement(1, 2.0)]}, {A: Extent(9, "", "2026-01-01")}), own)
+    found = find()
+    assert times(found) == [2.0] and times(found, B) == [4.0]
+    shipped.unlink()
+    found = find()
+    assert times(found, B) == [] and found is not None and found.source == str(own)
+
+
+def test_a_shipped_profile_of_another_cudnn_is_not_mixed_in():
+    write_profile(profile({A: [measurement(1, 1.0)]}), user_path(GPU.name))
+    newer = profile({B: [measurement(1, 1.0)]}, identity=replace(IDENTITY, cudnn=92100))
+    write_profile(newer, profile_places.shipped_path(GPU.name))
+    assert times(find(), B) == []
+
+
+def test_what_is_of_another_cudnn_than_here_is_left_out_and_said(on_the_gpu: None):
+    write_profile(profile({A: [measurement(1, 1.0)]}), profile_places.shipped_path(GPU.name))
+    old = profile({A: [measurement(1, 9.0)]}, identity=replace(IDENTITY, cudnn=90500))
+    write_profile(old, user_path(GPU.name))
+    with pytest.warns(RuntimeWarning, match=r"is left out: it was measured with cuDNN 9\.5\.0, here is 9\.19\.0"):
+        found = find_profile(GPU)
+    assert times(found) == [1.0]
+    with pytest.raises(MbcError, match=r"was measured with cuDNN 9\.5\.0, here is 9\.19\.0") as caught:
+        find(path=user_path(GPU.name))
+    assert caught.value.code == "MBC076"
+    assert find(T4) is None
+
+
+def test_a_patch_of_cudnn_changes_nothing(on_the_gpu: None, monkeypatch: pytest.MonkeyPatch):
+    write_profile(profile({A: [measurement(1, 1.0)]}), user_path(GPU.name))
+    monkeypatch.setattr(profile_places, "installed_cudnn", lambda: 91907)
+    assert times(find()) == [1.0]
+    monkeypatch.setattr(profile_places, "installed_cudnn", lambda: 0)  # none can be loaded
+    assert times(find()) == [1.0]
+
+
+def test_another_driver_is_said(on_the_gpu: None):
+    write_profile(profile({A: [measurement(1, 1.0)]}, identity=replace(IDENTITY, driver="570.2")), user_path(GPU.name))
+    with pytest.warns(RuntimeWarning, match=r"with driver 570\.2, this machine has 580\.1"):
+        assert times(find_profile(GPU)) == [1.0]
+
+
+def test_new_measurements_do_not_go_into_a_file_of_another_cudnn(monkeypatch: pytest.MonkeyPatch):
+    own = user_path(GPU.name)
+    assert own_path(GPU.name) == own
+    write_profile(profile({A: [measurement(1, 1.0)]}), own)
+    monkeypatch.setattr(profile_places, "installed_cudnn", lambda: 91903)
+    assert own_path(GPU.name) == own and own.is_file()
+    monkeypatch.setattr(profile_places, "installed_cudnn", lambda: 92100)
+    with pytest.warns(RuntimeWarning, match=r"cuDNN 9\.19\.0.*h200-cudnn9\.19\.0\.sqlite"):
+        assert own_path(GPU.name) == own
+    assert not own.exists()
+    assert signature(A) in read_profile(own.with_name("h200-cudnn9.19.0.sqlite")).measurements
+
+
+def test_file_names():
+    assert file_name("NVIDIA H200") == "h200.sqlite"
+    assert file_name("NVIDIA A100-SXM4-80GB") == "a100-sxm4-80gb.sqlite"

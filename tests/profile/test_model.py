@@ -1,0 +1,273 @@
+"""Profiles: what is written is read again, and every way a file can be wrong has its message."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+import textwrap
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mbc.compiler import compile_plan
+from mbc.errors import MbcError
+from mbc.hardware.spec import find_spec
+from mbc.ir.types import DType, Layout, Precision, TensorType
+from mbc.kernels.base import Request
+from mbc.ops.convolution import Convolution
+from mbc.options import Options
+from mbc.plan.file import dump_plan, load_plan
+from mbc.profile.model import (
+    Extent,
+    Identity,
+    Measurement,
+    Overhead,
+    calibrated,
+    signature,
+)
+from mbc.profile.read import read_profile
+from mbc.profile.writer import ProfileWriter, fold_log
+from mbc.source import Source
+
+ROOT = Path(__file__).resolve().parents[2]
+GPU = find_spec("h200")
+IDENTITY = Identity(GPU.name, GPU.architecture, GPU.multiprocessors, "580.1", 91900, "2026-11-21", 1980, 3201)
+FIRST, LAST = Layout.CHANNELS_FIRST, Layout.CHANNELS_LAST
+
+
+def request(rows: int = 8) -> Request:
+    image = TensorType((rows, 4, 8, 8), DType.FP32)
+    weight = TensorType((4, 4, 3, 3), DType.FP32)
+    attributes = Convolution((8, 8), (3, 3), (1, 1), (1, 1, 1, 1))
+    return Request("convolution", attributes, (image, weight), (image,), Precision.FP32)
+
+
+def measurement(engine: int, time_us: float, workspace_bytes: int = 0, layout: Layout = FIRST) -> Measurement:
+    settings = (("engine", engine), ("knob2", 1))
+    return Measurement(
+        "cudnn", "convolution", settings, (layout,) * 3, workspace_bytes, time_us, 0.1, True, False, ("FFT",), 1e-7
+    )
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A profile with one request, two usable candidates and a refused one."""
+    path = tmp_path / "folder" / "p.sqlite"
+    refused = replace(measurement(9, 0.0), refused="wrong result")
+    with ProfileWriter(path, IDENTITY) as writer:
+        writer.record(request(), [measurement(1, 20.0), measurement(2, 10.0, 4096), refused])
+        writer.record_overhead(Overhead("context", "", 100))
+        writer.record_overhead(Overhead("step", "digits", 300))
+    return path
+
+
+def check_refusal(path: Path, code: str, message: str) -> None:
+    with pytest.raises(MbcError, match=message) as caught:
+        read_profile(path)
+    assert str(path) in str(caught.value)
+    assert caught.value.remedy
+    assert caught.value.code == code
+
+
+def test_what_is_written_is_read(path: Path) -> None:
+    profile = read_profile(path)
+    assert profile.identity == IDENTITY
+    assert profile.cudnn == 91900
+    assert profile.overhead_bytes == 300
+    assert [c.time_us for c in profile.candidates(request())] == [10.0, 20.0]
+    best = profile.candidates(request())[0]
+    assert best == measurement(2, 10.0, 4096).candidate()
+    assert best.measured
+    assert profile.candidates(request(rows=16)) == ()
+    assert [m.refused for m in profile.measurements[signature(request())]].count("wrong result") == 1
+
+
+def test_nothing_but_the_file_is_left(path: Path) -> None:
+    assert [p.name for p in path.parent.iterdir()] == ["p.sqlite"]
+
+
+def test_a_request_is_replaced_as_a_whole(path: Path) -> None:
+    with ProfileWriter(path, replace(IDENTITY, driver="590", date="2027-01-01")) as writer:
+        assert writer.known() == {signature(request())}
+        writer.record(request(), [measurement(3, 5.0)])
+        writer.record(request(rows=2), [])
+        assert len(writer.known()) == 2
+    assert [c.settings[0] for c in read_profile(path).candidates(request())] == [("engine", 3)]
+
+
+def test_what_fails_while_recording_changes_nothing(path: Path) -> None:
+    def broken() -> object:
+        yield measurement(7, 1.0)
+        raise RuntimeError("lost the GPU")
+
+    with ProfileWriter(path, IDENTITY) as writer, pytest.raises(RuntimeError):
+        writer.record(request(), broken())  # type: ignore[arg-type]
+    assert len(read_profile(path).candidates(request())) == 2
+
+
+def test_signatures_tell_requests_apart() -> None:
+    base = request()
+    assert signature(base) == signature(request())
+    others = [
+        request(rows=9),
+        replace(base, kind="convolution_backward_data"),
+        replace(base, precision=Precision.TF32),
+        replace(base, attributes=replace(base.attributes, stride=(2, 2))),
+    ]
+    assert len({signature(r) for r in (base, *others)}) == 5
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    check_refusal(tmp_path / "none.sqlite", "MBC072", "cannot be opened or written")
+
+
+def test_unwritable_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(MbcError, match="cannot be opened or written") as caught:
+        ProfileWriter(tmp_path / "file" / "p.sqlite", IDENTITY)
+    assert caught.value.code == "MBC072"
+
+
+@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root may write anywhere")
+def test_read_only_file(path: Path) -> None:
+    path.chmod(0o444)
+    with pytest.raises(MbcError) as caught, ProfileWriter(path, IDENTITY) as writer:
+        writer.record(request(), [])
+    assert caught.value.code == "MBC072"
+
+
+def test_not_a_database(tmp_path: Path) -> None:
+    path = tmp_path / "p.sqlite"
+    path.write_bytes(b"not a database at all" * 100)
+    check_refusal(path, "MBC073", "is not a profile of mbc, or is damaged")
+
+
+def test_another_database(tmp_path: Path) -> None:
+    path = tmp_path / "p.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE t (x)")
+    connection.close()
+    check_refusal(path, "MBC073", "is not a profile of mbc, or is damaged")
+
+
+def test_damaged_file(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[4096:] = b"\xa5" * (len(data) - 4096)
+    path.write_bytes(data)
+    check_refusal(path, "MBC073", "is not a profile of mbc, or is damaged")
+
+
+def test_cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:5000])
+    check_refusal(path, "MBC073", "is not a profile of mbc, or is damaged")
+
+
+def test_values_that_make_no_sense(path: Path) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE candidate SET layouts = 'sideways'")
+    connection.close()
+    check_refusal(path, "MBC073", "is not a profile of mbc, or is damaged")
+
+
+def test_locked_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mbc.profile.read.WAIT_S", 0.01)
+    holder = sqlite3.connect(path, isolation_level=None)
+    holder.execute("BEGIN EXCLUSIVE")
+    try:
+        check_refusal(path, "MBC074", "is in use by another process")
+    finally:
+        holder.close()
+
+
+def test_another_schema(path: Path) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    check_refusal(path, "MBC075", "has schema version 99, this mbc reads version")
+
+
+def test_a_file_of_before_says_in_words_what_was_measured_for_parts(path: Path) -> None:
+    said = ("nhwc engines after the best 8", "12 candidates that were dominated at larger sizes")
+    extents = [Extent(9, words) for words in said]
+    with ProfileWriter(path, IDENTITY) as writer:
+        for rows, extent in enumerate(extents, start=20):
+            writer.record(request(rows), [], extent)
+    with sqlite3.connect(path) as connection:
+        connection.execute("ALTER TABLE request DROP COLUMN for_parts")
+        connection.execute("PRAGMA user_version = 3")
+    connection.close()
+
+    def for_parts() -> list[bool]:
+        known = read_profile(path).extents
+        return [known[signature(request(rows))].for_parts for rows in (20, 21)]
+
+    assert for_parts() == [False, True]
+    with ProfileWriter(path, IDENTITY) as writer:  # brings the file up to date
+        writer.record(request(20), [], replace(extents[0], for_parts=True))
+    assert for_parts() == [True, True]
+
+
+def test_reading_takes_no_lock_from_a_writer_of_the_same_process(path: Path):
+    """POSIX locks of a file go with the first descriptor of it that a process closes."""
+    log = path.with_name(path.name + "-wal")
+    another = f"""
+        from pathlib import Path
+        from mbc.profile.writer import ProfileWriter
+        from tests.profile.test_model import IDENTITY
+        with ProfileWriter(Path({str(path)!r}), IDENTITY):
+            pass
+    """
+    with ProfileWriter(path, IDENTITY) as writer:
+        read_profile(path)
+        subprocess.run([sys.executable, "-c", textwrap.dedent(another)], check=True, cwd=ROOT)
+        assert log.exists(), "the other process was not the last to have the file open"
+        writer.record(request(rows=2), [])
+    assert len(read_profile(path).extents) == 2 and not log.exists()
+
+
+def test_a_log_that_two_writers_left_to_each_other_is_folded(path: Path):
+    first, second = ProfileWriter(path, IDENTITY), ProfileWriter(path, IDENTITY)
+    first.close()
+    second._connection.close()  # as if it had tried to fold the log while the first was open
+    fold_log(path)
+    assert len(read_profile(path).extents) == 1
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+    fold_log(path.with_name("none"))
+    assert not path.with_name("none").exists()
+
+
+@pytest.mark.parametrize("change", [{"gpu": "Another GPU"}, {"multiprocessors": 66}, {"cudnn": 92800}])
+def test_times_of_two_machines_are_never_mixed(path: Path, change: dict[str, object]) -> None:
+    with pytest.raises(MbcError, match="never mixed") as caught:
+        ProfileWriter(path, replace(IDENTITY, **change))  # type: ignore[arg-type]
+    assert caught.value.code == "MBC076"
+
+
+def test_a_profile_is_read_anew_only_when_it_changed(path: Path) -> None:
+    before = read_profile(path)
+    assert read_profile(path) is before
+    with ProfileWriter(path, IDENTITY) as writer:
+        writer.record(request(rows=16), [measurement(1, 40.0)])
+        assert read_profile(path).candidates(request(rows=16))  # while it is still being written
+    after = read_profile(path)
+    assert after.candidates(request(rows=16)) and not before.candidates(request(rows=16))
+    assert read_profile(path) is after
+
+
+def test_a_profile_calibrates_the_overhead(path: Path) -> None:
+    assert calibrated(GPU, None) == GPU
+    assert calibrated(GPU, read_profile(path)).overhead_bytes == 300
+
+
+def test_a_plan_reserves_the_overhead_of_its_profile(path: Path) -> None:
+    text = (
+        "network n(batch = 2) { input x[batch, 3] : float  y = x |> linear(3)  output y  loss (y, x) |> mse }\n"
+        "memory { device = 1 GB }"
+    )
+    plan = compile_plan(Source("n.mbc", text), Options(gpu="h200", profile=str(path)))
+    assert plan.predictions.overhead_bytes == 300 and plan.predictions.overhead_measured
+    assert plan.target.profile == "NVIDIA H200, driver 580.1, cuDNN 9.19.0, 2026-11-21"
+    assert load_plan(dump_plan(plan), "plan.json").target == plan.target

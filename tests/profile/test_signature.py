@@ -1,0 +1,88 @@
+"""Requests as text: read back equal, whatever the operation."""
+
+from __future__ import annotations
+
+import pytest
+
+from mbc.frontend.lower import lower
+from mbc.frontend.parse import parse
+from mbc.hardware.spec import find_spec
+from mbc.ir.transforms.training_step import differentiate
+from mbc.ir.types import DType, Precision, TensorType
+from mbc.kernels.base import Request
+from mbc.ops.base import NoAttributes
+from mbc.ops.matrix import Linear
+from mbc.optimize.candidates.table import CandidateTable
+from mbc.plan.model import Rows
+from mbc.profile.signature import described, read_signature, rows_of, signature, with_rows
+from mbc.source import Source
+from tests.profile.profiles import request
+
+NETWORK = """
+network n(batch = 6) {
+  input x[batch, 3, 12, 12] : float
+  input target[batch] : class
+  a = x |> conv(6, 3, pad=(1, 0, 1, 2), stride=2) |> bn |> relu |> lrn(3) |> dropout(0.25)
+  b = x |> conv_transpose(6, 3, pad=1) |> maxpool(2) |> leaky_relu(0.1)
+  c = (a |> avgpool(2), b |> avgpool(2)) |> concat |> upsample(2)
+  logits = c |> global_avgpool |> linear(6)
+  output logits
+  loss (logits, target) |> softmax_cross_entropy(smoothing=0.1)
+}
+train { optimizer = adamw(weight_decay=0.01)  precision = bf16 }
+"""
+
+
+def test_every_request_of_a_network_is_read_back():
+    lowered = lower(parse(Source("n.mbc", NETWORK)), (), None)
+    graph = differentiate(lowered.network, lowered.optimizer, lowered.precision)
+    table = CandidateTable(graph, find_spec("h200"), ())
+    asked = {table.request(o, Rows(0, 6)) for o in (*graph.train, *graph.infer)}
+    assert len({r.kind for r in asked}) > 20
+    for one in asked:
+        assert read_signature(signature(one)) == one
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[1]", '{"kind":"frobnicate"}', signature(request()).replace("fp32[8", "fp9[8")]
+)
+def test_what_describes_no_operation(text):
+    with pytest.raises(ValueError):
+        read_signature(text)
+
+
+@pytest.mark.parametrize("kind", ["convolution", "convolution_backward_data", "convolution_backward_filter"])
+def test_slices_are_one_family(kind):
+    assert with_rows(request(16, kind), 8) == request(8, kind)
+    assert with_rows(request(16, kind), 0) == with_rows(request(3, kind), 0)
+    assert with_rows(request(16, kind), 0) != with_rows(request(16, kind, channels=8), 0)
+
+
+@pytest.mark.parametrize("kind", ["convolution", "convolution_backward_data", "convolution_backward_filter"])
+def test_a_filter_with_as_many_channels_as_there_are_rows_keeps_them(kind):
+    assert with_rows(request(4, kind, channels=4), 2) == request(2, kind, channels=4)
+
+
+def test_vectors_belong_to_channels():
+    image, bias = TensorType((4, 4), DType.FP32), TensorType((4,), DType.FP32)
+    add = Request("bias_add", NoAttributes(), (image, bias), (image,), Precision.FP32)
+    assert with_rows(add, 2).inputs == (TensorType((2, 4), DType.FP32), bias)
+
+
+def test_sums_over_rows_keep_their_shape():
+    x, dy, dw = TensorType((4, 4), DType.FP32), TensorType((4, 4), DType.FP32), TensorType((4, 4), DType.FP32)
+    gradient = Request("linear_backward_filter", Linear((4,)), (x, dy), (dw,), Precision.FP32)
+    assert with_rows(gradient, 2).outputs == (dw,)
+    assert {t.shape for t in with_rows(gradient, 2).inputs} == {(2, 4)}
+
+
+def test_what_cannot_be_divided_is_a_family_of_its_own():
+    image, sums = TensorType((4, 4, 2, 2), DType.FP32), TensorType((4,), DType.FP32)
+    statistics = Request("batch_statistics", NoAttributes(), (image,), (sums, sums), Precision.FP32)
+    assert with_rows(statistics, 2) is statistics
+
+
+def test_rows_and_description():
+    assert rows_of(request(5)) == 5
+    assert rows_of(Request("x", NoAttributes(), (TensorType((), DType.FP32),), (), Precision.FP32)) == 1
+    assert described(request(5)) == "convolution fp32 [5, 4, 8, 8] 3x3"
