@@ -45,7 +45,7 @@ def relu(rows: int, channels: int) -> Request:
 
 def measurement(candidate, time_us: float, engine: int | None = None) -> Measurement:
     c = candidate
-    settings = c.settings if engine is None else (("engine", engine),)
+    settings = c.settings if engine is None or c.provider == OWN.name else (("engine", engine),)
     return Measurement(c.provider, c.name, settings, c.layouts, c.workspace_bytes, time_us, 0.0, True, False, (), 0.0)
 
 

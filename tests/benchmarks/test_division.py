@@ -15,6 +15,7 @@ from division import brute_force_us, divided, menus, offers, partitions, undivid
 
 from mbc.ir.types import Layout, Precision
 from mbc.kernels.base import Candidate
+from mbc.kernels.cudnn_legacy import MATHS
 from mbc.ops import KINDS
 from mbc.profile.model import Identity, Measurement, Profile, signature
 
@@ -76,7 +77,9 @@ def test_offers_hold_what_was_measured_of_the_providers() -> None:
     operation = Operation(LAYERS[0], "F", Precision.FP32)
 
     def measured(provider: str, refused: str = "") -> Measurement:
-        return Measurement(provider, "convolution", (), FIRST, 0, 1.0, 0.0, True, False, (), 0.0, refused)
+        legacy = (("algorithm", 1), ("layout", 0), ("math", MATHS["FMA"]))
+        settings = {"cudnn_legacy": legacy, "cudnn": (("engine", 0),)}.get(provider, ())
+        return Measurement(provider, "convolution", settings, FIRST, 0, 1.0, 0.0, True, False, (), 0.0, refused)
 
     key = signature(operation.request())
     kept = (measured("cudnn_legacy"), measured("cudnn"), measured("mbc", refused="wrong"))

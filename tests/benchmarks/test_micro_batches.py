@@ -29,6 +29,7 @@ from modules import Job, example
 from plans import Planned, make_plan, step_digest
 
 from mbc.ir.types import Layout, Precision
+from mbc.kernels.cudnn_legacy import MATHS
 from mbc.options import Policy
 from mbc.plan.summary import OperationSummary
 from mbc.profile.model import Identity, Measurement, Profile, signature
@@ -222,7 +223,10 @@ def test_menus_of_the_planning_benchmark_are_whole_fronts() -> None:
 
 
 def measured(workspace: int, time_us: float, provider: str = "cudnn_legacy", algorithm: int = 0) -> Measurement:
-    settings = (("algorithm", algorithm),)
+    if provider == "cudnn":
+        settings = (("engine", algorithm), ("layout", 0))
+    else:
+        settings = (("algorithm", algorithm), ("layout", 0), ("math", MATHS["FMA"]))
     return Measurement(provider, "convolution", settings, FIRST, workspace, time_us, 0.0, True, False, (), 0.0)
 
 
@@ -251,7 +255,7 @@ def test_deepbench_rows_and_means() -> None:
     assert len(rows) == 8 and all(r["is_brute_force"] for r in rows)
     legacy = by_key["legacy", 64]
     assert (legacy["undivided_us"], legacy["divided_us"]) == (100.0, 32.0)
-    assert legacy["divided"] == ["4 x 64 rows: cudnn_legacy algorithm=5"]
+    assert legacy["divided"] == ["4 x 64 rows: cudnn_legacy algorithm=5 layout=0 math=3"]
     assert by_key["all", 64]["speed_up"] == pytest.approx(60 / 32)
     assert by_key["all", 512]["speed_up"] == 1.0 and "within" not in by_key["all", 512]
     assert ran == [32.0, 32.0]  # the same choice under three limits is run once for each set

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -67,7 +68,9 @@ def test_the_floor_is_of_the_profile_that_planning_uses(mbc, results, monkeypatc
     monkeypatch.setattr(bench_command, "_on_gpu", lambda device, planned: True)
     monkeypatch.setattr(bench_command, "_package", lambda planned, folder, on_gpu: folder)
     times_us = {"convolution": 0.25, "convolution_backward_filter": 0.5}
-    known = profile({request(kind=kind): [measurement(1, time_us)] for kind, time_us in times_us.items()})
+    known = profile(
+        {request(kind=kind): [replace(measurement(1, time_us), name=kind)] for kind, time_us in times_us.items()}
+    )
     write_profile(known, Path("own.sqlite"))
     Path("one.mbc").write_text(CONVOLUTION)
     done = mbc("bench", "one.mbc", "--gpu", "h200", "--against", "torch", *QUICK, "--profile", "own.sqlite", "--json")
