@@ -1,0 +1,86 @@
+"""Plans stay what they are, byte by byte, where a change is not meant to change any: 31 networks, precisions and
+budgets on the bundled profile. `--update-digests` writes down those of today (`plan_digests.json`), for a change that is.
+
+Quick ones are planned in every run, all of them with MBC_ALL_TESTS=1 (`make test-all`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from mbc.compiler import compile_plan
+from mbc.options import Options
+from mbc.plan.file import dump_plan
+from mbc.source import Source
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+KNOWN = Path(__file__).with_name("plan_digests.json")
+NETWORKS = (
+    "alexnet", "alexnet_caffe", "densenet121", "googlenet", "inception_v4", "mobilenet_v2", "resnet", "resnet_deep",
+    "unet", "vgg16",
+)  # fmt: skip
+OTHERS = (
+    "resnet depth=50 batch=256 train.precision=bf16",
+    "resnet depth=50 batch=184 train.precision=bf16 memory.device=6GB",
+    "resnet depth=50 batch=128 memory.device=6GB",
+    "vgg16 batch=128 memory.device=4GB",
+    "unet train.precision=bf16 memory.device=6GB",
+    "densenet121 train.precision=bf16 memory.device=4GB",
+    "alexnet memory.device=2GB",
+    "resnet depth=18 batch=32 train.precision=tf32",
+    "resnet depth=18 batch=8 train.precision=fp16",
+    "resnet depth=50 batch=1 train.precision=bf16",
+    "01_digits/net",
+)
+CASES = (*(f"{name} train.precision={p}" for name in NETWORKS for p in ("bf16", "fp32")), *OTHERS)
+QUICK = (
+    "alexnet train.precision=bf16",
+    "vgg16 train.precision=fp32",
+    "alexnet_caffe train.precision=bf16",
+    *OTHERS[-4:],
+)
+
+
+@dataclass(frozen=True)
+class Digest:
+    """`plan`: of the file, less the version of mbc that made it."""
+
+    plan: str
+    measured_share: float
+
+
+def digest_of(case: str) -> Digest:
+    name, *settings = case.split()
+    path = EXAMPLES / f"{name}.mbc"
+    pairs = tuple((key, value) for key, value in (setting.split("=") for setting in settings))
+    source = Source(f"examples/{name}.mbc", path.read_text(encoding="utf-8"))
+    plan = compile_plan(source, Options(gpu="h200", settings=pairs))
+    text = dump_plan(plan).replace(f'"mbc":"{plan.version}"', "")
+    lines = [line for line in text.splitlines() if not line.startswith('"checksum"')]
+    digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+    return Digest(digest, plan.predictions.measured_share)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_plan_is_the_same_as_before(case: str, request: pytest.FixtureRequest) -> None:
+    updating = request.config.getoption("--update-digests")
+    if not (updating or case in QUICK or os.environ.get("MBC_ALL_TESTS")):
+        pytest.skip("planned in make test-all")
+    known = json.loads(KNOWN.read_text(encoding="utf-8")) if KNOWN.exists() else {"ortools": "", "plans": {}}
+    solver = importlib.metadata.version("ortools")
+    found = digest_of(case)
+    if updating:
+        known["ortools"] = solver
+        known["plans"][case] = [found.plan, found.measured_share]
+        KNOWN.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        return
+    if known["ortools"] != solver:
+        pytest.skip(f"digests are of plans made with OR-Tools {known['ortools']}, here is {solver}")
+    assert known["plans"][case] == [found.plan, found.measured_share]
