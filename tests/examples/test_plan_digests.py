@@ -1,5 +1,6 @@
 """Plans stay what they are, byte by byte, where a change is not meant to change any: 31 networks, precisions and
-budgets on the bundled profile. `--update-digests` writes down those of today (`plan_digests.json`), for a change that is.
+budgets on the bundled profile. `--update-digests` writes down those of today (`plan_digests.json`), for a change that
+is.
 
 Quick ones are planned in every run, all of them with MBC_ALL_TESTS=1 (`make test-all`).
 """
