@@ -99,6 +99,16 @@ def test_commands_print_what_pages_show(page: Path, tmp_path, monkeypatch, capsy
     assert not wrong, "\n".join(wrong)
 
 
+def test_the_error_of_the_readme(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    unnamed = blocks(README.read_text(encoding="utf-8"), "")
+    (network,) = [block for block in unnamed if block.startswith("network")]
+    (error,) = [block for block in unnamed if block.startswith("error")]
+    Path("net.mbc").write_text(network.replace("|> conv", "|> cnov"))
+    assert main(["compile", "net.mbc", "--gpu", "h200"]) == 1
+    assert capsys.readouterr().err.endswith(error)
+
+
 def test_what_counts_as_the_same_output():
     printed = ["first", "  package    x (planned in 1.2 s, built in 3.0 s)", "third 7", "last"]
     assert first_difference(["first", "  package    x (planned in 9.9 s)", "third 7", "last"], printed) == ""
@@ -158,9 +168,10 @@ def _data(folder: Path) -> None:
     np.savez(folder / "build" / "digits.train.npz", images=images, labels=generator.integers(0, 10, 70))
 
 
-def test_the_network_and_the_python_of_the_readme(tmp_path, monkeypatch):
+@pytest.mark.parametrize("page", ["README.md", "docs/training.md"])
+def test_the_network_of_the_readme_and_the_python_of_pages(page, tmp_path, monkeypatch):
     (network,) = [block for block in blocks(README.read_text(encoding="utf-8"), "") if block.startswith("network")]
-    (code,) = blocks(README.read_text(encoding="utf-8"), "python")
+    (code,) = blocks((ROOT / page).read_text(encoding="utf-8"), "python")
     _alone(tmp_path, monkeypatch)
     monkeypatch.syspath_prepend(str(tmp_path))
     Path("net.mbc").write_text(network)
@@ -170,7 +181,7 @@ def test_the_network_and_the_python_of_the_readme(tmp_path, monkeypatch):
     importlib.invalidate_caches()
     monkeypatch.delitem(sys.modules, "digits", raising=False)
     with pytest.warns(RuntimeWarning, match="running on the CPU"):
-        exec(compile(code, "README.md", "exec"), names)
+        exec(compile(code, page, "exec"), names)
     assert names["logits"].shape == (64, 10)
     assert Path("weights.safetensors").exists()
     sys.modules.pop("digits", None)
