@@ -79,8 +79,8 @@ def staircase_picture(rows: Sequence[Row]) -> str:
 def budget_picture(results: Path) -> str:
     """Measured steps over the memory that they take, mbc's and torch.compile's; empty where too little was measured.
 
-    Without a limit mbc's step is that of `mbc bench`. torch.compile's rows that the last run did not repeat are of a run
-    before it, by whose memory the plans were made.
+    Without a limit mbc's step is that of `mbc bench`. Rows of torch.compile that the last run did not repeat are of
+    a run before it, by whose memory the plans were made.
     """
     free = _document(results, "bench_resnet50_256_bf16")
     rows = {row["name"]: row for row in (*_rows(results, "torch_memory_budget_planned"),
