@@ -143,6 +143,19 @@ def test_the_diffs_of_contributing_are_those_of_the_tree():
     assert checked > 30
 
 
+def test_architecture_has_the_stages_and_packages_of_the_compiler():
+    page = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    pipeline = page.split("## The pipeline")[1].split("\n## ")[0]
+    named = [
+        name for row in re.findall(r"^\| (`[^|]*)\|", pipeline, re.MULTILINE) for name in re.findall("`(.+?)`", row)
+    ]
+    driver = (ROOT / "mbc" / "compiler.py").read_text(encoding="utf-8")
+    assert sorted(named) == sorted(set(re.findall(r"stages\.run\(\s*\"([^\"]+)\"", driver)))
+    packages = {path.parent.name for path in (ROOT / "mbc").glob("*/__init__.py")}
+    packages |= {path.parent.name for path in (ROOT / "mbc" / "optimize").glob("*/__init__.py")}
+    assert not {name for name in packages if f"`{name}/`" not in page}
+
+
 def test_contributing_names_every_file_of_its_example():
     page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     folders = ("mbc", "templates", "grammar", "docs", "benchmarks")
