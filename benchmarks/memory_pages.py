@@ -9,11 +9,13 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from chart import COLOURS, LEFT, STYLE, WIDTH
+from chart import COLOURS, LEFT, STYLE, WIDTH, Line, chart
 
 Row = Mapping[str, Any]
 Columns = Mapping[str, Callable[[Row], str]]
 BAR, GAP, NAMES, UNDER = 26, 12, 210, 40
+BUDGETS = "step_over_budget_resnet50.svg"
+BUDGETS_TITLE = "ResNet-50, batch 256, bf16, NVIDIA H200: step over its memory"
 YES = {True: "yes", False: "no", None: "-"}
 
 
@@ -34,6 +36,10 @@ def memory_pages(results: Path) -> tuple[dict[str, str], list[str]]:
         "Beside torch.compile with an activation budget, ResNet-50, batch 256, bf16", results,
         "torch_memory_budget", TORCH,
     )  # fmt: skip
+    budgets = budget_picture(results)
+    if budgets:
+        pictures[BUDGETS] = budgets
+        page += [f"![{BUDGETS_TITLE}](results/{BUDGETS})", ""]
     for path in sorted(results.glob("budget_curves_*_planned.json")):
         name = path.stem.removesuffix("_planned")
         title = f"Predicted step over the budget, {name.removeprefix('budget_curves_')}"
@@ -68,6 +74,29 @@ def staircase_picture(rows: Sequence[Row]) -> str:
     note = "line: as published; mbc's are counted the same way"
     parts.append(f'<text x="{left}" y="{height - 16}">{note}</text>')
     return "\n".join((*parts, "</svg>")) + "\n"
+
+
+def budget_picture(results: Path) -> str:
+    """Measured steps over the memory that they take, mbc's and torch.compile's; empty where too little was measured.
+
+    Without a limit mbc's step is that of `mbc bench`. Rows of torch.compile that the last run did not repeat are of
+    a run before it, by whose memory the plans were made.
+    """
+    free = _document(results, "bench_resnet50_256_bf16")
+    rows = {row["name"]: row for row in (*_rows(results, "torch_memory_budget_planned"),
+                                         *_rows(results, "torch_memory_budget"))}  # fmt: skip
+    timed = [row for row in rows.values() if "step_ms" in row]
+    if free is None or not timed:
+        return ""
+    mbc = [(row["arena_gib"], row["step_ms"]) for row in timed]
+    mbc.append((free["mbc"]["peak_bytes"] / 2**30, free["mbc"]["step_ms"]))
+    torch = [(row["torch_gib"], row["torch_ms"]) for row in rows.values()]
+    lines = [Line("torch.compile", _by_gib(torch), dashed=True), Line("mbc", _by_gib(mbc))]
+    return chart(BUDGETS_TITLE, "memory of a step, GiB", "step, ms", lines)
+
+
+def _by_gib(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    return tuple(sorted((round(gib, 1), ms) for gib, ms in points))
 
 
 def _titled(title: str, results: Path, name: str, columns: Columns, pictures: Sequence[str] = ()) -> list[str]:

@@ -1,11 +1,17 @@
-"""What the README shows works: its network compiles, its commands parse, its Python runs, its links lead somewhere."""
+"""What pages show works: networks compile, commands parse and print what stands under them, Python runs, links lead
+somewhere.
+
+`MBC_UPDATE_EXPECTED=1 pytest tests/test_readme.py` writes outputs anew: read the difference before committing.
+"""
 
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import shlex
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,34 +20,37 @@ import pytest
 
 from mbc.cli import main
 from mbc.cli.arguments import parse
+from mbc.frontend.pytorch import Place, answer
+from tests.pages import Shown, blocks, brought_up_to_date, first_difference, shown, with_output
 
 ROOT = Path(__file__).resolve().parents[1]
+README = ROOT / "README.md"
+MOST_README_BYTES = 10_000
+SOURCES = (".py", ".cu", ".cuh", ".md", ".lark")
 PAGES = [
-    ROOT / "README.md",
+    README,
+    ROOT / "ARCHITECTURE.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "benchmarks" / "README.md",
+    ROOT / "benchmarks" / "measured.md",
     *sorted((ROOT / "examples").rglob("README.md")),
-    ROOT / "docs" / "errors.md",
-    ROOT / "docs" / "memory.md",
-    ROOT / "docs" / "plans.md",
+    *sorted((ROOT / "docs").glob("*.md")),
 ]
-
-
-def _blocks(page: Path, language: str) -> list[str]:
-    """The fenced blocks of a page in one language."""
-    found: list[str] = []
-    inside: str | None = None
-    for line in page.read_text(encoding="utf-8").splitlines(keepends=True):
-        if line.startswith("```"):
-            if inside is None and line[3:].strip() == language:
-                found.append("")
-            inside = line[3:].strip() if inside is None else None
-        elif inside == language:
-            found[-1] += line
-    return found
+# Their output is of a machine with a GPU, of other frameworks, or of what this machine has installed.
+OF_A_MACHINE = ("bench", "doctor", "profile", "gpus")
+# Makes what commands of a page begin with: plans that other pages make.
+BEFORE = {
+    "docs/plans.md": (
+        "mbc compile examples/01_digits/net.mbc -o digits --gpu h200",
+        "mbc compile examples/alexnet.mbc --gpu h200 --set batch=256 --workspace-limit 32MiB --policy all -o alexnet32",
+    ),
+    "docs/checking.md": ("mbc compile examples/01_digits/net.mbc -o digits --gpu h200",),
+}
 
 
 def _commands() -> list[str]:
-    text = "".join(block for page in PAGES for block in _blocks(page, "console")).replace("\\\n", " ")
-    return [line[2:].split("#")[0] for line in text.splitlines() if line.startswith("$ mbc ")]
+    every = (show.command for page in PAGES for show in shown(page.read_text(encoding="utf-8")))
+    return list(dict.fromkeys(command for command in every if command.startswith("mbc ")))
 
 
 @pytest.mark.parametrize("command", _commands())
@@ -56,25 +65,136 @@ def test_links_lead_somewhere(page):
         assert (page.parent / target).exists(), target
 
 
-def test_the_network_and_the_python_of_the_readme(tmp_path, monkeypatch):
-    (network,) = [block for block in _blocks(ROOT / "README.md", "") if block.startswith("network")]
-    (code,) = _blocks(ROOT / "README.md", "python")
+def _pages_with_output() -> list[Path]:
+    return [page for page in PAGES if any(_comparable(show) for show in shown(page.read_text(encoding="utf-8")))]
+
+
+def _comparable(show: Shown) -> bool:
+    words = show.command.split()
+    return bool(show.output) and words[0] == "mbc" and words[1] not in OF_A_MACHINE
+
+
+@pytest.mark.parametrize("page", _pages_with_output(), ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_commands_print_what_pages_show(page: Path, tmp_path, monkeypatch, capsys):
+    _alone(tmp_path, monkeypatch)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    _data(tmp_path)
+    wrong: list[str] = []
+    for command in BEFORE.get(page.relative_to(ROOT).as_posix(), ()):
+        assert main(shlex.split(command)[1:]) == 0
+    for show in shown(page.read_text(encoding="utf-8")):
+        if not _comparable(show):
+            continue
+        capsys.readouterr()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            code = main(shlex.split(show.command)[1:])
+        said = capsys.readouterr()
+        printed = (said.out if code == 0 else said.err).splitlines()
+        missing = first_difference(show.output, printed)
+        if missing and os.environ.get("MBC_UPDATE_EXPECTED"):
+            with_output(page, show.command, show.output, brought_up_to_date(show.output, printed))
+        elif missing:
+            wrong.append(f"{show.command}\n    does not print: {missing}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_error_of_the_readme(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("PATH", "")  # nothing to build with, and no GPU
+    unnamed = blocks(README.read_text(encoding="utf-8"), "")
+    (network,) = [block for block in unnamed if block.startswith("network")]
+    (error,) = [block for block in unnamed if block.startswith("error")]
+    Path("net.mbc").write_text(network.replace("|> conv", "|> cnov"))
+    assert main(["compile", "net.mbc", "--gpu", "h200"]) == 1
+    assert capsys.readouterr().err.endswith(error)
+
+
+def test_what_counts_as_the_same_output():
+    printed = ["first", "  package    x (planned in 1.2 s, built in 3.0 s)", "third 7", "last"]
+    assert first_difference(["first", "  package    x (planned in 9.9 s)", "third 7", "last"], printed) == ""
+    assert first_difference(["first", "...", "last"], printed) == ""
+    assert first_difference(["first", "...", "third 8", "..."], printed) == "third 8"
+    assert first_difference(["third 7", "last"], printed) == "third 7"  # nothing says that lines are left out
+    assert first_difference(["first"], printed).startswith("(the command goes on: ")
+    assert brought_up_to_date(["first", "...", "third 8", "..."], printed) == ["first", "...", "third 7", "..."]
+
+
+def test_the_readme_is_short():
+    assert len(README.read_bytes()) <= MOST_README_BYTES
+
+
+def test_the_table_of_pytorch_is_what_the_compiler_answers():
+    rows = re.findall(r"^\| `nn\.(\w+)[^|]*` \| `(\w+)", README.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(rows) >= 5
+    for name, ours in rows:
+        found = answer(name, Place.OPERATION, Place.LOSS)
+        assert found is not None and found.equivalent.startswith(ours), name
+
+
+def test_the_diffs_of_contributing_are_those_of_the_tree():
+    checked = 0
+    for block in blocks((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), "diff"):
+        for part in block.split("+++ ")[1:]:
+            path, *lines = part.splitlines()
+            text = (ROOT / path).read_text(encoding="utf-8").splitlines()
+            for line in lines:
+                assert line.removeprefix("+") in text, f"{path} has no line {line}"
+                checked += 1
+    assert checked > 30
+
+
+def test_architecture_has_the_stages_and_packages_of_the_compiler():
+    page = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    pipeline = page.split("## The pipeline")[1].split("\n## ")[0]
+    named = [
+        name for row in re.findall(r"^\| (`[^|]*)\|", pipeline, re.MULTILINE) for name in re.findall("`(.+?)`", row)
+    ]
+    driver = (ROOT / "mbc" / "compiler.py").read_text(encoding="utf-8")
+    assert sorted(named) == sorted(set(re.findall(r"stages\.run\(\s*\"([^\"]+)\"", driver)))
+    packages = {path.parent.name for path in (ROOT / "mbc").glob("*/__init__.py")}
+    packages |= {path.parent.name for path in (ROOT / "mbc" / "optimize").glob("*/__init__.py")}
+    assert not {name for name in packages if f"`{name}/`" not in page}
+
+
+def test_contributing_names_every_file_of_its_example():
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    folders = ("mbc", "templates", "grammar", "docs", "benchmarks")
+    files = (file for folder in folders for file in (ROOT / folder).rglob("*") if file.suffix in SOURCES)
+    named = [file for file in files if re.search(r"\bsilu\b", file.read_text(encoding="utf-8"), re.IGNORECASE)]
+    assert len(named) >= 10
+    for file in named:
+        assert file.relative_to(ROOT).as_posix() in page or "decisions" in file.parts
+
+
+def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In an empty folder, with nothing to build with, and no GPU."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "")
     for name in ("CUDA_HOME", "CUDA_PATH"):
         monkeypatch.delenv(name, raising=False)
-    Path("net.mbc").write_text(network)
-    assert main(["compile", "net.mbc", "--gpu", "h200", "--set", "train.precision=fp32"]) == 0
+
+
+def _data(folder: Path) -> None:
     generator = np.random.default_rng(0)
     images = generator.normal(size=(70, 1, 8, 8)).astype(np.float32)
-    Path("build").mkdir()
-    np.savez("build/digits.train.npz", images=images, labels=generator.integers(0, 10, 70))
+    (folder / "build").mkdir()
+    np.savez(folder / "build" / "digits.train.npz", images=images, labels=generator.integers(0, 10, 70))
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/training.md"])
+def test_the_network_of_the_readme_and_the_python_of_pages(page, tmp_path, monkeypatch):
+    (network,) = [block for block in blocks(README.read_text(encoding="utf-8"), "") if block.startswith("network")]
+    (code,) = blocks((ROOT / page).read_text(encoding="utf-8"), "python")
+    _alone(tmp_path, monkeypatch)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    Path("net.mbc").write_text(network)
+    assert main(["compile", "net.mbc", "--gpu", "h200", "--set", "train.precision=fp32"]) == 0
+    _data(tmp_path)
     names: dict[str, Any] = {}
     importlib.invalidate_caches()
     monkeypatch.delitem(sys.modules, "digits", raising=False)
     with pytest.warns(RuntimeWarning, match="running on the CPU"):
-        exec(compile(code, "README.md", "exec"), names)
+        exec(compile(code, page, "exec"), names)
     assert names["logits"].shape == (64, 10)
     assert Path("weights.safetensors").exists()
     sys.modules.pop("digits", None)

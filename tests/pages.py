@@ -1,0 +1,102 @@
+"""Console blocks of pages: the commands in them, and whether what stands under a command is what it prints.
+
+A page may leave lines out, with `...` in their place. Figures that hang on the machine (`MACHINE`) are not compared.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+LEFT_OUT = "..."
+# Seconds and speed; what training comes to, and how far sums are off, whose last digits are those of a BLAS. The rest
+# is the same on every machine.
+MACHINE = re.compile(
+    r"(?<=planned in )[\d.]+(?= s)|, built in [\d.]+ s|[\d,]+(?= images/s)"
+    r"|(?<=loss )[\d.]+|(?<=accuracy )[\d.]+(?=%)|\d\.\de-\d\d"
+)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One command of a page and the lines that stand under it."""
+
+    command: str
+    output: tuple[str, ...]
+
+
+def blocks(text: str, language: str) -> list[str]:
+    """The fenced blocks of a page in one language."""
+    found: list[str] = []
+    inside: str | None = None
+    for line in text.splitlines(keepends=True):
+        if line.startswith("```"):
+            if inside is None and line[3:].strip() == language:
+                found.append("")
+            inside = line[3:].strip() if inside is None else None
+        elif inside == language:
+            found[-1] += line
+    return found
+
+
+def shown(text: str) -> list[Shown]:
+    """Every command of a page, in order, with what is printed under it."""
+    found: list[Shown] = []
+    for block in blocks(text, "console"):
+        for line in block.replace("\\\n", " ").splitlines():
+            if line.startswith("$ "):
+                found.append(Shown(line[2:].split("  #")[0].strip(), ()))
+            elif found:
+                found[-1] = Shown(found[-1].command, (*found[-1].output, line))
+    return found
+
+
+def steady(line: str) -> str:
+    """The line with `#` for what hangs on the machine."""
+    return MACHINE.sub(lambda match: "" if match[0].startswith(",") and "built" in match[0] else "#", line.rstrip())
+
+
+def first_difference(wanted: Sequence[str], printed: Sequence[str]) -> str:
+    """The first line of a page that the command does not print where the page has it; empty where all agree."""
+    lines = [steady(line) for line in printed]
+    at, floating = 0, False
+    for line in map(steady, wanted):
+        if line == LEFT_OUT:
+            floating = True
+            continue
+        places = range(at, len(lines)) if floating else range(at, min(at + 1, len(lines)))
+        place = next((i for i in places if lines[i] == line), None)
+        if place is None:
+            return line
+        at, floating = place + 1, False
+    return "" if floating or at == len(lines) else f"(the command goes on: {lines[at]})"
+
+
+def brought_up_to_date(wanted: Sequence[str], printed: Sequence[str]) -> list[str]:
+    """The page's lines with the printed line that is most like each. The rest stays left out."""
+    new: list[str] = []
+    at = 0
+    for line in wanted:
+        if line == LEFT_OUT:
+            new.append(line)
+            continue
+        rest = [steady(p) for p in printed[at:]]
+        if not rest:
+            break
+        (best,) = difflib.get_close_matches(steady(line), rest, n=1, cutoff=0.0)
+        place = at + rest.index(best)
+        new += [LEFT_OUT] if place > at and (not new or new[-1] != LEFT_OUT) else []
+        new.append(printed[place].rstrip())
+        at = place + 1
+    return new if at >= len(printed) or new[-1:] == [LEFT_OUT] else [*new, LEFT_OUT]
+
+
+def with_output(page: Path, command: str, old: Sequence[str], new: Sequence[str]) -> None:
+    """Writes `new` in the place of `old` under `command`, whose last line comes just before."""
+    text, before, after = page.read_text(encoding="utf-8"), "\n".join(old), "\n".join(new)
+    last = command.split("  ")[-1].strip()
+    place = text.index(before, text.index(last))
+    page.write_text(text[:place] + after + text[place + len(before) :], encoding="utf-8")
