@@ -23,10 +23,9 @@ from mbc.optimize.bounds.fused_remat_terms import Both, extras_of
 from mbc.optimize.candidates.table import CandidateTable, least_workspace_bytes
 from mbc.optimize.fusion.horizontal import is_gathered
 from mbc.optimize.fusion.select_groups import Group, all_groups
-from mbc.optimize.remat.greedy import Means
+from mbc.optimize.remat.state import Means
 from mbc.optimize.schedule.emit_launches import updates_early
-from mbc.optimize.schedule.liveness import aligned
-from mbc.plan.model import Stream
+from mbc.plan.model import Stream, aligned
 
 # Operations that are looked at, spread evenly over the step: each gives a bound, the best of them counts.
 LOOKED_AT = 64

@@ -11,13 +11,13 @@ from mbc.optimize.bounds.lower_bounds import floor_bytes
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.placement.addresses import assign_addresses
 from mbc.optimize.remat.fused_remat import alongs_of
-from mbc.optimize.remat.greedy import Means
 from mbc.optimize.remat.optimizer_offload import most_together_bytes, movable_states
+from mbc.optimize.remat.state import Means
 from mbc.optimize.schedule.depth_first_micro_batches import Division
 from mbc.optimize.schedule.in_place import take_over
-from mbc.optimize.schedule.liveness import aligned
 from mbc.optimize.search.solution import Fitted, Problem, free_bytes, ordered
 from mbc.optimize.search.variants import make_room
+from mbc.plan.model import aligned
 
 MOST_ROUNDS = 8
 # States of less than this part of the room stay where they are used, if anything fits beside them; and so do all where

@@ -19,11 +19,11 @@ from mbc.optimize.placement.addresses import assign_addresses
 from mbc.optimize.placement.allocate import fit_within
 from mbc.optimize.remat.optimizer_offload import persistent_bytes
 from mbc.optimize.schedule.emit_launches import Draft
-from mbc.optimize.schedule.liveness import Block, aligned, blocks
+from mbc.optimize.schedule.liveness import Block, blocks
 from mbc.optimize.search.reselect import rechosen
 from mbc.optimize.search.solution import UNLIMITED_BYTES, Fitted, Problem, free_bytes
 from mbc.optimize.selection.select import Choices
-from mbc.plan.model import Launch, Mode
+from mbc.plan.model import Launch, Mode, aligned
 
 # Placements of values along with some workspaces that are tried, and launches times these.
 MOST_TRIALS, TRIALS_WORK = 10, 20_000

@@ -17,7 +17,7 @@ from mbc.optimize.fusion.bitwise_remat_match import with_repeated
 from mbc.optimize.fusion.select_groups import Programs, fuse, plain
 from mbc.optimize.placement.addresses import Placed, assign_addresses, check_host
 from mbc.optimize.placement.allocate import GOOD_ENOUGH
-from mbc.optimize.remat.greedy import Means
+from mbc.optimize.remat.state import Means
 from mbc.optimize.schedule.emit_launches import Draft, order
 from mbc.optimize.schedule.simulate import measured_share
 from mbc.optimize.search.concurrent_stream import beside

@@ -16,16 +16,16 @@ from mbc.ops.fused import kind_of, names_of
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.placement.addresses import Placed, assign_addresses
 from mbc.optimize.remat.fused_remat import along_runs, alongs_of, readers_late
-from mbc.optimize.remat.greedy import Means, Points, Resided, reside
+from mbc.optimize.remat.greedy import reside
 from mbc.optimize.remat.remat_without_statistics import repeated_bare
+from mbc.optimize.remat.state import Means, Points, Resided
 from mbc.optimize.schedule.depth_first_micro_batches import divided_operations
 from mbc.optimize.schedule.emit_launches import Draft, order
-from mbc.optimize.schedule.liveness import aligned
 from mbc.optimize.schedule.regions import runs_of
 from mbc.optimize.search.reclaim_workspace import Decided
 from mbc.optimize.search.solution import Fitted, Problem, ordered
 from mbc.optimize.selection.select import Choices
-from mbc.plan.model import Space
+from mbc.plan.model import Space, aligned
 
 # Limits of workspace that are tried, as parts of the room; the rest is for what is kept.
 WORKSPACE_PARTS = (1.0, 0.6, 0.42, 0.3, 1 / 5, 1 / 8, 1 / 16, 1 / 64, 0.0)

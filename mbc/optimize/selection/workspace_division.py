@@ -19,9 +19,8 @@ from mbc.ir.types import Layout
 from mbc.ops.fused import kind_of
 from mbc.optimize.candidates.pareto import Menu, Point
 from mbc.optimize.candidates.table import CandidateTable, least_workspace_bytes
-from mbc.optimize.schedule.liveness import aligned
 from mbc.optimize.selection.layout_mincut import label
-from mbc.plan.model import ALIGNMENT_BYTES
+from mbc.plan.model import ALIGNMENT_BYTES, aligned
 from mbc.units import show_apart, show_enough
 
 _UNITS_PER_US = 1000

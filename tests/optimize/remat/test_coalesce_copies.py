@@ -8,7 +8,7 @@ import pytest
 
 from mbc.optimize.remat import coalesce_copies as convoy
 from mbc.optimize.remat import offload as sending
-from mbc.optimize.remat.greedy import Resided
+from mbc.optimize.remat.state import Resided
 from mbc.plan.model import Stream
 from tests.optimize.remat.test_greedy import BOTH
 from tests.optimize.remat.test_local_search import SEEDS, WORK, resided

@@ -14,7 +14,8 @@ from mbc.ir.transforms.training_step import differentiate
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.remat import local_search as improve
 from mbc.optimize.remat import offload as sending
-from mbc.optimize.remat.greedy import Chooser, Means, Resided, reside
+from mbc.optimize.remat.greedy import reside
+from mbc.optimize.remat.state import Means, RematState, Resided
 from mbc.optimize.schedule.emit_launches import Draft, order
 from mbc.optimize.schedule.regions import runs_of
 from mbc.optimize.selection.select import choose
@@ -84,7 +85,7 @@ def test_less_is_made_again() -> None:
 def test_what_was_found_counts_where_nothing_is_left_to_take_back(monkeypatch: pytest.MonkeyPatch) -> None:
     take_back, rounds = improve._take_back, 0
 
-    def soon_nothing(chooser: Chooser, draw: random.Random) -> bool:
+    def soon_nothing(chooser: RematState, draw: random.Random) -> bool:
         nonlocal rounds
         rounds += 1
         return rounds <= improve.MEASURED_AFTER and take_back(chooser, draw)  # too few to have been measured

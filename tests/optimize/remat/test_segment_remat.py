@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from mbc.optimize.remat import greedy as residing
-from mbc.optimize.remat.greedy import Chooser, Resided, reside
+from mbc.optimize.remat.greedy import reside
 from mbc.optimize.remat.segment_remat import cut_into_segments
+from mbc.optimize.remat.state import RematState, Resided
 from mbc.optimize.schedule.regions import runs_of
 from tests.optimize.remat.test_greedy import RECOMPUTE, cost
 from tests.optimize.remat.test_local_search import network
@@ -15,10 +16,10 @@ from tests.optimize.remat.test_local_search import network
 SEEDS = range(4)
 
 
-def chooser(seed: int) -> Chooser:
+def chooser(seed: int) -> RematState:
     made, draft = network(seed)
     runs = runs_of(made.graph, draft, draft.train)
-    return Chooser(made.graph, draft, made.device.host_link, RECOMPUTE, 0, float("inf"), (), {}, {}, runs)
+    return RematState(made.graph, draft, made.device.host_link, RECOMPUTE, 0, float("inf"), (), {}, {}, runs)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mbc.optimize.remat.greedy import Means
+from mbc.optimize.remat.state import Means
 from mbc.optimize.search import variants as ways
 from mbc.optimize.search.variants import make_room
 from tests.optimize.planned import roomy_problem
