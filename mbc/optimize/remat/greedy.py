@@ -16,6 +16,7 @@ import numpy as np
 
 from mbc.hardware.transfers import HostLink
 from mbc.ir.graph import Operation, TrainingGraph
+from mbc.optimize import effort
 from mbc.optimize.remat.apply_decisions import in_launch_order
 from mbc.optimize.remat.coalesce_copies import convoys
 from mbc.optimize.remat.exhaustive import fastest_first
@@ -23,17 +24,9 @@ from mbc.optimize.remat.fused_remat import AlongRuns
 from mbc.optimize.remat.live_bytes_ledger import Ledger
 from mbc.optimize.remat.local_search import Found, improve, keep_again, squeeze, stay_after_all
 from mbc.optimize.remat.segment_remat import cut_into_segments
-from mbc.optimize.remat.state import WORTH_AGAIN, Means, Measured, Points, RematState, Resided
+from mbc.optimize.remat.state import Means, Measured, Points, RematState, Resided
 from mbc.optimize.schedule.emit_launches import Draft
 from mbc.optimize.schedule.regions import Run, runs_of
-
-MOST_ROUNDS = 40
-SEGMENT_PARTS = (1.0, 0.7, 0.5, 0.4, 0.3)  # of the room: segments that are tried
-SEGMENT_ROUNDS = 3  # of choosing gap by gap where these do not fit
-MOST_IMPROVING = 200  # rounds that improve what was found
-WORSE_ROUNDS = 10  # one after another that are no smaller than what was found
-# Trials of keeping a value after all, each of which looks at the whole program.
-KEEP_WORK = 60_000_000
 
 
 def reside(
@@ -72,9 +65,9 @@ def _decide(state: RematState, work: int, start: Resided | None) -> Resided:
         best = state.measured()
     elif best[0].live_bytes > state.room_bytes:
         best = _started(state, best)
-    smallest, best = _relieved(state, best, MOST_ROUNDS)
+    smallest, best = _relieved(state, best, effort.GREEDY_ROUNDS)
     limit_us = math.inf
-    rounds = min(MOST_IMPROVING, work // len(state.runs))
+    rounds = min(effort.LOCAL_SEARCH_ROUNDS, work // len(state.runs))
     if best[0].live_bytes > state.room_bytes and rounds:
         found = squeeze(state, Found(*best, state.costs_us()), rounds)
         best = found.resided, found.over
@@ -98,7 +91,7 @@ def _relieved(state: RematState, best: Measured, rounds: int) -> tuple[Resided, 
     worse = 0
     for _ in range(rounds):
         resided, over = best
-        if resided.live_bytes <= state.room_bytes or state.again_too_long() or worse >= WORSE_ROUNDS:
+        if resided.live_bytes <= state.room_bytes or state.again_too_long() or worse >= effort.GREEDY_PATIENCE:
             break
         if not (state.relieve(over) or state.forbid_at(int(np.argmax(over)))):
             break
@@ -120,15 +113,15 @@ def _started(state: RematState, kept: Measured) -> Measured:
     found: list[tuple[float, Resided]] = []
     before = state.ledger.mark()
     peak, most_again_us = int(np.argmax(kept[1])), state.most_again_us
-    for part in (*SEGMENT_PARTS, 0.0):
+    for part in (*effort.SEGMENT_SHARES, 0.0):
         if part:
             cut_into_segments(state.ledger, peak, int(part * state.room_bytes))
             state.sender.schedule()
-        best = _relieved(state, state.measured(), SEGMENT_ROUNDS if part else MOST_ROUNDS)[1]
+        best = _relieved(state, state.measured(), effort.SEGMENT_ROUNDS if part else effort.GREEDY_ROUNDS)[1]
         if best[0].live_bytes <= state.room_bytes:
             resided, _ = _keep_again(state, best)
             found.append((state.costs_us(), resided))
-            state.most_again_us = min(state.most_again_us, WORTH_AGAIN * state.costs_us())
+            state.most_again_us = min(state.most_again_us, effort.RECOMPUTE_OVERSHOOT * state.costs_us())
         elif not part and not found:
             return best
         state.ledger.undo(before)
@@ -142,7 +135,7 @@ def _started(state: RematState, kept: Measured) -> Measured:
 def _keep_again(state: RematState, best: Measured) -> Measured:
     """Take decisions back, the most expensive first, where the books say that it fits without."""
     before = state.ledger.mark()
-    keep_again(state, best[1], max(1, KEEP_WORK // len(state.runs)))
+    keep_again(state, best[1], max(1, effort.KEEP_WORK // len(state.runs)))
     stay_after_all(state, best[1])
     state.sender.schedule()
     found = state.measure(state.ledger.decisions(), state.ledger.leaner)

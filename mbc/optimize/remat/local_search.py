@@ -15,15 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from mbc.optimize import effort
 from mbc.optimize.remat.state import RematState, Resided
-
-# Decisions that are taken back in a round, and by how much a price may be off in it.
-TAKEN_BACK = (2, 4, 8, 16, 32)
-WHIM = 0.5
-SWAPPED = 0.3  # rounds that send something else to the host
-MEASURED_AFTER = 8  # so many improvements by the books
-MOST_SETTLING = 3  # rounds of making room where these prove wrong
-LESS_US = 1e-3  # an improvement
 
 Again = tuple[int, int]  # a value, and the run before which it is made again
 
@@ -46,7 +39,7 @@ def improve(state: RematState, best: Found, rounds: int) -> Found:
     ledger = state.ledger
     least_us = best.costs_us
     known, known_forced = ledger.mark(), frozenset(state.sender.forced)  # as `best` was measured
-    unmeasured, most_unmeasured = 0, MEASURED_AFTER
+    unmeasured, most_unmeasured = 0, effort.MEASURE_AFTER
 
     def settle() -> None:
         nonlocal best, least_us, known, known_forced, unmeasured, most_unmeasured
@@ -55,7 +48,7 @@ def improve(state: RematState, best: Found, rounds: int) -> Found:
         if found.over.max() <= 0 and found.costs_us < best.costs_us:
             best = found
             known, known_forced = ledger.mark(), frozenset(state.sender.forced)
-            most_unmeasured = min(2 * most_unmeasured, MEASURED_AFTER)
+            most_unmeasured = min(2 * most_unmeasured, effort.MEASURE_AFTER)
         else:  # the books are further off than that
             ledger.undo(known)
             ledger.measured()
@@ -72,7 +65,7 @@ def improve(state: RematState, best: Found, rounds: int) -> Found:
         _relieve(state, best.over, draw)
         if _fits(state, best.over):
             keep_again(state, best.over, len(state.runs))
-        if _fits(state, best.over) and state.costs_us() < least_us - LESS_US:
+        if _fits(state, best.over) and state.costs_us() < least_us - effort.IMPROVEMENT_US:
             least_us = state.costs_us()
             unmeasured += 1
         else:
@@ -110,7 +103,7 @@ def squeeze(state: RematState, smallest: Found, rounds: int) -> Found:
         if not again:
             break
         worst = int(np.argmax(over + ledger.delta_bytes))
-        _drop(state, _nearest(again, worst, draw.choice(TAKEN_BACK), draw))
+        _drop(state, _nearest(again, worst, draw.choice(effort.NEIGHBOURHOOD_SIZES), draw))
         _relieve(state, over, draw)
         left = _lacking(state, over)
         if left < lacking:
@@ -119,7 +112,7 @@ def squeeze(state: RematState, smallest: Found, rounds: int) -> Found:
         else:
             ledger.undo(start)
             state.sender.forced = set(forced)
-        if unmeasured >= MEASURED_AFTER or (unmeasured and not lacking):
+        if unmeasured >= effort.MEASURE_AFTER or (unmeasured and not lacking):
             settle()
             if not lacking:
                 break
@@ -137,7 +130,8 @@ def _relieve(state: RematState, over: NDArray[np.int64], draw: random.Random) ->
     """Make room at prices that are off, so that other decisions are made than the last time."""
     # Runs with less workspace count down from -1.
     priced = (*state.ledger.movable, *range(-len(state.runs), 0))
-    drawn, least, width = draw.random, 1 - WHIM, (1 + WHIM) - (1 - WHIM)
+    noise = effort.PRICE_NOISE
+    drawn, least, width = draw.random, 1 - noise, (1 + noise) - (1 - noise)
     state.whims = {b: least + width * drawn() for b in priced}  # what uniform() is, in a third of the time
     state.relieve(over)
     state.whims = {}
@@ -157,7 +151,7 @@ def _drop(state: RematState, chosen: Sequence[Again]) -> None:
 def _settled(state: RematState) -> Found:
     """The decisions as they are measured; where that does not fit, with a little more room made."""
     state.most_again_us = math.inf
-    for _ in range(MOST_SETTLING):
+    for _ in range(effort.SETTLE_ROUNDS):
         state.sender.schedule()
         resided, over = state.measured()
         if over.max() <= 0:
@@ -214,7 +208,7 @@ def _take_back(state: RematState, draw: random.Random) -> bool:
     leaner = sorted(ledger.leaner)
     if not again and not sent and not leaner:
         return False
-    count = draw.choice(TAKEN_BACK)
+    count = draw.choice(effort.NEIGHBOURHOOD_SIZES)
     for run in draw.sample(leaner, min(draw.randrange(count + 1), len(leaner))):
         ledger.lean(run, None)
     if again and draw.random() < 0.5:
@@ -224,9 +218,9 @@ def _take_back(state: RematState, draw: random.Random) -> bool:
         chosen = draw.sample(again, min(count, len(again)))
     _drop(state, chosen)
     unhurried = state.sender.unhurried()
-    if unhurried and draw.random() < SWAPPED:
+    if unhurried and draw.random() < effort.SWAP_OFFLOAD_SHARE:
         # Others may be worth more of the link.
-        stays = draw.sample(unhurried, min(len(unhurried), draw.choice(TAKEN_BACK[:2])))
+        stays = draw.sample(unhurried, min(len(unhurried), draw.choice(effort.NEIGHBOURHOOD_SIZES[:2])))
         for buffer in stays:
             ledger.stay(buffer)
         state.sender.send((*draw.sample([b for b, _ in chosen], len(chosen)), *stays))

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from mbc.hardware.transfers import HostLink
 from mbc.ir.graph import Operation, TrainingGraph
+from mbc.optimize import effort
 from mbc.optimize.remat.apply_decisions import Decisions, rewrite
 from mbc.optimize.remat.fused_remat import AlongRuns
 from mbc.optimize.remat.live_bytes_ledger import Gap, Ledger
@@ -27,12 +28,6 @@ from mbc.optimize.schedule.in_place import in_place, taken_over, works_in_place
 from mbc.optimize.schedule.liveness import live_of
 from mbc.optimize.schedule.regions import Run
 
-# Values of less than this part of the room are always kept.
-SMALL_PART = 1 / 20_000
-# Making things again for longer than so many whole steps leads nowhere.
-MOST_AGAIN = 1.0
-# Of what is made again, some proves not to be needed: where so many times as long as another step allows is too little.
-WORTH_AGAIN = 1.5
 NOTHING_BYTES = np.iinfo(np.int64).min  # taken where nothing can be done
 
 
@@ -95,7 +90,7 @@ class RematState:
         self.means = means
         self.room_bytes = room_bytes
         self.runs = runs
-        self.small_bytes = int(room_bytes * SMALL_PART)
+        self.small_bytes = int(room_bytes * effort.ALWAYS_KEPT_SHARE)
         self._in_place = tuple(in_place(draft, self.runs, self._works))
         self.along = along
         self.ledger = Ledger(draft, self.runs, self.small_bytes, self._in_place, self.along)
@@ -106,7 +101,9 @@ class RematState:
         self._points = [points.get(launches[run.start].operations, ()) for run in self.runs]
         self.forbidden: set[tuple[int, int]] = set()  # values that are not to be made again before a run
         step_us = sum(run.time_us for run in self.runs)
-        self.most_again_us = min(MOST_AGAIN * step_us, WORTH_AGAIN * (known_us - step_us))
+        self.most_again_us = min(
+            effort.MAX_RECOMPUTED_STEPS * step_us, effort.RECOMPUTE_OVERSHOOT * (known_us - step_us)
+        )
 
     def go_on(self, start: Resided) -> None:
         self.ledger.undo(self.ledger.empty)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mbc.optimize.remat import greedy as residing
+from mbc.optimize import effort
 from mbc.optimize.remat.greedy import reside
 from mbc.optimize.remat.segment_remat import cut_into_segments
 from mbc.optimize.remat.state import RematState, Resided
@@ -46,7 +46,7 @@ def least(seed: int, part: float) -> tuple[Resided, float, int]:
 
 def test_segments_fit_where_choosing_gap_by_gap_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     with_segments = {seed: least(seed, 0.3) for seed in SEEDS}
-    monkeypatch.setattr(residing, "SEGMENT_PARTS", ())
+    monkeypatch.setattr(effort, "SEGMENT_SHARES", ())
     without = {seed: least(seed, 0.3) for seed in SEEDS}
     gained = 0
     for seed, (found, time_us, room_bytes) in with_segments.items():
