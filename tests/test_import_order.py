@@ -135,7 +135,10 @@ def circle(edges: Mapping[str, Sequence[str]]) -> list[str]:
         done.add(name)
         return []
 
-    return next((found for name in sorted(edges) if (found := walk(name, []))), [])
+    for name in sorted(edges):
+        if found := walk(name, []):
+            return found
+    return []
 
 
 def room(name: str) -> int:
