@@ -58,6 +58,8 @@ def reside(
 
 
 def _decide(state: RematState, work: int, start: Resided | None) -> Resided:
+    """Greedy choice, local search from there, and all sets of decisions where there are few. `work`, `start`: as for
+    `reside`."""
     best = state.measured()
     kept_over = best[1]
     if start is not None:
