@@ -1,3 +1,36 @@
-"""mbc: an ahead-of-time compiler for training convolutional networks under a hard GPU memory budget."""
+"""mbc: an ahead-of-time compiler for training convolutional networks under a hard GPU memory budget.
+
+Packages and files, lowest first: each imports only those before it (but `ir` and `plan`, which are split:
+`tests/test_import_order.py`).
+
+* `source`: source text and places in it
+* `errors`: errors that a user can act on: code, place, reason and remedy
+* `units`: sizes as people write and read them
+* `resources`: where templates, grammar and data lie, in a checkout and in a wheel
+* `options`: everything that a compilation can be told beside its source
+* `collection`: planning without searches for cyclic garbage
+* `provenance`: digests of the code that a result vouches for
+* `ir`: graphs of operations, and the passes over them
+* `ops`: what each operation means, its shapes and its gradient; the layers of the language
+* `frontend`: source text as a network
+* `hardware`: GPUs: datasheets, what this machine has, copies to and from the host
+* `kernels`: providers of kernels: what they accept, need and should take
+* `plan`: the plan: data model, file, independent verification
+* `codegen`: a plan as C++ and CUDA sources, and the library built of them
+* `runtime`: a package in use: on a GPU, or interpreted with NumPy
+* `profile`: measured times: SQLite files, interpolation and scaling
+* `measure`: benchmark harnesses: candidates run, checked and timed on a GPU
+* `analysis`: a plan beside the limits of the hardware
+* `optimize`: a training graph as a plan
+* `measuring`: the stage that measures what a plan needs before it is made
+* `compiler`: the driver: all stages from source to plan
+* `fit`: the largest mini-batch, and the time of a step, within budgets
+* `staircase`: what each technique contributes to a plan
+* `train`: the training loop: data, learning rate, checkpoints
+* `equivalence`: whether divided and fused steps compute what they must
+* `bench`: training steps of mbc, PyTorch and JAX in one run
+* `report`: what commands print, as text and JSON
+* `cli`: the command `mbc`
+"""
 
 __version__ = "0.1.0"

@@ -1,1 +1,14 @@
-"""`mbc bench`: a training step by mbc and by others, in one run, on the same data and with the same mathematics."""
+"""`mbc bench`: a training step by mbc and by others, in one run, on the same data and with the same mathematics.
+
+* `job`: what a contender is told, and what it answers
+* `race`: runs the contenders, each in a process of its own and alone on the GPU, and compares them
+* `contender`: the process of one contender
+* `recipe`: a network as other frameworks run it
+* `timing`: how long a step takes
+* `mbc_contender`: a package of mbc
+* `torch_contender`: PyTorch: eager, as a CUDA graph, or compiled
+* `torch_functions`: operations as functions of PyTorch
+* `torch_network`: a network as a PyTorch module
+* `jax_contender`: JAX: one jitted step with donated state
+* `jax_functions`: operations in JAX
+"""

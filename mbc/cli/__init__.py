@@ -2,6 +2,24 @@
 
 Exit codes: 0 done, 1 an error that the user can mend (MBCnnn on stderr), 2 wrong usage, 70 a bug in mbc, 130 Ctrl-C,
 143 SIGTERM.
+
+* `arguments`: arguments, help and examples of every command
+* `places`: what a user names: a source, a plan or a package
+* `terminal`: progress on stderr
+* `bug`: what is said of an unforeseen exception
+* `compile_command`: `mbc compile`
+* `fit_command`: `mbc fit`
+* `show_command`: `mbc show`
+* `diff_command`: `mbc diff`
+* `verify_command`: `mbc verify`
+* `check_command`: `mbc check`
+* `check_launches`: `mbc check --launches`
+* `train_command`: `mbc train`
+* `bench_command`: `mbc bench`
+* `profile_command`: `mbc profile`
+* `gpus_command`: `mbc gpus`
+* `doctor_command`: `mbc doctor`
+* `__main__`: `python -m mbc.cli`
 """
 
 from __future__ import annotations

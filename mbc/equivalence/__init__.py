@@ -1,1 +1,15 @@
-"""Whether dividing operations into micro-batches changes what a network computes: what `mbc check` asks."""
+"""Whether a plan computes what its network means, divided or fused as it is: what `mbc check` asks.
+
+* `variants`: one network compiled in several ways that must give the same step
+* `rule`: what may differ between the divided and the undivided step
+* `step`: one training step and one inference pass, and all that they give
+* `operations`: every divided operation by itself: slices against one call
+* `calls`: kernel calls of one operation, taken out of a plan
+* `launches`: every launch of a plan by itself, against float64
+* `deviation`: how far an output is from what it must be, in units of roundoff
+* `rounding_model`: how far correct rounding may take the outputs of a launch
+* `arithmetic`: what a launch must give, in float64: by NumPy or PyTorch
+* `in_torch`: float64 by PyTorch on a GPU
+* `torch_forms`: the meaning of operations on PyTorch's tensors
+* `torch_convolutions`: convolutions in float64 by PyTorch's GEMMs
+"""

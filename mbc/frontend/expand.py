@@ -10,8 +10,9 @@ from mbc.frontend import ast
 from mbc.frontend.arithmetic import merge
 from mbc.frontend.building import Building
 from mbc.frontend.evaluate import Evaluator
+from mbc.frontend.frame import Frame
 from mbc.frontend.functions import FUNCTIONS
-from mbc.frontend.names import Frame, Scope
+from mbc.frontend.names import Scope
 from mbc.frontend.near import suggest
 from mbc.frontend.values import Losses, Tensor, Worth, Written, describe
 from mbc.ir.types import DType

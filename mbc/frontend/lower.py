@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from mbc.errors import MbcError
 from mbc.frontend import ast
 from mbc.frontend.expand import Expansion
+from mbc.frontend.frame import Frame
 from mbc.frontend.functions import FUNCTIONS
-from mbc.frontend.names import Frame, Scope
+from mbc.frontend.names import Scope
 from mbc.frontend.near import suggest
 from mbc.frontend.parse import parse_setting
 from mbc.frontend.sections import AUTO, ENTRIES, OPTIMIZERS, read_sections

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from mbc.errors import MbcError
 from mbc.frontend import ast
 from mbc.frontend.evaluate import Evaluator
-from mbc.frontend.names import Frame
+from mbc.frontend.frame import Frame
 from mbc.frontend.near import suggest
 from mbc.frontend.pytorch import Place
 from mbc.frontend.settings import Given, check, check_names

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 from mbc.errors import MbcError
 from mbc.frontend import ast
+from mbc.frontend.frame import Frame
 from mbc.frontend.functions import FUNCTIONS
-from mbc.frontend.names import Frame
 from mbc.frontend.near import suggest
 from mbc.frontend.pytorch import Place
 from mbc.frontend.values import Written

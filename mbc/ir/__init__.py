@@ -1,1 +1,10 @@
-"""Graphs of operations: a network as it is written, and the training step that is made of it (`graph`, `training`)."""
+"""Graphs of operations: a network as it is written, and the training step that is made of it.
+
+* `types`: element types, layouts and tensor types
+* `graph`: the whole intermediate representation, on one page
+* `control`: the control block: what changes from step to step
+* `text`: readable text of a graph
+* `build`: appends operations, with shape inference and unique names
+* `verify`: checks a graph between passes
+* `transforms`: the passes, one a file
+"""

@@ -1,4 +1,16 @@
-"""Every source of kernels for a GPU, in the order that settles ties of time."""
+"""Every source of kernels for a GPU, in the order that settles ties of time.
+
+* `base`: the interface of providers: requests, candidates, acceptance
+* `calibration`: estimated times: a roofline fitted to a measured GPU
+* `cudnn`: the provider `cudnn`: the graph API
+* `cudnn_convolution`: its convolutions
+* `cudnn_statistics`: its convolutions with batch statistics in the epilogue
+* `statistics`: launches with batch statistics in the epilogue, of any provider
+* `cudnn_legacy`: the provider of cuDNN's legacy API: FFT and Winograd
+* `cublaslt`: the provider `cublaslt`: linear layers and pointwise convolutions as GEMMs
+* `cuda`: the provider `mbc`: the project's own CUDA kernels
+* `interpreter`: the provider of plans that only the interpreter runs
+"""
 
 from __future__ import annotations
 

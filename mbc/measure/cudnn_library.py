@@ -1,4 +1,4 @@
-"""cuDNN's backend API through ctypes: finding the library, and descriptors as Python objects.
+"""cuDNN's backend API through ctypes: calls, and descriptors as Python objects.
 
 The backend API has five calls (create, set attribute, finalize, get attribute, execute) over typed descriptors; see
 NVIDIA, "cuDNN Backend API", https://docs.nvidia.com/deeplearning/cudnn/backend/latest/.
@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 from mbc.errors import MbcError
+from mbc.hardware.cudnn import load_cudnn
 from mbc.measure.cudnn_constants import Constant
 
 _CTYPES: dict[int, Any] = {
@@ -29,24 +29,6 @@ _CTYPES: dict[int, Any] = {
 
 class CudnnRefusal(MbcError):
     """cuDNN answered a call with an error (MBC079): often only that it has no engine for what was asked."""
-
-
-def library_folders() -> Iterator[Path]:
-    """Folders that may hold libcudnn.so.9: those of pip's `nvidia-cudnn` package, wherever Python looks."""
-    for entry in sys.path:
-        folder = Path(entry or ".") / "nvidia" / "cudnn" / "lib"
-        if folder.is_dir():
-            yield folder
-
-
-def _preload(site: Path) -> None:
-    """Load what cuDNN opens by name only (cuBLASLt, NVRTC) from pip's packages; a system copy serves as well."""
-    for pattern in ("*/lib/libcublas.so.*", "*/lib/libcublasLt.so.*", "*/lib/libnvrtc.so.*"):
-        for path in sorted(site.glob(pattern)):
-            try:
-                ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
-            except OSError:
-                continue  # libcublas needs libcublasLt, which comes next: cuDNN will say what it misses
 
 
 class Library:
@@ -73,20 +55,8 @@ class Library:
 
     @staticmethod
     def load() -> Library:
-        """The first cuDNN 9 of pip's packages, else the system's; MBC078 when there is none."""
-        for folder in library_folders():
-            _preload(folder.parent.parent)
-            try:
-                return Library(ctypes.CDLL(str(folder / "libcudnn.so.9"), mode=ctypes.RTLD_GLOBAL))
-            except OSError:
-                continue
-        try:
-            return Library(ctypes.CDLL("libcudnn.so.9", mode=ctypes.RTLD_GLOBAL))
-        except OSError as error:
-            raise MbcError(
-                "MBC078", "cuDNN 9 was not found", "install the package 'nvidia-cudnn-cu13' or put libcudnn.so.9 on "
-                "the library path"
-            ) from error  # fmt: skip
+        """`load_cudnn`; MBC078 when there is none."""
+        return Library(load_cudnn())
 
     def call(self, function: str, *arguments: object) -> None:
         """Call `function`; MBC079 with cuDNN's own words when it fails."""

@@ -1,4 +1,27 @@
-"""Every kind of operation and every layer of the language, collected from the files of this folder."""
+"""Every kind of operation and every layer of the language, collected from the files of this folder.
+
+* `base`: what an operation and a layer are
+* `activation`: elementwise operations
+* `bias`: biases of convolutions and linear layers
+* `control`: the control block as the interpreter sees it
+* `convolution`: convolutions: three passes, and transposed
+* `erf`: the error function in float64
+* `fused`: several operations as one
+* `im2col`: grouped convolutions as GEMMs
+* `initial`: how the language names the start of a weight
+* `loss`: losses and their weighted sum
+* `matrix`: linear layers and changes of element type
+* `normalization`: batch normalisation in two phases
+* `pooling`: max and average pooling
+* `products`: matrix products whose rounding errors stay small
+* `random`: dropout from a counter-based generator
+* `response`: local response normalisation
+* `rounding`: rounding to stored types and to TF32
+* `shape`: upsampling, concatenation, flattening
+* `signs`: relu's gradient by ReLU bit masks
+* `update`: whether a step counts, and the new parameters
+* `window`: geometry of sliding windows
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,12 @@
-"""From a training graph to a plan: choose -> order -> place -> synchronise -> simulate, with `search` as the loop."""
+"""From a training graph to a plan. `search` is the loop; the packages, lowest first:
+
+* `effort`: the tuning constants of the search, each with meaning, unit and decision
+* `candidates`: what could run each operation, and how it could be divided
+* `fusion`: which operations run as one launch
+* `selection`: kernels, layouts and workspaces of all operations, chosen together
+* `schedule`: launches, their order, streams and waits, and their predicted time
+* `placement`: addresses of buffers
+* `remat`: what is kept, recomputed or offloaded, to fit a budget
+* `bounds`: what no plan can beat
+* `search`: the loop over all of these
+"""

@@ -1,1 +1,22 @@
-"""A plan: what it says (`model`), its file, what is told from it alone. `verify` shares nothing with the search."""
+"""A plan: data model, file, and what is told from it alone. `verify` shares nothing with the search.
+
+* `model`: the plan
+* `schema`: the layout of a plan file
+* `encode`: a plan as JSON values
+* `decode`: JSON values as a plan, checked
+* `records`: strict reading of JSON values
+* `file`: plan files
+* `group`: what a launch runs, as one operation
+* `kernel_call`: a launch as providers see it
+* `verify`: the independent check of a plan
+* `execution`: symbolic execution: which value every byte holds
+* `occupancy`: who wrote the bytes of a space last
+* `demand`: what a graph demands of a launch
+* `kernels`: whether the kernels of a plan exist and accept their operands
+* `prefetch`: device memory for the inputs of the next step
+* `live`: live bytes at each launch, by kind
+* `memory`: bytes by kind, launch by launch
+* `techniques`: what a program recomputes, offloads and divides
+* `summary`: a plan operation by operation
+* `diff`: what differs between two plans
+"""

@@ -17,6 +17,11 @@ OLDEST_SCHEMA_VERSION = 3  # that can be read: it knows no stream `beside`
 ALIGNMENT_BYTES = 256
 
 
+def aligned(size_bytes: int) -> int:
+    """`size_bytes` rounded up to the alignment of buffers."""
+    return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
 class Space(StrEnum):
     """Where a buffer lies."""
 

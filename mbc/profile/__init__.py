@@ -1,1 +1,15 @@
-"""."""
+"""Measured times of one GPU with one cuDNN: SQLite files, and what they say of other sizes.
+
+* `model`: a profile as planning sees it
+* `signature`: a request as text
+* `schema`: the tables of a profile's file
+* `read`: a profile from its file
+* `writer`: adding to a profile's file
+* `locate`: where profiles lie, the bundled ones too, and which of them is good for a GPU
+* `edit`: profiles merged and reduced
+* `diff`: what differs between two profiles
+* `interpolate`: times between measured micro-batch sizes
+* `scale`: times of fewer rows from a larger size
+* `kernel_editions`: measurements of earlier editions of mbc's own kernels
+* `measured_workspace`: workspaces that kernels were measured with
+"""

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from mbc.errors import MbcError
+from mbc.hardware.cudnn import installed_cudnn
 from mbc.hardware.spec import DeviceSpec
 from mbc.hardware.target import LocalGpu, local_gpus
-from mbc.measure.cudnn_library import Library
 from mbc.profile.edit import merged
 from mbc.profile.model import Profile, version_text
 from mbc.profile.read import read_profile
@@ -98,14 +98,6 @@ def staleness(profile: Profile, device: DeviceSpec, here: LocalGpu | None) -> st
     if installed and installed // 100 != profile.cudnn // 100:
         return f"was measured with cuDNN {version_text(profile.cudnn)}, here is {version_text(installed)}"
     return ""
-
-
-def installed_cudnn() -> int:
-    """Version number of the cuDNN that can be loaded here; 0 where none can."""
-    try:
-        return Library.load().version
-    except MbcError:
-        return 0
 
 
 def _noted(profile: Profile, here: LocalGpu | None) -> Profile:

@@ -1,1 +1,17 @@
-"""What commands print: text and JSON of plans, profiles and results. Nothing here decides anything."""
+"""What commands print: text and JSON of plans, profiles and results. Nothing here decides anything.
+
+* `columns`: plain-text tables
+* `tables`: tables of a plan
+* `page`: `mbc show`
+* `documents`: JSON of `mbc show` and `mbc diff`
+* `memory`: memory of a program as a curve in text
+* `techniques`: what a plan recomputes, offloads and divides
+* `roofline`: `mbc show --roofline`
+* `staircase`: `mbc show --staircase`
+* `differences`: `mbc diff`
+* `fit`: `mbc fit`
+* `equivalence`: `mbc check`
+* `launches`: `mbc check --launches`
+* `profiles`: `mbc profile list` and `mbc profile diff`
+* `bench`: `mbc bench`
+"""

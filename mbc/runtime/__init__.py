@@ -1,1 +1,29 @@
-"""A package in use: `module` is what a user holds; `cuda` runs its plan on a GPU, `cpu` interprets it with NumPy."""
+"""A package in use: `module` is what a user holds; `cuda` runs its plan on a GPU, `cpu` interprets it with NumPy.
+
+* `module`: a compiled network that trains and predicts
+* `opening`: a module's plan and the machine that runs it
+* `machine`: what a module needs of that machine
+* `cuda`: a GPU
+* `cpu`: NumPy, in one array of exactly the arena's size
+* `driver`: PyCUDA: the driver and a context
+* `library`: a package's shared library, through ctypes
+* `nvml`: how much of a GPU's memory is in use
+* `usage`: what this process took of it
+* `pinned`: pinned host memory
+* `feeding`: inputs into the arena of a GPU
+* `transfers`: order of launches of several streams in the interpreter
+* `shadow`: who owns each byte: the interpreter's check
+* `arguments`: arguments of a module's calls other than arrays
+* `arrays`: what users pass: NumPy, DLPack, `__cuda_array_interface__`
+* `dlpack`: DLPack
+* `formats`: how elements are stored
+* `initial`: what states hold before the first step
+* `loss`: the number that a step returns
+* `metrics`: what a step reports beside it
+* `output`: an output left in a GPU's memory
+* `places`: where a user's values lie in a plan
+* `weights`: what a module keeps in a checkpoint
+* `checkpoint`: checkpoints in the safetensors format
+* `replace`: files that appear whole or not at all
+* `turns`: who may call a module, and when
+"""

@@ -1,1 +1,11 @@
-"""Training a module on data: where batches come from, the learning rate, the loop, checkpoints that resume."""
+"""Training a module on data: where batches come from, the learning rate, the loop, checkpoints that resume.
+
+* `loop`: epochs of steps, test accuracy, checkpoints
+* `schedule`: the learning rate
+* `data`: where the rows of an epoch come from
+* `loader`: batches from a Python function
+* `inputs`: arrays of a data set as inputs of a network
+* `accuracy`: how often a network is right
+* `checkpoint`: checkpoints that a training resumes from
+* `divergence`: when a training is past saving
+"""

@@ -15,7 +15,7 @@ import pytest
 
 from mbc.compiler import compile_plan
 from mbc.ir.types import DType
-from mbc.optimize.search.concurrent_stream import MOST_BYTES
+from mbc.optimize.effort import CONCURRENT_MAX_ARENA
 from mbc.options import Options
 from mbc.plan.file import dump_plan, load_plan
 from mbc.plan.model import Plan, Stream
@@ -57,7 +57,7 @@ every_plan = pytest.mark.parametrize(("name", "precision"), [p for kind in PRECI
 def most_bytes(plan: Plan) -> float:
     """Of the arena. What launches beside others touch lasts longer."""
     beside = any(launch.stream is Stream.BESIDE for launch in plan.train.launches)
-    return (MOST_BYTES if beside else 1) * ARENA_OVER_LIVE * plan.bounds.live_bytes
+    return (CONCURRENT_MAX_ARENA if beside else 1) * ARENA_OVER_LIVE * plan.bounds.live_bytes
 
 
 @every_plan

@@ -9,6 +9,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from mbc.errors import MbcError
+from mbc.hardware.cudnn import library_folders
 from mbc.hardware.spec import find_spec
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import Request
@@ -17,7 +18,7 @@ from mbc.kernels.cudnn_convolution import least_bytes
 from mbc.kernels.cudnn_statistics import sums_bytes
 from mbc.measure.cudnn_constants import Constant
 from mbc.measure.cudnn_engines import ConvolutionGraph, Device, refusal, strides
-from mbc.measure.cudnn_library import CudnnRefusal, Library, library_folders
+from mbc.measure.cudnn_library import CudnnRefusal, Library
 from mbc.ops.convolution import Convolution
 from mbc.resources import data_text
 from tests.kernels.statistics import with_statistics
@@ -73,7 +74,7 @@ def test_missing_library(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*arguments: object, **options: object) -> None:
         raise OSError("no such file")
 
-    monkeypatch.setattr("mbc.measure.cudnn_library.library_folders", lambda: iter(()))
+    monkeypatch.setattr("mbc.hardware.cudnn.library_folders", lambda: iter(()))
     monkeypatch.setattr("ctypes.CDLL", missing)
     with pytest.raises(MbcError, match="cuDNN 9 was not found") as caught:
         Library.load()

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from mbc.hardware.cudnn import library_folders
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import LAYOUT_CODES, Candidate, Request
 from mbc.kernels.cudnn_legacy import ALGORITHMS, MATHS
 from mbc.measure.cudnn_legacy import legacy_candidates
-from mbc.measure.cudnn_library import Library, library_folders
+from mbc.measure.cudnn_library import Library
 from mbc.ops.convolution import Convolution
 from mbc.ops.matrix import Linear
 from tests.codegen.fakes import compile_fakes

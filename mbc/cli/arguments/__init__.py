@@ -1,4 +1,12 @@
-"""Every command's arguments, help and examples. What a command does is imported when it runs: help is instant."""
+"""Every command's arguments, help and examples. What a command does is imported when it runs: help is instant.
+
+* `groups`: arguments that several commands share, and the options that they make
+* `machine`: commands about GPUs and profiles
+* `planning`: commands that make plans and look at them
+* `running`: commands that take steps
+* `parser`: argparse with short errors
+* `types`: types of arguments, each with a message that says what is wanted
+"""
 
 from __future__ import annotations
 

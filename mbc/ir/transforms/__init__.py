@@ -1,1 +1,9 @@
-"""."""
+"""Passes over graphs, one a file.
+
+* `training_step`: network -> training graph: precision, backward pass, update, inference graph
+* `reverse_mode`: reverse-mode differentiation
+* `expand`: operations of a network, in the types of a precision
+* `commute_relu_pool`: max pooling and relu, backwards in the order that moves fewer bytes
+* `concat_statistics`: batch statistics of a concatenation from those of its parts
+* `relu_masks`: relu's gradient by ReLU bit masks in the place of relu's output
+"""

@@ -1,4 +1,14 @@
-"""The provider `mbc`: the project's own CUDA kernels, whose sources are templates/kernels."""
+"""The provider `mbc`: the project's own CUDA kernels, whose sources are templates/kernels.
+
+* `base`: what a kernel of this provider declares
+* `pointwise`: elementwise operations, losses, conversions
+* `norm`: batch normalisation and channelwise reductions
+* `pool`: pooling
+* `conv`: convolutions and their fusions
+* `fp32_emulated`: fp32 by three fp16 tensor-core products
+* `fused`: fused operations of batch normalisation, relu and concatenation
+* `update`: the optimizer and multi-tensor launches
+"""
 
 from __future__ import annotations
 

@@ -19,17 +19,14 @@ from dataclasses import dataclass
 
 from mbc.ir.graph import Operation, Role
 from mbc.ops import KINDS
+from mbc.optimize import effort
 from mbc.optimize.bounds.fused_remat_terms import Both, extras_of
 from mbc.optimize.candidates.table import CandidateTable, least_workspace_bytes
 from mbc.optimize.fusion.horizontal import is_gathered
 from mbc.optimize.fusion.select_groups import Group, all_groups
-from mbc.optimize.remat.greedy import Means
+from mbc.optimize.remat.state import Means
 from mbc.optimize.schedule.emit_launches import updates_early
-from mbc.optimize.schedule.liveness import aligned
-from mbc.plan.model import Stream
-
-# Operations that are looked at, spread evenly over the step: each gives a bound, the best of them counts.
-LOOKED_AT = 64
+from mbc.plan.model import Stream, aligned
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +48,8 @@ def within_us(table: CandidateTable, means: Means, room_bytes: int, fastest_us: 
         for i, op in enumerate(step.operations)
         if not (means.split and KINDS[op.kind].divisible) and op.name not in step.grouped and not is_gathered(op)
     ]
-    places = sorted({possible[i * len(possible) // LOOKED_AT] for i in range(LOOKED_AT) if possible})
+    count = effort.BUDGET_BOUND_POSITIONS
+    places = sorted({possible[i * len(possible) // count] for i in range(count) if possible})
     best_us = fastest_us
     for place in places:
         kept, needed_bytes = step.at(place)

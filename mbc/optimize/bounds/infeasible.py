@@ -7,7 +7,7 @@ from mbc.ir.graph import Operation, Role
 from mbc.ir.types import Precision
 from mbc.ops import KINDS
 from mbc.optimize.candidates.table import CandidateTable
-from mbc.optimize.schedule.liveness import aligned
+from mbc.plan.model import aligned
 from mbc.units import show_apart, show_enough, show_size
 
 _WIDE = frozenset({Precision.FP32, Precision.TF32})

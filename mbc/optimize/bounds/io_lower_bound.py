@@ -16,10 +16,7 @@ from dataclasses import dataclass, field
 
 from mbc.ir.graph import Operation, TrainingGraph
 from mbc.ops import KINDS
-
-# Operations that a sweep looks back to make a value again; what is further away is read. 30 find the optimum of a
-# ResNet, and all but 0.3 % of a DenseNet's; more makes the program of a network of 2,500 layers slow to solve.
-REACH = 50
+from mbc.optimize import effort
 
 
 def fewest_bytes(graph: TrainingGraph) -> int:
@@ -139,7 +136,7 @@ def _within(step: _Step, roots: Sequence[str]) -> tuple[dict[str, tuple[str, ...
     while pending:
         name = pending.popleft()
         operands = step.makes.get(name)
-        if operands is None or (len(made) >= REACH + len(roots) and name not in roots):
+        if operands is None or (len(made) >= effort.IO_BOUND_REACH + len(roots) and name not in roots):
             continue
         made[name] = operands
         for operand in operands:

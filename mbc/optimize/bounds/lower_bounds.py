@@ -13,8 +13,7 @@ from mbc.optimize.candidates.table import CandidateTable, least_workspace_bytes
 from mbc.optimize.fusion.horizontal import is_gathered
 from mbc.optimize.fusion.select_groups import all_groups, groups_of, kept, possible_groups
 from mbc.optimize.remat.fused_remat import alongs_of
-from mbc.optimize.schedule.liveness import aligned
-from mbc.plan.model import Buffer, Program, Stream
+from mbc.plan.model import Buffer, Program, Stream, aligned
 
 KERNEL_STREAMS = (Stream.COMPUTE, Stream.BESIDE)
 

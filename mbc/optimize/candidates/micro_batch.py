@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from mbc.errors import MbcError
-from mbc.optimize.candidates.table import MOST_STEPS, SLICE_ALIGNMENT_BYTES, CandidateTable
+from mbc.optimize import effort
+from mbc.optimize.candidates.table import SLICE_ALIGNMENT_BYTES, CandidateTable
 
 
 def check_micro_batch(table: CandidateTable) -> None:
@@ -18,12 +19,12 @@ def check_micro_batch(table: CandidateTable) -> None:
         )
     if rows in (0, graph.batch):
         return
-    if rows * MOST_STEPS < graph.batch:
+    if rows * effort.MAX_MICRO_BATCHES < graph.batch:
         raise MbcError(
             "MBC205",
-            f"--micro-batch {rows} makes {-(-graph.batch // rows)} calls of one convolution; at most {MOST_STEPS} are "
-            "possible",
-            f"give at least {-(-graph.batch // MOST_STEPS)}",
+            f"--micro-batch {rows} makes {-(-graph.batch // rows)} calls of one convolution; at most "
+            f"{effort.MAX_MICRO_BATCHES} are possible",
+            f"give at least {-(-graph.batch // effort.MAX_MICRO_BATCHES)}",
         )
     apart = [(o, table.aligned_rows(o)) for o in graph.train if table.divisible(o)]
     apart = [(operation, least) for operation, least in apart if rows % least]

@@ -17,9 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbc.kernels.base import Candidate
+from mbc.optimize import effort
 
-# A division that gains less than this over the whole operation may as well lose: measurements differ by as much.
-WORTH_DIVIDING = 1.01
 _SAME = 1 + 1e-9  # two sums of the same times, added up in another order
 
 
@@ -96,7 +95,7 @@ def worthwhile(front: Menu, whole: Menu) -> Menu:
 
     def gains(point: Point) -> bool:
         alone_us = min((w.time_us for w in whole if w.workspace_bytes <= point.workspace_bytes), default=math.inf)
-        return point.time_us * WORTH_DIVIDING < alone_us
+        return point.time_us * effort.DIVISION_GAIN < alone_us
 
     found: list[Point] = []
     divided = [point for point in front if len(point.slices) > 1 and gains(point)]

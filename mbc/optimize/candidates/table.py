@@ -20,6 +20,7 @@ from mbc.kernels.statistics import WITH_STATISTICS
 from mbc.ops.base import NoAttributes
 from mbc.ops.convolution import Convolution
 from mbc.ops.fused import Fused, kind_of, names_of
+from mbc.optimize import effort
 from mbc.optimize.candidates.pareto import Menu, fixed, menu, worthwhile
 from mbc.optimize.candidates.scale_rows import LargerSizes
 from mbc.options import Policy
@@ -29,7 +30,6 @@ from mbc.profile.model import Profile
 Repeaters = frozenset[str]  # names of kernels
 Menus = Mapping[tuple[Layout, ...], Menu]  # by layouts of the operands
 _Asked = tuple[Request, Repeaters]
-MOST_STEPS = 1 << 14  # into which a mini-batch is divided: no division of more calls is worth its launches
 SLICE_ALIGNMENT_BYTES = 16  # of every operand of a slice: what candidates were measured with
 
 
@@ -244,7 +244,7 @@ class CandidateTable:
         alignment leave of smaller ones. A mini-batch of many rows is divided in steps of several, so that what is
         searched does not grow with it."""
         batch = self.graph.batch
-        step = 1 << max(0, (batch - 1).bit_length() - MOST_STEPS.bit_length() + 1)
+        step = 1 << max(0, (batch - 1).bit_length() - effort.MAX_MICRO_BATCHES.bit_length() + 1)
         if self.rules.policy is Policy.UNDIVIDED or batch % step:
             return (batch,)
         if self.rules.policy is Policy.ALL:

@@ -1,1 +1,6 @@
-"""."""
+"""Addresses: every buffer in the arena or in host memory.
+
+* `addresses`: addresses of the buffers of a draft
+* `allocate`: offsets of blocks: greedy, skyline, annealing, CP-SAT
+* `skyline`: blocks placed from the bottom up
+"""

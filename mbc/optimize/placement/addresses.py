@@ -9,8 +9,8 @@ from mbc.errors import MbcError
 from mbc.optimize.placement.allocate import place, place_around
 from mbc.optimize.schedule.cross_stream_liveness import one_after_the_other
 from mbc.optimize.schedule.emit_launches import Draft
-from mbc.optimize.schedule.liveness import aligned, blocks, owners, peak_bytes
-from mbc.plan.model import Space
+from mbc.optimize.schedule.liveness import blocks, owners, peak_bytes
+from mbc.plan.model import Space, aligned
 from mbc.units import show_apart, show_enough
 
 

@@ -15,29 +15,12 @@ from itertools import pairwise
 
 import numpy as np
 
+from mbc.optimize import effort
 from mbc.optimize.placement.skyline import fill_up
 from mbc.optimize.schedule.liveness import Block, live_bytes, peak_bytes
 from mbc.plan.model import ALIGNMENT_BYTES
 
-# A placement this close to its bound is not worth more search.
-GOOD_ENOUGH = 1.001
-# Annealing: most rounds, rounds times blocks squared, and by how much of the bound a round may be worse at the start.
-ANNEAL_ROUNDS = 8000
-ANNEAL_WORK = 60_000_000
-ANNEAL_START = 0.002
-FEWEST_ROUNDS = 2000  # that are worth the trouble
-# What greedy leaves above this is worth asking CP-SAT, for as many blocks as it answers for within seconds.
-WORTH_PROVING = 1.005
-CP_SAT_BLOCKS = 60
-TIGHT_PART = 0.6  # of the bound: blocks that are never alive beside so much are left out of the proof
-PROOF_EFFORT = 1.0  # in CP-SAT's deterministic time
 HIGHEST_BYTES = np.iinfo(np.int64).max
-# Blocks smaller than the bound over so many fill the gaps that others leave; the latter are annealed.
-SMALL_BLOCKS = (2000, 20_000)
-# Rounds from the bottom up, where it is only asked whether that fits.
-QUICK_ROUNDS = 8
-# Blocks times orders that greedy may look at; bigger programs try fewer orders, the one that is placed fast first.
-GREEDY_WORK = 40_000
 
 _ORDERS: tuple[Callable[[Block], tuple[int, ...]], ...] = (
     lambda b: (-b.size_bytes, b.start - b.stop, b.start),
@@ -55,8 +38,8 @@ def place(blocks: Sequence[Block], enough_bytes: int = 0, thorough: bool = True)
     if not blocks:
         return [], 0
     bound, _ = peak_bytes(blocks)
-    good = max(int(bound * GOOD_ENOUGH), enough_bytes)
-    affordable = GREEDY_WORK // len(blocks)
+    good = max(int(bound * effort.PLACEMENT_GOOD_ENOUGH), enough_bytes)
+    affordable = effort.GREEDY_PLACEMENT_WORK // len(blocks)
     if affordable >= len(_ORDERS):
         orders = _ORDERS if thorough else _ORDERS[:1]
     else:
@@ -81,8 +64,8 @@ def fit_within(blocks: Sequence[Block], room_bytes: int) -> list[int] | None:
     offsets, reached = _greedy(blocks, order, most_bytes=room_bytes + 1)
     if reached <= room_bytes:
         return offsets
-    large = [i for i in order if blocks[i].size_bytes * SMALL_BLOCKS[0] >= room_bytes]
-    for places in fill_up([blocks[i] for i in large], room_bytes, QUICK_ROUNDS):
+    large = [i for i in order if blocks[i].size_bytes * effort.SMALL_BLOCK_DIVISORS[0] >= room_bytes]
+    for places in fill_up([blocks[i] for i in large], room_bytes, effort.SKYLINE_QUICK_ROUNDS):
         offsets, reached = place_around(blocks, dict(zip(large, places, strict=True)), room_bytes + 1)
         if reached <= room_bytes:
             return offsets
@@ -108,21 +91,21 @@ def _improved(
         return place_around(blocks, dict(zip(chosen, places, strict=True)), height)
 
     large: list[int] = []
-    for count in SMALL_BLOCKS:
+    for count in effort.SMALL_BLOCK_DIVISORS:
         before, large = large, [i for i in order if blocks[i].size_bytes * count >= bound]
         for places in fill_up([blocks[i] for i in large], good) if large != before else ():
             offsets, height = min((offsets, height), filled(large, places), key=lambda found: found[1])
             if height <= good:
                 return offsets, height
-    if large and len(large) ** 2 * FEWEST_ROUNDS <= ANNEAL_WORK:
+    if large and len(large) ** 2 * effort.ANNEAL_MIN_ROUNDS <= effort.ANNEAL_WORK:
         chosen = [blocks[i] for i in large]
         start, reached = _lowest_first(chosen, range(len(chosen)))
         places, _ = _anneal(chosen, start, reached, list(range(len(chosen))), bound, good)
         offsets, height = min((offsets, height), filled(large, places), key=lambda found: found[1])
-    if height > max(bound * WORTH_PROVING, good):
-        tight = _alive_when_full(blocks, int(TIGHT_PART * bound), range(len(blocks)))
-        by_size = sorted(tight, key=lambda i: (-blocks[i].size_bytes, i))[:CP_SAT_BLOCKS]
-        found = _exact([blocks[i] for i in by_size], bound, height - 1, PROOF_EFFORT)
+    if height > max(bound * effort.EXACT_PLACEMENT_GAP, good):
+        tight = _alive_when_full(blocks, int(effort.EXACT_PLACEMENT_TIGHT_SHARE * bound), range(len(blocks)))
+        by_size = sorted(tight, key=lambda i: (-blocks[i].size_bytes, i))[: effort.EXACT_PLACEMENT_MAX_BLOCKS]
+        found = _exact([blocks[i] for i in by_size], bound, height - 1, effort.EXACT_PLACEMENT_DETERMINISTIC_TIME)
         if found is not None:
             offsets, height = min((offsets, height), filled(by_size, found), key=lambda found: found[1])
     return offsets, height
@@ -191,7 +174,7 @@ def _anneal(
     Seeded and counted in placements, never in seconds: the same blocks get the same offsets.
     """
     draw = random.Random(0)
-    rounds = min(ANNEAL_ROUNDS, ANNEAL_WORK // len(blocks) ** 2)
+    rounds = min(effort.ANNEAL_MAX_ROUNDS, effort.ANNEAL_WORK // len(blocks) ** 2)
     best, best_height = offsets, height
     for done in range(rounds):
         if best_height <= good:
@@ -199,7 +182,7 @@ def _anneal(
         moved = list(order)
         moved.insert(draw.randrange(len(order)), moved.pop(draw.randrange(len(order))))
         offsets, reached = _lowest_first(blocks, moved)
-        tolerated = bound * ANNEAL_START * (1 - done / rounds)
+        tolerated = bound * effort.ANNEAL_START_TOLERANCE * (1 - done / rounds)
         if reached <= height or draw.random() < math.exp((height - reached) / max(tolerated, 1.0)):
             order, height = moved, reached
         if reached < best_height:

@@ -14,16 +14,11 @@ from heapq import heappop, heappush
 
 import numpy as np
 
+from mbc.optimize import effort
 from mbc.optimize.schedule.liveness import Block, peak_bytes
 
-# Rounds times blocks that are placed, and most rounds.
-PLACED_WORK = 60_000
-MOST_ROUNDS = 200
-# By how much what is too high, and anything, comes earlier in the next round, at most.
-EARLIER, ANY_EARLIER = 2.5, 1.02
 
-
-def fill_up(blocks: Sequence[Block], good: int, most_rounds: int = MOST_ROUNDS) -> Iterator[list[int]]:
+def fill_up(blocks: Sequence[Block], good: int, most_rounds: int = effort.SKYLINE_MAX_ROUNDS) -> Iterator[list[int]]:
     """Offsets of the blocks, those of each round that reaches at most `good` or lower than all before.
 
     Seeded and counted in rounds, never in seconds: the same blocks get the same offsets.
@@ -34,7 +29,7 @@ def fill_up(blocks: Sequence[Block], good: int, most_rounds: int = MOST_ROUNDS) 
     draw = np.random.default_rng(0)
     ranks = [lives, lives * sizes, sizes.astype(float)]
     lowest = 0
-    for number in range(max(1, min(most_rounds, PLACED_WORK // len(blocks)))):
+    for number in range(max(1, min(most_rounds, effort.SKYLINE_WORK // len(blocks)))):
         rank = ranks[number % len(ranks)]
         order: list[int] = np.argsort(-rank, kind="stable").tolist()
         offsets = np.zeros(len(blocks), np.int64)
@@ -45,8 +40,8 @@ def fill_up(blocks: Sequence[Block], good: int, most_rounds: int = MOST_ROUNDS) 
             lowest = min(reached, lowest) if number else reached
             yield offsets.tolist()
         high = tops > enough
-        rank[high] *= draw.uniform(1.0, EARLIER, int(high.sum()))
-        rank *= draw.uniform(1 / ANY_EARLIER, ANY_EARLIER, len(rank))
+        rank[high] *= draw.uniform(1.0, effort.SKYLINE_HIGH_PROMOTION, int(high.sum()))
+        rank *= draw.uniform(1 / effort.SKYLINE_ANY_PROMOTION, effort.SKYLINE_ANY_PROMOTION, len(rank))
 
 
 def _filled(blocks: Sequence[Block]) -> list[int]:

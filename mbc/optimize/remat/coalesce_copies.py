@@ -13,17 +13,15 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from mbc.optimize import effort
 from mbc.optimize.remat.live_bytes_ledger import Ledger
 from mbc.optimize.remat.offload import Sender
 from mbc.plan.model import Stream
 
-# Of the room: what is left for workspaces, and for addresses to be found.
-LEFT_PART = 0.1
-
 
 def convoys(sender: Sender, ledger: Ledger, over_bytes: NDArray[np.int64], room_bytes: int) -> None:
     """List copies anew; `over_bytes`: by how much each run exceeds the room but for what is in the ledger's delta."""
-    over_bytes = over_bytes + int(LEFT_PART * room_bytes)  # of what may be filled
+    over_bytes = over_bytes + int(effort.COALESCE_SPARE_SHARE * room_bytes)  # of what may be filled
     _come_together(sender, ledger, over_bytes)
     _leave_together(sender, ledger, over_bytes)
 

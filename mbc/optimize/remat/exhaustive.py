@@ -7,12 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from mbc.optimize import effort
 from mbc.optimize.remat.apply_decisions import Decisions
 from mbc.optimize.remat.live_bytes_ledger import Gap, Ledger
-
-# All sets of so few gaps are looked at, and of those that are faster so many are measured.
-PROVED_GAPS = 12
-PROVED_SETS = 1000
 
 
 def fastest_first(ledger: Ledger, over: NDArray[np.int64], limit_us: float) -> Sequence[Decisions]:
@@ -22,7 +19,7 @@ def fastest_first(ledger: Ledger, over: NDArray[np.int64], limit_us: float) -> S
     for position in np.flatnonzero(over > 0):
         found = (ledger.gap(b, int(position)) for b in ledger.movable if ledger.can_repeat(b))
         gaps |= dict.fromkeys(gap for gap in found if gap is not None)
-        if len(gaps) > PROVED_GAPS:
+        if len(gaps) > effort.EXHAUSTIVE_GAPS:
             return ()
     # What is made first may be needed to make the others.
     ordered = sorted(gaps, key=lambda gap: (-gap.after, gap.before, gap.buffer))
@@ -41,4 +38,4 @@ def fastest_first(ledger: Ledger, over: NDArray[np.int64], limit_us: float) -> S
         ledger.undo(start)
 
     extend(0)
-    return [decisions for _, decisions in sorted(sets, key=lambda found: found[0])[:PROVED_SETS]]
+    return [decisions for _, decisions in sorted(sets, key=lambda found: found[0])[: effort.EXHAUSTIVE_MEASURED]]

@@ -21,6 +21,7 @@ from mbc.kernels.cuda import repeats
 from mbc.kernels.statistics import WITH_STATISTICS
 from mbc.ops import KINDS
 from mbc.ops.fused import has_product, join, kind_of, names_of
+from mbc.optimize import effort
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.fusion.catalogue import ALONG
 from mbc.optimize.fusion.pattern import find
@@ -28,9 +29,6 @@ from mbc.optimize.schedule.emit_launches import Draft
 from mbc.optimize.schedule.regions import Run
 from mbc.optimize.selection.select import Choices
 from mbc.plan.model import Access, Kernel, Launch, Mode, Stream
-
-# Runs behind the sums until which what they made along with them may be read first: it takes memory from there on.
-NEAR = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +219,7 @@ def along_runs(table: CandidateTable, draft: Draft, runs: Sequence[Run], program
         wanted = [i for i in reads.get(target, ()) if i >= sums]
         wanted += [i for other in converted.get(target, ()) for i in reads.get(other, ()) if i > sums]
         position = min(wanted, default=len(runs))
-        if position <= sums + NEAR:
+        if position <= sums + effort.FUSED_REMAT_NEAR_RUNS:
             found[made_by[0], position] = run
     found = {key: replace(run, rivals=frozenset(_rivals(key, found, reads))) for key, run in found.items()}
     by_sums = {(key[0], run.sums): key for key, run in found.items()}

@@ -17,13 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from mbc.optimize import effort
 from mbc.optimize.remat.apply_decisions import Decisions, Offload, Recompute
 from mbc.optimize.remat.undo_log import Books, Leaner
 
-# Values that are made again for one, times runs: each may be moved with each. In a deep network some values between
-# stay where they are, from which the others are made again.
-CHAIN_WORK = 1_500_000
-SHORTEST_CHAIN = 60
 NO_CHAIN: tuple[float, Sequence[int]] = (math.inf, ())
 
 
@@ -120,7 +117,7 @@ class Ledger(Books):
         return self._chains[asked]
 
     def _find_chain(self, buffer: int, position: int) -> tuple[float, Sequence[int]]:
-        most_chain = max(SHORTEST_CHAIN, CHAIN_WORK // max(1, len(self.runs)))
+        most_chain = max(effort.CHAIN_MIN_VALUES, effort.CHAIN_WORK // max(1, len(self.runs)))
         found: dict[int, None] = {}
         total_us = 0.0
         paid: set[tuple[int, int]] = set()

@@ -11,21 +11,12 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from mbc.optimize.remat.greedy import Chooser, Resided
-
-# Decisions that are taken back in a round, and by how much a price may be off in it.
-TAKEN_BACK = (2, 4, 8, 16, 32)
-WHIM = 0.5
-SWAPPED = 0.3  # rounds that send something else to the host
-MEASURED_AFTER = 8  # so many improvements by the books
-MOST_SETTLING = 3  # rounds of making room where these prove wrong
-LESS_US = 1e-3  # an improvement
+from mbc.optimize import effort
+from mbc.optimize.remat.state import RematState, Resided
 
 Again = tuple[int, int]  # a value, and the run before which it is made again
 
@@ -39,47 +30,47 @@ class Found:
     costs_us: float
 
 
-def improve(chooser: Chooser, best: Found, rounds: int) -> Found:
+def improve(state: RematState, best: Found, rounds: int) -> Found:
     """What was found from `best`, which fits and is what the books say.
 
     Seeded and counted in rounds, never in seconds: the same step gets the same decisions.
     """
     draw = random.Random(0)
-    ledger = chooser.ledger
+    ledger = state.ledger
     least_us = best.costs_us
-    known, known_forced = ledger.mark(), frozenset(chooser.sender.forced)  # as `best` was measured
-    unmeasured, most_unmeasured = 0, MEASURED_AFTER
+    known, known_forced = ledger.mark(), frozenset(state.sender.forced)  # as `best` was measured
+    unmeasured, most_unmeasured = 0, effort.MEASURE_AFTER
 
     def settle() -> None:
         nonlocal best, least_us, known, known_forced, unmeasured, most_unmeasured
-        found = _settled(chooser)
+        found = _settled(state)
         unmeasured = 0
         if found.over.max() <= 0 and found.costs_us < best.costs_us:
             best = found
-            known, known_forced = ledger.mark(), frozenset(chooser.sender.forced)
-            most_unmeasured = min(2 * most_unmeasured, MEASURED_AFTER)
+            known, known_forced = ledger.mark(), frozenset(state.sender.forced)
+            most_unmeasured = min(2 * most_unmeasured, effort.MEASURE_AFTER)
         else:  # the books are further off than that
             ledger.undo(known)
             ledger.measured()
-            chooser.sender.forced = set(known_forced)
+            state.sender.forced = set(known_forced)
             most_unmeasured = max(1, most_unmeasured // 2)
         least_us = best.costs_us
 
     for _ in range(rounds):
         start = ledger.mark()
-        forced = frozenset(chooser.sender.forced)
-        if not _take_back(chooser, draw):
+        forced = frozenset(state.sender.forced)
+        if not _take_back(state, draw):
             break
-        chooser.most_again_us = least_us
-        _relieve(chooser, best.over, draw)
-        if _fits(chooser, best.over):
-            keep_again(chooser, best.over, len(chooser.runs))
-        if _fits(chooser, best.over) and chooser.costs_us() < least_us - LESS_US:
-            least_us = chooser.costs_us()
+        state.most_again_us = least_us
+        _relieve(state, best.over, draw)
+        if _fits(state, best.over):
+            keep_again(state, best.over, len(state.runs))
+        if _fits(state, best.over) and state.costs_us() < least_us - effort.IMPROVEMENT_US:
+            least_us = state.costs_us()
             unmeasured += 1
         else:
             ledger.undo(start)
-            chooser.sender.forced = set(forced)
+            state.sender.forced = set(forced)
         if unmeasured >= most_unmeasured:
             settle()
     if unmeasured:
@@ -87,41 +78,41 @@ def improve(chooser: Chooser, best: Found, rounds: int) -> Found:
     return best
 
 
-def squeeze(chooser: Chooser, smallest: Found, rounds: int) -> Found:
+def squeeze(state: RematState, smallest: Found, rounds: int) -> Found:
     """What fits, found from what does not and is what the books say; else what is smallest.
 
     Where room is lacking decisions are taken back and others are made, as long as less is lacking then in all.
     """
     draw = random.Random(0)
-    ledger = chooser.ledger
+    ledger = state.ledger
     over = smallest.over
-    lacking = _lacking(chooser, over)
+    lacking = _lacking(state, over)
     unmeasured = 0
 
     def settle() -> None:
         nonlocal over, lacking, smallest, unmeasured
-        found = _settled(chooser)
+        found = _settled(state)
         over, unmeasured = found.over, 0
-        lacking = _lacking(chooser, over)
+        lacking = _lacking(state, over)
         smallest = min(smallest, found, key=lambda found: found.resided.live_bytes)
 
     for _ in range(rounds):
         start = ledger.mark()
-        forced = frozenset(chooser.sender.forced)
-        again = chooser.ledger.repeated()
+        forced = frozenset(state.sender.forced)
+        again = state.ledger.repeated()
         if not again:
             break
         worst = int(np.argmax(over + ledger.delta_bytes))
-        _drop(chooser, _nearest(again, worst, draw.choice(TAKEN_BACK), draw))
-        _relieve(chooser, over, draw)
-        left = _lacking(chooser, over)
+        _drop(state, _nearest(again, worst, draw.choice(effort.NEIGHBOURHOOD_SIZES), draw))
+        _relieve(state, over, draw)
+        left = _lacking(state, over)
         if left < lacking:
             lacking = left
             unmeasured += 1
         else:
             ledger.undo(start)
-            chooser.sender.forced = set(forced)
-        if unmeasured >= MEASURED_AFTER or (unmeasured and not lacking):
+            state.sender.forced = set(forced)
+        if unmeasured >= effort.MEASURE_AFTER or (unmeasured and not lacking):
             settle()
             if not lacking:
                 break
@@ -130,19 +121,20 @@ def squeeze(chooser: Chooser, smallest: Found, rounds: int) -> Found:
     return smallest
 
 
-def _lacking(chooser: Chooser, over: NDArray[np.int64]) -> int:
+def _lacking(state: RematState, over: NDArray[np.int64]) -> int:
     """By how much all runs together exceed the room, by the books."""
-    return int(np.maximum(over + chooser.ledger.delta_bytes, 0).sum())
+    return int(np.maximum(over + state.ledger.delta_bytes, 0).sum())
 
 
-def _relieve(chooser: Chooser, over: NDArray[np.int64], draw: random.Random) -> None:
+def _relieve(state: RematState, over: NDArray[np.int64], draw: random.Random) -> None:
     """Make room at prices that are off, so that other decisions are made than the last time."""
     # Runs with less workspace count down from -1.
-    priced = (*chooser.ledger.movable, *range(-len(chooser.runs), 0))
-    drawn, least, width = draw.random, 1 - WHIM, (1 + WHIM) - (1 - WHIM)
-    chooser.whims = {b: least + width * drawn() for b in priced}  # what uniform() is, in a third of the time
-    chooser.relieve(over)
-    chooser.whims = {}
+    priced = (*state.ledger.movable, *range(-len(state.runs), 0))
+    noise = effort.PRICE_NOISE
+    drawn, least, width = draw.random, 1 - noise, (1 + noise) - (1 - noise)
+    state.whims = {b: least + width * drawn() for b in priced}  # what uniform() is, in a third of the time
+    state.relieve(over)
+    state.whims = {}
 
 
 def _nearest(again: Sequence[Again], position: int, count: int, draw: random.Random) -> list[Again]:
@@ -150,29 +142,29 @@ def _nearest(again: Sequence[Again], position: int, count: int, draw: random.Ran
     return sorted(again, key=lambda decision: abs(decision[1] - position) + draw.random())[:count]
 
 
-def _drop(chooser: Chooser, chosen: Sequence[Again]) -> None:
+def _drop(state: RematState, chosen: Sequence[Again]) -> None:
     for buffer, position in chosen:
-        if chooser.ledger.repeats(buffer, position):  # not gone with another
-            chooser.ledger.drop(buffer, position)
+        if state.ledger.repeats(buffer, position):  # not gone with another
+            state.ledger.drop(buffer, position)
 
 
-def _settled(chooser: Chooser) -> Found:
+def _settled(state: RematState) -> Found:
     """The decisions as they are measured; where that does not fit, with a little more room made."""
-    chooser.most_again_us = math.inf
-    for _ in range(MOST_SETTLING):
-        chooser.sender.schedule()
-        resided, over = chooser.measured()
+    state.most_again_us = math.inf
+    for _ in range(effort.SETTLE_ROUNDS):
+        state.sender.schedule()
+        resided, over = state.measured()
         if over.max() <= 0:
             break
-        chooser.relieve(over)
+        state.relieve(over)
     else:
-        resided, over = chooser.measured()
-    return Found(resided, over, chooser.costs_us())
+        resided, over = state.measured()
+    return Found(resided, over, state.costs_us())
 
 
-def keep_again(chooser: Chooser, over: NDArray[np.int64], most: int) -> None:
+def keep_again(state: RematState, over: NDArray[np.int64], most: int) -> None:
     """Keep after all, by the books, of what takes longest to make again and so many what fits."""
-    ledger = chooser.ledger
+    ledger = state.ledger
     order = sorted([(-ledger.again_us_of(ledger.made[b], before), before, b) for b, before in ledger.repeated()])
     taken = over + ledger.delta_bytes
     for _, before, buffer in order[:most]:
@@ -183,40 +175,40 @@ def keep_again(chooser: Chooser, over: NDArray[np.int64], most: int) -> None:
             continue
         start = ledger.mark()
         ledger.drop(buffer, before)
-        if _fits(chooser, over):
+        if _fits(state, over):
             taken = over + ledger.delta_bytes
         else:
             ledger.undo(start)
     for run in sorted(ledger.leaner, key=lambda run: (-ledger.leaner[run].more_us, run)):
         start = ledger.mark()
         ledger.lean(run, None)
-        if not _fits(chooser, over):
+        if not _fits(state, over):
             ledger.undo(start)
 
 
-def stay_after_all(chooser: Chooser, over: NDArray[np.int64]) -> None:
+def stay_after_all(state: RematState, over: NDArray[np.int64]) -> None:
     """Leave in the arena, by the books, what went to the host without need, the smallest first."""
-    ledger = chooser.ledger
-    for buffer in sorted(chooser.sender.unhurried(), key=lambda b: (ledger.size_bytes[b], b)):
+    ledger = state.ledger
+    for buffer in sorted(state.sender.unhurried(), key=lambda b: (ledger.size_bytes[b], b)):
         start = ledger.mark()
         ledger.stay(buffer)
-        if not _fits(chooser, over):
+        if not _fits(state, over):
             ledger.undo(start)
 
 
-def _fits(chooser: Chooser, over: NDArray[np.int64]) -> bool:
-    return (over + chooser.ledger.delta_bytes).max() <= 0
+def _fits(state: RematState, over: NDArray[np.int64]) -> bool:
+    return (over + state.ledger.delta_bytes).max() <= 0
 
 
-def _take_back(chooser: Chooser, draw: random.Random) -> bool:
+def _take_back(state: RematState, draw: random.Random) -> bool:
     """Take some decisions back: anywhere, or before runs near each other. Whether there was any."""
-    ledger = chooser.ledger
-    again = chooser.ledger.repeated()
-    sent = sorted(chooser.sender.forced)
+    ledger = state.ledger
+    again = state.ledger.repeated()
+    sent = sorted(state.sender.forced)
     leaner = sorted(ledger.leaner)
     if not again and not sent and not leaner:
         return False
-    count = draw.choice(TAKEN_BACK)
+    count = draw.choice(effort.NEIGHBOURHOOD_SIZES)
     for run in draw.sample(leaner, min(draw.randrange(count + 1), len(leaner))):
         ledger.lean(run, None)
     if again and draw.random() < 0.5:
@@ -224,15 +216,15 @@ def _take_back(chooser: Chooser, draw: random.Random) -> bool:
         chosen = _nearest(again, centre, count, draw)
     else:
         chosen = draw.sample(again, min(count, len(again)))
-    _drop(chooser, chosen)
-    unhurried = chooser.sender.unhurried()
-    if unhurried and draw.random() < SWAPPED:
+    _drop(state, chosen)
+    unhurried = state.sender.unhurried()
+    if unhurried and draw.random() < effort.SWAP_OFFLOAD_SHARE:
         # Others may be worth more of the link.
-        stays = draw.sample(unhurried, min(len(unhurried), draw.choice(TAKEN_BACK[:2])))
+        stays = draw.sample(unhurried, min(len(unhurried), draw.choice(effort.NEIGHBOURHOOD_SIZES[:2])))
         for buffer in stays:
             ledger.stay(buffer)
-        chooser.sender.send((*draw.sample([b for b, _ in chosen], len(chosen)), *stays))
+        state.sender.send((*draw.sample([b for b, _ in chosen], len(chosen)), *stays))
     for buffer in draw.sample(sent, min(draw.randrange(count + 1), len(sent))):
-        chooser.sender.forced.discard(buffer)
+        state.sender.forced.discard(buffer)
         ledger.stay(buffer)
     return True

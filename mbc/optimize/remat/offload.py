@@ -14,13 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbc.hardware.transfers import HostLink
+from mbc.optimize import effort
 from mbc.optimize.remat.live_bytes_ledger import Gap, Ledger
 from mbc.optimize.schedule.emit_launches import Draft
 from mbc.optimize.schedule.regions import Run
 from mbc.plan.model import Copy, Stream
-
-# Shorter copies are not worth what the kernels that wait for them, and that they wait for, start later (decision 020).
-SHORTEST_COPY_US = 100.0
 
 
 class Sender:
@@ -139,7 +137,7 @@ class Sender:
 
     def worth_sending(self, buffer: int) -> bool:
         """Whether its copies are not too short to be sent."""
-        return self._out_us[buffer] >= SHORTEST_COPY_US
+        return self._out_us[buffer] >= effort.MIN_COPY_US
 
     def both_ways_us(self, buffer: int) -> float:
         return self._out_us[buffer] + self._back_us[buffer]

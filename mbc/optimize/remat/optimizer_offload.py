@@ -13,9 +13,8 @@ from dataclasses import dataclass, field, replace
 from mbc.hardware.transfers import HostLink
 from mbc.ir.graph import Role, TrainingGraph
 from mbc.optimize.schedule.emit_launches import Draft, renumbered
-from mbc.optimize.schedule.liveness import aligned
 from mbc.optimize.schedule.regions import runs_of
-from mbc.plan.model import Access, Buffer, Copy, Launch, Mode, Program, Space, Stream
+from mbc.plan.model import Access, Buffer, Copy, Launch, Mode, Program, Space, Stream, aligned
 
 
 def movable_states(graph: TrainingGraph, draft: Draft) -> tuple[int, ...]:

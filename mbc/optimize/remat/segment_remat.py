@@ -11,10 +11,8 @@ from collections.abc import Collection
 
 import numpy as np
 
+from mbc.optimize import effort
 from mbc.optimize.remat.live_bytes_ledger import Ledger
-
-# Of the bytes that a segment makes: how much more it may, to end where less is handed on.
-LONGER = 1.5
 
 
 def cut_into_segments(ledger: Ledger, peak: int, segment_bytes: int) -> None:
@@ -41,7 +39,7 @@ def _handed_on(ledger: Ledger, movable: Collection[int], peak: int, segment_byte
     start = 0
     while total[peak] - start > segment_bytes:
         first = int(np.searchsorted(total, start + segment_bytes))
-        stop = int(np.searchsorted(total, start + LONGER * segment_bytes))
+        stop = int(np.searchsorted(total, start + effort.SEGMENT_STRETCH * segment_bytes))
         cut = first + int(np.argmin(crossing_bytes[first : max(stop, first + 1)]))
         found.update(b for b in movable if ledger.made[b] <= cut < last[b])
         start = int(total[cut])

@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 from mbc.optimize.remat.fused_remat import AlongRuns
 from mbc.optimize.remat.transient_peak import passing_bytes
 from mbc.optimize.schedule.emit_launches import Draft
-from mbc.optimize.schedule.liveness import aligned
 from mbc.optimize.schedule.regions import Run
-from mbc.plan.model import Space
+from mbc.plan.model import Space, aligned
 
 
 @dataclass(frozen=True, slots=True)

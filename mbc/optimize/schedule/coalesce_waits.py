@@ -14,12 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
+from mbc.optimize import effort
 from mbc.optimize.schedule.simulate import COPIES, Contention, Timeline, simulate, timeline
 from mbc.optimize.schedule.synchronise import essential
 from mbc.plan.model import Program, Stream
-
-# What copies that wait for a later kernel are over before they are needed: predictions are off by some microseconds.
-SPARE_US = 50.0
 
 
 def meet(program: Program, contention: Contention | None) -> tuple[Program, float]:
@@ -84,7 +82,7 @@ class _Sweep:
             settled |= dict.fromkeys(open_, kernel)
             open_.clear()
             self._settle(settled)
-            start_us = self.known.starts_us[kernel] - SPARE_US
+            start_us = self.known.starts_us[kernel] - effort.WAIT_SLACK_US
             for stream in COPIES:
                 over = [c for c in needed if streams[c] is stream and c < kernel]
                 over = [c for c in over if needed[c] == kernel or self._ends_us.get(c, math.inf) <= start_us]
@@ -122,7 +120,7 @@ class _Sweep:
         until_us = [math.inf] * len(streams)  # the end of each copy
         for earlier, later in self.program.waits:
             if streams[later] not in COPIES:
-                until_us[earlier] = min(until_us[earlier], self.known.starts_us[later] - SPARE_US)
+                until_us[earlier] = min(until_us[earlier], self.known.starts_us[later] - effort.WAIT_SLACK_US)
         free_us = dict.fromkeys(COPIES, self.known.total_us)
         for copy in reversed(range(len(streams))):
             stream = streams[copy]

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbc.optimize.schedule.cross_stream_liveness import lasting
-from mbc.plan.model import ALIGNMENT_BYTES, Buffer, Program, Space
+from mbc.plan.model import Buffer, Program, Space, aligned
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +34,6 @@ def owners(buffers: Sequence[Buffer]) -> list[int]:
             found[i] = buffer.alias
             buffer = buffers[buffer.alias]
     return found
-
-
-def aligned(size_bytes: int) -> int:
-    return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
 def blocks(

@@ -13,16 +13,12 @@ from itertools import accumulate
 from mbc.hardware.spec import DeviceSpec
 from mbc.ir.graph import Operation
 from mbc.ops.fused import join
+from mbc.optimize import effort
 from mbc.optimize.fusion.horizontal import is_gathered
 from mbc.optimize.schedule.emit_launches import Draft
 from mbc.optimize.schedule.liveness import owners
 from mbc.plan.group import operation_of
 from mbc.plan.model import Access, Buffer, Kernel, Launch, Mode
-
-PIECES = (2, 4, 8)  # that are tried
-LEAST_US = 10.0  # of a launch, for it to be worth it
-# Within a room: what a launch holds until it runs is no more than this part of it, in so many pieces at most.
-HELD_PART, MOST_PIECES = 1 / 200, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +53,7 @@ def within(draft: Draft, room_bytes: int, operations: Mapping[str, Operation], d
         if _divides(launch, operations):
             read = {a.buffer for a in launch.accesses if a.mode is Mode.READ} - persistent
             held_bytes = sum(draft.buffers[buffer].size_bytes for buffer in read)
-            counts[i] = min(MOST_PIECES, max(1, int(held_bytes / (HELD_PART * room_bytes))))
+            counts[i] = min(effort.UPDATE_MAX_PIECES, max(1, int(held_bytes / (effort.UPDATE_HELD_SHARE * room_bytes))))
     return _in_pieces(draft, counts, operations, device, apart=True)
 
 
@@ -92,7 +88,7 @@ def _divides(launch: Launch, operations: Mapping[str, Operation]) -> bool:
     return (
         len(launch.operations) > 1
         and isinstance(launch.work, Kernel)
-        and launch.work.time_us >= LEAST_US
+        and launch.work.time_us >= effort.UPDATE_SPLIT_MIN_US
         and all(is_gathered(operations[name]) for name in launch.operations)
     )
 

@@ -12,37 +12,33 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
+from mbc.optimize import effort
 from mbc.optimize.placement.addresses import assign_addresses
 from mbc.optimize.schedule.contention import contention
 from mbc.optimize.schedule.cross_stream_liveness import waiting_for_data
 from mbc.optimize.schedule.emit_launches import Draft
 from mbc.optimize.schedule.liveness import owners
 from mbc.optimize.schedule.simulate import simulate
-from mbc.optimize.schedule.split_updates import PIECES, divisible_us, in_pieces
+from mbc.optimize.schedule.split_updates import divisible_us, in_pieces
 from mbc.optimize.search.solution import Fitted
 from mbc.plan.model import Buffer, Mode, Program, Stream
-
-# Only launches that take so long go, in one attempt after another: fewer of them wait for each other less often.
-LEAST_US = (4.0, 10.0, 25.0)
-MOST_US = 60.0  # what takes longer has work for every multiprocessor, however far it stays from the roofline
-WORTH = 0.99  # of the step one after the other
-MOST_BYTES = 1.1  # of the arena one after the other: what runs at the same time lasts longer
 
 
 def beside(alone: Fitted, room_bytes: int) -> Fitted:
     """A step whose launches run one after the other with some of its training program beside others, where that is
     faster by prediction, takes little more memory, and no more than `room_bytes`; else `alone`."""
     table = alone.table
-    room_bytes = min(room_bytes, int(MOST_BYTES * alone.placed.arena_bytes))
-    best, best_us = alone.draft, WORTH * alone.step_us
+    room_bytes = min(room_bytes, int(effort.CONCURRENT_MAX_ARENA * alone.placed.arena_bytes))
+    best, best_us = alone.draft, effort.CONCURRENT_MAX_TIME * alone.step_us
     for draft in _drafts(alone):
         slack_us = _slack_us(draft.train, draft.buffers)
         tried: set[frozenset[int]] = set()
-        for least_us in LEAST_US:
+        for least_us in effort.CONCURRENT_MIN_US:
             moved = frozenset(
                 i
                 for i, launch in enumerate(draft.train.launches)
-                if launch.stream is Stream.COMPUTE and least_us <= launch.work.time_us <= min(slack_us[i], MOST_US)
+                if launch.stream is Stream.COMPUTE
+                and least_us <= launch.work.time_us <= min(slack_us[i], effort.CONCURRENT_MAX_US)
             )
             if not moved or moved in tried:
                 continue
@@ -57,7 +53,8 @@ def beside(alone: Fitted, room_bytes: int) -> Fitted:
         return alone
     placed = assign_addresses(best, room_bytes)
     fitted = Fitted(best, placed, table)
-    return fitted if placed.arena_bytes <= room_bytes and fitted.step_us <= WORTH * alone.step_us else alone
+    faster = fitted.step_us <= effort.CONCURRENT_MAX_TIME * alone.step_us
+    return fitted if faster and placed.arena_bytes <= room_bytes else alone
 
 
 def _drafts(alone: Fitted) -> Iterator[Draft]:
@@ -65,8 +62,8 @@ def _drafts(alone: Fitted) -> Iterator[Draft]:
     yield alone.draft
     graph = alone.table.graph
     operations = {operation.name: operation for operation in graph.train}
-    if divisible_us(alone.draft, operations) > (1 - WORTH) * alone.step_us:
-        for count in PIECES:
+    if divisible_us(alone.draft, operations) > (1 - effort.CONCURRENT_MAX_TIME) * alone.step_us:
+        for count in effort.UPDATE_PIECES:
             yield in_pieces(alone.draft, count, operations, alone.table.device)
 
 

@@ -7,39 +7,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from mbc.ir.graph import Role
+from mbc.optimize import effort
 from mbc.optimize.bounds.lower_bounds import floor_bytes
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.placement.addresses import assign_addresses
 from mbc.optimize.remat.fused_remat import alongs_of
-from mbc.optimize.remat.greedy import Means
 from mbc.optimize.remat.optimizer_offload import most_together_bytes, movable_states
+from mbc.optimize.remat.state import Means
 from mbc.optimize.schedule.depth_first_micro_batches import Division
 from mbc.optimize.schedule.in_place import take_over
-from mbc.optimize.schedule.liveness import aligned
 from mbc.optimize.search.solution import Fitted, Problem, free_bytes, ordered
 from mbc.optimize.search.variants import make_room
-
-MOST_ROUNDS = 8
-# States of less than this part of the room stay where they are used, if anything fits beside them; and so do all where
-# the step is no slower than this, over the fastest.
-WORTH_MOVING = 0.1
-GOOD_ENOUGH = 1.02
-NO_SLOWER = 1e-3  # over the fastest: what a prediction cannot tell apart
-# Where they are more than this part of the room, they are looked at away from the start.
-CROWDED = 0.4
-# Values above these parts of the room are handed on in micro-batches; where something fits without, only if the largest
-# takes so much of the room. A micro-batch is such a part of the room at most: several exist at once. What takes longer
-# to make than so many passes over it may be kept as a whole for the backward pass.
-DIVIDED_PARTS = (1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64)
-WORTH_DIVIDING = 0.2
-# Operations times divisions into strips that are compared, of the same values.
-DIVISIONS_WORK = 1000
-MICRO_BATCH_PARTS = (1 / 8, 1 / 16)
-AGAIN_PASSES = 6
-# How long states are in the arena for their update, in times of their copy, and what goes to the host first: so many
-# times of what is lacking, and what is in the arena for an update, with such a lead.
-LONG_LEAD = 2.0
-LACKING_TIMES = ((1.0, 0.5), (1.5, 0.0))
+from mbc.plan.model import aligned
 
 
 def fit(problem: Problem, means: Means, known_us: float = math.inf) -> Fitted:
@@ -63,8 +42,8 @@ def fit(problem: Problem, means: Means, known_us: float = math.inf) -> Fitted:
 
     whole_bytes, _ = floor_bytes(table, means.host_bytes if means.offload > 0 else 0)
     moved_bytes = _movable_bytes(table, means)
-    if moved_bytes > CROWDED * room_bytes:
-        tried(replace(means, states_bytes=moved_bytes, lead=LONG_LEAD))  # beside them little room is left
+    if moved_bytes > effort.STATES_CROWDING_SHARE * room_bytes:
+        tried(replace(means, states_bytes=moved_bytes, lead=effort.STATES_LEAD))  # beside them little room is left
     stay_bytes, _ = floor_bytes(table, split=means.split)
     if (stay_bytes <= room_bytes or not found) and (whole_bytes <= room_bytes or not means.split):
         with_host = tried(means)
@@ -119,21 +98,23 @@ def _divisions(problem: Problem, means: Means, found: Sequence[Fitted]) -> Itera
         value.type.size_bytes for name, value in graph.values.items() if value.per_sample and name not in graph.inputs
     }
     largest_bytes = max(sizes, default=0)
-    if any(map(problem.holds, found)) and largest_bytes < WORTH_DIVIDING * room_bytes:
+    if any(map(problem.holds, found)) and largest_bytes < effort.DIVIDED_MIN_SHARE * room_bytes:
         return
     pass_us = 2 / (table.device.copy_gb_s * 1e3)  # a byte read and written
     known: set[int] = set()
-    for part in DIVIDED_PARTS:
+    for part in effort.DIVIDED_VALUE_SHARES:
         large_bytes = max((size for size in sizes if size <= part * room_bytes), default=0)
         if large_bytes >= largest_bytes or large_bytes in known:
             continue
         known.add(large_bytes)
         tried: list[Division] = []
-        for micro_part in MICRO_BATCH_PARTS:
+        for micro_part in effort.MICRO_BATCH_SHARES:
             rows = 1 << max(0, int(graph.batch * micro_part * room_bytes / largest_bytes).bit_length() - 1)
             if rows < graph.batch:
-                tried += [Division(large_bytes, rows, price) for price in (math.inf, AGAIN_PASSES * pass_us)]
-        yield tried[: max(1, DIVISIONS_WORK // len(graph.train))]
+                tried += [
+                    Division(large_bytes, rows, price) for price in (math.inf, effort.KEPT_WHOLE_PASSES * pass_us)
+                ]
+        yield tried[: max(1, effort.DIVISIONS_WORK // len(graph.train))]
 
 
 def _with_states_away(problem: Problem, means: Means, found: Fitted) -> Iterator[Means]:
@@ -144,20 +125,20 @@ def _with_states_away(problem: Problem, means: Means, found: Fitted) -> Iterator
     all_bytes = sum(aligned(buffers[b].size_bytes) for b in movable_states(graph, found.draft))
     lacking_bytes = found.placed.arena_bytes - problem.room_bytes
     if lacking_bytes <= 0:
-        if all_bytes > WORTH_MOVING * problem.room_bytes:
-            yield replace(means, states_bytes=all_bytes, lead=LONG_LEAD)
+        if all_bytes > effort.STATES_OFFLOAD_SHARE * problem.room_bytes:
+            yield replace(means, states_bytes=all_bytes, lead=effort.STATES_LEAD)
         return
     together_bytes = most_together_bytes(graph)
-    for times, lead in LACKING_TIMES:
+    for times, lead in effort.STATES_TRIALS:
         states_bytes = int(times * lacking_bytes) + together_bytes
         if states_bytes < all_bytes:
             yield replace(means, states_bytes=states_bytes, lead=lead)
-    for lead in (LONG_LEAD, 0.0) if all_bytes else ():
+    for lead in (effort.STATES_LEAD, 0.0) if all_bytes else ():
         yield replace(means, states_bytes=all_bytes, lead=lead)
 
 
 def _is_good(problem: Problem, found: Fitted) -> bool:
-    return problem.holds(found) and found.step_us <= GOOD_ENOUGH * problem.fastest_us
+    return problem.holds(found) and found.step_us <= effort.FIT_GOOD_ENOUGH * problem.fastest_us
 
 
 def _least_us(problem: Problem, found: Sequence[Fitted]) -> float:
@@ -173,7 +154,7 @@ def _fit(problem: Problem, means: Means, known_us: float) -> Fitted | None:
         if not problem.holds(kept):
             kept = _keep_all(problem, means, problem.room_bytes)
         # More room would not help.
-        if problem.holds(kept) and kept.step_us <= (1 + NO_SLOWER) * problem.fastest_us:
+        if problem.holds(kept) and kept.step_us <= (1 + effort.FIT_NEGLIGIBLE) * problem.fastest_us:
             return kept
         found.append(kept)
     if means.division is not None or means.recompute or means.offload > 0:
@@ -192,7 +173,7 @@ def _keep_all(problem: Problem, means: Means, pieces_room_bytes: int | None) -> 
     limits = most
     spared_bytes = 0  # of the room: what placing leaves unused between buffers
     smallest: Fitted | None = None
-    for _ in range(MOST_ROUNDS):
+    for _ in range(effort.KEEP_ALL_ROUNDS):
         choices = problem.choose(limits)
         draft = take_over(
             table.graph, ordered(table, choices, means, pieces_room_bytes), (*choices.train, *choices.infer)

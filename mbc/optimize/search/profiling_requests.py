@@ -14,6 +14,7 @@ from mbc.kernels.cudnn_convolution import HEURISTIC_ENGINE
 from mbc.kernels.cudnn_legacy import CUDNN_LEGACY
 from mbc.measure.need import Need
 from mbc.ops.fused import Fused, join, kind_of
+from mbc.optimize import effort
 from mbc.optimize.candidates.table import CandidateTable, Rules, conversion_request, request_of
 from mbc.optimize.fusion.horizontal import bundles
 from mbc.optimize.fusion.select_groups import Group, possible_groups
@@ -21,10 +22,6 @@ from mbc.optimize.remat.fused_remat import all_alongs
 from mbc.options import Policy
 from mbc.plan.group import operation_of
 from mbc.plan.model import Buffer, Kernel, Launch, Plan, Rows
-
-# Inference is planned once and weighs less than a step that runs a million times, but is to be measured all the same.
-_INFERENCE_WEIGHT = 0.1
-_CONVERSION_WEIGHT = 0.05  # most are never chosen
 
 
 def needs(graph: TrainingGraph, device: DeviceSpec, policy: Policy) -> tuple[Need, ...]:
@@ -49,7 +46,7 @@ def needs(graph: TrainingGraph, device: DeviceSpec, policy: Policy) -> tuple[Nee
     steps = [o for known in (plain, table) for o in _launches(known.graph.train, possible_groups(known)[0], known)]
     steps += [along.operation for known in (plain, table) for along in all_alongs(known)]
     launches = [(o, 1.0) for o in dict.fromkeys(steps)]
-    launches += [(o, _INFERENCE_WEIGHT) for o in _launches(graph.infer, possible_groups(plain)[1], plain)]
+    launches += [(o, effort.INFERENCE_WEIGHT) for o in _launches(graph.infer, possible_groups(plain)[1], plain)]
     for operation, weight in launches:
         offered = table.offered(operation)
         if not offered and isinstance(operation.attributes, Fused):
@@ -79,7 +76,7 @@ def _conversions(graph: TrainingGraph, table: CandidateTable) -> Iterable[Need]:
     types = dict.fromkeys(value.type for value in graph.values.values() if value.type.ordered)
     for type_ in types:
         time_us = 2 * type_.size_bytes / (table.device.copy_gb_s * 1e3)
-        yield Need((conversion_request(type_, graph),), _CONVERSION_WEIGHT * time_us)
+        yield Need((conversion_request(type_, graph),), effort.CONVERSION_WEIGHT * time_us)
 
 
 def unmeasured(plan: Plan) -> tuple[Request, ...]:

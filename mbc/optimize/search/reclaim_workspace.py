@@ -14,21 +14,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from mbc.ops.fused import SEPARATOR, kind_of
+from mbc.optimize import effort
 from mbc.optimize.candidates.pareto import Slice
 from mbc.optimize.placement.addresses import assign_addresses
 from mbc.optimize.placement.allocate import fit_within
 from mbc.optimize.remat.optimizer_offload import persistent_bytes
 from mbc.optimize.schedule.emit_launches import Draft
-from mbc.optimize.schedule.liveness import Block, aligned, blocks
+from mbc.optimize.schedule.liveness import Block, blocks
 from mbc.optimize.search.reselect import rechosen
 from mbc.optimize.search.solution import UNLIMITED_BYTES, Fitted, Problem, free_bytes
 from mbc.optimize.selection.select import Choices
-from mbc.plan.model import Launch, Mode
-
-# Placements of values along with some workspaces that are tried, and launches times these.
-MOST_TRIALS, TRIALS_WORK = 10, 20_000
-# Of the time that kernels take: what is not worth another try.
-NO_SLOWER = 1e-3
+from mbc.plan.model import Launch, Mode, aligned
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +45,7 @@ class Decided:
         for found in self._found(whole):
             placed = assign_addresses(found.draft, room_bytes, known=found.known)
             if placed.arena_bytes <= room_bytes:
-                as_fast = found.kernels_us <= (1 + NO_SLOWER) * _kernels_us(whole)
+                as_fast = found.kernels_us <= (1 + effort.RECLAIM_NEGLIGIBLE) * _kernels_us(whole)
                 return Fitted(found.draft, placed, problem.table), as_fast
         return Fitted(whole, assign_addresses(whole, room_bytes), problem.table), False
 
@@ -70,9 +66,9 @@ class Decided:
         best = found
         slower = _slower(found.draft, whole)
         count = len(slower)
-        for _ in range(min(MOST_TRIALS, TRIALS_WORK // len(whole.train.launches))):
+        for _ in range(min(effort.RECLAIM_MAX_TRIALS, effort.RECLAIM_WORK // len(whole.train.launches))):
             count = min(count, len(slower))
-            if not count or best.kernels_us <= (1 + NO_SLOWER) * _kernels_us(whole):
+            if not count or best.kernels_us <= (1 + effort.RECLAIM_NEGLIGIBLE) * _kernels_us(whole):
                 break
             wanted = firm.union(slower[:count])
             tried = self._placed_with(whole, wanted, free)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import mbc
+from mbc.optimize import effort
 from mbc.optimize.bounds.budget_lp import within_us
 from mbc.optimize.bounds.infeasible import cannot_fit, cannot_start, not_found
 from mbc.optimize.bounds.lower_bounds import beside_us, floor_bytes, start_bytes
@@ -16,8 +17,7 @@ from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.fusion.bitwise_remat_match import with_repeated
 from mbc.optimize.fusion.select_groups import Programs, fuse, plain
 from mbc.optimize.placement.addresses import Placed, assign_addresses, check_host
-from mbc.optimize.placement.allocate import GOOD_ENOUGH
-from mbc.optimize.remat.greedy import Means
+from mbc.optimize.remat.state import Means
 from mbc.optimize.schedule.emit_launches import Draft, order
 from mbc.optimize.schedule.simulate import measured_share
 from mbc.optimize.search.concurrent_stream import beside
@@ -31,15 +31,6 @@ from mbc.optimize.selection.workspace_division import share
 from mbc.options import Policy
 from mbc.plan.model import Bounds, Kernel, Plan, Predictions, Program, Stream, Target
 from mbc.plan.prefetch import ahead_bytes
-
-# Where many launches leave less room, a plan for that has more of them again.
-MOST_REFITS, REFIT_MARGIN = 3, 1.25
-# Parts of the room that are tried, too, where a step takes so many times what it does without a limit and is not long.
-OTHER_ROOMS = (0.995, 0.99)
-WORTH_OTHER_ROOMS, OTHER_ROOMS_LAUNCHES = 1.25, 2000
-# Within a budget signs of relu win less than without one: where that is less than such a part, they are not tried where
-# the step takes so many times what it could.
-WORTH_SIGNS = 1.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,18 +82,18 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
     room_bytes = budget_bytes - usual  # of a plan with few launches, which bounds all
     # What keeps everything has fewer launches than most plans within a budget.
     more_bytes = reserved_bytes(device, precision, order(table, forms[0].unlimited)) - usual
-    fitted = _luckier(forms, limits, means, room_bytes - int(more_bytes * REFIT_MARGIN))
-    for _ in range(MOST_REFITS):
+    fitted = _luckier(forms, limits, means, room_bytes - int(more_bytes * effort.REFIT_MARGIN))
+    for _ in range(effort.MAX_REFITS):
         more_bytes = reserved_bytes(device, precision, fitted.draft) - usual
         if not room_bytes - more_bytes < fitted.placed.arena_bytes <= room_bytes:
             break
-        fitted = _luckier(forms, limits, means, room_bytes - int(more_bytes * REFIT_MARGIN))
+        fitted = _luckier(forms, limits, means, room_bytes - int(more_bytes * effort.REFIT_MARGIN))
     overhead_bytes = reserved_bytes(device, precision, fitted.draft)
     table, draft, placed = fitted.table, fitted.draft, fitted.placed
     unlimited = Form.of(table).unlimited  # with the signs that this step has
     floor, floor_operation = floor_bytes(table, host_bytes, means.split)
     copies = fitted.copies
-    if not copies and placed.arena_bytes > GOOD_ENOUGH * placed.live_bytes:
+    if not copies and placed.arena_bytes > effort.PLACEMENT_GOOD_ENOUGH * placed.live_bytes:
         # No stream waits for another, so that addresses cost no time: the arena is no larger than it has to be.
         placed = min(placed, assign_addresses(draft), key=lambda p: p.arena_bytes)
     if not copies and "beside" not in limits.without:
@@ -130,9 +121,9 @@ def _luckier(forms: Sequence[Form], limits: Limits, means: Means, room_bytes: in
     """The fastest of what is found in this room and, where that is much slower than without a limit, in a little less:
     there what is found hangs on chance."""
     found, problem = _faster(forms, limits, means, room_bytes), Problem(forms[0].table, {}, room_bytes)
-    for part in OTHER_ROOMS:
-        slow = found.step_us > WORTH_OTHER_ROOMS * forms[0].unlimited.train_us and problem.holds(found)
-        if not slow or len(found.draft.train.launches) > OTHER_ROOMS_LAUNCHES:
+    for part in effort.NEARBY_ROOMS:
+        slow = found.step_us > effort.NEARBY_ROOMS_SLOWDOWN * forms[0].unlimited.train_us and problem.holds(found)
+        if not slow or len(found.draft.train.launches) > effort.NEARBY_ROOMS_MAX_LAUNCHES:
             return found
         found = problem.best((found, _faster(forms, limits, means, int(part * room_bytes))))
     return found
@@ -145,7 +136,11 @@ def _faster(forms: Sequence[Form], limits: Limits, means: Means, room_bytes: int
     found, problem = _fitted(unsigned.table, limits, means, room_bytes), Problem(unsigned.table, {}, room_bytes)
     fits, least_us = problem.holds(found), unsigned.unlimited.train_us
     for signed in others:
-        if fits and found.step_us > WORTH_SIGNS * least_us and least_us < WORTH_SIGNS * signed.unlimited.train_us:
+        if (
+            fits
+            and found.step_us > effort.RELU_MASKS_GAIN * least_us
+            and least_us < effort.RELU_MASKS_GAIN * signed.unlimited.train_us
+        ):
             continue
         table = signs_of_kept(unsigned.table, signed.table, found.draft)
         if table is unsigned.table:  # no such output is kept

@@ -10,8 +10,8 @@ from mbc.ops.fused import SEPARATOR
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.fusion.select_groups import Programs
 from mbc.optimize.placement.addresses import Placed
-from mbc.optimize.remat.greedy import Means
 from mbc.optimize.remat.optimizer_offload import at_host, persistent_bytes, states_of
+from mbc.optimize.remat.state import Means
 from mbc.optimize.schedule.coalesce_waits import meet
 from mbc.optimize.schedule.contention import contention
 from mbc.optimize.schedule.depth_first_micro_batches import interleaved

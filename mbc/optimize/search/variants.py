@@ -13,48 +13,20 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mbc.ops.fused import kind_of, names_of
+from mbc.optimize import effort
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.placement.addresses import Placed, assign_addresses
 from mbc.optimize.remat.fused_remat import along_runs, alongs_of, readers_late
-from mbc.optimize.remat.greedy import Means, Points, Resided, reside
+from mbc.optimize.remat.greedy import reside
 from mbc.optimize.remat.remat_without_statistics import repeated_bare
+from mbc.optimize.remat.state import Means, Points, Resided
 from mbc.optimize.schedule.depth_first_micro_batches import divided_operations
 from mbc.optimize.schedule.emit_launches import Draft, order
-from mbc.optimize.schedule.liveness import aligned
 from mbc.optimize.schedule.regions import runs_of
 from mbc.optimize.search.reclaim_workspace import Decided
 from mbc.optimize.search.solution import Fitted, Problem, ordered
 from mbc.optimize.selection.select import Choices
-from mbc.plan.model import Space
-
-# Limits of workspace that are tried, as parts of the room; the rest is for what is kept.
-WORKSPACE_PARTS = (1.0, 0.6, 0.42, 0.3, 1 / 5, 1 / 8, 1 / 16, 1 / 64, 0.0)
-# Parts of what is too much that go to the host at most, where all may.
-OFFLOAD_PARTS = (0.5, 0.0)
-# Where something fits, a way that takes so many times the room is as far as others like it. Where nothing does, so is
-# one that takes that without any workspace; work on what it decides does not halve it.
-HOPELESS = 1.2
-FAR = 2.0
-# Launches times ways that are compared; a longer program is fitted in fewer ways.
-WAYS_WORK = 15_000
-# Launches times rounds that improve what is decided: of every way, and of one that is to be placed.
-QUICK_WORK = 8_000
-THOROUGH_WORK = 80_000
-MOST_THOROUGH = 3  # ways
-WORTH_IMPROVING = 1.05  # of the time of the fastest way: more than that is not made up for
-FEWEST_ROUNDS = 10  # that are worth the trouble
-# As many rounds more, and so many times, where the last ones made the step shorter by such a part of it.
-MOST_MORE, WORTH_MORE = 4, 1e-3
-# Of the room, what placing may leave unused between buffers before another try is worth less.
-MOST_SPARED = 0.15
-LEAST_SPARED = 0.004
-MORE_SPARED = 1.5  # times what the last placement was over the room
-LIKELIER = 0.01  # of its time: what a way that is tried again may take more, since it is likelier to be placed
-# Ways that are placed, at most and at least; launches of all of them together.
-MOST_PLACED = 8
-LEAST_PLACED = 5
-MORE_PLACED = 2  # where one is within the room
-PLACED_WORK = 15_000
+from mbc.plan.model import Space, aligned
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +49,11 @@ def make_room(problem: Problem, means: Means, known_us: float, late: bool) -> It
     (`mbc.optimize.remat.fused_remat`)."""
     table, room_bytes = problem.table, problem.room_bytes
     ways = _ways(problem, means, known_us, late)
-    thorough = bool(ways) and FEWEST_ROUNDS * len(ways[0].ordered.train.launches) <= THOROUGH_WORK
+    fewest = effort.THOROUGH_MIN_ROUNDS
+    thorough = bool(ways) and fewest * len(ways[0].ordered.train.launches) <= effort.THOROUGH_SEARCH_WORK
     if thorough and math.isinf(known_us) and all(way.resided.live_bytes > room_bytes for way in ways):
-        nearest = sorted(ways, key=lambda way: way.resided.live_bytes)[:MOST_THOROUGH]
-        nearest = [way for way in nearest if way.resided.live_bytes <= FAR * room_bytes]
+        nearest = sorted(ways, key=lambda way: way.resided.live_bytes)[: effort.MAX_THOROUGH]
+        nearest = [way for way in nearest if way.resided.live_bytes <= effort.FAR * room_bytes]
         ways += [_improved(problem, way, room_bytes) for way in nearest]
     fitting = [way for way in ways if way.resided.live_bytes <= room_bytes]
     if not fitting:
@@ -91,14 +64,16 @@ def make_room(problem: Problem, means: Means, known_us: float, late: bool) -> It
     # The fastest first; one that placing takes more than the room for is tried again in less.
     promising = _different(fitting)
     if thorough:
-        near = [way for way in promising if way.time_us <= WORTH_IMPROVING * promising[0].time_us][:MOST_THOROUGH]
+        most_us = effort.THOROUGH_WITHIN * promising[0].time_us
+        near = [way for way in promising if way.time_us <= most_us][: effort.MAX_THOROUGH]
         improved = [_improved(problem, way, room_bytes) for way in near]
         promising = _different((*improved, *promising[len(near) :]))
     tried = [(way.time_us, number, 0, way) for number, way in enumerate(promising)]
     heapq.heapify(tried)
     best_us = known_us
     longer = 1.0  # than a way seemed to take: where addresses are tight, kernels wait longer for copies
-    most_placed = min(MOST_PLACED, max(LEAST_PLACED, PLACED_WORK // len(fitting[0].resided.draft.train.launches)))
+    affordable = effort.PLACEMENTS_WORK // len(fitting[0].resided.draft.train.launches)
+    most_placed = min(effort.MAX_PLACEMENTS, max(effort.MIN_PLACEMENTS, affordable))
     last = len(fitting) + most_placed
     for number in range(len(fitting), last):
         if not tried or longer * tried[0][0] >= best_us or number > last:
@@ -108,18 +83,20 @@ def make_room(problem: Problem, means: Means, known_us: float, late: bool) -> It
         yield found
         lacking_bytes = found.placed.arena_bytes - room_bytes
         if lacking_bytes <= 0:
-            last = min(last, number + MORE_PLACED)
+            last = min(last, number + effort.PLACEMENTS_AFTER_FIT)
         if lacking_bytes <= 0 and found.step_us < best_us:
             best_us = found.step_us
             longer = max(1.0, best_us / way.time_us) if as_fast else longer
         if as_fast:
             continue
-        spared_bytes = max(2 * spared_bytes, int(MORE_SPARED * lacking_bytes), int(LEAST_SPARED * room_bytes))
-        if spared_bytes > MOST_SPARED * room_bytes:
+        spared_bytes = max(
+            2 * spared_bytes, int(effort.SPARED_FACTOR * lacking_bytes), int(effort.MIN_SPARED_SHARE * room_bytes)
+        )
+        if spared_bytes > effort.MAX_SPARED_SHARE * room_bytes:
             continue
         way = _improved(problem, way, room_bytes - spared_bytes)
         if way.resided.live_bytes <= room_bytes - spared_bytes:
-            heapq.heappush(tried, ((1 - LIKELIER) * way.time_us, number, spared_bytes, way))
+            heapq.heappush(tried, ((1 - effort.RETRY_BONUS) * way.time_us, number, spared_bytes, way))
 
 
 def _different(ways: Sequence[_Way]) -> Sequence[_Way]:
@@ -137,8 +114,8 @@ def _ways(problem: Problem, means: Means, known_us: float, late: bool) -> list[_
     table, most, room_bytes = problem.table, problem.most, problem.room_bytes
     known: set[tuple[float, ...]] = set()
     found: list[_Way] = []
-    left, best_us, worse = WAYS_WORK, known_us, 0
-    parts = deque(WORKSPACE_PARTS)
+    left, best_us, worse = effort.VARIANTS_WORK, known_us, 0
+    parts = deque(effort.WORKSPACE_SHARES)
     while parts:
         part = parts.popleft()
         limit_bytes = int(part * room_bytes)
@@ -165,16 +142,16 @@ def _ways(problem: Problem, means: Means, known_us: float, late: bool) -> list[_
         if math.isfinite(best_us) and (left < 0 or worse > 1):
             break
         live_bytes = found[-1].resided.live_bytes
-        if math.isfinite(known_us) and live_bytes > HOPELESS * room_bytes:
+        if math.isfinite(known_us) and live_bytes > effort.HOPELESS * room_bytes:
             return found
-        if math.isinf(best_us) and live_bytes - limit_bytes > HOPELESS * room_bytes:
+        if math.isinf(best_us) and live_bytes - limit_bytes > effort.HOPELESS * room_bytes:
             parts = deque(list(parts)[-1:])  # what needs least workspace may need fewer conversions, too
     if not means.recompute:
         return found
-    near = [way for way in found if way.resided.live_bytes <= FAR * room_bytes]
+    near = [way for way in found if way.resided.live_bytes <= effort.FAR * room_bytes]
     for way in sorted(near, key=lambda way: (way.resided.live_bytes > room_bytes, way.time_us))[:2]:
         sent = way.resided.sent
-        for part in OFFLOAD_PARTS:
+        for part in effort.OFFLOAD_SHARES:
             # More than the link can carry makes no difference.
             if part < min(sent, means.offload) and left > 0:
                 here = replace(means, offload=part)
@@ -191,7 +168,7 @@ def _way(
     divided: Collection[str],
     room_bytes: int,
     known_us: float = math.inf,
-    work: int = QUICK_WORK,
+    work: int = effort.QUICK_SEARCH_WORK,
     start: Resided | None = None,
 ) -> _Way:
     table = problem.table
@@ -243,13 +220,13 @@ def _improved(problem: Problem, way: _Way, room_bytes: int) -> _Way:
 
     def found(start: Resided | None) -> _Way:
         asked = problem, way.ordered, way.choices, way.means, way.divided, room_bytes, math.inf
-        return _way(*asked, THOROUGH_WORK, start)
+        return _way(*asked, effort.THOROUGH_SEARCH_WORK, start)
 
     improved = found(way.resided)
     if improved.resided.live_bytes > room_bytes:
         improved = found(None)
-    for _ in range(MOST_MORE):
+    for _ in range(effort.MAX_REPEATS):
         before, improved = improved, found(improved.resided)
-        if improved.time_us > (1 - WORTH_MORE) * before.time_us:
+        if improved.time_us > (1 - effort.REPEAT_GAIN) * before.time_us:
             break
     return improved

@@ -1,1 +1,6 @@
-"""."""
+"""Kernels, layouts, divisions and workspaces of all operations, chosen together.
+
+* `select`: one optimum over each program
+* `layout_mincut`: the fastest layouts, by a minimum cut
+* `workspace_division`: workspaces within one total, by a knapsack
+"""

@@ -17,17 +17,14 @@ from mbc.errors import MbcError
 from mbc.ir.graph import Operation
 from mbc.ir.types import Layout
 from mbc.ops.fused import kind_of
+from mbc.optimize import effort
 from mbc.optimize.candidates.pareto import Menu, Point
 from mbc.optimize.candidates.table import CandidateTable, least_workspace_bytes
-from mbc.optimize.schedule.liveness import aligned
 from mbc.optimize.selection.layout_mincut import label
-from mbc.plan.model import ALIGNMENT_BYTES
+from mbc.plan.model import ALIGNMENT_BYTES, aligned
 from mbc.units import show_apart, show_enough
 
 _UNITS_PER_US = 1000
-_MOST_DETERMINISTIC_TIME = 20.0  # seconds of a nominal machine; ResNet-50 needs a fraction of one
-_HALVINGS = 24  # of the range of prices
-_HIGHEST_PRICE = 1e-2  # microseconds a byte: no kernel gains so much
 
 _Menus = Mapping[str, Mapping[tuple[Layout, ...], Menu]]
 
@@ -65,9 +62,9 @@ def _settled(
     chosen, taken = at(0.0)
     if taken <= total_bytes:
         return chosen
-    low, high = 0.0, _HIGHEST_PRICE
+    low, high = 0.0, effort.MAX_US_PER_BYTE
     fitting, _ = at(high)
-    for _ in range(_HALVINGS):
+    for _ in range(effort.PRICE_BISECTIONS):
         price = (low + high) / 2
         chosen, taken = at(price)
         if taken <= total_bytes:
@@ -100,7 +97,7 @@ def divided(menus: Mapping[str, Menu], total_bytes: int) -> Mapping[str, int]:
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = 0
-    solver.parameters.max_deterministic_time = _MOST_DETERMINISTIC_TIME
+    solver.parameters.max_deterministic_time = effort.KNAPSACK_DETERMINISTIC_TIME
     status = solver.solve(model)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         # The layouts settled by price leave no room for their smallest workspaces.

@@ -8,7 +8,7 @@ import pytest
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.ir.transforms.training_step import differentiate
-from mbc.optimize.bounds import io_lower_bound as sweeps
+from mbc.optimize import effort
 from mbc.optimize.bounds.io_lower_bound import fewest_bytes
 from mbc.source import Source
 
@@ -71,7 +71,7 @@ def test_a_residual_block():
 def test_what_is_made_again_from_afar_is_read_instead(monkeypatch: pytest.MonkeyPatch):
     body = "y = image |> conv(4, 3, pad=1) |> bn |> relu |> conv(4, 3, pad=1)"
     exact = fewest(body)
-    monkeypatch.setattr(sweeps, "REACH", -1000)
+    monkeypatch.setattr(effort, "IO_BOUND_REACH", -1000)
     assert fewest(body) > exact
 
 

@@ -12,8 +12,9 @@ from mbc.frontend.parse import parse
 from mbc.hardware.spec import find_spec
 from mbc.ir.transforms.training_step import differentiate
 from mbc.kernels import PROVIDERS
+from mbc.optimize import effort
 from mbc.optimize.candidates.micro_batch import check_micro_batch
-from mbc.optimize.candidates.table import MOST_STEPS, CandidateTable, Rules
+from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.fusion.select_groups import all_groups
 from mbc.optimize.search.search import Limits, search
 from mbc.options import Policy
@@ -31,6 +32,8 @@ network pointwise(batch = 16, size = 7) {
 }
 train { optimizer = sgd(momentum=0.9) }
 """
+
+MOST = effort.MAX_MICRO_BATCHES
 
 
 def table(micro_batch: int, precision: str = "bf16", **settings: int) -> CandidateTable:
@@ -72,12 +75,13 @@ def test_what_cannot_be_kept_is_refused(precision: str, rows: int, settings: dic
 
 @pytest.mark.parametrize("policy", [Policy.POWER_OF_TWO, Policy.ALL])
 @pytest.mark.parametrize(
-    ("batch", "least"), [(7, 1), (MOST_STEPS, 1), (MOST_STEPS + 1, None), (MOST_STEPS + 2, 2), (2**30, 2**16)]
+    ("batch", "least"),
+    [(7, 1), (MOST, 1), (MOST + 1, None), (MOST + 2, 2), (2**30, 2**16)],
 )
 def test_what_is_searched_does_not_grow_with_the_mini_batch(policy: Policy, batch: int, least: int | None):
     known = replace(table(0, "fp32", batch=batch, size=8), rules=Rules(policy))
     operation = next(o for o in known.graph.train if known.divisible(o))
     whole, *smaller = known.slice_rows(operation)
-    assert whole == batch and len(smaller) <= MOST_STEPS
+    assert whole == batch and len(smaller) <= MOST
     assert (min(smaller) if smaller else None) == least
     assert policy is Policy.POWER_OF_TWO or len(smaller) == (batch // least - 1 if least else 0)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from mbc.ir.types import Layout
 from mbc.kernels.base import Candidate
-from mbc.optimize.candidates.pareto import WORTH_DIVIDING, Point, adding_us, fixed, menu, worthwhile
+from mbc.optimize import effort
+from mbc.optimize.candidates.pareto import Point, adding_us, fixed, menu, worthwhile
 
 
 def candidate(time_us: float, workspace_bytes: int, accumulates: bool = True, accumulate_us: float = 0.0) -> Candidate:
@@ -127,10 +128,10 @@ def test_what_is_left_of_a_front_gains_enough_and_loses_little(data: st.DataObje
         return min((p.time_us for p in points if p.workspace_bytes <= limit_bytes), default=math.inf)
 
     for point in front:
-        assert fastest(left, point.workspace_bytes) <= point.time_us * WORTH_DIVIDING
+        assert fastest(left, point.workspace_bytes) <= point.time_us * effort.DIVISION_GAIN
     for point in left:
         alone_us = fastest(whole, point.workspace_bytes)
-        assert len(point.slices) == 1 or point.time_us * WORTH_DIVIDING < alone_us
+        assert len(point.slices) == 1 or point.time_us * effort.DIVISION_GAIN < alone_us
 
 
 @given(st.data(), st.integers(1, 5), st.integers(2, 1000), st.booleans())

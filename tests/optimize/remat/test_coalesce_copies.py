@@ -6,9 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from mbc.optimize.remat import coalesce_copies as convoy
-from mbc.optimize.remat import offload as sending
-from mbc.optimize.remat.greedy import Resided
+from mbc.optimize import effort
+from mbc.optimize.remat.state import Resided
 from mbc.plan.model import Stream
 from tests.optimize.remat.test_greedy import BOTH
 from tests.optimize.remat.test_local_search import SEEDS, WORK, resided
@@ -21,11 +20,11 @@ def groups(found: Resided) -> int:
 
 
 def test_copies_come_back_together_within_the_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sending, "SHORTEST_COPY_US", 0.0)  # these networks are small
-    monkeypatch.setattr(convoy, "LEFT_PART", 0.0)
+    monkeypatch.setattr(effort, "MIN_COPY_US", 0.0)  # these networks are small
+    monkeypatch.setattr(effort, "COALESCE_SPARE_SHARE", 0.0)
     together = {seed: resided(seed, BOTH, WORK) for seed in SEEDS}
     assert all(found.live_bytes <= room_bytes for found, room_bytes in together.values())
-    monkeypatch.setattr(convoy, "LEFT_PART", 1.0)  # no room is enough for that
+    monkeypatch.setattr(effort, "COALESCE_SPARE_SHARE", 1.0)  # no room is enough for that
     alone = {seed: resided(seed, BOTH, WORK)[0] for seed in SEEDS}
     assert all(together[seed][0].decisions == alone[seed].decisions for seed in SEEDS)
     assert sum(groups(found) for found, _ in together.values()) < sum(map(groups, alone.values()))

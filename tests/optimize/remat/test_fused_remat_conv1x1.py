@@ -20,8 +20,8 @@ from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.fusion.select_groups import fuse, groups_of
 from mbc.optimize.remat.apply_decisions import Decisions, Recompute, rewrite
 from mbc.optimize.remat.fused_remat import all_alongs, along_runs, alongs_of, readers_late
-from mbc.optimize.remat.greedy import Means
 from mbc.optimize.remat.live_bytes_ledger import Ledger
+from mbc.optimize.remat.state import Means
 from mbc.optimize.schedule.emit_launches import order
 from mbc.optimize.schedule.regions import runs_of
 from mbc.optimize.search.profiling_requests import needs

@@ -17,9 +17,10 @@ from mbc.hardware.spec import find_spec
 from mbc.ir.transforms.training_step import differentiate
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.remat.apply_decisions import Decisions, rewrite
-from mbc.optimize.remat.greedy import Means, reside
+from mbc.optimize.remat.greedy import reside
 from mbc.optimize.remat.live_bytes_ledger import Ledger
 from mbc.optimize.remat.optimizer_offload import persistent_bytes
+from mbc.optimize.remat.state import Means
 from mbc.optimize.schedule.emit_launches import Draft, order
 from mbc.optimize.schedule.in_place import take_over
 from mbc.optimize.schedule.liveness import blocks, live_bytes

@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from mbc.optimize.remat.greedy import Chooser
+from mbc.optimize.remat.state import RematState
 from mbc.optimize.remat.transient_peak import passing_bytes
 from mbc.optimize.remat.undo_log import Leaner
 from mbc.optimize.schedule.regions import Run, runs_of
@@ -19,13 +19,13 @@ SEEDS = range(4)
 DECISIONS = 12
 
 
-def chooser(seed: int) -> Chooser:
+def chooser(seed: int) -> RematState:
     made, draft = network(seed)
     runs = runs_of(made.graph, draft, draft.train)
-    return Chooser(made.graph, draft, made.device.host_link, RECOMPUTE, 0, float("inf"), (), {}, {}, runs)
+    return RematState(made.graph, draft, made.device.host_link, RECOMPUTE, 0, float("inf"), (), {}, {}, runs)
 
 
-def decide(found: Chooser, rng: random.Random) -> None:
+def decide(found: RematState, rng: random.Random) -> None:
     """Some values are made again over the run that takes most."""
     peak = int(np.argmax(found.measured()[1]))
     ledger = found.ledger

@@ -11,10 +11,11 @@ from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.hardware.spec import find_spec
 from mbc.ir.transforms.training_step import differentiate
+from mbc.optimize import effort
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.remat import local_search as improve
-from mbc.optimize.remat import offload as sending
-from mbc.optimize.remat.greedy import Chooser, Means, Resided, reside
+from mbc.optimize.remat.greedy import reside
+from mbc.optimize.remat.state import Means, RematState, Resided
 from mbc.optimize.schedule.emit_launches import Draft, order
 from mbc.optimize.schedule.regions import runs_of
 from mbc.optimize.selection.select import choose
@@ -84,10 +85,10 @@ def test_less_is_made_again() -> None:
 def test_what_was_found_counts_where_nothing_is_left_to_take_back(monkeypatch: pytest.MonkeyPatch) -> None:
     take_back, rounds = improve._take_back, 0
 
-    def soon_nothing(chooser: Chooser, draw: random.Random) -> bool:
+    def soon_nothing(chooser: RematState, draw: random.Random) -> bool:
         nonlocal rounds
         rounds += 1
-        return rounds <= improve.MEASURED_AFTER and take_back(chooser, draw)  # too few to have been measured
+        return rounds <= effort.MEASURE_AFTER and take_back(chooser, draw)  # too few to have been measured
 
     monkeypatch.setattr(improve, "_take_back", soon_nothing)
     gained = 0
@@ -104,7 +105,7 @@ def sent_bytes(seed: int, found: Resided) -> list[int]:
 
 
 def test_improving_keeps_to_the_room_and_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sending, "SHORTEST_COPY_US", 0.0)  # these networks are small
+    monkeypatch.setattr(effort, "MIN_COPY_US", 0.0)  # these networks are small
     means = Means(recompute=True, offload=1.0, host_bytes=8 << 20)
     sent = 0
     for seed in SEEDS:
@@ -118,7 +119,7 @@ def test_improving_keeps_to_the_room_and_to_the_host(monkeypatch: pytest.MonkeyP
 def test_short_copies_are_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither at first nor in place of others; here everything that is sent could be made again, too."""
     shortest_us = 40.0
-    monkeypatch.setattr(sending, "SHORTEST_COPY_US", shortest_us)
+    monkeypatch.setattr(effort, "MIN_COPY_US", shortest_us)
     link = network(0)[0].device.host_link
     for seed in SEEDS:
         sent = sent_bytes(seed, resided(seed, BOTH, WORK, 0.5)[0])
@@ -126,6 +127,6 @@ def test_short_copies_are_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_improving_is_repeatable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sending, "SHORTEST_COPY_US", 0.0)
+    monkeypatch.setattr(effort, "MIN_COPY_US", 0.0)
     assert resided(1, BOTH, WORK)[0].decisions.offloads
     assert resided(1, BOTH, WORK)[0].decisions == resided(1, BOTH, WORK)[0].decisions

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mbc.optimize.remat import greedy as residing
-from mbc.optimize.remat.greedy import Chooser, Resided, reside
+from mbc.optimize import effort
+from mbc.optimize.remat.greedy import reside
 from mbc.optimize.remat.segment_remat import cut_into_segments
+from mbc.optimize.remat.state import RematState, Resided
 from mbc.optimize.schedule.regions import runs_of
 from tests.optimize.remat.test_greedy import RECOMPUTE, cost
 from tests.optimize.remat.test_local_search import network
@@ -15,10 +16,10 @@ from tests.optimize.remat.test_local_search import network
 SEEDS = range(4)
 
 
-def chooser(seed: int) -> Chooser:
+def chooser(seed: int) -> RematState:
     made, draft = network(seed)
     runs = runs_of(made.graph, draft, draft.train)
-    return Chooser(made.graph, draft, made.device.host_link, RECOMPUTE, 0, float("inf"), (), {}, {}, runs)
+    return RematState(made.graph, draft, made.device.host_link, RECOMPUTE, 0, float("inf"), (), {}, {}, runs)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -45,7 +46,7 @@ def least(seed: int, part: float) -> tuple[Resided, float, int]:
 
 def test_segments_fit_where_choosing_gap_by_gap_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     with_segments = {seed: least(seed, 0.3) for seed in SEEDS}
-    monkeypatch.setattr(residing, "SEGMENT_PARTS", ())
+    monkeypatch.setattr(effort, "SEGMENT_SHARES", ())
     without = {seed: least(seed, 0.3) for seed in SEEDS}
     gained = 0
     for seed, (found, time_us, room_bytes) in with_segments.items():

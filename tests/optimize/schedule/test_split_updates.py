@@ -9,10 +9,10 @@ import pytest
 
 from mbc.ir.graph import Operation
 from mbc.kernels import PROVIDERS
+from mbc.optimize import effort
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.fusion.horizontal import is_gathered
 from mbc.optimize.fusion.select_groups import fuse
-from mbc.optimize.schedule import split_updates as pieces
 from mbc.optimize.schedule.emit_launches import Draft, order
 from mbc.optimize.schedule.in_place import take_over
 from mbc.optimize.schedule.split_updates import in_pieces, within
@@ -48,7 +48,7 @@ def whole(network: str, precision: str) -> Draft:
 
 
 def cut(monkeypatch: pytest.MonkeyPatch, network: str, precision: str, count: int) -> Draft:
-    monkeypatch.setattr(pieces, "LEAST_US", 0.0)
+    monkeypatch.setattr(effort, "UPDATE_SPLIT_MIN_US", 0.0)
     return in_pieces(whole(network, precision), count, operations(network, precision), table(network, precision).device)
 
 
@@ -115,7 +115,7 @@ def test_an_update_comes_when_its_gradient_is_there(monkeypatch: pytest.MonkeyPa
 
 def test_within_a_room_an_update_waits_for_no_more_than_it_may_hold(monkeypatch: pytest.MonkeyPatch):
     """What a piece reads is a part of the room at most, or belongs to two operations: one alone is no group."""
-    monkeypatch.setattr(pieces, "LEAST_US", 0.0)
+    monkeypatch.setattr(effort, "UPDATE_SPLIT_MIN_US", 0.0)
     draft, by_name = whole("residual", "bf16"), operations("residual", "bf16")
     device = table("residual", "bf16").device
 
@@ -128,7 +128,7 @@ def test_within_a_room_an_update_waits_for_no_more_than_it_may_hold(monkeypatch:
         ]
 
     (all_bytes,) = held(draft)
-    plenty = int(all_bytes / pieces.HELD_PART) + 1
+    plenty = int(all_bytes / effort.UPDATE_HELD_SHARE) + 1
     assert within(draft, plenty, by_name, device) == draft
     tight = within(draft, plenty // 4, by_name, device)
     assert len(held(tight)) > 1 and max(held(tight)) < all_bytes

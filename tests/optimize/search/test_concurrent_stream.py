@@ -27,7 +27,7 @@ from mbc.source import Source
 from tests.optimize.planned import draft_of, kept_plan, plan_of, table
 from tests.optimize.remat.test_apply_decisions import trained
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 ROOM_BYTES = 140 * 10**9
 NONE_AND_THIS = (frozenset[str](), frozenset({"beside"}))
 CASES = [("residual", "fp32"), ("residual", "bf16"), ("dense", "fp16")]

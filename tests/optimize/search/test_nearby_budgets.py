@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from mbc.optimize import effort
 from mbc.optimize.search import search
 
 LEAST_US = 100.0  # without a limit
@@ -51,6 +52,6 @@ def test_of_slow_ones_the_fastest_is_taken_until_one_is_fast(luckier):
 
 
 def test_what_does_not_fit_or_is_long_is_not_tried_again(luckier):
-    high, long = found(150.0, 1001), found(150.0, 1000, search.OTHER_ROOMS_LAUNCHES + 1)
+    high, long = found(150.0, 1001), found(150.0, 1000, effort.NEARBY_ROOMS_MAX_LAUNCHES + 1)
     assert luckier({1000: high}) == (high, [1000])
     assert luckier({1000: long}) == (long, [1000])

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from mbc.optimize.remat.greedy import Means
+from mbc.optimize import effort
+from mbc.optimize.remat.state import Means
 from mbc.optimize.search import variants as ways
 from mbc.optimize.search.variants import make_room
 from tests.optimize.planned import roomy_problem
@@ -34,6 +35,6 @@ def ways_to(room_bytes: int, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_what_takes_far_too_much_is_tried_with_the_least_workspace_only(monkeypatch: pytest.MonkeyPatch) -> None:
     most_bytes = max(ways_to(1 << 40, monkeypatch))
     near = ways_to(most_bytes // 2, monkeypatch)
-    assert min(near) > most_bytes // 2 and len(near) > len(ways.WORKSPACE_PARTS)
+    assert min(near) > most_bytes // 2 and len(near) > len(effort.WORKSPACE_SHARES)
     far = ways_to(most_bytes // 5, monkeypatch)
     assert len(far) == 2 and far[0] > far[1], "there might have been less of it, and there is not enough"

@@ -1,1 +1,6 @@
-"""."""
+"""Batch normalisation and other reductions over a channel.
+
+* `batch_norm`: biases, statistics and gradients of batch normalisation
+* `batch_norm_single_launch`: batch normalisation of small tensors in one launch each way
+* `bn_backward_remat`: backward reductions with fused rematerialization of relu's output
+"""
