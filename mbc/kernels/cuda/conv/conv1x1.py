@@ -153,7 +153,7 @@ def _one_by_one_us(request: Request, device: DeviceSpec) -> float:
 
 BY_ITSELF = OwnKernel(
     "convolution",
-    "pointwise.cu",
+    "conv/conv1x1.cu",
     PointwiseArguments,
     arguments,
     layouts=channels_last,

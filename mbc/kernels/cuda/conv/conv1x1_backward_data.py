@@ -17,7 +17,10 @@ from mbc.kernels.cuda.conv.conv1x1 import BY_ITSELF, FORMS, normalized, normaliz
 from mbc.kernels.cuda.fused.wiring import AFFINE, Numbers, Wiring, run
 
 _BY_ITSELF = replace(
-    BY_ITSELF, kind="convolution_backward_data", file="pointwise_gradients.cu", launcher="pointwise_backward_data"
+    BY_ITSELF,
+    kind="convolution_backward_data",
+    file="conv/conv1x1_backward_data.cu",
+    launcher="pointwise_backward_data",
 )
 
 

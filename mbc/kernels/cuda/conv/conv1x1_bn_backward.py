@@ -20,7 +20,7 @@ from mbc.kernels.cuda.conv.conv1x1 import (
 from mbc.kernels.cuda.fused.wiring import AFFINE, Wiring, members, run
 from mbc.ops.normalization import BatchNormalizeBackward
 
-_PRODUCT = replace(BY_ITSELF, file="pointwise_normalize.cu")
+_PRODUCT = replace(BY_ITSELF, file="conv/conv1x1_bn_backward.cu")
 _THROUGH_RELU = "batch_normalize+relu+relu_backward"
 
 

@@ -85,7 +85,7 @@ def _time_us(request: Request, device: DeviceSpec) -> float:
 
 _FORWARD = OwnKernel(
     "convolution",
-    "few_filters.cu",
+    "conv/conv1x1_narrow.cu",
     FewFiltersArguments,
     _arguments,
     layouts=pixel_by_pixel,

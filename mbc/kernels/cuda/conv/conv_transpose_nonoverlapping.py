@@ -76,7 +76,7 @@ def _time_us(request: Request, device: DeviceSpec) -> float:
 
 _BY_ITSELF = OwnKernel(
     "convolution_backward_data",
-    "apart.cu",
+    "conv/conv_transpose_nonoverlapping.cu",
     ApartArguments,
     _arguments,
     layouts=channels_last,

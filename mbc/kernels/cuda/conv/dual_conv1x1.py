@@ -27,7 +27,7 @@ def _arguments(at: Slice) -> PointwisePairArguments:
 _PAIR = replace(
     BY_ITSELF,
     kind="convolution+convolution_backward_data",
-    file="pointwise_pairs.cu",
+    file="conv/dual_conv1x1.cu",
     struct=PointwisePairArguments,
     integers=_arguments,
 )

@@ -153,7 +153,7 @@ def _time_us(request: Request, device: DeviceSpec) -> float:
 
 _FORWARD = OwnKernel(
     "convolution",
-    "few_channels.cu",
+    "conv/stem_conv.cu",
     FewChannelsArguments,
     _arguments,
     layouts=pixel_by_pixel,
@@ -165,7 +165,7 @@ _FORWARD = OwnKernel(
 )
 _BACKWARD_FILTER = OwnKernel(
     "convolution_backward_filter",
-    "few_channels_filter.cu",
+    "conv/stem_conv_filter.cu",
     FewChannelsArguments,
     _arguments,
     layouts=pixel_by_pixel,

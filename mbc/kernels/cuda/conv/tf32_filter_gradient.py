@@ -74,7 +74,7 @@ def _time_us(request: Request, device: DeviceSpec) -> float:
 KERNELS = (
     OwnKernel(
         "convolution_backward_filter",
-        "taps_filter.cu",
+        "conv/tf32_filter_gradient.cu",
         TapsArguments,
         _arguments,
         layouts=channels_last,

@@ -76,7 +76,7 @@ def _time_us(request: Request, device: DeviceSpec) -> float:
 
 _FORWARD = OwnKernel(
     "convolution",
-    "short_patch.cu",
+    "conv/weight_stationary_conv.cu",
     PatchArguments,
     patch_arguments,
     layouts=channels_last,

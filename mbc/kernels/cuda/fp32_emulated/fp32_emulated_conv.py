@@ -147,7 +147,7 @@ def _time_us(request: Request, device: DeviceSpec) -> float:
 
 _FORWARD = OwnKernel(
     "convolution",
-    "halves.cu",
+    "fp32_emulated/fp32_emulated_conv.cu",
     HalvesArguments,
     _arguments,
     layouts=channels_last,
@@ -170,7 +170,7 @@ _BACKWARD_DATA = replace(
 _BACKWARD_FILTER = replace(
     _FORWARD,
     kind="convolution_backward_filter",
-    file="halves_filter.cu",
+    file="fp32_emulated/fp32_emulated_conv_filter.cu",
     launcher="convolution_backward_filter_in_halves",
     workspace=_filter_bytes,
     launches=4,

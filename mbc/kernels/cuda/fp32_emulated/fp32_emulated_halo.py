@@ -117,7 +117,7 @@ def _of_patches(kernel: OwnKernel) -> OwnKernel:
 
     return replace(
         kernel,
-        file="halves_patch.cu",
+        file="fp32_emulated/fp32_emulated_halo.cu",
         struct=PatchArguments,
         integers=patch_arguments,
         workspace=_weights_bytes,

@@ -62,7 +62,7 @@ def _time_us(request: Request, device: DeviceSpec) -> float:
 KERNELS = (
     replace(
         _TILED,
-        file="halves_patch_filter.cu",
+        file="fp32_emulated/fp32_emulated_halo_filter.cu",
         integers=_arguments,
         workspace=_workspace_bytes,
         time_us=_time_us,

@@ -120,7 +120,7 @@ def _time_us(request: Request, device: DeviceSpec) -> float:
 
 _FORWARD = OwnKernel(
     "linear",
-    "linear_halves.cu",
+    "fp32_emulated/fp32_emulated_linear.cu",
     HalvesProductArguments,
     _arguments,
     layouts=channels_first,

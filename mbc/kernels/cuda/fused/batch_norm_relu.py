@@ -36,7 +36,7 @@ from mbc.kernels.cuda.norm.batch_norm import parts, sum_workspace, sums_workspac
 from mbc.ops.normalization import BatchNormalizeBackward
 from mbc.ops.shape import ChannelSlice
 
-FILE = "fused.cu"
+FILE = "fused/batch_norm_relu.cu"
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,11 +21,13 @@ from mbc.kernels.cuda.base import (
 from mbc.kernels.cuda.fused.wiring import AFFINE, Wiring, eps, members, run, taking
 from mbc.ops.normalization import BatchNormalizeBackward
 
-FILE = "at_once.cu"
+FILE = "norm/batch_norm_single_launch.cu"
 
 # Above, the few multiprocessors that share a tile of channels read for longer than two launches of all of them take.
 MOST_BYTES = 4 << 20
-MOST_PARTS = 8  # blocks of a cluster, on any GPU that has them; as in templates/kernels/mbc_at_once.cuh
+MOST_PARTS = (
+    8  # blocks of a cluster, on any GPU that has them; as in templates/kernels/norm/batch_norm_single_launch.cuh
+)
 MOST_BLOCKS = 132  # of an H200's multiprocessors: more would wait for those before them
 SECTOR, LINE = 2, 4  # vectors that memory reads together
 MOST_ALONG = 16  # vectors of a tile, whose channels have a thread each

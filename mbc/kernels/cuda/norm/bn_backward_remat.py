@@ -11,7 +11,7 @@ from mbc.kernels.cuda.base import OwnKernel, Slice, Struct, image_of
 from mbc.kernels.cuda.fused.wiring import AFFINE, Wiring, affines, eps, run, taking
 from mbc.kernels.cuda.norm.batch_norm import parts, sums_workspace
 
-FILE = "sums_along.cu"
+FILE = "norm/bn_backward_remat.cu"
 
 
 @dataclass(frozen=True, slots=True)

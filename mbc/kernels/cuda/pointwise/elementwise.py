@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from mbc.kernels.cuda.base import OwnKernel, Slice, Struct, no_reals, type_code
 from mbc.ops.activation import LeakyRelu, Scale
 
-FILE = "elementwise.cu"
+FILE = "pointwise/elementwise.cu"
 
 
 @dataclass(frozen=True, slots=True)

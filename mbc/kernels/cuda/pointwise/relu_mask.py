@@ -8,7 +8,7 @@ from mbc.ir.types import Layout
 from mbc.kernels.cuda.base import Channels, OwnKernel, Slice, Struct, type_code
 from mbc.ops.signs import CHANNELS
 
-FILE = "signs.cu"
+FILE = "pointwise/relu_mask.cu"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from mbc.ops.fused import Fused, Member
 from mbc.ops.normalization import UpdateRunning
 from mbc.ops.update import AdamW, Sgd
 
-FILE = "many.cu"
+FILE = "update/multi_tensor.cu"
 MANY = 64  # tensors of a launch; as in the source
 
 

@@ -1,0 +1,67 @@
+// Gradients of the image of convolutions of one place: by themselves, and on the way to the sums of batch
+// normalisation's backward pass over what relu lets through of them.
+#include "conv1x1_backward_data.cuh"
+
+namespace mbc {
+
+// Accesses: gradient, weights, x, mean, variance, scale and shift if there are; the product, dgamma, dbeta, workspace.
+// ALONG: behind the product relu's output is written.
+template <bool ALONG>
+const char* data_normalize_relu_sums(const MbcCall& call) {
+  return on_tensor_cores<PointwiseArguments>(call, [&](auto of) {
+    using T = decltype(of);
+    const bool affine = arguments<PointwiseAlongArguments>(call).affine;
+    const int product = affine ? 7 : 5, dgamma = product + (ALONG ? 2 : 1);
+    const Normalize forward = normalize(call, 3, affine, eps(call, 0));
+    const ReluSums<T> sums(sums_of(call, 3, dgamma, eps(call, 1)), forward);
+    const Operands<T> x{in<T>(call, 2), nullptr};
+    const auto run = [&](const auto& source) {
+      run_pointwise<Makes::GRADIENT>(call, out<T>(call, product), source, sums, out<Sums::State>(call, dgamma + 2));
+    };
+    if constexpr (ALONG)
+      run(AlongX<T>(x, out<T>(call, product + 1), NormalizeRelu{forward}));
+    else
+      run(InMemory<T, true, false>{x});
+  });
+}
+
+}  // namespace mbc
+
+extern "C" const char* mbc_pointwise_backward_data(const MbcCall& call) {
+  using namespace mbc;
+  return on_tensor_cores<PointwiseArguments>(call, [&](auto of) {
+    using T = decltype(of);
+    run_pointwise<Makes::GRADIENT>(call, out<T>(call, 2), InMemory<T, false, false>{}, NoSums{}, nullptr);
+  });
+}
+extern "C" const char* mbc_pointwise_data_relu_sums(const MbcCall& call) {
+  return mbc::gradient_relu_sums<mbc::Makes::GRADIENT, false, false>(call);
+}
+extern "C" const char* mbc_pointwise_data_relu_sums_signed(const MbcCall& call) {
+  return mbc::gradient_relu_sums<mbc::Makes::GRADIENT, false, true>(call);
+}
+extern "C" const char* mbc_pointwise_data_add_relu_sums(const MbcCall& call) {
+  return mbc::gradient_relu_sums<mbc::Makes::GRADIENT, true, false>(call);
+}
+extern "C" const char* mbc_pointwise_data_add_relu_sums_signed(const MbcCall& call) {
+  return mbc::gradient_relu_sums<mbc::Makes::GRADIENT, true, true>(call);
+}
+extern "C" const char* mbc_pointwise_data_normalize_relu_sums(const MbcCall& call) {
+  return mbc::data_normalize_relu_sums<false>(call);
+}
+extern "C" const char* mbc_pointwise_data_normalize_relu_and_sums(const MbcCall& call) {
+  return mbc::data_normalize_relu_sums<true>(call);
+}
+// `_signed`: where a plan has the signs of what is made again they are not read, since the launch has them at hand.
+extern "C" const char* mbc_pointwise_data_add_relu_and_sums(const MbcCall& call) {
+  return mbc::gradient_add_relu_and_sums<mbc::Makes::GRADIENT, false>(call);
+}
+extern "C" const char* mbc_pointwise_data_add_relu_and_sums_signed(const MbcCall& call) {
+  return mbc::gradient_add_relu_and_sums<mbc::Makes::GRADIENT, false>(call);
+}
+extern "C" const char* mbc_pointwise_data_add_relu_and_sums_of_two(const MbcCall& call) {
+  return mbc::gradient_add_relu_and_sums<mbc::Makes::GRADIENT, true>(call);
+}
+extern "C" const char* mbc_pointwise_data_add_relu_and_sums_of_two_signed(const MbcCall& call) {
+  return mbc::gradient_add_relu_and_sums<mbc::Makes::GRADIENT, true>(call);
+}

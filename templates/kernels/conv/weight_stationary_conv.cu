@@ -1,0 +1,305 @@
+// Convolutions in bf16 and fp16 of 64 or 128 channels, forward and back to the image at a stride of one, with filters
+// of several places, channels last, filters by the 64.
+//
+// As in fp32_emulated_halo.cu what pixels see under the next place of the filter is the same patch some places further on.
+// A block has 64 filters, whose weights it keeps, and makes 256 pixels of them at a time. Patches have all 64 channels,
+// or 32 of 128, for which there is less room. One warpgroup copies them, ahead of two others that take tiles in turn:
+// while one writes what it has made, and sums up statistics of it where they are asked for, the other has tensor cores
+// for itself.
+#include "halo.cuh"
+#include "batch_statistics.cuh"
+
+struct StatisticsPatchArguments : PatchArguments {
+  int64_t blocks;  // for each 64 filters; not those that a GPU has room for, so that sums are the same on all
+};
+
+namespace mbc {
+
+constexpr int SHORT_PATCHES = 3;  // as in mbc/kernels/cuda/conv/weight_stationary_conv.py
+
+template <int CHANNELS>
+struct ShortConvolution : PatchConvolution {
+  static constexpr int COPIER_REGISTERS = 72, SUMMING_REGISTERS = 216;  // 64 K in all, of which each starts with 168
+  // Pieces of 8 channels: of all, and of a patch. Places that are copied together.
+  static constexpr int ALL = CHANNELS / 8, EIGHTS = CHANNELS == 64 ? 8 : 4, COPIED_APART = WARPGROUP / EIGHTS;
+  static constexpr int PATCHES = ALL / EIGHTS, PATCH_BYTES = MOST_PLACES * EIGHTS * 16;
+  // Pieces of 8 terms of all filters, so far apart that those of a filter lie in different banks.
+  static constexpr int KEPT_APART = PATCH_FILTERS * 16 + 16;  // as in mbc/kernels/cuda/conv/weight_stationary_conv.py
+  // Results lie for a while in the patch that they were made of, as many places at a time as it has room for, and
+  // leave it by lines of 64 filters.
+  static constexpr int ROUNDS = 8 / EIGHTS, ROUND_PLACES = PATCH_GROUPS * 8 / ROUNDS;
+  static constexpr int RESULT_PITCH = PATCH_FILTERS * 2 + 16, RESULTS_APART = WARPGROUP / 8;
+  static_assert(ROUND_PLACES * RESULT_PITCH <= PATCH_BYTES);
+
+  ImagePlace next_seen, next_made;  // from one place of a thread to its next
+
+  explicit ShortConvolution(const PatchArguments& a)
+      : PatchConvolution(a), next_seen(place(COPIED_APART)), next_made(place(RESULTS_APART / 8 * group)) {}
+};
+
+struct ShortRings {
+  Ring<SHORT_PATCHES> patches;
+  Barrier kept;                  // all weights
+  Barrier started[MULTIPLIERS];  // all products of a tile, by this warpgroup
+  Barrier meeting[MULTIPLIERS];  // of this warpgroup's warps, an even number of times a tile
+
+  __device__ void start() {
+    kept.start(MULTIPLIERS * WARPGROUP);
+    for (int group = 0; group < MULTIPLIERS; ++group) {
+      started[group].start(WARPGROUP / 32);
+      meeting[group].start(WARPGROUP / 32);
+    }
+    patches.start(WARPGROUP, 1);
+  }
+};
+
+// Filters 2 i and 2 i + 1 of 16 are rows i and i + 8 of the product, so that a thread makes neighbours.
+__device__ inline int32_t row_of_filter(int32_t n) { return n / 16 * 16 + n % 2 * 8 + n % 16 / 2; }
+
+template <typename T, int CHANNELS>
+__device__ inline void keep_weights(const T* __restrict__ weight, char* kept, const ShortConvolution<CHANNELS>& f) {
+  const int32_t first = static_cast<int32_t>(blockIdx.x) % f.across * PATCH_FILTERS;
+  for (int32_t i = threadIdx.x - WARPGROUP; i < f.taps * f.ALL * PATCH_FILTERS; i += MULTIPLIERS * WARPGROUP) {
+    // Neighbours read neighbours.
+    const int32_t tap = i / (f.ALL * PATCH_FILTERS), n = f.backward ? i % PATCH_FILTERS : i / f.ALL % PATCH_FILTERS;
+    const int32_t eight = f.backward ? i / PATCH_FILTERS % f.ALL : i % f.ALL;
+    Vec<T, 8> terms;
+    if (f.backward)
+#pragma unroll
+      for (int e = 0; e < 8; ++e)
+        terms.v[e] = weight[((eight * 8 + e) * f.taps + f.taps - 1 - tap) * f.filters + first + n];
+    else
+      terms = load<8>(weight + (((first + n) * f.taps + tap) * f.ALL + eight) * 8);
+    store(reinterpret_cast<T*>(kept + (tap * f.ALL + eight) * f.KEPT_APART + row_of_filter(n) * 16), terms);
+  }
+}
+
+template <typename T, int CHANNELS>
+__device__ inline void copy_patches(
+    const T* __restrict__ x, char* patches, Ring<SHORT_PATCHES>& ring, const ShortConvolution<CHANNELS>& f) {
+  const int32_t eight = threadIdx.x % f.EIGHTS, mine = threadIdx.x / f.EIGHTS, places = f.places();
+  int32_t turn = 0;
+  for (int32_t tile = blockIdx.x; tile < f.tiles; tile += gridDim.x) {
+    const int32_t left = f.left(tile);
+    for (int32_t patch = 0; patch < f.PATCHES; ++patch, ++turn) {
+      const T* from = x + (patch * f.EIGHTS + eight) * 8;
+      char* to = patches + turn % SHORT_PATCHES * f.PATCH_BYTES + eight * f.apart;
+      ImagePlace at = f.first_seen(tile, mine);
+      ring.wait_until_emptied(turn);
+      for (int32_t i = mine; i < places; i += f.COPIED_APART) {
+        const int32_t offset = f.seen(at, left);
+        copy_16_bytes(reinterpret_cast<uint4*>(to + i * 16), from + max(offset, 0), offset >= 0);
+        f.advance(at, f.next_seen);
+      }
+      ring.filled[turn % SHORT_PATCHES].arrive_with_copies();
+    }
+  }
+}
+
+// Starts all products of a patch. `meanwhile`: when the first ones are under way.
+template <typename T, int CHANNELS, typename Meanwhile>
+__device__ inline void start_patch(
+    float (&sums)[32][4], const char* kept, const char* line, bool adds, const ShortConvolution<CHANNELS>& f,
+    Meanwhile meanwhile) {
+  for (int32_t tap = 0, across = 0; tap < f.taps; ++tap, kept += f.ALL * f.KEPT_APART) {
+    begin_products();
+#pragma unroll
+    for (int step = 0; step < f.EIGHTS / 2; ++step) {
+      const Pieces weights{kept, 8 * 16, f.KEPT_APART, step * 2 * f.KEPT_APART};
+      const Pieces image{line, f.group * 16, f.apart, across * 16 + step * 2 * f.apart};
+      multiply_shared<false, T>(sums, weights, image, adds || tap + step > 0);
+    }
+    end_of_products();
+    if (tap == 0) meanwhile();
+    if (++across == f.kernel_width) {
+      across = 0;
+      line += f.pitch * 16;
+    }
+  }
+}
+
+// What a thread sums up of eight neighbouring channels.
+template <typename T>
+struct EightStatistics {
+  typename Statistics<T>::Running running[8] = {};
+  int32_t count = 0;
+
+  __device__ void add(const Held<T, 8>& results) {
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      const float a[1] = {to_float(results[e])};
+      if (count == 0) running[e] = Statistics<T>{}.begin(a[0]);
+      Statistics<T>{}.template push<1>(running[e], 0.0f, a, a);
+    }
+    ++count;
+  }
+};
+
+// Puts together what the threads of a warp have of the same eight channels, in a part of its own for each warp.
+template <typename T>
+__device__ inline void leave(const EightStatistics<T>& statistics, typename Statistics<T>::State* part) {
+  using State = typename Statistics<T>::State;
+  const int32_t lane = threadIdx.x % 32;
+#pragma unroll
+  for (int e = 0; e < 8; ++e) {
+    State both[2] = {Statistics<T>{}.settle(0.0f, statistics.running[e], statistics.count)};
+#pragma unroll
+    for (int mask = 8; mask < 32; mask *= 2) {
+      both[1] = {__shfl_xor_sync(0xffffffffu, both[0].count, mask), __shfl_xor_sync(0xffffffffu, both[0].mean, mask),
+                 __shfl_xor_sync(0xffffffffu, both[0].squares, mask)};
+      both[0] = Statistics<T>{}.merged(2, [&](unsigned i) { return both[i]; });
+    }
+    if (lane < 8) part[lane * 8 + e] = both[0];
+  }
+}
+
+// `partial`: what every warp finds of its filters, where statistics are asked for.
+template <typename T, int CHANNELS, bool STATISTICS>
+__device__ inline void make_tiles(
+    const char* kept, char* patches, T* __restrict__ y, typename Statistics<T>::State* partial, ShortRings& rings,
+    const ShortConvolution<CHANNELS>& f) {
+  const int32_t thread = threadIdx.x % WARPGROUP, warp = thread / 32, lane = thread % 32;
+  const int32_t group = threadIdx.x / WARPGROUP - 1, eight = thread % 8, mine = thread / 8;
+  const auto arrive = [&](Barrier& barrier) {
+    __syncwarp();
+    if (lane == 0) barrier.arrive();
+  };
+  const auto meet = [&](uint32_t parity) {
+    arrive(rings.meeting[group]);
+    rings.meeting[group].wait(parity);
+  };
+  const int32_t first = static_cast<int32_t>(blockIdx.x) % f.across * PATCH_FILTERS;
+  y += first + eight * 8;
+  EightStatistics<T> statistics;
+  const int32_t step = static_cast<int32_t>(gridDim.x);
+  int32_t number = group;  // of tiles of the block, of which this warpgroup takes every other one
+  for (int32_t tile = blockIdx.x + group * step; tile < f.tiles; tile += MULTIPLIERS * step, number += MULTIPLIERS) {
+    float sums[32][4];
+    char* patch = nullptr;
+    int32_t turn = number * f.PATCHES;
+    for (int32_t i = 0; i < f.PATCHES; ++i, ++turn) {
+      patch = patches + turn % SHORT_PATCHES * f.PATCH_BYTES;
+      rings.patches.wait_until_filled(turn);
+      show_to_tensor_cores();
+      if (i == 0 && number > 0) rings.started[(number - 1) % MULTIPLIERS].wait((number - 1) / MULTIPLIERS % 2);
+      start_patch<T>(sums, kept + i * f.EIGHTS * f.KEPT_APART, patch, i > 0, f, [&] {
+        if (i == 0) return;
+        wait_for_products<1>(sums);
+        rings.patches.empty(turn - 1);
+      });
+    }
+    arrive(rings.started[group]);
+    wait_for_products(sums);
+    const int32_t left = f.left(tile);
+    ImagePlace at = f.place(f.first(tile) + mine / 8 * f.group + mine % 8);
+    char* const results = patch + warp * 16 * 2 + lane / 4 * 4;
+#pragma unroll
+    for (int round = 0; round < f.ROUNDS; ++round) {
+      meet(0);  // nobody reads the patch any more
+#pragma unroll
+      for (int j = 0; j < f.ROUND_PLACES / 8; ++j)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const float(&of)[4] = sums[round * f.ROUND_PLACES / 8 + j];
+          const float two[2] = {of[e], of[2 + e]};
+          const int32_t place = j * 8 + lane % 4 * 2 + e;
+          *reinterpret_cast<uint32_t*>(results + place * f.RESULT_PITCH) = rounded_word<T>(two);
+        }
+      meet(1);
+#pragma unroll 4
+      for (int32_t i = mine; i < f.ROUND_PLACES; i += f.RESULTS_APART) {
+        const int32_t offset = f.made(at, left);
+        const auto made = hold<8>(reinterpret_cast<const T*>(patch + i * f.RESULT_PITCH) + eight * 8);
+        if (offset >= 0) {
+          *reinterpret_cast<Held<T, 8>*>(y + offset) = made;
+          if constexpr (STATISTICS) statistics.add(made);
+        }
+        f.advance(at, f.next_made);
+      }
+    }
+    __syncwarp();
+    rings.patches.empty(turn - 1);
+  }
+  if constexpr (STATISTICS) {
+    const int64_t part = (blockIdx.x / f.across * MULTIPLIERS + group) * (WARPGROUP / 32) + warp;
+    leave(statistics, partial + part * f.filters + first);
+  }
+}
+
+template <typename T, int CHANNELS, bool STATISTICS>
+__global__ void __launch_bounds__(RING_THREADS, 1)
+    convolution_of_short_patches(const T* __restrict__ x, const T* __restrict__ weight, T* __restrict__ y,
+                                 typename Statistics<T>::State* partial, ShortConvolution<CHANNELS> f) {
+  MBC_DYNAMIC_SHARED(shared);
+  __shared__ ShortRings rings;
+  char* patches = reinterpret_cast<char*>(shared);
+  char* kept = patches + SHORT_PATCHES * f.PATCH_BYTES;
+  if (threadIdx.x == 0) rings.start();
+  __syncthreads();
+  if (threadIdx.x < WARPGROUP) {
+    if constexpr (STATISTICS) give_registers<f.COPIER_REGISTERS>();
+    copy_patches(x, patches, rings.patches, f);
+  } else {
+    if constexpr (STATISTICS) take_registers<f.SUMMING_REGISTERS>();
+    keep_weights(weight, kept, f);
+    show_to_tensor_cores();
+    rings.kept.arrive();
+    rings.kept.wait(0);
+    make_tiles<T, CHANNELS, STATISTICS>(kept, patches, y, partial, rings, f);
+  }
+}
+
+// A block keeps its filters: between its tiles are those of other filters. `blocks` for each 64 filters, or 0: as many
+// as there is room for.
+template <typename T, int CHANNELS, bool STATISTICS>
+void run_short_patches(
+    const MbcCall& call, const PatchArguments& a, int64_t blocks, typename Statistics<T>::State* partial) {
+  const ShortConvolution<CHANNELS> f(a);
+  const int64_t tiles_of_places = f.tiles / f.across, room = multiprocessors() / f.across;
+  if (blocks == 0) blocks = max(int64_t{1}, min(tiles_of_places, room));
+  const int shared = SHORT_PATCHES * f.PATCH_BYTES + f.taps * f.ALL * f.KEPT_APART;
+  MBC_LAUNCH_SHARED((convolution_of_short_patches<T, CHANNELS, STATISTICS>), static_cast<unsigned>(blocks * f.across),
+                    RING_THREADS, shared, call.stream, in<T>(call, 0), in<T>(call, 1), out<T>(call, 2), partial, f);
+}
+
+template <typename T, bool STATISTICS>
+const char* run_short_patches(
+    const MbcCall& call, const PatchArguments& a, int64_t blocks, typename Statistics<T>::State* partial) {
+  if (const char* problem = unaligned(call)) return problem;
+  if (PatchConvolution(a).places() > MOST_PLACES) return "a patch is larger than shared memory";
+  if (a.channels == 64)
+    run_short_patches<T, 64, STATISTICS>(call, a, blocks, partial);
+  else if (a.channels == 128)
+    run_short_patches<T, 128, STATISTICS>(call, a, blocks, partial);
+  else
+    return "there are neither 64 nor 128 channels";
+  return nullptr;
+}
+
+}  // namespace mbc
+
+extern "C" const char* mbc_convolution_of_short_patches(const MbcCall& call) {
+  using namespace mbc;
+  return in_sixteen_bits(MBC_WORKING, [&](auto of) {
+    const auto& a = arguments<PatchArguments>(call);
+    if (const char* problem = run_short_patches<decltype(of), false>(call, a, 0, nullptr)) return problem;
+    return launched();
+  });
+}
+// The same; `backward` says that weights are turned.
+extern "C" const char* mbc_convolution_backward_data_of_short_patches(const MbcCall& call) {
+  return mbc_convolution_of_short_patches(call);
+}
+// Accesses: image, weights, result, mean, variance, workspace.
+extern "C" const char* mbc_convolution_of_short_patches_statistics(const MbcCall& call) {
+  using namespace mbc;
+  return in_sixteen_bits(MBC_WORKING, [&](auto of) {
+    using T = decltype(of);
+    const auto& a = arguments<StatisticsPatchArguments>(call);
+    auto* partial = out<typename Statistics<T>::State>(call, 5);
+    if (const char* problem = run_short_patches<T, true>(call, a, a.blocks, partial)) return problem;
+    merge_all_parts(call.stream, a.blocks * MULTIPLIERS * (WARPGROUP / 32), a.filters, partial,
+                    StatisticsOfMade<T>{{nullptr, 0, out<float>(call, 3), out<float>(call, 4)}});
+    return launched();
+  });
+}

@@ -1,0 +1,237 @@
+// Tensor cores through wgmma, which a warpgroup of 128 threads starts and which read operands from shared memory, and
+// barriers that count arrivals and bytes. Compute capability 9.0 only; elsewhere kernels that use them are not offered.
+#pragma once
+
+#include "mma.cuh"
+
+namespace mbc {
+
+constexpr int WARPGROUP = 128;
+constexpr int OPERAND_ROW = 128;                   // bytes: 64 elements of a row in shared memory
+constexpr int OPERAND_GROUP = 8 * OPERAND_ROW;     // rows whose 16 bytes are exchanged among each other
+constexpr int OPERAND_BLOCK = 64 * OPERAND_ROW;    // of 64 rows: how far apart blocks of 64 columns lie, terms by rows
+
+// Where the `sixteen`-th 16 bytes of a row of 128 lie, from a multiple of 1,024 bytes: so eight rows lie in different banks.
+__device__ inline int32_t operand_offset(int32_t row, int32_t sixteen) {
+  return row * OPERAND_ROW + ((sixteen ^ row % 8) * 16);
+}
+
+// An operand that lies otherwise: in pieces of eight rows of 16 bytes, one behind another ("core matrices"). A piece may
+// begin at any multiple of 16 bytes, so that an operand that is another one shifted by some rows needs no copy.
+struct Pieces {
+  const void* first;
+  int32_t columns_apart, terms_apart;  // bytes from a piece to that of the next eight columns, or terms
+  int32_t begin = 0;                   // bytes from the first piece to where the operand begins
+};
+
+}  // namespace mbc
+
+#ifdef MBC_EMULATED
+#include <emulated_warpgroup.h>
+#else
+
+namespace mbc {
+
+__device__ inline uint32_t shared_address(const void* at) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(at));
+}
+
+// A barrier in shared memory: a phase ends with its `count`-th arrival, when all bytes that were announced are there.
+struct Barrier {
+  uint64_t word;
+
+  __device__ void start(int count) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&word)), "r"(count) : "memory");
+#endif
+  }
+  __device__ void arrive() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(&word)) : "memory");
+#endif
+  }
+  // When the copies of 16 bytes that this thread has started have arrived.
+  __device__ void arrive_with_copies() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(&word)) : "memory");
+#endif
+  }
+  // Arrives, and lets `bytes` follow, a multiple of 16.
+  __device__ void arrive_with_block(void* to, const void* from, int bytes) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    const uint32_t at = shared_address(&word);
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     shared_address(to)),
+                 "l"(from), "r"(bytes), "r"(at)
+                 : "memory");
+#endif
+  }
+  // Until the phase of this parity has ended: the one before the first counts as ended, of parity 1.
+  __device__ void wait(uint32_t parity) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile(
+        "{\n.reg .pred ended;\n"
+        "again: mbarrier.try_wait.parity.shared::cta.b64 ended, [%0], %1;\n"
+        "@!ended bra again;\n}" ::"r"(shared_address(&word)),
+        "r"(parity)
+        : "memory");
+#endif
+  }
+};
+
+// Barriers that were started are known to the units that copy; before all threads of the block meet.
+__device__ inline void barriers_are_started() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+
+// What this thread has seen arrive in shared memory is there for tensor cores, too.
+__device__ inline void show_to_tensor_cores() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+// Hands registers over from warpgroups that copy or divide to those that multiply.
+template <int COUNT>
+__device__ inline void take_registers() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+#endif
+}
+template <int COUNT>
+__device__ inline void give_registers() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+#endif
+}
+
+// Products are started between the first two, and have ended after the third, but for those of the LATER last ends.
+__device__ inline void begin_products() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#endif
+}
+__device__ inline void end_of_products() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+#endif
+}
+template <int LATER = 0, int TILES>
+__device__ inline void wait_for_products(float (&d)[TILES][4]) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LATER) : "memory");
+#pragma unroll
+  for (int j = 0; j < TILES; ++j)
+#pragma unroll
+    for (int v = 0; v < 4; ++v) asm volatile("" : "+f"(d[j][v])::"memory");
+#else
+  static_cast<void>(d);
+#endif
+}
+
+__device__ inline uint64_t described(uint32_t form, const void* first, int32_t columns_apart, int32_t terms_apart) {
+  return static_cast<uint64_t>(form << 30 | static_cast<uint32_t>(columns_apart) >> 4) << 32 |
+         static_cast<uint32_t>(terms_apart) >> 4 << 16 | (shared_address(first) & 0x3ffff) >> 4;
+}
+__device__ inline uint64_t described(const void* rows) { return described(1, rows, OPERAND_GROUP, OPERAND_BLOCK); }
+// Where operands begin at several of the same pieces, what differs is a number that is known.
+__device__ inline uint64_t described(const Pieces& p) {
+  const uint64_t first = described(0, p.first, p.columns_apart, p.terms_apart);
+  return first >> 32 << 32 | (static_cast<uint32_t>(first) + (p.begin >> 4));
+}
+
+#define MBC_TILE(j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
+#define MBC_EIGHT_TILES(j)                                                                                   \
+  MBC_TILE(j), MBC_TILE(j + 1), MBC_TILE(j + 2), MBC_TILE(j + 3), MBC_TILE(j + 4), MBC_TILE(j + 5), MBC_TILE(j + 6), \
+      MBC_TILE(j + 7)
+
+// D (64 x 8 TILES) = A B, or += where it `adds`: A in registers, 16 rows of each warp as in `multiply_add`, B of 16 terms
+// in shared memory, in pieces or 128 bytes a row (`operand_offset`). BY_TERM: rows are terms, where they are 128 bytes long
+// with blocks of 64 columns one behind another; otherwise rows are columns of B, and 64 terms lie in each. PTX ISA,
+// "Asynchronous Warpgroup Level Matrix Instructions".
+template <bool BY_TERM, int TILES, typename Operand>
+__device__ inline void multiply_halves(float (&d)[TILES][4], const uint32_t (&a)[4], const Operand& b, bool adds) {
+  static_assert(TILES == 8 || TILES == 16);
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  const uint64_t operand = described(b);
+  if constexpr (TILES == 16) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+        "{%64, %65, %66, %67}, %68, p, 1, 1, %70;\n}"
+        : MBC_EIGHT_TILES(0), MBC_EIGHT_TILES(8)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(operand), "r"(static_cast<int>(adds)), "n"(BY_TERM ? 1 : 0));
+  } else {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+        "{%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}"
+        : MBC_EIGHT_TILES(0)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(operand), "r"(static_cast<int>(adds)), "n"(BY_TERM ? 1 : 0));
+  }
+#else
+  static_cast<void>(d), static_cast<void>(a), static_cast<void>(b), static_cast<void>(adds);
+#endif
+}
+
+// The same of T, and A in shared memory, too: 16 terms of 64 rows; of 128 or 256 columns.
+template <bool BY_TERM, typename T, int TILES, typename Operand>
+__device__ inline void multiply_shared(float (&d)[TILES][4], const Operand& a, const Operand& b, bool adds) {
+  static_assert(TILES == 16 || TILES == 32);
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#define MBC_MULTIPLY_SHARED(type)                                                                      \
+  asm volatile(                                                                                        \
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"                                                    \
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32." type "." type " "                                 \
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                        \
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "               \
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "               \
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "               \
+      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "               \
+      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "               \
+      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "   \
+      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "\
+      "%128, %129, p, 1, 1, 0, %131;\n}"                                                                \
+      : MBC_EIGHT_TILES(0), MBC_EIGHT_TILES(8), MBC_EIGHT_TILES(16), MBC_EIGHT_TILES(24)               \
+      : "l"(described(a)), "l"(described(b)), "r"(static_cast<int>(adds)), "n"(BY_TERM ? 1 : 0))
+#define MBC_MULTIPLY_SHARED_HALF(type)                                                                  \
+  asm volatile(                                                                                        \
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                                                     \
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " "                                 \
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                        \
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "               \
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "               \
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "              \
+      "%64, %65, p, 1, 1, 0, %67;\n}"                                                                  \
+      : MBC_EIGHT_TILES(0), MBC_EIGHT_TILES(8)                                                         \
+      : "l"(described(a)), "l"(described(b)), "r"(static_cast<int>(adds)), "n"(BY_TERM ? 1 : 0))
+  constexpr bool BF16 = std::is_same_v<T, __nv_bfloat16>;
+  if constexpr (TILES == 32 && BF16)
+    MBC_MULTIPLY_SHARED("bf16");
+  else if constexpr (TILES == 32)
+    MBC_MULTIPLY_SHARED("f16");
+  else if constexpr (BF16)
+    MBC_MULTIPLY_SHARED_HALF("bf16");
+  else
+    MBC_MULTIPLY_SHARED_HALF("f16");
+#undef MBC_MULTIPLY_SHARED
+#undef MBC_MULTIPLY_SHARED_HALF
+#else
+  static_cast<void>(d), static_cast<void>(a), static_cast<void>(b), static_cast<void>(adds);
+#endif
+}
+#undef MBC_EIGHT_TILES
+#undef MBC_TILE
+
+}  // namespace mbc
+
+#endif
