@@ -19,14 +19,14 @@ namespace mbc {
 // instructions, and copies are many.
 template <int APART, typename Element>
 __device__ inline void copy_rows(const Element* from, int32_t row_elements, int32_t left, char* to, int32_t to_apart) {
-  if (left > POINT_PIXELS - APART) {
+  if (left > CONV1X1_PIXELS - APART) {
 #pragma unroll
-    for (int i = 0; i < POINT_PIXELS / APART; ++i, from += APART * row_elements)
-      copy_16_bytes(reinterpret_cast<uint4*>(to + i * to_apart), from, true);
+    for (int i = 0; i < CONV1X1_PIXELS / APART; ++i, from += APART * row_elements)
+      cp_async_16(reinterpret_cast<uint4*>(to + i * to_apart), from, true);
   } else {
     const Element* const first = from;
-    for (int i = 0; i < POINT_PIXELS / APART; ++i, from += APART * row_elements)
-      copy_16_bytes(reinterpret_cast<uint4*>(to + i * to_apart), i * APART < left ? from : first, i * APART < left);
+    for (int i = 0; i < CONV1X1_PIXELS / APART; ++i, from += APART * row_elements)
+      cp_async_16(reinterpret_cast<uint4*>(to + i * to_apart), i * APART < left ? from : first, i * APART < left);
   }
 }
 
@@ -40,27 +40,27 @@ __device__ inline void copy_operand(
   for (int i = 0; i < SAME; i += APART) {
     const int32_t row = mine + i;
     copy_rows<SAME>(rows + (left > row ? row : 0) * row_elements + sixteen * 8, row_elements, left - row,
-                    to + operand_offset(row, sixteen), SAME * OPERAND_ROW);
+                    to + swizzled_offset(row, sixteen), SAME * SWIZZLE_ROW);
   }
 }
 
 // For one of the multipliers, by some warps of its own, and its share of the weights, which are `kept` there.
 template <int SHARES, typename P, Makes M, typename S, typename R>
-__device__ inline void copy_points(const P& product, char* kept, const PointStages<M, S>& stages, PointRings& rings,
-                                   const Pointwise<M, S, R>& f) {
-  constexpr int COPIERS = POINT_COPIERS<M, S>, APART = COPIERS / 8, PARTS = POINT_FILTERS / POINT_PIXELS;
+__device__ inline void produce_tiles(const P& product, char* kept, const Conv1x1Stages<M, S>& stages, Conv1x1Pipelines& pipelines,
+                                   const Conv1x1<M, S, R>& f) {
+  constexpr int PRODUCERS = CONV1X1_PRODUCERS<M, S>, APART = PRODUCERS / 8, PARTS = CONV1X1_FILTERS / CONV1X1_PIXELS;
   static_assert(PARTS % SHARES == 0);
-  const int32_t thread = threadIdx.x % COPIERS, sixteen = thread % 8, mine = thread / 8;
-  const int32_t multiplier = warps_own(threadIdx.x / COPIERS);
+  const int32_t thread = threadIdx.x % PRODUCERS, sixteen = thread % 8, mine = thread / 8;
+  const int32_t consumer = warps_own(threadIdx.x / PRODUCERS);
   const int32_t channels = product.channels, chunks = product.chunks(), count = f.count();
   const auto left = [&](int32_t chunk, int32_t rows) {
-    return chunk * POINT_CHANNELS + sixteen * 8 < channels ? rows : 0;
+    return chunk * CONV1X1_CHANNELS + sixteen * 8 < channels ? rows : 0;
   };
-  for (int32_t part = multiplier % SHARES; part < PARTS; part += SHARES) {
-    const int32_t row = part * POINT_PIXELS, filter = f.first_filter() + row, there = filter < f.filters ? filter : 0;
+  for (int32_t part = consumer % SHARES; part < PARTS; part += SHARES) {
+    const int32_t row = part * CONV1X1_PIXELS, filter = f.first_filter() + row, there = filter < f.filters ? filter : 0;
     for (int32_t chunk = 0; chunk < chunks; ++chunk) {
-      const int32_t channel = chunk * POINT_CHANNELS;
-      char* to = kept + chunk * KEPT_BYTES + row * OPERAND_ROW;
+      const int32_t channel = chunk * CONV1X1_CHANNELS;
+      char* to = kept + chunk * KEPT_BYTES + row * SWIZZLE_ROW;
       if constexpr (P::BACKWARD)
         copy_operand<APART>(product.weights + channel * f.filters + there, f.filters,
                             filter + sixteen * 8 < f.filters ? channels - channel : 0, mine, sixteen, to);
@@ -69,139 +69,139 @@ __device__ inline void copy_points(const P& product, char* kept, const PointStag
                             mine, sixteen, to);
     }
   }
-  rings.kept.arrive_with_copies();
-  Turn turn{multiplier};
-  for (int32_t number = multiplier % SHARES; number < count; number += SHARES) {
+  pipelines.kept.cp_async_arrive();
+  PipelineState state{consumer};
+  for (int32_t number = consumer % SHARES; number < count; number += SHARES) {
     const int32_t pixel = f.first_pixel(number);
     const auto* from = product.pixels + static_cast<int64_t>(pixel) * channels;
-    for (int32_t chunk = 0; chunk < chunks; ++chunk, from += POINT_CHANNELS) {
-      rings.pixels.wait_until_emptied(turn);
-      copy_operand<APART>(from, channels, left(chunk, f.pixels - pixel), mine, sixteen, stages.of_pixels(turn));
-      rings.pixels.filled[turn.stage].arrive_with_copies();
-      turn.advance(POINT_MULTIPLIERS, f.stages);
+    for (int32_t chunk = 0; chunk < chunks; ++chunk, from += CONV1X1_CHANNELS) {
+      pipelines.pixels.producer_acquire(state);
+      copy_operand<APART>(from, channels, left(chunk, f.pixels - pixel), mine, sixteen, stages.of_pixels(state));
+      pipelines.pixels.full[state.stage].cp_async_arrive();
+      state.advance(CONV1X1_CONSUMERS, f.stages);
     }
   }
 }
 
 template <Makes M, typename S, typename R>
-__device__ inline void copy_beside(S source, const PointStages<M, S>& stages, PointRings& rings,
-                                   const Pointwise<M, S, R>& f) {
-  const int32_t thread = threadIdx.x % BESIDE_COPIERS, count = f.count();
-  Turn turn{0};
-  for (int32_t number = 0; number < count; ++number, turn.advance(1, f.besides)) {
-    rings.beside.wait_until_emptied(turn);
+__device__ inline void produce_staged(S source, const Conv1x1Stages<M, S>& stages, Conv1x1Pipelines& pipelines,
+                                   const Conv1x1<M, S, R>& f) {
+  const int32_t thread = threadIdx.x % STAGING_THREADS, count = f.count();
+  PipelineState state{0};
+  for (int32_t number = 0; number < count; ++number, state.advance(1, f.besides)) {
+    pipelines.beside.producer_acquire(state);
     const int32_t first = f.first_pixel(number);
-    char* to = stages.of_beside(turn) + thread * 16;
-    each_beside<M>(source, [&](const auto* operand) {
+    char* to = stages.of_staged(state) + thread * 16;
+    each_staged<M>(source, [&](const auto* operand) {
       using Element = std::remove_cv_t<std::remove_pointer_t<decltype(operand)>>;
-      constexpr int SIXTEEN = 128 / BITS<Element>, SIXTEENS = POINT_FILTERS / SIXTEEN;  // filters; of a pixel
+      constexpr int SIXTEEN = 128 / BITS<Element>, SIXTEENS = CONV1X1_FILTERS / SIXTEEN;  // filters; of a pixel
       constexpr int EACH = 8 * sizeof(Element) / BITS<Element>;                         // filters of what is pointed to
       const int32_t pixel = first + thread / SIXTEENS, filter = f.first_filter() + thread % SIXTEENS * SIXTEEN;
       const int32_t left = filter < f.filters ? f.pixels - pixel : 0;
       const int64_t at = left > 0 ? (static_cast<int64_t>(pixel) * f.filters + filter) / EACH : 0;
-      copy_rows<BESIDE_COPIERS / SIXTEENS>(operand + at, f.filters / EACH, left, to, BESIDE_COPIERS * 16);
-      to += POINT_PIXELS * SIXTEENS * 16;
+      copy_rows<STAGING_THREADS / SIXTEENS>(operand + at, f.filters / EACH, left, to, STAGING_THREADS * 16);
+      to += CONV1X1_PIXELS * SIXTEENS * 16;
     });
-    rings.beside.filled[turn.stage].arrive_with_copies();
+    pipelines.beside.full[state.stage].cp_async_arrive();
   }
 }
 
 template <int SHARES, typename T, typename P, Makes M, typename S, typename R>
-__device__ inline void multiply_points(const P& product, const char* kept, const PointStages<M, S>& stages,
-                                       PointRings& rings, const Pointwise<M, S, R>& f) {
+__device__ inline void consume_tiles(const P& product, const char* kept, const Conv1x1Stages<M, S>& stages,
+                                       Conv1x1Pipelines& pipelines, const Conv1x1<M, S, R>& f) {
   constexpr bool BACKWARD = P::BACKWARD;
   const int32_t lane = threadIdx.x % 32, row = threadIdx.x % WARPGROUP / 32 * 16 + lane / 4;
-  const int32_t multiplier = threadIdx.x / WARPGROUP - 1, chunks = product.chunks(), count = f.count();
-  float sums[POINT_FILTERS / 8][4];
-  rings.kept.wait(0);
-  Turn turn{multiplier}, result{multiplier};
-  for (int32_t number = multiplier % SHARES; number < count; number += SHARES) {
-    Turn last = turn;
+  const int32_t consumer = threadIdx.x / WARPGROUP - 1, chunks = product.chunks(), count = f.count();
+  float sums[CONV1X1_FILTERS / 8][4];
+  pipelines.kept.wait(0);
+  PipelineState state{consumer}, result{consumer};
+  for (int32_t number = consumer % SHARES; number < count; number += SHARES) {
+    PipelineState last = state;
     for (int32_t chunk = 0; chunk < chunks; ++chunk) {
       const char* weights = kept + chunk * KEPT_BYTES;
-      const char* pixels = stages.of_pixels(turn);
-      rings.pixels.wait_until_filled(turn);
-      show_to_tensor_cores();
-      begin_products();
+      const char* pixels = stages.of_pixels(state);
+      pipelines.pixels.consumer_wait(state);
+      fence_proxy_async();
+      wgmma_fence();
 #pragma unroll
-      for (int step = 0; step < POINT_CHANNELS / 16; ++step)
-        multiply_shared<BACKWARD, T>(sums, pixels + step * 32, weights + step * (BACKWARD ? 16 * OPERAND_ROW : 32),
+      for (int step = 0; step < CONV1X1_CHANNELS / 16; ++step)
+        wgmma_ss<BACKWARD, T>(sums, pixels + step * 32, weights + step * (BACKWARD ? 16 * SWIZZLE_ROW : 32),
                                      chunk > 0 || step > 0);
-      end_of_products();
+      wgmma_commit();
       if (chunk > 0) {
-        wait_for_products<1>(sums);
-        rings.pixels.empty(last);
+        wgmma_wait<1>(sums);
+        pipelines.pixels.consumer_release(last);
       }
-      last = turn;
-      turn.advance(POINT_MULTIPLIERS, f.stages);
+      last = state;
+      state.advance(CONV1X1_CONSUMERS, f.stages);
     }
-    wait_for_products(sums);
-    rings.pixels.empty(last);
-    rings.results.wait_until_emptied(result);
+    wgmma_wait(sums);
+    pipelines.pixels.consumer_release(last);
+    pipelines.results.producer_acquire(result);
     int32_t first = row;
     // Where results go is found anew for every tile: compilers would keep addresses, for which registers do not last.
     asm volatile("" : "+r"(first));
     char* to = stages.of_results(result) + lane % 4 * 4;
 #pragma unroll
-    for (int j = 0; j < POINT_FILTERS / 8; ++j)
+    for (int j = 0; j < CONV1X1_FILTERS / 8; ++j)
 #pragma unroll
       for (int h = 0; h < 2; ++h)
         *reinterpret_cast<uint32_t*>(to + result_offset(first + 8 * h, j)) = rounded_word<T>(sums[j] + 2 * h);
-    rings.results.filled[result.stage].arrive();
-    result.advance(PointRings::RESULTS, PointRings::RESULTS);
+    pipelines.results.full[result.stage].arrive();
+    result.advance(Conv1x1Pipelines::RESULTS, Conv1x1Pipelines::RESULTS);
   }
 }
 
 // A thread writes eight filters of one pixel after another, and sums up what R makes of what S has of them.
 // `found`: its sums, in shared memory that nobody needs when all results are there.
 template <Makes M, typename T, typename S, typename R>
-__device__ inline void write_points(const PointStages<M, S>& stages, PointRings& rings, T* __restrict__ made,
+__device__ inline void write_tiles(const Conv1x1Stages<M, S>& stages, Conv1x1Pipelines& pipelines, T* __restrict__ made,
                                     const S& source, const R& r, typename R::State* found,
-                                    const Pointwise<M, S, R>& f) {
+                                    const Conv1x1<M, S, R>& f) {
   constexpr int AT_ONCE = S::OPERANDS > 2 ? 2 : 4;  // pixels
-  const int32_t thread = threadIdx.x - (1 + POINT_MULTIPLIERS) * WARPGROUP;
-  const int32_t eight = thread % POINT_EIGHTS, mine = thread / POINT_EIGHTS;
+  const int32_t thread = threadIdx.x - (1 + CONV1X1_CONSUMERS) * WARPGROUP;
+  const int32_t eight = thread % CONV1X1_EIGHTS, mine = thread / CONV1X1_EIGHTS;
   // Results lie like what is beside them, but for this, which is the same for all pixels of a thread.
   const int32_t exchanged = result_offset(mine, eight) - (mine * RESULT_ROW + eight * 16);
   const int32_t filter = f.first_filter() + eight * 8, count = f.count();
   const bool there = filter < f.filters;
   EightSums<R> sums(r, filter, there);
-  Turn turn{0}, turn_beside{0};
+  PipelineState state{0}, staged_state{0};
   for (int32_t number = 0; number < count; ++number) {
 #pragma unroll
-    for (int i = 0; i < PRODUCTS<M>; ++i) rings.results.wait_until_filled(turn.behind(i));
-    if constexpr (BESIDE<M, S>) rings.beside.wait_until_filled(turn_beside);
+    for (int i = 0; i < GEMMS<M>; ++i) pipelines.results.consumer_wait(state.behind(i));
+    if constexpr (HAS_STAGED<M, S>) pipelines.beside.consumer_wait(staged_state);
     S near = source;
     const auto product = [&](int i) {
-      return reinterpret_cast<const T*>(stages.of_results(turn.behind(i)) + exchanged);
+      return reinterpret_cast<const T*>(stages.of_results(state.behind(i)) + exchanged);
     };
     if constexpr (MAKES_X<M>) x_of(near) = product(0);
-    if constexpr (MAKES_GRADIENT<M>) gradient_of(near) = product(PRODUCTS<M> - 1);
-    const char* from = stages.of_beside(turn_beside);
-    each_beside<M>(near, [&](auto*& operand) {
+    if constexpr (MAKES_GRADIENT<M>) gradient_of(near) = product(GEMMS<M> - 1);
+    const char* from = stages.of_staged(staged_state);
+    each_staged<M>(near, [&](auto*& operand) {
       using Element = std::remove_cv_t<std::remove_reference_t<decltype(*operand)>>;
       operand = reinterpret_cast<const Element*>(from);
-      from += POINT_PIXELS * POINT_FILTERS * BITS<Element> / 8;
+      from += CONV1X1_PIXELS * CONV1X1_FILTERS * BITS<Element> / 8;
     });
     const int32_t first = f.first_pixel(number) + mine, left = f.pixels - first;
-    const auto fetch = [&](int i) { return near.template fetch<8>((mine + i) * POINT_FILTERS + eight * 8); };
+    const auto fetch = [&](int i) { return near.template fetch<8>((mine + i) * CONV1X1_FILTERS + eight * 8); };
     const auto write = [&](int i, auto& fetched) {
       const int64_t at = static_cast<int64_t>(first + i) * f.filters + filter;
       write_product<M>(source, made + at, fetched);
       sums.add(r, source, fetched, at);
     };
-    if (there && left > POINT_PIXELS - POINT_ROWS) {
+    if (there && left > CONV1X1_PIXELS - CONV1X1_ROWS) {
 #pragma unroll
-      for (int i = 0; i < POINT_PIXELS; i += AT_ONCE * POINT_ROWS) {
+      for (int i = 0; i < CONV1X1_PIXELS; i += AT_ONCE * CONV1X1_ROWS) {
         typename S::template Fetched<8> fetched[AT_ONCE];
 #pragma unroll
-        for (int k = 0; k < AT_ONCE; ++k) fetched[k] = fetch(i + k * POINT_ROWS);
+        for (int k = 0; k < AT_ONCE; ++k) fetched[k] = fetch(i + k * CONV1X1_ROWS);
         sums.begin(r, source, fetched[0]);
 #pragma unroll
-        for (int k = 0; k < AT_ONCE; ++k) write(i + k * POINT_ROWS, fetched[k]);
+        for (int k = 0; k < AT_ONCE; ++k) write(i + k * CONV1X1_ROWS, fetched[k]);
       }
     } else if (there) {
-      for (int32_t i = 0; i < min(left, POINT_PIXELS - mine); i += POINT_ROWS) {
+      for (int32_t i = 0; i < min(left, CONV1X1_PIXELS - mine); i += CONV1X1_ROWS) {
         auto fetched = fetch(i);
         sums.begin(r, source, fetched);
         write(i, fetched);
@@ -209,65 +209,65 @@ __device__ inline void write_points(const PointStages<M, S>& stages, PointRings&
     }
     __syncwarp();
 #pragma unroll
-    for (int i = 0; i < PRODUCTS<M>; ++i) rings.results.empty(turn.behind(i));
-    turn.advance(PRODUCTS<M>, PointRings::RESULTS);
-    if constexpr (BESIDE<M, S>) {
-      rings.beside.empty(turn_beside);
-      turn_beside.advance(1, f.besides);
+    for (int i = 0; i < GEMMS<M>; ++i) pipelines.results.consumer_release(state.behind(i));
+    state.advance(GEMMS<M>, Conv1x1Pipelines::RESULTS);
+    if constexpr (HAS_STAGED<M, S>) {
+      pipelines.beside.consumer_release(staged_state);
+      staged_state.advance(1, f.besides);
     }
   }
-  sums.leave(r, found + mine * POINT_FILTERS + eight * 8);
+  sums.leave(r, found + mine * CONV1X1_FILTERS + eight * 8);
 }
 
 template <Makes M, typename T, typename S, typename R>
-__global__ void __launch_bounds__(POINT_THREADS, 1)
-    pointwise(Products<M, T> products, T* __restrict__ made, S source, R r, typename R::State* partial,
-              Pointwise<M, S, R> f) {
+__global__ void __launch_bounds__(CONV1X1_THREADS, 1)
+    conv1x1(Gemms<M, T> products, T* __restrict__ made, S source, R r, typename R::State* partial,
+              Conv1x1<M, S, R> f) {
   MBC_DYNAMIC_SHARED(shared);
-  __shared__ PointRings rings;
-  constexpr int COPIERS = POINT_COPIERS<M, S>, SHARES = Products<M, T>::SHARES;
-  const PointStages<M, S> stages(aligned_shared(shared), f);
+  __shared__ Conv1x1Pipelines pipelines;
+  constexpr int PRODUCERS = CONV1X1_PRODUCERS<M, S>, SHARES = Gemms<M, T>::SHARES;
+  const Conv1x1Stages<M, S> stages(aligned_shared(shared), f);
   auto* found = reinterpret_cast<typename R::State*>(stages.kept);  // and of pixels
   if (threadIdx.x == 0) {
-    rings.kept.start(POINT_MULTIPLIERS * COPIERS);
-    rings.pixels.start(COPIERS, 1);
-    rings.results.start(WARPGROUP, POINT_WRITERS);
-    rings.beside.start(BESIDE_COPIERS, POINT_WRITERS);
+    pipelines.kept.start(CONV1X1_CONSUMERS * PRODUCERS);
+    pipelines.pixels.start(PRODUCERS, 1);
+    pipelines.results.start(WARPGROUP, CONV1X1_WRITERS);
+    pipelines.beside.start(STAGING_THREADS, CONV1X1_WRITERS);
   }
   __syncthreads();
   if (threadIdx.x < WARPGROUP) {
-    give_registers<POINT_COPIER_REGISTERS>();
-    if (threadIdx.x < POINT_MULTIPLIERS * COPIERS) {
-      products.of(warps_own(threadIdx.x / COPIERS), [&](const auto& product, int32_t before) {
-        copy_points<SHARES>(product, stages.kept + before * KEPT_BYTES, stages, rings, f);
+    setmaxnreg_dec<CONV1X1_PRODUCER_REGISTERS>();
+    if (threadIdx.x < CONV1X1_CONSUMERS * PRODUCERS) {
+      products.of(warps_own(threadIdx.x / PRODUCERS), [&](const auto& product, int32_t before) {
+        produce_tiles<SHARES>(product, stages.kept + before * KEPT_BYTES, stages, pipelines, f);
       });
-    } else if constexpr (BESIDE<M, S>) {
-      copy_beside<M>(source, stages, rings, f);
+    } else if constexpr (HAS_STAGED<M, S>) {
+      produce_staged<M>(source, stages, pipelines, f);
     }
-  } else if (threadIdx.x < (1 + POINT_MULTIPLIERS) * WARPGROUP) {
-    take_registers<POINT_MULTIPLIER_REGISTERS>();
+  } else if (threadIdx.x < (1 + CONV1X1_CONSUMERS) * WARPGROUP) {
+    setmaxnreg_inc<CONV1X1_CONSUMER_REGISTERS>();
     products.of(warps_own(threadIdx.x / WARPGROUP - 1), [&](const auto& product, int32_t before) {
-      multiply_points<SHARES, T>(product, stages.kept + before * KEPT_BYTES, stages, rings, f);
+      consume_tiles<SHARES, T>(product, stages.kept + before * KEPT_BYTES, stages, pipelines, f);
     });
   } else {
-    take_registers<POINT_WRITER_REGISTERS>();
-    write_points<M>(stages, rings, made, source, r, found, f);
+    setmaxnreg_inc<CONV1X1_WRITER_REGISTERS>();
+    write_tiles<M>(stages, pipelines, made, source, r, found, f);
   }
   if constexpr (SUMMING<R>) {
     __syncthreads();
     const int32_t filter = f.first_filter() + static_cast<int32_t>(threadIdx.x);
-    if (threadIdx.x < POINT_FILTERS && filter < f.filters)
+    if (threadIdx.x < CONV1X1_FILTERS && filter < f.filters)
       partial[static_cast<int64_t>(f.place()) * f.filters + filter] =
-          r.merged(POINT_ROWS, [&](unsigned i) { return found[i * POINT_FILTERS + threadIdx.x]; });
+          r.merged(CONV1X1_ROWS, [&](unsigned i) { return found[i * CONV1X1_FILTERS + threadIdx.x]; });
   }
 }
 
 // Pixels and weights of each product are the first operands.
 template <Makes M, typename T>
-Products<M, T> products_of(const MbcCall& call) {
-  const auto channels = static_cast<int32_t>(arguments<PointwiseArguments>(call).channels);
+Gemms<M, T> gemms_of(const MbcCall& call) {
+  const auto channels = static_cast<int32_t>(arguments<Conv1x1Arguments>(call).channels);
   if constexpr (M == Makes::BOTH) {
-    const auto of_gradient = static_cast<int32_t>(arguments<PointwisePairArguments>(call).gradient_channels);
+    const auto of_gradient = static_cast<int32_t>(arguments<DualConv1x1Arguments>(call).gradient_channels);
     return {{in<T>(call, 0), in<T>(call, 1), channels}, {in<T>(call, 2), in<T>(call, 3), of_gradient}};
   } else {
     return {{in<T>(call, 0), in<T>(call, 1), channels}};
@@ -276,12 +276,12 @@ Products<M, T> products_of(const MbcCall& call) {
 
 // made: where the product goes, if it is written.
 template <Makes M, typename T, typename S, typename R>
-void run_pointwise(const MbcCall& call, T* made, const S& source, const R& r, typename R::State* partial) {
-  const auto& a = arguments<PointwiseArguments>(call);
-  const Products<M, T> products = products_of<M, T>(call);
-  const Pointwise<M, S, R> f(a, products.chunks());
-  static_assert(POINT_ROWS % 8 == 0);  // so that a thread finds all its results alike
-  MBC_LAUNCH_SHARED((pointwise<M, T, S, R>), static_cast<unsigned>(a.blocks * f.across), POINT_THREADS,
+void run_conv1x1(const MbcCall& call, T* made, const S& source, const R& r, typename R::State* partial) {
+  const auto& a = arguments<Conv1x1Arguments>(call);
+  const Gemms<M, T> products = gemms_of<M, T>(call);
+  const Conv1x1<M, S, R> f(a, products.chunks());
+  static_assert(CONV1X1_ROWS % 8 == 0);  // so that a thread finds all its results alike
+  MBC_LAUNCH_SHARED((conv1x1<M, T, S, R>), static_cast<unsigned>(a.blocks * f.across), CONV1X1_THREADS,
                     f.shared_bytes(), call.stream, products, made, source, r, partial, f);
   if constexpr (SUMMING<R>) merge_all_parts(call.stream, a.blocks, a.filters, partial, r);
 }

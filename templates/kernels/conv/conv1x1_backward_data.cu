@@ -8,18 +8,18 @@ namespace mbc {
 // ALONG: behind the product relu's output is written.
 template <bool ALONG>
 const char* data_normalize_relu_sums(const MbcCall& call) {
-  return on_tensor_cores<PointwiseArguments>(call, [&](auto of) {
+  return on_tensor_cores<Conv1x1Arguments>(call, [&](auto of) {
     using T = decltype(of);
-    const bool affine = arguments<PointwiseAlongArguments>(call).affine;
+    const bool affine = arguments<Conv1x1RematArguments>(call).affine;
     const int product = affine ? 7 : 5, dgamma = product + (ALONG ? 2 : 1);
     const Normalize forward = normalize(call, 3, affine, eps(call, 0));
     const ReluSums<T> sums(sums_of(call, 3, dgamma, eps(call, 1)), forward);
     const Operands<T> x{in<T>(call, 2), nullptr};
     const auto run = [&](const auto& source) {
-      run_pointwise<Makes::GRADIENT>(call, out<T>(call, product), source, sums, out<Sums::State>(call, dgamma + 2));
+      run_conv1x1<Makes::GRADIENT>(call, out<T>(call, product), source, sums, out<Sums::State>(call, dgamma + 2));
     };
     if constexpr (ALONG)
-      run(AlongX<T>(x, out<T>(call, product + 1), NormalizeRelu{forward}));
+      run(RematX<T>(x, out<T>(call, product + 1), NormalizeRelu{forward}));
     else
       run(InMemory<T, true, false>{x});
   });
@@ -29,9 +29,9 @@ const char* data_normalize_relu_sums(const MbcCall& call) {
 
 extern "C" const char* mbc_pointwise_backward_data(const MbcCall& call) {
   using namespace mbc;
-  return on_tensor_cores<PointwiseArguments>(call, [&](auto of) {
+  return on_tensor_cores<Conv1x1Arguments>(call, [&](auto of) {
     using T = decltype(of);
-    run_pointwise<Makes::GRADIENT>(call, out<T>(call, 2), InMemory<T, false, false>{}, NoSums{}, nullptr);
+    run_conv1x1<Makes::GRADIENT>(call, out<T>(call, 2), InMemory<T, false, false>{}, NoReduction{}, nullptr);
   });
 }
 extern "C" const char* mbc_pointwise_data_relu_sums(const MbcCall& call) {

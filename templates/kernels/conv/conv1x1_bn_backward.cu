@@ -7,7 +7,7 @@ namespace mbc {
 // Of accesses that have mean and variance of x at `mean`, its scale at `gamma` if `affine`, and the sums at `dgamma`.
 inline NormalizeBackward normalize_backward(const MbcCall& call, int mean, bool affine, int gamma, int dgamma,
                                             float eps) {
-  const auto& a = arguments<PointwiseNormalizeArguments>(call);
+  const auto& a = arguments<Conv1x1BnBackwardArguments>(call);
   return {in<float>(call, mean), in<float>(call, mean + 1), in<float>(call, dgamma), in<float>(call, dgamma + 1),
           affine ? in<float>(call, gamma) : nullptr, eps, static_cast<float>(a.count)};
 }
@@ -15,13 +15,13 @@ inline NormalizeBackward normalize_backward(const MbcCall& call, int mean, bool 
 template <typename T, typename F>
 void apply_backward(const MbcCall& call, int gradient, int dx, const F& f) {
   const Applied<T, F> source({nullptr, in<T>(call, gradient)}, out<T>(call, dx), f);
-  run_pointwise<Makes::X_INSIDE, T>(call, nullptr, source, OfChannels<F>{f}, nullptr);
+  run_conv1x1<Makes::X_INSIDE, T>(call, nullptr, source, OfChannels<F>{f}, nullptr);
 }
 
 template <typename T, typename R>
 void sum_up(const MbcCall& call, int gradient, int workspace, const R& sums) {
   const InMemory<T, true, false> source{{nullptr, in<T>(call, gradient)}};
-  run_pointwise<Makes::X_INSIDE, T>(call, nullptr, source, sums, out<Sums::State>(call, workspace));
+  run_conv1x1<Makes::X_INSIDE, T>(call, nullptr, source, sums, out<Sums::State>(call, workspace));
 }
 
 }  // namespace mbc
@@ -29,17 +29,17 @@ void sum_up(const MbcCall& call, int gradient, int workspace, const R& sums) {
 // Accesses: image, weights, gradient, mean, variance, dgamma, dbeta, gamma if there is one; dx.
 extern "C" const char* mbc_pointwise_normalize_backward(const MbcCall& call) {
   using namespace mbc;
-  return on_tensor_cores<PointwiseNormalizeArguments>(call, [&](auto of) {
-    const bool affine = arguments<PointwiseNormalizeArguments>(call).affine;
+  return on_tensor_cores<Conv1x1BnBackwardArguments>(call, [&](auto of) {
+    const bool affine = arguments<Conv1x1BnBackwardArguments>(call).affine;
     apply_backward<decltype(of)>(call, 2, affine ? 8 : 7, normalize_backward(call, 3, affine, 7, 5, eps(call, 0)));
   });
 }
 // Accesses: image, weights, mean, variance, scale and shift if there are, the gradient behind relu, dgamma, dbeta; dx.
 extern "C" const char* mbc_pointwise_normalize_relu_backward(const MbcCall& call) {
   using namespace mbc;
-  return on_tensor_cores<PointwiseNormalizeArguments>(call, [&](auto of) {
+  return on_tensor_cores<Conv1x1BnBackwardArguments>(call, [&](auto of) {
     using T = decltype(of);
-    const bool affine = arguments<PointwiseNormalizeArguments>(call).affine;
+    const bool affine = arguments<Conv1x1BnBackwardArguments>(call).affine;
     const int dy = affine ? 6 : 4;
     const Normalize forward = normalize(call, 2, affine, eps(call, 0));
     const NormalizeBackward backward = normalize_backward(call, 2, affine, 4, dy + 1, eps(call, 1));
@@ -50,9 +50,9 @@ extern "C" const char* mbc_pointwise_normalize_relu_backward(const MbcCall& call
 // workspace.
 extern "C" const char* mbc_pointwise_normalize_relu_sums(const MbcCall& call) {
   using namespace mbc;
-  return on_tensor_cores<PointwiseAlongArguments>(call, [&](auto of) {
+  return on_tensor_cores<Conv1x1RematArguments>(call, [&](auto of) {
     using T = decltype(of);
-    const bool affine = arguments<PointwiseAlongArguments>(call).affine;
+    const bool affine = arguments<Conv1x1RematArguments>(call).affine;
     const int dy = affine ? 6 : 4;
     const Normalize forward = normalize(call, 2, affine, eps(call, 0));
     sum_up<T>(call, dy, dy + 3, ReluSums<T>(sums_of(call, 2, dy + 1, eps(call, 1)), forward));
@@ -61,7 +61,7 @@ extern "C" const char* mbc_pointwise_normalize_relu_sums(const MbcCall& call) {
 // Accesses: image, weights, gradient, mean, variance; dgamma, dbeta, workspace.
 extern "C" const char* mbc_pointwise_normalize_sums(const MbcCall& call) {
   using namespace mbc;
-  return on_tensor_cores<PointwiseArguments>(call, [&](auto of) {
+  return on_tensor_cores<Conv1x1Arguments>(call, [&](auto of) {
     sum_up<decltype(of)>(call, 2, 7, sums_of(call, 3, 5, eps(call, 0)));
   });
 }

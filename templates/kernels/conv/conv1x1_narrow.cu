@@ -4,7 +4,7 @@
 #include "channels.cuh"
 #include "stem_conv_filter.cuh"
 
-struct FewFiltersArguments {
+struct Conv1x1NarrowArguments {
   int64_t type;
   int64_t pixels;  // of all images
   int64_t channels;
@@ -16,9 +16,9 @@ struct FewFiltersArguments {
 namespace mbc {
 
 constexpr int MOST_FILTERS = 8;  // as in mbc/kernels/cuda/conv/conv1x1_narrow.py
-constexpr int FEW_PIXELS = 4;    // that a thread has on their way at once
+constexpr int NARROW_PIXELS = 4;    // that a thread has on their way at once
 
-struct FewFilters {
+struct Conv1x1Narrow {
   int64_t pixels;
   int32_t channels;
 };
@@ -42,15 +42,15 @@ struct PixelsDown {
   int64_t pixel;
   int32_t channel, step, left;
 
-  __device__ PixelsDown(const FewFilters& f, int width)
+  __device__ PixelsDown(const Conv1x1Narrow& f, int width)
       : pixel(static_cast<int64_t>(blockIdx.y) * blockDim.y + threadIdx.y),
         channel(static_cast<int32_t>(blockIdx.x * blockDim.x + threadIdx.x) * width),
         step(static_cast<int32_t>(gridDim.y * blockDim.y)), left(0) {
     if (channel < f.channels && pixel < f.pixels) left = static_cast<int32_t>((f.pixels - pixel - 1) / step + 1);
   }
   __device__ void advance() {
-    pixel += FEW_PIXELS * step;
-    left -= FEW_PIXELS;
+    pixel += NARROW_PIXELS * step;
+    left -= NARROW_PIXELS;
   }
 };
 
@@ -58,9 +58,9 @@ struct PixelsDown {
 // They then give each other what they have of three, so that each ends with one.
 template <typename T, int FILTERS>
 __global__ void __launch_bounds__(THREADS, FILTERS > 2 ? 2 : 4)
-    few_filters(const T* __restrict__ x, const T* __restrict__ weight, T* __restrict__ y, FewFilters f) {
+    conv1x1_narrow(const T* __restrict__ x, const T* __restrict__ weight, T* __restrict__ y, Conv1x1Narrow f) {
   constexpr int N = WIDTH<T>, SHARERS = 4;
-  static_assert(SHARERS == FEW_PIXELS);
+  static_assert(SHARERS == NARROW_PIXELS);
   MBC_DYNAMIC_SHARED(shared);
   float* weights = reinterpret_cast<float*>(shared);  // [FILTERS][channels]
   for (int i = threadIdx.x; i < FILTERS * f.channels; i += THREADS) weights[i] = to_float(weight[i]);
@@ -69,22 +69,22 @@ __global__ void __launch_bounds__(THREADS, FILTERS > 2 ? 2 : 4)
   for (int64_t first = thread_index() - lane; first < f.pixels; first += thread_count()) {
     const T* from = x + first * f.channels;
     const int64_t last = f.pixels - 1 - first;  // read again in the place of those that are not there
-    int32_t at[FEW_PIXELS];
+    int32_t at[NARROW_PIXELS];
 #pragma unroll
-    for (int i = 0; i < FEW_PIXELS; ++i) at[i] = static_cast<int32_t>(min(int64_t{8} * i + g, last)) * f.channels;
-    float sums[FEW_PIXELS][FILTERS] = {};
+    for (int i = 0; i < NARROW_PIXELS; ++i) at[i] = static_cast<int32_t>(min(int64_t{8} * i + g, last)) * f.channels;
+    float sums[NARROW_PIXELS][FILTERS] = {};
 #pragma unroll 1
     for (int32_t c = t * N; c < f.channels; c += SHARERS * N) {
-      Held<T, N> held[FEW_PIXELS];
+      Held<T, N> held[NARROW_PIXELS];
 #pragma unroll
-      for (int i = 0; i < FEW_PIXELS; ++i) held[i] = hold<N>(from + at[i] + c);
+      for (int i = 0; i < NARROW_PIXELS; ++i) held[i] = hold<N>(from + at[i] + c);
 #pragma unroll
       for (int j = 0; j < N; j += 4)
 #pragma unroll
         for (int k = 0; k < FILTERS; ++k) {
           const Vec<float, 4> w = load<4>(weights + k * f.channels + c + j);
 #pragma unroll
-          for (int i = 0; i < FEW_PIXELS; ++i)
+          for (int i = 0; i < NARROW_PIXELS; ++i)
 #pragma unroll
             for (int h = 0; h < 4; ++h) sums[i][k] += to_float(held[i][j + h]) * w.v[h];
         }
@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(THREADS, FILTERS > 2 ? 2 : 4)
 // A thread keeps the weights of its channels and goes down the pixels.
 template <typename T, int FILTERS>
 __global__ void __launch_bounds__(THREADS, FILTERS > 2 ? 2 : 4)
-    few_filters_data(const T* __restrict__ dy, const T* __restrict__ weight, T* __restrict__ dx, FewFilters f) {
+    conv1x1_narrow_data(const T* __restrict__ dy, const T* __restrict__ weight, T* __restrict__ dx, Conv1x1Narrow f) {
   constexpr int N = WIDTH<T>;
   PixelsDown at(f, N);
   if (at.left == 0) return;
@@ -122,12 +122,12 @@ __global__ void __launch_bounds__(THREADS, FILTERS > 2 ? 2 : 4)
   for (; at.left > 0; at.advance()) {
     const T* from = dy + at.pixel * FILTERS;
     T* to = dx + at.pixel * f.channels + at.channel;
-    OfPixel<T, FILTERS> gradient[FEW_PIXELS];
+    OfPixel<T, FILTERS> gradient[NARROW_PIXELS];
 #pragma unroll
-    for (int i = 0; i < FEW_PIXELS; ++i)
+    for (int i = 0; i < NARROW_PIXELS; ++i)
       if (i < at.left) gradient[i].load(from + i * at.step * FILTERS);
 #pragma unroll
-    for (int i = 0; i < FEW_PIXELS; ++i)
+    for (int i = 0; i < NARROW_PIXELS; ++i)
       if (i < at.left) {
         float made[N] = {};
 #pragma unroll
@@ -142,22 +142,22 @@ __global__ void __launch_bounds__(THREADS, FILTERS > 2 ? 2 : 4)
 // A thread keeps the sums of its channels and goes down the pixels; those of a block are then added in order.
 template <typename T, int FILTERS>
 __global__ void __launch_bounds__(THREADS, FILTERS > 2 ? 2 : 3)
-    few_filters_filter(const T* __restrict__ x, const T* __restrict__ dy, float* __restrict__ partial, FewFilters f) {
+    conv1x1_narrow_filter(const T* __restrict__ x, const T* __restrict__ dy, float* __restrict__ partial, Conv1x1Narrow f) {
   constexpr int N = WIDTH<T>;
   __shared__ float shared[N][THREADS];
   float sums[FILTERS][N] = {};
   for (PixelsDown at(f, N); at.left > 0; at.advance()) {
     const T *of_image = x + at.pixel * f.channels + at.channel, *of_gradients = dy + at.pixel * FILTERS;
-    Held<T, N> held[FEW_PIXELS];
-    OfPixel<T, FILTERS> gradient[FEW_PIXELS];
+    Held<T, N> held[NARROW_PIXELS];
+    OfPixel<T, FILTERS> gradient[NARROW_PIXELS];
 #pragma unroll
-    for (int i = 0; i < FEW_PIXELS; ++i)
+    for (int i = 0; i < NARROW_PIXELS; ++i)
       if (i < at.left) {
         held[i] = hold<N>(of_image + i * at.step * f.channels);
         gradient[i].load(of_gradients + i * at.step * FILTERS);
       }
 #pragma unroll
-    for (int i = 0; i < FEW_PIXELS; ++i)
+    for (int i = 0; i < NARROW_PIXELS; ++i)
       if (i < at.left) {
 #pragma unroll
         for (int k = 0; k < FILTERS; ++k)
@@ -198,10 +198,10 @@ void for_filters(int64_t filters, Run run) {
 // launch would follow for another number of filters.
 template <typename Run>
 const char* for_type_and_filters(const MbcCall& call, const Run& run) {
-  const auto& a = arguments<FewFiltersArguments>(call);
+  const auto& a = arguments<Conv1x1NarrowArguments>(call);
   if (a.filters < 1 || a.filters > MOST_FILTERS) return "there are more than eight filters, or none";
   if (const char* problem = unaligned(call)) return problem;
-  const FewFilters f{a.pixels, static_cast<int32_t>(a.channels)};
+  const Conv1x1Narrow f{a.pixels, static_cast<int32_t>(a.channels)};
   MBC_FOR_TYPE(a.type, T, { for_filters(a.filters, [&](auto count) { run(T(), count, f); }); });
   return launched();
 }
@@ -210,39 +210,39 @@ const char* for_type_and_filters(const MbcCall& call, const Run& run) {
 
 extern "C" const char* mbc_few_filters(const MbcCall& call) {
   using namespace mbc;
-  return for_type_and_filters(call, [&](auto element, auto count, const FewFilters& f) {
+  return for_type_and_filters(call, [&](auto element, auto count, const Conv1x1Narrow& f) {
     using T = decltype(element);
     constexpr int FILTERS = decltype(count)::value;
     const int shared_bytes = FILTERS * f.channels * static_cast<int>(sizeof(float));
-    const int64_t most = resident_blocks(few_filters<T, FILTERS>, THREADS, shared_bytes);
+    const int64_t most = resident_blocks(conv1x1_narrow<T, FILTERS>, THREADS, shared_bytes);
     const auto blocks = static_cast<unsigned>(min(divide_up(f.pixels, THREADS), most));
-    MBC_LAUNCH_SHARED((few_filters<T, FILTERS>), blocks, THREADS, shared_bytes, call.stream, in<T>(call, 0),
+    MBC_LAUNCH_SHARED((conv1x1_narrow<T, FILTERS>), blocks, THREADS, shared_bytes, call.stream, in<T>(call, 0),
                       in<T>(call, 1), out<T>(call, 2), f);
   });
 }
 
 extern "C" const char* mbc_few_filters_backward_data(const MbcCall& call) {
   using namespace mbc;
-  return for_type_and_filters(call, [&](auto element, auto count, const FewFilters& f) {
+  return for_type_and_filters(call, [&](auto element, auto count, const Conv1x1Narrow& f) {
     using T = decltype(element);
     const ChannelTiling tiling(f.channels / WIDTH<T>);
-    const int64_t wanted = divide_up(f.pixels, tiling.down() * FEW_PIXELS);
+    const int64_t wanted = divide_up(f.pixels, tiling.down() * NARROW_PIXELS);
     const int64_t most = multiprocessors() * 4 * MAP_WAVES / tiling.columns;
     const dim3 grid(tiling.columns, static_cast<unsigned>(min(wanted, max(int64_t{1}, most))));
-    MBC_LAUNCH((few_filters_data<T, decltype(count)::value>), grid, dim3(tiling.along, tiling.down()), call.stream,
+    MBC_LAUNCH((conv1x1_narrow_data<T, decltype(count)::value>), grid, dim3(tiling.along, tiling.down()), call.stream,
                in<T>(call, 0), in<T>(call, 1), out<T>(call, 2), f);
   });
 }
 
 extern "C" const char* mbc_few_filters_backward_filter(const MbcCall& call) {
   using namespace mbc;
-  const auto& a = arguments<FewFiltersArguments>(call);
-  return for_type_and_filters(call, [&](auto element, auto count, const FewFilters& f) {
+  const auto& a = arguments<Conv1x1NarrowArguments>(call);
+  return for_type_and_filters(call, [&](auto element, auto count, const Conv1x1Narrow& f) {
     using T = decltype(element);
     float* partial = out<float>(call, 3);
     const ChannelTiling tiling(f.channels / WIDTH<T>);
     const dim3 grid(tiling.columns, static_cast<unsigned>(a.parts));
-    MBC_LAUNCH((few_filters_filter<T, decltype(count)::value>), grid, dim3(tiling.along, tiling.down()), call.stream,
+    MBC_LAUNCH((conv1x1_narrow_filter<T, decltype(count)::value>), grid, dim3(tiling.along, tiling.down()), call.stream,
                in<T>(call, 0), in<T>(call, 1), partial, f);
     const FilterParts parts(f.channels, static_cast<int32_t>(a.filters));
     add_parts(call.stream, partial, out<float>(call, 2), parts, a.parts, a.accumulate != 0);

@@ -5,7 +5,7 @@
 #include "smem_operands.cuh"
 #include "pipeline.cuh"
 
-struct PointwiseArguments {
+struct Conv1x1Arguments {
   int64_t type;
   int64_t pixels;
   int64_t channels;
@@ -15,61 +15,61 @@ struct PointwiseArguments {
   int64_t beside;  // tiles of what is read for sums, likewise
 };
 
-struct PointwiseAlongArguments : PointwiseArguments {
+struct Conv1x1RematArguments : Conv1x1Arguments {
   int64_t affine;  // whether what is normalised again has scale and shift
 };
 
-struct PointwisePairArguments : PointwiseAlongArguments {
+struct DualConv1x1Arguments : Conv1x1RematArguments {
   int64_t gradient_channels;  // of the second product; `channels` are those of the first
 };
 
-struct PointwiseNormalizeArguments : PointwiseAlongArguments {
+struct Conv1x1BnBackwardArguments : Conv1x1RematArguments {
   int64_t count;  // elements of a channel in the whole mini-batch
 };
 
 namespace mbc {
 
 // As in mbc/kernels/cuda/conv/conv1x1.py: what a block makes at once, and channels of a stage.
-constexpr int POINT_PIXELS = 64, POINT_FILTERS = 128, POINT_CHANNELS = 64;
-constexpr int POINT_MULTIPLIERS = 2, POINT_WRITERS = 2;  // warpgroups
-constexpr int POINT_THREADS = (1 + POINT_MULTIPLIERS + POINT_WRITERS) * WARPGROUP;
-constexpr int BESIDE_COPIERS = WARPGROUP / 2;  // threads that copy what lies beside results, if anything does
+constexpr int CONV1X1_PIXELS = 64, CONV1X1_FILTERS = 128, CONV1X1_CHANNELS = 64;
+constexpr int CONV1X1_CONSUMERS = 2, CONV1X1_WRITERS = 2;  // warpgroups
+constexpr int CONV1X1_THREADS = (1 + CONV1X1_CONSUMERS + CONV1X1_WRITERS) * WARPGROUP;
+constexpr int STAGING_THREADS = WARPGROUP / 2;  // threads that copy what lies beside results, if anything does
 // 480 for a thread of each warpgroup, of which each starts with 96.
-constexpr int POINT_COPIER_REGISTERS = 64, POINT_MULTIPLIER_REGISTERS = 104, POINT_WRITER_REGISTERS = 104;
-constexpr int POINT_EIGHTS = POINT_FILTERS / 8;                       // of filters, one a thread that writes
-constexpr int POINT_ROWS = POINT_WRITERS * WARPGROUP / POINT_EIGHTS;  // pixels that are written at once
-constexpr int RESULT_ROW = POINT_FILTERS * 2;                         // bytes of a pixel's results
+constexpr int CONV1X1_PRODUCER_REGISTERS = 64, CONV1X1_CONSUMER_REGISTERS = 104, CONV1X1_WRITER_REGISTERS = 104;
+constexpr int CONV1X1_EIGHTS = CONV1X1_FILTERS / 8;                       // of filters, one a thread that writes
+constexpr int CONV1X1_ROWS = CONV1X1_WRITERS * WARPGROUP / CONV1X1_EIGHTS;  // pixels that are written at once
+constexpr int RESULT_ROW = CONV1X1_FILTERS * 2;                         // bytes of a pixel's results
 
-struct PointRings {
-  static constexpr int MOST_STAGES = 12, RESULTS = POINT_MULTIPLIERS, MOST_BESIDE = 6;
+struct Conv1x1Pipelines {
+  static constexpr int MOST_STAGES = 12, RESULTS = CONV1X1_CONSUMERS, MOST_STAGED = 6;
   Barrier kept;  // until all weights are there
   // Each multiplier has every other stage for its own, so that none waits for one that the other has not been through,
   // and a tile of results.
-  Ring<MOST_STAGES> pixels;
-  Ring<RESULTS> results;
-  Ring<MOST_BESIDE> beside;
+  Pipeline<MOST_STAGES> pixels;
+  Pipeline<RESULTS> results;
+  Pipeline<MOST_STAGED> beside;
 };
 // Where results of a pixel lie: the same eight filters of neighbouring ones in different banks.
 __device__ inline int32_t result_offset(int32_t row, int32_t eight) {
   return row * RESULT_ROW + ((eight ^ row % 8) * 16);
 }
 
-constexpr int KEPT_BYTES = POINT_FILTERS * OPERAND_ROW;  // of weights of 64 channels
-constexpr int STAGE_BYTES = POINT_PIXELS * OPERAND_ROW;
-constexpr int RESULT_BYTES = POINT_PIXELS * RESULT_ROW;
+constexpr int KEPT_BYTES = CONV1X1_FILTERS * SWIZZLE_ROW;  // of weights of 64 channels
+constexpr int STAGE_BYTES = CONV1X1_PIXELS * SWIZZLE_ROW;
+constexpr int RESULT_BYTES = CONV1X1_PIXELS * RESULT_ROW;
 template <Makes M, typename S>
-constexpr int BESIDE_BYTES = POINT_PIXELS * POINT_FILTERS / 8 * (16 * TILES_BESIDE<M, S> + SIGNS_BESIDE<S>);
+constexpr int STAGED_BYTES = CONV1X1_PIXELS * CONV1X1_FILTERS / 8 * (16 * STAGED_TILES<M, S> + STAGED_MASK<S>);
 template <Makes M, typename S>
-constexpr int POINT_COPIERS = (BESIDE<M, S> ? WARPGROUP - BESIDE_COPIERS : WARPGROUP) / POINT_MULTIPLIERS;  // for each
+constexpr int CONV1X1_PRODUCERS = (HAS_STAGED<M, S> ? WARPGROUP - STAGING_THREADS : WARPGROUP) / CONV1X1_CONSUMERS;  // for each
 
 // [pixels, channels] by weights.
 template <bool BACKWARD_, typename T>
-struct Product {
+struct Gemm {
   static constexpr bool BACKWARD = BACKWARD_;
   const T *pixels, *weights;
   int32_t channels;
 
-  __host__ __device__ int32_t chunks() const { return (channels + POINT_CHANNELS - 1) / POINT_CHANNELS; }
+  __host__ __device__ int32_t chunks() const { return (channels + CONV1X1_CHANNELS - 1) / CONV1X1_CHANNELS; }
 };
 
 // The same for a whole warp, which compilers see so only: barriers are reached by uniform registers.
@@ -78,24 +78,24 @@ __device__ inline int32_t warps_own(int32_t number) { return __shfl_sync(0xfffff
 // What a launch multiplies. `of` calls `run` with the product that a multiplier makes, and how many chunks of weights
 // lie before those of it. Each of the SHARES in a product makes every so many-th tile.
 template <Makes M, typename T>
-struct Products {
-  static constexpr int SHARES = POINT_MULTIPLIERS;
-  Product<MAKES_GRADIENT<M>, T> one;
+struct Gemms {
+  static constexpr int SHARES = CONV1X1_CONSUMERS;
+  Gemm<MAKES_GRADIENT<M>, T> one;
 
   __host__ __device__ int32_t chunks() const { return one.chunks(); }
   template <typename Run>
   __device__ void of(int32_t, const Run& run) const { run(one, 0); }
 };
 template <typename T>
-struct Products<Makes::BOTH, T> {
+struct Gemms<Makes::BOTH, T> {
   static constexpr int SHARES = 1;
-  Product<false, T> x;
-  Product<true, T> gradient;
+  Gemm<false, T> x;
+  Gemm<true, T> gradient;
 
   __host__ __device__ int32_t chunks() const { return x.chunks() + gradient.chunks(); }
   template <typename Run>
-  __device__ void of(int32_t multiplier, const Run& run) const {
-    if (multiplier == 0)
+  __device__ void of(int32_t consumer, const Run& run) const {
+    if (consumer == 0)
       run(x, 0);
     else
       run(gradient, x.chunks());
@@ -103,21 +103,21 @@ struct Products<Makes::BOTH, T> {
 };
 
 template <Makes M, typename S, typename R>
-struct Pointwise {
+struct Conv1x1 {
   int32_t pixels, filters, across, tiles;  // blocks of filters; tiles of pixels
   int32_t chunks, stages, besides;         // of weights that are kept; of the rings
 
-  Pointwise(const PointwiseArguments& a, int32_t chunks_)
+  Conv1x1(const Conv1x1Arguments& a, int32_t chunks_)
       : pixels(static_cast<int32_t>(a.pixels)), filters(static_cast<int32_t>(a.filters)),
-        across(static_cast<int32_t>(divide_up(a.filters, POINT_FILTERS))),
-        tiles(static_cast<int32_t>(divide_up(a.pixels, POINT_PIXELS))), chunks(chunks_),
+        across(static_cast<int32_t>(divide_up(a.filters, CONV1X1_FILTERS))),
+        tiles(static_cast<int32_t>(divide_up(a.pixels, CONV1X1_PIXELS))), chunks(chunks_),
         stages(static_cast<int32_t>(a.stages)), besides(static_cast<int32_t>(a.beside)) {}
   int shared_bytes() const {
-    return chunks * KEPT_BYTES + stages * STAGE_BYTES + PointRings::RESULTS * RESULT_BYTES +
-           besides * BESIDE_BYTES<M, S> + 1008;
+    return chunks * KEPT_BYTES + stages * STAGE_BYTES + Conv1x1Pipelines::RESULTS * RESULT_BYTES +
+           besides * STAGED_BYTES<M, S> + 1008;
   }
   // A block makes the same filters of one tile after another.
-  __device__ int32_t first_filter() const { return static_cast<int32_t>(blockIdx.x) % across * POINT_FILTERS; }
+  __device__ int32_t first_filter() const { return static_cast<int32_t>(blockIdx.x) % across * CONV1X1_FILTERS; }
   __device__ int32_t place() const { return static_cast<int32_t>(blockIdx.x) / across; }  // among blocks of its filters
   __device__ int32_t step() const { return static_cast<int32_t>(gridDim.x) / across; }
   __device__ int32_t count() const { return (tiles - place() - 1) / step() + 1; }
@@ -125,22 +125,22 @@ struct Pointwise {
   // before may have left them in the cache, and the one behind begins with those.
   __device__ int32_t first_pixel(int32_t number) const {
     const int32_t tile = place() + number * step();
-    return (SUMMING<R> ? tiles - 1 - tile : tile) * POINT_PIXELS;
+    return (SUMMING<R> ? tiles - 1 - tile : tile) * CONV1X1_PIXELS;
   }
 };
 
 // What a block has in shared memory, from a multiple of 1,024 bytes on.
 template <Makes M, typename S>
-struct PointStages {
+struct Conv1x1Stages {
   char *kept, *pixels, *results, *beside;
 
   template <typename R>
-  __device__ PointStages(char* first, const Pointwise<M, S, R>& f)
+  __device__ Conv1x1Stages(char* first, const Conv1x1<M, S, R>& f)
       : kept(first), pixels(kept + f.chunks * KEPT_BYTES), results(pixels + f.stages * STAGE_BYTES),
-        beside(results + PointRings::RESULTS * RESULT_BYTES) {}
-  __device__ char* of_pixels(const Turn& turn) const { return pixels + turn.stage * STAGE_BYTES; }
-  __device__ char* of_results(const Turn& turn) const { return results + turn.stage * RESULT_BYTES; }
-  __device__ char* of_beside(const Turn& turn) const { return beside + turn.stage * BESIDE_BYTES<M, S>; }
+        beside(results + Conv1x1Pipelines::RESULTS * RESULT_BYTES) {}
+  __device__ char* of_pixels(const PipelineState& state) const { return pixels + state.stage * STAGE_BYTES; }
+  __device__ char* of_results(const PipelineState& state) const { return results + state.stage * RESULT_BYTES; }
+  __device__ char* of_staged(const PipelineState& state) const { return beside + state.stage * STAGED_BYTES<M, S>; }
 };
 
 }  // namespace mbc

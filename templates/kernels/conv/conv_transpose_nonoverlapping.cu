@@ -7,7 +7,7 @@
 #include "conv_operands.cuh"
 #include "pipeline.cuh"
 
-struct ApartArguments : ConvolutionSizes {
+struct ConvTransposeArguments : ConvolutionSizes {
   int64_t type;
   int64_t all;    // channels of the tensor that is written
   int64_t start;  // the first of them that is made here
@@ -16,40 +16,40 @@ struct ApartArguments : ConvolutionSizes {
 namespace mbc {
 
 // As in mbc/kernels/cuda/conv/conv_transpose_nonoverlapping.py: what a block makes at once, and terms of a stage.
-constexpr int APART_PIXELS = 128, APART_COLUMNS = 256, APART_TERMS = 64;
+constexpr int TRANSPOSE_PIXELS = 128, TRANSPOSE_COLUMNS = 256, TRANSPOSE_K = 64;
 // Two warps copy operands, two the other part of a concatenation; two warpgroups multiply.
-constexpr int FETCHERS = 64;
+constexpr int PRODUCERS = 64;
 
-struct ApartStage {
+struct ConvTransposeStage {
   static constexpr int COUNT = 4;
-  static constexpr int WEIGHTS = APART_PIXELS * OPERAND_ROW;  // where they begin: rows of 64 filters are before
-  static constexpr int BLOCKS = APART_COLUMNS / 64;
-  static constexpr int BYTES = WEIGHTS + BLOCKS * OPERAND_BLOCK;
+  static constexpr int WEIGHTS = TRANSPOSE_PIXELS * SWIZZLE_ROW;  // where they begin: rows of 64 filters are before
+  static constexpr int BLOCKS = TRANSPOSE_COLUMNS / 64;
+  static constexpr int BYTES = WEIGHTS + BLOCKS * SWIZZLE_BLOCK;
 };
 
-struct Apart : ConvolutionShape {
+struct ConvTranspose : ConvolutionShape {
   int32_t pixels, chunks, across;  // of the smaller image; filters by the stage, columns by the block
   int64_t columns, all, start;     // of the product; of the tensor that is written
   bool kept;                       // each stage gets the same weights again and again, so that they stay in it
 
-  explicit Apart(const ApartArguments& a)
+  explicit ConvTranspose(const ConvTransposeArguments& a)
       : ConvolutionShape(a), pixels(static_cast<int32_t>(a.rows * a.out_height * a.out_width)),
-        chunks(filters / APART_TERMS), columns(a.kernel_height * a.kernel_width * a.channels), all(a.all),
+        chunks(filters / TRANSPOSE_K), columns(a.kernel_height * a.kernel_width * a.channels), all(a.all),
         start(a.start) {
-    across = static_cast<int32_t>(columns / APART_COLUMNS);
-    kept = ApartStage::COUNT % chunks == 0;
+    across = static_cast<int32_t>(columns / TRANSPOSE_COLUMNS);
+    kept = ConvTransposeStage::COUNT % chunks == 0;
   }
-  __host__ __device__ int32_t tiles() const { return (pixels + APART_PIXELS - 1) / APART_PIXELS; }
+  __host__ __device__ int32_t tiles() const { return (pixels + TRANSPOSE_PIXELS - 1) / TRANSPOSE_PIXELS; }
   int64_t image_pixels() const { return int64_t{pixels} * kernel_height * kernel_width; }
 
   // A block makes the same columns of one tile of pixels after another.
-  __device__ int32_t first_column() const { return static_cast<int32_t>(blockIdx.x) % across * APART_COLUMNS; }
+  __device__ int32_t first_column() const { return static_cast<int32_t>(blockIdx.x) % across * TRANSPOSE_COLUMNS; }
   __device__ int32_t first_tile() const { return static_cast<int32_t>(blockIdx.x) / across; }
   __device__ int32_t step() const { return static_cast<int32_t>(gridDim.x) / across; }
 
   // The element of the larger image where the window of a pixel begins.
   __device__ int64_t window(int32_t pixel) const {
-    const ImagePlace at = Places{out_height, out_width}.place(pixel);
+    const GridPixel at = PixelGrid{out_height, out_width}.place(pixel);
     const int64_t line = static_cast<int64_t>(at.image) * height + at.line * kernel_height;
     return (line * width + at.column * kernel_width) * all + start;
   }
@@ -61,73 +61,73 @@ struct Apart : ConvolutionShape {
 };
 
 template <typename T>
-__device__ inline void fetch_operands(const T* __restrict__ dy, const T* __restrict__ weight, char* stages,
-                                      Ring<ApartStage::COUNT>& ring, const Apart& f) {
-  constexpr int APART = FETCHERS / 8;  // rows between a thread's
+__device__ inline void produce_operands(const T* __restrict__ dy, const T* __restrict__ weight, char* stages,
+                                      Pipeline<ConvTransposeStage::COUNT>& pipeline, const ConvTranspose& f) {
+  constexpr int APART = PRODUCERS / 8;  // rows between a thread's
   const int32_t sixteen = threadIdx.x % 8, mine = threadIdx.x / 8;
   const T* columns = weight + mine * f.columns + f.first_column() + sixteen * 8;
-  int32_t turn = 0;
+  int32_t iteration = 0;
   for (int32_t tile = f.first_tile(); tile < f.tiles(); tile += f.step()) {
-    const int32_t first = tile * APART_PIXELS + mine;
+    const int32_t first = tile * TRANSPOSE_PIXELS + mine;
     const T* pixels = dy + static_cast<int64_t>(first) * f.filters + sixteen * 8;
-    for (int32_t chunk = 0; chunk < f.chunks; ++chunk, ++turn) {
-      char* stage = stages + turn % ApartStage::COUNT * ApartStage::BYTES;
-      ring.wait_until_emptied(turn);
+    for (int32_t chunk = 0; chunk < f.chunks; ++chunk, ++iteration) {
+      char* stage = stages + iteration % ConvTransposeStage::COUNT * ConvTransposeStage::BYTES;
+      pipeline.producer_acquire(iteration);
 #pragma unroll
-      for (int i = 0; i < APART_PIXELS; i += APART) {
+      for (int i = 0; i < TRANSPOSE_PIXELS; i += APART) {
         const bool there = first + i < f.pixels;
-        copy_16_bytes(reinterpret_cast<uint4*>(stage + operand_offset(mine + i, sixteen)),
-                      there ? pixels + i * f.filters + chunk * APART_TERMS : dy, there);
+        cp_async_16(reinterpret_cast<uint4*>(stage + swizzled_offset(mine + i, sixteen)),
+                      there ? pixels + i * f.filters + chunk * TRANSPOSE_K : dy, there);
       }
-      if (turn < ApartStage::COUNT || !f.kept) {
-        const T* terms = columns + chunk * APART_TERMS * f.columns;
+      if (iteration < ConvTransposeStage::COUNT || !f.kept) {
+        const T* terms = columns + chunk * TRANSPOSE_K * f.columns;
 #pragma unroll
-        for (int i = 0; i < APART_TERMS; i += APART)
+        for (int i = 0; i < TRANSPOSE_K; i += APART)
 #pragma unroll
-          for (int b = 0; b < ApartStage::BLOCKS; ++b)
-            copy_16_bytes(reinterpret_cast<uint4*>(stage + ApartStage::WEIGHTS + b * OPERAND_BLOCK +
-                                                   operand_offset(mine + i, sixteen)),
+          for (int b = 0; b < ConvTransposeStage::BLOCKS; ++b)
+            cp_async_16(reinterpret_cast<uint4*>(stage + ConvTransposeStage::WEIGHTS + b * SWIZZLE_BLOCK +
+                                                   swizzled_offset(mine + i, sixteen)),
                           terms + i * f.columns + b * 64, true);
       }
-      ring.filled[turn % ApartStage::COUNT].arrive_with_copies();
+      pipeline.full[iteration % ConvTransposeStage::COUNT].cp_async_arrive();
     }
   }
 }
 
 // The other part of a concatenation, shared out among all blocks. What is on its way waits in `room`, where a thread
 // has places of its own: registers would not last for as much.
-struct Beside {
-  static constexpr int THREADS = WARPGROUP - FETCHERS, AT_ONCE = 4, TURNS = 6;
+struct ConcatCopy {
+  static constexpr int THREADS = WARPGROUP - PRODUCERS, AT_ONCE = 4, TURNS = 6;
   static constexpr int BYTES = THREADS * AT_ONCE * TURNS * 16;
 };
 
 template <typename T>
-__device__ inline void copy_beside(const T* __restrict__ from, T* __restrict__ to, int64_t elements, const Slice& slice,
+__device__ inline void copy_concat_part(const T* __restrict__ from, T* __restrict__ to, int64_t elements, const Slice& slice,
                                    uint4* room) {
   constexpr int N = WIDTH<T>;
-  const int32_t thread = threadIdx.x - FETCHERS;
-  const int64_t step = static_cast<int64_t>(gridDim.x) * Beside::THREADS * N, turns = Beside::AT_ONCE * step;
-  const int64_t first = (static_cast<int64_t>(blockIdx.x) * Beside::THREADS + thread) * N;
-  const auto place = [&](int32_t turn, int k) {
-    return room + (turn % Beside::TURNS * Beside::AT_ONCE + k) * Beside::THREADS + thread;
+  const int32_t thread = threadIdx.x - PRODUCERS;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * ConcatCopy::THREADS * N, iterations = ConcatCopy::AT_ONCE * step;
+  const int64_t first = (static_cast<int64_t>(blockIdx.x) * ConcatCopy::THREADS + thread) * N;
+  const auto place = [&](int32_t iteration, int k) {
+    return room + (iteration % ConcatCopy::TURNS * ConcatCopy::AT_ONCE + k) * ConcatCopy::THREADS + thread;
   };
-  const auto fetch = [&](int64_t i, int32_t turn) {
+  const auto fetch = [&](int64_t i, int32_t iteration) {
 #pragma unroll
-    for (int k = 0; k < Beside::AT_ONCE; ++k, i += step)
-      copy_16_bytes(place(turn, k), i < elements ? from + i : from, i < elements);
-    end_of_copies();
+    for (int k = 0; k < ConcatCopy::AT_ONCE; ++k, i += step)
+      cp_async_16(place(iteration, k), i < elements ? from + i : from, i < elements);
+    cp_async_commit();
   };
-  for (int32_t turn = 0; turn < Beside::TURNS; ++turn) fetch(first + turn * turns, turn);
-  int32_t turn = 0;
-  for (int64_t i = first; i < elements; i += turns, ++turn) {
-    wait_for_copies<Beside::TURNS - 1>();
+  for (int32_t iteration = 0; iteration < ConcatCopy::TURNS; ++iteration) fetch(first + iteration * iterations, iteration);
+  int32_t iteration = 0;
+  for (int64_t i = first; i < elements; i += iterations, ++iteration) {
+    cp_async_wait<ConcatCopy::TURNS - 1>();
 #pragma unroll
-    for (int k = 0; k < Beside::AT_ONCE; ++k)
+    for (int k = 0; k < ConcatCopy::AT_ONCE; ++k)
       if (i + k * step < elements)
-        store_held(to + slice(i + k * step), hold<N>(reinterpret_cast<const T*>(place(turn, k))));
-    fetch(i + Beside::TURNS * turns, turn);
+        store_held(to + slice(i + k * step), hold<N>(reinterpret_cast<const T*>(place(iteration, k))));
+    fetch(i + ConcatCopy::TURNS * iterations, iteration);
   }
-  wait_for_copies<0>();
+  cp_async_wait<0>();
 }
 
 // Four threads with four words each: thread t gets the t-th words of all four, in the order of threads.
@@ -146,19 +146,19 @@ __device__ inline void exchange(uint32_t (&words)[4], int t) {
 }
 
 // What the columns of a block have, which it writes again and again.
-struct ApartColumns {
-  int64_t offset[ApartStage::BLOCKS];  // of 64 columns, from where a window begins
-  alignas(32) float bias[APART_COLUMNS];
+struct ConvTransposeColumns {
+  int64_t offset[ConvTransposeStage::BLOCKS];  // of 64 columns, from where a window begins
+  alignas(32) float bias[TRANSPOSE_COLUMNS];
 };
 
 // Rounded as a convolution by itself is, and then with the bias.
 template <typename T, bool BIAS>
-__device__ inline void write_tile(const float (&sums)[APART_COLUMNS / 8][4], const ApartColumns& columns,
-                                  T* __restrict__ y, int32_t first, const Apart& f) {
+__device__ inline void write_tile(const float (&sums)[TRANSPOSE_COLUMNS / 8][4], const ConvTransposeColumns& columns,
+                                  T* __restrict__ y, int32_t first, const ConvTranspose& f) {
   const int t = threadIdx.x % 4;
   T* const window[2] = {y + f.window(first) + 8 * t, y + f.window(first + 8) + 8 * t};
 #pragma unroll
-  for (int j = 0; j < APART_COLUMNS / 8; j += 4) {
+  for (int j = 0; j < TRANSPOSE_COLUMNS / 8; j += 4) {
     const int64_t offset = columns.offset[j / 8] + j % 8 * 8;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -180,68 +180,68 @@ __device__ inline void write_tile(const float (&sums)[APART_COLUMNS / 8][4], con
 }
 
 template <typename T, bool BIAS>
-__device__ inline void make_tiles(const char* stages, const ApartColumns& columns, T* y,
-                                  Ring<ApartStage::COUNT>& ring, const Apart& f) {
+__device__ inline void consume_tiles(const char* stages, const ConvTransposeColumns& columns, T* y,
+                                  Pipeline<ConvTransposeStage::COUNT>& pipeline, const ConvTranspose& f) {
   const int32_t group = threadIdx.x / WARPGROUP - 1, lane = threadIdx.x % 32;
   const int32_t mine = group * 64 + threadIdx.x % WARPGROUP / 32 * 16 + lane / 4;
-  float sums[APART_COLUMNS / 8][4];
-  int32_t turn = 0;
+  float sums[TRANSPOSE_COLUMNS / 8][4];
+  int32_t iteration = 0;
   for (int32_t tile = f.first_tile(); tile < f.tiles(); tile += f.step()) {
-    for (int32_t chunk = 0; chunk < f.chunks; ++chunk, ++turn) {
-      const char* stage = stages + turn % ApartStage::COUNT * ApartStage::BYTES;
-      ring.wait_until_filled(turn);
-      show_to_tensor_cores();
-      begin_products();
+    for (int32_t chunk = 0; chunk < f.chunks; ++chunk, ++iteration) {
+      const char* stage = stages + iteration % ConvTransposeStage::COUNT * ConvTransposeStage::BYTES;
+      pipeline.consumer_wait(iteration);
+      fence_proxy_async();
+      wgmma_fence();
 #pragma unroll
-      for (int step = 0; step < APART_TERMS / 16; ++step)
-        multiply_shared<true, T>(sums, stage + group * OPERAND_BLOCK + step * 32,
-                                 stage + ApartStage::WEIGHTS + step * 16 * OPERAND_ROW, chunk > 0 || step > 0);
-      end_of_products();
-      wait_for_products(sums);
-      ring.empty(turn);
+      for (int step = 0; step < TRANSPOSE_K / 16; ++step)
+        wgmma_ss<true, T>(sums, stage + group * SWIZZLE_BLOCK + step * 32,
+                                 stage + ConvTransposeStage::WEIGHTS + step * 16 * SWIZZLE_ROW, chunk > 0 || step > 0);
+      wgmma_commit();
+      wgmma_wait(sums);
+      pipeline.consumer_release(iteration);
     }
-    write_tile<T, BIAS>(sums, columns, y, tile * APART_PIXELS + mine, f);
+    write_tile<T, BIAS>(sums, columns, y, tile * TRANSPOSE_PIXELS + mine, f);
   }
 }
 
 template <typename T, bool CONCAT>
-__global__ void __launch_bounds__(RING_THREADS, 1)
-    windows_apart(const T* __restrict__ dy, const T* __restrict__ weight, const float* __restrict__ bias,
-                  const T* __restrict__ other, T* __restrict__ y, int64_t others, Slice slice, Apart f) {
+__global__ void __launch_bounds__(PIPELINE_THREADS, 1)
+    conv_transpose(const T* __restrict__ dy, const T* __restrict__ weight, const float* __restrict__ bias,
+                  const T* __restrict__ other, T* __restrict__ y, int64_t others, Slice slice, ConvTranspose f) {
   MBC_DYNAMIC_SHARED(shared);
-  __shared__ Ring<ApartStage::COUNT> ring;
-  __shared__ ApartColumns columns;
+  __shared__ Pipeline<ConvTransposeStage::COUNT> pipeline;
+  __shared__ ConvTransposeColumns columns;
   char* stages = aligned_shared(shared);
-  for (int32_t i = threadIdx.x; i < APART_COLUMNS; i += RING_THREADS) {
+  for (int32_t i = threadIdx.x; i < TRANSPOSE_COLUMNS; i += PIPELINE_THREADS) {
     const int32_t column = f.first_column() + i;
     if (i % 64 == 0) columns.offset[i / 64] = f.of_column(column);
     if constexpr (CONCAT) columns.bias[i] = bias[column % f.channels];
   }
-  if (threadIdx.x == 0) ring.start(FETCHERS);
+  if (threadIdx.x == 0) pipeline.start(PRODUCERS);
   __syncthreads();
   if (threadIdx.x < WARPGROUP) {
-    give_registers<COPIER_REGISTERS>();
-    if (threadIdx.x < FETCHERS)
-      fetch_operands(dy, weight, stages, ring, f);
+    setmaxnreg_dec<PRODUCER_REGISTERS>();
+    if (threadIdx.x < PRODUCERS)
+      produce_operands(dy, weight, stages, pipeline, f);
     else if constexpr (CONCAT)
-      copy_beside(other, y + (f.start == 0 ? f.channels : 0), others, slice,
-                  reinterpret_cast<uint4*>(stages + ApartStage::COUNT * ApartStage::BYTES));
+      copy_concat_part(other, y + (f.start == 0 ? f.channels : 0), others, slice,
+                  reinterpret_cast<uint4*>(stages + ConvTransposeStage::COUNT * ConvTransposeStage::BYTES));
   } else {
-    take_registers<MULTIPLIER_REGISTERS>();
-    make_tiles<T, CONCAT>(stages, columns, y, ring, f);
+    setmaxnreg_inc<CONSUMER_REGISTERS>();
+    consume_tiles<T, CONCAT>(stages, columns, y, pipeline, f);
   }
 }
 
 // Operands are those of the product, and of a concatenation a bias and its other part.
 template <bool CONCAT, typename T>
-void run_windows_apart(const MbcCall& call) {
-  const Apart f(arguments<ApartArguments>(call));
+void run_conv_transpose(const MbcCall& call) {
+  const ConvTranspose f(arguments<ConvTransposeArguments>(call));
   const int64_t beside = f.all - f.channels;
   const Slice slice = CONCAT ? Slice(MBC_CHANNELS_LAST, beside, f.all, 1) : Slice();
   const int64_t most = max(int64_t{1}, multiprocessors() / f.across);
   const unsigned blocks = static_cast<unsigned>(min(int64_t{f.tiles()}, most)) * f.across;
-  constexpr int SHARED = ApartStage::COUNT * ApartStage::BYTES + (CONCAT ? Beside::BYTES : 0) + 1008;
-  MBC_LAUNCH_SHARED((windows_apart<T, CONCAT>), blocks, RING_THREADS, SHARED, call.stream, in<T>(call, 0),
+  constexpr int SHARED = ConvTransposeStage::COUNT * ConvTransposeStage::BYTES + (CONCAT ? ConcatCopy::BYTES : 0) + 1008;
+  MBC_LAUNCH_SHARED((conv_transpose<T, CONCAT>), blocks, PIPELINE_THREADS, SHARED, call.stream, in<T>(call, 0),
                     in<T>(call, 1), CONCAT ? in<float>(call, 2) : nullptr, CONCAT ? in<T>(call, 3) : nullptr,
                     out<T>(call, CONCAT ? 4 : 2), f.image_pixels() * beside, slice, f);
 }
@@ -250,9 +250,9 @@ void run_windows_apart(const MbcCall& call) {
 
 extern "C" const char* mbc_convolution_backward_data_apart(const MbcCall& call) {
   using namespace mbc;
-  return on_tensor_cores<ApartArguments>(call, [&](auto of) { run_windows_apart<false, decltype(of)>(call); });
+  return on_tensor_cores<ConvTransposeArguments>(call, [&](auto of) { run_conv_transpose<false, decltype(of)>(call); });
 }
 extern "C" const char* mbc_convolution_backward_data_bias_add_concat(const MbcCall& call) {
   using namespace mbc;
-  return on_tensor_cores<ApartArguments>(call, [&](auto of) { run_windows_apart<true, decltype(of)>(call); });
+  return on_tensor_cores<ConvTransposeArguments>(call, [&](auto of) { run_conv_transpose<true, decltype(of)>(call); });
 }

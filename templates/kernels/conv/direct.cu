@@ -308,7 +308,7 @@ void run_forward(const MbcCall& call, const ConvolutionArguments& a, const Geome
   const T *x = in<T>(call, 0), *w = in<T>(call, 1);
   T* y = out<T>(call, 2);
   if (a.tiled)
-    run_product(call.stream, Windows<T>{x, g}, Filters<T>{w, g}, OutputPixels<T>{y, g}, g.out_pixels(),
+    run_tiled_gemm(call.stream, Windows<T>{x, g}, Filters<T>{w, g}, OutputPixels<T>{y, g}, g.out_pixels(),
                 g.group_filters, g.filter_size(), a.groups, 1);
   else
     for_each_pixel<1>(call.stream, a.layout, a.rows, g.output, false, DirectForward<T>{x, w, y, g});
@@ -319,7 +319,7 @@ void run_data(const MbcCall& call, const ConvolutionArguments& a, const Geometry
   const T *dy = in<T>(call, 0), *w = in<T>(call, 1);
   T* dx = out<T>(call, 2);
   if (a.tiled)
-    run_product(call.stream, Covers<T>{dy, g}, FiltersByChannel<T>{w, g}, ImagePixels<T>{dx, g},
+    run_tiled_gemm(call.stream, Covers<T>{dy, g}, FiltersByChannel<T>{w, g}, ImagePixels<T>{dx, g},
                 a.rows * a.height * a.width, g.group_channels, g.taps() * g.group_filters, a.groups, 1);
   else
     for_each_pixel<1>(call.stream, a.layout, a.rows, g.image, false, DirectData<T>{dy, w, dx, g});
@@ -333,7 +333,7 @@ void run_filter(const MbcCall& call, const ConvolutionArguments& a, const Geomet
   float* target = a.parts > 1 ? out<float>(call, 3) : dw;
   const FilterOut result{target, g.filter_size(), g.group_filters, elements, a.accumulate && a.parts == 1};
   if (a.tiled) {
-    run_product(call.stream, Gradients<T>{dy, g}, WindowsByTap<T>{x, g}, result, g.group_filters,
+    run_tiled_gemm(call.stream, Gradients<T>{dy, g}, WindowsByTap<T>{x, g}, result, g.group_filters,
                 g.filter_size(), g.out_pixels(), a.groups, a.parts);
   } else {
     const Tiling tiling(g.last ? a.filters : 1);

@@ -47,7 +47,7 @@ extern "C" const char* mbc_linear(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<LinearArguments>(call);
   MBC_FOR_TYPE(a.type, T, {
-    run_product(call.stream, Matrix<T>{in<T>(call, 0), a.inputs, 1}, Matrix<T>{in<T>(call, 1), a.inputs, 1},
+    run_tiled_gemm(call.stream, Matrix<T>{in<T>(call, 0), a.inputs, 1}, Matrix<T>{in<T>(call, 1), a.inputs, 1},
                 MatrixOut<T>{out<T>(call, 2), a.outputs, false}, a.rows, a.outputs, a.inputs, 1, 1);
   });
   return launched();
@@ -57,7 +57,7 @@ extern "C" const char* mbc_linear_backward_data(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<LinearArguments>(call);
   MBC_FOR_TYPE(a.type, T, {
-    run_product(call.stream, Matrix<T>{in<T>(call, 0), a.outputs, 1}, Matrix<T>{in<T>(call, 1), 1, a.inputs},
+    run_tiled_gemm(call.stream, Matrix<T>{in<T>(call, 0), a.outputs, 1}, Matrix<T>{in<T>(call, 1), 1, a.inputs},
                 MatrixOut<T>{out<T>(call, 2), a.inputs, false}, a.rows, a.inputs, a.outputs, 1, 1);
   });
   return launched();
@@ -67,7 +67,7 @@ extern "C" const char* mbc_linear_backward_filter(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<LinearFilterArguments>(call);
   MBC_FOR_TYPE(a.type, T, {
-    run_product(call.stream, Matrix<T>{in<T>(call, 1), 1, a.outputs}, Matrix<T>{in<T>(call, 0), 1, a.inputs},
+    run_tiled_gemm(call.stream, Matrix<T>{in<T>(call, 1), 1, a.outputs}, Matrix<T>{in<T>(call, 0), 1, a.inputs},
                 MatrixOut<float>{out<float>(call, 2), a.inputs, a.accumulate != 0}, a.outputs, a.inputs, a.rows, 1, 1);
   });
   return launched();

@@ -14,7 +14,7 @@ constexpr bool MAKES_X = M != Makes::GRADIENT;
 template <Makes M>
 constexpr bool MAKES_GRADIENT = M == Makes::GRADIENT || M == Makes::BOTH;
 template <Makes M>
-constexpr int PRODUCTS = MAKES_X<M> + MAKES_GRADIENT<M>;
+constexpr int GEMMS = MAKES_X<M> + MAKES_GRADIENT<M>;
 
 // What F makes of x and a gradient of it by what channels have.
 template <typename T, typename F>
@@ -39,37 +39,37 @@ constexpr int TILES = 1;
 template <typename T>
 constexpr int TILES<InMemory<T, true, false>> = 2;
 template <typename T>
-constexpr int TILES<AlongX<T>> = 2;
+constexpr int TILES<RematX<T>> = 2;
 template <typename T, typename F>
 constexpr int TILES<Applied<T, F>> = 2;
 template <typename T, bool ADD>
 constexpr int TILES<Behind<T, ADD, true, ByOutput<T>>> = 3 + ADD;
 template <typename T, bool ADD>
-constexpr int TILES<Behind<T, ADD, true, BySigns>> = 2 + ADD;
+constexpr int TILES<Behind<T, ADD, true, ByMask>> = 2 + ADD;
 template <typename T, bool ADD, typename F>
-constexpr int TILES<AlongBehind<T, ADD, F>> = 3 + ADD;
+constexpr int TILES<RematBehind<T, ADD, F>> = 3 + ADD;
 template <typename S>
-constexpr bool SIGNS_BESIDE = false;
+constexpr bool STAGED_MASK = false;
 template <typename T, bool ADD>
-constexpr bool SIGNS_BESIDE<Behind<T, ADD, true, BySigns>> = true;
+constexpr bool STAGED_MASK<Behind<T, ADD, true, ByMask>> = true;
 template <Makes M, typename S>
-constexpr int TILES_BESIDE = TILES<S> - PRODUCTS<M>;
+constexpr int STAGED_TILES = TILES<S> - GEMMS<M>;
 template <Makes M, typename S>
-constexpr bool BESIDE = TILES_BESIDE<M, S> > 0 || SIGNS_BESIDE<S>;
+constexpr bool HAS_STAGED = STAGED_TILES<M, S> > 0 || STAGED_MASK<S>;
 
 // Calls `run` with each pointer that a source reads from beside products.
 template <Makes M, typename T, bool TWO, typename Run>
-__device__ inline void each_beside(InMemory<T, TWO, false>& source, const Run& run) {
+__device__ inline void each_staged(InMemory<T, TWO, false>& source, const Run& run) {
   if constexpr (TWO && !MAKES_X<M>) run(source.x.a);
   if constexpr (TWO && !MAKES_GRADIENT<M>) run(source.x.b);
 }
 template <Makes M, typename T, bool ADD, typename Relu, typename Run>
-__device__ inline void each_beside(Behind<T, ADD, true, Relu>& source, const Run& run) {
+__device__ inline void each_staged(Behind<T, ADD, true, Relu>& source, const Run& run) {
   if constexpr (!MAKES_X<M>) run(source.x);
   if constexpr (!MAKES_GRADIENT<M>) run(source.dy);
   if constexpr (ADD) run(source.more);
-  if constexpr (std::is_same_v<Relu, BySigns>)
-    run(source.relu.signs);
+  if constexpr (std::is_same_v<Relu, ByMask>)
+    run(source.relu.relu_mask);
   else
     run(source.relu.y);
 }
@@ -109,7 +109,7 @@ template <typename Element>
 constexpr int BITS = std::is_same_v<Element, uint8_t> ? 1 : 8 * sizeof(Element);
 
 // Where nothing is summed up,
-struct NoSums {
+struct NoReduction {
   using State = float;
 };
 // be it that F has to know what channels have.
@@ -124,7 +124,7 @@ struct OfChannels {
 template <typename R>
 constexpr bool SUMMING = true;
 template <>
-constexpr bool SUMMING<NoSums> = false;
+constexpr bool SUMMING<NoReduction> = false;
 template <typename F>
 constexpr bool SUMMING<OfChannels<F>> = false;
 
@@ -168,13 +168,13 @@ struct EightSums {
   }
 };
 template <>
-struct EightSums<NoSums> {
-  __device__ EightSums(const NoSums&, int32_t, bool) {}
+struct EightSums<NoReduction> {
+  __device__ EightSums(const NoReduction&, int32_t, bool) {}
   template <typename S, typename Fetched>
-  __device__ void begin(const NoSums&, const S&, const Fetched&) {}
+  __device__ void begin(const NoReduction&, const S&, const Fetched&) {}
   template <typename S, typename Fetched>
-  __device__ void add(const NoSums&, const S&, const Fetched&, int64_t) {}
-  __device__ void leave(const NoSums&, const float*) const {}
+  __device__ void add(const NoReduction&, const S&, const Fetched&, int64_t) {}
+  __device__ void leave(const NoReduction&, const float*) const {}
 };
 template <typename F>
 struct EightSums<OfChannels<F>> {

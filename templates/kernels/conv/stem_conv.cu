@@ -6,11 +6,11 @@
 
 namespace mbc {
 
-constexpr int FEW_WARPS = 4, FEW_THREADS = 32 * FEW_WARPS;
+constexpr int STEM_WARPS = 4, STEM_THREADS = 32 * STEM_WARPS;
 
 // Two elements of the weights of one filter as a word, zeros beyond the ends.
 template <typename T>
-__device__ inline uint32_t weight_word(const T* filter, const FewChannels& f, int32_t term) {
+__device__ inline uint32_t weight_word(const T* filter, const StemConv& f, int32_t term) {
   const int32_t r = term / f.padded_run, at = term - r * f.padded_run;
   if (r >= f.kernel_height) return 0;
   const T* pair = filter + r * f.run + at;
@@ -18,8 +18,8 @@ __device__ inline uint32_t weight_word(const T* filter, const FewChannels& f, in
 }
 
 template <typename T, int TILES>
-__global__ void __launch_bounds__(FEW_THREADS, 4)
-    few_channels(const T* __restrict__ x, const T* __restrict__ weight, T* __restrict__ y, FewChannels f) {
+__global__ void __launch_bounds__(STEM_THREADS, 4)
+    stem_conv(const T* __restrict__ x, const T* __restrict__ weight, T* __restrict__ y, StemConv f) {
   MBC_DYNAMIC_SHARED(weights);                                                   // [step][pair of tiles][lane]
   uint2* terms = reinterpret_cast<uint2*>(weights + f.steps * TILES / 2 * 32);  // of every second term: word from the
   T* image = reinterpret_cast<T*>(terms + f.steps * 8);                         // pixel, what of it counts
@@ -28,13 +28,13 @@ __global__ void __launch_bounds__(FEW_THREADS, 4)
   const int32_t earlier = (f.straight ? f.copy : 0) - 1;  // elements from the band as it lies to the other copy
 
   uint32_t* words = reinterpret_cast<uint32_t*>(weights);
-  for (int i = threadIdx.x; i < f.steps * TILES * 64; i += FEW_THREADS) {
+  for (int i = threadIdx.x; i < f.steps * TILES * 64; i += STEM_THREADS) {
     const int half = i % 2, n = i / 4 % 32 / 4, pair = i / 128 % (TILES / 2), step = i / 128 / (TILES / 2);
     const int filter = first + filter_of<T>(2 * pair + i / 2 % 2, n);
     words[i] = weight_word(weight + static_cast<int64_t>(filter) * f.kernel_height * f.run, f,
                            step * 16 + half * 8 + i / 4 % 4 * 2);
   }
-  for (int i = threadIdx.x; i < f.steps * 8; i += FEW_THREADS) {
+  for (int i = threadIdx.x; i < f.steps * 8; i += STEM_THREADS) {
     const int32_t r = 2 * i / f.padded_run, at = 2 * i - r * f.padded_run;
     const bool inside = r < f.kernel_height;
     terms[i].x = inside ? static_cast<uint32_t>(r * f.pitch + at) / 2 : 0;
@@ -42,12 +42,12 @@ __global__ void __launch_bounds__(FEW_THREADS, 4)
   }
 
   for (int64_t number = blockIdx.x; number < f.tiles; number += gridDim.x) {
-    const FewTile here = f.tile(number);
+    const StemTile here = f.tile(number);
     __syncthreads();  // the band before this one is done with
     fetch_band(x, image, f, here);
     __syncthreads();
 
-    for (int32_t piece = warp; piece < f.band / 2 * here.across; piece += FEW_WARPS) {
+    for (int32_t piece = warp; piece < f.band / 2 * here.across; piece += STEM_WARPS) {
       const int32_t column = piece % here.across * 16 + g, row = piece / here.across * 2;
       const uint32_t* pixel[2][2];  // output row; column g or g + 8
 #pragma unroll
@@ -74,8 +74,8 @@ __global__ void __launch_bounds__(FEW_THREADS, 4)
           const uint4 b = weights[(step * (TILES / 2) + i) * 32 + lane];
 #pragma unroll
           for (int m = 0; m < 2; ++m) {
-            multiply_add<T>(sums[m][2 * i], a[m], b.x, b.y);
-            multiply_add<T>(sums[m][2 * i + 1], a[m], b.z, b.w);
+            mma_m16n8k16<T>(sums[m][2 * i], a[m], b.x, b.y);
+            mma_m16n8k16<T>(sums[m][2 * i + 1], a[m], b.z, b.w);
           }
         }
       }
@@ -85,11 +85,11 @@ __global__ void __launch_bounds__(FEW_THREADS, 4)
 }
 
 template <typename T, int TILES>
-void run_few_channels(const MbcCall& call, const FewChannels& f) {
+void run_stem_conv(const MbcCall& call, const StemConv& f) {
   const int64_t most = multiprocessors() * 4;
   const dim3 grid(static_cast<unsigned>(f.tiles < most ? f.tiles : most), static_cast<unsigned>(f.filters / TILES / 8));
   const int shared = f.steps * (TILES / 2 * 32 * 16 + 64) + f.copy * (f.straight && f.shifted ? 4 : 2);
-  MBC_LAUNCH_SHARED((few_channels<T, TILES>), grid, FEW_THREADS, shared, call.stream, in<T>(call, 0), in<T>(call, 1),
+  MBC_LAUNCH_SHARED((stem_conv<T, TILES>), grid, STEM_THREADS, shared, call.stream, in<T>(call, 0), in<T>(call, 1),
                     out<T>(call, 2), f);
 }
 
@@ -97,14 +97,14 @@ void run_few_channels(const MbcCall& call, const FewChannels& f) {
 
 extern "C" const char* mbc_convolution_few_channels(const MbcCall& call) {
   using namespace mbc;
-  const auto& a = arguments<FewChannelsArguments>(call);
+  const auto& a = arguments<StemConvArguments>(call);
   return in_sixteen_bits(a.type, [&](auto of) {
     using T = decltype(of);
-    const FewChannels f(a, true, aligned(out<T>(call, 2), 16), aligned(in<T>(call, 0), 16));
+    const StemConv f(a, true, aligned(out<T>(call, 2), 16), aligned(in<T>(call, 0), 16));
     if (f.filters % 64 == 0)
-      run_few_channels<T, 8>(call, f);
+      run_stem_conv<T, 8>(call, f);
     else
-      run_few_channels<T, 4>(call, f);
+      run_stem_conv<T, 4>(call, f);
     return launched();
   });
 }

@@ -5,14 +5,14 @@ namespace mbc {
 
 // The image rows under the output rows of the tile of a number, to `image`: in the background where they come in vectors.
 template <typename T>
-__device__ inline void fetch_band_ahead(const T* x, T* image, const FewChannels& f, int64_t number) {
+__device__ inline void fetch_band_ahead(const T* x, T* image, const StemConv& f, int64_t number) {
   if (number >= f.tiles) return;
-  const FewTile tile = f.tile(number);
-  for (int32_t i = threadIdx.x; i < f.copy / FEW_VECTOR; i += blockDim.x) {
+  const StemTile tile = f.tile(number);
+  for (int32_t i = threadIdx.x; i < f.copy / STEM_VECTOR; i += blockDim.x) {
     const BandVector of(f, tile, i);
     if (f.wide_image) {
       const bool there = of.has(f, 0);
-      copy_16_bytes(reinterpret_cast<uint4*>(image + of.to), there ? of.line(x, f, tile) + of.from : x, there);
+      cp_async_16(reinterpret_cast<uint4*>(image + of.to), there ? of.line(x, f, tile) + of.from : x, there);
     } else {
       store(image + of.to, read_vector(x, f, tile, of));
     }
@@ -28,13 +28,13 @@ __device__ inline int32_t place(int32_t pixel, int32_t eight) {
 
 // The gradient of the filters: terms by filters, summed over pixels. A warp makes two tiles of 16 terms for all filters
 // of the block; where there are few terms several warps share out the pixels. The gradients of output rows come through
-// a ring in shared memory, FEW_STAGES - 1 rows ahead, tiles of other images included; the image under them a tile ahead.
+// a ring in shared memory, STEM_STAGES - 1 rows ahead, tiles of other images included; the image under them a tile ahead.
 template <typename T, int TILES>
-__global__ void __launch_bounds__(FEW_THREADS_OF_128_REGISTERS)
-    few_channels_filter(const T* __restrict__ x, const T* __restrict__ dy, float* __restrict__ partial, FewChannels f) {
-  constexpr int STAGE = FEW_COLUMNS * TILES;  // of 16 bytes
+__global__ void __launch_bounds__(STEM_THREADS_OF_128_REGISTERS)
+    stem_conv_filter(const T* __restrict__ x, const T* __restrict__ dy, float* __restrict__ partial, StemConv f) {
+  constexpr int STAGE = STEM_COLUMNS * TILES;  // of 16 bytes
   MBC_DYNAMIC_SHARED(shared);
-  T* const images = reinterpret_cast<T*>(shared + FEW_STAGES * STAGE);  // two
+  T* const images = reinterpret_cast<T*>(shared + STEM_STAGES * STAGE);  // two
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int32_t group = warp % f.groups(), sharer = warp / f.groups();
   const int32_t first = blockIdx.y * TILES * 8;
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(FEW_THREADS_OF_128_REGISTERS)
 #pragma unroll
   for (int m = 0; m < 2; ++m)
 #pragma unroll
-    for (int h = 0; h < 2; ++h) terms[m][h] = Term(f, (2 * group + m) * 16 + g + 8 * h).in_band(f);
+    for (int h = 0; h < 2; ++h) terms[m][h] = KElement(f, (2 * group + m) * 16 + g + 8 * h).in_band(f);
   // What this thread shows of 16 pixels by 16 filters: matrices of 8 x 8, (pixels, filters) low low, high low, low high,
   // high high.
   const int32_t shown = lane / 8 % 2 * 8 + lane % 8, shown_eight = lane / 16;
@@ -59,18 +59,18 @@ __global__ void __launch_bounds__(FEW_THREADS_OF_128_REGISTERS)
 
   fetch_band_ahead(x, images, f, blockIdx.x);
 #pragma unroll
-  for (int s = 0; s < FEW_STAGES - 1; ++s) fetch_next();
-  int32_t stage = 0, rows_before = FEW_STAGES;
+  for (int s = 0; s < STEM_STAGES - 1; ++s) fetch_next();
+  int32_t stage = 0, rows_before = STEM_STAGES;
   const T* image = images;
   for (int64_t number = blockIdx.x; number < f.tiles; number += gridDim.x) {
-    const FewTile tile = f.tile(number);
+    const StemTile tile = f.tile(number);
     T* const other = images + (image == images ? f.copy : 0);
     for (int32_t row = 0; row < tile.rows; ++row) {
       // The band of this tile was asked for with the first row of the one before.
-      if (row == 0 && rows_before < FEW_STAGES - 1)
-        wait_for_copies<0>();
+      if (row == 0 && rows_before < STEM_STAGES - 1)
+        cp_async_wait<0>();
       else
-        wait_for_copies<FEW_STAGES - 2>();
+        cp_async_wait<STEM_STAGES - 2>();
       __syncthreads();  // everybody's copies have arrived, and the row before this one is done with
       if (row == 0) fetch_band_ahead(x, other, f, number + gridDim.x);
       fetch_next();
@@ -88,31 +88,31 @@ __global__ void __launch_bounds__(FEW_THREADS_OF_128_REGISTERS)
 #pragma unroll
         for (int i = 0; i < TILES / 2; ++i) {
           uint32_t b[4];
-          load_transposed(b, shared + stage * STAGE + place<TILES>(piece * 16 + shown, 2 * i + shown_eight));
+          ldmatrix_x4_trans(b, shared + stage * STAGE + place<TILES>(piece * 16 + shown, 2 * i + shown_eight));
 #pragma unroll
           for (int m = 0; m < 2; ++m) {
-            multiply_add<T>(sums[m][2 * i], a[m], b[0], b[1]);
-            multiply_add<T>(sums[m][2 * i + 1], a[m], b[2], b[3]);
+            mma_m16n8k16<T>(sums[m][2 * i], a[m], b[0], b[1]);
+            mma_m16n8k16<T>(sums[m][2 * i + 1], a[m], b[2], b[3]);
           }
         }
       }
-      stage = stage + 1 == FEW_STAGES ? 0 : stage + 1;
+      stage = stage + 1 == STEM_STAGES ? 0 : stage + 1;
     }
     rows_before = tile.rows;
     image = other;
   }
-  wait_for_copies<0>();
+  cp_async_wait<0>();
 
   write_part<TILES>(sums, reinterpret_cast<float*>(shared), partial, f, group, sharer, first);
 }
 
 template <typename T, int TILES>
-void run_few_channels_filter(const MbcCall& call, const FewChannels& f, int64_t parts, bool accumulate) {
+void run_stem_conv_filter(const MbcCall& call, const StemConv& f, int64_t parts, bool accumulate) {
   float* partial = out<float>(call, 3);
   const dim3 grid(static_cast<unsigned>(parts), static_cast<unsigned>(f.filters / TILES / 8));
   const unsigned threads = static_cast<unsigned>(32 * f.groups() * f.sharers());
-  const int ring = FEW_STAGES * FEW_COLUMNS * TILES * 16 + f.copy * 4, exchange = f.groups() * 64 * TILES * 16;
-  MBC_LAUNCH_SHARED((few_channels_filter<T, TILES>), grid, threads, ring > exchange ? ring : exchange, call.stream,
+  const int ring = STEM_STAGES * STEM_COLUMNS * TILES * 16 + f.copy * 4, exchange = f.groups() * 64 * TILES * 16;
+  MBC_LAUNCH_SHARED((stem_conv_filter<T, TILES>), grid, threads, ring > exchange ? ring : exchange, call.stream,
                     in<T>(call, 0), in<T>(call, 1), partial, f);
   add_parts(call.stream, partial, out<float>(call, 2), FilterParts(f), parts, accumulate);
 }
@@ -121,14 +121,14 @@ void run_few_channels_filter(const MbcCall& call, const FewChannels& f, int64_t 
 
 extern "C" const char* mbc_convolution_few_channels_filter(const MbcCall& call) {
   using namespace mbc;
-  const auto& a = arguments<FewChannelsArguments>(call);
+  const auto& a = arguments<StemConvArguments>(call);
   return in_sixteen_bits(a.type, [&](auto of) {
     using T = decltype(of);
-    const FewChannels f(a, false, aligned(in<T>(call, 1), 16), aligned(in<T>(call, 0), 16));
+    const StemConv f(a, false, aligned(in<T>(call, 1), 16), aligned(in<T>(call, 0), 16));
     if (f.filters % 64 == 0)
-      run_few_channels_filter<T, 8>(call, f, a.parts, a.accumulate != 0);
+      run_stem_conv_filter<T, 8>(call, f, a.parts, a.accumulate != 0);
     else
-      run_few_channels_filter<T, 4>(call, f, a.parts, a.accumulate != 0);
+      run_stem_conv_filter<T, 4>(call, f, a.parts, a.accumulate != 0);
     return launched();
   });
 }

@@ -5,18 +5,18 @@
 
 namespace mbc {
 
-constexpr int FEW_MOST_THREADS = FEW_STEPS / 2 * 32, FEW_STAGES = 3;
+constexpr int STEM_MOST_THREADS = STEM_STEPS / 2 * 32, STEM_STAGES = 3;
 // More threads than there are, so that the compiler keeps to 65,536 / 512 = 128 registers: of blocks of five warps
 // (windows of 7 x 7) a multiprocessor then has room for three, where a few more registers leave two.
-constexpr int FEW_THREADS_OF_128_REGISTERS = 512;
-static_assert(FEW_MOST_THREADS <= FEW_THREADS_OF_128_REGISTERS, "blocks are no larger");
+constexpr int STEM_THREADS_OF_128_REGISTERS = 512;
+static_assert(STEM_MOST_THREADS <= STEM_THREADS_OF_128_REGISTERS, "blocks are no larger");
 constexpr int SUM_ELEMENTS = 32, SUM_SHARERS = 16;  // of a block that adds parts
 
 // 16 bytes that exist, or zeros, to shared memory; `wide`: they are aligned.
 template <typename T>
 __device__ inline void copy_vector(uint4* to, const T* from, bool there, bool wide) {
   if (wide) {
-    copy_16_bytes(to, from, there);
+    cp_async_16(to, from, there);
   } else {
     T* one = reinterpret_cast<T*>(to);
 #pragma unroll
@@ -29,13 +29,13 @@ __device__ inline void copy_vector(uint4* to, const T* from, bool there, bool wi
 struct RowsAhead {
   int64_t number;
   int32_t row, stage;
-  FewTile tile;
+  StemTile tile;
 
-  __device__ explicit RowsAhead(const FewChannels& f)
+  __device__ explicit RowsAhead(const StemConv& f)
       : number(blockIdx.x), row(0), stage(0), tile(f.tile(blockIdx.x)) {}
   // A pixel has V times 16 bytes, of filters from `first` on; `place(pixel, v)`: where they lie in a stage of STAGE.
   template <int V, int STAGE, typename T, typename Place>
-  __device__ void fetch(const T* dy, uint4* ring, const FewChannels& f, int32_t first, Place place) {
+  __device__ void fetch(const T* dy, uint4* ring, const StemConv& f, int32_t first, Place place) {
     if (number < f.tiles) {
       const int32_t v = threadIdx.x % V, apart = blockDim.x / V;  // whole warps: a thread has the same of each pixel
       const T* from =
@@ -44,14 +44,14 @@ struct RowsAhead {
         const bool inside = pixel < tile.columns;
         copy_vector(ring + stage * STAGE + place(pixel, v), from + (inside ? pixel * f.filters : 0), inside, f.wide);
       }
-      stage = stage + 1 == FEW_STAGES ? 0 : stage + 1;
+      stage = stage + 1 == STEM_STAGES ? 0 : stage + 1;
       if (++row == tile.rows) {
         number += gridDim.x;
         row = 0;
         tile = f.tile(number);
       }
     }
-    end_of_copies();
+    cp_async_commit();
   }
 };
 
@@ -60,7 +60,7 @@ struct FilterParts {
   int32_t terms, filters;
   int32_t planes, rows, run, padded_run;  // of a window, and elements of a row: of the filter, and here
 
-  explicit FilterParts(const FewChannels& f)
+  explicit FilterParts(const StemConv& f)
       : terms(f.steps * 16), filters(f.filters), planes(f.planes), rows(f.kernel_height), run(f.run),
         padded_run(f.padded_run) {}
   // Without padding.
@@ -72,7 +72,7 @@ struct FilterParts {
 // `shared` is free for it.
 template <int TILES>
 __device__ inline void write_part(
-    float (&sums)[2][TILES][4], float* shared, float* partial, const FewChannels& f, int32_t group, int32_t sharer,
+    float (&sums)[2][TILES][4], float* shared, float* partial, const StemConv& f, int32_t group, int32_t sharer,
     int32_t first) {
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   float* exchanged = shared + group * 64 * TILES * 4 + lane;
@@ -103,7 +103,7 @@ __device__ inline void write_part(
 }
 
 // The parts in order: every thread some of them, then those of an element.
-static __global__ void few_channels_filter_sum(
+static __global__ void stem_conv_filter_sum(
     const float* partial, float* dw, FilterParts f, int64_t parts, bool accumulate) {
   __shared__ double sums[SUM_SHARERS][SUM_ELEMENTS];
   const int64_t size = static_cast<int64_t>(f.terms) * f.filters;
@@ -132,7 +132,7 @@ static __global__ void few_channels_filter_sum(
 inline void add_parts(
     cudaStream_t stream, const float* partial, float* dw, const FilterParts& f, int64_t parts, bool accumulate) {
   const unsigned blocks = static_cast<unsigned>(divide_up(static_cast<int64_t>(f.terms) * f.filters, SUM_ELEMENTS));
-  MBC_LAUNCH(few_channels_filter_sum, blocks, dim3(SUM_ELEMENTS, SUM_SHARERS), stream, partial, dw, f, parts,
+  MBC_LAUNCH(stem_conv_filter_sum, blocks, dim3(SUM_ELEMENTS, SUM_SHARERS), stream, partial, dw, f, parts,
              accumulate);
 }
 

@@ -7,12 +7,12 @@ namespace mbc {
 // Terms by filters, summed over pixels, as in stem_conv_filter.cu. A pixel's gradient takes 8 words more than there
 // are, so that those that a warp reads at once, 8 of each of 4 pixels, are in different banks.
 template <bool SPLIT, int TILES>
-__global__ void __launch_bounds__(FEW_MOST_THREADS) few_channels_filter_fp32(
-    const float* __restrict__ x, const float* __restrict__ dy, float* __restrict__ partial, FewChannels f) {
-  constexpr int PITCH = TILES * 8 + 8, STAGE = FEW_COLUMNS * PITCH, V = TILES * 2;
+__global__ void __launch_bounds__(STEM_MOST_THREADS) stem_conv_filter_fp32(
+    const float* __restrict__ x, const float* __restrict__ dy, float* __restrict__ partial, StemConv f) {
+  constexpr int PITCH = TILES * 8 + 8, STAGE = STEM_COLUMNS * PITCH, V = TILES * 2;
   MBC_DYNAMIC_SHARED(shared);
   float* gradients = reinterpret_cast<float*>(shared);
-  float* image = gradients + FEW_STAGES * STAGE;
+  float* image = gradients + STEM_STAGES * STAGE;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int32_t group = warp % f.groups(), sharer = warp / f.groups();
   const int32_t first = blockIdx.y * TILES * 8;
@@ -25,21 +25,21 @@ __global__ void __launch_bounds__(FEW_MOST_THREADS) few_channels_filter_fp32(
 #pragma unroll
   for (int m = 0; m < 2; ++m)
 #pragma unroll
-    for (int h = 0; h < 2; ++h) terms[m][h] = Term(f, (2 * group + m) * 16 + g + 8 * h).in_band(f);
+    for (int h = 0; h < 2; ++h) terms[m][h] = KElement(f, (2 * group + m) * 16 + g + 8 * h).in_band(f);
   const int32_t apart = f.stride_width * f.together;
   float sums[2][TILES][4] = {}, part[2][SPLIT ? TILES : 1][4] = {};
 
 #pragma unroll
-  for (int s = 0; s < FEW_STAGES - 1; ++s) fetch_next();
+  for (int s = 0; s < STEM_STAGES - 1; ++s) fetch_next();
   int32_t stage = 0;
   for (int64_t number = blockIdx.x; number < f.tiles; number += gridDim.x) {
-    const FewTile tile = f.tile(number);
+    const StemTile tile = f.tile(number);
     __syncthreads();  // the band before this one is done with
     fetch_band_of_words(x, image, f, tile);
-    wait_for_copies<0>();
+    cp_async_wait<0>();
     if (!SPLIT) round_band(image, f, tile);
     for (int32_t row = 0; row < tile.rows; ++row) {
-      wait_for_copies<FEW_STAGES - 2>();
+      cp_async_wait<STEM_STAGES - 2>();
       if (!SPLIT) {
         for (int32_t pixel = threadIdx.x / V; pixel < tile.across * 16; pixel += blockDim.x / V)
           round_to_tf32(shared + stage * (STAGE / 4) + place(pixel, threadIdx.x % V));
@@ -65,26 +65,26 @@ __global__ void __launch_bounds__(FEW_MOST_THREADS) few_channels_filter_fp32(
 #pragma unroll
             for (int w = 0; w < 2; ++w) b[j][w] = gradient[w * 4 * PITCH + 8 * j];
           if constexpr (SPLIT)
-            multiply_tiles<true>(part, a, b);
+            mma_tiles<true>(part, a, b);
           else
-            multiply_tiles<false>(sums, a, b);
+            mma_tiles<false>(sums, a, b);
         }
       }
       if constexpr (SPLIT) add_tiles(sums, part);
-      stage = stage + 1 == FEW_STAGES ? 0 : stage + 1;
+      stage = stage + 1 == STEM_STAGES ? 0 : stage + 1;
     }
   }
   write_part<TILES>(sums, gradients, partial, f, group, sharer, first);
 }
 
 template <bool SPLIT, int TILES>
-void run_few_channels_filter_fp32(const MbcCall& call, const FewChannels& f, int64_t parts, bool accumulate) {
+void run_stem_conv_filter_fp32(const MbcCall& call, const StemConv& f, int64_t parts, bool accumulate) {
   float* partial = out<float>(call, 3);
   const dim3 grid(static_cast<unsigned>(parts), static_cast<unsigned>(f.filters / TILES / 8));
   const unsigned threads = static_cast<unsigned>(32 * f.groups() * f.sharers());
-  const int ring = FEW_STAGES * FEW_COLUMNS * (TILES * 8 + 8) * 4 + f.copy * 4;
+  const int ring = STEM_STAGES * STEM_COLUMNS * (TILES * 8 + 8) * 4 + f.copy * 4;
   const int exchange = f.sharers() > 1 ? f.groups() * 64 * TILES * 16 : 0;
-  MBC_LAUNCH_SHARED((few_channels_filter_fp32<SPLIT, TILES>), grid, threads, ring > exchange ? ring : exchange,
+  MBC_LAUNCH_SHARED((stem_conv_filter_fp32<SPLIT, TILES>), grid, threads, ring > exchange ? ring : exchange,
                     call.stream, in<float>(call, 0), in<float>(call, 1), partial, f);
   add_parts(call.stream, partial, out<float>(call, 2), FilterParts(f), parts, accumulate);
 }
@@ -93,15 +93,15 @@ void run_few_channels_filter_fp32(const MbcCall& call, const FewChannels& f, int
 
 extern "C" const char* mbc_convolution_few_channels_filter_fp32(const MbcCall& call) {
   using namespace mbc;
-  const auto& a = arguments<FewChannelsArguments>(call);
+  const auto& a = arguments<StemConvArguments>(call);
   if (a.type != MBC_FP32) return "this kernel takes fp32 only";
-  const FewChannels f(a, false, aligned(in<float>(call, 1), 16), aligned(in<float>(call, 0), 16));
+  const StemConv f(a, false, aligned(in<float>(call, 1), 16), aligned(in<float>(call, 0), 16));
   if (a.products == 3)
-    run_few_channels_filter_fp32<true, 4>(call, f, a.parts, a.accumulate != 0);
+    run_stem_conv_filter_fp32<true, 4>(call, f, a.parts, a.accumulate != 0);
   else if (f.filters % 64 == 0)
-    run_few_channels_filter_fp32<false, 8>(call, f, a.parts, a.accumulate != 0);
+    run_stem_conv_filter_fp32<false, 8>(call, f, a.parts, a.accumulate != 0);
   else
-    run_few_channels_filter_fp32<false, 4>(call, f, a.parts, a.accumulate != 0);
+    run_stem_conv_filter_fp32<false, 4>(call, f, a.parts, a.accumulate != 0);
   return launched();
 }
 // The same; `image_layout` says that channels come first.

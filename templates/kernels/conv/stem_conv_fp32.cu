@@ -6,12 +6,12 @@
 
 namespace mbc {
 
-constexpr int FEW_WARPS_FP32 = 4, FEW_THREADS_FP32 = 32 * FEW_WARPS_FP32;
+constexpr int STEM_WARPS_FP32 = 4, STEM_THREADS_FP32 = 32 * STEM_WARPS_FP32;
 constexpr int WIDE_STEPS = 12;  // of 16 terms, up to which weights of 64 filters leave room for other blocks
 
 template <bool SPLIT, int TILES>
-__global__ void __launch_bounds__(FEW_THREADS_FP32, 4)
-    few_channels_fp32(const float* __restrict__ x, const float* __restrict__ weight, float* __restrict__ y, FewChannels f) {
+__global__ void __launch_bounds__(STEM_THREADS_FP32, 4)
+    stem_conv_fp32(const float* __restrict__ x, const float* __restrict__ weight, float* __restrict__ y, StemConv f) {
   MBC_DYNAMIC_SHARED(weights);  // [eight terms][pair of tiles][lane]
   uint2* terms = reinterpret_cast<uint2*>(weights + f.steps * TILES * 32);  // of eight: bytes to four, and to four more
   float* image = reinterpret_cast<float*>(terms + f.steps * 8);
@@ -19,27 +19,27 @@ __global__ void __launch_bounds__(FEW_THREADS_FP32, 4)
   const int32_t first = blockIdx.y * TILES * 8, eights = 2 * f.steps, length = f.planes * f.kernel_height * f.run;
 
   float* words = reinterpret_cast<float*>(weights);
-  for (int i = threadIdx.x; i < f.steps * TILES * 128; i += FEW_THREADS_FP32) {
+  for (int i = threadIdx.x; i < f.steps * TILES * 128; i += STEM_THREADS_FP32) {
     const int n = i / 4 % 32 / 4, pair = i / 128 % (TILES / 2), eight = i / 128 / (TILES / 2);
     const int filter = first + filter_of<float>(2 * pair + i / 2 % 2, n);
-    const Term term(f, eight * 8 + i % 2 * 4 + i / 4 % 4);
+    const KElement term(f, eight * 8 + i % 2 * 4 + i / 4 % 4);
     const float word = term.there ? weight[static_cast<int64_t>(filter) * length + term.in_filter(f)] : 0.0f;
     words[i] = SPLIT ? word : to_tf32(word);
   }
-  for (int i = threadIdx.x; i < eights * 4; i += FEW_THREADS_FP32) {
+  for (int i = threadIdx.x; i < eights * 4; i += STEM_THREADS_FP32) {
     const int32_t term = i / 4 * 8 + i % 4;
-    terms[i] = {Term(f, term).in_band(f) * 4, Term(f, term + 4).in_band(f) * 4};
+    terms[i] = {KElement(f, term).in_band(f) * 4, KElement(f, term + 4).in_band(f) * 4};
   }
 
   for (int64_t number = blockIdx.x; number < f.tiles; number += gridDim.x) {
-    const FewTile here = f.tile(number);
+    const StemTile here = f.tile(number);
     __syncthreads();  // the band before this one is done with
     fetch_band_of_words(x, image, f, here);
-    wait_for_copies<0>();
+    cp_async_wait<0>();
     if (!SPLIT) round_band(image, f, here);
     __syncthreads();
 
-    for (int32_t piece = warp; piece < f.band / 2 * here.across; piece += FEW_WARPS_FP32) {
+    for (int32_t piece = warp; piece < f.band / 2 * here.across; piece += STEM_WARPS_FP32) {
       const int32_t column = piece % here.across * 16 + g, row = piece / here.across * 2;
       const char* pixel[2][2];  // output row; column g or g + 8
 #pragma unroll
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(FEW_THREADS_FP32, 4)
 #pragma unroll
           for (int w = 0; w < 4; ++w) b[2 * i + w / 2][w % 2] = pair.v[w];
         }
-        multiply_tiles<SPLIT>(into, a, b);
+        mma_tiles<SPLIT>(into, a, b);
       };
       float sums[2][TILES][4] = {};
       if constexpr (SPLIT) {
@@ -86,12 +86,12 @@ __global__ void __launch_bounds__(FEW_THREADS_FP32, 4)
 }
 
 template <bool SPLIT, int TILES>
-void run_few_channels_fp32(const MbcCall& call, const FewChannels& f) {
+void run_stem_conv_fp32(const MbcCall& call, const StemConv& f) {
   const int shared = f.steps * (TILES * 512 + 64) + f.copy * 4;
   const int64_t rows = f.filters / TILES / 8;
-  const int64_t most = divide_up(resident_blocks(few_channels_fp32<SPLIT, TILES>, FEW_THREADS_FP32, shared), rows);
+  const int64_t most = divide_up(resident_blocks(stem_conv_fp32<SPLIT, TILES>, STEM_THREADS_FP32, shared), rows);
   const dim3 grid(static_cast<unsigned>(f.tiles < most ? f.tiles : most), static_cast<unsigned>(rows));
-  MBC_LAUNCH_SHARED((few_channels_fp32<SPLIT, TILES>), grid, FEW_THREADS_FP32, shared, call.stream, in<float>(call, 0),
+  MBC_LAUNCH_SHARED((stem_conv_fp32<SPLIT, TILES>), grid, STEM_THREADS_FP32, shared, call.stream, in<float>(call, 0),
                     in<float>(call, 1), out<float>(call, 2), f);
 }
 
@@ -99,15 +99,15 @@ void run_few_channels_fp32(const MbcCall& call, const FewChannels& f) {
 
 extern "C" const char* mbc_convolution_few_channels_fp32(const MbcCall& call) {
   using namespace mbc;
-  const auto& a = arguments<FewChannelsArguments>(call);
+  const auto& a = arguments<StemConvArguments>(call);
   if (a.type != MBC_FP32) return "this kernel takes fp32 only";
-  const FewChannels f(a, true, aligned(out<float>(call, 2), 16), aligned(in<float>(call, 0), 16));
+  const StemConv f(a, true, aligned(out<float>(call, 2), 16), aligned(in<float>(call, 0), 16));
   if (a.products == 3)
-    run_few_channels_fp32<true, 4>(call, f);
+    run_stem_conv_fp32<true, 4>(call, f);
   else if (f.filters % 64 == 0 && f.steps <= WIDE_STEPS)
-    run_few_channels_fp32<false, 8>(call, f);
+    run_stem_conv_fp32<false, 8>(call, f);
   else
-    run_few_channels_fp32<false, 4>(call, f);
+    run_stem_conv_fp32<false, 4>(call, f);
   return launched();
 }
 // The same; `image_layout` says that channels come first.

@@ -18,7 +18,7 @@ __device__ inline float take_small(float& word) {
 // Calls `run(plane, row, word, at)` for a thread's vectors of the band: where in the image their first word is, which may
 // lie outside, and where in shared memory.
 template <typename Run>
-__device__ inline void each_vector_of_band(const FewChannels& f, const FewTile& tile, float* image, Run run) {
+__device__ inline void each_vector_of_band(const StemConv& f, const StemTile& tile, float* image, Run run) {
   const int32_t vectors = f.pitch / 4, rows = blockDim.x / vectors, left = blockDim.x - rows * vectors;
   const int32_t from = (tile.x0 * f.stride_width - f.pad_left) * f.together - f.lead;
   const int32_t first = tile.y0 * f.stride_height - f.pad_top;
@@ -35,23 +35,23 @@ __device__ inline void each_vector_of_band(const FewChannels& f, const FewTile& 
   }
 }
 
-// The image rows under the output rows of a tile; zeros in the padding. Until `wait_for_copies<0>` they are on their way.
-__device__ inline void fetch_band_of_words(const float* x, float* image, const FewChannels& f, const FewTile& tile) {
+// The image rows under the output rows of a tile; zeros in the padding. Until `cp_async_wait<0>` they are on their way.
+__device__ inline void fetch_band_of_words(const float* x, float* image, const StemConv& f, const StemTile& tile) {
   const int32_t width = f.width * f.together;
   each_vector_of_band(f, tile, image, [&](int32_t plane, int32_t row, int32_t word, float* to) {
     const bool inside = row >= 0 && row < f.height;
     const float* line = x + ((tile.n * f.planes + plane) * f.height + (inside ? row : 0)) * width;
     if (f.wide_image) {
       const bool there = inside && word >= 0 && word < width;
-      copy_16_bytes(reinterpret_cast<uint4*>(to), line + (there ? word : 0), there);
+      cp_async_16(reinterpret_cast<uint4*>(to), line + (there ? word : 0), there);
     } else {
 #pragma unroll
       for (int e = 0; e < 4; ++e) to[e] = inside && word + e >= 0 && word + e < width ? line[word + e] : 0.0f;
     }
   });
-  end_of_copies();
+  cp_async_commit();
 }
-__device__ inline void round_band(float* image, const FewChannels& f, const FewTile& tile) {
+__device__ inline void round_band(float* image, const StemConv& f, const StemTile& tile) {
   each_vector_of_band(f, tile, image, [](int32_t, int32_t, int32_t, float* at) {
     round_to_tf32(reinterpret_cast<uint4*>(at));
   });
@@ -60,7 +60,7 @@ __device__ inline void round_band(float* image, const FewChannels& f, const FewT
 // Two tiles of 16 rows times as many of 8 columns as there are. SPLIT: in three products, small ones first; otherwise
 // all words are in tf32.
 template <bool SPLIT, int TILES>
-__device__ inline void multiply_tiles(float (&sums)[2][TILES][4], float (&a)[2][4], float (&b)[TILES][2]) {
+__device__ inline void mma_tiles(float (&sums)[2][TILES][4], float (&a)[2][4], float (&b)[TILES][2]) {
   if constexpr (SPLIT) {
     float small_a[2][4], small_b[TILES][2];
 #pragma unroll
@@ -74,16 +74,16 @@ __device__ inline void multiply_tiles(float (&sums)[2][TILES][4], float (&a)[2][
 #pragma unroll
     for (int j = 0; j < TILES; ++j)
 #pragma unroll
-      for (int m = 0; m < 2; ++m) multiply_add_tf32(sums[m][j], small_a[m], b[j][0], b[j][1]);
+      for (int m = 0; m < 2; ++m) mma_m16n8k8_tf32(sums[m][j], small_a[m], b[j][0], b[j][1]);
 #pragma unroll
     for (int j = 0; j < TILES; ++j)
 #pragma unroll
-      for (int m = 0; m < 2; ++m) multiply_add_tf32(sums[m][j], a[m], small_b[j][0], small_b[j][1]);
+      for (int m = 0; m < 2; ++m) mma_m16n8k8_tf32(sums[m][j], a[m], small_b[j][0], small_b[j][1]);
   }
 #pragma unroll
   for (int j = 0; j < TILES; ++j)
 #pragma unroll
-    for (int m = 0; m < 2; ++m) multiply_add_tf32(sums[m][j], a[m], b[j][0], b[j][1]);
+    for (int m = 0; m < 2; ++m) mma_m16n8k8_tf32(sums[m][j], a[m], b[j][0], b[j][1]);
 }
 
 constexpr int SHORT_SUM = 4;  // of so many times 8 terms

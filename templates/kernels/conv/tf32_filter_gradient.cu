@@ -6,7 +6,7 @@
 // their way.
 #include "stem_conv_filter.cuh"
 
-struct TapsArguments : ConvolutionSizes {
+struct Tf32FilterArguments : ConvolutionSizes {
   int64_t band;   // output rows that a block makes of a strip
   int64_t parts;  // blocks that share out the strips
   int64_t accumulate;
@@ -28,12 +28,12 @@ struct TapStep {
   int32_t x0, y0, rows, row;
 };
 
-struct Taps : ConvolutionShape {
+struct Tf32Filter : ConvolutionShape {
   int32_t band, strips, bands;  // output rows of a strip; of an image: across and down
   int64_t count;                // of strips in all images
   bool wide;                    // everything takes vectors
 
-  Taps(const TapsArguments& a, bool whole)
+  Tf32Filter(const Tf32FilterArguments& a, bool whole)
       : ConvolutionShape(a), band(static_cast<int32_t>(a.band)),
         strips(static_cast<int32_t>(divide_up(a.out_width, TAP_COLUMNS))),
         bands(static_cast<int32_t>(divide_up(a.out_height, a.band))), count(a.rows * strips * bands), wide(whole) {}
@@ -48,7 +48,7 @@ struct Taps : ConvolutionShape {
 };
 
 __global__ void __launch_bounds__(TAP_THREADS)
-    taps_filter(const float* __restrict__ x, const float* __restrict__ dy, float* __restrict__ partial, Taps f) {
+    tf32_filter_gradient(const float* __restrict__ x, const float* __restrict__ dy, float* __restrict__ partial, Tf32Filter f) {
   constexpr int FOURS = TAP_CHANNELS / 4, PIXELS = TAP_THREADS / FOURS, N = TAP_CHANNELS / 8;
   MBC_DYNAMIC_SHARED(shared);
   float* image = reinterpret_cast<float*>(shared);
@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(TAP_THREADS)
       });
       f.advance(ahead);
     }
-    end_of_copies();
+    cp_async_commit();
   };
 
   int32_t tap_row[TAP_TILES], a_at[TAP_TILES];  // of the image's rows; from the beginning of that row
@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(TAP_THREADS)
 #pragma unroll
   for (int s = 0; s < TAP_AHEAD; ++s) fetch_next();
   for (int32_t number = 0; here.strip < f.count; ++number, f.advance(here)) {
-    wait_for_copies<TAP_AHEAD - 1>();
+    cp_async_wait<TAP_AHEAD - 1>();
     each_four(here, number, [](float* at, int32_t, bool) {  // its own, which it need not wait for others to see
       round_to_tf32(reinterpret_cast<uint4*>(at));
     });
@@ -127,12 +127,12 @@ __global__ void __launch_bounds__(TAP_THREADS)
       for (int n = 0; n < N; ++n) {
         const float low = b_from[column * TAP_PITCH + n * 8], high = b_from[(column + 4) * TAP_PITCH + n * 8];
 #pragma unroll
-        for (int m = 0; m < TAP_TILES; ++m) multiply_add_tf32(sums[m][n], a[m], low, high);
+        for (int m = 0; m < TAP_TILES; ++m) mma_m16n8k8_tf32(sums[m][n], a[m], low, high);
       }
     }
   }
 
-  // Terms by filters, as `few_channels_filter_sum` takes them.
+  // Terms by filters, as `stem_conv_filter_sum` takes them.
   float* part = partial + static_cast<int64_t>(blockIdx.x) * TAPS * f.channels * f.filters;
 #pragma unroll
   for (int m = 0; m < TAP_TILES; ++m)
@@ -151,14 +151,14 @@ __global__ void __launch_bounds__(TAP_THREADS)
 
 extern "C" const char* mbc_convolution_taps_filter(const MbcCall& call) {
   using namespace mbc;
-  const auto& a = arguments<TapsArguments>(call);
+  const auto& a = arguments<Tf32FilterArguments>(call);
   const auto *x = in<float>(call, 0), *dy = in<float>(call, 1);
   float* partial = out<float>(call, 3);
-  const Taps f(a, aligned(x, 16) && aligned(dy, 16));
+  const Tf32Filter f(a, aligned(x, 16) && aligned(dy, 16));
   const dim3 grid(static_cast<unsigned>(a.parts),
                   static_cast<unsigned>(f.channels / TAP_CHANNELS * (f.filters / TAP_CHANNELS)));
   constexpr int SHARED = (IMAGE_ROWS * IMAGE_ROW + GRADIENT_ROWS * GRADIENT_ROW) * 4;
-  MBC_LAUNCH_SHARED(taps_filter, grid, TAP_THREADS, SHARED, call.stream, x, dy, partial, f);
+  MBC_LAUNCH_SHARED(tf32_filter_gradient, grid, TAP_THREADS, SHARED, call.stream, x, dy, partial, f);
   add_parts(call.stream, partial, out<float>(call, 2), FilterParts(TAPS * f.channels, f.filters), a.parts,
             a.accumulate != 0);
   return launched();

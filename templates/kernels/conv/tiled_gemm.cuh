@@ -13,7 +13,7 @@ constexpr int TILE = 64, DEPTH = 16;
 // `using Row`, `Row row(int64_t group, int64_t index)` (what does not depend on k) and `float at(const Row&, int64_t k)`.
 // Out has `void put(int64_t group, int64_t part, int64_t m, int64_t n, float)`. Parts share k; each leaves its own sum.
 template <typename A, typename B, typename Out>
-__global__ void product(A a, B b, Out out, int64_t rows, int64_t columns, int64_t depth, int64_t parts) {
+__global__ void tiled_gemm(A a, B b, Out out, int64_t rows, int64_t columns, int64_t depth, int64_t parts) {
   __shared__ float sa[DEPTH][TILE + 4], sb[DEPTH][TILE + 4];
   const int64_t group = blockIdx.z / parts, part = blockIdx.z % parts;
   const int64_t begin = depth / parts * part + min(part, depth % parts);
@@ -56,11 +56,11 @@ __global__ void product(A a, B b, Out out, int64_t rows, int64_t columns, int64_
 }
 
 template <typename A, typename B, typename Out>
-void run_product(cudaStream_t stream, A a, B b, Out out, int64_t rows, int64_t columns, int64_t depth, int64_t groups,
+void run_tiled_gemm(cudaStream_t stream, A a, B b, Out out, int64_t rows, int64_t columns, int64_t depth, int64_t groups,
                  int64_t parts) {
   const dim3 grid(static_cast<unsigned>(divide_up(rows, TILE)), static_cast<unsigned>(divide_up(columns, TILE)),
                   static_cast<unsigned>(groups * parts));
-  MBC_LAUNCH((product<A, B, Out>), grid, THREADS, stream, a, b, out, rows, columns, depth, parts);
+  MBC_LAUNCH((tiled_gemm<A, B, Out>), grid, THREADS, stream, a, b, out, rows, columns, depth, parts);
 }
 
 }  // namespace mbc

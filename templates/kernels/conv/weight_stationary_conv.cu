@@ -9,47 +9,47 @@
 #include "halo.cuh"
 #include "batch_statistics.cuh"
 
-struct StatisticsPatchArguments : PatchArguments {
+struct HaloStatisticsArguments : HaloArguments {
   int64_t blocks;  // for each 64 filters; not those that a GPU has room for, so that sums are the same on all
 };
 
 namespace mbc {
 
-constexpr int SHORT_PATCHES = 3;  // as in mbc/kernels/cuda/conv/weight_stationary_conv.py
+constexpr int STATIONARY_HALOS = 3;  // as in mbc/kernels/cuda/conv/weight_stationary_conv.py
 
 template <int CHANNELS>
-struct ShortConvolution : PatchConvolution {
-  static constexpr int COPIER_REGISTERS = 72, SUMMING_REGISTERS = 216;  // 64 K in all, of which each starts with 168
+struct WeightStationaryConv : HaloConv {
+  static constexpr int PRODUCER_REGISTERS = 72, SUMMING_REGISTERS = 216;  // 64 K in all, of which each starts with 168
   // Pieces of 8 channels: of all, and of a patch. Places that are copied together.
   static constexpr int ALL = CHANNELS / 8, EIGHTS = CHANNELS == 64 ? 8 : 4, COPIED_APART = WARPGROUP / EIGHTS;
-  static constexpr int PATCHES = ALL / EIGHTS, PATCH_BYTES = MOST_PLACES * EIGHTS * 16;
+  static constexpr int HALOS = ALL / EIGHTS, HALO_BYTES = MOST_HALO_PIXELS * EIGHTS * 16;
   // Pieces of 8 terms of all filters, so far apart that those of a filter lie in different banks.
-  static constexpr int KEPT_APART = PATCH_FILTERS * 16 + 16;  // as in mbc/kernels/cuda/conv/weight_stationary_conv.py
+  static constexpr int KEPT_APART = HALO_FILTERS * 16 + 16;  // as in mbc/kernels/cuda/conv/weight_stationary_conv.py
   // Results lie for a while in the patch that they were made of, as many places at a time as it has room for, and
   // leave it by lines of 64 filters.
-  static constexpr int ROUNDS = 8 / EIGHTS, ROUND_PLACES = PATCH_GROUPS * 8 / ROUNDS;
-  static constexpr int RESULT_PITCH = PATCH_FILTERS * 2 + 16, RESULTS_APART = WARPGROUP / 8;
-  static_assert(ROUND_PLACES * RESULT_PITCH <= PATCH_BYTES);
+  static constexpr int ROUNDS = 8 / EIGHTS, ROUND_PLACES = HALO_GROUPS * 8 / ROUNDS;
+  static constexpr int RESULT_PITCH = HALO_FILTERS * 2 + 16, RESULTS_APART = WARPGROUP / 8;
+  static_assert(ROUND_PLACES * RESULT_PITCH <= HALO_BYTES);
 
-  ImagePlace next_seen, next_made;  // from one place of a thread to its next
+  GridPixel next_seen, next_made;  // from one place of a thread to its next
 
-  explicit ShortConvolution(const PatchArguments& a)
-      : PatchConvolution(a), next_seen(place(COPIED_APART)), next_made(place(RESULTS_APART / 8 * group)) {}
+  explicit WeightStationaryConv(const HaloArguments& a)
+      : HaloConv(a), next_seen(place(COPIED_APART)), next_made(place(RESULTS_APART / 8 * group)) {}
 };
 
-struct ShortRings {
-  Ring<SHORT_PATCHES> patches;
+struct WeightStationaryPipelines {
+  Pipeline<STATIONARY_HALOS> halos;
   Barrier kept;                  // all weights
-  Barrier started[MULTIPLIERS];  // all products of a tile, by this warpgroup
-  Barrier meeting[MULTIPLIERS];  // of this warpgroup's warps, an even number of times a tile
+  Barrier started[CONSUMERS];  // all products of a tile, by this warpgroup
+  Barrier meeting[CONSUMERS];  // of this warpgroup's warps, an even number of times a tile
 
   __device__ void start() {
-    kept.start(MULTIPLIERS * WARPGROUP);
-    for (int group = 0; group < MULTIPLIERS; ++group) {
+    kept.start(CONSUMERS * WARPGROUP);
+    for (int group = 0; group < CONSUMERS; ++group) {
       started[group].start(WARPGROUP / 32);
       meeting[group].start(WARPGROUP / 32);
     }
-    patches.start(WARPGROUP, 1);
+    halos.start(WARPGROUP, 1);
   }
 };
 
@@ -57,12 +57,12 @@ struct ShortRings {
 __device__ inline int32_t row_of_filter(int32_t n) { return n / 16 * 16 + n % 2 * 8 + n % 16 / 2; }
 
 template <typename T, int CHANNELS>
-__device__ inline void keep_weights(const T* __restrict__ weight, char* kept, const ShortConvolution<CHANNELS>& f) {
-  const int32_t first = static_cast<int32_t>(blockIdx.x) % f.across * PATCH_FILTERS;
-  for (int32_t i = threadIdx.x - WARPGROUP; i < f.taps * f.ALL * PATCH_FILTERS; i += MULTIPLIERS * WARPGROUP) {
+__device__ inline void keep_weights(const T* __restrict__ weight, char* kept, const WeightStationaryConv<CHANNELS>& f) {
+  const int32_t first = static_cast<int32_t>(blockIdx.x) % f.across * HALO_FILTERS;
+  for (int32_t i = threadIdx.x - WARPGROUP; i < f.taps * f.ALL * HALO_FILTERS; i += CONSUMERS * WARPGROUP) {
     // Neighbours read neighbours.
-    const int32_t tap = i / (f.ALL * PATCH_FILTERS), n = f.backward ? i % PATCH_FILTERS : i / f.ALL % PATCH_FILTERS;
-    const int32_t eight = f.backward ? i / PATCH_FILTERS % f.ALL : i % f.ALL;
+    const int32_t tap = i / (f.ALL * HALO_FILTERS), n = f.backward ? i % HALO_FILTERS : i / f.ALL % HALO_FILTERS;
+    const int32_t eight = f.backward ? i / HALO_FILTERS % f.ALL : i % f.ALL;
     Vec<T, 8> terms;
     if (f.backward)
 #pragma unroll
@@ -75,41 +75,41 @@ __device__ inline void keep_weights(const T* __restrict__ weight, char* kept, co
 }
 
 template <typename T, int CHANNELS>
-__device__ inline void copy_patches(
-    const T* __restrict__ x, char* patches, Ring<SHORT_PATCHES>& ring, const ShortConvolution<CHANNELS>& f) {
-  const int32_t eight = threadIdx.x % f.EIGHTS, mine = threadIdx.x / f.EIGHTS, places = f.places();
-  int32_t turn = 0;
+__device__ inline void produce_halos(
+    const T* __restrict__ x, char* halos, Pipeline<STATIONARY_HALOS>& pipeline, const WeightStationaryConv<CHANNELS>& f) {
+  const int32_t eight = threadIdx.x % f.EIGHTS, mine = threadIdx.x / f.EIGHTS, halo_pixels = f.halo_pixels();
+  int32_t iteration = 0;
   for (int32_t tile = blockIdx.x; tile < f.tiles; tile += gridDim.x) {
     const int32_t left = f.left(tile);
-    for (int32_t patch = 0; patch < f.PATCHES; ++patch, ++turn) {
-      const T* from = x + (patch * f.EIGHTS + eight) * 8;
-      char* to = patches + turn % SHORT_PATCHES * f.PATCH_BYTES + eight * f.apart;
-      ImagePlace at = f.first_seen(tile, mine);
-      ring.wait_until_emptied(turn);
-      for (int32_t i = mine; i < places; i += f.COPIED_APART) {
+    for (int32_t halo = 0; halo < f.HALOS; ++halo, ++iteration) {
+      const T* from = x + (halo * f.EIGHTS + eight) * 8;
+      char* to = halos + iteration % STATIONARY_HALOS * f.HALO_BYTES + eight * f.apart;
+      GridPixel at = f.first_seen(tile, mine);
+      pipeline.producer_acquire(iteration);
+      for (int32_t i = mine; i < halo_pixels; i += f.COPIED_APART) {
         const int32_t offset = f.seen(at, left);
-        copy_16_bytes(reinterpret_cast<uint4*>(to + i * 16), from + max(offset, 0), offset >= 0);
+        cp_async_16(reinterpret_cast<uint4*>(to + i * 16), from + max(offset, 0), offset >= 0);
         f.advance(at, f.next_seen);
       }
-      ring.filled[turn % SHORT_PATCHES].arrive_with_copies();
+      pipeline.full[iteration % STATIONARY_HALOS].cp_async_arrive();
     }
   }
 }
 
 // Starts all products of a patch. `meanwhile`: when the first ones are under way.
 template <typename T, int CHANNELS, typename Meanwhile>
-__device__ inline void start_patch(
-    float (&sums)[32][4], const char* kept, const char* line, bool adds, const ShortConvolution<CHANNELS>& f,
+__device__ inline void start_halo(
+    float (&sums)[32][4], const char* kept, const char* line, bool adds, const WeightStationaryConv<CHANNELS>& f,
     Meanwhile meanwhile) {
   for (int32_t tap = 0, across = 0; tap < f.taps; ++tap, kept += f.ALL * f.KEPT_APART) {
-    begin_products();
+    wgmma_fence();
 #pragma unroll
     for (int step = 0; step < f.EIGHTS / 2; ++step) {
-      const Pieces weights{kept, 8 * 16, f.KEPT_APART, step * 2 * f.KEPT_APART};
-      const Pieces image{line, f.group * 16, f.apart, across * 16 + step * 2 * f.apart};
-      multiply_shared<false, T>(sums, weights, image, adds || tap + step > 0);
+      const CoreMatrices weights{kept, 8 * 16, f.KEPT_APART, step * 2 * f.KEPT_APART};
+      const CoreMatrices image{line, f.group * 16, f.apart, across * 16 + step * 2 * f.apart};
+      wgmma_ss<false, T>(sums, weights, image, adds || tap + step > 0);
     }
-    end_of_products();
+    wgmma_commit();
     if (tap == 0) meanwhile();
     if (++across == f.kernel_width) {
       across = 0;
@@ -155,9 +155,9 @@ __device__ inline void leave(const EightStatistics<T>& statistics, typename Stat
 
 // `partial`: what every warp finds of its filters, where statistics are asked for.
 template <typename T, int CHANNELS, bool STATISTICS>
-__device__ inline void make_tiles(
-    const char* kept, char* patches, T* __restrict__ y, typename Statistics<T>::State* partial, ShortRings& rings,
-    const ShortConvolution<CHANNELS>& f) {
+__device__ inline void consume_tiles(
+    const char* kept, char* halos, T* __restrict__ y, typename Statistics<T>::State* partial, WeightStationaryPipelines& pipelines,
+    const WeightStationaryConv<CHANNELS>& f) {
   const int32_t thread = threadIdx.x % WARPGROUP, warp = thread / 32, lane = thread % 32;
   const int32_t group = threadIdx.x / WARPGROUP - 1, eight = thread % 8, mine = thread / 8;
   const auto arrive = [&](Barrier& barrier) {
@@ -165,34 +165,34 @@ __device__ inline void make_tiles(
     if (lane == 0) barrier.arrive();
   };
   const auto meet = [&](uint32_t parity) {
-    arrive(rings.meeting[group]);
-    rings.meeting[group].wait(parity);
+    arrive(pipelines.meeting[group]);
+    pipelines.meeting[group].wait(parity);
   };
-  const int32_t first = static_cast<int32_t>(blockIdx.x) % f.across * PATCH_FILTERS;
+  const int32_t first = static_cast<int32_t>(blockIdx.x) % f.across * HALO_FILTERS;
   y += first + eight * 8;
   EightStatistics<T> statistics;
   const int32_t step = static_cast<int32_t>(gridDim.x);
   int32_t number = group;  // of tiles of the block, of which this warpgroup takes every other one
-  for (int32_t tile = blockIdx.x + group * step; tile < f.tiles; tile += MULTIPLIERS * step, number += MULTIPLIERS) {
+  for (int32_t tile = blockIdx.x + group * step; tile < f.tiles; tile += CONSUMERS * step, number += CONSUMERS) {
     float sums[32][4];
-    char* patch = nullptr;
-    int32_t turn = number * f.PATCHES;
-    for (int32_t i = 0; i < f.PATCHES; ++i, ++turn) {
-      patch = patches + turn % SHORT_PATCHES * f.PATCH_BYTES;
-      rings.patches.wait_until_filled(turn);
-      show_to_tensor_cores();
-      if (i == 0 && number > 0) rings.started[(number - 1) % MULTIPLIERS].wait((number - 1) / MULTIPLIERS % 2);
-      start_patch<T>(sums, kept + i * f.EIGHTS * f.KEPT_APART, patch, i > 0, f, [&] {
+    char* halo = nullptr;
+    int32_t iteration = number * f.HALOS;
+    for (int32_t i = 0; i < f.HALOS; ++i, ++iteration) {
+      halo = halos + iteration % STATIONARY_HALOS * f.HALO_BYTES;
+      pipelines.halos.consumer_wait(iteration);
+      fence_proxy_async();
+      if (i == 0 && number > 0) pipelines.started[(number - 1) % CONSUMERS].wait((number - 1) / CONSUMERS % 2);
+      start_halo<T>(sums, kept + i * f.EIGHTS * f.KEPT_APART, halo, i > 0, f, [&] {
         if (i == 0) return;
-        wait_for_products<1>(sums);
-        rings.patches.empty(turn - 1);
+        wgmma_wait<1>(sums);
+        pipelines.halos.consumer_release(iteration - 1);
       });
     }
-    arrive(rings.started[group]);
-    wait_for_products(sums);
+    arrive(pipelines.started[group]);
+    wgmma_wait(sums);
     const int32_t left = f.left(tile);
-    ImagePlace at = f.place(f.first(tile) + mine / 8 * f.group + mine % 8);
-    char* const results = patch + warp * 16 * 2 + lane / 4 * 4;
+    GridPixel at = f.place(f.first(tile) + mine / 8 * f.group + mine % 8);
+    char* const results = halo + warp * 16 * 2 + lane / 4 * 4;
 #pragma unroll
     for (int round = 0; round < f.ROUNDS; ++round) {
       meet(0);  // nobody reads the patch any more
@@ -209,7 +209,7 @@ __device__ inline void make_tiles(
 #pragma unroll 4
       for (int32_t i = mine; i < f.ROUND_PLACES; i += f.RESULTS_APART) {
         const int32_t offset = f.made(at, left);
-        const auto made = hold<8>(reinterpret_cast<const T*>(patch + i * f.RESULT_PITCH) + eight * 8);
+        const auto made = hold<8>(reinterpret_cast<const T*>(halo + i * f.RESULT_PITCH) + eight * 8);
         if (offset >= 0) {
           *reinterpret_cast<Held<T, 8>*>(y + offset) = made;
           if constexpr (STATISTICS) statistics.add(made);
@@ -218,59 +218,59 @@ __device__ inline void make_tiles(
       }
     }
     __syncwarp();
-    rings.patches.empty(turn - 1);
+    pipelines.halos.consumer_release(iteration - 1);
   }
   if constexpr (STATISTICS) {
-    const int64_t part = (blockIdx.x / f.across * MULTIPLIERS + group) * (WARPGROUP / 32) + warp;
+    const int64_t part = (blockIdx.x / f.across * CONSUMERS + group) * (WARPGROUP / 32) + warp;
     leave(statistics, partial + part * f.filters + first);
   }
 }
 
 template <typename T, int CHANNELS, bool STATISTICS>
-__global__ void __launch_bounds__(RING_THREADS, 1)
-    convolution_of_short_patches(const T* __restrict__ x, const T* __restrict__ weight, T* __restrict__ y,
-                                 typename Statistics<T>::State* partial, ShortConvolution<CHANNELS> f) {
+__global__ void __launch_bounds__(PIPELINE_THREADS, 1)
+    weight_stationary_conv(const T* __restrict__ x, const T* __restrict__ weight, T* __restrict__ y,
+                                 typename Statistics<T>::State* partial, WeightStationaryConv<CHANNELS> f) {
   MBC_DYNAMIC_SHARED(shared);
-  __shared__ ShortRings rings;
-  char* patches = reinterpret_cast<char*>(shared);
-  char* kept = patches + SHORT_PATCHES * f.PATCH_BYTES;
-  if (threadIdx.x == 0) rings.start();
+  __shared__ WeightStationaryPipelines pipelines;
+  char* halos = reinterpret_cast<char*>(shared);
+  char* kept = halos + STATIONARY_HALOS * f.HALO_BYTES;
+  if (threadIdx.x == 0) pipelines.start();
   __syncthreads();
   if (threadIdx.x < WARPGROUP) {
-    if constexpr (STATISTICS) give_registers<f.COPIER_REGISTERS>();
-    copy_patches(x, patches, rings.patches, f);
+    if constexpr (STATISTICS) setmaxnreg_dec<f.PRODUCER_REGISTERS>();
+    produce_halos(x, halos, pipelines.halos, f);
   } else {
-    if constexpr (STATISTICS) take_registers<f.SUMMING_REGISTERS>();
+    if constexpr (STATISTICS) setmaxnreg_inc<f.SUMMING_REGISTERS>();
     keep_weights(weight, kept, f);
-    show_to_tensor_cores();
-    rings.kept.arrive();
-    rings.kept.wait(0);
-    make_tiles<T, CHANNELS, STATISTICS>(kept, patches, y, partial, rings, f);
+    fence_proxy_async();
+    pipelines.kept.arrive();
+    pipelines.kept.wait(0);
+    consume_tiles<T, CHANNELS, STATISTICS>(kept, halos, y, partial, pipelines, f);
   }
 }
 
 // A block keeps its filters: between its tiles are those of other filters. `blocks` for each 64 filters, or 0: as many
 // as there is room for.
 template <typename T, int CHANNELS, bool STATISTICS>
-void run_short_patches(
-    const MbcCall& call, const PatchArguments& a, int64_t blocks, typename Statistics<T>::State* partial) {
-  const ShortConvolution<CHANNELS> f(a);
-  const int64_t tiles_of_places = f.tiles / f.across, room = multiprocessors() / f.across;
-  if (blocks == 0) blocks = max(int64_t{1}, min(tiles_of_places, room));
-  const int shared = SHORT_PATCHES * f.PATCH_BYTES + f.taps * f.ALL * f.KEPT_APART;
-  MBC_LAUNCH_SHARED((convolution_of_short_patches<T, CHANNELS, STATISTICS>), static_cast<unsigned>(blocks * f.across),
-                    RING_THREADS, shared, call.stream, in<T>(call, 0), in<T>(call, 1), out<T>(call, 2), partial, f);
+void run_weight_stationary(
+    const MbcCall& call, const HaloArguments& a, int64_t blocks, typename Statistics<T>::State* partial) {
+  const WeightStationaryConv<CHANNELS> f(a);
+  const int64_t tiles_of_pixels = f.tiles / f.across, room = multiprocessors() / f.across;
+  if (blocks == 0) blocks = max(int64_t{1}, min(tiles_of_pixels, room));
+  const int shared = STATIONARY_HALOS * f.HALO_BYTES + f.taps * f.ALL * f.KEPT_APART;
+  MBC_LAUNCH_SHARED((weight_stationary_conv<T, CHANNELS, STATISTICS>), static_cast<unsigned>(blocks * f.across),
+                    PIPELINE_THREADS, shared, call.stream, in<T>(call, 0), in<T>(call, 1), out<T>(call, 2), partial, f);
 }
 
 template <typename T, bool STATISTICS>
-const char* run_short_patches(
-    const MbcCall& call, const PatchArguments& a, int64_t blocks, typename Statistics<T>::State* partial) {
+const char* run_weight_stationary(
+    const MbcCall& call, const HaloArguments& a, int64_t blocks, typename Statistics<T>::State* partial) {
   if (const char* problem = unaligned(call)) return problem;
-  if (PatchConvolution(a).places() > MOST_PLACES) return "a patch is larger than shared memory";
+  if (HaloConv(a).halo_pixels() > MOST_HALO_PIXELS) return "a patch is larger than shared memory";
   if (a.channels == 64)
-    run_short_patches<T, 64, STATISTICS>(call, a, blocks, partial);
+    run_weight_stationary<T, 64, STATISTICS>(call, a, blocks, partial);
   else if (a.channels == 128)
-    run_short_patches<T, 128, STATISTICS>(call, a, blocks, partial);
+    run_weight_stationary<T, 128, STATISTICS>(call, a, blocks, partial);
   else
     return "there are neither 64 nor 128 channels";
   return nullptr;
@@ -281,8 +281,8 @@ const char* run_short_patches(
 extern "C" const char* mbc_convolution_of_short_patches(const MbcCall& call) {
   using namespace mbc;
   return in_sixteen_bits(MBC_WORKING, [&](auto of) {
-    const auto& a = arguments<PatchArguments>(call);
-    if (const char* problem = run_short_patches<decltype(of), false>(call, a, 0, nullptr)) return problem;
+    const auto& a = arguments<HaloArguments>(call);
+    if (const char* problem = run_weight_stationary<decltype(of), false>(call, a, 0, nullptr)) return problem;
     return launched();
   });
 }
@@ -295,10 +295,10 @@ extern "C" const char* mbc_convolution_of_short_patches_statistics(const MbcCall
   using namespace mbc;
   return in_sixteen_bits(MBC_WORKING, [&](auto of) {
     using T = decltype(of);
-    const auto& a = arguments<StatisticsPatchArguments>(call);
+    const auto& a = arguments<HaloStatisticsArguments>(call);
     auto* partial = out<typename Statistics<T>::State>(call, 5);
-    if (const char* problem = run_short_patches<T, true>(call, a, a.blocks, partial)) return problem;
-    merge_all_parts(call.stream, a.blocks * MULTIPLIERS * (WARPGROUP / 32), a.filters, partial,
+    if (const char* problem = run_weight_stationary<T, true>(call, a, a.blocks, partial)) return problem;
+    merge_all_parts(call.stream, a.blocks * CONSUMERS * (WARPGROUP / 32), a.filters, partial,
                     StatisticsOfMade<T>{{nullptr, 0, out<float>(call, 3), out<float>(call, 4)}});
     return launched();
   });

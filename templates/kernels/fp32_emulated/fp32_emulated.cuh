@@ -12,7 +12,7 @@
 #include "pipeline.cuh"
 
 // Sizes are those of the image that is read and of the output, or of its gradients, where filters are made.
-struct HalvesArguments : ConvolutionSizes {
+struct Fp32EmulatedArguments : ConvolutionSizes {
   int64_t backward;  // whether the weights are those of the pass whose output is the image here
   int64_t parts;     // into which the pixels are divided, where filters are made
   int64_t accumulate;
@@ -20,13 +20,13 @@ struct HalvesArguments : ConvolutionSizes {
 
 namespace mbc {
 
-constexpr int HALF_TERMS = 64, HALF_STEPS = HALF_TERMS / 16;  // that are multiplied before sums are put together
+constexpr int EMULATED_K = 64, EMULATED_K_STEPS = EMULATED_K / 16;  // that are multiplied before sums are put together
 
-struct Halves {
+struct SplitPair {
   uint32_t high, low;  // of two words
 };
 
-__device__ inline Halves halves_of(float a, float b) {
+__device__ inline SplitPair split_pair(float a, float b) {
   const float words[2] = {a, b};
   const uint32_t high = rounded_word<__half>(words);
   const float left[2] = {a - to_float(element_of<__half>(high, 0)), b - to_float(element_of<__half>(high, 1))};
@@ -35,10 +35,10 @@ __device__ inline Halves halves_of(float a, float b) {
 
 // Powers of two: one under which words up to `largest` come to less than 2^15, as near to it as that goes, and its
 // inverse. What is not finite stays so.
-struct HalfScale {
+struct SplitScale {
   float up, down;
 
-  __device__ explicit HalfScale(float largest) {
+  __device__ explicit SplitScale(float largest) {
     uint32_t bits;
     memcpy(&bits, &largest, sizeof(bits));
     const int32_t exponent = min(max(268 - static_cast<int32_t>(bits >> 23), 1), 253);
@@ -71,45 +71,45 @@ __device__ inline float largest_of_block(float value, float* of_warps, int threa
 }
 
 // 64 terms of what a block multiplies: 128 rows, which it divides itself, and N columns, which were divided before.
-constexpr int HALF_PIXELS = 64 * MULTIPLIERS;  // rows
-constexpr int HALF_ROW = HALF_TERMS * 4;       // bytes of a row
+constexpr int EMULATED_M = 64 * CONSUMERS;  // rows
+constexpr int EMULATED_ROW = EMULATED_K * 4;       // bytes of a row
 
 template <int N>
-struct HalvesStage {
-  static constexpr int WEIGHTS = N * OPERAND_ROW;            // bytes of either half of the columns
+struct EmulatedStage {
+  static constexpr int WEIGHTS = N * SWIZZLE_ROW;            // bytes of either half of the columns
   static constexpr int COPIED = 2 * WEIGHTS + 16;            // and their scale
-  static constexpr int IMAGE = 2 * WEIGHTS + OPERAND_GROUP;  // where rows begin
-  static constexpr int BYTES = IMAGE + HALF_PIXELS * HALF_ROW;
+  static constexpr int IMAGE = 2 * WEIGHTS + SWIZZLE_ATOM;  // where rows begin
+  static constexpr int BYTES = IMAGE + EMULATED_M * EMULATED_ROW;
   static constexpr int COUNT = N == 128 ? 3 : 4;
 };
 
 // Where the `sixteen`-th 16 bytes of a row lie: those of two neighbours, which are read at once, in different banks.
 __device__ inline int32_t image_offset(int32_t row, int32_t sixteen) {
-  return row * HALF_ROW + ((sixteen ^ row % 2 * 4) * 16);
+  return row * EMULATED_ROW + ((sixteen ^ row % 2 * 4) * 16);
 }
 
 constexpr int PREPARE_THREADS = 256;
 
-// By a block of so many threads, the columns of a stage as tensor cores read them, `HalvesStage::COPIED` bytes; of the
+// By a block of so many threads, the columns of a stage as tensor cores read them, `EmulatedStage::COPIED` bytes; of the
 // words that each thread wrote to `tile`, `largest` is. The 64 terms are put in the order in which a thread that
 // multiplies has them (`FetchedRows`), which reads four neighbours at once.
 template <int N>
-__device__ inline void divide_operand(const float (&tile)[N][HALF_TERMS + 1], float largest, char* to) {
+__device__ inline void split_operand(const float (&tile)[N][EMULATED_K + 1], float largest, char* to) {
   __shared__ float of_warps[PREPARE_THREADS / 32];
-  const HalfScale scale(largest_of_block(largest, of_warps, PREPARE_THREADS));  // all threads meet: `tile` is there
-  using Stage = HalvesStage<N>;
+  const SplitScale scale(largest_of_block(largest, of_warps, PREPARE_THREADS));  // all threads meet: `tile` is there
+  using Stage = EmulatedStage<N>;
   for (int32_t i = threadIdx.x; i < N * 8; i += PREPARE_THREADS) {
     const int32_t n = i / 8, sixteen = i % 8;
     uint32_t high[4], low[4];
 #pragma unroll
     for (int t = 0; t < 4; ++t) {
       const float* two = tile[n] + sixteen / 2 * 16 + 4 * t + sixteen % 2 * 2;
-      const Halves halves = halves_of(two[0] * scale.up, two[1] * scale.up);
-      high[t] = halves.high;
-      low[t] = halves.low;
+      const SplitPair split = split_pair(two[0] * scale.up, two[1] * scale.up);
+      high[t] = split.high;
+      low[t] = split.low;
     }
-    *reinterpret_cast<uint4*>(to + operand_offset(n, sixteen)) = {high[0], high[1], high[2], high[3]};
-    *reinterpret_cast<uint4*>(to + Stage::WEIGHTS + operand_offset(n, sixteen)) = {low[0], low[1], low[2], low[3]};
+    *reinterpret_cast<uint4*>(to + swizzled_offset(n, sixteen)) = {high[0], high[1], high[2], high[3]};
+    *reinterpret_cast<uint4*>(to + Stage::WEIGHTS + swizzled_offset(n, sixteen)) = {low[0], low[1], low[2], low[3]};
   }
   if (threadIdx.x < 4) reinterpret_cast<float*>(to + 2 * Stage::WEIGHTS)[threadIdx.x] = scale.down;
 }
@@ -117,28 +117,28 @@ __device__ inline void divide_operand(const float (&tile)[N][HALF_TERMS + 1], fl
 // 64 terms of 16 rows of each warp: of row lane / 4, and of the one eight rows below, thread t of a row's four has the
 // words (2t, 2t + 1, 2t + 8, 2t + 9) of each 16 terms.
 struct FetchedRows {
-  Vec<float, 4> words[HALF_STEPS][2];
+  Vec<float, 4> words[EMULATED_K_STEPS][2];
 
   template <typename Fetch>
   __device__ void load(Fetch fetch) {
 #pragma unroll
-    for (int step = 0; step < HALF_STEPS; ++step)
+    for (int step = 0; step < EMULATED_K_STEPS; ++step)
 #pragma unroll
       for (int h = 0; h < 2; ++h) words[step][h] = fetch(step, h);
   }
 };
 
 // The same, as tensor cores take them.
-struct DividedRows {
-  uint32_t high[HALF_STEPS][4], low[HALF_STEPS][4];
+struct SplitRows {
+  uint32_t high[EMULATED_K_STEPS][4], low[EMULATED_K_STEPS][4];
   float down[2];  // takes off the scale of either row
 
-  __device__ void divide(const FetchedRows& rows) {
+  __device__ void split(const FetchedRows& rows) {
     float largest[2] = {0.0f, 0.0f};
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
 #pragma unroll
-      for (int step = 0; step < HALF_STEPS; ++step) {
+      for (int step = 0; step < EMULATED_K_STEPS; ++step) {
         const float* v = rows.words[step][h].v;
         largest[h] = max(largest[h], max(max(fabsf(v[0]), fabsf(v[1])), max(fabsf(v[2]), fabsf(v[3]))));
       }
@@ -149,69 +149,69 @@ struct DividedRows {
       for (int h = 0; h < 2; ++h) largest[h] = max(largest[h], __shfl_xor_sync(0xffffffffu, largest[h], mask));
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const HalfScale scale(largest[h]);
+      const SplitScale scale(largest[h]);
       down[h] = scale.down;
 #pragma unroll
-      for (int step = 0; step < HALF_STEPS; ++step)
+      for (int step = 0; step < EMULATED_K_STEPS; ++step)
 #pragma unroll
         for (int pair = 0; pair < 2; ++pair) {
           const float* two = rows.words[step][h].v + 2 * pair;
-          const Halves halves = halves_of(two[0] * scale.up, two[1] * scale.up);
-          high[step][h + 2 * pair] = halves.high;
-          low[step][h + 2 * pair] = halves.low;
+          const SplitPair split = split_pair(two[0] * scale.up, two[1] * scale.up);
+          high[step][h + 2 * pair] = split.high;
+          low[step][h + 2 * pair] = split.low;
         }
     }
   }
 };
 
-// Starts what 64 terms come to, which `wait_for_products` waits for.
-template <bool BY_TERM, int TILES>
-__device__ inline void start_products(
-    float (&part)[TILES][4], const DividedRows& rows, const char* high, const char* low) {
-  constexpr int STEP = BY_TERM ? 16 * OPERAND_ROW : 16 * 2;  // bytes of 16 terms
-  begin_products();
+// Starts what 64 terms come to, which `wgmma_wait` waits for.
+template <bool MN_MAJOR, int TILES>
+__device__ inline void start_3xfp16(
+    float (&part)[TILES][4], const SplitRows& rows, const char* high, const char* low) {
+  constexpr int STEP = MN_MAJOR ? 16 * SWIZZLE_ROW : 16 * 2;  // bytes of 16 terms
+  wgmma_fence();
 #pragma unroll
-  for (int step = 0; step < HALF_STEPS; ++step) {
-    multiply_halves<BY_TERM>(part, rows.low[step], high + step * STEP, step > 0);
-    multiply_halves<BY_TERM>(part, rows.high[step], low + step * STEP, true);
-    multiply_halves<BY_TERM>(part, rows.high[step], high + step * STEP, true);
+  for (int step = 0; step < EMULATED_K_STEPS; ++step) {
+    wgmma_rs_f16<MN_MAJOR>(part, rows.low[step], high + step * STEP, step > 0);
+    wgmma_rs_f16<MN_MAJOR>(part, rows.high[step], low + step * STEP, true);
+    wgmma_rs_f16<MN_MAJOR>(part, rows.high[step], high + step * STEP, true);
   }
-  end_of_products();
+  wgmma_commit();
 }
 
 // Adds up the products of `count` stages: `fetch(turn, step, half)` of the rows, `operand(turn)` where the other operand
 // begins, its small halves `low_at` bytes behind, and `down(turn)` what takes off its scale. `after(turn)` may use the
 // sums and clear them. Where the ring has room, words of the next stage are fetched before tensor cores start: a warp
 // that has started a product waits until it is taken, and does nothing else meanwhile.
-template <bool BY_TERM, int TILES, int STAGES, typename Fetch, typename Operand, typename Down, typename After>
-__device__ inline void multiply_turns(
-    float (&sums)[TILES][4], int32_t count, Ring<STAGES>& ring, Fetch fetch, Operand operand, int low_at, Down down,
+template <bool MN_MAJOR, int TILES, int STAGES, typename Fetch, typename Operand, typename Down, typename After>
+__device__ inline void consume_stages_3xfp16(
+    float (&sums)[TILES][4], int32_t count, Pipeline<STAGES>& pipeline, Fetch fetch, Operand operand, int low_at, Down down,
     After after) {
   constexpr bool AHEAD = STAGES > 2;
   FetchedRows next;
-  DividedRows rows;
+  SplitRows rows;
   float part[TILES][4];
-  const auto load = [&](int32_t turn) {
-    ring.wait_until_filled(turn);
-    show_to_tensor_cores();
-    next.load([&](int step, int h) { return fetch(turn, step, h); });
+  const auto load = [&](int32_t iteration) {
+    pipeline.consumer_wait(iteration);
+    fence_proxy_async();
+    next.load([&](int step, int h) { return fetch(iteration, step, h); });
   };
   if (count == 0) return;
   load(0);
-  for (int32_t turn = 0; turn < count; ++turn) {
-    rows.divide(next);
-    const float both[2] = {rows.down[0] * down(turn), rows.down[1] * down(turn)};
-    if (AHEAD && turn + 1 < count) load(turn + 1);
-    const char* high = operand(turn);
-    start_products<BY_TERM>(part, rows, high, high + low_at);
-    wait_for_products(part);
-    ring.empty(turn);
+  for (int32_t iteration = 0; iteration < count; ++iteration) {
+    rows.split(next);
+    const float both[2] = {rows.down[0] * down(iteration), rows.down[1] * down(iteration)};
+    if (AHEAD && iteration + 1 < count) load(iteration + 1);
+    const char* high = operand(iteration);
+    start_3xfp16<MN_MAJOR>(part, rows, high, high + low_at);
+    wgmma_wait(part);
+    pipeline.consumer_release(iteration);
 #pragma unroll
     for (int j = 0; j < TILES; ++j)
 #pragma unroll
       for (int v = 0; v < 4; ++v) sums[j][v] += part[j][v] * both[v / 2];
-    after(turn);
-    if (!AHEAD && turn + 1 < count) load(turn + 1);
+    after(iteration);
+    if (!AHEAD && iteration + 1 < count) load(iteration + 1);
   }
 }
 

@@ -8,49 +8,49 @@
 
 namespace mbc {
 
-struct HalvesConvolution : ConvolutionShape {
+struct EmulatedConv : ConvolutionShape {
   int32_t taps, chunks;
   int32_t pixels, across, tiles;  // of the output; tiles of filters, and of both
   bool backward;
 
-  HalvesConvolution(const HalvesArguments& a, int n)
-      : ConvolutionShape(a), taps(kernel_height * kernel_width), chunks(channels / HALF_TERMS),
+  EmulatedConv(const Fp32EmulatedArguments& a, int n)
+      : ConvolutionShape(a), taps(kernel_height * kernel_width), chunks(channels / EMULATED_K),
         pixels(static_cast<int32_t>(a.rows * a.out_height * a.out_width)), across(filters / n),
-        tiles(static_cast<int32_t>(divide_up(pixels, HALF_PIXELS)) * across), backward(a.backward != 0) {}
+        tiles(static_cast<int32_t>(divide_up(pixels, EMULATED_M)) * across), backward(a.backward != 0) {}
   __device__ int32_t stages() const { return taps * chunks; }
 };
 
-// Weights as tensor cores read them: for every stage of N filters a block of `HalvesStage::COPIED` bytes.
+// Weights as tensor cores read them: for every stage of N filters a block of `EmulatedStage::COPIED` bytes.
 template <int N>
-__global__ void prepare_weights(const float* __restrict__ weight, char* prepared, HalvesConvolution f) {
-  __shared__ float tile[N][HALF_TERMS + 1];
-  const int32_t stage = blockIdx.x, tap = stage / f.chunks, channel = stage % f.chunks * HALF_TERMS;
+__global__ void prepare_weights(const float* __restrict__ weight, char* prepared, EmulatedConv f) {
+  __shared__ float tile[N][EMULATED_K + 1];
+  const int32_t stage = blockIdx.x, tap = stage / f.chunks, channel = stage % f.chunks * EMULATED_K;
   const int32_t first = blockIdx.y * N;
   float largest = 0.0f;
-  for (int32_t i = threadIdx.x; i < N * HALF_TERMS; i += PREPARE_THREADS) {
-    const int32_t n = f.backward ? i % N : i / HALF_TERMS, c = f.backward ? i / N : i % HALF_TERMS;
+  for (int32_t i = threadIdx.x; i < N * EMULATED_K; i += PREPARE_THREADS) {
+    const int32_t n = f.backward ? i % N : i / EMULATED_K, c = f.backward ? i / N : i % EMULATED_K;
     const int64_t at = f.backward
                            ? (static_cast<int64_t>(channel + c) * f.taps + f.taps - 1 - tap) * f.filters + first + n
                            : (static_cast<int64_t>(first + n) * f.taps + tap) * f.channels + channel + c;
     tile[n][c] = weight[at];
     largest = larger_finite(largest, tile[n][c]);
   }
-  divide_operand<N>(
-      tile, largest, prepared + (static_cast<int64_t>(blockIdx.y) * f.stages() + stage) * HalvesStage<N>::COPIED);
+  split_operand<N>(
+      tile, largest, prepared + (static_cast<int64_t>(blockIdx.y) * f.stages() + stage) * EmulatedStage<N>::COPIED);
 }
 
 template <int N>
-__device__ inline void copy_stages(
-    const float* __restrict__ x, const char* __restrict__ prepared, char* stages, Ring<HalvesStage<N>::COUNT>& ring,
-    const HalvesConvolution& f) {
-  using Stage = HalvesStage<N>;
-  constexpr int SIXTEENS = HALF_ROW / 32, APART = WARPGROUP / SIXTEENS, MINE = HALF_PIXELS / APART;
+__device__ inline void produce_stages(
+    const float* __restrict__ x, const char* __restrict__ prepared, char* stages, Pipeline<EmulatedStage<N>::COUNT>& pipeline,
+    const EmulatedConv& f) {
+  using Stage = EmulatedStage<N>;
+  constexpr int SIXTEENS = EMULATED_ROW / 32, APART = WARPGROUP / SIXTEENS, MINE = EMULATED_M / APART;
   const int32_t sixteen = threadIdx.x % SIXTEENS, mine = threadIdx.x / SIXTEENS;  // of either half of a pixel
-  int32_t turn = 0;
+  int32_t iteration = 0;
   for (int32_t number = blockIdx.x; number < f.tiles; number += gridDim.x) {
     // The image under the first place of the filter for each of this thread's pixels.
     int32_t at[MINE], corner[MINE];
-    int32_t pixel = number / f.across * HALF_PIXELS + mine, line = pixel / f.out_width;
+    int32_t pixel = number / f.across * EMULATED_M + mine, line = pixel / f.out_width;
     int32_t column = pixel - line * f.out_width, n = line / f.out_height, row = line - n * f.out_height;
 #pragma unroll
     for (int i = 0; i < MINE; ++i) {
@@ -73,12 +73,12 @@ __device__ inline void copy_stages(
         there |= static_cast<uint32_t>(y >= 0 && y < f.height && left + right >= 0 && left + right < f.width) << i;
       }
       const float* from = x + (down * f.width + right) * f.channels;
-      for (int32_t chunk = 0; chunk < f.chunks; ++chunk, ++turn, from += HALF_TERMS) {
-        char* stage = stages + turn % Stage::COUNT * Stage::BYTES;
-        ring.wait_until_emptied(turn);
-        Barrier& filled = ring.filled[turn % Stage::COUNT];
+      for (int32_t chunk = 0; chunk < f.chunks; ++chunk, ++iteration, from += EMULATED_K) {
+        char* stage = stages + iteration % Stage::COUNT * Stage::BYTES;
+        pipeline.producer_acquire(iteration);
+        Barrier& full = pipeline.full[iteration % Stage::COUNT];
         if (threadIdx.x == 0)
-          filled.arrive_with_block(stage, weights + (tap * f.chunks + chunk) * static_cast<int64_t>(Stage::COPIED),
+          full.bulk_copy_arrive(stage, weights + (tap * f.chunks + chunk) * static_cast<int64_t>(Stage::COPIED),
                                    Stage::COPIED);
 #pragma unroll
         for (int i = 0; i < MINE; ++i) {
@@ -86,35 +86,35 @@ __device__ inline void copy_stages(
           const float* pixel = inside ? from + at[i] : x;
 #pragma unroll
           for (int half = 0; half < 2; ++half)
-            copy_16_bytes(reinterpret_cast<uint4*>(stage + Stage::IMAGE +
+            cp_async_16(reinterpret_cast<uint4*>(stage + Stage::IMAGE +
                                                    image_offset(mine + i * APART, sixteen + half * SIXTEENS)),
                           pixel + half * SIXTEENS * 4, inside);
         }
-        filled.arrive_with_copies();
+        full.cp_async_arrive();
       }
     }
   }
 }
 
 template <int N>
-__device__ inline void multiply_stages(
-    const char* stages, float* __restrict__ y, Ring<HalvesStage<N>::COUNT>& ring, const HalvesConvolution& f) {
-  using Stage = HalvesStage<N>;
+__device__ inline void consume_stages(
+    const char* stages, float* __restrict__ y, Pipeline<EmulatedStage<N>::COUNT>& pipeline, const EmulatedConv& f) {
+  using Stage = EmulatedStage<N>;
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int32_t first = (threadIdx.x / 32 - WARPGROUP / 32) * 16 + g;  // pixel
-  const auto stage = [&](int32_t turn) { return stages + turn % Stage::COUNT * Stage::BYTES; };
-  const auto fetch = [&](int32_t turn, int step, int h) {
-    const char* image = stage(turn) + Stage::IMAGE;
+  const auto stage = [&](int32_t iteration) { return stages + iteration % Stage::COUNT * Stage::BYTES; };
+  const auto fetch = [&](int32_t iteration, int step, int h) {
+    const char* image = stage(iteration) + Stage::IMAGE;
     return load<4>(reinterpret_cast<const float*>(image + image_offset(first + 8 * h, 4 * step + t)));
   };
-  const auto down = [&](int32_t turn) { return *reinterpret_cast<const float*>(stage(turn) + 2 * Stage::WEIGHTS); };
+  const auto down = [&](int32_t iteration) { return *reinterpret_cast<const float*>(stage(iteration) + 2 * Stage::WEIGHTS); };
   float sums[N / 8][4] = {};
   int32_t number = blockIdx.x, left = f.stages();
   const auto write = [&](int32_t) {
     if (--left > 0) return;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int32_t pixel = number / f.across * HALF_PIXELS + first + 8 * h;
+      const int32_t pixel = number / f.across * EMULATED_M + first + 8 * h;
       float* to = y + static_cast<int64_t>(pixel) * f.filters + number % f.across * N + 2 * t;
 #pragma unroll
       for (int j = 0; j < N / 8; ++j) {
@@ -126,36 +126,36 @@ __device__ inline void multiply_stages(
     number += gridDim.x;
   };
   const int32_t mine = number < f.tiles ? (f.tiles - 1 - number) / gridDim.x + 1 : 0;
-  multiply_turns<false>(sums, mine * f.stages(), ring, fetch, stage, Stage::WEIGHTS, down, write);
+  consume_stages_3xfp16<false>(sums, mine * f.stages(), pipeline, fetch, stage, Stage::WEIGHTS, down, write);
 }
 
 template <int N>
-__global__ void __launch_bounds__(RING_THREADS, 1)
-    convolution_in_halves(const float* __restrict__ x, const char* __restrict__ prepared, float* __restrict__ y,
-                          HalvesConvolution f) {
+__global__ void __launch_bounds__(PIPELINE_THREADS, 1)
+    fp32_emulated_conv(const float* __restrict__ x, const char* __restrict__ prepared, float* __restrict__ y,
+                          EmulatedConv f) {
   MBC_DYNAMIC_SHARED(shared);
-  __shared__ Ring<HalvesStage<N>::COUNT> ring;
+  __shared__ Pipeline<EmulatedStage<N>::COUNT> pipeline;
   char* stages = aligned_shared(shared);
-  if (threadIdx.x == 0) ring.start(WARPGROUP + 1);
+  if (threadIdx.x == 0) pipeline.start(WARPGROUP + 1);
   __syncthreads();
   if (threadIdx.x < WARPGROUP) {
-    give_registers<COPIER_REGISTERS>();
-    copy_stages<N>(x, prepared, stages, ring, f);
+    setmaxnreg_dec<PRODUCER_REGISTERS>();
+    produce_stages<N>(x, prepared, stages, pipeline, f);
   } else {
-    take_registers<MULTIPLIER_REGISTERS>();
-    multiply_stages<N>(stages, y, ring, f);
+    setmaxnreg_inc<CONSUMER_REGISTERS>();
+    consume_stages<N>(stages, y, pipeline, f);
   }
 }
 
 template <int N>
-void run_in_halves(const MbcCall& call, const HalvesArguments& a) {
-  const HalvesConvolution f(a, N);
+void run_fp32_emulated(const MbcCall& call, const Fp32EmulatedArguments& a) {
+  const EmulatedConv f(a, N);
   char* prepared = out<char>(call, 3);
   const dim3 each(static_cast<unsigned>(f.taps * f.chunks), static_cast<unsigned>(f.across));
   MBC_LAUNCH(prepare_weights<N>, each, PREPARE_THREADS, call.stream, in<float>(call, 1), prepared, f);
   const unsigned blocks = static_cast<unsigned>(f.tiles < multiprocessors() ? f.tiles : multiprocessors());
-  constexpr int SHARED = HalvesStage<N>::COUNT * HalvesStage<N>::BYTES + 1008;
-  MBC_LAUNCH_SHARED(convolution_in_halves<N>, blocks, RING_THREADS, SHARED, call.stream, in<float>(call, 0), prepared,
+  constexpr int SHARED = EmulatedStage<N>::COUNT * EmulatedStage<N>::BYTES + 1008;
+  MBC_LAUNCH_SHARED(fp32_emulated_conv<N>, blocks, PIPELINE_THREADS, SHARED, call.stream, in<float>(call, 0), prepared,
                     out<float>(call, 2), f);
 }
 
@@ -163,12 +163,12 @@ void run_in_halves(const MbcCall& call, const HalvesArguments& a) {
 
 extern "C" const char* mbc_convolution_in_halves(const MbcCall& call) {
   using namespace mbc;
-  const auto& a = arguments<HalvesArguments>(call);
+  const auto& a = arguments<Fp32EmulatedArguments>(call);
   if (const char* problem = unaligned(call)) return problem;
   if (a.filters % 128 == 0)
-    run_in_halves<128>(call, a);
+    run_fp32_emulated<128>(call, a);
   else
-    run_in_halves<64>(call, a);
+    run_fp32_emulated<64>(call, a);
   return launched();
 }
 // The same; `backward` says that weights are turned.

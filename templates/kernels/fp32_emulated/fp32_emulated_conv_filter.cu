@@ -33,10 +33,10 @@ __device__ inline float largest_of(const float* found, float* of_warps) {
 }
 
 // Of each 64 channels of a pixel, first what halves hold of them, then what that leaves.
-__global__ void divide_into_halves(
-    const float* __restrict__ x, const float* __restrict__ found, uint4* halves, int64_t count) {
+__global__ void split_tensor(
+    const float* __restrict__ x, const float* __restrict__ found, uint4* split, int64_t count) {
   __shared__ float of_warps[LARGEST_THREADS / 32];
-  const float up = HalfScale(largest_of(found, of_warps)).up;
+  const float up = SplitScale(largest_of(found, of_warps)).up;
   const int64_t step = static_cast<int64_t>(gridDim.x) * LARGEST_THREADS;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * LARGEST_THREADS + threadIdx.x; i < count / 8; i += step) {
     const Vec<float, 4> words[2] = {load<4>(x + 8 * i), load<4>(x + 8 * i + 4)};
@@ -44,11 +44,11 @@ __global__ void divide_into_halves(
 #pragma unroll
     for (int pair = 0; pair < 4; ++pair) {
       const float* two = words[pair / 2].v + pair % 2 * 2;
-      const Halves both = halves_of(two[0] * up, two[1] * up);
+      const SplitPair both = split_pair(two[0] * up, two[1] * up);
       high[pair] = both.high;
       low[pair] = both.low;
     }
-    uint4* to = halves + i / 8 * 16 + i % 8;
+    uint4* to = split + i / 8 * 16 + i % 8;
     to[0] = {high[0], high[1], high[2], high[3]};
     to[8] = {low[0], low[1], low[2], low[3]};
   }
@@ -59,22 +59,22 @@ template <bool WIDE>
 struct FilterStage {
   static constexpr int FILTERS = WIDE ? 64 : 128, BLOCKS = WIDE ? 4 : 2;  // of a block; of 64 columns
   static constexpr int PITCH = FILTERS + 4;  // words of a pixel: what a warp reads at once is in different banks
-  static constexpr int HALF = BLOCKS * OPERAND_BLOCK;  // bytes of either half of the image
+  static constexpr int HALF = BLOCKS * SWIZZLE_BLOCK;  // bytes of either half of the image
   static constexpr int GRADIENTS = 2 * HALF;           // where they begin
-  static constexpr int BYTES = GRADIENTS + HALF_TERMS * PITCH * 4;
+  static constexpr int BYTES = GRADIENTS + EMULATED_K * PITCH * 4;
   static constexpr int COUNT = WIDE ? 2 : 3;
 };
 
-struct HalvesFilter : ConvolutionShape, Places {
+struct EmulatedFilter : ConvolutionShape, PixelGrid {
   int32_t pixels, stages, columns, across;  // of the output; in all; blocks of 64 columns; tiles of them
-  ImagePlace stage;                         // how far it is from one to the next
+  GridPixel stage;                         // how far it is from one to the next
 
-  HalvesFilter(const HalvesArguments& a, int blocks)
-      : ConvolutionShape(a), Places{out_height, out_width},
+  EmulatedFilter(const Fp32EmulatedArguments& a, int blocks)
+      : ConvolutionShape(a), PixelGrid{out_height, out_width},
         pixels(static_cast<int32_t>(a.rows * a.out_height * a.out_width)),
-        stages(static_cast<int32_t>(divide_up(pixels, HALF_TERMS))),
+        stages(static_cast<int32_t>(divide_up(pixels, EMULATED_K))),
         columns(kernel_height * kernel_width * channels / 64),
-        across(static_cast<int32_t>(divide_up(columns, blocks))), stage(place(HALF_TERMS)) {}
+        across(static_cast<int32_t>(divide_up(columns, blocks))), stage(place(EMULATED_K)) {}
   // Of a part, the first stage.
   __device__ int32_t begin(int32_t part) const {
     return static_cast<int32_t>(static_cast<int64_t>(stages) * part / gridDim.y);
@@ -82,11 +82,11 @@ struct HalvesFilter : ConvolutionShape, Places {
 };
 
 template <bool WIDE>
-__device__ inline void copy_stages_of_filter(
-    const char* __restrict__ halves, const float* __restrict__ dy, char* stages, Ring<FilterStage<WIDE>::COUNT>& ring,
-    const HalvesFilter& f) {
+__device__ inline void produce_filter_stages(
+    const char* __restrict__ split, const float* __restrict__ dy, char* stages, Pipeline<FilterStage<WIDE>::COUNT>& pipeline,
+    const EmulatedFilter& f) {
   using Stage = FilterStage<WIDE>;
-  constexpr int APART = WARPGROUP / 8, MINE = HALF_TERMS / APART;  // pixels between a thread's, of the image
+  constexpr int APART = WARPGROUP / 8, MINE = EMULATED_K / APART;  // pixels between a thread's, of the image
   constexpr int SIXTEENS = Stage::FILTERS / 4, DY_APART = WARPGROUP / SIXTEENS;
   const int32_t sixteen = threadIdx.x % 8, mine = threadIdx.x / 8, dy_mine = threadIdx.x / SIXTEENS;
   int32_t down[Stage::BLOCKS], right[Stage::BLOCKS], offset[Stage::BLOCKS];  // of a column's place; and from a pixel's
@@ -99,22 +99,22 @@ __device__ inline void copy_stages_of_filter(
     right[b] = tap % f.kernel_width;
     offset[b] = (down[b] * f.width + right[b]) * f.channels + (column - tap * (f.channels / 64)) * 64;
   }
-  const int32_t begin = f.begin(blockIdx.y), turns = f.begin(blockIdx.y + 1) - begin;
-  ImagePlace at[MINE];
+  const int32_t begin = f.begin(blockIdx.y), iterations = f.begin(blockIdx.y + 1) - begin;
+  GridPixel at[MINE];
 #pragma unroll
-  for (int i = 0; i < MINE; ++i) at[i] = f.place(begin * HALF_TERMS + mine + i * APART);
-  int32_t left_over = f.pixels - begin * HALF_TERMS;  // pixels from the stage on
-  const char* of_thread = halves + sixteen * 16;
-  const float* gradients = dy + (static_cast<int64_t>(begin) * HALF_TERMS + dy_mine) * f.filters +
+  for (int i = 0; i < MINE; ++i) at[i] = f.place(begin * EMULATED_K + mine + i * APART);
+  int32_t left_over = f.pixels - begin * EMULATED_K;  // pixels from the stage on
+  const char* of_thread = split + sixteen * 16;
+  const float* gradients = dy + (static_cast<int64_t>(begin) * EMULATED_K + dy_mine) * f.filters +
                            static_cast<int32_t>(blockIdx.x) / f.across * Stage::FILTERS + threadIdx.x % SIXTEENS * 4;
-  for (int32_t turn = 0; turn < turns; ++turn) {
-    char* stage = stages + turn % Stage::COUNT * Stage::BYTES;
-    ring.wait_until_emptied(turn);
+  for (int32_t iteration = 0; iteration < iterations; ++iteration) {
+    char* stage = stages + iteration % Stage::COUNT * Stage::BYTES;
+    pipeline.producer_acquire(iteration);
     char* to = stage + Stage::GRADIENTS + (dy_mine * Stage::PITCH + threadIdx.x % SIXTEENS * 4) * 4;
 #pragma unroll
-    for (int i = 0; i < HALF_TERMS; i += DY_APART) {
+    for (int i = 0; i < EMULATED_K; i += DY_APART) {
       const bool there = i + dy_mine < left_over;
-      copy_16_bytes(reinterpret_cast<uint4*>(to + i * Stage::PITCH * 4), there ? gradients : dy, there);
+      cp_async_16(reinterpret_cast<uint4*>(to + i * Stage::PITCH * 4), there ? gradients : dy, there);
       gradients += DY_APART * f.filters;
     }
 #pragma unroll
@@ -128,29 +128,29 @@ __device__ inline void copy_stages_of_filter(
         const bool there = static_cast<uint32_t>(y + down[b]) < height &&
                            static_cast<uint32_t>(left + right[b]) < static_cast<uint32_t>(f.width);
         const char* from = of_thread + (there ? static_cast<int64_t>(corner + offset[b]) * 4 : 0);
-        uint4* block = reinterpret_cast<uint4*>(stage + b * OPERAND_BLOCK + operand_offset(pixel, sixteen));
-        copy_16_bytes(block, from, there);
-        copy_16_bytes(block + Stage::HALF / 16, from + 128, there);
+        uint4* block = reinterpret_cast<uint4*>(stage + b * SWIZZLE_BLOCK + swizzled_offset(pixel, sixteen));
+        cp_async_16(block, from, there);
+        cp_async_16(block + Stage::HALF / 16, from + 128, there);
       }
       f.advance(at[i], f.stage);
     }
-    ring.filled[turn % Stage::COUNT].arrive_with_copies();
-    left_over -= HALF_TERMS;
+    pipeline.full[iteration % Stage::COUNT].cp_async_arrive();
+    left_over -= EMULATED_K;
   }
 }
 
 template <bool WIDE>
-__device__ inline void multiply_stages_of_filter(
-    const char* stages, float down, float* __restrict__ partial, Ring<FilterStage<WIDE>::COUNT>& ring,
-    const HalvesFilter& f) {
+__device__ inline void consume_filter_stages(
+    const char* stages, float down, float* __restrict__ partial, Pipeline<FilterStage<WIDE>::COUNT>& pipeline,
+    const EmulatedFilter& f) {
   using Stage = FilterStage<WIDE>;
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, group = threadIdx.x / WARPGROUP - 1;
   const int32_t first = (WIDE ? 0 : group * 64) + threadIdx.x % WARPGROUP / 32 * 16 + g;  // filter
   const int32_t block = WIDE ? group * 2 : 0;                                             // of columns
-  const int32_t turns = f.begin(blockIdx.y + 1) - f.begin(blockIdx.y);
-  const auto stage = [&](int32_t turn) { return stages + turn % Stage::COUNT * Stage::BYTES; };
-  const auto fetch = [&](int32_t turn, int step, int h) {
-    const float* pixels = reinterpret_cast<const float*>(stage(turn) + Stage::GRADIENTS);
+  const int32_t iterations = f.begin(blockIdx.y + 1) - f.begin(blockIdx.y);
+  const auto stage = [&](int32_t iteration) { return stages + iteration % Stage::COUNT * Stage::BYTES; };
+  const auto fetch = [&](int32_t iteration, int step, int h) {
+    const float* pixels = reinterpret_cast<const float*>(stage(iteration) + Stage::GRADIENTS);
     const float* gradients = pixels + first + 2 * t * Stage::PITCH;
     Vec<float, 4> words;
 #pragma unroll
@@ -158,8 +158,8 @@ __device__ inline void multiply_stages_of_filter(
     return words;
   };
   float sums[16][4] = {};
-  multiply_turns<true>(
-      sums, turns, ring, fetch, [&](int32_t turn) { return stage(turn) + block * OPERAND_BLOCK; }, Stage::HALF,
+  consume_stages_3xfp16<true>(
+      sums, iterations, pipeline, fetch, [&](int32_t iteration) { return stage(iteration) + block * SWIZZLE_BLOCK; }, Stage::HALF,
       [](int32_t) { return 1.0f; }, [](int32_t) {});
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -175,39 +175,39 @@ __device__ inline void multiply_stages_of_filter(
 }
 
 template <bool WIDE>
-__global__ void __launch_bounds__(RING_THREADS, 1)
-    filter_in_halves(const char* __restrict__ halves, const float* __restrict__ dy, const float* __restrict__ found,
-                     float* __restrict__ partial, HalvesFilter f) {
+__global__ void __launch_bounds__(PIPELINE_THREADS, 1)
+    fp32_emulated_filter(const char* __restrict__ split, const float* __restrict__ dy, const float* __restrict__ found,
+                     float* __restrict__ partial, EmulatedFilter f) {
   MBC_DYNAMIC_SHARED(shared);
-  __shared__ Ring<FilterStage<WIDE>::COUNT> ring;
+  __shared__ Pipeline<FilterStage<WIDE>::COUNT> pipeline;
   char* stages = aligned_shared(shared);
-  __shared__ float of_warps[RING_THREADS / 32];
-  if (threadIdx.x == 0) ring.start(WARPGROUP);
-  const float down = HalfScale(largest_of(found, of_warps)).down;  // all threads meet: the ring is ready
+  __shared__ float of_warps[PIPELINE_THREADS / 32];
+  if (threadIdx.x == 0) pipeline.start(WARPGROUP);
+  const float down = SplitScale(largest_of(found, of_warps)).down;  // all threads meet: the ring is ready
   if (threadIdx.x < WARPGROUP) {
-    give_registers<COPIER_REGISTERS>();
-    copy_stages_of_filter<WIDE>(halves, dy, stages, ring, f);
+    setmaxnreg_dec<PRODUCER_REGISTERS>();
+    produce_filter_stages<WIDE>(split, dy, stages, pipeline, f);
   } else {
-    take_registers<MULTIPLIER_REGISTERS>();
-    multiply_stages_of_filter<WIDE>(stages, down, partial, ring, f);
+    setmaxnreg_inc<CONSUMER_REGISTERS>();
+    consume_filter_stages<WIDE>(stages, down, partial, pipeline, f);
   }
 }
 
 template <bool WIDE>
-void run_filter_in_halves(const MbcCall& call, const HalvesArguments& a) {
+void run_fp32_emulated_filter(const MbcCall& call, const Fp32EmulatedArguments& a) {
   using Stage = FilterStage<WIDE>;
-  const HalvesFilter f(a, Stage::BLOCKS);
+  const EmulatedFilter f(a, Stage::BLOCKS);
   const auto *x = in<float>(call, 0), *dy = in<float>(call, 1);
   const int64_t count = a.rows * a.height * a.width * a.channels, elements = f.columns * int64_t{64} * f.filters;
   float* found = out<float>(call, 3);
-  char* halves = reinterpret_cast<char*>(found + LARGEST_BLOCKS);
-  float* partial = reinterpret_cast<float*>(halves + count * 4);
+  char* split = reinterpret_cast<char*>(found + LARGEST_BLOCKS);
+  float* partial = reinterpret_cast<float*>(split + count * 4);
   MBC_LAUNCH(find_largest, LARGEST_BLOCKS, LARGEST_THREADS, call.stream, x, found, count);
-  MBC_LAUNCH(divide_into_halves, blocks_for(count / 8), LARGEST_THREADS, call.stream, x, found,
-             reinterpret_cast<uint4*>(halves), count);
+  MBC_LAUNCH(split_tensor, blocks_for(count / 8), LARGEST_THREADS, call.stream, x, found,
+             reinterpret_cast<uint4*>(split), count);
   const dim3 grid(static_cast<unsigned>(f.filters / Stage::FILTERS * f.across), static_cast<unsigned>(a.parts));
   constexpr int SHARED = Stage::COUNT * Stage::BYTES + 1008;
-  MBC_LAUNCH_SHARED(filter_in_halves<WIDE>, grid, RING_THREADS, SHARED, call.stream, halves, dy, found, partial, f);
+  MBC_LAUNCH_SHARED(fp32_emulated_filter<WIDE>, grid, PIPELINE_THREADS, SHARED, call.stream, split, dy, found, partial, f);
   MBC_LAUNCH(add_parts, blocks_for(elements), THREADS, call.stream, partial, out<float>(call, 2), elements, a.parts,
              a.accumulate != 0);
 }
@@ -216,11 +216,11 @@ void run_filter_in_halves(const MbcCall& call, const HalvesArguments& a) {
 
 extern "C" const char* mbc_convolution_backward_filter_in_halves(const MbcCall& call) {
   using namespace mbc;
-  const auto& a = arguments<HalvesArguments>(call);
+  const auto& a = arguments<Fp32EmulatedArguments>(call);
   if (const char* problem = unaligned(call)) return problem;
   if (a.filters % 128 == 0)
-    run_filter_in_halves<false>(call, a);
+    run_fp32_emulated_filter<false>(call, a);
   else
-    run_filter_in_halves<true>(call, a);
+    run_fp32_emulated_filter<true>(call, a);
   return launched();
 }

@@ -6,17 +6,17 @@
 
 namespace mbc {
 
-constexpr int DIVIDERS = 2 * WARPGROUP, PATCH_THREADS = DIVIDERS + MULTIPLIERS * WARPGROUP;
+constexpr int SPLITTERS = 2 * WARPGROUP, HALO_THREADS = SPLITTERS + CONSUMERS * WARPGROUP;
 
 // What halves hold of eight words under a scale, and what that leaves.
-__device__ inline void divide_eight(const Vec<float, 4> (&words)[2], float up, uint4& high, uint4& low) {
+__device__ inline void split_eight(const Vec<float, 4> (&words)[2], float up, uint4& high, uint4& low) {
   uint32_t both[2][4];
 #pragma unroll
   for (int pair = 0; pair < 4; ++pair) {
     const float* two = words[pair / 2].v + pair % 2 * 2;
-    const Halves halves = halves_of(two[0] * up, two[1] * up);
-    both[0][pair] = halves.high;
-    both[1][pair] = halves.low;
+    const SplitPair split = split_pair(two[0] * up, two[1] * up);
+    both[0][pair] = split.high;
+    both[1][pair] = split.low;
   }
   high = {both[0][0], both[0][1], both[0][2], both[0][3]};
   low = {both[1][0], both[1][1], both[1][2], both[1][3]};

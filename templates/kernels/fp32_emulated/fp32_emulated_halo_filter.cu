@@ -13,13 +13,13 @@
 
 namespace mbc {
 
-constexpr int PATCH_WIDTH = 3;                              // of the filter
-constexpr int PATCH_PLACES = HALF_TERMS + PATCH_WIDTH - 1;  // of the image, in a stage
+constexpr int HALO_WIDTH = 3;                              // of the filter
+constexpr int HALO_PLACES = EMULATED_K + HALO_WIDTH - 1;  // of the image, in a stage
 // Bytes of eight channels: an odd number of 16, so that those of a place, which are written at once, are in different
 // banks. Of 64 channels, of either half; and of both.
-constexpr int PATCH_CHUNK = (PATCH_PLACES | 1) * 16, PATCH_HALF = 8 * PATCH_CHUNK, PATCH_BLOCK = 2 * PATCH_HALF;
-constexpr int DIVIDER_REGISTERS = 48, SUMMER_REGISTERS = 208;  // 64 K in all, of which each starts with 128 a thread
-constexpr int PATCH_APART = DIVIDERS / 8;  // places from one of a thread to its next
+constexpr int HALO_CHUNK = (HALO_PLACES | 1) * 16, HALO_HALF = 8 * HALO_CHUNK, HALO_BLOCK = 2 * HALO_HALF;
+constexpr int SPLITTER_REGISTERS = 48, SUMMING_CONSUMER_REGISTERS = 208;  // 64 K in all, of which each starts with 128 a thread
+constexpr int HALO_APART = SPLITTERS / 8;  // places from one of a thread to its next
 constexpr int FOUND_BLOCKS = 256;  // as in mbc/kernels/cuda/fp32_emulated/fp32_emulated_halo_filter.py: look for the largest of each 64 channels
 
 // Of eight channels that a thread divides at once, and that share a scale, the first and the last four lie 32 apart: so
@@ -54,25 +54,25 @@ __global__ void find_largest_of_chunks(
 }
 
 template <int FILTER_BLOCKS>  // of 64
-struct PatchStage {
+struct HaloFilterStage {
   static constexpr int BLOCKS = 1 + FILTER_BLOCKS;  // of 64 channels: the image's, then those of gradients
-  static constexpr int BYTES = BLOCKS * PATCH_BLOCK, COUNT = 12 / BLOCKS;
+  static constexpr int BYTES = BLOCKS * HALO_BLOCK, COUNT = 12 / BLOCKS;
   static constexpr int SHARING = FILTER_BLOCKS;  // warpgroups that multiply the same stage
 };
 
 inline int32_t larger(int32_t a, int32_t b) { return a < b ? b : a; }
 
-struct PatchFilter : ConvolutionShape, Places {
+struct HaloFilter : ConvolutionShape, PixelGrid {
   int32_t images, stages, blocks, across;  // blocks of 64 channels; tiles of columns
-  ImagePlace step;                         // from a place of a thread to the next
+  GridPixel step;                         // from a place of a thread to the next
 
-  explicit PatchFilter(const HalvesArguments& a)
+  explicit HaloFilter(const Fp32EmulatedArguments& a)
       : ConvolutionShape(a),
         // What is right of a line is left of the next.
-        Places{out_height, larger(out_width, width + larger(pad_left, out_width + PATCH_WIDTH - 1 - width - pad_left))},
+        PixelGrid{out_height, larger(out_width, width + larger(pad_left, out_width + HALO_WIDTH - 1 - width - pad_left))},
         images(static_cast<int32_t>(a.rows)),
-        stages(static_cast<int32_t>(divide_up(a.rows * a.out_height * pitch, HALF_TERMS))), blocks(channels / 64),
-        across(kernel_height * blocks), step(place(PATCH_APART)) {}
+        stages(static_cast<int32_t>(divide_up(a.rows * a.out_height * pitch, EMULATED_K))), blocks(channels / 64),
+        across(kernel_height * blocks), step(place(HALO_APART)) {}
   // Of a part, the first stage.
   __device__ int32_t begin(int32_t part) const {
     return static_cast<int32_t>(static_cast<int64_t>(stages) * part / gridDim.y);
@@ -87,29 +87,29 @@ struct EightWords {
     for (int i = 0; i < 2; ++i) four[i] = there ? mbc::load<4>(from + 32 * i) : Vec<float, 4>{};
   }
   // To `to`, and where that is `needed` to a second place.
-  __device__ void divide(float up, char* to, char* second = nullptr, bool needed = false) const {
+  __device__ void split(float up, char* to, char* second = nullptr, bool needed = false) const {
     uint4 both[2];
-    divide_eight(four, up, both[0], both[1]);
+    split_eight(four, up, both[0], both[1]);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      *reinterpret_cast<uint4*>(to + h * PATCH_HALF) = both[h];
-      if (needed) *reinterpret_cast<uint4*>(second + h * PATCH_HALF) = both[h];
+      *reinterpret_cast<uint4*>(to + h * HALO_HALF) = both[h];
+      if (needed) *reinterpret_cast<uint4*>(second + h * HALO_HALF) = both[h];
     }
   }
 };
 
 // The first places of the image in a stage are also the last of the one before, which is filled when they are there.
 template <int FILTER_BLOCKS>
-__device__ inline void divide_stages(
+__device__ inline void split_stages(
     const float* __restrict__ x, const float* __restrict__ dy, const float* up, char* stages,
-    Ring<PatchStage<FILTER_BLOCKS>::COUNT>& ring, const PatchFilter& f) {
-  using Stage = PatchStage<FILTER_BLOCKS>;
+    Pipeline<HaloFilterStage<FILTER_BLOCKS>::COUNT>& pipeline, const HaloFilter& f) {
+  using Stage = HaloFilterStage<FILTER_BLOCKS>;
   const int32_t chunk = threadIdx.x % 8, mine = threadIdx.x / 8;
   const int32_t tile = static_cast<int32_t>(blockIdx.x), line = tile % f.across / f.blocks;
   const float* image = x + tile % f.across % f.blocks * 64;
   const float* gradients = dy + tile / f.across * FILTER_BLOCKS * 64;
-  const int32_t begin = f.begin(blockIdx.y), turns = f.begin(blockIdx.y + 1) - begin;
-  ImagePlace at = f.place(begin * HALF_TERMS + mine);
+  const int32_t begin = f.begin(blockIdx.y), iterations = f.begin(blockIdx.y + 1) - begin;
+  GridPixel at = f.place(begin * EMULATED_K + mine);
   EightWords words[Stage::BLOCKS];
   const auto fetch = [&] {
     const int32_t y = at.line + line - f.pad_top, left = at.column - f.pad_left, channel = channel_of(chunk, 0);
@@ -124,82 +124,82 @@ __device__ inline void divide_stages(
     for (int b = 1; b < Stage::BLOCKS; ++b) words[b].load(pixel + (b - 1) * 64, there);
     f.advance(at, f.step);
   };
-  const auto end_stage = [&](int32_t turn) {
-    show_to_tensor_cores();
-    ring.filled[turn % Stage::COUNT].arrive();
+  const auto end_stage = [&](int32_t iteration) {
+    fence_proxy_async();
+    pipeline.full[iteration % Stage::COUNT].arrive();
   };
-  char* const of_thread = stages + chunk * PATCH_CHUNK + mine * 16;
-  const auto stage = [&](int32_t turn) { return of_thread + turn % Stage::COUNT * Stage::BYTES; };
+  char* const of_thread = stages + chunk * HALO_CHUNK + mine * 16;
+  const auto stage = [&](int32_t iteration) { return of_thread + iteration % Stage::COUNT * Stage::BYTES; };
   // Where the first place of a thread is also among the last of the stage before `turn`.
-  const auto before = [&](int32_t turn) { return stage(turn - 1) + HALF_TERMS * 16; };
-  const auto is_before = [&](int32_t turn) { return mine < PATCH_WIDTH - 1 && turn > 0; };
+  const auto before = [&](int32_t iteration) { return stage(iteration - 1) + EMULATED_K * 16; };
+  const auto is_before = [&](int32_t iteration) { return mine < HALO_WIDTH - 1 && iteration > 0; };
   fetch();
-  for (int32_t turn = 0; turn < turns; ++turn) {
-    ring.wait_until_emptied(turn);
+  for (int32_t iteration = 0; iteration < iterations; ++iteration) {
+    pipeline.producer_acquire(iteration);
 #pragma unroll 1  // what is divided at once has to fit into registers
-    for (int i = 0; i < HALF_TERMS; i += PATCH_APART) {
-      char* const to = stage(turn) + i * 16;
-      words[0].divide(up[chunk], to, before(turn), i == 0 && is_before(turn));
+    for (int i = 0; i < EMULATED_K; i += HALO_APART) {
+      char* const to = stage(iteration) + i * 16;
+      words[0].split(up[chunk], to, before(iteration), i == 0 && is_before(iteration));
 #pragma unroll
-      for (int b = 1; b < Stage::BLOCKS; ++b) words[b].divide(up[b * 8 + chunk], to + b * PATCH_BLOCK);
-      if (i == 0 && turn > 0) end_stage(turn - 1);
+      for (int b = 1; b < Stage::BLOCKS; ++b) words[b].split(up[b * 8 + chunk], to + b * HALO_BLOCK);
+      if (i == 0 && iteration > 0) end_stage(iteration - 1);
       fetch();
-      have_read();
+      compiler_fence();
     }
   }
-  if (turns == 0) return;
-  if (is_before(turns)) words[0].divide(up[chunk], before(turns));
-  end_stage(turns - 1);
+  if (iterations == 0) return;
+  if (is_before(iterations)) words[0].split(up[chunk], before(iterations));
+  end_stage(iterations - 1);
 }
 
 template <int FILTER_BLOCKS>
-__device__ inline void multiply_patches(
-    const char* stages, const float* down, float* __restrict__ partial, Ring<PatchStage<FILTER_BLOCKS>::COUNT>& ring,
-    const PatchFilter& f) {
-  using Stage = PatchStage<FILTER_BLOCKS>;
-  constexpr int APART = MULTIPLIERS / Stage::SHARING;  // between the stages of a warpgroup
+__device__ inline void consume_halos(
+    const char* stages, const float* down, float* __restrict__ partial, Pipeline<HaloFilterStage<FILTER_BLOCKS>::COUNT>& pipeline,
+    const HaloFilter& f) {
+  using Stage = HaloFilterStage<FILTER_BLOCKS>;
+  constexpr int APART = CONSUMERS / Stage::SHARING;  // between the stages of a warpgroup
   const int32_t lane = threadIdx.x % 32, warp = threadIdx.x % WARPGROUP / 32;
-  const int32_t group = static_cast<int32_t>(threadIdx.x - DIVIDERS) / WARPGROUP;
+  const int32_t group = static_cast<int32_t>(threadIdx.x - SPLITTERS) / WARPGROUP;
   const int32_t block = 1 + group % FILTER_BLOCKS, first = group / FILTER_BLOCKS;  // of gradients; stage
-  const int32_t turns = f.begin(blockIdx.y + 1) - f.begin(blockIdx.y);
+  const int32_t iterations = f.begin(blockIdx.y + 1) - f.begin(blockIdx.y);
   // Of the four matrices that a warp reads at once: eight pixels of 16 filters, then the next eight.
-  const int32_t row = block * PATCH_BLOCK + (warp * 2 + lane / 8 % 2) * PATCH_CHUNK + (lane / 16 * 8 + lane % 8) * 16;
-  float sums[PATCH_WIDTH][8][4] = {}, part[2][8][4];
+  const int32_t row = block * HALO_BLOCK + (warp * 2 + lane / 8 % 2) * HALO_CHUNK + (lane / 16 * 8 + lane % 8) * 16;
+  float sums[HALO_WIDTH][8][4] = {}, part[2][8][4];
   const auto add = [&](int place) {
 #pragma unroll
     for (int j = 0; j < 8; ++j)
 #pragma unroll
       for (int v = 0; v < 4; ++v) sums[place][j][v] += part[place % 2][j][v];
   };
-  for (int32_t turn = first; turn < turns; turn += APART) {
-    const char* stage = stages + turn % Stage::COUNT * Stage::BYTES;
-    ring.wait_until_filled(turn);
-    uint32_t high[HALF_STEPS][4], low[HALF_STEPS][4];
+  for (int32_t iteration = first; iteration < iterations; iteration += APART) {
+    const char* stage = stages + iteration % Stage::COUNT * Stage::BYTES;
+    pipeline.consumer_wait(iteration);
+    uint32_t high[EMULATED_K_STEPS][4], low[EMULATED_K_STEPS][4];
 #pragma unroll
-    for (int step = 0; step < HALF_STEPS; ++step) {
+    for (int step = 0; step < EMULATED_K_STEPS; ++step) {
       const char* from = stage + row + step * 16 * 16;
-      load_transposed(high[step], reinterpret_cast<const uint4*>(from));
-      load_transposed(low[step], reinterpret_cast<const uint4*>(from + PATCH_HALF));
+      ldmatrix_x4_trans(high[step], reinterpret_cast<const uint4*>(from));
+      ldmatrix_x4_trans(low[step], reinterpret_cast<const uint4*>(from + HALO_HALF));
     }
 #pragma unroll
-    for (int place = 0; place < PATCH_WIDTH; ++place) {
-      begin_products();
+    for (int place = 0; place < HALO_WIDTH; ++place) {
+      wgmma_fence();
 #pragma unroll
-      for (int step = 0; step < HALF_STEPS; ++step) {
-        const Pieces highs{stage, PATCH_CHUNK, 8 * 16, (step * 16 + place) * 16};
-        const Pieces lows{stage, PATCH_CHUNK, 8 * 16, highs.begin + PATCH_HALF};
-        multiply_halves<true>(part[place % 2], low[step], highs, step > 0);
-        multiply_halves<true>(part[place % 2], high[step], lows, true);
-        multiply_halves<true>(part[place % 2], high[step], highs, true);
+      for (int step = 0; step < EMULATED_K_STEPS; ++step) {
+        const CoreMatrices highs{stage, HALO_CHUNK, 8 * 16, (step * 16 + place) * 16};
+        const CoreMatrices lows{stage, HALO_CHUNK, 8 * 16, highs.begin + HALO_HALF};
+        wgmma_rs_f16<true>(part[place % 2], low[step], highs, step > 0);
+        wgmma_rs_f16<true>(part[place % 2], high[step], lows, true);
+        wgmma_rs_f16<true>(part[place % 2], high[step], highs, true);
       }
-      end_of_products();
+      wgmma_commit();
       if (place == 0) continue;
-      wait_for_products<1>(part[(place - 1) % 2]);
+      wgmma_wait<1>(part[(place - 1) % 2]);
       add(place - 1);
     }
-    wait_for_products(part[(PATCH_WIDTH - 1) % 2]);
-    ring.empty(turn);
-    add(PATCH_WIDTH - 1);
+    wgmma_wait(part[(HALO_WIDTH - 1) % 2]);
+    pipeline.consumer_release(iteration);
+    add(HALO_WIDTH - 1);
   }
 
   const int32_t tile = static_cast<int32_t>(blockIdx.x), column = tile % f.across, line = column / f.blocks;
@@ -209,12 +209,12 @@ __device__ inline void multiply_patches(
     const int32_t chunk = warp * 2 + h;
     const int32_t filter = (tile / f.across * FILTER_BLOCKS + block - 1) * 64 + channel_of(chunk, lane / 4);
     const float of_filter = down[block * 8 + chunk];
-    float* to = partial + ((number * f.filters + filter) * f.kernel_height + line) * PATCH_WIDTH * f.channels +
+    float* to = partial + ((number * f.filters + filter) * f.kernel_height + line) * HALO_WIDTH * f.channels +
                 (column - line * f.blocks) * 64;
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
 #pragma unroll
-      for (int place = 0; place < PATCH_WIDTH; ++place) {
+      for (int place = 0; place < HALO_WIDTH; ++place) {
         const float* two = sums[place][j] + 2 * h;
         store(to + place * f.channels + channel_of(j, lane % 4 * 2),
               Vec<float, 2>{{two[0] * of_filter * down[j], two[1] * of_filter * down[j]}});
@@ -224,44 +224,44 @@ __device__ inline void multiply_patches(
 }
 
 template <int FILTER_BLOCKS>
-__global__ void __launch_bounds__(PATCH_THREADS, 1)
-    filter_of_patches(const float* __restrict__ x, const float* __restrict__ dy, const float* __restrict__ found,
-                      float* __restrict__ partial, PatchFilter f) {
-  using Stage = PatchStage<FILTER_BLOCKS>;
+__global__ void __launch_bounds__(HALO_THREADS, 1)
+    fp32_emulated_halo_filter(const float* __restrict__ x, const float* __restrict__ dy, const float* __restrict__ found,
+                      float* __restrict__ partial, HaloFilter f) {
+  using Stage = HaloFilterStage<FILTER_BLOCKS>;
   MBC_DYNAMIC_SHARED(shared);
-  __shared__ Ring<Stage::COUNT> ring;
+  __shared__ Pipeline<Stage::COUNT> pipeline;
   __shared__ float up[Stage::BLOCKS * 8], down[Stage::BLOCKS * 8];  // scales of chunks
   char* stages = reinterpret_cast<char*>(shared);
-  if (threadIdx.x == 0) ring.start(DIVIDERS, Stage::SHARING);
+  if (threadIdx.x == 0) pipeline.start(SPLITTERS, Stage::SHARING);
   const int32_t tile = static_cast<int32_t>(blockIdx.x);
-  for (int32_t chunk = threadIdx.x / 32; chunk < Stage::BLOCKS * 8; chunk += PATCH_THREADS / 32) {
+  for (int32_t chunk = threadIdx.x / 32; chunk < Stage::BLOCKS * 8; chunk += HALO_THREADS / 32) {
     const int32_t filters = f.blocks + tile / f.across * FILTER_BLOCKS;
     const int32_t block = chunk < 8 ? tile % f.across % f.blocks : filters + chunk / 8 - 1;
     float largest = 0.0f;
     for (int32_t i = threadIdx.x % 32; i < FOUND_BLOCKS; i += 32)
       largest = max(largest, found[(block * 8 + chunk % 8) * FOUND_BLOCKS + i]);
-    const HalfScale scale(largest_of_warp(largest));
+    const SplitScale scale(largest_of_warp(largest));
     if (threadIdx.x % 32 == 0) {
       up[chunk] = scale.up;
       down[chunk] = scale.down;
     }
   }
   __syncthreads();
-  if (threadIdx.x < DIVIDERS) {
-    give_registers<DIVIDER_REGISTERS>();
-    divide_stages<FILTER_BLOCKS>(x, dy, up, stages, ring, f);
+  if (threadIdx.x < SPLITTERS) {
+    setmaxnreg_dec<SPLITTER_REGISTERS>();
+    split_stages<FILTER_BLOCKS>(x, dy, up, stages, pipeline, f);
   } else {
-    take_registers<SUMMER_REGISTERS>();
-    multiply_patches<FILTER_BLOCKS>(stages, down, partial, ring, f);
+    setmaxnreg_inc<SUMMING_CONSUMER_REGISTERS>();
+    consume_halos<FILTER_BLOCKS>(stages, down, partial, pipeline, f);
   }
 }
 
 template <int FILTER_BLOCKS>
-void run_filter_of_patches(const MbcCall& call, const HalvesArguments& a) {
-  using Stage = PatchStage<FILTER_BLOCKS>;
-  const PatchFilter f(a);
+void run_fp32_emulated_halo_filter(const MbcCall& call, const Fp32EmulatedArguments& a) {
+  using Stage = HaloFilterStage<FILTER_BLOCKS>;
+  const HaloFilter f(a);
   const auto *x = in<float>(call, 0), *dy = in<float>(call, 1);
-  const int64_t elements = static_cast<int64_t>(f.across) * PATCH_WIDTH * 64 * f.filters;
+  const int64_t elements = static_cast<int64_t>(f.across) * HALO_WIDTH * 64 * f.filters;
   float* found = out<float>(call, 3);
   const unsigned blocks = static_cast<unsigned>(f.blocks + f.filters / 64);
   float* partial = found + blocks * 8 * FOUND_BLOCKS;
@@ -270,21 +270,21 @@ void run_filter_of_patches(const MbcCall& call, const HalvesArguments& a) {
              f.filters, static_cast<int32_t>(a.rows * a.height * a.width), pixels);
   const dim3 grid(static_cast<unsigned>(f.filters / 64 / FILTER_BLOCKS * f.across), static_cast<unsigned>(a.parts));
   constexpr int SHARED = Stage::COUNT * Stage::BYTES;
-  MBC_LAUNCH_SHARED(filter_of_patches<FILTER_BLOCKS>, grid, PATCH_THREADS, SHARED, call.stream, x, dy, found, partial,
+  MBC_LAUNCH_SHARED(fp32_emulated_halo_filter<FILTER_BLOCKS>, grid, HALO_THREADS, SHARED, call.stream, x, dy, found, partial,
                     f);
   MBC_LAUNCH(add_parts, blocks_for(elements), THREADS, call.stream, partial, out<float>(call, 2), elements,
-             a.parts * (MULTIPLIERS / Stage::SHARING), a.accumulate != 0);
+             a.parts * (CONSUMERS / Stage::SHARING), a.accumulate != 0);
 }
 
 }  // namespace mbc
 
 extern "C" const char* mbc_convolution_backward_filter_of_patches(const MbcCall& call) {
   using namespace mbc;
-  const auto& a = arguments<HalvesArguments>(call);
+  const auto& a = arguments<Fp32EmulatedArguments>(call);
   if (const char* problem = unaligned(call)) return problem;
   if (a.filters % 128 == 0)
-    run_filter_of_patches<2>(call, a);
+    run_fp32_emulated_halo_filter<2>(call, a);
   else
-    run_filter_of_patches<1>(call, a);
+    run_fp32_emulated_halo_filter<1>(call, a);
   return launched();
 }

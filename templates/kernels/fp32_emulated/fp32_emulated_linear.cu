@@ -7,7 +7,7 @@
 #include "fp32_emulated.cuh"
 #include "split_k.cuh"
 
-struct HalvesProductArguments {
+struct Fp32EmulatedLinearArguments {
   int64_t rows;
   int64_t columns;
   int64_t terms;
@@ -22,33 +22,33 @@ enum class Pass { FORWARD, DATA, FILTER };
 // A line in memory has all terms of a row, or all rows of a term.
 template <Pass PASS>
 struct Lines {
-  static constexpr bool BY_TERM = PASS != Pass::FORWARD;
-  static constexpr int WORDS = BY_TERM ? HALF_PIXELS : HALF_TERMS;  // of a stage
-  static constexpr int COUNT = HALF_PIXELS * HALF_TERMS / WORDS;
+  static constexpr bool MN_MAJOR = PASS != Pass::FORWARD;
+  static constexpr int WORDS = MN_MAJOR ? EMULATED_M : EMULATED_K;  // of a stage
+  static constexpr int COUNT = EMULATED_M * EMULATED_K / WORDS;
 
   // Where the `sixteen`-th 16 bytes of a line lie: what a warp reads at once is in different banks.
   __device__ static int32_t offset(int32_t line, int32_t sixteen) {
-    return BY_TERM ? line * WORDS * 4 + ((sixteen ^ line / 4 % 4 * 2) * 16) : image_offset(line, sixteen);
+    return MN_MAJOR ? line * WORDS * 4 + ((sixteen ^ line / 4 % 4 * 2) * 16) : image_offset(line, sixteen);
   }
   // The four words that thread t of a row's four has of each 16 terms.
   __device__ static Vec<float, 4> fetch(const char* lines, int32_t row, int step, int t) {
-    if (!BY_TERM) return load<4>(reinterpret_cast<const float*>(lines + image_offset(row, 4 * step + t)));
+    if (!MN_MAJOR) return load<4>(reinterpret_cast<const float*>(lines + image_offset(row, 4 * step + t)));
     const float* words = reinterpret_cast<const float*>(lines) + (16 * step + 4 * t) * WORDS + (row ^ 8 * t);
     return {{words[0], words[WORDS], words[2 * WORDS], words[3 * WORDS]}};
   }
 };
 
-struct HalvesProduct {
+struct EmulatedGemm {
   int32_t rows, columns, terms;
   int32_t stages, parts;         // of all terms
   int32_t across, tiles, units;  // tiles of columns, and of both; and of parts, which blocks make one by one
   bool accumulate;
 
-  HalvesProduct(const HalvesProductArguments& a, int n)
+  EmulatedGemm(const Fp32EmulatedLinearArguments& a, int n)
       : rows(static_cast<int32_t>(a.rows)), columns(static_cast<int32_t>(a.columns)),
-        terms(static_cast<int32_t>(a.terms)), stages(static_cast<int32_t>(divide_up(terms, HALF_TERMS))),
+        terms(static_cast<int32_t>(a.terms)), stages(static_cast<int32_t>(divide_up(terms, EMULATED_K))),
         parts(static_cast<int32_t>(a.parts)), across(static_cast<int32_t>(divide_up(columns, n))),
-        tiles(static_cast<int32_t>(divide_up(rows, HALF_PIXELS)) * across),
+        tiles(static_cast<int32_t>(divide_up(rows, EMULATED_M)) * across),
         units(tiles * parts), accumulate(a.accumulate != 0 && parts == 1) {}
   // Of a part of the terms, the first stage.
   __device__ int32_t begin(int32_t part) const { return stages * part / parts; }
@@ -59,74 +59,74 @@ struct Unit {
   int32_t row, across, part;  // the first row; which tile of columns
   int32_t begin, end;         // stages
 
-  __device__ Unit(const HalvesProduct& f, int32_t number)
-      : row(number % f.tiles / f.across * HALF_PIXELS), across(number % f.tiles % f.across), part(number / f.tiles),
+  __device__ Unit(const EmulatedGemm& f, int32_t number)
+      : row(number % f.tiles / f.across * EMULATED_M), across(number % f.tiles % f.across), part(number / f.tiles),
         begin(f.begin(part)), end(f.begin(part + 1)) {}
 };
 
-// Columns as tensor cores read them: for every stage of N a block of `HalvesStage::COPIED` bytes.
+// Columns as tensor cores read them: for every stage of N a block of `EmulatedStage::COPIED` bytes.
 template <int N, Pass PASS>
-__global__ void prepare_columns(const float* __restrict__ words, char* prepared, HalvesProduct f) {
-  __shared__ float tile[N][HALF_TERMS + 1];
-  constexpr bool BY_TERM = PASS == Pass::FILTER;
+__global__ void prepare_columns(const float* __restrict__ words, char* prepared, EmulatedGemm f) {
+  __shared__ float tile[N][EMULATED_K + 1];
+  constexpr bool MN_MAJOR = PASS == Pass::FILTER;
   float largest = 0.0f;
-  for (int32_t i = threadIdx.x; i < N * HALF_TERMS; i += PREPARE_THREADS) {
-    const int32_t n = BY_TERM ? i % N : i / HALF_TERMS, k = BY_TERM ? i / N : i % HALF_TERMS;
-    const int32_t column = blockIdx.y * N + n, term = blockIdx.x * HALF_TERMS + k;
-    const int64_t at = BY_TERM ? static_cast<int64_t>(term) * f.columns + column
+  for (int32_t i = threadIdx.x; i < N * EMULATED_K; i += PREPARE_THREADS) {
+    const int32_t n = MN_MAJOR ? i % N : i / EMULATED_K, k = MN_MAJOR ? i / N : i % EMULATED_K;
+    const int32_t column = blockIdx.y * N + n, term = blockIdx.x * EMULATED_K + k;
+    const int64_t at = MN_MAJOR ? static_cast<int64_t>(term) * f.columns + column
                                : static_cast<int64_t>(column) * f.terms + term;
     tile[n][k] = column < f.columns && term < f.terms ? words[at] : 0.0f;
     largest = larger_finite(largest, tile[n][k]);
   }
   const int64_t stage = static_cast<int64_t>(blockIdx.y) * f.stages + blockIdx.x;
-  divide_operand<N>(tile, largest, prepared + stage * HalvesStage<N>::COPIED);
+  split_operand<N>(tile, largest, prepared + stage * EmulatedStage<N>::COPIED);
 }
 
 template <int N, Pass PASS>
-__device__ inline void copy_units(const float* __restrict__ rows, const char* __restrict__ prepared, char* stages,
-                                  Ring<HalvesStage<N>::COUNT>& ring, const HalvesProduct& f) {
-  using Stage = HalvesStage<N>;
+__device__ inline void produce_units(const float* __restrict__ rows, const char* __restrict__ prepared, char* stages,
+                                  Pipeline<EmulatedStage<N>::COUNT>& pipeline, const EmulatedGemm& f) {
+  using Stage = EmulatedStage<N>;
   using L = Lines<PASS>;
   constexpr int SIXTEENS = L::WORDS / 4, APART = WARPGROUP / SIXTEENS;
   const int32_t sixteen = threadIdx.x % SIXTEENS, mine = threadIdx.x / SIXTEENS;
-  const int32_t lines = L::BY_TERM ? f.terms : f.rows, words = L::BY_TERM ? f.rows : f.terms;
-  int32_t turn = 0;
+  const int32_t lines = L::MN_MAJOR ? f.terms : f.rows, words = L::MN_MAJOR ? f.rows : f.terms;
+  int32_t iteration = 0;
   for (int32_t number = blockIdx.x; number < f.units; number += gridDim.x) {
     const Unit unit(f, number);
     const char* columns = prepared + static_cast<int64_t>(unit.across) * f.stages * Stage::COPIED;
-    for (int32_t s = unit.begin; s < unit.end; ++s, ++turn) {
-      char* stage = stages + turn % Stage::COUNT * Stage::BYTES;
-      ring.wait_until_emptied(turn);
-      Barrier& filled = ring.filled[turn % Stage::COUNT];
+    for (int32_t s = unit.begin; s < unit.end; ++s, ++iteration) {
+      char* stage = stages + iteration % Stage::COUNT * Stage::BYTES;
+      pipeline.producer_acquire(iteration);
+      Barrier& full = pipeline.full[iteration % Stage::COUNT];
       if (threadIdx.x == 0)
-        filled.arrive_with_block(stage, columns + static_cast<int64_t>(s) * Stage::COPIED, Stage::COPIED);
-      const int32_t line = (L::BY_TERM ? s * HALF_TERMS : unit.row) + mine;
-      const int32_t word = (L::BY_TERM ? unit.row : s * HALF_TERMS) + sixteen * 4;
+        full.bulk_copy_arrive(stage, columns + static_cast<int64_t>(s) * Stage::COPIED, Stage::COPIED);
+      const int32_t line = (L::MN_MAJOR ? s * EMULATED_K : unit.row) + mine;
+      const int32_t word = (L::MN_MAJOR ? unit.row : s * EMULATED_K) + sixteen * 4;
       const int32_t left_over = word < words ? lines - line : 0;  // lines that are there
       const float* from = rows + static_cast<int64_t>(line) * words + word;
 #pragma unroll
       for (int i = 0; i < L::COUNT; i += APART) {
         const bool there = i < left_over;
-        copy_16_bytes(reinterpret_cast<uint4*>(stage + Stage::IMAGE + L::offset(mine + i, sixteen)),
+        cp_async_16(reinterpret_cast<uint4*>(stage + Stage::IMAGE + L::offset(mine + i, sixteen)),
                       there ? from : rows, there);
         from += static_cast<int64_t>(APART) * words;
       }
-      filled.arrive_with_copies();
+      full.cp_async_arrive();
     }
   }
 }
 
 template <int N, Pass PASS>
-__device__ inline void multiply_units(const char* stages, float* __restrict__ made,
-                                      Ring<HalvesStage<N>::COUNT>& ring, const HalvesProduct& f) {
-  using Stage = HalvesStage<N>;
+__device__ inline void consume_units(const char* stages, float* __restrict__ made,
+                                      Pipeline<EmulatedStage<N>::COUNT>& pipeline, const EmulatedGemm& f) {
+  using Stage = EmulatedStage<N>;
   const int lane = threadIdx.x % 32, t = lane % 4;
   const int32_t first = (threadIdx.x / 32 - WARPGROUP / 32) * 16 + lane / 4;  // row
-  const auto stage = [&](int32_t turn) { return stages + turn % Stage::COUNT * Stage::BYTES; };
-  const auto fetch = [&](int32_t turn, int step, int h) {
-    return Lines<PASS>::fetch(stage(turn) + Stage::IMAGE, first + 8 * h, step, t);
+  const auto stage = [&](int32_t iteration) { return stages + iteration % Stage::COUNT * Stage::BYTES; };
+  const auto fetch = [&](int32_t iteration, int step, int h) {
+    return Lines<PASS>::fetch(stage(iteration) + Stage::IMAGE, first + 8 * h, step, t);
   };
-  const auto down = [&](int32_t turn) { return *reinterpret_cast<const float*>(stage(turn) + 2 * Stage::WEIGHTS); };
+  const auto down = [&](int32_t iteration) { return *reinterpret_cast<const float*>(stage(iteration) + 2 * Stage::WEIGHTS); };
   const auto stages_of = [&](int32_t number) {
     const Unit unit(f, number);
     return unit.end - unit.begin;
@@ -168,41 +168,41 @@ __device__ inline void multiply_units(const char* stages, float* __restrict__ ma
     number += gridDim.x;
     left = number < f.units ? stages_of(number) : 0;
   };
-  int32_t turns = 0;
-  for (int32_t mine = number; mine < f.units; mine += gridDim.x) turns += stages_of(mine);
-  multiply_turns<false>(sums, turns, ring, fetch, stage, Stage::WEIGHTS, down, write);
+  int32_t iterations = 0;
+  for (int32_t mine = number; mine < f.units; mine += gridDim.x) iterations += stages_of(mine);
+  consume_stages_3xfp16<false>(sums, iterations, pipeline, fetch, stage, Stage::WEIGHTS, down, write);
 }
 
 template <int N, Pass PASS>
-__global__ void __launch_bounds__(RING_THREADS, 1)
-    product_in_halves(const float* __restrict__ rows, const char* __restrict__ prepared, float* __restrict__ made,
-                      HalvesProduct f) {
+__global__ void __launch_bounds__(PIPELINE_THREADS, 1)
+    fp32_emulated_gemm(const float* __restrict__ rows, const char* __restrict__ prepared, float* __restrict__ made,
+                      EmulatedGemm f) {
   MBC_DYNAMIC_SHARED(shared);
-  __shared__ Ring<HalvesStage<N>::COUNT> ring;
+  __shared__ Pipeline<EmulatedStage<N>::COUNT> pipeline;
   char* stages = aligned_shared(shared);
-  if (threadIdx.x == 0) ring.start(WARPGROUP + 1);
+  if (threadIdx.x == 0) pipeline.start(WARPGROUP + 1);
   __syncthreads();
   if (threadIdx.x < WARPGROUP) {
-    give_registers<COPIER_REGISTERS>();
-    copy_units<N, PASS>(rows, prepared, stages, ring, f);
+    setmaxnreg_dec<PRODUCER_REGISTERS>();
+    produce_units<N, PASS>(rows, prepared, stages, pipeline, f);
   } else {
-    take_registers<MULTIPLIER_REGISTERS>();
-    multiply_units<N, PASS>(stages, made, ring, f);
+    setmaxnreg_inc<CONSUMER_REGISTERS>();
+    consume_units<N, PASS>(stages, made, pipeline, f);
   }
 }
 
 template <int N, Pass PASS>
-void run_product_in_halves(const MbcCall& call, const HalvesProductArguments& a) {
-  const HalvesProduct f(a, N);
+void run_fp32_emulated_gemm(const MbcCall& call, const Fp32EmulatedLinearArguments& a) {
+  const EmulatedGemm f(a, N);
   char* prepared = out<char>(call, 3);
   const int64_t elements = a.rows * a.columns, stages = static_cast<int64_t>(f.across) * f.stages;
-  float* behind = reinterpret_cast<float*>(prepared + stages * HalvesStage<N>::COPIED);
+  float* behind = reinterpret_cast<float*>(prepared + stages * EmulatedStage<N>::COPIED);
   float* made = a.parts > 1 ? behind : out<float>(call, 2);
   const dim3 each(static_cast<unsigned>(f.stages), static_cast<unsigned>(f.across));
   MBC_LAUNCH((prepare_columns<N, PASS>), each, PREPARE_THREADS, call.stream, in<float>(call, 0), prepared, f);
   const unsigned blocks = static_cast<unsigned>(f.units < multiprocessors() ? f.units : multiprocessors());
-  constexpr int SHARED = HalvesStage<N>::COUNT * HalvesStage<N>::BYTES + 1008;
-  MBC_LAUNCH_SHARED((product_in_halves<N, PASS>), blocks, RING_THREADS, SHARED, call.stream, in<float>(call, 1),
+  constexpr int SHARED = EmulatedStage<N>::COUNT * EmulatedStage<N>::BYTES + 1008;
+  MBC_LAUNCH_SHARED((fp32_emulated_gemm<N, PASS>), blocks, PIPELINE_THREADS, SHARED, call.stream, in<float>(call, 1),
                     prepared, made, f);
   if (a.parts > 1)
     MBC_LAUNCH(add_parts, blocks_for(elements), THREADS, call.stream, made, out<float>(call, 2), elements, a.parts,
@@ -210,24 +210,24 @@ void run_product_in_halves(const MbcCall& call, const HalvesProductArguments& a)
 }
 
 template <Pass PASS>
-const char* run_linear_in_halves(const MbcCall& call) {
-  const auto& a = arguments<HalvesProductArguments>(call);
+const char* run_fp32_emulated_linear(const MbcCall& call) {
+  const auto& a = arguments<Fp32EmulatedLinearArguments>(call);
   if (const char* problem = unaligned(call)) return problem;
   if (a.columns > 64)
-    run_product_in_halves<128, PASS>(call, a);
+    run_fp32_emulated_gemm<128, PASS>(call, a);
   else
-    run_product_in_halves<64, PASS>(call, a);
+    run_fp32_emulated_gemm<64, PASS>(call, a);
   return launched();
 }
 
 }  // namespace mbc
 
 extern "C" const char* mbc_linear_in_halves(const MbcCall& call) {
-  return mbc::run_linear_in_halves<mbc::Pass::FORWARD>(call);
+  return mbc::run_fp32_emulated_linear<mbc::Pass::FORWARD>(call);
 }
 extern "C" const char* mbc_linear_backward_data_in_halves(const MbcCall& call) {
-  return mbc::run_linear_in_halves<mbc::Pass::DATA>(call);
+  return mbc::run_fp32_emulated_linear<mbc::Pass::DATA>(call);
 }
 extern "C" const char* mbc_linear_backward_filter_in_halves(const MbcCall& call) {
-  return mbc::run_linear_in_halves<mbc::Pass::FILTER>(call);
+  return mbc::run_fp32_emulated_linear<mbc::Pass::FILTER>(call);
 }

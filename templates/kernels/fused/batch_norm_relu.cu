@@ -78,14 +78,14 @@ const T* slice_of(const MbcCall& call, const T* wide, Slice& slice) {
   return wide + s.start * (a.layout == MBC_CHANNELS_LAST ? 1 : a.inner);
 }
 
-// A residual sum of x and of operand `beside`, behind which y is written. SIGNS: and those of y, channels last.
-template <bool SIGNS, typename F>
+// A residual sum of x and of operand `beside`, behind which y is written. BITMASK: and those of y, channels last.
+template <bool BITMASK, typename F>
 const char* map_sum(const MbcCall& call, int beside, int y, const F& f) {
   const auto& a = arguments<FusedMapArguments>(call);
   MBC_FOR_TYPE(a.type, T, {
     const Operands<T> x{in<T>(call, 0), in<T>(call, beside)};
-    if constexpr (SIGNS) {
-      const AndSigns<T> both{out<T>(call, y), out<uint8_t>(call, y + 1)};
+    if constexpr (BITMASK) {
+      const AndMask<T> both{out<T>(call, y), out<uint8_t>(call, y + 1)};
       map_channels_to<1, false>(call.stream, a.rows * a.inner, a.channels, x, both, f);
     } else {
       map_fused<1>(call, a, x, out<T>(call, y), f);
@@ -94,35 +94,35 @@ const char* map_sum(const MbcCall& call, int beside, int y, const F& f) {
   return launched();
 }
 
-template <bool SIGNS>
+template <bool BITMASK>
 const char* normalize_add_relu(const MbcCall& call) {
   const auto& a = arguments<FusedMapArguments>(call);
   const int r = a.affine ? 5 : 3;
-  return map_sum<SIGNS>(call, r, r + 1, NormalizeAddRelu{normalize(call, 1, a.affine, eps(call, 0))});
+  return map_sum<BITMASK>(call, r, r + 1, NormalizeAddRelu{normalize(call, 1, a.affine, eps(call, 0))});
 }
 
-template <bool SIGNS>
+template <bool BITMASK>
 const char* normalize_twice_add_relu(const MbcCall& call) {
   const auto& a = arguments<FusedMapArguments>(call);
   const int second = a.affine ? 5 : 3, y = second + (a.affine2 ? 5 : 3);
   const NormalizeTwiceAddRelu f{normalize(call, 1, a.affine, eps(call, 0)),
                                 normalize(call, second + 1, a.affine2, eps(call, 1))};
-  return map_sum<SIGNS>(call, second, y, f);
+  return map_sum<BITMASK>(call, second, y, f);
 }
 
 // By relu's output, which stands before the gradient, or by its signs, which stand behind it and are channels last.
-template <bool ADD, bool SIGNS>
+template <bool ADD, bool BITMASK>
 const char* relu_backward_sums(const MbcCall& call) {
   const auto& a = arguments<FusedSumArguments>(call);
-  constexpr int DY = ADD || SIGNS ? 0 : 1, RELU = ADD ? 2 : 1 - DY, X = ADD ? 3 : 2, MEAN = X + 1, D = MEAN + 2;
+  constexpr int DY = ADD || BITMASK ? 0 : 1, RELU = ADD ? 2 : 1 - DY, X = ADD ? 3 : 2, MEAN = X + 1, D = MEAN + 2;
   void* workspace = a.parts > 1 ? call.pointers[D + 3] : nullptr;
   const Sums sums{in<float>(call, MEAN), in<float>(call, MEAN + 1), out<float>(call, D + 1), out<float>(call, D + 2),
                   eps(call, 0), a.accumulate};
   MBC_FOR_TYPE(a.type, T, {
     const T *dy = in<T>(call, DY), *more = ADD ? in<T>(call, 1) : nullptr, *x = in<T>(call, X);
     T* d = out<T>(call, D);
-    if constexpr (SIGNS) {
-      const Behind<T, ADD, true, BySigns> source{{in<uint8_t>(call, RELU)}, dy, more, x, d};
+    if constexpr (BITMASK) {
+      const Behind<T, ADD, true, ByMask> source{{in<uint8_t>(call, RELU)}, dy, more, x, d};
       reduce_rows_of<T>(call.stream, a.rows * a.inner, a.channels, a.parts, source, workspace, sums);
     } else {
       const Behind<T, ADD, true> source{{in<T>(call, RELU)}, dy, more, x, d};

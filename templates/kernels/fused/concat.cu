@@ -110,8 +110,8 @@ __global__ void __launch_bounds__(THREADS, COPY_BLOCKS)
   const Columns<T> own = columns.each[part];
   const T* from = own.from + start * own.pitch + (c - own.first);
   T* to = y + start * pitch + c;
-  wait_for_previous();
-  let_next_start();
+  wait_for_prior_grid();
+  launch_dependents();
   float bias[N];
   if constexpr (BIAS) {
     if (own.bias != nullptr)
@@ -207,8 +207,8 @@ __global__ void __launch_bounds__(THREADS, NORMALIZE_BLOCKS)
   int64_t at = start * channels + c;
   const int64_t from_step = step * own.pitch, to_step = step * channels;
   int64_t left = c < channels && start < rows ? (rows - start - 1) / step + 1 : 0;
-  wait_for_previous();
-  let_next_start();
+  wait_for_prior_grid();
+  launch_dependents();
   Channel channel[N];
   const auto turn = [&](auto meanwhile) {
     Held<T, N> x[COPY_ROWS];

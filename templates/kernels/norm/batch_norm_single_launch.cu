@@ -4,7 +4,7 @@
 #include "batch_norm_relu.cuh"
 
 // `along` and `parts` as in batch_norm_single_launch.cuh. `count`: of what is averaged, backwards.
-struct AtOnceArguments {
+struct SingleLaunchArguments {
   int64_t type;
   int64_t rows;
   int64_t channels;
@@ -19,7 +19,7 @@ namespace mbc {
 // `each`: one over the rows.
 template <typename T, int N, bool ADD, typename F>
 __global__ void __launch_bounds__(THREADS)
-    normalize_at_once(InMemory<T, ADD, false> source, T* made, int64_t rows, int64_t channels, Normalize forward,
+    normalize_single_launch(InMemory<T, ADD, false> source, T* made, int64_t rows, int64_t channels, Normalize forward,
                       float* mean, float* variance, double each, F f) {
   using Channel = Normalize::Channel;
   struct Shared {
@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(THREADS)
     Shelf<Channel, N> shelf;
   };
   MBC_CLUSTER_SHARED(Shared, shared);
-  wait_for_previous();
+  wait_for_prior_grid();
   const Part<N> part(rows, channels);
   Rows<InMemory<T, ADD, false>, N> held(source, part);
   const bool speaks = part.speaks(channels);
@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(THREADS)
 // R sums what S reads, x and the gradient of what was made of it; F makes the gradient of x.
 template <typename T, int N, typename S, typename R, typename F>
 __global__ void __launch_bounds__(THREADS)
-    backward_at_once(S source, T* made, int64_t rows, int64_t channels, R r, F f) {
+    backward_single_launch(S source, T* made, int64_t rows, int64_t channels, R r, F f) {
   using Channel = typename R::Channel;
   using Ready = typename F::Channel;
   struct Shared {
@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(THREADS)
     Shelf<Ready, N> behind;
   };
   MBC_CLUSTER_SHARED(Shared, shared);
-  wait_for_previous();
+  wait_for_prior_grid();
   const Part<N> part(rows, channels);
   Rows<S, N> held(source, part);
   const bool speaks = part.speaks(channels);
@@ -173,7 +173,7 @@ __global__ void __launch_bounds__(THREADS)
 // x, scale and shift if there are any, and what is added; mean, variance and what is made come out.
 template <bool ADD, typename F>
 const char* forward(const MbcCall& call) {
-  const auto& a = arguments<AtOnceArguments>(call);
+  const auto& a = arguments<SingleLaunchArguments>(call);
   const int made = (a.affine ? 3 : 1) + ADD;
   const Normalize normalize{nullptr, nullptr, a.affine ? in<float>(call, 1) : nullptr,
                             a.affine ? in<float>(call, 2) : nullptr, eps(call, 0)};
@@ -181,27 +181,27 @@ const char* forward(const MbcCall& call) {
     const InMemory<T, ADD, false> source{{in<T>(call, 0), ADD ? in<T>(call, made - 1) : nullptr}};
     T* y = out<T>(call, made + 2);
     const auto run = [&](auto kernel, int width) {
-      launch_at_once(call.stream, kernel, width, a.channels, a.along, a.parts, source, y, a.rows, a.channels, normalize,
+      launch_single(call.stream, kernel, width, a.channels, a.along, a.parts, source, y, a.rows, a.channels, normalize,
                      out<float>(call, made), out<float>(call, made + 1), 1.0 / static_cast<double>(a.rows), F{normalize});
     };
     if (a.channels % WIDTH<T> == 0 && source.whole() && aligned(y, 16))
-      run(normalize_at_once<T, WIDTH<T>, ADD, F>, WIDTH<T>);
+      run(normalize_single_launch<T, WIDTH<T>, ADD, F>, WIDTH<T>);
     else
-      run(normalize_at_once<T, 1, ADD, F>, 1);
+      run(normalize_single_launch<T, 1, ADD, F>, 1);
   });
   return launched();
 }
 
 template <typename T, typename S, typename R, typename F>
 void backward(const MbcCall& call, const S& source, T* dx, const R& r, const F& f) {
-  const auto& a = arguments<AtOnceArguments>(call);
+  const auto& a = arguments<SingleLaunchArguments>(call);
   const auto run = [&](auto kernel, int width) {
-    launch_at_once(call.stream, kernel, width, a.channels, a.along, a.parts, source, dx, a.rows, a.channels, r, f);
+    launch_single(call.stream, kernel, width, a.channels, a.along, a.parts, source, dx, a.rows, a.channels, r, f);
   };
   if (a.channels % WIDTH<T> == 0 && source.whole() && aligned(dx, 16))
-    run(backward_at_once<T, WIDTH<T>, S, R, F>, WIDTH<T>);
+    run(backward_single_launch<T, WIDTH<T>, S, R, F>, WIDTH<T>);
   else
-    run(backward_at_once<T, 1, S, R, F>, 1);
+    run(backward_single_launch<T, 1, S, R, F>, 1);
 }
 
 // Mean and variance stand side by side, and so do dgamma and dbeta. `gamma`: its operand, 0 where there is none.
@@ -211,13 +211,13 @@ inline Sums sums_of(const MbcCall& call, int mean, int dgamma) {
 }
 inline NormalizeBackward map_of(const MbcCall& call, int mean, int gamma) {
   return {in<float>(call, mean), in<float>(call, mean + 1), nullptr, nullptr, gamma ? in<float>(call, gamma) : nullptr,
-          eps(call, 0), static_cast<float>(arguments<AtOnceArguments>(call).count)};
+          eps(call, 0), static_cast<float>(arguments<SingleLaunchArguments>(call).count)};
 }
 
 // The gradient through relu by its stored output, written on the way. ADD: it is a sum of two.
 template <bool ADD>
 const char* relu_backward(const MbcCall& call) {
-  const auto& a = arguments<AtOnceArguments>(call);
+  const auto& a = arguments<SingleLaunchArguments>(call);
   constexpr int Y = ADD ? 2 : 0, X = ADD ? 3 : 2, MEAN = X + 1;
   const int gamma = a.affine ? MEAN + 2 : 0, d = MEAN + (a.affine ? 3 : 2);
   MBC_FOR_TYPE(a.type, T, {
@@ -242,7 +242,7 @@ extern "C" const char* mbc_batch_normalize_add_relu_at_once(const MbcCall& call)
 
 extern "C" const char* mbc_batch_normalize_backward_at_once(const MbcCall& call) {
   using namespace mbc;
-  const auto& a = arguments<AtOnceArguments>(call);
+  const auto& a = arguments<SingleLaunchArguments>(call);
   const int made = a.affine ? 5 : 4;
   MBC_FOR_TYPE(a.type, T, {
     const InMemory<T, true, false> source{{in<T>(call, 0), in<T>(call, 1)}};
@@ -253,7 +253,7 @@ extern "C" const char* mbc_batch_normalize_backward_at_once(const MbcCall& call)
 
 extern "C" const char* mbc_batch_normalize_relu_backward_at_once(const MbcCall& call) {
   using namespace mbc;
-  const auto& a = arguments<AtOnceArguments>(call);
+  const auto& a = arguments<SingleLaunchArguments>(call);
   const int dy = a.affine ? 5 : 3;
   const Normalize again = normalize(call, 1, a.affine, eps(call, 0));
   MBC_FOR_TYPE(a.type, T, {

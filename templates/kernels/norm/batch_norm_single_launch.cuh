@@ -157,7 +157,7 @@ struct Rows {
 
 // `along`: vectors of a row that a block takes, a power of two; `parts`: blocks of a cluster. Both come with the plan.
 template <typename... Parameters, typename... Given>
-void launch_at_once(cudaStream_t stream, void (*kernel)(Parameters...), int width, int64_t channels, int64_t along,
+void launch_single(cudaStream_t stream, void (*kernel)(Parameters...), int width, int64_t channels, int64_t along,
                     int64_t parts, const Given&... given) {
   const dim3 grid(static_cast<unsigned>(divide_up(divide_up(channels, width), along)), static_cast<unsigned>(parts));
   const dim3 block(static_cast<unsigned>(along), static_cast<unsigned>(THREADS / along));

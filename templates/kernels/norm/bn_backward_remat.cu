@@ -2,7 +2,7 @@
 // it next: most of what it is made of is read anyway. It is what the forward kernels write, to the bit.
 #include "batch_norm_relu.cuh"
 
-struct SumsAlongArguments {
+struct BnBackwardRematArguments {
   int64_t type;
   int64_t layout;
   int64_t rows;
@@ -17,8 +17,8 @@ struct SumsAlongArguments {
 namespace mbc {
 
 template <typename T, typename S, typename R>
-void sum_along(const MbcCall& call, const S& source, int workspace, const R& r) {
-  const auto& a = arguments<SumsAlongArguments>(call);
+void remat_sum(const MbcCall& call, const S& source, int workspace, const R& r) {
+  const auto& a = arguments<BnBackwardRematArguments>(call);
   reduce_channels_of<T>(call.stream, a.layout, a.rows, a.channels, a.inner, a.parts, source,
                         a.parts > 1 ? call.pointers[workspace] : nullptr, r);
 }
@@ -26,51 +26,51 @@ void sum_along(const MbcCall& call, const S& source, int workspace, const R& r) 
 // Of the first batch normalisation, with dgamma and dbeta from `out_index` on.
 inline Sums sums_of_first(const MbcCall& call, int out_index, float eps) {
   return {in<float>(call, 1), in<float>(call, 2), out<float>(call, out_index), out<float>(call, out_index + 1), eps,
-          arguments<SumsAlongArguments>(call).accumulate};
+          arguments<BnBackwardRematArguments>(call).accumulate};
 }
 
 // F makes y of x and of operand `beside`; behind `before` operands comes the gradient, or the two that are added to it.
 template <bool ADD, typename F>
-const char* sums_along(const MbcCall& call, const F& f, int beside, int before, float eps) {
-  const auto& a = arguments<SumsAlongArguments>(call);
+const char* remat_sums(const MbcCall& call, const F& f, int beside, int before, float eps) {
+  const auto& a = arguments<BnBackwardRematArguments>(call);
   const int y = before + (ADD ? 2 : 1);
   const SumsBeside<F> sums(sums_of_first(call, y + 2, eps), f);
   MBC_FOR_TYPE(a.type, T, {
-    const AlongBehind<T, ADD, F> source(in<T>(call, beside), in<T>(call, before),
+    const RematBehind<T, ADD, F> source(in<T>(call, beside), in<T>(call, before),
                                         ADD ? in<T>(call, before + 1) : nullptr, in<T>(call, 0), out<T>(call, y + 1),
                                         out<T>(call, y), f);
-    sum_along<T>(call, source, y + 4, sums);
+    remat_sum<T>(call, source, y + 4, sums);
   });
   return launched();
 }
 
 template <bool ADD>
 const char* normalize_add_relu_and_sums(const MbcCall& call) {
-  const auto& a = arguments<SumsAlongArguments>(call);
+  const auto& a = arguments<BnBackwardRematArguments>(call);
   const int r = a.affine ? 5 : 3;
-  return sums_along<ADD>(call, NormalizeAddRelu{normalize(call, 1, a.affine, eps(call, 0))}, r, r + 1, eps(call, 1));
+  return remat_sums<ADD>(call, NormalizeAddRelu{normalize(call, 1, a.affine, eps(call, 0))}, r, r + 1, eps(call, 1));
 }
 
 template <bool ADD>
 const char* normalize_twice_add_relu_and_sums(const MbcCall& call) {
-  const auto& a = arguments<SumsAlongArguments>(call);
+  const auto& a = arguments<BnBackwardRematArguments>(call);
   const int second = a.affine ? 5 : 3;
   const NormalizeTwiceAddRelu f{normalize(call, 1, a.affine, eps(call, 0)),
                                 normalize(call, second + 1, a.affine2, eps(call, 1))};
-  return sums_along<ADD>(call, f, second, second + (a.affine2 ? 5 : 3), eps(call, 2));
+  return remat_sums<ADD>(call, f, second, second + (a.affine2 ? 5 : 3), eps(call, 2));
 }
 
 }  // namespace mbc
 
 extern "C" const char* mbc_batch_normalize_relu_and_sums(const MbcCall& call) {
   using namespace mbc;
-  const auto& a = arguments<SumsAlongArguments>(call);
+  const auto& a = arguments<BnBackwardRematArguments>(call);
   const int dy = a.affine ? 5 : 3;
   const Normalize forward = normalize(call, 1, a.affine, eps(call, 0));
   const Sums sums = sums_of_first(call, dy + 2, eps(call, 1));
   MBC_FOR_TYPE(a.type, T, {
-    const AlongX<T> source({in<T>(call, 0), in<T>(call, dy)}, out<T>(call, dy + 1), NormalizeRelu{forward});
-    sum_along<T>(call, source, dy + 4, ReluSums<T>(sums, forward));
+    const RematX<T> source({in<T>(call, 0), in<T>(call, dy)}, out<T>(call, dy + 1), NormalizeRelu{forward});
+    remat_sum<T>(call, source, dy + 4, ReluSums<T>(sums, forward));
   });
   return launched();
 }

@@ -2,7 +2,7 @@
 // `inner` elements apart: channels last, where they are adjacent, 1.
 #include "device.cuh"
 
-struct SignsArguments {
+struct ReluMaskArguments {
   int64_t type;
   int64_t bytes;
   int64_t inner;
@@ -31,23 +31,23 @@ __device__ inline Vec<T, EIGHT> load_eight(const T* at, int64_t inner) {
 }
 
 template <bool ADJACENT, typename T>
-__global__ void relu_signs(const T* y, uint8_t* signs, int64_t bytes, int64_t inner) {
+__global__ void write_relu_mask(const T* y, uint8_t* relu_mask, int64_t bytes, int64_t inner) {
   for (int64_t i = thread_index(); i < bytes; i += thread_count()) {
     const Vec<T, EIGHT> values = load_eight<ADJACENT>(y + first_of<ADJACENT>(i, inner), inner);
     unsigned bits = 0;
 #pragma unroll
     for (int j = 0; j < EIGHT; ++j) bits |= static_cast<unsigned>(to_float(values.v[j]) > 0.0f) << j;
-    signs[i] = static_cast<uint8_t>(bits);
+    relu_mask[i] = static_cast<uint8_t>(bits);
   }
 }
 
 // dy and dx may be the same bytes.
 template <bool ADJACENT, typename T>
-__global__ void relu_backward_signs(const T* dy, const uint8_t* signs, T* dx, int64_t bytes, int64_t inner) {
+__global__ void relu_backward_mask(const T* dy, const uint8_t* relu_mask, T* dx, int64_t bytes, int64_t inner) {
   for (int64_t i = thread_index(); i < bytes; i += thread_count()) {
     const int64_t first = first_of<ADJACENT>(i, inner);
     Vec<T, EIGHT> values = load_eight<ADJACENT>(dy + first, inner);
-    const unsigned bits = signs[i];
+    const unsigned bits = relu_mask[i];
 #pragma unroll
     for (int j = 0; j < EIGHT; ++j)
       if (!(bits >> j & 1)) values.v[j] = from_float<T>(0.0f);
@@ -64,30 +64,30 @@ __global__ void relu_backward_signs(const T* dy, const uint8_t* signs, T* dx, in
 
 extern "C" const char* mbc_relu_signs(const MbcCall& call) {
   using namespace mbc;
-  const auto& a = arguments<SignsArguments>(call);
+  const auto& a = arguments<ReluMaskArguments>(call);
   MBC_FOR_TYPE(a.type, T, {
     const T* y = in<T>(call, 0);
-    auto* signs = out<uint8_t>(call, 1);
+    auto* relu_mask = out<uint8_t>(call, 1);
     if (a.inner == 1 && aligned(y, sizeof(Vec<T, EIGHT>)))
-      MBC_LAUNCH((relu_signs<true, T>), blocks_for(a.bytes), THREADS, call.stream, y, signs, a.bytes, a.inner);
+      MBC_LAUNCH((write_relu_mask<true, T>), blocks_for(a.bytes), THREADS, call.stream, y, relu_mask, a.bytes, a.inner);
     else
-      MBC_LAUNCH((relu_signs<false, T>), blocks_for(a.bytes), THREADS, call.stream, y, signs, a.bytes, a.inner);
+      MBC_LAUNCH((write_relu_mask<false, T>), blocks_for(a.bytes), THREADS, call.stream, y, relu_mask, a.bytes, a.inner);
   });
   return launched();
 }
 
 extern "C" const char* mbc_relu_backward_signs(const MbcCall& call) {
   using namespace mbc;
-  const auto& a = arguments<SignsArguments>(call);
+  const auto& a = arguments<ReluMaskArguments>(call);
   MBC_FOR_TYPE(a.type, T, {
     const T* dy = in<T>(call, 0);
-    const auto* signs = in<uint8_t>(call, 1);
+    const auto* relu_mask = in<uint8_t>(call, 1);
     T* dx = out<T>(call, 2);
     if (a.inner == 1 && aligned(dy, sizeof(Vec<T, EIGHT>)) && aligned(dx, sizeof(Vec<T, EIGHT>)))
-      MBC_LAUNCH((relu_backward_signs<true, T>), blocks_for(a.bytes), THREADS, call.stream, dy, signs, dx, a.bytes,
+      MBC_LAUNCH((relu_backward_mask<true, T>), blocks_for(a.bytes), THREADS, call.stream, dy, relu_mask, dx, a.bytes,
                  a.inner);
     else
-      MBC_LAUNCH((relu_backward_signs<false, T>), blocks_for(a.bytes), THREADS, call.stream, dy, signs, dx, a.bytes,
+      MBC_LAUNCH((relu_backward_mask<false, T>), blocks_for(a.bytes), THREADS, call.stream, dy, relu_mask, dx, a.bytes,
                  a.inner);
   });
   return launched();

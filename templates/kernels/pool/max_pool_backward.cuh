@@ -170,17 +170,17 @@ __device__ void gather_strip(const Pooled<T, MASKED>& pooled, const Window& wind
   const int32_t skipped = window.pad_top / SH;
   const int64_t channels = window.input.channels, line = window.input.y_stride, out_line = window.output.y_stride;
   const int64_t windows = strip.n * window.output.n_stride + column * channels + c;
-  bool there[S::BESIDE], inside[SW];
+  bool there[S::WINDOWS_ACROSS], inside[SW];
 #pragma unroll
-  for (int b = 0; b < S::BESIDE; ++b) there[b] = column >= b && column - b < static_cast<int32_t>(window.output.width);
+  for (int b = 0; b < S::WINDOWS_ACROSS; ++b) there[b] = column >= b && column - b < static_cast<int32_t>(window.output.width);
   const int32_t x = column * SW - window.pad_left;
 #pragma unroll
   for (int j = 0; j < SW; ++j) inside[j] = x + j >= 0 && x + j < width;
 
-  const auto fetch = [&](Windows(&w)[S::BESIDE], int32_t row) {
+  const auto fetch = [&](Windows(&w)[S::WINDOWS_ACROSS], int32_t row) {
     const bool any = row >= 0 && row < out_height;
 #pragma unroll
-    for (int b = 0; b < S::BESIDE; ++b) {
+    for (int b = 0; b < S::WINDOWS_ACROSS; ++b) {
       if (any && there[b]) {
         w[b] = pooled.template fetch<N>(windows + row * out_line - b * channels);
       } else {
@@ -191,24 +191,24 @@ __device__ void gather_strip(const Pooled<T, MASKED>& pooled, const Window& wind
     }
   };
   // What the row of windows w adds to row i and column j under it.
-  const auto add = [&](float(&d)[N], const float (&gradients)[S::BESIDE][N], const Windows(&w)[S::BESIDE], int i,
+  const auto add = [&](float(&d)[N], const float (&gradients)[S::WINDOWS_ACROSS][N], const Windows(&w)[S::WINDOWS_ACROSS], int i,
                        int j) {
 #pragma unroll
-    for (int b = S::BESIDE - 1; b >= 0; --b) {
+    for (int b = S::WINDOWS_ACROSS - 1; b >= 0; --b) {
       if (j + b * SW >= S::KERNEL_WIDTH) continue;
 #pragma unroll
       for (int e = 0; e < N; ++e)
         if (w[b].where[e] == i * S::KERNEL_WIDTH + j + b * SW) d[e] += gradients[b][e];
     }
   };
-  const auto unpack = [&](float(&gradients)[S::BESIDE][N], const Windows(&w)[S::BESIDE]) {
+  const auto unpack = [&](float(&gradients)[S::WINDOWS_ACROSS][N], const Windows(&w)[S::WINDOWS_ACROSS]) {
 #pragma unroll
-    for (int b = 0; b < S::BESIDE; ++b)
+    for (int b = 0; b < S::WINDOWS_ACROSS; ++b)
 #pragma unroll
       for (int e = 0; e < N; ++e) gradients[b][e] = Pooled<T, MASKED>::template gradient<N>(w[b], e);
   };
   float carried[KEPT][SW][N] = {};
-  const auto carry = [&](const float (&gradients)[S::BESIDE][N], const Windows(&w)[S::BESIDE]) {
+  const auto carry = [&](const float (&gradients)[S::WINDOWS_ACROSS][N], const Windows(&w)[S::WINDOWS_ACROSS]) {
 #pragma unroll
     for (int i = 0; i < S::CARRIED; ++i)
 #pragma unroll
@@ -223,8 +223,8 @@ __device__ void gather_strip(const Pooled<T, MASKED>& pooled, const Window& wind
   int32_t row = strip.first + skipped;
 #pragma unroll
   for (int a = S::ABOVE; a > 0; --a) {
-    Windows w[S::BESIDE];
-    float gradients[S::BESIDE][N];
+    Windows w[S::WINDOWS_ACROSS];
+    float gradients[S::WINDOWS_ACROSS][N];
     fetch(w, row - a);
     unpack(gradients, w);
     carry(gradients, w);
@@ -232,7 +232,7 @@ __device__ void gather_strip(const Pooled<T, MASKED>& pooled, const Window& wind
   int32_t y = row * SH - window.pad_top;
   int64_t at = strip.n * window.input.n_stride + y * line + x * channels + c;
   for (int32_t left = strip.last - strip.first; left > 0; left -= G, row += G, y += G * SH, at += G * SH * line) {
-    Windows w[G][S::BESIDE];
+    Windows w[G][S::WINDOWS_ACROSS];
     typename U::template Fetched<N> own[G * SH][SW];
 #pragma unroll
     for (int g = 0; g < G; ++g) fetch(w[g], row + g);
@@ -244,7 +244,7 @@ __device__ void gather_strip(const Pooled<T, MASKED>& pooled, const Window& wind
         if (pixel(i, j)) own[i][j] = u.template fetch<N>(at + i * line + j * channels);
 #pragma unroll
     for (int g = 0; g < G; ++g) {
-      float gradients[S::BESIDE][N];
+      float gradients[S::WINDOWS_ACROSS][N];
       unpack(gradients, w[g]);
 #pragma unroll
       for (int i = 0; i < SH; ++i) {

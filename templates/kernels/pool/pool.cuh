@@ -148,7 +148,7 @@ struct Fixed {
   static constexpr int CARRIED = KH - SH;                // rows of pixels that a window shares with the one below
   static constexpr int ABOVE = (KH + SH - 1) / SH - 1;   // windows above one that share rows with it
   static constexpr int LOWEST = ABOVE == 0 ? 2 : 1 + 3 * ABOVE;  // windows that are worth the rows above them
-  static constexpr int BESIDE = (KW + SW - 1) / SW;      // windows side by side that hold one column
+  static constexpr int WINDOWS_ACROSS = (KW + SW - 1) / SW;      // windows side by side that hold one column
   static_assert(KH >= SH && KW >= SW, "a window as large as its stride");
   static bool is(const PoolArguments& a) {
     return a.kernel_height == KH && a.kernel_width == KW && a.stride_height == SH && a.stride_width == SW;

@@ -87,7 +87,7 @@ struct Normalize {
   };
   __device__ Channel load(int64_t c) const {
     const float m = mean[c], v = variance[c], g = gamma ? gamma[c] : 1.0f, b = beta ? beta[c] : 0.0f;
-    have_read();
+    compiler_fence();
     return of(m, v, g, b);
   }
   __device__ Channel of(float m, float v, float g, float b) const { return {m, g * inverse_deviation(v, eps), b}; }
@@ -132,7 +132,7 @@ struct NormalizeBackward {
   }
   __device__ Channel load(int64_t c) const {
     const float m = mean[c], v = variance[c], g = gamma ? gamma[c] : 1.0f, dg = dgamma[c], db = dbeta[c];
-    have_read();
+    compiler_fence();
     return behind(before(m, v, g), dg, db);
   }
   __device__ float operator()(const Channel& channel, float x, float dy) const {

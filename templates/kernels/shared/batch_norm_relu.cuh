@@ -104,16 +104,16 @@ struct ByOutput {
 };
 
 // or by its signs, a bit each; channels last.
-struct BySigns {
+struct ByMask {
   template <int N>
   using Fetched = uint32_t;
-  const uint8_t* signs;
+  const uint8_t* relu_mask;
 
   bool whole() const { return true; }
   template <int N>
   __device__ uint32_t fetch(int64_t at) const {
     const auto index = static_cast<uint64_t>(at);
-    return uint32_t{signs[index / 8]} >> index % 8;
+    return uint32_t{relu_mask[index / 8]} >> index % 8;
   }
   template <int N>
   __device__ static bool lets_through(uint32_t bits, int j) { return bits >> j & 1; }
@@ -172,13 +172,13 @@ struct Behind {
 
 // x and the gradient behind relu, whose output is made of x alone.
 template <typename T>
-struct AlongX : InMemory<T, true, false> {
+struct RematX : InMemory<T, true, false> {
   static constexpr int OPERANDS = 3;  // with y, for which registers have to last, too
   using Memory = InMemory<T, true, false>;
   T* y;
   NormalizeRelu f;
 
-  AlongX(const Operands<T>& x, T* y_, const NormalizeRelu& f_) : Memory{x}, y(y_), f(f_) {}
+  RematX(const Operands<T>& x, T* y_, const NormalizeRelu& f_) : Memory{x}, y(y_), f(f_) {}
   bool whole() const { return Memory::whole() && aligned(y, 16); }
   template <int N, typename Of>
   __device__ void finish(const typename Memory::template Fetched<N>& fetched, const Of& of, int64_t at) const {
@@ -192,12 +192,12 @@ struct AlongX : InMemory<T, true, false> {
 // The gradient through relu, by the activation that is made of x and of `beside`. Where the stored one would be read,
 // `beside` is, and takes its place: both may lie in the same memory.
 template <typename T, bool ADD, typename F>
-struct AlongBehind : Behind<T, ADD, true> {
+struct RematBehind : Behind<T, ADD, true> {
   using Stored = Behind<T, ADD, true>;
   T* made;
   F f;
 
-  AlongBehind(const T* beside, const T* dy, const T* more, const T* x, T* d, T* made_, const F& f_)
+  RematBehind(const T* beside, const T* dy, const T* more, const T* x, T* d, T* made_, const F& f_)
       : Stored{{beside}, dy, more, x, d}, made(made_), f(f_) {}
   bool whole() const { return Stored::whole() && aligned(made, 16); }
   template <int N, typename Of>

@@ -95,8 +95,8 @@ template <int N, typename S, typename R>
 __global__ void reduce_channels_first(S source, int64_t rows, int64_t channels, int64_t inner,
                                       typename R::State* partial, R r) {
   __shared__ typename R::State shared[THREADS];
-  wait_for_previous();
-  let_next_start();
+  wait_for_prior_grid();
+  launch_dependents();
   const int64_t c = blockIdx.x, per_row = inner / N;
   const Share share(rows * per_row);
   const int64_t start = share.begin + threadIdx.y;
@@ -147,8 +147,8 @@ __global__ void __launch_bounds__(THREADS, (REDUCE_BLOCKS<S, R, N>))
   using Channel = typename R::Channel;
   __shared__ typename R::State shared[N * THREADS];
   __shared__ Shelf<Channel, N> shelf;
-  wait_for_previous();
-  let_next_start();
+  wait_for_prior_grid();
+  launch_dependents();
   const int64_t c = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * N;
   const unsigned thread = threadIdx.y * blockDim.x + threadIdx.x;
   // All blocks walk together from the last row to the first: what the kernel before wrote last may still be in the cache,
@@ -214,7 +214,7 @@ __global__ void merge_parts(const typename R::State* partial, int64_t parts, int
   typename R::Known known{};
   if (threadIdx.y == 0 && c < channels) known = r.known(c);
   Total total{};
-  wait_for_previous();
+  wait_for_prior_grid();
   if (c < channels) {
 #pragma unroll 8
     for (int64_t part = threadIdx.y; part < parts; part += DOWN) r.add(total, r.total(partial[part * channels + c]));

@@ -126,11 +126,11 @@ struct AndPart {
 
 // or there, and whether each element is positive, as it is stored, to a bit; both channels last.
 template <typename T>
-struct AndSigns {
+struct AndMask {
   template <int N>
   static constexpr int NEIGHBOURS = 8 / N;  // that have a byte together
   T* y;
-  uint8_t* signs;
+  uint8_t* relu_mask;
 
   bool whole(int) const { return aligned(y, 16); }
   template <int N>
@@ -148,7 +148,7 @@ struct AndSigns {
 #pragma unroll
       for (int step = 1; step < NEIGHBOURS<N>; step *= 2) bits |= __shfl_xor_sync(group, bits, step);
     }
-    if (first == 0) signs[at / 8] = static_cast<uint8_t>(bits);
+    if (first == 0) relu_mask[at / 8] = static_cast<uint8_t>(bits);
   }
 };
 
@@ -187,8 +187,8 @@ __global__ void __launch_bounds__(THREADS, (MAP_BLOCKS<F, N, MORE>))
   const auto stride = static_cast<int32_t>(step * channels);  // no more than all threads hold at once
   int left = c < channels && start < rows ? static_cast<int>((rows - start - 1) / step + 1) : 0;
   int64_t at = start * channels + c, row = start;
-  wait_for_previous();
-  let_next_start();
+  wait_for_prior_grid();
+  launch_dependents();
   Channel channel[N];
   const auto turn = [&](auto meanwhile) {
     Loaded<T, N, MORE, SLICED> loaded[K];

@@ -36,20 +36,20 @@ struct ConvolutionShape {
         pad_top(static_cast<int32_t>(a.pad_top)), pad_left(static_cast<int32_t>(a.pad_left)) {}
 };
 
-struct ImagePlace {
+struct GridPixel {
   int32_t image, line, column;
 };
 
 // Places of images that lie one below another, `lines` from one to the next, in lines of `pitch` places.
-struct Places {
+struct PixelGrid {
   int32_t lines, pitch;
 
-  __host__ __device__ ImagePlace place(int32_t index) const {
+  __host__ __device__ GridPixel place(int32_t index) const {
     const int32_t line = index / pitch, image = line / lines;
     return {image, line - image * lines, index - line * pitch};
   }
   // By as much as `place` says of so many places.
-  __device__ void advance(ImagePlace& at, const ImagePlace& by) const {
+  __device__ void advance(GridPixel& at, const GridPixel& by) const {
     at.column += by.column;
     at.line += by.line;
     at.image += by.image;

@@ -62,7 +62,7 @@ __device__ inline int64_t thread_index() { return static_cast<int64_t>(blockIdx.
 __device__ inline int64_t thread_count() { return static_cast<int64_t>(gridDim.x) * blockDim.x; }
 
 // The upper half of a product of 128 bits.
-__device__ inline uint64_t product_above(uint64_t a, uint64_t b) {
+__device__ inline uint64_t mul_hi_u64(uint64_t a, uint64_t b) {
 #ifdef MBC_EMULATED
   return static_cast<uint64_t>(static_cast<unsigned __int128>(a) * b >> 64);
 #else
@@ -86,7 +86,7 @@ struct Slice {
   // Of the i-th element, from the slice's first one on.
   __device__ int64_t operator()(int64_t i) const {
     const auto index = static_cast<uint64_t>(i);
-    return i + static_cast<int64_t>(reciprocal == 0 ? index : product_above(index, reciprocal)) * gap;
+    return i + static_cast<int64_t>(reciprocal == 0 ? index : mul_hi_u64(index, reciprocal)) * gap;
   }
 };
 

@@ -21,7 +21,7 @@
 #endif
 
 // The same for a kernel that may start while the one before it in the stream ends (programmatic dependent launch): the
-// one before says `let_next_start`, this one `wait_for_previous` before it reads what that wrote.
+// one before says `launch_dependents`, this one `wait_for_prior_grid` before it reads what that wrote.
 #ifndef MBC_LAUNCH_NEXT
 #ifdef MBC_EMULATED
 #define MBC_LAUNCH_NEXT MBC_LAUNCH
@@ -91,12 +91,12 @@ inline const char* unaligned(const MbcCall& call) {
   return nullptr;
 }
 
-__device__ inline void let_next_start() {
+__device__ inline void launch_dependents() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
-__device__ inline void wait_for_previous() {
+__device__ inline void wait_for_prior_grid() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif

@@ -15,7 +15,7 @@ namespace mbc {
 // (g + 8, 2t), (g, 2t + 8), (g + 8, 2t + 8); of B (first row, column) (2t, g), (2t + 8, g). Of D: (g, 2t), (g, 2t + 1),
 // (g + 8, 2t), (g + 8, 2t + 1). PTX ISA, "Matrix Fragments for mma.m16n8k16".
 template <typename T>
-__device__ inline void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
+__device__ inline void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
 #define MBC_MMA(type)                                                                                                \
@@ -28,11 +28,11 @@ __device__ inline void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint3
 #endif
 
 template <>
-__device__ inline void multiply_add<__nv_bfloat16>(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+__device__ inline void mma_m16n8k16<__nv_bfloat16>(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   MBC_MMA("bf16");
 }
 template <>
-__device__ inline void multiply_add<__half>(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+__device__ inline void mma_m16n8k16<__half>(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   MBC_MMA("f16");
 }
 
@@ -40,7 +40,7 @@ __device__ inline void multiply_add<__half>(float (&d)[4], const uint32_t (&a)[4
 
 // The same of words in tf32, whose last 13 bits are not looked at: A 16 x 8, (row, column) (g, t), (g + 8, t), (g, t + 4),
 // (g + 8, t + 4); B 8 x 8, (t, g), (t + 4, g). "Matrix Fragments for mma.m16n8k8".
-__device__ inline void multiply_add_tf32(float (&d)[4], const float (&a)[4], float b0, float b1) {
+__device__ inline void mma_m16n8k8_tf32(float (&d)[4], const float (&a)[4], float b0, float b1) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
@@ -66,7 +66,7 @@ __device__ inline float to_tf32(float x) {
 }
 
 // Copies to shared memory that are waited for later: 16 bytes, zeros where they are not `there`.
-__device__ inline void copy_16_bytes(uint4* to, const void* from, bool there) {
+__device__ inline void cp_async_16(uint4* to, const void* from, bool there) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   const uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(to));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(there ? 16 : 0) : "memory");
@@ -74,14 +74,14 @@ __device__ inline void copy_16_bytes(uint4* to, const void* from, bool there) {
   static_cast<void>(to), static_cast<void>(from), static_cast<void>(there);
 #endif
 }
-__device__ inline void end_of_copies() {
+__device__ inline void cp_async_commit() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
 // Until all copies but those before the last N ends have arrived; of this thread only.
 template <int N>
-__device__ inline void wait_for_copies() {
+__device__ inline void cp_async_wait() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 #endif
@@ -89,7 +89,7 @@ __device__ inline void wait_for_copies() {
 
 // Four matrices of 8 x 8 elements, each row 16 bytes somewhere in shared memory that a thread shows: rows of matrix i
 // by threads 8 i on. Thread (g, t) gets elements (2t, g) and (2t + 1, g) of each as a word.
-__device__ inline void load_transposed(uint32_t (&words)[4], const uint4* row) {
+__device__ inline void ldmatrix_x4_trans(uint32_t (&words)[4], const uint4* row) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   const uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(row));
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"

@@ -5,11 +5,11 @@
 
 namespace mbc {
 
-constexpr int MULTIPLIERS = 2, RING_THREADS = (1 + MULTIPLIERS) * WARPGROUP;  // warpgroups; and one that copies
-constexpr int COPIER_REGISTERS = 80, MULTIPLIER_REGISTERS = 208;  // 64 K in all, of which each starts with 168 a thread
+constexpr int CONSUMERS = 2, PIPELINE_THREADS = (1 + CONSUMERS) * WARPGROUP;  // warpgroups; and one that copies
+constexpr int PRODUCER_REGISTERS = 80, CONSUMER_REGISTERS = 208;  // 64 K in all, of which each starts with 168 a thread
 
 // Where somebody is in a ring of which only so many stages are used, as is said at run time.
-struct Turn {
+struct PipelineState {
   int32_t stage, phase = 0;
 
   __device__ void advance(int32_t by, int32_t stages) {
@@ -18,32 +18,32 @@ struct Turn {
     stage -= stages;
     phase ^= 1;
   }
-  __device__ Turn behind(int32_t stages) const { return {stage + stages, phase}; }  // as long as the ring does not end
+  __device__ PipelineState behind(int32_t stages) const { return {stage + stages, phase}; }  // as long as the ring does not end
 };
 
 // The stages of a ring in shared memory, which some warps fill and others empty.
 template <int STAGES>
-struct Ring {
-  Barrier filled[STAGES], emptied[STAGES];
+struct Pipeline {
+  Barrier full[STAGES], empty[STAGES];
 
   // By one thread; `arrivals` fill a stage, `multipliers` warpgroups empty it. Then all threads of the block have to
   // meet.
-  __device__ void start(int arrivals, int multipliers = MULTIPLIERS) {
+  __device__ void start(int arrivals, int consumers = CONSUMERS) {
     for (int s = 0; s < STAGES; ++s) {
-      filled[s].start(arrivals);
-      emptied[s].start(multipliers * WARPGROUP / 32);
+      full[s].start(arrivals);
+      empty[s].start(consumers * WARPGROUP / 32);
     }
-    barriers_are_started();
+    fence_mbarrier_init();
   }
-  __device__ void wait_until_filled(int32_t turn) { filled[turn % STAGES].wait(turn / STAGES % 2); }
-  __device__ void wait_until_emptied(int32_t turn) { emptied[turn % STAGES].wait(turn / STAGES % 2 ^ 1); }
-  __device__ void wait_until_filled(const Turn& turn) { filled[turn.stage].wait(turn.phase); }
-  __device__ void wait_until_emptied(const Turn& turn) { emptied[turn.stage].wait(turn.phase ^ 1); }
+  __device__ void consumer_wait(int32_t iteration) { full[iteration % STAGES].wait(iteration / STAGES % 2); }
+  __device__ void producer_acquire(int32_t iteration) { empty[iteration % STAGES].wait(iteration / STAGES % 2 ^ 1); }
+  __device__ void consumer_wait(const PipelineState& state) { full[state.stage].wait(state.phase); }
+  __device__ void producer_acquire(const PipelineState& state) { empty[state.stage].wait(state.phase ^ 1); }
   // By all threads of a warp together.
-  __device__ void empty(int32_t turn) {
-    if (threadIdx.x % 32 == 0) emptied[turn % STAGES].arrive();
+  __device__ void consumer_release(int32_t iteration) {
+    if (threadIdx.x % 32 == 0) empty[iteration % STAGES].arrive();
   }
-  __device__ void empty(const Turn& turn) { empty(turn.stage); }
+  __device__ void consumer_release(const PipelineState& state) { consumer_release(state.stage); }
 };
 
 // Dynamic shared memory from a multiple of 1,024 bytes on, for which 1,008 are asked for beside.

@@ -7,20 +7,20 @@
 namespace mbc {
 
 constexpr int WARPGROUP = 128;
-constexpr int OPERAND_ROW = 128;                   // bytes: 64 elements of a row in shared memory
-constexpr int OPERAND_GROUP = 8 * OPERAND_ROW;     // rows whose 16 bytes are exchanged among each other
-constexpr int OPERAND_BLOCK = 64 * OPERAND_ROW;    // of 64 rows: how far apart blocks of 64 columns lie, terms by rows
+constexpr int SWIZZLE_ROW = 128;                   // bytes: 64 elements of a row in shared memory
+constexpr int SWIZZLE_ATOM = 8 * SWIZZLE_ROW;     // rows whose 16 bytes are exchanged among each other
+constexpr int SWIZZLE_BLOCK = 64 * SWIZZLE_ROW;    // of 64 rows: how far apart blocks of 64 columns lie, terms by rows
 
 // Where the `sixteen`-th 16 bytes of a row of 128 lie, from a multiple of 1,024 bytes: so eight rows lie in different banks.
-__device__ inline int32_t operand_offset(int32_t row, int32_t sixteen) {
-  return row * OPERAND_ROW + ((sixteen ^ row % 8) * 16);
+__device__ inline int32_t swizzled_offset(int32_t row, int32_t sixteen) {
+  return row * SWIZZLE_ROW + ((sixteen ^ row % 8) * 16);
 }
 
 // An operand that lies otherwise: in pieces of eight rows of 16 bytes, one behind another ("core matrices"). A piece may
 // begin at any multiple of 16 bytes, so that an operand that is another one shifted by some rows needs no copy.
-struct Pieces {
+struct CoreMatrices {
   const void* first;
-  int32_t columns_apart, terms_apart;  // bytes from a piece to that of the next eight columns, or terms
+  int32_t stride_bytes, leading_bytes;  // bytes from a piece to that of the next eight columns, or terms
   int32_t begin = 0;                   // bytes from the first piece to where the operand begins
 };
 
@@ -51,13 +51,13 @@ struct Barrier {
 #endif
   }
   // When the copies of 16 bytes that this thread has started have arrived.
-  __device__ void arrive_with_copies() {
+  __device__ void cp_async_arrive() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(&word)) : "memory");
 #endif
   }
   // Arrives, and lets `bytes` follow, a multiple of 16.
-  __device__ void arrive_with_block(void* to, const void* from, int bytes) {
+  __device__ void bulk_copy_arrive(void* to, const void* from, int bytes) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     const uint32_t at = shared_address(&word);
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
@@ -81,14 +81,14 @@ struct Barrier {
 };
 
 // Barriers that were started are known to the units that copy; before all threads of the block meet.
-__device__ inline void barriers_are_started() {
+__device__ inline void fence_mbarrier_init() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 #endif
 }
 
 // What this thread has seen arrive in shared memory is there for tensor cores, too.
-__device__ inline void show_to_tensor_cores() {
+__device__ inline void fence_proxy_async() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
@@ -96,31 +96,31 @@ __device__ inline void show_to_tensor_cores() {
 
 // Hands registers over from warpgroups that copy or divide to those that multiply.
 template <int COUNT>
-__device__ inline void take_registers() {
+__device__ inline void setmaxnreg_inc() {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
 #endif
 }
 template <int COUNT>
-__device__ inline void give_registers() {
+__device__ inline void setmaxnreg_dec() {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
 #endif
 }
 
 // Products are started between the first two, and have ended after the third, but for those of the LATER last ends.
-__device__ inline void begin_products() {
+__device__ inline void wgmma_fence() {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #endif
 }
-__device__ inline void end_of_products() {
+__device__ inline void wgmma_commit() {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 #endif
 }
 template <int LATER = 0, int TILES>
-__device__ inline void wait_for_products(float (&d)[TILES][4]) {
+__device__ inline void wgmma_wait(float (&d)[TILES][4]) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LATER) : "memory");
 #pragma unroll
@@ -132,14 +132,14 @@ __device__ inline void wait_for_products(float (&d)[TILES][4]) {
 #endif
 }
 
-__device__ inline uint64_t described(uint32_t form, const void* first, int32_t columns_apart, int32_t terms_apart) {
-  return static_cast<uint64_t>(form << 30 | static_cast<uint32_t>(columns_apart) >> 4) << 32 |
-         static_cast<uint32_t>(terms_apart) >> 4 << 16 | (shared_address(first) & 0x3ffff) >> 4;
+__device__ inline uint64_t smem_descriptor(uint32_t swizzle, const void* first, int32_t stride_bytes, int32_t leading_bytes) {
+  return static_cast<uint64_t>(swizzle << 30 | static_cast<uint32_t>(stride_bytes) >> 4) << 32 |
+         static_cast<uint32_t>(leading_bytes) >> 4 << 16 | (shared_address(first) & 0x3ffff) >> 4;
 }
-__device__ inline uint64_t described(const void* rows) { return described(1, rows, OPERAND_GROUP, OPERAND_BLOCK); }
+__device__ inline uint64_t smem_descriptor(const void* rows) { return smem_descriptor(1, rows, SWIZZLE_ATOM, SWIZZLE_BLOCK); }
 // Where operands begin at several of the same pieces, what differs is a number that is known.
-__device__ inline uint64_t described(const Pieces& p) {
-  const uint64_t first = described(0, p.first, p.columns_apart, p.terms_apart);
+__device__ inline uint64_t smem_descriptor(const CoreMatrices& p) {
+  const uint64_t first = smem_descriptor(0, p.first, p.stride_bytes, p.leading_bytes);
   return first >> 32 << 32 | (static_cast<uint32_t>(first) + (p.begin >> 4));
 }
 
@@ -148,15 +148,15 @@ __device__ inline uint64_t described(const Pieces& p) {
   MBC_TILE(j), MBC_TILE(j + 1), MBC_TILE(j + 2), MBC_TILE(j + 3), MBC_TILE(j + 4), MBC_TILE(j + 5), MBC_TILE(j + 6), \
       MBC_TILE(j + 7)
 
-// D (64 x 8 TILES) = A B, or += where it `adds`: A in registers, 16 rows of each warp as in `multiply_add`, B of 16 terms
-// in shared memory, in pieces or 128 bytes a row (`operand_offset`). BY_TERM: rows are terms, where they are 128 bytes long
+// D (64 x 8 TILES) = A B, or += where it `adds`: A in registers, 16 rows of each warp as in `mma_m16n8k16`, B of 16 terms
+// in shared memory, in pieces or 128 bytes a row (`swizzled_offset`). MN_MAJOR: rows are terms, where they are 128 bytes long
 // with blocks of 64 columns one behind another; otherwise rows are columns of B, and 64 terms lie in each. PTX ISA,
 // "Asynchronous Warpgroup Level Matrix Instructions".
-template <bool BY_TERM, int TILES, typename Operand>
-__device__ inline void multiply_halves(float (&d)[TILES][4], const uint32_t (&a)[4], const Operand& b, bool adds) {
+template <bool MN_MAJOR, int TILES, typename Operand>
+__device__ inline void wgmma_rs_f16(float (&d)[TILES][4], const uint32_t (&a)[4], const Operand& b, bool adds) {
   static_assert(TILES == 8 || TILES == 16);
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  const uint64_t operand = described(b);
+  const uint64_t operand = smem_descriptor(b);
   if constexpr (TILES == 16) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
@@ -167,7 +167,7 @@ __device__ inline void multiply_halves(float (&d)[TILES][4], const uint32_t (&a)
         "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
         "{%64, %65, %66, %67}, %68, p, 1, 1, %70;\n}"
         : MBC_EIGHT_TILES(0), MBC_EIGHT_TILES(8)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(operand), "r"(static_cast<int>(adds)), "n"(BY_TERM ? 1 : 0));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(operand), "r"(static_cast<int>(adds)), "n"(MN_MAJOR ? 1 : 0));
   } else {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
@@ -176,7 +176,7 @@ __device__ inline void multiply_halves(float (&d)[TILES][4], const uint32_t (&a)
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
         "{%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}"
         : MBC_EIGHT_TILES(0)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(operand), "r"(static_cast<int>(adds)), "n"(BY_TERM ? 1 : 0));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(operand), "r"(static_cast<int>(adds)), "n"(MN_MAJOR ? 1 : 0));
   }
 #else
   static_cast<void>(d), static_cast<void>(a), static_cast<void>(b), static_cast<void>(adds);
@@ -184,11 +184,11 @@ __device__ inline void multiply_halves(float (&d)[TILES][4], const uint32_t (&a)
 }
 
 // The same of T, and A in shared memory, too: 16 terms of 64 rows; of 128 or 256 columns.
-template <bool BY_TERM, typename T, int TILES, typename Operand>
-__device__ inline void multiply_shared(float (&d)[TILES][4], const Operand& a, const Operand& b, bool adds) {
+template <bool MN_MAJOR, typename T, int TILES, typename Operand>
+__device__ inline void wgmma_ss(float (&d)[TILES][4], const Operand& a, const Operand& b, bool adds) {
   static_assert(TILES == 16 || TILES == 32);
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-#define MBC_MULTIPLY_SHARED(type)                                                                      \
+#define MBC_WGMMA_SS_N256(type)                                                                      \
   asm volatile(                                                                                        \
       "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"                                                    \
       "wgmma.mma_async.sync.aligned.m64n256k16.f32." type "." type " "                                 \
@@ -202,8 +202,8 @@ __device__ inline void multiply_shared(float (&d)[TILES][4], const Operand& a, c
       "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "\
       "%128, %129, p, 1, 1, 0, %131;\n}"                                                                \
       : MBC_EIGHT_TILES(0), MBC_EIGHT_TILES(8), MBC_EIGHT_TILES(16), MBC_EIGHT_TILES(24)               \
-      : "l"(described(a)), "l"(described(b)), "r"(static_cast<int>(adds)), "n"(BY_TERM ? 1 : 0))
-#define MBC_MULTIPLY_SHARED_HALF(type)                                                                  \
+      : "l"(smem_descriptor(a)), "l"(smem_descriptor(b)), "r"(static_cast<int>(adds)), "n"(MN_MAJOR ? 1 : 0))
+#define MBC_WGMMA_SS_N128(type)                                                                  \
   asm volatile(                                                                                        \
       "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                                                     \
       "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " "                                 \
@@ -213,18 +213,18 @@ __device__ inline void multiply_shared(float (&d)[TILES][4], const Operand& a, c
       "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "              \
       "%64, %65, p, 1, 1, 0, %67;\n}"                                                                  \
       : MBC_EIGHT_TILES(0), MBC_EIGHT_TILES(8)                                                         \
-      : "l"(described(a)), "l"(described(b)), "r"(static_cast<int>(adds)), "n"(BY_TERM ? 1 : 0))
+      : "l"(smem_descriptor(a)), "l"(smem_descriptor(b)), "r"(static_cast<int>(adds)), "n"(MN_MAJOR ? 1 : 0))
   constexpr bool BF16 = std::is_same_v<T, __nv_bfloat16>;
   if constexpr (TILES == 32 && BF16)
-    MBC_MULTIPLY_SHARED("bf16");
+    MBC_WGMMA_SS_N256("bf16");
   else if constexpr (TILES == 32)
-    MBC_MULTIPLY_SHARED("f16");
+    MBC_WGMMA_SS_N256("f16");
   else if constexpr (BF16)
-    MBC_MULTIPLY_SHARED_HALF("bf16");
+    MBC_WGMMA_SS_N128("bf16");
   else
-    MBC_MULTIPLY_SHARED_HALF("f16");
-#undef MBC_MULTIPLY_SHARED
-#undef MBC_MULTIPLY_SHARED_HALF
+    MBC_WGMMA_SS_N128("f16");
+#undef MBC_WGMMA_SS_N256
+#undef MBC_WGMMA_SS_N128
 #else
   static_cast<void>(d), static_cast<void>(a), static_cast<void>(b), static_cast<void>(adds);
 #endif

@@ -5,14 +5,14 @@
 // the call are its operands.
 #include "optimizer.cuh"
 
-struct ManyUpdatesArguments {
+struct MultiTensorUpdateArguments {
   int64_t tensors;
   int64_t control;  // which pointer is the control block
   int64_t momentum;
   int64_t nesterov;
 };
 
-struct ManyCastsArguments {
+struct MultiTensorCastArguments {
   int64_t tensors;
   int64_t from_type;
   int64_t to_type;
@@ -75,20 +75,20 @@ struct Updated {
 };
 
 template <typename Rule>
-__global__ void update_many(Chunks chunks, Updated all, const MbcControl* control, typename Rule::Settings settings) {
+__global__ void multi_tensor_update(Chunks chunks, Updated all, const MbcControl* control, typename Rule::Settings settings) {
   const Rule rule(settings, control);
   const int n = chunks.tensor();
   const Tensor t{all.p[n], all.g[n], all.a[n], all.b[n], all.p[n], all.a[n], all.b[n], chunks.elements[n]};
   const int64_t begin = chunks.begin(n), end = chunks.end(n);
-  const uintptr_t places = reinterpret_cast<uintptr_t>(t.p) | reinterpret_cast<uintptr_t>(t.g) |
+  const uintptr_t halo_pixels = reinterpret_cast<uintptr_t>(t.p) | reinterpret_cast<uintptr_t>(t.g) |
                            reinterpret_cast<uintptr_t>(t.a) | reinterpret_cast<uintptr_t>(t.b);
-  const int64_t last = places % 16 == 0 ? end / 4 : begin / 4;
+  const int64_t last = halo_pixels % 16 == 0 ? end / 4 : begin / 4;
   update(t, rule, begin / 4 + threadIdx.x, last, last * 4 + threadIdx.x, end, THREADS);
 }
 
 template <typename Rule>
 const char* run_updates(const MbcCall& call, const typename Rule::Settings& settings) {
-  const auto& a = arguments<ManyUpdatesArguments>(call);
+  const auto& a = arguments<MultiTensorUpdateArguments>(call);
   const int64_t* fields = call.integers + sizeof(a) / sizeof(int64_t);
   const auto* control = in<MbcControl>(call, static_cast<int>(a.control));
   Updated all{};
@@ -102,7 +102,7 @@ const char* run_updates(const MbcCall& call, const typename Rule::Settings& sett
         all.b[slot] = Rule::STATES > 1 ? at(own[4]) : nullptr;
       },
       [&](const Chunks& chunks, uint32_t blocks) {
-        MBC_LAUNCH((update_many<Rule>), blocks, THREADS, call.stream, chunks, all, control, settings);
+        MBC_LAUNCH((multi_tensor_update<Rule>), blocks, THREADS, call.stream, chunks, all, control, settings);
       });
   return launched();
 }
@@ -114,7 +114,7 @@ struct Cast {
 };
 
 template <typename From, typename To>
-__global__ void cast_many(Chunks chunks, Cast<From, To> all) {
+__global__ void multi_tensor_cast(Chunks chunks, Cast<From, To> all) {
   constexpr int N = 4;
   const int n = chunks.tensor();
   const From* x = all.from[n];
@@ -135,7 +135,7 @@ __global__ void cast_many(Chunks chunks, Cast<From, To> all) {
 }
 
 template <typename From, typename To>
-const char* run_casts(const MbcCall& call, const ManyCastsArguments& a) {
+const char* run_casts(const MbcCall& call, const MultiTensorCastArguments& a) {
   Cast<From, To> all{};
   in_turns<3>(
       call.integers + sizeof(a) / sizeof(int64_t), a.tensors,
@@ -144,7 +144,7 @@ const char* run_casts(const MbcCall& call, const ManyCastsArguments& a) {
         all.to[slot] = out<To>(call, static_cast<int>(own[2]));
       },
       [&](const Chunks& chunks, uint32_t blocks) {
-        MBC_LAUNCH((cast_many<From, To>), blocks, THREADS, call.stream, chunks, all);
+        MBC_LAUNCH((multi_tensor_cast<From, To>), blocks, THREADS, call.stream, chunks, all);
       });
   return launched();
 }
@@ -155,7 +155,7 @@ struct Running {
   float momentum[MANY], unbias[MANY];
 };
 
-__global__ void update_running_many(Chunks chunks, Running all, const MbcControl* control) {
+__global__ void multi_tensor_update_running(Chunks chunks, Running all, const MbcControl* control) {
   if (control->proceed == 0) return;
   const int n = chunks.tensor();
   const float momentum = all.momentum[n], unbias = all.unbias[n];
@@ -170,7 +170,7 @@ __global__ void update_running_many(Chunks chunks, Running all, const MbcControl
 
 extern "C" const char* mbc_sgd_updates(const MbcCall& call) {
   using namespace mbc;
-  const auto& a = arguments<ManyUpdatesArguments>(call);
+  const auto& a = arguments<MultiTensorUpdateArguments>(call);
   const SgdSettings settings{static_cast<float>(call.reals[0]), static_cast<float>(call.reals[1]), a.nesterov != 0};
   return a.momentum ? run_updates<Sgd<true>>(call, settings) : run_updates<Sgd<false>>(call, settings);
 }
@@ -182,7 +182,7 @@ extern "C" const char* mbc_adamw_updates(const MbcCall& call) {
 
 extern "C" const char* mbc_casts(const MbcCall& call) {
   using namespace mbc;
-  const auto& a = arguments<ManyCastsArguments>(call);
+  const auto& a = arguments<MultiTensorCastArguments>(call);
 #if MBC_WORKING != 0
   if (a.from_type == MBC_FP32 && a.to_type == MBC_WORKING) return run_casts<float, MbcWorking>(call, a);
   if (a.from_type == MBC_WORKING && a.to_type == MBC_FP32) return run_casts<MbcWorking, float>(call, a);
@@ -207,7 +207,7 @@ extern "C" const char* mbc_update_runnings(const MbcCall& call) {
             own[5] > 1 ? static_cast<float>(static_cast<double>(own[5]) / static_cast<double>(own[5] - 1)) : 1.0f;
       },
       [&](const Chunks& chunks, uint32_t blocks) {
-        MBC_LAUNCH(update_running_many, blocks, THREADS, call.stream, chunks, all,
+        MBC_LAUNCH(multi_tensor_update_running, blocks, THREADS, call.stream, chunks, all,
                    in<MbcControl>(call, static_cast<int>(a.control)));
       });
   return launched();

@@ -44,7 +44,7 @@ TENSOR_SHARE = 0.6  # of the peak, by judgement
 
 
 @dataclass(frozen=True, slots=True)
-class PointwiseArguments(Struct):
+class Conv1x1Arguments(Struct):
     type: int
     pixels: int
     channels: int
@@ -55,7 +55,7 @@ class PointwiseArguments(Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class PointwiseAlongArguments(PointwiseArguments):
+class Conv1x1RematArguments(Conv1x1Arguments):
     affine: int
 
 
@@ -85,17 +85,17 @@ def _blocks(request: Request) -> int:
     return max(1, min(MOST_BLOCKS // across, math.ceil(_pixels(request) / PIXELS)))
 
 
-def arguments(at: Slice) -> PointwiseArguments:
+def arguments(at: Slice) -> Conv1x1Arguments:
     image, made = at.request.inputs[0], _made(at.request)
     stages, beside = _rings(at.request)
-    return PointwiseArguments(
+    return Conv1x1Arguments(
         type_code(image), _pixels(at.request), image.shape[1], made.shape[1], _blocks(at.request), stages, beside
     )
 
 
-def _arguments_along(at: Slice) -> PointwiseAlongArguments:
+def _arguments_along(at: Slice) -> Conv1x1RematArguments:
     (affine,) = affines(at.request)
-    return PointwiseAlongArguments(*arguments(at).integers(), affine=affine)
+    return Conv1x1RematArguments(*arguments(at).integers(), affine=affine)
 
 
 def _kept_bytes(request: Request) -> int:
@@ -154,7 +154,7 @@ def _one_by_one_us(request: Request, device: DeviceSpec) -> float:
 BY_ITSELF = OwnKernel(
     "convolution",
     "conv/conv1x1.cu",
-    PointwiseArguments,
+    Conv1x1Arguments,
     arguments,
     layouts=channels_last,
     time_us=_time_us,
@@ -206,7 +206,7 @@ def normalized(added: bool, signed: bool) -> str:
 
 def normalizing(kernel: OwnKernel) -> OwnKernel:
     """The same of a group that normalises, too: its launcher is told whether that has scale and shift."""
-    return replace(kernel, struct=PointwiseAlongArguments, integers=_arguments_along)
+    return replace(kernel, struct=Conv1x1RematArguments, integers=_arguments_along)
 
 
 def _repeating(kernel: OwnKernel) -> OwnKernel:

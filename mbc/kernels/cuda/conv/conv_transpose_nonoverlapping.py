@@ -28,7 +28,7 @@ _first_or_last, _last = taking(_FIRST, _LAST), taking(_LAST)
 
 
 @dataclass(frozen=True, slots=True)
-class ApartArguments(ConvolutionSizes):
+class ConvTransposeArguments(ConvolutionSizes):
     type: int
     all: int  # channels of what is written to
     start: int
@@ -57,12 +57,12 @@ def _takes_concat(request: Request) -> bool:
     return _first_or_last(request) and _takes(products_of(request)[0]) and request.inputs[3].shape[1] % VECTOR == 0
 
 
-def _arguments(at: Slice) -> ApartArguments:
+def _arguments(at: Slice) -> ConvTransposeArguments:
     image = Sides.of(at.request).image
-    return ApartArguments(**sizes(at.request), type=type_code(image), all=image.shape[1], start=0)
+    return ConvTransposeArguments(**sizes(at.request), type=type_code(image), all=image.shape[1], start=0)
 
 
-def _concat_arguments(at: Slice) -> ApartArguments:
+def _concat_arguments(at: Slice) -> ConvTransposeArguments:
     joined, other = at.request.outputs[0], at.request.inputs[3]
     plain = _arguments(replace(at, request=products_of(at.request)[0]))
     return replace(plain, all=joined.shape[1], start=other.shape[1] if _last(at.request) else 0)
@@ -77,7 +77,7 @@ def _time_us(request: Request, device: DeviceSpec) -> float:
 _BY_ITSELF = OwnKernel(
     "convolution_backward_data",
     "conv/conv_transpose_nonoverlapping.cu",
-    ApartArguments,
+    ConvTransposeArguments,
     _arguments,
     layouts=channels_last,
     time_us=_time_us,

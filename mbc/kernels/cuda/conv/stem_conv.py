@@ -30,7 +30,7 @@ TENSOR_SHARE = 0.3  # of the peak, by judgement: mma.sync instead of wgmma, frag
 
 
 @dataclass(frozen=True, slots=True)
-class FewChannelsArguments(ConvolutionSizes):
+class StemConvArguments(ConvolutionSizes):
     type: int
     band: int
     parts: int
@@ -127,9 +127,9 @@ def _image_first(request: Request) -> Iterable[Layouts]:
             yield Layout.CHANNELS_FIRST, *last[1:]
 
 
-def _arguments(at: Slice, image: Layout = Layout.CHANNELS_LAST) -> FewChannelsArguments:
+def _arguments(at: Slice, image: Layout = Layout.CHANNELS_LAST) -> StemConvArguments:
     request = at.request
-    return FewChannelsArguments(
+    return StemConvArguments(
         **sizes(request),
         type=type_code(request.inputs[0]),
         band=band(request),
@@ -154,7 +154,7 @@ def _time_us(request: Request, device: DeviceSpec) -> float:
 _FORWARD = OwnKernel(
     "convolution",
     "conv/stem_conv.cu",
-    FewChannelsArguments,
+    StemConvArguments,
     _arguments,
     layouts=pixel_by_pixel,
     time_us=_time_us,
@@ -166,7 +166,7 @@ _FORWARD = OwnKernel(
 _BACKWARD_FILTER = OwnKernel(
     "convolution_backward_filter",
     "conv/stem_conv_filter.cu",
-    FewChannelsArguments,
+    StemConvArguments,
     _arguments,
     layouts=pixel_by_pixel,
     workspace=_partial_bytes,

@@ -31,7 +31,7 @@ TENSOR_SHARE = 0.6  # of the peak, by judgement
 
 
 @dataclass(frozen=True, slots=True)
-class HalvesArguments(ConvolutionSizes):
+class Fp32EmulatedArguments(ConvolutionSizes):
     backward: int
     parts: int
     accumulate: int
@@ -72,10 +72,10 @@ def turns(request: Request) -> bool:
     return a.stride == (1, 1) and a.pad[0] < a.kernel[0] and a.pad[2] < a.kernel[1]
 
 
-def _arguments(at: Slice) -> HalvesArguments:
+def _arguments(at: Slice) -> Fp32EmulatedArguments:
     request = at.request
     backward = request.kind == "convolution_backward_data"
-    return HalvesArguments(
+    return Fp32EmulatedArguments(
         **(turned(request) if backward else sizes(request)),
         backward=int(backward),
         parts=_parts(request),
@@ -148,7 +148,7 @@ def _time_us(request: Request, device: DeviceSpec) -> float:
 _FORWARD = OwnKernel(
     "convolution",
     "fp32_emulated/fp32_emulated_conv.cu",
-    HalvesArguments,
+    Fp32EmulatedArguments,
     _arguments,
     layouts=channels_last,
     workspace=_weights_bytes,

@@ -34,7 +34,7 @@ MOST_ALONG = 16  # vectors of a tile, whose channels have a thread each
 
 
 @dataclass(frozen=True, slots=True)
-class AtOnceArguments(Struct):
+class SingleLaunchArguments(Struct):
     type: int
     rows: int
     channels: int
@@ -68,13 +68,13 @@ def tiling(x: TensorType, operands: int) -> tuple[int, int]:
     return along, parts
 
 
-def _arguments(at: Slice) -> AtOnceArguments:
+def _arguments(at: Slice) -> SingleLaunchArguments:
     x = _image(at.request)
     c = Channels.of(x)
     attributes = (member.attributes for member in members(at.request).members)
     count = next((a.count for a in attributes if isinstance(a, BatchNormalizeBackward)), 0)
     tiled = tiling(x, _operands(at.request))
-    return AtOnceArguments(type_code(x), c.rows * c.inner, c.channels, int(_affine(at.request)), count, *tiled)
+    return SingleLaunchArguments(type_code(x), c.rows * c.inner, c.channels, int(_affine(at.request)), count, *tiled)
 
 
 def _image(request: Request) -> TensorType:
@@ -102,7 +102,7 @@ def _kernel(kind: str, launcher: str, *wirings: Wiring) -> OwnKernel:
     return OwnKernel(
         kind,
         FILE,
-        AtOnceArguments,
+        SingleLaunchArguments,
         _arguments,
         eps,
         launcher=f"{launcher}_at_once",

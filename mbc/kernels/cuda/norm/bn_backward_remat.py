@@ -15,7 +15,7 @@ FILE = "norm/bn_backward_remat.cu"
 
 
 @dataclass(frozen=True, slots=True)
-class SumsAlongArguments(Struct):
+class BnBackwardRematArguments(Struct):
     type: int
     layout: int
     rows: int
@@ -27,10 +27,10 @@ class SumsAlongArguments(Struct):
     accumulate: int
 
 
-def _arguments(at: Slice) -> SumsAlongArguments:
+def _arguments(at: Slice) -> BnBackwardRematArguments:
     x = at.request.inputs[0]
     affine, affine2 = (*affines(at.request), 0)[:2]
-    return SumsAlongArguments(
+    return BnBackwardRematArguments(
         *image_of(at),
         affine,
         affine2,
@@ -70,7 +70,7 @@ def _along(
     return OwnKernel(
         f"{forward}{'+relu_signs' if signed else ''}{'+add' if added else ''}+{backward}+batch_normalize_sums",
         FILE,
-        SumsAlongArguments,
+        BnBackwardRematArguments,
         _arguments,
         eps,
         workspace=sums_workspace,
