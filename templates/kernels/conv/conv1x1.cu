@@ -1,5 +1,11 @@
-// Launches of convolutions of one place (see conv1x1.cuh): by themselves, with batch statistics of what they
-// make, and along with sums of batch normalisation's backward pass, which write what they make or keep it inside.
+// 1x1 convolutions at a stride of one, in bf16 and fp16, channels last: alone, with batch statistics in the epilogue, and
+// recomputed inside the reductions of batch normalisation's backward pass, which write what is recomputed or keep it inside.
+//
+// The kernel is in conv1x1.cuh: M = pixels, N = filters, K = channels; a tile of 64 pixels x 128 filters, five warpgroups
+// (producer, two consumers, two that write and reduce), wgmma m64n128k16 in bf16 or fp16. Limit: bytes, not tensor cores.
+//
+// Bytes      alone: pixels and weights are read, the result is written. With a reduction what it needs besides (gradients,
+//            ReLU's output or its bit mask) is read as well, and the masked gradient is written.
 #include "conv1x1.cuh"
 #include "batch_statistics.cuh"
 

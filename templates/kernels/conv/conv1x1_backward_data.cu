@@ -1,5 +1,11 @@
-// Gradients of the image of convolutions of one place: by themselves, and on the way to the sums of batch
-// normalisation's backward pass over what relu lets through of them.
+// Gradient of the image of 1x1 convolutions in bf16 and fp16: alone, and as the prologue of the reductions of batch
+// normalisation's backward pass over what ReLU lets through of it.
+//
+// The kernel is in conv1x1.cuh: M = pixels, N = channels of the image, K = filters; a tile of 64 pixels x 128 filters, five warpgroups
+// (producer, two consumers, two that write and reduce), wgmma m64n128k16 in bf16 or fp16. Limit: bytes, not tensor cores.
+//
+// Bytes      the gradient and weights are read; with a reduction also x and what tells ReLU's mask, and the masked gradient
+//            is written, so that the gradient before ReLU exists nowhere.
 #include "conv1x1_backward_data.cuh"
 
 namespace mbc {

@@ -1,6 +1,14 @@
-// Convolutions of 1 x 1 to few filters, the last layers of networks, channels last: the forward pass, the gradient of
-// the image and that of the filters. Each goes over the image once, 16 bytes at a time. So few filters need no tensor
-// cores to keep up with memory.
+// 1x1 convolutions to at most eight filters (a network's last layer), channels last, in every precision: forward, gradient of
+// the image and of the filters. No tensor cores: so few filters keep up with memory without them.
+//
+// Bytes      forward: image in, result out. Data: gradient in, gradient of the image out. Filter: image and gradient in,
+//            one partial sum a block out, which `add_parts` adds up in order.
+// Threads    256. Forward: four threads share a pixel, each takes every fourth 16 bytes of its channels; shuffles leave
+//            each with one of four pixels. Data and filter: a thread keeps 16 bytes of channels and walks down the pixels.
+//            Four pixels of a thread are on their way at once.
+// Shared     forward: weights in fp32, [filters, channels]. Filter: one float a thread for each of its channels.
+// Registers  launch bounds: 4 blocks a multiprocessor up to two filters (3 in the filter pass), 2 above.
+// Limit      memory bandwidth.
 #include "channels.cuh"
 #include "stem_conv_filter.cuh"
 

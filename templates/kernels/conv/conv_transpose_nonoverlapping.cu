@@ -1,9 +1,25 @@
-// The gradient of an image under windows that lie side by side (a stride as long as the filter), which is a transposed
-// convolution as well: of every pixel of the smaller image, as many of the larger one as a filter has places. So it is
-// one product, [pixels, filters] by [filters, places * channels], that is rearranged when it is written.
+// Transposed convolution whose windows do not overlap (stride = filter size), in bf16 and fp16, which is also the gradient of
+// the image of such a convolution; optionally with a bias and into its part of a concatenation. Channels last.
 //
-// What is written may be a part of a wider tensor: the concatenation behind a transposed convolution, the other part of
-// which is copied by the same launch while tensor cores are busy.
+// GEMM       M = pixels of the smaller image, N = filter taps * channels, K = filters. The result is rearranged as it is
+//            written: each pixel becomes as many pixels of the larger image as a filter has taps.
+// Tile       128 pixels x 256 columns; a pipeline stage is K = 64. A block keeps its columns and goes from one tile of
+//            pixels to the next; where the stages hold all of K, weights are copied once and stay.
+// Warps      384 threads. Of warpgroup 0, two warps are producers (cp.async), and the two others copy the other part of
+//            the concatenation, if there is one, while tensor cores are busy. Warpgroups 1 and 2 are consumers of 64
+//            pixels each: wgmma m64n256k16, pixels (A, rows of 128 bytes with swizzle) and weights (B, rows are K) in
+//            shared memory.
+// Epilogue   rounded as the convolution alone rounds, then the bias; four threads exchange words, so that each writes
+//            16 bytes.
+// Shared     4 stages of 49,152 bytes; with a concatenation 24,576 bytes more for what is on its way.
+// Registers  80 a thread of warpgroup 0, 208 a consumer thread (setmaxnreg).
+// Limit      the bytes that are written.
+//
+// Thread (g, t) = (lane / 4, lane % 4) of warp w of a consumer holds, of 64 pixels x 256 columns:
+//
+//               columns   8j + 2t   8j + 2t + 1      after `exchange`: of columns 8(j + t) .. 8(j + t) + 7,
+//   pixel 16w + g         d[j][0]     d[j][1]        j a multiple of four, 16 bytes of row 16w + g, and of
+//   pixel 16w + g + 8     d[j][2]     d[j][3]        row 16w + g + 8
 #include "conv_operands.cuh"
 #include "pipeline.cuh"
 

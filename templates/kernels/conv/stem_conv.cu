@@ -1,7 +1,21 @@
-// The forward pass of convolutions with few channels (stem_conv.cuh).
+// Forward convolution of images with few channels (a network's first layer) in bf16 and fp16, channels last.
 //
-// A block keeps all weights in shared memory; a warp makes 16 columns of two output rows at a time. Where a pixel starts
-// at an odd element, whole words are read from the copy of the band that lies one element earlier.
+// GEMM       M = output pixels, N = filters, K = elements of a window: its rows one after another, each a run of
+//            kernel_width * channels elements, padded to whole words only (stem_conv.cuh).
+// Tile       a block works on a band of output rows, 64 columns wide, of 64 or 32 filters. A warp makes 2 rows x 16 columns
+//            at a time, K = 16 a step.
+// Warps      4, all alike: copy the band of the image, then mma.sync m16n8k16.
+// Shared     all weights of the block's filters as fragments, an offset and a mask for every second element of K, and the
+//            band of the image, up to twice: pixels that start at an odd element are read as words from a copy that lies
+//            one element earlier.
+// Registers  at most 128 (4 blocks of 128 threads a multiprocessor).
+// Limit      A fragments are read a word at a time: 314 us where bytes take 115 (ResNet, batch 256, decision 011).
+//
+// Thread (g, t) = (lane / 4, lane % 4) holds, for output row m = 0, 1 of the warp's two:
+//
+//   A (pixels)      k = 2t, 2t+1   2t+8, 2t+9          D            filter columns 2t   2t + 1
+//     column g        a[m][0]        a[m][2]             column g        d[m][j][0]  d[m][j][1]
+//     column g + 8    a[m][1]        a[m][3]             column g + 8    d[m][j][2]  d[m][j][3]
 #include "stem_conv.cuh"
 
 namespace mbc {

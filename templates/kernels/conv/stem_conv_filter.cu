@@ -1,4 +1,21 @@
-// The gradient of the filters of convolutions with few channels (stem_conv.cuh). Nobody asks for that of an image.
+// Gradient of the filters of convolutions with few channels (a network's first layer) in bf16 and fp16, channels last. Nobody
+// asks for that of such an image.
+//
+// GEMM       M = elements of a window (stem_conv.cuh), N = filters, K = output pixels, split over `parts` blocks that
+//            `add_parts` adds up in order.
+// Tile       a warp makes 32 elements of the window x 64 or 32 filters; where there are few elements, 2 or 4 warps share
+//            out the pixels of a row. K = 16 pixels a step.
+// Warps      all alike, up to 12: copy ahead with cp.async, then mma.sync m16n8k16; gradients through ldmatrix.trans.
+// Shared     gradients of output rows in a ring of 3 stages of 64 pixels, two rows ahead, tiles of other images included;
+//            the band of the image under a tile twice, so that the next one is on its way.
+// Registers  at most 128, so that three blocks of five warps fit a multiprocessor.
+// Limit      A fragments are read an element at a time: 369 us where bytes take 115 (ResNet, batch 256, decision 011).
+//
+// Thread (g, t) = (lane / 4, lane % 4) holds, for tile m = 0, 1 of the warp's two:
+//
+//   A (window)      k = 2t, 2t+1   2t+8, 2t+9          D            filters   8j + 2t     8j + 2t + 1
+//     element g       a[m][0]        a[m][2]             element g          d[m][j][0]    d[m][j][1]
+//     element g + 8   a[m][1]        a[m][3]             element g + 8      d[m][j][2]    d[m][j][3]
 #include "stem_conv_filter.cuh"
 
 namespace mbc {

@@ -1,4 +1,20 @@
-// The gradient of the filters of convolutions with few channels in fp32 and tf32 (stem_conv.cuh).
+// Gradient of the filters of convolutions with few channels (a network's first layer) in fp32 (3xTF32) and tf32. The image may
+// have its channels first, gradients have them last.
+//
+// GEMM       M = elements of a window (stem_conv.cuh), N = filters, K = output pixels, split over `parts` blocks that
+//            `add_parts` adds up in order.
+// Tile       a warp makes 32 elements of the window x 32 filters (tf32: also 64); where there are few elements, 2 or 4 warps
+//            share out the pixels of a row. K = 8 pixels a step.
+// Warps      all alike, up to 12: gradients ahead with cp.async, then mma.sync m16n8k8 of tf32, three for one in fp32
+//            (SPLIT), a row's sums added up outside tensor cores.
+// Shared     gradients of output rows in a ring of 3 stages of 64 pixels; the band of the image under a tile.
+// Limit      as in stem_conv_fp32.cu.
+//
+// Thread (g, t) = (lane / 4, lane % 4) holds, for tile m = 0, 1 of the warp's two:
+//
+//   A (window)      k = t      t + 4          D            filters   8j + 2t     8j + 2t + 1
+//     element g      a[m][0]   a[m][2]          element g          d[m][j][0]    d[m][j][1]
+//     element g + 8  a[m][1]   a[m][3]          element g + 8      d[m][j][2]    d[m][j][3]
 #include "stem_conv_filter.cuh"
 #include "stem_conv_fp32.cuh"
 

@@ -1,7 +1,20 @@
-// The forward pass of convolutions with few channels in fp32 and tf32 (stem_conv.cuh). The image may have its
-// channels first; what is made has them last.
+// Forward convolution of images with few channels (a network's first layer) in fp32 (3xTF32) and tf32. The image may have its
+// channels first; the result has them last.
 //
-// A block keeps the weights of its filters in shared memory; a warp makes 16 columns of two output rows at a time.
+// GEMM       M = output pixels, N = filters, K = elements of a window (stem_conv.cuh).
+// Tile       as in stem_conv.cu: a band of output rows, 64 columns wide, of 32 filters (tf32 and at most 192 K: 64). A warp
+//            makes 2 rows x 16 columns at a time, K = 8 a step. In fp32 sums of 32 K are added up outside tensor cores, which
+//            truncate what they add.
+// Warps      4, all alike: copy the band with cp.async, then mma.sync m16n8k8 of tf32, three for one in fp32 (SPLIT).
+// Shared     all weights of the block's filters as fragments, an offset for every element of K, and the band of the image.
+// Registers  at most 128 (4 blocks of 128 threads a multiprocessor).
+// Limit      A fragments are read a word at a time; in fp32 also splitting, and three mma.sync for one.
+//
+// Thread (g, t) = (lane / 4, lane % 4) holds, for output row m = 0, 1 of the warp's two:
+//
+//   A (pixels)      k = t      t + 4          D            filter columns 2t   2t + 1
+//     column g       a[m][0]   a[m][2]          column g        d[m][j][0]  d[m][j][1]
+//     column g + 8   a[m][1]   a[m][3]          column g + 8    d[m][j][2]  d[m][j][3]
 #include "stem_conv_fp32.cuh"
 
 namespace mbc {

@@ -1,9 +1,19 @@
-// The gradient of 3 x 3 filters in tf32, channels last, where both sides have channels by the 64: nine places of a filter
-// times 64 channels are 36 tiles of 16 terms; each of twelve warps sums three of them up over pixels, for 64 filters.
+// Gradient of 3 x 3 filters at a stride of one, in tf32, channels last; channels and filters are multiples of 64.
 //
-// Libraries have fast kernels for tf32 only where the terms of a sum lie next to each other, which are pixels here. A
-// block goes down strips of the image: three of its rows and one of gradients are in shared memory, and the next ones on
-// their way.
+// GEMM       M = 9 filter taps * 64 channels, N = 64 filters, K = output pixels, split over `parts` blocks that `add_parts`
+//            adds up in order. wgmma takes tf32 only where K is contiguous, which pixels are not: this is mma.sync.
+// Tile       576 x 64 a block, 48 x 64 a warp; a step is one row of 32 output pixels. A block goes down strips of the image.
+// Warps      12, all alike: copy two rows ahead with cp.async, round what they have copied to tf32, then mma.sync m16n8k8.
+// Shared     5 rows of the image (three under the filter, two on their way) and 3 of gradients: 76,608 bytes. A pixel takes
+//            72 words, so that what a warp reads at once is in different banks.
+// Registers  96 accumulators a thread; 384 threads a block.
+// Limit      half of the time is the loop of mma.sync, half copying, rounding and waiting for rows (decision 029).
+//
+// Thread (g, t) = (lane / 4, lane % 4) holds, for tile m = 0 .. 2 of its warp's three (16 channels of a tap):
+//
+//   A (image)       k = t      t + 4          D            filters   8n + 2t     8n + 2t + 1
+//     channel g      a[m][0]   a[m][2]          channel g          d[m][n][0]    d[m][n][1]
+//     channel g + 8  a[m][1]   a[m][3]          channel g + 8      d[m][n][2]    d[m][n][3]
 #include "stem_conv_filter.cuh"
 
 struct Tf32FilterArguments : ConvolutionSizes {

@@ -1,11 +1,25 @@
-// Convolutions in bf16 and fp16 of 64 or 128 channels, forward and back to the image at a stride of one, with filters
-// of several places, channels last, filters by the 64.
+// Convolution in bf16 and fp16 of 64 or 128 channels with filters of several taps, forward, and the gradient of the image at
+// a stride of one; optionally with batch statistics in the epilogue. Weights stay in shared memory for the life of a block.
+// Channels last; filters are a multiple of 64.
 //
-// As in fp32_emulated_halo.cu what pixels see under the next place of the filter is the same patch some places further on.
-// A block has 64 filters, whose weights it keeps, and makes 256 pixels of them at a time. Patches have all 64 channels,
-// or 32 of 128, for which there is less room. One warpgroup copies them, ahead of two others that take tiles in turn:
-// while one writes what it has made, and sums up statistics of it where they are asked for, the other has tensor cores
-// for itself.
+// GEMM       M = filters, N = output pixels, K = filter taps * channels.
+// Tile       64 filters x 256 pixels (halo.cuh). A pipeline stage is the halo of a tile with all 64 channels, or with 32 of
+//            128, for which there is less room. What pixels see under the next filter tap is the same operand, some pixels
+//            further on: core matrices without swizzle may begin at any multiple of 16 bytes.
+// Warps      384 threads, a ping-pong schedule. Warpgroup 0 is the producer: halos with cp.async, up to three ahead.
+//            Warpgroups 1 and 2 are consumers that take every other tile each: wgmma m64n256k16, weights (A) and pixels
+//            (B) in shared memory. While one rounds, writes and sums its tile up, tensor cores work for the other.
+// Epilogue   results go through the halo that they were made of, to leave by rows of 64 filters, 16 bytes a thread.
+// Shared     3 halos of 48,512 bytes (128 channels: 24,256), and 1,040 bytes for 8 K of 64 filters: at 3 x 3 taps 74,880
+//            bytes for 64 channels, 149,760 for 128.
+// Registers  168 a thread; with statistics 72 a producer and 216 a consumer thread (setmaxnreg).
+// Limit      tensor cores, 1.25 times their bound at 64 channels and filters (decision 033).
+//
+// Thread (g, t) = (lane / 4, lane % 4) of warp w of a consumer holds, of 64 filters x 256 pixels, j = 0 .. 31:
+//
+//                           pixels   8j + 2t   8j + 2t + 1
+//   row 16w + g: filter 16w + 2g     d[j][0]     d[j][1]        rows are permuted (`row_of_filter`), so that
+//   row 16w + g + 8: 16w + 2g + 1    d[j][2]     d[j][3]        a thread has two neighbouring filters of a pixel
 #include "halo.cuh"
 #include "batch_statistics.cuh"
 

@@ -1,9 +1,22 @@
-// Convolutions in fp32, forward and back to the image at a stride of one, in three products of fp16 (fp32_emulated.cuh),
-// channels last, by the 64.
+// Convolution in emulated fp32 (3xFP16, see fp32_emulated.cuh), forward, and the gradient of the image at a stride of one.
+// Channels last; channels and filters are multiples of 64.
 //
-// A block makes 128 pixels of 64 or 128 channels at a time. One of its warpgroups copies: pixels of the image under one
-// place of the filter, 64 channels each, and weights that were divided into halves before. Two others multiply, each
-// 64 pixels, whose words it divides itself; while one does that, tensor cores work for the other.
+// GEMM       M = output pixels, N = filters, K = filter taps * channels; implicit: im2col exists nowhere.
+// Tile       128 pixels x 128 filters, or x 64 where filters are no multiple of 128. A pipeline stage is K = 64: 64
+//            channels under one filter tap. Blocks are persistent and take every gridDim.x-th tile.
+// Warps      384 threads. Warpgroup 0 is the producer: it copies fp32 pixels with cp.async, and weights, which
+//            `prepare_weights` has split before, with one cp.async.bulk a stage. Warpgroups 1 and 2 are consumers of 64
+//            pixels each: they split their pixels in registers and start wgmma m64nNk16 with A in registers and B in
+//            shared memory. While one splits, tensor cores work for the other.
+// Shared     3 stages of 66,560 bytes at N = 128, 4 of 50,176 at N = 64.
+// Registers  80 a producer thread, 208 a consumer thread (setmaxnreg).
+// Limit      splitting in the consumer warps, not tensor cores: 350 instructions for the 12 wgmma of a stage.
+//
+// Thread (g, t) = (lane / 4, lane % 4) of warp w of a consumer holds, of the accumulator of its 64 pixels:
+//
+//              columns   8j + 2t   8j + 2t + 1      j = 0 .. N/8 - 1
+//   row 16w + g          d[j][0]     d[j][1]
+//   row 16w + g + 8      d[j][2]     d[j][3]
 #include "fp32_emulated.cuh"
 
 namespace mbc {

@@ -1,9 +1,24 @@
-// The gradient of filters in fp32, in three products of fp16 (fp32_emulated.cuh), channels last, by the 64.
+// Gradient of convolution filters in emulated fp32 (3xFP16, see fp32_emulated.cuh). Channels last; channels and filters are
+// multiples of 64.
 //
-// A block sums up, over a part of the pixels, a tile of the gradient: filters by columns, which are places of the filter
-// times channels, in blocks of 64 that may be of different places. One warpgroup copies 64 pixels at a time: their
-// gradients as they are, and the image, which was divided into halves before, since several blocks read each word of it
-// for every place of the filter. Two others multiply.
+// GEMM       M = filters, N = filter taps * channels, K = output pixels, split over `parts` blocks (split-K) that
+//            `add_parts` adds up in order, in fp64.
+// Tile       128 filters x 128 columns; WIDE: 64 filters x 256 columns. Columns come in blocks of 64 channels, which may
+//            belong to different taps. A stage is K = 64 pixels.
+// Launches   `find_largest` and `split_tensor` split the image once, since each word is read for every filter tap; then the
+//            GEMM, then `add_parts`.
+// Warps      384 threads. Warpgroup 0 is the producer: gradients as they are and the split image, both with cp.async.
+//            Warpgroups 1 and 2 are consumers: each splits its gradients in registers (A) and starts wgmma m64n128k16
+//            with the image in shared memory (B, rows are K). They take other filters, or, WIDE, other columns.
+// Shared     3 stages of 66,560 bytes; WIDE: 2 of 82,944.
+// Registers  80 a producer thread, 208 a consumer thread (setmaxnreg).
+// Limit      splitting in the consumer warps, as in fp32_emulated_conv.cu.
+//
+// Thread (g, t) = (lane / 4, lane % 4) of warp w of a consumer holds, of its 64 filters x 128 columns:
+//
+//                columns   8j + 2t   8j + 2t + 1      j = 0 .. 15
+//   filter 16w + g         d[j][0]     d[j][1]
+//   filter 16w + g + 8     d[j][2]     d[j][3]
 #include "fp32_emulated.cuh"
 #include "split_k.cuh"
 

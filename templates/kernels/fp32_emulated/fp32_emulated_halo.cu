@@ -1,11 +1,28 @@
-// Convolutions in fp32 with filters of several places, forward and back to the image at a stride of one, in three
-// products of fp16 (fp32_emulated.cuh), channels last, by the 64.
+// Convolution in emulated fp32 (3xFP16, see fp32_emulated.cuh) with filters of several taps, forward, and the gradient of the
+// image at a stride of one. Every word of the image is split once for all filter taps. Channels last; channels and filters
+// are multiples of 64.
 //
-// A block makes 256 pixels of 64 channels at a time. Of the image it holds the patch that these pixels see, 64 channels
-// at a time, in halves: each word is divided once for all places of the filter, since what the pixels see under another
-// place lies in the same patch some places further on. These words share a scale; each filter has one for 64 terms.
-// Seven warps divide patches and one copies weights, which were divided before; two warpgroups multiply, each 128
-// pixels.
+// GEMM       M = filters, N = output pixels, K = filter taps * channels: pixels are the columns, so that 64 filters fill a
+//            tile as well as 128 do.
+// Tile       64 filters x 256 pixels, which are consecutive, or a box of 8 columns by 32 rows (halo.cuh). Of the image a
+//            block holds the tile with its halo, up to 379 pixels of 64 channels, split into high and low halves. What the
+//            tile sees under the next filter tap is the same operand, some pixels further on: operands are core matrices
+//            without swizzle, which may begin at any multiple of 16 bytes. A weight stage is one tap of 64 channels.
+// Warps      512 threads. Warp 0 is the producer of weights, which `prepare_fragments` has split before (one
+//            cp.async.bulk a stage). Warps 1 to 7 read and split halos. Warpgroups 2 and 3 are consumers of 128 pixels
+//            each: wgmma m64n128k16, weights in registers (A), pixels in shared memory (B).
+// Scale      one power of two for the finite words of a halo of 64 channels, one a filter for each K = 64 of weights.
+// Shared     2 halos of 97,024 bytes and 2 weight stages of 16,640 bytes.
+// Registers  56 a producer or splitting thread, 200 a consumer thread (setmaxnreg).
+// Limit      tensor cores, 72 % busy; consumers wait for halos 14 % of their time, since words are read twice, once for
+//            their scale (decision 032).
+//
+// Thread (g, t) = (lane / 4, lane % 4) of warp w of a consumer holds:
+//
+//   weights (A, K = 16 s ..)                       accumulator, of 64 filters x 128 pixels, j = 0 .. 15
+//                k = 2t, 2t+1   2t+8, 2t+9                       pixels   8j + 2t   8j + 2t + 1
+//   16w + g        a[s][0]        a[s][2]            filter 16w + g       d[j][0]     d[j][1]
+//   16w + g + 8    a[s][1]        a[s][3]            filter 16w + g + 8   d[j][2]     d[j][3]
 #include "fp32_emulated_halo.cuh"
 #include "halo.cuh"
 

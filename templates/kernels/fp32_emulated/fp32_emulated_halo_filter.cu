@@ -1,13 +1,25 @@
-// The gradient of filters three places wide, at a stride of one, in fp32, in three products of fp16 (fp32_emulated.cuh),
-// channels last, by the 64.
+// Gradient of filters three taps wide at a stride of one, in emulated fp32 (3xFP16, see fp32_emulated.cuh). Every word is split
+// once for all warps that multiply it. Channels last; channels and filters are multiples of 64.
 //
-// A block sums up one line of the filter over a part of the pixels: its three places, for 64 channels and 128 filters.
-// Two warpgroups divide words into halves, 64 pixels at a time, once for all that multiply them: an operand of tensor
-// cores in pieces may begin at any pixel, so that the image beside a pixel is the same operand, moved. Two others
-// multiply, each half of the filters; or, where they are 64, each every other stage.
+// GEMM       for each of the three taps of a filter row: M = filters, N = 64 channels, K = output pixels, split over
+//            `parts` blocks (split-K) that `add_parts` adds up in order, in fp64.
+// Tile       one row of the filter (three taps) of 128 filters x 64 channels, or of 64 filters. A stage is K = 64 pixels of
+//            the gradient and 66 of the image. Image rows lie one behind another, `pitch` apart, with as many pixels
+//            between as keep what is right of one row from what is left of the next: the next tap is the same operand,
+//            16 bytes further on (core matrices without swizzle).
+// Warps      512 threads. Warpgroups 0 and 1 read and split both operands. Warpgroups 2 and 3 are consumers: gradients come
+//            through ldmatrix.trans into registers (A), wgmma m64n64k16 reads the image from shared memory (B, rows are K).
+//            Each has 64 of the 128 filters; of 64 filters each takes every other stage.
+// Scale      one power of two for eight channels of the image or the gradients (`find_largest_of_chunks`).
+// Shared     4 stages of 51,456 bytes, or 6 of 34,304 for 64 filters.
+// Registers  48 a splitting thread, 208 a consumer thread (setmaxnreg).
+// Limit      the splitting warps, which are busy all the time (decision 032).
 //
-// Lines of the output lie one behind another, with as many places between as keep the image right of a line apart from
-// that left of the next: `pitch` from a line to the next. A stage is 64 places, wherever it begins.
+// Thread (g, t) = (lane / 4, lane % 4) of warp w of a consumer holds, for each tap, of 64 filters x 64 channels:
+//
+//           columns   8j + 2t   8j + 2t + 1      j = 0 .. 7; rows and columns are those of the stage, which
+//   16w + g           d[j][0]     d[j][1]        `channel_of` maps to filters and channels
+//   16w + g + 8       d[j][2]     d[j][3]
 #include "fp32_emulated_halo.cuh"
 #include "split_k.cuh"
 

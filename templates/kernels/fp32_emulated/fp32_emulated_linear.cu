@@ -1,9 +1,23 @@
-// Fully connected layers in fp32, in three products of fp16 (fp32_emulated.cuh): y = x w^T, dx = dy w, dw = dy^T x.
+// Fully connected layers in emulated fp32 (3xFP16, see fp32_emulated.cuh): y = x w^T, dx = dy w, dw = dy^T x.
 //
-// Each is a product of rows, whose words a block divides on the way, by columns, which were divided before. Weights, of
-// which there are many and each is read once, are the rows, and samples the columns; for the weights' gradient outputs
-// are the rows and inputs the columns. A block makes 128 rows of 64 or 128 columns at a time, over a part of the terms.
-// One of its warpgroups copies, and goes on with what comes next while two others multiply and write.
+// GEMM       forward   M = outputs, N = samples, K = inputs       (weights are A, read and split once)
+//            data      M = inputs,  N = samples, K = outputs      (weights are A)
+//            filter    M = outputs, N = inputs,  K = samples
+// Tile       128 rows x 128 columns, or x 64 where there are at most 64 columns. A stage is K = 64. Where there are fewer
+//            tiles than multiprocessors K is divided into `parts` (split-K), which `add_parts` adds up in order, in fp64.
+//            A persistent block goes on with the next tile and part.
+// Warps      384 threads. Warpgroup 0 is the producer: fp32 rows with cp.async, and columns, which `prepare_columns` has
+//            split before, with one cp.async.bulk a stage. Warpgroups 1 and 2 are consumers of 64 rows each: they split
+//            rows in registers (A) and start wgmma m64nNk16 with columns in shared memory (B).
+// Shared     3 stages of 66,560 bytes at N = 128, 4 of 50,176 at N = 64.
+// Registers  80 a producer thread, 208 a consumer thread (setmaxnreg).
+// Limit      at small mini-batches the bytes of the weights, read (or their gradient written) once.
+//
+// Thread (g, t) = (lane / 4, lane % 4) of warp w of a consumer holds, of its 64 rows:
+//
+//              columns   8j + 2t   8j + 2t + 1      j = 0 .. N/8 - 1
+//   row 16w + g          d[j][0]     d[j][1]
+//   row 16w + g + 8      d[j][2]     d[j][3]
 #include "fp32_emulated.cuh"
 #include "split_k.cuh"
 

@@ -1,7 +1,15 @@
-// Batch normalisation, biases and relu with their neighbours, in one pass over memory.
+// Batch normalisation, biases and ReLU fused with their neighbours (additions, slices), in one pass over memory.
 //
-// What relu let through is told by the activation that was stored, by its signs, or computed again from what is read
-// anyway. All agree to the bit, since the forward and the backward pass compute it by the same function.
+// ReLU's mask is told by the activation that was stored, by a bit mask, or computed again from what is read anyway. All agree
+// to the bit, since the forward and the backward pass compute it by the same function.
+//
+// Bytes      every operand in once, every result out once; a bit mask takes one bit an element.
+// Kernels    maps (`map_channels`, channels.cuh) and reductions (`reduce_channels_of`, channel_reduce.cuh) with the operands
+//            and functions that are put together here.
+// Threads    256. Channels last a thread keeps 16 bytes of channels and walks down the rows.
+// Shared     what a block's channels have; of reductions the partial sums of its threads.
+// Registers  launch bounds: 3 or 4 blocks a multiprocessor, by the words that a thread keeps (`resident`).
+// Limit      memory bandwidth.
 #include "channel_sum.cuh"
 #include "batch_norm_relu.cuh"
 

@@ -1,5 +1,12 @@
-// Sums of batch normalisation over a gradient behind relu that make relu's output again on the way, for whoever reads
-// it next: most of what it is made of is read anyway. It is what the forward kernels write, to the bit.
+// Reductions of batch normalisation's backward pass over a gradient behind ReLU that recompute ReLU's output on the way, for
+// whoever reads it next (fused rematerialization). It is what the forward kernels write, to the bit.
+//
+// Bytes      x, what was added to it, and the gradient (or two that are added up) in; ReLU's output, the masked gradient and
+//            two sums a channel out. A launch of its own for ReLU's output would read most of that once more.
+// Reduction  `parts` blocks leave partial sums, a second kernel merges them in order, in fp64 (channel_reduce.cuh).
+// Threads    256. Channels last a thread keeps 16 bytes of channels and walks down the rows.
+// Shared     what a block's channels have, and the partial sums of its threads.
+// Limit      memory bandwidth.
 #include "batch_norm_relu.cuh"
 
 struct BnBackwardRematArguments {

@@ -1,5 +1,11 @@
-// Softmax cross entropy of many classes at few rows, and its gradient: a block takes a row, whose logits its threads keep,
-// all of them on their way at once. A warp that goes through a thousand classes waits for memory thirty times.
+// Softmax cross entropy of many classes at few rows (classification), and its gradient: a block takes a row.
+//
+// Bytes      logits in once, the gradient out once.
+// Threads    256, each of which keeps up to 16 logits of a row in registers, all on their way at once; a warp that went
+//            through a thousand classes alone would wait for memory thirty times.
+// Shared     one softmax state a warp.
+// Reduction  `parts` blocks leave a sum in fp64 each, one block adds them in order (loss.cuh).
+// Limit      latency: there are few rows.
 #include "mbc_control.h"
 #include "loss.cuh"
 

@@ -1,5 +1,12 @@
-// The gradient of a batch normalisation from that of the pooled image behind it, or from that and another gradient of
-// what was pooled. In two launches, both of which gather: the gradient between pool and normalisation exists nowhere.
+// Gradient of a batch normalisation from that of the pooled image behind it, or from that and another gradient of what was
+// pooled. Two launches, reductions and gradient of x, both of which gather: the gradient between pool and normalisation exists
+// nowhere.
+//
+// Bytes      reductions: x, gradient and index of the pooled image (and the other gradient) in, two sums a channel out.
+//            Gradient: the same in, the gradient of x out.
+// Reduction  `parts` blocks leave partial sums, a second kernel merges them in order, in fp64 (channel_reduce.cuh).
+// Threads    channels last a thread keeps 16 bytes of channels and walks over pixels (max_pool_backward.cuh).
+// Limit      memory bandwidth.
 #include "batch_norm.cuh"
 #include "max_pool_backward.cuh"
 

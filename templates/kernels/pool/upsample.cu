@@ -1,4 +1,9 @@
 // Nearest-neighbour upsampling by whole factors, and its gradient: the sum over the pixels that one became.
+//
+// Bytes      the small image in and the large one out; backward the reverse.
+// Threads    256 in a grid-stride loop over output elements: channels last 16 bytes of channels of a pixel each, channels
+//            first one element (images.cuh).
+// Limit      memory bandwidth.
 #include "images.cuh"
 
 struct UpsampleArguments {
