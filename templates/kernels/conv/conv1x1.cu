@@ -1,11 +1,13 @@
-// 1x1 convolutions at a stride of one, in bf16 and fp16, channels last: alone, with batch statistics in the epilogue, and
-// recomputed inside the reductions of batch normalisation's backward pass, which write what is recomputed or keep it inside.
+// 1x1 convolutions at a stride of one, in bf16 and fp16, channels last: alone, with batch statistics in the epilogue,
+// and recomputed inside the reductions of batch normalisation's backward pass, which write what is recomputed or keep
+// it inside.
 //
-// The kernel is in conv1x1.cuh: M = pixels, N = filters, K = channels; a tile of 64 pixels x 128 filters, five warpgroups
-// (producer, two consumers, two that write and reduce), wgmma m64n128k16 in bf16 or fp16. Limit: bytes, not tensor cores.
+// The kernel is in conv1x1.cuh: M = pixels, N = filters, K = channels; a tile of 64 pixels x 128 filters, five
+// warpgroups (producer, two consumers, two that write and reduce), wgmma m64n128k16 in bf16 or fp16. Limit: bytes, not
+// tensor cores.
 //
-// Bytes      alone: pixels and weights are read, the result is written. With a reduction what it needs besides (gradients,
-//            ReLU's output or its bit mask) is read as well, and the masked gradient is written.
+// Bytes      alone: pixels and weights are read, the result is written. With a reduction what it needs besides
+//            (gradients, ReLU's output or its bit mask) is read as well, and the masked gradient is written.
 #include "conv1x1.cuh"
 #include "batch_statistics.cuh"
 
@@ -20,8 +22,9 @@ void run_conv1x1_sums(const MbcCall& call, const S& source, int operands, int ma
                    out<Sums::State>(call, dgamma + 2));
 }
 
-// Of the gradient through relu, by its output or its BITMASK, which is written on the way; ADD: of a sum of two. Operands
-// are those two and what tells relu, otherwise relu's output and the gradient, or the gradient and signs.
+// Of the gradient through relu, by its output or its bit mask (BITMASK), which is written as well; ADD: of a sum of
+// two. Operands are those two and what tells ReLU, otherwise ReLU's output and the gradient, or the gradient and the
+// mask.
 template <Makes M, bool ADD, bool BITMASK>
 const char* conv1x1_relu_sums(const MbcCall& call) {
   return on_tensor_cores<Conv1x1Arguments>(call, [&](auto of) {
@@ -104,7 +107,7 @@ extern "C" const char* mbc_pointwise_inside_add_relu_backward_sums(const MbcCall
 extern "C" const char* mbc_pointwise_inside_add_relu_backward_signs_sums(const MbcCall& call) {
   return mbc::conv1x1_relu_sums<mbc::Makes::X_INSIDE, true, true>(call);
 }
-// `_signed`: where a plan has the signs of what is made again they are not read, since the launch has them at hand.
+// `_signed`: where a plan has the bit mask of what is recomputed it is not read, since the launch computes it anyway.
 extern "C" const char* mbc_pointwise_add_relu_and_sums(const MbcCall& call) {
   return mbc::run_conv1x1_of_both<false>(call);
 }

@@ -1,14 +1,25 @@
-// Convolutions of one place at a step of one, in bf16 and fp16, channels last: a product, [pixels, channels] by
-// [channels, filters]. It takes next to nothing, what it writes takes the time. So it can be made again along with the
-// sums of batch normalisation's backward pass, which would read its result: they get it on the way, as it is written.
-// So do the batch statistics, when it is made.
+// 1x1 convolutions at a stride of one, in bf16 and fp16, channels last. The GEMM takes next to no time, the bytes that
+// it writes do. So it can be recomputed inside the reductions of batch normalisation's backward pass, which would read
+// its result: they get it in the epilogue, as it is written. So do the batch statistics in the forward pass.
 //
-// BACKWARD, the product is the gradient of the image: `channels` are those of the gradient that is read, `filters`
-// those of the image, and weights lie term by term. Sums over what comes of it get it in the same way.
+// GEMM       M = pixels, N = filters, K = channels. BACKWARD it is the gradient of the image: `channels` are those of the
+//            gradient that is read, `filters` those of the image, and rows of the weights are K.
+// Tile       64 pixels x 128 filters; a pipeline stage is 64 pixels of K = 64. A block keeps the weights of its filters
+//            and goes from one tile of pixels to the next.
+// Warps      640 threads. Warpgroup 0 is the producer: for each consumer some of its threads copy pixels (cp.async), half of
+//            it the staged operands of the epilogue, if there are any, as many tiles ahead as there is room for.
+//            Warpgroups 1 and 2 are consumers, which run at the same time, each on a tile of its own, or of two GEMMs each
+//            on one of the same tile: wgmma m64n128k16, A and B in shared memory, rows of 128 bytes with swizzle.
+//            Warpgroups 3 and 4 write: they read rounded results from shared memory, write them and reduce.
+// Shared     16,384 bytes of weights for each K = 64, 8,192 a stage, two results of 16,384, and the staged operands.
+// Registers  64 a producer thread, 104 each of the others (setmaxnreg).
+// Limit      bytes.
 //
-// A block keeps the weights of its filters and makes tiles of pixels one after another. One warpgroup copies pixels and
-// what the sums are made of beside results, some tiles ahead. Two multiply at the same time, of one product a tile
-// each, of two a product each of the same tile, and two write what has been made and sum up.
+// Thread (g, t) = (lane / 4, lane % 4) of warp w of a consumer holds, of 64 pixels x 128 filters:
+//
+//               filters   8j + 2t   8j + 2t + 1      j = 0 .. 15
+//   pixel 16w + g         d[j][0]     d[j][1]
+//   pixel 16w + g + 8     d[j][2]     d[j][3]
 #pragma once
 
 #include "conv1x1_stages.cuh"
@@ -30,7 +41,7 @@ __device__ inline void copy_rows(const Element* from, int32_t row_elements, int3
   }
 }
 
-// 64 rows of 128 bytes, of which `left` are there, or none that this thread copies, as tensor cores want them: the
+// 64 rows of 128 bytes, of which `left` are there, or none that this thread copies, with the swizzle of wgmma: the
 // `sixteen`-th 16 bytes of every APART-th row from `mine` on.
 template <int APART, typename T>
 __device__ inline void copy_operand(
@@ -44,7 +55,7 @@ __device__ inline void copy_operand(
   }
 }
 
-// For one of the multipliers, by some warps of its own, and its share of the weights, which are `kept` there.
+// For one of the consumers, by some warps of its own, and its share of the weights, which are `kept` there.
 template <int SHARES, typename P, Makes M, typename S, typename R>
 __device__ inline void produce_tiles(const P& product, char* kept, const Conv1x1Stages<M, S>& stages, Conv1x1Pipelines& pipelines,
                                    const Conv1x1<M, S, R>& f) {
@@ -152,7 +163,7 @@ __device__ inline void consume_tiles(const P& product, const char* kept, const C
   }
 }
 
-// A thread writes eight filters of one pixel after another, and sums up what R makes of what S has of them.
+// A thread writes eight filters of one pixel after another, and reduces by R what S has of them.
 // `found`: its sums, in shared memory that nobody needs when all results are there.
 template <Makes M, typename T, typename S, typename R>
 __device__ inline void write_tiles(const Conv1x1Stages<M, S>& stages, Conv1x1Pipelines& pipelines, T* __restrict__ made,
@@ -161,7 +172,7 @@ __device__ inline void write_tiles(const Conv1x1Stages<M, S>& stages, Conv1x1Pip
   constexpr int AT_ONCE = S::OPERANDS > 2 ? 2 : 4;  // pixels
   const int32_t thread = threadIdx.x - (1 + CONV1X1_CONSUMERS) * WARPGROUP;
   const int32_t eight = thread % CONV1X1_EIGHTS, mine = thread / CONV1X1_EIGHTS;
-  // Results lie like what is beside them, but for this, which is the same for all pixels of a thread.
+  // Results lie like the staged operands, but for this, which is the same for all pixels of a thread.
   const int32_t exchanged = result_offset(mine, eight) - (mine * RESULT_ROW + eight * 16);
   const int32_t filter = f.first_filter() + eight * 8, count = f.count();
   const bool there = filter < f.filters;
@@ -262,7 +273,7 @@ __global__ void __launch_bounds__(CONV1X1_THREADS, 1)
   }
 }
 
-// Pixels and weights of each product are the first operands.
+// Pixels and weights of each GEMM are the first operands.
 template <Makes M, typename T>
 Gemms<M, T> gemms_of(const MbcCall& call) {
   const auto channels = static_cast<int32_t>(arguments<Conv1x1Arguments>(call).channels);
@@ -274,7 +285,7 @@ Gemms<M, T> gemms_of(const MbcCall& call) {
   }
 }
 
-// made: where the product goes, if it is written.
+// made: where the result goes, if it is written.
 template <Makes M, typename T, typename S, typename R>
 void run_conv1x1(const MbcCall& call, T* made, const S& source, const R& r, typename R::State* partial) {
   const auto& a = arguments<Conv1x1Arguments>(call);

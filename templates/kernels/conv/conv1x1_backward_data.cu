@@ -1,17 +1,18 @@
 // Gradient of the image of 1x1 convolutions in bf16 and fp16: alone, and as the prologue of the reductions of batch
 // normalisation's backward pass over what ReLU lets through of it.
 //
-// The kernel is in conv1x1.cuh: M = pixels, N = channels of the image, K = filters; a tile of 64 pixels x 128 filters, five warpgroups
-// (producer, two consumers, two that write and reduce), wgmma m64n128k16 in bf16 or fp16. Limit: bytes, not tensor cores.
+// The kernel is in conv1x1.cuh: M = pixels, N = channels of the image, K = filters; a tile of 64 pixels x 128 filters,
+// five warpgroups (producer, two consumers, two that write and reduce), wgmma m64n128k16 in bf16 or fp16. Limit: bytes,
+// not tensor cores.
 //
-// Bytes      the gradient and weights are read; with a reduction also x and what tells ReLU's mask, and the masked gradient
-//            is written, so that the gradient before ReLU exists nowhere.
+// Bytes      the gradient and weights are read; with a reduction also x and what tells ReLU's mask, and the masked
+//            gradient is written, so that the gradient before ReLU exists nowhere.
 #include "conv1x1_backward_data.cuh"
 
 namespace mbc {
 
-// Accesses: gradient, weights, x, mean, variance, scale and shift if there are; the product, dgamma, dbeta, workspace.
-// ALONG: behind the product relu's output is written.
+// Accesses: gradient, weights, x, mean, variance, scale and shift if there are; the gradient, dgamma, dbeta, workspace.
+// ALONG: behind the gradient ReLU's output is written.
 template <bool ALONG>
 const char* data_normalize_relu_sums(const MbcCall& call) {
   return on_tensor_cores<Conv1x1Arguments>(call, [&](auto of) {
@@ -58,7 +59,7 @@ extern "C" const char* mbc_pointwise_data_normalize_relu_sums(const MbcCall& cal
 extern "C" const char* mbc_pointwise_data_normalize_relu_and_sums(const MbcCall& call) {
   return mbc::data_normalize_relu_sums<true>(call);
 }
-// `_signed`: where a plan has the signs of what is made again they are not read, since the launch has them at hand.
+// `_signed`: where a plan has the bit mask of what is recomputed it is not read, since the launch computes it anyway.
 extern "C" const char* mbc_pointwise_data_add_relu_and_sums(const MbcCall& call) {
   return mbc::gradient_add_relu_and_sums<mbc::Makes::GRADIENT, false>(call);
 }

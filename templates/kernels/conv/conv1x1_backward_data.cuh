@@ -1,18 +1,18 @@
-// Sums of batch normalisation's backward pass over what relu lets through of the gradient of an image, which is made on
-// the way by a convolution of one place (see conv1x1.cuh). x, beside which they sum, is read, or it is a product
-// of the same launch (BOTH).
+// Reductions of batch normalisation's backward pass over what ReLU lets through of the gradient of an image, which a
+// 1x1 convolution computes in the same launch (see conv1x1.cuh). x, the reductions' other operand, is read, or it is
+// recomputed by a second GEMM of the same launch (BOTH).
 #pragma once
 
 #include "conv1x1.cuh"
 
 namespace mbc {
 
-// Image and weights of x if it is made, then gradient and weights.
+// Image and weights of x if it is recomputed, then gradient and weights.
 template <Makes M>
 constexpr int GEMM_OPERANDS = 2 * GEMMS<M>;
 
-// Accesses behind those: what is added to the gradient if anything is (ADD), relu's output or its BITMASK, x if it is
-// read, mean, variance; the gradient through relu, dgamma, dbeta, workspace.
+// Accesses behind those: what is added to the gradient if anything is (ADD), ReLU's output or its bit mask (BITMASK), x
+// if it is read, mean, variance; the gradient through relu, dgamma, dbeta, workspace.
 template <Makes M, bool ADD, bool BITMASK>
 const char* gradient_relu_sums(const MbcCall& call) {
   return on_tensor_cores<Conv1x1Arguments>(call, [&](auto of) {
@@ -28,8 +28,8 @@ const char* gradient_relu_sums(const MbcCall& call) {
   });
 }
 
-// Accesses behind those: x if it is read, mean, variance, scale and shift if there are, r, what is added to the gradient
-// if anything is; relu's output, which is made again, the gradient through it, dgamma, dbeta, workspace.
+// Accesses behind those: x if it is read, mean, variance, scale and shift if there are, r, what is added to the
+// gradient if anything is; ReLU's output, which is recomputed, the gradient through it, dgamma, dbeta, workspace.
 template <Makes M, bool ADD>
 const char* gradient_add_relu_and_sums(const MbcCall& call) {
   return on_tensor_cores<Conv1x1Arguments>(call, [&](auto of) {

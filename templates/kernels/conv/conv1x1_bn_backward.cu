@@ -1,11 +1,12 @@
-// Backward pass of batch normalisation over what a 1x1 convolution made, which is recomputed inside, in the same order of
-// additions, and neither read nor written (fused rematerialization): its reductions, and the gradient of x.
+// Backward pass of batch normalisation over what a 1x1 convolution made, which is recomputed inside, in the same order
+// of additions, and neither read nor written (fused rematerialization): its reductions, and the gradient of x.
 //
-// The kernel is in conv1x1.cuh: M = pixels, N = filters, K = channels; a tile of 64 pixels x 128 filters, five warpgroups
-// (producer, two consumers, two that write and reduce), wgmma m64n128k16 in bf16 or fp16. Limit: bytes, not tensor cores.
+// The kernel is in conv1x1.cuh: M = pixels, N = filters, K = channels; a tile of 64 pixels x 128 filters, five
+// warpgroups (producer, two consumers, two that write and reduce), wgmma m64n128k16 in bf16 or fp16. Limit: bytes, not
+// tensor cores.
 //
-// Bytes      image, weights and the gradient behind are read; the reductions write two sums a channel, the other pass the
-//            gradient of x.
+// Bytes      image, weights and the gradient behind are read; the reductions write two sums a channel, the other pass
+//            the gradient of x.
 #include "conv1x1.cuh"
 
 namespace mbc {

@@ -1,11 +1,11 @@
-// 1x1 convolutions to at most eight filters (a network's last layer), channels last, in every precision: forward, gradient of
-// the image and of the filters. No tensor cores: so few filters keep up with memory without them.
+// 1x1 convolutions to at most eight filters (a network's last layer), channels last, in every precision: forward,
+// gradient of the image and of the filters. No tensor cores: so few filters keep up with memory without them.
 //
-// Bytes      forward: image in, result out. Data: gradient in, gradient of the image out. Filter: image and gradient in,
-//            one partial sum a block out, which `add_parts` adds up in order.
+// Bytes      forward: image in, result out. Data: gradient in, gradient of the image out. Filter: image and gradient
+//            in, one partial sum a block out, which `add_parts` adds up in order.
 // Threads    256. Forward: four threads share a pixel, each takes every fourth 16 bytes of its channels; shuffles leave
-//            each with one of four pixels. Data and filter: a thread keeps 16 bytes of channels and walks down the pixels.
-//            Four pixels of a thread are on their way at once.
+//            each with one of four pixels. Data and filter: a thread keeps 16 bytes of channels and walks down the
+//            pixels. Four pixels of a thread are on their way at once.
 // Shared     forward: weights in fp32, [filters, channels]. Filter: one float a thread for each of its channels.
 // Registers  launch bounds: 4 blocks a multiprocessor up to two filters (3 in the filter pass), 2 above.
 // Limit      memory bandwidth.
@@ -24,7 +24,7 @@ struct Conv1x1NarrowArguments {
 namespace mbc {
 
 constexpr int MOST_FILTERS = 8;  // as in mbc/kernels/cuda/conv/conv1x1_narrow.py
-constexpr int NARROW_PIXELS = 4;    // that a thread has on their way at once
+constexpr int NARROW_PIXELS = 4;    // of a thread whose loads are in flight at a time
 
 struct Conv1x1Narrow {
   int64_t pixels;
@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(THREADS, FILTERS > 2 ? 2 : 4)
   const int lane = threadIdx.x % 32, g = lane / SHARERS, t = lane % SHARERS;
   for (int64_t first = thread_index() - lane; first < f.pixels; first += thread_count()) {
     const T* from = x + first * f.channels;
-    const int64_t last = f.pixels - 1 - first;  // read again in the place of those that are not there
+    const int64_t last = f.pixels - 1 - first;  // read instead of those that are not there
     int32_t at[NARROW_PIXELS];
 #pragma unroll
     for (int i = 0; i < NARROW_PIXELS; ++i) at[i] = static_cast<int32_t>(min(int64_t{8} * i + g, last)) * f.channels;
@@ -202,8 +202,8 @@ void for_filters(int64_t filters, Run run) {
     for_filters<FILTERS + 1>(filters, run);
 }
 
-// Calls `run` with an element, the number of filters and the sizes, and says what is wrong with the call, if anything: no
-// launch would follow for another number of filters.
+// Calls `run` with an element, the number of filters and the sizes, and says what is wrong with the call, if anything:
+// no launch would follow for another number of filters.
 template <typename Run>
 const char* for_type_and_filters(const MbcCall& call, const Run& run) {
   const auto& a = arguments<Conv1x1NarrowArguments>(call);

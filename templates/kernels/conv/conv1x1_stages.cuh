@@ -1,5 +1,5 @@
-// Which products a launch of convolutions of one place makes (see conv1x1.cuh), which tiles of them a block, and
-// where it keeps what in shared memory.
+// Which GEMMs a launch of 1x1 convolutions computes (see conv1x1.cuh), which tiles of them a block, and where it keeps
+// what in shared memory.
 #pragma once
 
 #include "smem_operands.cuh"
@@ -10,9 +10,9 @@ struct Conv1x1Arguments {
   int64_t pixels;
   int64_t channels;
   int64_t filters;
-  int64_t blocks;  // no more than tiles, and not those that a GPU has room for, so that sums are the same on all
+  int64_t blocks;  // no more than tiles, and not those that a GPU has room for, so that reductions are the same on all
   int64_t stages;  // of 64 channels of a tile's pixels, that there is room for; even
-  int64_t beside;  // tiles of what is read for sums, likewise
+  int64_t beside;  // tiles of staged operands, likewise
 };
 
 struct Conv1x1RematArguments : Conv1x1Arguments {
@@ -20,7 +20,7 @@ struct Conv1x1RematArguments : Conv1x1Arguments {
 };
 
 struct DualConv1x1Arguments : Conv1x1RematArguments {
-  int64_t gradient_channels;  // of the second product; `channels` are those of the first
+  int64_t gradient_channels;  // K of the second GEMM; `channels` is that of the first
 };
 
 struct Conv1x1BnBackwardArguments : Conv1x1RematArguments {
@@ -29,11 +29,11 @@ struct Conv1x1BnBackwardArguments : Conv1x1RematArguments {
 
 namespace mbc {
 
-// As in mbc/kernels/cuda/conv/conv1x1.py: what a block makes at once, and channels of a stage.
+// As in mbc/kernels/cuda/conv/conv1x1.py: a tile, and channels of a stage.
 constexpr int CONV1X1_PIXELS = 64, CONV1X1_FILTERS = 128, CONV1X1_CHANNELS = 64;
 constexpr int CONV1X1_CONSUMERS = 2, CONV1X1_WRITERS = 2;  // warpgroups
 constexpr int CONV1X1_THREADS = (1 + CONV1X1_CONSUMERS + CONV1X1_WRITERS) * WARPGROUP;
-constexpr int STAGING_THREADS = WARPGROUP / 2;  // threads that copy what lies beside results, if anything does
+constexpr int STAGING_THREADS = WARPGROUP / 2;  // threads that copy staged operands, if there are any
 // 480 for a thread of each warpgroup, of which each starts with 96.
 constexpr int CONV1X1_PRODUCER_REGISTERS = 64, CONV1X1_CONSUMER_REGISTERS = 104, CONV1X1_WRITER_REGISTERS = 104;
 constexpr int CONV1X1_EIGHTS = CONV1X1_FILTERS / 8;                       // of filters, one a thread that writes
@@ -43,7 +43,7 @@ constexpr int RESULT_ROW = CONV1X1_FILTERS * 2;                         // bytes
 struct Conv1x1Pipelines {
   static constexpr int MOST_STAGES = 12, RESULTS = CONV1X1_CONSUMERS, MOST_STAGED = 6;
   Barrier kept;  // until all weights are there
-  // Each multiplier has every other stage for its own, so that none waits for one that the other has not been through,
+  // Each consumer has every other stage for its own, so that none waits for one that the other has not been through,
   // and a tile of results.
   Pipeline<MOST_STAGES> pixels;
   Pipeline<RESULTS> results;
@@ -75,8 +75,8 @@ struct Gemm {
 // The same for a whole warp, which compilers see so only: barriers are reached by uniform registers.
 __device__ inline int32_t warps_own(int32_t number) { return __shfl_sync(0xffffffffu, number, 0); }
 
-// What a launch multiplies. `of` calls `run` with the product that a multiplier makes, and how many chunks of weights
-// lie before those of it. Each of the SHARES in a product makes every so many-th tile.
+// The GEMMs of a launch. `of` calls `run` with the one that a consumer computes, and how many chunks of weights lie
+// before those of it. Each of the SHARES in a GEMM takes every so many-th tile.
 template <Makes M, typename T>
 struct Gemms {
   static constexpr int SHARES = CONV1X1_CONSUMERS;
@@ -105,7 +105,7 @@ struct Gemms<Makes::BOTH, T> {
 template <Makes M, typename S, typename R>
 struct Conv1x1 {
   int32_t pixels, filters, across, tiles;  // blocks of filters; tiles of pixels
-  int32_t chunks, stages, besides;         // of weights that are kept; of the rings
+  int32_t chunks, stages, besides;         // of weights that are kept; of the pipelines
 
   Conv1x1(const Conv1x1Arguments& a, int32_t chunks_)
       : pixels(static_cast<int32_t>(a.pixels)), filters(static_cast<int32_t>(a.filters)),
@@ -121,8 +121,8 @@ struct Conv1x1 {
   __device__ int32_t place() const { return static_cast<int32_t>(blockIdx.x) / across; }  // among blocks of its filters
   __device__ int32_t step() const { return static_cast<int32_t>(gridDim.x) / across; }
   __device__ int32_t count() const { return (tiles - place() - 1) / step() + 1; }
-  // The first pixel of one of a block's tiles. Sums go from the last one to the first, as by themselves: the launch
-  // before may have left them in the cache, and the one behind begins with those.
+  // The first pixel of one of a block's tiles. Reductions go from the last one to the first, as in channel_reduce.cuh:
+  // the launch before may have left them in the cache, and the one behind begins with those.
   __device__ int32_t first_pixel(int32_t number) const {
     const int32_t tile = place() + number * step();
     return (SUMMING<R> ? tiles - 1 - tile : tile) * CONV1X1_PIXELS;

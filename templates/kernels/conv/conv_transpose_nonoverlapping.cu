@@ -1,8 +1,9 @@
-// Transposed convolution whose windows do not overlap (stride = filter size), in bf16 and fp16, which is also the gradient of
-// the image of such a convolution; optionally with a bias and into its part of a concatenation. Channels last.
+// Transposed convolution whose windows do not overlap (stride = filter size), in bf16 and fp16, which is also the
+// gradient of the image of such a convolution; optionally with a bias and into its part of a concatenation. Channels
+// last.
 //
-// GEMM       M = pixels of the smaller image, N = filter taps * channels, K = filters. The result is rearranged as it is
-//            written: each pixel becomes as many pixels of the larger image as a filter has taps.
+// GEMM       M = pixels of the smaller image, N = filter taps * channels, K = filters. The result is rearranged as it
+//            is written: each pixel becomes as many pixels of the larger image as a filter has taps.
 // Tile       128 pixels x 256 columns; a pipeline stage is K = 64. A block keeps its columns and goes from one tile of
 //            pixels to the next; where the stages hold all of K, weights are copied once and stay.
 // Warps      384 threads. Of warpgroup 0, two warps are producers (cp.async), and the two others copy the other part of
@@ -26,14 +27,14 @@
 struct ConvTransposeArguments : ConvolutionSizes {
   int64_t type;
   int64_t all;    // channels of the tensor that is written
-  int64_t start;  // the first of them that is made here
+  int64_t start;  // the first of them that is written here
 };
 
 namespace mbc {
 
-// As in mbc/kernels/cuda/conv/conv_transpose_nonoverlapping.py: what a block makes at once, and terms of a stage.
+// As in mbc/kernels/cuda/conv/conv_transpose_nonoverlapping.py: a tile, and K of a stage.
 constexpr int TRANSPOSE_PIXELS = 128, TRANSPOSE_COLUMNS = 256, TRANSPOSE_K = 64;
-// Two warps copy operands, two the other part of a concatenation; two warpgroups multiply.
+// Two warps are producers, two copy the other part of a concatenation; two warpgroups are consumers.
 constexpr int PRODUCERS = 64;
 
 struct ConvTransposeStage {
@@ -45,7 +46,7 @@ struct ConvTransposeStage {
 
 struct ConvTranspose : ConvolutionShape {
   int32_t pixels, chunks, across;  // of the smaller image; filters by the stage, columns by the block
-  int64_t columns, all, start;     // of the product; of the tensor that is written
+  int64_t columns, all, start;     // of the GEMM; of the tensor that is written
   bool kept;                       // each stage gets the same weights again and again, so that they stay in it
 
   explicit ConvTranspose(const ConvTransposeArguments& a)
@@ -69,7 +70,7 @@ struct ConvTranspose : ConvolutionShape {
     const int64_t line = static_cast<int64_t>(at.image) * height + at.line * kernel_height;
     return (line * width + at.column * kernel_width) * all + start;
   }
-  // How far behind it the element of a column of the product is.
+  // How far behind it the element of a column of the GEMM is.
   __device__ int64_t of_column(int32_t column) const {
     const int32_t place = column / channels, down = place / kernel_width;
     return static_cast<int64_t>(down * width + place - down * kernel_width) * all + column - place * channels;
@@ -111,7 +112,7 @@ __device__ inline void produce_operands(const T* __restrict__ dy, const T* __res
 }
 
 // The other part of a concatenation, shared out among all blocks. What is on its way waits in `room`, where a thread
-// has places of its own: registers would not last for as much.
+// has addresses of its own: registers would not last for as much.
 struct ConcatCopy {
   static constexpr int THREADS = WARPGROUP - PRODUCERS, AT_ONCE = 4, TURNS = 6;
   static constexpr int BYTES = THREADS * AT_ONCE * TURNS * 16;
@@ -248,7 +249,7 @@ __global__ void __launch_bounds__(PIPELINE_THREADS, 1)
   }
 }
 
-// Operands are those of the product, and of a concatenation a bias and its other part.
+// Operands are those of the GEMM, and of a concatenation a bias and its other part.
 template <bool CONCAT, typename T>
 void run_conv_transpose(const MbcCall& call) {
   const ConvTranspose f(arguments<ConvTransposeArguments>(call));

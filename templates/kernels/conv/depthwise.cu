@@ -1,9 +1,9 @@
-// Depthwise 3 x 3 convolutions at strides of 1 and 2: forward and gradient of the image. Each channel has filters of its own,
-// so that nothing is shared between channels.
+// Depthwise 3 x 3 convolutions at strides of 1 and 2: forward and gradient of the image. Each channel has filters of
+// its own, so that nothing is shared between channels.
 //
 // Bytes      image in, result out, once each; windows that overlap are read from registers or from the cache.
-// Tile       a thread makes a small tile of output pixels of N neighbouring channels in registers (depthwise.cuh): channels
-//            last 16 bytes of channels, channels first one channel and up to 8 x 2 pixels.
+// Tile       a thread makes a small tile of output pixels of N neighbouring channels in registers (depthwise.cuh):
+//            channels last 16 bytes of channels, channels first one channel and up to 8 x 2 pixels.
 // Threads    256, along channels and down the tiles; blocks walk over tiles.
 // Shared     channels last: the filters of the block's channels, transposed to [tap, channel].
 // Registers  launch bounds: 3 blocks a multiprocessor for one channel a thread, 2 otherwise.

@@ -1,9 +1,9 @@
 // Convolutions of any stride, padding, dilation, number of groups, layout and element type, for what cuDNN refuses.
 //
-// GEMM       `tiled`: implicit GEMM over windows (tiled_gemm.cuh), M = output pixels, N = filters of a group, K = taps *
-//            channels of a group; data: M = image pixels, N = channels, K = taps * filters; filter: M = filters, N = taps *
-//            channels, K = output pixels. Otherwise a thread makes one output element (of a filter gradient, a block makes
-//            each), which is better where a group has few channels.
+// GEMM       `tiled`: implicit GEMM over windows (tiled_gemm.cuh), M = output pixels, N = filters of a group, K = taps
+//            * channels of a group; data: M = image pixels, N = channels, K = taps * filters; filter: M = filters, N =
+//            taps * channels, K = output pixels. Otherwise a thread makes one output element (of a filter gradient, a
+//            block makes each), which is better where a group has few channels.
 // Tile       64 x 64, K = 16, by 256 threads of 4 x 4 FMA accumulators each; 8,704 bytes of shared memory.
 // Parts      the filter pass splits K over `parts` blocks, which `add_parts` adds up in order.
 // Limit      FMA and address arithmetic: it is there to be always possible, not to be fast.

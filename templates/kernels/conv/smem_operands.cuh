@@ -1,12 +1,13 @@
-// What sums have of products that they take from shared memory: each is one operand of a source like those that read
-// memory (see channel_reduce.cuh), the others lie beside it. So sums are of the same numbers by the same functions.
+// Operands of reductions that come from shared memory: the results of a launch's GEMMs, and other operands, staged
+// there by the producer. Each is one operand of a source like those that read memory (see channel_reduce.cuh), so that
+// reductions are of the same numbers by the same functions.
 #pragma once
 
 #include "batch_norm_relu.cuh"
 
 namespace mbc {
 
-// The products of a launch: x, which is written, or stays INSIDE; the gradient of it; or both, of which neither is
+// The GEMMs of a launch: x, which is written, or stays INSIDE; the gradient of it; or both, of which neither is
 // written.
 enum class Makes { X, X_INSIDE, GRADIENT, BOTH };
 template <Makes M>
@@ -33,7 +34,7 @@ struct Applied : InMemory<T, true, false> {
   }
 };
 
-// What a source reads: tiles of T, products among them, and of bits.
+// What a source reads: tiles of T, results of GEMMs among them, and of bits.
 template <typename S>
 constexpr int TILES = 1;
 template <typename T>
@@ -57,7 +58,7 @@ constexpr int STAGED_TILES = TILES<S> - GEMMS<M>;
 template <Makes M, typename S>
 constexpr bool HAS_STAGED = STAGED_TILES<M, S> > 0 || STAGED_MASK<S>;
 
-// Calls `run` with each pointer that a source reads from beside products.
+// Calls `run` with each pointer of a source to a staged operand.
 template <Makes M, typename T, bool TWO, typename Run>
 __device__ inline void each_staged(InMemory<T, TWO, false>& source, const Run& run) {
   if constexpr (TWO && !MAKES_X<M>) run(source.x.a);
@@ -74,7 +75,7 @@ __device__ inline void each_staged(Behind<T, ADD, true, Relu>& source, const Run
     run(source.relu.y);
 }
 
-// The pointers to products.
+// The pointers to results of GEMMs.
 template <typename T, bool TWO>
 __device__ inline const T*& x_of(InMemory<T, TWO, false>& source) {
   return source.x.a;
@@ -92,8 +93,8 @@ __device__ inline const T*& gradient_of(Behind<T, ADD, true, Relu>& source) {
   return source.dy;
 }
 
-// A product itself, for whoever reads it next. Where a gradient goes through relu on its way to others, they read what
-// comes through.
+// The result of a GEMM itself, for whoever reads it next. Where a gradient goes through relu on its way to others, they
+// read what comes through.
 template <Makes M, typename T, bool TWO, typename Fetched>
 __device__ inline void write_product(const InMemory<T, TWO, false>&, T* to, const Fetched& fetched) {
   if constexpr (M == Makes::X) store_held(to, fetched.a);
@@ -128,13 +129,13 @@ constexpr bool SUMMING<NoReduction> = false;
 template <typename F>
 constexpr bool SUMMING<OfChannels<F>> = false;
 
-// Sums of which mean and variance are operands from `mean` on, dgamma and dbeta from `dgamma` on.
+// Reductions of which mean and variance are operands from `mean` on, dgamma and dbeta from `dgamma` on.
 inline Sums sums_of(const MbcCall& call, int mean, int dgamma, float eps) {
   float *const first = out<float>(call, dgamma), *const second = out<float>(call, dgamma + 1);
   return {in<float>(call, mean), in<float>(call, mean + 1), first, second, eps, 0};
 }
 
-// What a thread sums up of its eight channels.
+// What a thread reduces of its eight channels.
 template <typename R>
 struct EightSums {
   typename R::Channel channel[8];
@@ -151,7 +152,7 @@ struct EightSums {
 #pragma unroll
     for (int j = 0; j < 8; ++j) running[j] = r.begin(source.template first<8>(first, j));
   }
-  // And what `source` writes on the way, for eight elements from `at` on.
+  // And what `source` writes meanwhile, for eight elements from `at` on.
   template <typename S, typename Fetched>
   __device__ void add(const R& r, const S& source, Fetched& fetched, int64_t at) {
     ++count;

@@ -2,12 +2,12 @@
 //
 // GEMM       M = output pixels, N = filters, K = elements of a window: its rows one after another, each a run of
 //            kernel_width * channels elements, padded to whole words only (stem_conv.cuh).
-// Tile       a block works on a band of output rows, 64 columns wide, of 64 or 32 filters. A warp makes 2 rows x 16 columns
-//            at a time, K = 16 a step.
+// Tile       a block works on a band of output rows, 64 columns wide, of 64 or 32 filters. A warp makes 2 rows x 16
+//            columns at a time, K = 16 a step.
 // Warps      4, all alike: copy the band of the image, then mma.sync m16n8k16.
-// Shared     all weights of the block's filters as fragments, an offset and a mask for every second element of K, and the
-//            band of the image, up to twice: pixels that start at an odd element are read as words from a copy that lies
-//            one element earlier.
+// Shared     all weights of the block's filters as fragments, an offset and a mask for every second element of K, and
+//            the band of the image, up to twice: pixels that start at an odd element are read as words from a copy that
+//            lies one element earlier.
 // Registers  at most 128 (4 blocks of 128 threads a multiprocessor).
 // Limit      A fragments are read a word at a time: 314 us where bytes take 115 (ResNet, batch 256, decision 011).
 //

@@ -3,8 +3,8 @@
 //
 // Libraries pad three channels to eight, so that most of what they load and multiply is zeros. Here a row of a window,
 // kernel_width * channels elements, is one run of memory: the terms of a sum are those runs one after another, each
-// padded to whole words only. Where channels come first it is as many runs, each of one channel. A block works on a tile
-// of the output and keeps the band of the image under it in shared memory.
+// padded to whole words only. Where channels come first it is as many runs, each of one channel. A block works on a
+// tile of the output and keeps the band of the image under it in shared memory.
 #pragma once
 
 #include "conv_operands.cuh"
@@ -185,8 +185,8 @@ __device__ inline void fetch_band(const T* x, T* image, const StemConv& f, const
   }
 }
 
-// What a warp made, two output rows of 16 columns from (row, column) of the tile on; filters by `filter_of` from `first`
-// on, a multiple of 4 vectors. `column`: that of the thread.
+// What a warp made, two output rows of 16 columns from (row, column) of the tile on; filters by `filter_of` from
+// `first` on, a multiple of 4 vectors. `column`: that of the thread.
 template <typename T, int TILES>
 __device__ inline void write_pixels(
     const float (&sums)[2][TILES][4], T* y, const StemConv& f, const StemTile& tile, int32_t row, int32_t column,

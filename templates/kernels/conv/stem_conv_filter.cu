@@ -1,13 +1,13 @@
-// Gradient of the filters of convolutions with few channels (a network's first layer) in bf16 and fp16, channels last. Nobody
-// asks for that of such an image.
+// Gradient of the filters of convolutions with few channels (a network's first layer) in bf16 and fp16, channels last.
+// Nobody asks for that of such an image.
 //
 // GEMM       M = elements of a window (stem_conv.cuh), N = filters, K = output pixels, split over `parts` blocks that
 //            `add_parts` adds up in order.
-// Tile       a warp makes 32 elements of the window x 64 or 32 filters; where there are few elements, 2 or 4 warps share
-//            out the pixels of a row. K = 16 pixels a step.
+// Tile       a warp makes 32 elements of the window x 64 or 32 filters; where there are few elements, 2 or 4 warps
+//            share out the pixels of a row. K = 16 pixels a step.
 // Warps      all alike, up to 12: copy ahead with cp.async, then mma.sync m16n8k16; gradients through ldmatrix.trans.
-// Shared     gradients of output rows in a ring of 3 stages of 64 pixels, two rows ahead, tiles of other images included;
-//            the band of the image under a tile twice, so that the next one is on its way.
+// Shared     gradients of output rows in a ring of 3 stages of 64 pixels, two rows ahead, tiles of other images
+//            included; the band of the image under a tile twice, so that the next one is on its way.
 // Registers  at most 128, so that three blocks of five warps fit a multiprocessor.
 // Limit      A fragments are read an element at a time: 369 us where bytes take 115 (ResNet, batch 256, decision 011).
 //
@@ -20,7 +20,8 @@
 
 namespace mbc {
 
-// The image rows under the output rows of the tile of a number, to `image`: in the background where they come in vectors.
+// The image rows under the output rows of the tile of a number, to `image`: in the background where they come in
+// vectors.
 template <typename T>
 __device__ inline void fetch_band_ahead(const T* x, T* image, const StemConv& f, int64_t number) {
   if (number >= f.tiles) return;
@@ -45,7 +46,8 @@ __device__ inline int32_t place(int32_t pixel, int32_t eight) {
 
 // The gradient of the filters: terms by filters, summed over pixels. A warp makes two tiles of 16 terms for all filters
 // of the block; where there are few terms several warps share out the pixels. The gradients of output rows come through
-// a ring in shared memory, STEM_STAGES - 1 rows ahead, tiles of other images included; the image under them a tile ahead.
+// a ring in shared memory, STEM_STAGES - 1 rows ahead, tiles of other images included; the image under them a tile
+// ahead.
 template <typename T, int TILES>
 __global__ void __launch_bounds__(STEM_THREADS_OF_128_REGISTERS)
     stem_conv_filter(const T* __restrict__ x, const T* __restrict__ dy, float* __restrict__ partial, StemConv f) {
@@ -68,8 +70,8 @@ __global__ void __launch_bounds__(STEM_THREADS_OF_128_REGISTERS)
   for (int m = 0; m < 2; ++m)
 #pragma unroll
     for (int h = 0; h < 2; ++h) terms[m][h] = KElement(f, (2 * group + m) * 16 + g + 8 * h).in_band(f);
-  // What this thread shows of 16 pixels by 16 filters: matrices of 8 x 8, (pixels, filters) low low, high low, low high,
-  // high high.
+  // What this thread shows of 16 pixels by 16 filters: matrices of 8 x 8, (pixels, filters) low low, high low, low
+  // high, high high.
   const int32_t shown = lane / 8 % 2 * 8 + lane % 8, shown_eight = lane / 16;
   const int32_t apart = f.stride_width * f.channels;
   float sums[2][TILES][4] = {};

@@ -1,10 +1,10 @@
-// Gradient of the filters of convolutions with few channels (a network's first layer) in fp32 (3xTF32) and tf32. The image may
-// have its channels first, gradients have them last.
+// Gradient of the filters of convolutions with few channels (a network's first layer) in fp32 (3xTF32) and tf32. The
+// image may have its channels first, gradients have them last.
 //
 // GEMM       M = elements of a window (stem_conv.cuh), N = filters, K = output pixels, split over `parts` blocks that
 //            `add_parts` adds up in order.
-// Tile       a warp makes 32 elements of the window x 32 filters (tf32: also 64); where there are few elements, 2 or 4 warps
-//            share out the pixels of a row. K = 8 pixels a step.
+// Tile       a warp makes 32 elements of the window x 32 filters (tf32: also 64); where there are few elements, 2 or 4
+//            warps share out the pixels of a row. K = 8 pixels a step.
 // Warps      all alike, up to 12: gradients ahead with cp.async, then mma.sync m16n8k8 of tf32, three for one in fp32
 //            (SPLIT), a row's sums added up outside tensor cores.
 // Shared     gradients of output rows in a ring of 3 stages of 64 pixels; the band of the image under a tile.

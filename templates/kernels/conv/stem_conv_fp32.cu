@@ -1,12 +1,13 @@
-// Forward convolution of images with few channels (a network's first layer) in fp32 (3xTF32) and tf32. The image may have its
-// channels first; the result has them last.
+// Forward convolution of images with few channels (a network's first layer) in fp32 (3xTF32) and tf32. The image may
+// have its channels first; the result has them last.
 //
 // GEMM       M = output pixels, N = filters, K = elements of a window (stem_conv.cuh).
-// Tile       as in stem_conv.cu: a band of output rows, 64 columns wide, of 32 filters (tf32 and at most 192 K: 64). A warp
-//            makes 2 rows x 16 columns at a time, K = 8 a step. In fp32 sums of 32 K are added up outside tensor cores, which
-//            truncate what they add.
+// Tile       as in stem_conv.cu: a band of output rows, 64 columns wide, of 32 filters (tf32 and at most 192 K: 64). A
+//            warp makes 2 rows x 16 columns at a time, K = 8 a step. In fp32 sums of 32 K are added up outside tensor
+//            cores, which truncate what they add.
 // Warps      4, all alike: copy the band with cp.async, then mma.sync m16n8k8 of tf32, three for one in fp32 (SPLIT).
-// Shared     all weights of the block's filters as fragments, an offset for every element of K, and the band of the image.
+// Shared     all weights of the block's filters as fragments, an offset for every element of K, and the band of the
+//            image.
 // Registers  at most 128 (4 blocks of 128 threads a multiprocessor).
 // Limit      A fragments are read a word at a time; in fp32 also splitting, and three mma.sync for one.
 //

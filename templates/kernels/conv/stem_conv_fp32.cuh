@@ -15,8 +15,8 @@ __device__ inline float take_small(float& word) {
   return whole - word;
 }
 
-// Calls `run(plane, row, word, at)` for a thread's vectors of the band: where in the image their first word is, which may
-// lie outside, and where in shared memory.
+// Calls `run(plane, row, word, at)` for a thread's vectors of the band: where in the image their first word is, which
+// may lie outside, and where in shared memory.
 template <typename Run>
 __device__ inline void each_vector_of_band(const StemConv& f, const StemTile& tile, float* image, Run run) {
   const int32_t vectors = f.pitch / 4, rows = blockDim.x / vectors, left = blockDim.x - rows * vectors;

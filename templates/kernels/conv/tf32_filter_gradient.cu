@@ -1,11 +1,14 @@
 // Gradient of 3 x 3 filters at a stride of one, in tf32, channels last; channels and filters are multiples of 64.
 //
-// GEMM       M = 9 filter taps * 64 channels, N = 64 filters, K = output pixels, split over `parts` blocks that `add_parts`
-//            adds up in order. wgmma takes tf32 only where K is contiguous, which pixels are not: this is mma.sync.
-// Tile       576 x 64 a block, 48 x 64 a warp; a step is one row of 32 output pixels. A block goes down strips of the image.
-// Warps      12, all alike: copy two rows ahead with cp.async, round what they have copied to tf32, then mma.sync m16n8k8.
-// Shared     5 rows of the image (three under the filter, two on their way) and 3 of gradients: 76,608 bytes. A pixel takes
-//            72 words, so that what a warp reads at once is in different banks.
+// GEMM       M = 9 filter taps * 64 channels, N = 64 filters, K = output pixels, split over `parts` blocks that
+//            `add_parts` adds up in order. wgmma takes tf32 only where K is contiguous, which pixels are not: this is
+//            mma.sync.
+// Tile       576 x 64 a block, 48 x 64 a warp; a step is one row of 32 output pixels. A block goes down strips of the
+//            image.
+// Warps      12, all alike: copy two rows ahead with cp.async, round what they have copied to tf32, then mma.sync
+//            m16n8k8.
+// Shared     5 rows of the image (three under the filter, two on their way) and 3 of gradients: 76,608 bytes. A pixel
+//            takes 72 words, so that what a warp reads at once is in different banks.
 // Registers  96 accumulators a thread; 384 threads a block.
 // Limit      half of the time is the loop of mma.sync, half copying, rounding and waiting for rows (decision 029).
 //

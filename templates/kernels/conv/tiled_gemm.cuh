@@ -9,9 +9,9 @@ namespace mbc {
 
 constexpr int TILE = 64, DEPTH = 16;
 
-// out(m, n) = sum over k in [0, depth) of a(m, k) * b(n, k), for `groups` independent products. A and B have
-// `using Row`, `Row row(int64_t group, int64_t index)` (what does not depend on k) and `float at(const Row&, int64_t k)`.
-// Out has `void put(int64_t group, int64_t part, int64_t m, int64_t n, float)`. Parts share k; each leaves its own sum.
+// out(m, n) = sum over k in [0, depth) of a(m, k) * b(n, k), for `groups` independent products. A and B have `using
+// Row`, `Row row(int64_t group, int64_t index)` (what does not depend on k) and `float at(const Row&, int64_t k)`. Out
+// has `void put(int64_t group, int64_t part, int64_t m, int64_t n, float)`. Parts share k; each leaves its own sum.
 template <typename A, typename B, typename Out>
 __global__ void tiled_gemm(A a, B b, Out out, int64_t rows, int64_t columns, int64_t depth, int64_t parts) {
   __shared__ float sa[DEPTH][TILE + 4], sb[DEPTH][TILE + 4];

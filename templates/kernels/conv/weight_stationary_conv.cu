@@ -1,17 +1,17 @@
-// Convolution in bf16 and fp16 of 64 or 128 channels with filters of several taps, forward, and the gradient of the image at
-// a stride of one; optionally with batch statistics in the epilogue. Weights stay in shared memory for the life of a block.
-// Channels last; filters are a multiple of 64.
+// Convolution in bf16 and fp16 of 64 or 128 channels with filters of several taps, forward, and the gradient of the
+// image at a stride of one; optionally with batch statistics in the epilogue. Weights stay in shared memory for the
+// life of a block. Channels last; filters are a multiple of 64.
 //
 // GEMM       M = filters, N = output pixels, K = filter taps * channels.
-// Tile       64 filters x 256 pixels (halo.cuh). A pipeline stage is the halo of a tile with all 64 channels, or with 32 of
-//            128, for which there is less room. What pixels see under the next filter tap is the same operand, some pixels
-//            further on: core matrices without swizzle may begin at any multiple of 16 bytes.
+// Tile       64 filters x 256 pixels (halo.cuh). A pipeline stage is the halo of a tile with all 64 channels, or with
+//            32 of 128, for which there is less room. What pixels see under the next filter tap is the same operand,
+//            some pixels further on: core matrices without swizzle may begin at any multiple of 16 bytes.
 // Warps      384 threads, a ping-pong schedule. Warpgroup 0 is the producer: halos with cp.async, up to three ahead.
 //            Warpgroups 1 and 2 are consumers that take every other tile each: wgmma m64n256k16, weights (A) and pixels
 //            (B) in shared memory. While one rounds, writes and sums its tile up, tensor cores work for the other.
 // Epilogue   results go through the halo that they were made of, to leave by rows of 64 filters, 16 bytes a thread.
-// Shared     3 halos of 48,512 bytes (128 channels: 24,256), and 1,040 bytes for 8 K of 64 filters: at 3 x 3 taps 74,880
-//            bytes for 64 channels, 149,760 for 128.
+// Shared     3 halos of 48,512 bytes (128 channels: 24,256), and 1,040 bytes for 8 K of 64 filters: at 3 x 3 taps
+//            74,880 bytes for 64 channels, 149,760 for 128.
 // Registers  168 a thread; with statistics 72 a producer and 216 a consumer thread (setmaxnreg).
 // Limit      tensor cores, 1.25 times their bound at 64 channels and filters (decision 033).
 //
@@ -24,7 +24,7 @@
 #include "batch_statistics.cuh"
 
 struct HaloStatisticsArguments : HaloArguments {
-  int64_t blocks;  // for each 64 filters; not those that a GPU has room for, so that sums are the same on all
+  int64_t blocks;  // for each 64 filters; not those that a GPU has room for, so that reductions are the same on all
 };
 
 namespace mbc {
@@ -34,18 +34,18 @@ constexpr int STATIONARY_HALOS = 3;  // as in mbc/kernels/cuda/conv/weight_stati
 template <int CHANNELS>
 struct WeightStationaryConv : HaloConv {
   static constexpr int PRODUCER_REGISTERS = 72, SUMMING_REGISTERS = 216;  // 64 K in all, of which each starts with 168
-  // Pieces of 8 channels: of all, and of a patch. Places that are copied together.
+  // Chunks of 8 channels: of all, and of a halo. Pixels that are copied together.
   static constexpr int ALL = CHANNELS / 8, EIGHTS = CHANNELS == 64 ? 8 : 4, COPIED_APART = WARPGROUP / EIGHTS;
   static constexpr int HALOS = ALL / EIGHTS, HALO_BYTES = MOST_HALO_PIXELS * EIGHTS * 16;
-  // Pieces of 8 terms of all filters, so far apart that those of a filter lie in different banks.
+  // Core matrices of 8 K of all filters, so far apart that those of a filter lie in different banks.
   static constexpr int KEPT_APART = HALO_FILTERS * 16 + 16;  // as in mbc/kernels/cuda/conv/weight_stationary_conv.py
-  // Results lie for a while in the patch that they were made of, as many places at a time as it has room for, and
+  // Results lie for a while in the halo that they were computed from, as many pixels at a time as it has room for, and
   // leave it by lines of 64 filters.
   static constexpr int ROUNDS = 8 / EIGHTS, ROUND_PLACES = HALO_GROUPS * 8 / ROUNDS;
   static constexpr int RESULT_PITCH = HALO_FILTERS * 2 + 16, RESULTS_APART = WARPGROUP / 8;
   static_assert(ROUND_PLACES * RESULT_PITCH <= HALO_BYTES);
 
-  GridPixel next_seen, next_made;  // from one place of a thread to its next
+  GridPixel next_seen, next_made;  // from one pixel of a thread to its next
 
   explicit WeightStationaryConv(const HaloArguments& a)
       : HaloConv(a), next_seen(place(COPIED_APART)), next_made(place(RESULTS_APART / 8 * group)) {}
@@ -54,7 +54,7 @@ struct WeightStationaryConv : HaloConv {
 struct WeightStationaryPipelines {
   Pipeline<STATIONARY_HALOS> halos;
   Barrier kept;                  // all weights
-  Barrier started[CONSUMERS];  // all products of a tile, by this warpgroup
+  Barrier started[CONSUMERS];  // all wgmma of a tile, by this warpgroup
   Barrier meeting[CONSUMERS];  // of this warpgroup's warps, an even number of times a tile
 
   __device__ void start() {
@@ -67,7 +67,7 @@ struct WeightStationaryPipelines {
   }
 };
 
-// Filters 2 i and 2 i + 1 of 16 are rows i and i + 8 of the product, so that a thread makes neighbours.
+// Filters 2 i and 2 i + 1 of 16 are rows i and i + 8 of the tile, so that a thread has neighbours.
 __device__ inline int32_t row_of_filter(int32_t n) { return n / 16 * 16 + n % 2 * 8 + n % 16 / 2; }
 
 template <typename T, int CHANNELS>
@@ -110,7 +110,7 @@ __device__ inline void produce_halos(
   }
 }
 
-// Starts all products of a patch. `meanwhile`: when the first ones are under way.
+// Starts all wgmma of a halo. `meanwhile`: when the first ones are under way.
 template <typename T, int CHANNELS, typename Meanwhile>
 __device__ inline void start_halo(
     float (&sums)[32][4], const char* kept, const char* line, bool adds, const WeightStationaryConv<CHANNELS>& f,
@@ -132,7 +132,7 @@ __device__ inline void start_halo(
   }
 }
 
-// What a thread sums up of eight neighbouring channels.
+// What a thread reduces of eight neighbouring channels.
 template <typename T>
 struct EightStatistics {
   typename Statistics<T>::Running running[8] = {};
@@ -209,7 +209,7 @@ __device__ inline void consume_tiles(
     char* const results = halo + warp * 16 * 2 + lane / 4 * 4;
 #pragma unroll
     for (int round = 0; round < f.ROUNDS; ++round) {
-      meet(0);  // nobody reads the patch any more
+      meet(0);  // nobody reads the halo any more
 #pragma unroll
       for (int j = 0; j < f.ROUND_PLACES / 8; ++j)
 #pragma unroll
@@ -300,7 +300,7 @@ extern "C" const char* mbc_convolution_of_short_patches(const MbcCall& call) {
     return launched();
   });
 }
-// The same; `backward` says that weights are turned.
+// The same; `backward` says that weights are transposed and rotated.
 extern "C" const char* mbc_convolution_backward_data_of_short_patches(const MbcCall& call) {
   return mbc_convolution_of_short_patches(call);
 }

@@ -1,9 +1,10 @@
-// Products of fp32 words on tensor cores that multiply fp16: a word, times a power of two that makes it fit, is what a
-// half holds of it and what that leaves, 22 bits together. Of a product's four parts the one of what both words leave
-// is dropped, 2^-22 of the product. fp16 has as many bits as tf32 and is twice as fast.
+// Emulated fp32 on tensor cores: three fp16 products for one of fp32 (3xFP16). A word, times a power of two that makes
+// it fit, is the sum of two fp16 numbers, what fp16 holds of it (high) and what that leaves (low): 22 bits of
+// significand. Of the four products of two words low * low is dropped, 2^-22 of the whole. fp16 has as many bits as
+// tf32 and is twice as fast.
 //
-// Tensor cores cut sums off instead of rounding them: what 64 terms come to is added up in fp32 outside, where the
-// scales of these 64 terms are taken off.
+// Tensor cores truncate their accumulators instead of rounding them: K = 64 is accumulated there, then added up in fp32
+// registers, where the scale of this block of K is taken off.
 #pragma once
 
 #include <cfloat>
@@ -11,16 +12,16 @@
 #include "conv_operands.cuh"
 #include "pipeline.cuh"
 
-// Sizes are those of the image that is read and of the output, or of its gradients, where filters are made.
+// Sizes are those of the image that is read and of the output, or of its gradients, in the filter pass.
 struct Fp32EmulatedArguments : ConvolutionSizes {
   int64_t backward;  // whether the weights are those of the pass whose output is the image here
-  int64_t parts;     // into which the pixels are divided, where filters are made
+  int64_t parts;     // into which the pixels are split, in the filter pass (split-K)
   int64_t accumulate;
 };
 
 namespace mbc {
 
-constexpr int EMULATED_K = 64, EMULATED_K_STEPS = EMULATED_K / 16;  // that are multiplied before sums are put together
+constexpr int EMULATED_K = 64, EMULATED_K_STEPS = EMULATED_K / 16;  // accumulated on tensor cores; wgmma steps
 
 struct SplitPair {
   uint32_t high, low;  // of two words
@@ -48,7 +49,7 @@ struct SplitScale {
   }
 };
 
-// The larger size; what is infinite stays so under any scale, and words beside it keep theirs.
+// The larger size; what is infinite stays so under any scale, and words that share its scale keep theirs.
 __device__ inline float larger_finite(float largest, float word) {
   const float size = fabsf(word);
   return size <= FLT_MAX ? max(largest, size) : largest;
@@ -70,7 +71,7 @@ __device__ inline float largest_of_block(float value, float* of_warps, int threa
   return value;
 }
 
-// 64 terms of what a block multiplies: 128 rows, which it divides itself, and N columns, which were divided before.
+// A pipeline stage, K = 64: 128 rows in fp32, which consumers split, and N columns, which were split before.
 constexpr int EMULATED_M = 64 * CONSUMERS;  // rows
 constexpr int EMULATED_ROW = EMULATED_K * 4;       // bytes of a row
 
@@ -90,9 +91,9 @@ __device__ inline int32_t image_offset(int32_t row, int32_t sixteen) {
 
 constexpr int PREPARE_THREADS = 256;
 
-// By a block of so many threads, the columns of a stage as tensor cores read them, `EmulatedStage::COPIED` bytes; of the
-// words that each thread wrote to `tile`, `largest` is. The 64 terms are put in the order in which a thread that
-// multiplies has them (`FetchedRows`), which reads four neighbours at once.
+// By a block of so many threads, the columns of a stage as tensor cores read them, `EmulatedStage::COPIED` bytes; of
+// the words that each thread wrote to `tile`, `largest` is. K is permuted to the order in which a consumer thread has
+// it (`FetchedRows`), which reads four neighbours at once.
 template <int N>
 __device__ inline void split_operand(const float (&tile)[N][EMULATED_K + 1], float largest, char* to) {
   __shared__ float of_warps[PREPARE_THREADS / 32];
@@ -114,8 +115,8 @@ __device__ inline void split_operand(const float (&tile)[N][EMULATED_K + 1], flo
   if (threadIdx.x < 4) reinterpret_cast<float*>(to + 2 * Stage::WEIGHTS)[threadIdx.x] = scale.down;
 }
 
-// 64 terms of 16 rows of each warp: of row lane / 4, and of the one eight rows below, thread t of a row's four has the
-// words (2t, 2t + 1, 2t + 8, 2t + 9) of each 16 terms.
+// K = 64 of 16 rows of each warp: of row lane / 4, and of the one eight rows below, thread t of a row's four has the
+// words (2t, 2t + 1, 2t + 8, 2t + 9) of each K = 16.
 struct FetchedRows {
   Vec<float, 4> words[EMULATED_K_STEPS][2];
 
@@ -128,7 +129,7 @@ struct FetchedRows {
   }
 };
 
-// The same, as tensor cores take them.
+// The same as A fragments of wgmma.
 struct SplitRows {
   uint32_t high[EMULATED_K_STEPS][4], low[EMULATED_K_STEPS][4];
   float down[2];  // takes off the scale of either row
@@ -164,11 +165,11 @@ struct SplitRows {
   }
 };
 
-// Starts what 64 terms come to, which `wgmma_wait` waits for.
+// Starts wgmma for K = 64, which `wgmma_wait` waits for: low * high, high * low, high * high, the small ones first.
 template <bool MN_MAJOR, int TILES>
 __device__ inline void start_3xfp16(
     float (&part)[TILES][4], const SplitRows& rows, const char* high, const char* low) {
-  constexpr int STEP = MN_MAJOR ? 16 * SWIZZLE_ROW : 16 * 2;  // bytes of 16 terms
+  constexpr int STEP = MN_MAJOR ? 16 * SWIZZLE_ROW : 16 * 2;  // bytes of K = 16
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < EMULATED_K_STEPS; ++step) {
@@ -179,10 +180,11 @@ __device__ inline void start_3xfp16(
   wgmma_commit();
 }
 
-// Adds up the products of `count` stages: `fetch(turn, step, half)` of the rows, `operand(turn)` where the other operand
-// begins, its small halves `low_at` bytes behind, and `down(turn)` what takes off its scale. `after(turn)` may use the
-// sums and clear them. Where the ring has room, words of the next stage are fetched before tensor cores start: a warp
-// that has started a product waits until it is taken, and does nothing else meanwhile.
+// A consumer's main loop over `count` stages: `fetch(iteration, step, half)` of the rows (A), `operand(iteration)`
+// where B begins, its low words `low_at` bytes behind, and `down(iteration)` what takes off its scale.
+// `after(iteration)` may use the accumulators and clear them. Where the pipeline has stages enough, words of the next
+// one are fetched before wgmma starts: a warp whose A is in registers waits until the tensor cores have taken it, and
+// does nothing else.
 template <bool MN_MAJOR, int TILES, int STAGES, typename Fetch, typename Operand, typename Down, typename After>
 __device__ inline void consume_stages_3xfp16(
     float (&sums)[TILES][4], int32_t count, Pipeline<STAGES>& pipeline, Fetch fetch, Operand operand, int low_at, Down down,

@@ -1,5 +1,5 @@
-// Convolution in emulated fp32 (3xFP16, see fp32_emulated.cuh), forward, and the gradient of the image at a stride of one.
-// Channels last; channels and filters are multiples of 64.
+// Convolution in emulated fp32 (3xFP16, see fp32_emulated.cuh), forward, and the gradient of the image at a stride of
+// one. Channels last; channels and filters are multiples of 64.
 //
 // GEMM       M = output pixels, N = filters, K = filter taps * channels; implicit: im2col exists nowhere.
 // Tile       128 pixels x 128 filters, or x 64 where filters are no multiple of 128. A pipeline stage is K = 64: 64
@@ -61,7 +61,7 @@ __device__ inline void produce_stages(
   const int32_t sixteen = threadIdx.x % SIXTEENS, mine = threadIdx.x / SIXTEENS;  // of either half of a pixel
   int32_t iteration = 0;
   for (int32_t number = blockIdx.x; number < f.tiles; number += gridDim.x) {
-    // The image under the first place of the filter for each of this thread's pixels.
+    // The image under the first filter tap for each of this thread's pixels.
     int32_t at[MINE], corner[MINE];
     int32_t pixel = number / f.across * EMULATED_M + mine, line = pixel / f.out_width;
     int32_t column = pixel - line * f.out_width, n = line / f.out_height, row = line - n * f.out_height;
@@ -184,7 +184,7 @@ extern "C" const char* mbc_convolution_in_halves(const MbcCall& call) {
     run_fp32_emulated<64>(call, a);
   return launched();
 }
-// The same; `backward` says that weights are turned.
+// The same; `backward` says that weights are transposed and rotated.
 extern "C" const char* mbc_convolution_backward_data_in_halves(const MbcCall& call) {
   return mbc_convolution_in_halves(call);
 }

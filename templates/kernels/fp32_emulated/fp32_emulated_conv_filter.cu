@@ -1,12 +1,12 @@
-// Gradient of convolution filters in emulated fp32 (3xFP16, see fp32_emulated.cuh). Channels last; channels and filters are
-// multiples of 64.
+// Gradient of convolution filters in emulated fp32 (3xFP16, see fp32_emulated.cuh). Channels last; channels and filters
+// are multiples of 64.
 //
 // GEMM       M = filters, N = filter taps * channels, K = output pixels, split over `parts` blocks (split-K) that
 //            `add_parts` adds up in order, in fp64.
-// Tile       128 filters x 128 columns; WIDE: 64 filters x 256 columns. Columns come in blocks of 64 channels, which may
-//            belong to different taps. A stage is K = 64 pixels.
-// Launches   `find_largest` and `split_tensor` split the image once, since each word is read for every filter tap; then the
-//            GEMM, then `add_parts`.
+// Tile       128 filters x 128 columns; WIDE: 64 filters x 256 columns. Columns come in blocks of 64 channels, which
+//            may belong to different taps. A stage is K = 64 pixels.
+// Launches   `find_largest` and `split_tensor` split the image once, since each word is read for every filter tap; then
+//            the GEMM, then `add_parts`.
 // Warps      384 threads. Warpgroup 0 is the producer: gradients as they are and the split image, both with cp.async.
 //            Warpgroups 1 and 2 are consumers: each splits its gradients in registers (A) and starts wgmma m64n128k16
 //            with the image in shared memory (B, rows are K). They take other filters, or, WIDE, other columns.
@@ -47,7 +47,7 @@ __device__ inline float largest_of(const float* found, float* of_warps) {
   return largest_of_block(largest, of_warps, blockDim.x);
 }
 
-// Of each 64 channels of a pixel, first what halves hold of them, then what that leaves.
+// Of each 64 channels of a pixel, first the high fp16 words, then the low ones.
 __global__ void split_tensor(
     const float* __restrict__ x, const float* __restrict__ found, uint4* split, int64_t count) {
   __shared__ float of_warps[LARGEST_THREADS / 32];
@@ -69,7 +69,7 @@ __global__ void split_tensor(
   }
 }
 
-// Both multiply other filters of the same columns, or (WIDE) the same filters by other columns.
+// Consumers have other filters of the same columns, or (WIDE) the same filters and other columns.
 template <bool WIDE>
 struct FilterStage {
   static constexpr int FILTERS = WIDE ? 64 : 128, BLOCKS = WIDE ? 4 : 2;  // of a block; of 64 columns
@@ -104,12 +104,12 @@ __device__ inline void produce_filter_stages(
   constexpr int APART = WARPGROUP / 8, MINE = EMULATED_K / APART;  // pixels between a thread's, of the image
   constexpr int SIXTEENS = Stage::FILTERS / 4, DY_APART = WARPGROUP / SIXTEENS;
   const int32_t sixteen = threadIdx.x % 8, mine = threadIdx.x / 8, dy_mine = threadIdx.x / SIXTEENS;
-  int32_t down[Stage::BLOCKS], right[Stage::BLOCKS], offset[Stage::BLOCKS];  // of a column's place; and from a pixel's
+  int32_t down[Stage::BLOCKS], right[Stage::BLOCKS], offset[Stage::BLOCKS];  // of a column's filter tap; and from a pixel's
 #pragma unroll
   for (int b = 0; b < Stage::BLOCKS; ++b) {
     const int32_t column = static_cast<int32_t>(blockIdx.x) % f.across * Stage::BLOCKS + b;
     const int32_t tap = column / (f.channels / 64);
-    // What lies beyond the last place is not there for any pixel.
+    // What lies beyond the last column is not there for any pixel.
     down[b] = column < f.columns ? tap / f.kernel_width : f.height + f.pad_top;
     right[b] = tap % f.kernel_width;
     offset[b] = (down[b] * f.width + right[b]) * f.channels + (column - tap * (f.channels / 64)) * 64;
@@ -198,7 +198,7 @@ __global__ void __launch_bounds__(PIPELINE_THREADS, 1)
   char* stages = aligned_shared(shared);
   __shared__ float of_warps[PIPELINE_THREADS / 32];
   if (threadIdx.x == 0) pipeline.start(WARPGROUP);
-  const float down = SplitScale(largest_of(found, of_warps)).down;  // all threads meet: the ring is ready
+  const float down = SplitScale(largest_of(found, of_warps)).down;  // all threads meet: the pipeline is ready
   if (threadIdx.x < WARPGROUP) {
     setmaxnreg_dec<PRODUCER_REGISTERS>();
     produce_filter_stages<WIDE>(split, dy, stages, pipeline, f);

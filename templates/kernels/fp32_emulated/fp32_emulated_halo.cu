@@ -1,13 +1,14 @@
-// Convolution in emulated fp32 (3xFP16, see fp32_emulated.cuh) with filters of several taps, forward, and the gradient of the
-// image at a stride of one. Every word of the image is split once for all filter taps. Channels last; channels and filters
-// are multiples of 64.
+// Convolution in emulated fp32 (3xFP16, see fp32_emulated.cuh) with filters of several taps, forward, and the gradient
+// of the image at a stride of one. Every word of the image is split once for all filter taps. Channels last; channels
+// and filters are multiples of 64.
 //
-// GEMM       M = filters, N = output pixels, K = filter taps * channels: pixels are the columns, so that 64 filters fill a
-//            tile as well as 128 do.
-// Tile       64 filters x 256 pixels, which are consecutive, or a box of 8 columns by 32 rows (halo.cuh). Of the image a
-//            block holds the tile with its halo, up to 379 pixels of 64 channels, split into high and low halves. What the
-//            tile sees under the next filter tap is the same operand, some pixels further on: operands are core matrices
-//            without swizzle, which may begin at any multiple of 16 bytes. A weight stage is one tap of 64 channels.
+// GEMM       M = filters, N = output pixels, K = filter taps * channels: pixels are the columns, so that 64 filters
+//            fill a tile as well as 128 do.
+// Tile       64 filters x 256 pixels, which are consecutive, or a box of 8 columns by 32 rows (halo.cuh). Of the image
+//            a block holds the tile with its halo, up to 379 pixels of 64 channels, split into high and low halves.
+//            What the tile sees under the next filter tap is the same operand, some pixels further on: operands are
+//            core matrices without swizzle, which may begin at any multiple of 16 bytes. A weight stage is one tap of
+//            64 channels.
 // Warps      512 threads. Warp 0 is the producer of weights, which `prepare_fragments` has split before (one
 //            cp.async.bulk a stage). Warps 1 to 7 read and split halos. Warpgroups 2 and 3 are consumers of 128 pixels
 //            each: wgmma m64n128k16, weights in registers (A), pixels in shared memory (B).
@@ -33,7 +34,7 @@ constexpr int FRAGMENTS_BYTES = HALO_FILTERS * EMULATED_K * 4;  // weights of a 
 constexpr int WEIGHTS_BYTES = FRAGMENTS_BYTES + HALO_FILTERS * 4, WEIGHTS = 2;
 constexpr int HALO_SPLITTER_REGISTERS = 56, HALO_CONSUMER_REGISTERS = 200;  // of 64 K in all
 constexpr int SPLITTING = SPLITTERS - 32, FRAGMENT_THREADS = 256;
-// Places from one of a thread to its next, and of it that are read together.
+// Halo pixels from one of a thread to its next, and how many of its are read together.
 constexpr int SPLIT_APART = SPLITTING / 8, SPLIT_AT_ONCE = 4, SPLIT_ROUND = SPLIT_APART * SPLIT_AT_ONCE;
 constexpr int LOCATED_PIXELS = (MOST_HALO_PIXELS / SPLIT_ROUND + 1) * SPLIT_ROUND;
 
@@ -46,8 +47,8 @@ struct EmulatedHaloConv : HaloConv {
   __device__ int32_t stages() const { return taps * chunks; }
 };
 
-// Weights as threads that multiply take them: of every stage of 64 filters, for each 16 terms what halves hold and what
-// that leaves of the words of each thread, and what takes off the scale of each filter.
+// Weights as A fragments of wgmma: of every stage of 64 filters, for each K = 16 the high and the low fp16 words of
+// each thread, and what takes off the scale of each filter.
 __global__ void prepare_fragments(const float* __restrict__ weight, char* prepared, EmulatedHaloConv f) {
   __shared__ float tile[HALO_FILTERS][EMULATED_K + 1], up[HALO_FILTERS];
   const int32_t stage = blockIdx.x, channel = stage / f.taps * EMULATED_K, tap = stage % f.taps;
@@ -90,10 +91,10 @@ __global__ void prepare_fragments(const float* __restrict__ weight, char* prepar
 struct HaloPipelines {
   Pipeline<HALOS> halos;
   Pipeline<WEIGHTS> weights;
-  Barrier agreed;  // on the largest of a patch
+  Barrier agreed;  // on the largest word of a halo
   float largest[2][SPLITTING / 32], down[HALOS];
-  int32_t offsets[LOCATED_PIXELS];                     // of places of a patch, in the image
-  int32_t outputs[2][HALO_GROUPS * 8];       // where what comes to the places of a tile is written
+  int32_t offsets[LOCATED_PIXELS];                     // of halo pixels, in the image
+  int32_t outputs[2][HALO_GROUPS * 8];       // where the results of a tile's pixels are written
 
   __device__ void start() {
     halos.start(SPLITTING);
@@ -116,8 +117,8 @@ __device__ inline void produce_weights(
   }
 }
 
-// Where each place of a tile's patch lies in the image, in elements, or -1 for what is beside it: those whose words
-// this warp's threads divide, which are all that they need.
+// Where each pixel of a tile's halo lies in the image, in elements, or -1 for padding: those whose words this warp's
+// threads split, which are all that they need.
 __device__ inline void locate_halo_pixels(
     int32_t* offsets, int32_t tile, int32_t mine, int32_t eight, const EmulatedHaloConv& f) {
   const int32_t left = f.left(tile), first = mine + eight * SPLIT_APART;
@@ -130,14 +131,14 @@ __device__ inline void locate_halo_pixels(
   __syncwarp();
 }
 
-// Where what comes to each place of a tile is written, in elements, or -1 for what is beside the output.
+// Where the result of each pixel of a tile is written, in elements, or -1 for what is outside the output.
 __device__ inline void find_outputs(int32_t* offsets, int32_t tile, int32_t thread, const EmulatedHaloConv& f) {
   const int32_t first = f.first(tile), left = f.left(tile);
   for (int32_t i = thread; i < HALO_GROUPS * 8; i += SPLITTING)
     offsets[i] = f.made(f.place(first + i / 8 * f.group + i % 8), left);
 }
 
-// Every place's eight channels in turn, several read at once.
+// Eight channels of every halo pixel, several pixels read at once.
 template <typename Use>
 __device__ inline void for_halo_pixels(const float* x, const int32_t* offsets, int32_t mine, int32_t halo_pixels, Use use) {
   for (int32_t i = mine; i < halo_pixels; i += SPLIT_ROUND) {
@@ -156,7 +157,7 @@ __device__ inline void for_halo_pixels(const float* x, const int32_t* offsets, i
 __device__ inline void split_halos(
     const float* __restrict__ x, char* halos, HaloPipelines& pipelines, const EmulatedHaloConv& f) {
   const int32_t thread = threadIdx.x - 32, eight = thread % 8, mine = thread / 8, halo_pixels = f.halo_pixels();
-  int32_t iteration = 0, agreed = 0, number = 0;  // of patches, of their largest words, of tiles
+  int32_t iteration = 0, agreed = 0, number = 0;  // of halos, of their largest words, of tiles
   const auto largest_of_all = [&](float largest) {
     largest = largest_of_warp(largest);
     if (thread % 32 == 0) {
@@ -211,7 +212,7 @@ __device__ inline void consume_tiles(
   int32_t iteration = 0, halo_iteration = 0, number = 0;
   const int32_t first_tile = static_cast<int32_t>(blockIdx.x), step = static_cast<int32_t>(gridDim.x);
   const int32_t iterations = (f.tiles - first_tile + step - 1) / step * f.stages();
-  // Weights of 32 terms: of the next stage they are fetched while the last products of this one are made.
+  // Weights of K = 32: those of the next stage are fetched while the last wgmma of this one run.
   uint32_t former[2][2][4], latter[2][2][4];
   const auto fetch = [&](uint32_t(&weights)[2][2][4], int32_t of_iteration, int first_step) {
     const uint4* fragments = reinterpret_cast<const uint4*>(stages + of_iteration % WEIGHTS * WEIGHTS_BYTES);
@@ -226,7 +227,7 @@ __device__ inline void consume_tiles(
   fetch(latter, 0, 2);
   for (int32_t tile = first_tile; tile < f.tiles; tile += step, ++number) {
     float sums[16][4] = {};
-    int32_t outputs[2][2];  // lane 4 j + t: of places 2 t and 2 t + 1 of the j-th group, and of the eighth one after it
+    int32_t outputs[2][2];  // lane 4 j + t: of pixels 2 t and 2 t + 1 of the j-th group, and of the eighth one after it
     for (int32_t chunk = 0; chunk < f.chunks; ++chunk, ++halo_iteration) {
       pipelines.halos.consumer_wait(halo_iteration);
       const char* line = halos + halo_iteration % HALOS * HALO_BYTES + group * f.group * 16;
@@ -325,7 +326,7 @@ extern "C" const char* mbc_convolution_of_patches(const MbcCall& call) {
                     out<float>(call, 2), f);
   return launched();
 }
-// The same; `backward` says that weights are turned.
+// The same; `backward` says that weights are transposed and rotated.
 extern "C" const char* mbc_convolution_backward_data_of_patches(const MbcCall& call) {
   return mbc_convolution_of_patches(call);
 }

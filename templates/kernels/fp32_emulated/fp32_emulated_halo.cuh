@@ -1,5 +1,5 @@
-// What convolutions and their filter pass share that divide a patch into halves of words (fp32_emulated.cuh), once for all
-// places of the filter: two warpgroups divide, two others multiply.
+// What convolutions and their filter pass share that split a halo once for all filter taps (fp32_emulated.cuh): two
+// warpgroups split, two others are consumers.
 #pragma once
 
 #include "fp32_emulated.cuh"
@@ -8,7 +8,7 @@ namespace mbc {
 
 constexpr int SPLITTERS = 2 * WARPGROUP, HALO_THREADS = SPLITTERS + CONSUMERS * WARPGROUP;
 
-// What halves hold of eight words under a scale, and what that leaves.
+// High and low fp16 words of eight words under a scale.
 __device__ inline void split_eight(const Vec<float, 4> (&words)[2], float up, uint4& high, uint4& low) {
   uint32_t both[2][4];
 #pragma unroll

@@ -1,15 +1,15 @@
-// Gradient of filters three taps wide at a stride of one, in emulated fp32 (3xFP16, see fp32_emulated.cuh). Every word is split
-// once for all warps that multiply it. Channels last; channels and filters are multiples of 64.
+// Gradient of filters three taps wide at a stride of one, in emulated fp32 (3xFP16, see fp32_emulated.cuh). Every word
+// is split once for all warps that multiply it. Channels last; channels and filters are multiples of 64.
 //
 // GEMM       for each of the three taps of a filter row: M = filters, N = 64 channels, K = output pixels, split over
 //            `parts` blocks (split-K) that `add_parts` adds up in order, in fp64.
-// Tile       one row of the filter (three taps) of 128 filters x 64 channels, or of 64 filters. A stage is K = 64 pixels of
-//            the gradient and 66 of the image. Image rows lie one behind another, `pitch` apart, with as many pixels
-//            between as keep what is right of one row from what is left of the next: the next tap is the same operand,
-//            16 bytes further on (core matrices without swizzle).
-// Warps      512 threads. Warpgroups 0 and 1 read and split both operands. Warpgroups 2 and 3 are consumers: gradients come
-//            through ldmatrix.trans into registers (A), wgmma m64n64k16 reads the image from shared memory (B, rows are K).
-//            Each has 64 of the 128 filters; of 64 filters each takes every other stage.
+// Tile       one row of the filter (three taps) of 128 filters x 64 channels, or of 64 filters. A stage is K = 64
+//            pixels of the gradient and 66 of the image. Image rows lie one behind another, `pitch` apart, with as many
+//            pixels between as keep what is right of one row from what is left of the next: the next tap is the same
+//            operand, 16 bytes further on (core matrices without swizzle).
+// Warps      512 threads. Warpgroups 0 and 1 read and split both operands. Warpgroups 2 and 3 are consumers: gradients
+//            come through ldmatrix.trans into registers (A), wgmma m64n64k16 reads the image from shared memory (B,
+//            rows are K). Each has 64 of the 128 filters; of 64 filters each takes every other stage.
 // Scale      one power of two for eight channels of the image or the gradients (`find_largest_of_chunks`).
 // Shared     4 stages of 51,456 bytes, or 6 of 34,304 for 64 filters.
 // Registers  48 a splitting thread, 208 a consumer thread (setmaxnreg).
@@ -26,15 +26,15 @@
 namespace mbc {
 
 constexpr int HALO_WIDTH = 3;                              // of the filter
-constexpr int HALO_PLACES = EMULATED_K + HALO_WIDTH - 1;  // of the image, in a stage
-// Bytes of eight channels: an odd number of 16, so that those of a place, which are written at once, are in different
+constexpr int HALO_STAGE_PIXELS = EMULATED_K + HALO_WIDTH - 1;  // of the image, in a stage
+// Bytes of eight channels: an odd number of 16, so that those of a pixel, which are written at once, are in different
 // banks. Of 64 channels, of either half; and of both.
-constexpr int HALO_CHUNK = (HALO_PLACES | 1) * 16, HALO_HALF = 8 * HALO_CHUNK, HALO_BLOCK = 2 * HALO_HALF;
+constexpr int HALO_CHUNK = (HALO_STAGE_PIXELS | 1) * 16, HALO_HALF = 8 * HALO_CHUNK, HALO_BLOCK = 2 * HALO_HALF;
 constexpr int SPLITTER_REGISTERS = 48, SUMMING_CONSUMER_REGISTERS = 208;  // 64 K in all, of which each starts with 128 a thread
-constexpr int HALO_APART = SPLITTERS / 8;  // places from one of a thread to its next
+constexpr int HALO_APART = SPLITTERS / 8;  // pixels from one of a thread to its next
 constexpr int FOUND_BLOCKS = 256;  // as in mbc/kernels/cuda/fp32_emulated/fp32_emulated_halo_filter.py: look for the largest of each 64 channels
 
-// Of eight channels that a thread divides at once, and that share a scale, the first and the last four lie 32 apart: so
+// Of eight channels that a thread splits together, and that share a scale, the first and the last four lie 32 apart: so
 // eight threads read 128 bytes together. Where an element of such a chunk lies among its 64:
 __device__ inline int32_t channel_of(int32_t chunk, int32_t element) {
   return element / 4 * 32 + chunk * 4 + element % 4;
@@ -69,14 +69,14 @@ template <int FILTER_BLOCKS>  // of 64
 struct HaloFilterStage {
   static constexpr int BLOCKS = 1 + FILTER_BLOCKS;  // of 64 channels: the image's, then those of gradients
   static constexpr int BYTES = BLOCKS * HALO_BLOCK, COUNT = 12 / BLOCKS;
-  static constexpr int SHARING = FILTER_BLOCKS;  // warpgroups that multiply the same stage
+  static constexpr int SHARING = FILTER_BLOCKS;  // consumers that share a stage
 };
 
 inline int32_t larger(int32_t a, int32_t b) { return a < b ? b : a; }
 
 struct HaloFilter : ConvolutionShape, PixelGrid {
   int32_t images, stages, blocks, across;  // blocks of 64 channels; tiles of columns
-  GridPixel step;                         // from a place of a thread to the next
+  GridPixel step;                         // from a pixel of a thread to the next
 
   explicit HaloFilter(const Fp32EmulatedArguments& a)
       : ConvolutionShape(a),
@@ -98,7 +98,7 @@ struct EightWords {
 #pragma unroll
     for (int i = 0; i < 2; ++i) four[i] = there ? mbc::load<4>(from + 32 * i) : Vec<float, 4>{};
   }
-  // To `to`, and where that is `needed` to a second place.
+  // To `to`, and where that is `needed` to a second address.
   __device__ void split(float up, char* to, char* second = nullptr, bool needed = false) const {
     uint4 both[2];
     split_eight(four, up, both[0], both[1]);
@@ -110,7 +110,7 @@ struct EightWords {
   }
 };
 
-// The first places of the image in a stage are also the last of the one before, which is filled when they are there.
+// The first pixels of the image in a stage are also the last of the one before, which is full when they are there.
 template <int FILTER_BLOCKS>
 __device__ inline void split_stages(
     const float* __restrict__ x, const float* __restrict__ dy, const float* up, char* stages,
@@ -142,13 +142,13 @@ __device__ inline void split_stages(
   };
   char* const of_thread = stages + chunk * HALO_CHUNK + mine * 16;
   const auto stage = [&](int32_t iteration) { return of_thread + iteration % Stage::COUNT * Stage::BYTES; };
-  // Where the first place of a thread is also among the last of the stage before `turn`.
+  // Where the first pixel of a thread is also among the last of the stage before `iteration`.
   const auto before = [&](int32_t iteration) { return stage(iteration - 1) + EMULATED_K * 16; };
   const auto is_before = [&](int32_t iteration) { return mine < HALO_WIDTH - 1 && iteration > 0; };
   fetch();
   for (int32_t iteration = 0; iteration < iterations; ++iteration) {
     pipeline.producer_acquire(iteration);
-#pragma unroll 1  // what is divided at once has to fit into registers
+#pragma unroll 1  // what is split at a time has to fit into registers
     for (int i = 0; i < EMULATED_K; i += HALO_APART) {
       char* const to = stage(iteration) + i * 16;
       words[0].split(up[chunk], to, before(iteration), i == 0 && is_before(iteration));

@@ -3,12 +3,12 @@
 // GEMM       forward   M = outputs, N = samples, K = inputs       (weights are A, read and split once)
 //            data      M = inputs,  N = samples, K = outputs      (weights are A)
 //            filter    M = outputs, N = inputs,  K = samples
-// Tile       128 rows x 128 columns, or x 64 where there are at most 64 columns. A stage is K = 64. Where there are fewer
-//            tiles than multiprocessors K is divided into `parts` (split-K), which `add_parts` adds up in order, in fp64.
-//            A persistent block goes on with the next tile and part.
-// Warps      384 threads. Warpgroup 0 is the producer: fp32 rows with cp.async, and columns, which `prepare_columns` has
-//            split before, with one cp.async.bulk a stage. Warpgroups 1 and 2 are consumers of 64 rows each: they split
-//            rows in registers (A) and start wgmma m64nNk16 with columns in shared memory (B).
+// Tile       128 rows x 128 columns, or x 64 where there are at most 64 columns. A stage is K = 64. Where there are
+//            fewer tiles than multiprocessors K is divided into `parts` (split-K), which `add_parts` adds up in order,
+//            in fp64. A persistent block goes on with the next tile and part.
+// Warps      384 threads. Warpgroup 0 is the producer: fp32 rows with cp.async, and columns, which `prepare_columns`
+//            has split before, with one cp.async.bulk a stage. Warpgroups 1 and 2 are consumers of 64 rows each: they
+//            split rows in registers (A) and start wgmma m64nNk16 with columns in shared memory (B).
 // Shared     3 stages of 66,560 bytes at N = 128, 4 of 50,176 at N = 64.
 // Registers  80 a producer thread, 208 a consumer thread (setmaxnreg).
 // Limit      at small mini-batches the bytes of the weights, read (or their gradient written) once.
@@ -25,7 +25,7 @@ struct Fp32EmulatedLinearArguments {
   int64_t rows;
   int64_t columns;
   int64_t terms;
-  int64_t parts;  // into which the terms are divided
+  int64_t parts;  // into which K is split
   int64_t accumulate;
 };
 
@@ -33,7 +33,7 @@ namespace mbc {
 
 enum class Pass { FORWARD, DATA, FILTER };
 
-// A line in memory has all terms of a row, or all rows of a term.
+// A line in memory has all K of a row, or (MN_MAJOR) all rows of one K.
 template <Pass PASS>
 struct Lines {
   static constexpr bool MN_MAJOR = PASS != Pass::FORWARD;
@@ -44,7 +44,7 @@ struct Lines {
   __device__ static int32_t offset(int32_t line, int32_t sixteen) {
     return MN_MAJOR ? line * WORDS * 4 + ((sixteen ^ line / 4 % 4 * 2) * 16) : image_offset(line, sixteen);
   }
-  // The four words that thread t of a row's four has of each 16 terms.
+  // The four words that thread t of a row's four has of each K = 16.
   __device__ static Vec<float, 4> fetch(const char* lines, int32_t row, int step, int t) {
     if (!MN_MAJOR) return load<4>(reinterpret_cast<const float*>(lines + image_offset(row, 4 * step + t)));
     const float* words = reinterpret_cast<const float*>(lines) + (16 * step + 4 * t) * WORDS + (row ^ 8 * t);
@@ -54,7 +54,7 @@ struct Lines {
 
 struct EmulatedGemm {
   int32_t rows, columns, terms;
-  int32_t stages, parts;         // of all terms
+  int32_t stages, parts;         // of all K
   int32_t across, tiles, units;  // tiles of columns, and of both; and of parts, which blocks make one by one
   bool accumulate;
 
@@ -64,11 +64,11 @@ struct EmulatedGemm {
         parts(static_cast<int32_t>(a.parts)), across(static_cast<int32_t>(divide_up(columns, n))),
         tiles(static_cast<int32_t>(divide_up(rows, EMULATED_M)) * across),
         units(tiles * parts), accumulate(a.accumulate != 0 && parts == 1) {}
-  // Of a part of the terms, the first stage.
+  // Of a part of K, the first stage.
   __device__ int32_t begin(int32_t part) const { return stages * part / parts; }
 };
 
-// A tile of the product over a part of the terms.
+// A tile of the result over a part of K.
 struct Unit {
   int32_t row, across, part;  // the first row; which tile of columns
   int32_t begin, end;         // stages

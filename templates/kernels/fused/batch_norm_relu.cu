@@ -1,11 +1,11 @@
 // Batch normalisation, biases and ReLU fused with their neighbours (additions, slices), in one pass over memory.
 //
-// ReLU's mask is told by the activation that was stored, by a bit mask, or computed again from what is read anyway. All agree
-// to the bit, since the forward and the backward pass compute it by the same function.
+// ReLU's mask is told by the activation that was stored, by a bit mask, or computed again from what is read anyway. All
+// agree to the bit, since the forward and the backward pass compute it by the same function.
 //
 // Bytes      every operand in once, every result out once; a bit mask takes one bit an element.
-// Kernels    maps (`map_channels`, channels.cuh) and reductions (`reduce_channels_of`, channel_reduce.cuh) with the operands
-//            and functions that are put together here.
+// Kernels    maps (`map_channels`, channels.cuh) and reductions (`reduce_channels_of`, channel_reduce.cuh) with the
+//            operands and functions that are put together here.
 // Threads    256. Channels last a thread keeps 16 bytes of channels and walks down the rows.
 // Shared     what a block's channels have; of reductions the partial sums of its threads.
 // Registers  launch bounds: 3 or 4 blocks a multiprocessor, by the words that a thread keeps (`resident`).
@@ -140,8 +140,8 @@ const char* relu_backward_sums(const MbcCall& call) {
   return launched();
 }
 
-// ADD: a slice of another gradient is added. PART: and a part of the sum is written by itself, too. SLICED: the gradient
-// behind relu is a slice.
+// ADD: a slice of another gradient is added. PART: and a part of the sum is written by itself, too. SLICED: the
+// gradient behind relu is a slice.
 template <bool ADD, bool SLICED, bool PART = false>
 const char* normalize_relu_backward(const MbcCall& call) {
   const auto& a = arguments<FusedMapArguments>(call);

@@ -1,10 +1,10 @@
-// Concatenation along channels, also with a bias, or with batch normalisation and ReLU of the result or of the parts; and
-// slices of channels.
+// Concatenation along channels, also with a bias, or with batch normalisation and ReLU of the result or of the parts;
+// and slices of channels.
 //
 // Bytes      every part in once, every result out once.
-// Kernels    channels first, what belongs to a sample is one piece of memory and is copied as such, in units of up to 16
-//            bytes. Channels last a thread keeps its channels, looks up once which part they come from, and walks down the
-//            pixels, so that pixels are written whole, by one launch for all parts.
+// Kernels    channels first, what belongs to a sample is one piece of memory and is copied as such, in units of up to
+//            16 bytes. Channels last a thread keeps its channels, looks up once which part they come from, and walks
+//            down the pixels, so that pixels are written whole, by one launch for all parts.
 // Threads    256, along the channels and down the pixels.
 // Limit      memory bandwidth.
 #include "batch_norm.cuh"

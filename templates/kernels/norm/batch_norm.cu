@@ -1,13 +1,13 @@
 // Batch normalisation with the statistics of the whole mini-batch, in fp32 whatever the storage type: statistics,
 // normalisation, the two reductions of the backward pass (dgamma, dbeta), the gradient of x, and running statistics.
 //
-// Bytes      statistics: x in. Normalise: x in, y out. Backward reductions: x and the gradient in. Gradient: both in again,
-//            one out. Each is one pass; a backward pass needs its reductions before its gradient.
-// Reduction  `parts` blocks a tile of channels leave a partial state each, a second kernel merges them in order, in fp64
-//            (channel_reduce.cuh). `parts` comes with the plan: results do not depend on the GPU. Variances are of distances
-//            from an element near by, merged after Chan, Golub and LeVeque (batch_statistics.cuh).
-// Threads    256. Channels last a thread keeps 16 bytes of channels and walks down the rows; channels first a block has one
-//            channel.
+// Bytes      statistics: x in. Normalise: x in, y out. Backward reductions: x and the gradient in. Gradient: both in
+//            again, one out. Each is one pass; a backward pass needs its reductions before its gradient.
+// Reduction  `parts` blocks a tile of channels leave a partial state each, a second kernel merges them in order, in
+//            fp64 (channel_reduce.cuh). `parts` comes with the plan: results do not depend on the GPU. Variances are of
+//            distances from an element near by, merged after Chan, Golub and LeVeque (batch_statistics.cuh).
+// Threads    256. Channels last a thread keeps 16 bytes of channels and walks down the rows; channels first a block has
+//            one channel.
 // Shared     what a block's channels have (mean, scale and so on), and the partial states of its threads.
 // Limit      memory bandwidth; of small tensors the launches, see batch_norm_single_launch.cu.
 #include "batch_norm.cuh"

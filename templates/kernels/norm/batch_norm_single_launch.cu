@@ -1,14 +1,15 @@
-// Batch normalisation in one launch each way, for small tensors: statistics and normalisation, and the reductions of the
-// backward pass and the gradient that follows from them. Channels last.
+// Batch normalisation in one launch each way, for small tensors: statistics and normalisation, and the reductions of
+// the backward pass and the gradient that follows from them. Channels last.
 //
-// Bytes      x (and what is added) in, y out; backward x and the gradient in, the gradient of x out. Rows beyond the first
-//            few of a thread, which stay in registers, are read twice, the second time mostly from the cache.
+// Bytes      x (and what is added) in, y out; backward x and the gradient in, the gradient of x out. Rows beyond the
+//            first few of a thread, which stay in registers, are read twice, the second time mostly from the cache.
 // Tile       a thread-block cluster of `parts` blocks (up to 8, compute capability 9.0; one block before) has a tile of
 //            `along` vectors of channels, each block a share of the rows.
-// Threads    256, `along` of them across the channels; sums of a warp by shuffles, of a block in shared memory, of a cluster
-//            through distributed shared memory, each in a fixed order.
+// Threads    256, `along` of them across the channels; sums of a warp by shuffles, of a block in shared memory, of a
+//            cluster through distributed shared memory, each in a fixed order.
 // Shared     two sums of each warp for the tile's channels, what a block tells its cluster, what channels have.
-// Limit      latency: two or three passes over little data and two cluster barriers, where separate launches take longer.
+// Limit      latency: two or three passes over little data and two cluster barriers, where separate launches take
+//            longer.
 #include "batch_norm_single_launch.cuh"
 #include "batch_norm_relu.cuh"
 

@@ -1,5 +1,5 @@
-// What is made of a tensor and of sums over it, in one launch: for tensors so small that a launch takes longer than what
-// it reads. Channels last.
+// What is made of a tensor and of sums over it, in one launch: for tensors so small that a launch takes longer than
+// what it reads. Channels last.
 //
 // A cluster of blocks (from compute capability 9.0) shares a tile of channels, each block with rows of its own. Threads
 // hold the first few rows that they read; a block's sums are told to the others of its cluster, added in order by each,

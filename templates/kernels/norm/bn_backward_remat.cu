@@ -1,8 +1,9 @@
-// Reductions of batch normalisation's backward pass over a gradient behind ReLU that recompute ReLU's output on the way, for
-// whoever reads it next (fused rematerialization). It is what the forward kernels write, to the bit.
+// Reductions of batch normalisation's backward pass over a gradient behind ReLU that recompute ReLU's output on the
+// way, for whoever reads it next (fused rematerialization). It is what the forward kernels write, to the bit.
 //
-// Bytes      x, what was added to it, and the gradient (or two that are added up) in; ReLU's output, the masked gradient and
-//            two sums a channel out. A launch of its own for ReLU's output would read most of that once more.
+// Bytes      x, what was added to it, and the gradient (or two that are added up) in; ReLU's output, the masked
+//            gradient and two sums a channel out. A launch of its own for ReLU's output would read most of that once
+//            more.
 // Reduction  `parts` blocks leave partial sums, a second kernel merges them in order, in fp64 (channel_reduce.cuh).
 // Threads    256. Channels last a thread keeps 16 bytes of channels and walks down the rows.
 // Shared     what a block's channels have, and the partial sums of its threads.
@@ -81,8 +82,8 @@ extern "C" const char* mbc_batch_normalize_relu_and_sums(const MbcCall& call) {
   });
   return launched();
 }
-// `_signed`: where a plan has the signs of what is made again they are not read, since the launch has them at hand. Two
-// groups have two kernels, which are told apart by name.
+// `_signed`: where a plan has the bit mask of what is recomputed it is not read, since the launch computes it anyway.
+// Two groups have two kernels, which are told apart by name.
 extern "C" const char* mbc_batch_normalize_add_relu_and_sums(const MbcCall& call) {
   return mbc::normalize_add_relu_and_sums<false>(call);
 }

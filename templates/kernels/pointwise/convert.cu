@@ -1,8 +1,8 @@
 // Changes of layout (channels first, channels last) and of element type, and both at once.
 //
 // Bytes      the tensor in once and out once.
-// Kernels    same layout: `convert_type`, up to 16 bytes a thread at a time. Else a transposition by tiles of 32 x 32 in
-//            shared memory (33 columns, so that a column's elements are in different banks), 256 threads; of up to 8
+// Kernels    same layout: `convert_type`, up to 16 bytes a thread at a time. Else a transposition by tiles of 32 x 32
+//            in shared memory (33 columns, so that a column's elements are in different banks), 256 threads; of up to 8
 //            channels a thread moves a pixel, of three colours that become channels last several pixels.
 // Limit      memory bandwidth.
 #include "device.cuh"

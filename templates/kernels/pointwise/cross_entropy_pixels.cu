@@ -1,10 +1,10 @@
-// Softmax cross entropy of few classes at many positions (segmentation), and its gradient: a thread takes all classes of W
-// positions, with nothing to be shared.
+// Softmax cross entropy of few classes at many positions (segmentation), and its gradient: a thread takes all classes
+// of W positions, with nothing to be shared.
 //
 // Bytes      logits and class numbers in; the gradient out. Up to four classes are kept in registers (`Kept`), so that
 //            logits are read once; of more each is read in its turn (`Positions`).
-// Threads    256. Channels first a thread's positions are neighbours, read at once; channels last they are 256 apart, so that
-//            neighbouring threads read what lies side by side.
+// Threads    256. Channels first a thread's positions are neighbours, read at once; channels last they are 256 apart,
+//            so that neighbouring threads read what lies side by side.
 // Reduction  `parts` blocks leave a sum in fp64 each, one block adds them in order (loss.cuh).
 // Limit      memory bandwidth.
 #include "mbc_control.h"

@@ -1,12 +1,12 @@
-// Dropout and its gradient, with random numbers from Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2,
-// 3", 2011).
+// Dropout and its gradient, with random numbers from Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy
+// as 1, 2, 3", 2011).
 //
-// Element i of the whole mini-batch, counted channels first whatever the layout, takes word i % 4 of Philox block i / 4. So a
-// mask does not depend on how the mini-batch is divided or stored, and can be recomputed at any time.
+// Element i of the whole mini-batch, counted channels first whatever the layout, takes word i % 4 of Philox block i /
+// 4. So a mask does not depend on how the mini-batch is divided or stored, and can be recomputed at any time.
 //
 // Bytes      the tensor in once and out once; no mask is stored.
-// Threads    256 in a grid-stride loop. Channels first a thread makes the four elements of one Philox block; channels last
-//            four neighbouring pixels of a channel, whose numbers are in one Philox block or two.
+// Threads    256 in a grid-stride loop. Channels first a thread makes the four elements of one Philox block; channels
+//            last four neighbouring pixels of a channel, whose numbers are in one Philox block or two.
 // Limit      memory bandwidth; channels last also the second Philox block.
 #include "mbc_control.h"
 #include "device.cuh"

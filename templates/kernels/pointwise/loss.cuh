@@ -1,5 +1,5 @@
-// A loss is summed in fp64 in two stages of fixed order: `parts` blocks leave a sum each, then one block adds them; with
-// one part the first stage finishes by itself.
+// A loss is summed in fp64 in two stages of fixed order: `parts` blocks leave a sum each, then one block adds them;
+// with one part the first stage finishes by itself.
 #pragma once
 
 #include "device.cuh"

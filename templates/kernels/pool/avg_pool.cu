@@ -1,9 +1,9 @@
-// Average pooling and its gradient, which gathers: every input pixel looks at the windows that hold it, so that no two threads
-// write one element and the order of the sums is fixed.
+// Average pooling and its gradient, which gathers: every input pixel looks at the windows that hold it, so that no two
+// threads write one element and the order of the sums is fixed.
 //
 // Bytes      image in, result out; overlapping windows read from the cache.
-// Threads    256 in a grid-stride loop over output elements: channels last 16 bytes of channels of a pixel each, channels
-//            first one element (images.cuh).
+// Threads    256 in a grid-stride loop over output elements: channels last 16 bytes of channels of a pixel each,
+//            channels first one element (images.cuh).
 // Limit      memory bandwidth; channels first index arithmetic.
 #include "pool.cuh"
 

@@ -1,12 +1,13 @@
-// Maximum pooling of an image, or of what a bias, batch normalisation or ReLU makes of it in the prologue. An index tells where
-// in its window an element was found, if the backward pass asks for it.
+// Maximum pooling of an image, or of what a bias, batch normalisation or ReLU makes of it in the prologue. An index
+// tells where in its window an element was found, if the backward pass asks for it.
 //
 // Of equal elements the first one wins, in the order of rows and then of columns; a NaN wins over all numbers.
 //
-// Bytes      image in once, result and one byte an element of index out; what is pooled is written as well if others read it.
-// Kernels    channels last with the usual windows (`max_pool_strips`): a thread keeps 16 bytes of channels and goes down a
-//            strip of the output, what rows of two windows share stays in registers. Else (`MaxPool`) a thread makes an
-//            output element, or 16 bytes of channels.
+// Bytes      image in once, result and one byte an element of index out; what is pooled is written as well if others
+//            read it.
+// Kernels    channels last with the usual windows (`max_pool_strips`): a thread keeps 16 bytes of channels and goes
+//            down a strip of the output, what rows of two windows share stays in registers. Else (`MaxPool`) a thread
+//            makes an output element, or 16 bytes of channels.
 // Limit      memory bandwidth; in 16 bits comparing elements, which is done on keys of element and place.
 #include "batch_norm.cuh"
 #include "pool.cuh"

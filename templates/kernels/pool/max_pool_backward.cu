@@ -1,5 +1,5 @@
-// Gradient of maximum pooling: alone, through ReLU, added to up to three other gradients, and with the gradient of a bias. It
-// gathers (max_pool_backward.cuh): no two threads write one element and the order of sums is fixed.
+// Gradient of maximum pooling: alone, through ReLU, added to up to three other gradients, and with the gradient of a
+// bias. It gathers (max_pool_backward.cuh): no two threads write one element and the order of sums is fixed.
 //
 // Bytes      gradient and index of the pooled image in, other gradients in, the gradient of the image out.
 // Reduction  of the bias' gradient: `parts` blocks leave a sum each, a second kernel adds them in order, in fp64.

@@ -1,7 +1,8 @@
 // The gradient of maximum pooling, and what is made of it on the way.
 //
 // It is gathered: every pixel looks at the windows that hold it, so that no two threads write one element and the order
-// of the sums is fixed, by rows of windows and then by columns. Where windows do not overlap, each one writes its pixels.
+// of the sums is fixed, by rows of windows and then by columns. Where windows do not overlap, each one writes its
+// pixels.
 #pragma once
 
 #include <algorithm>

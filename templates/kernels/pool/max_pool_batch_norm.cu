@@ -1,6 +1,6 @@
-// Gradient of a batch normalisation from that of the pooled image behind it, or from that and another gradient of what was
-// pooled. Two launches, reductions and gradient of x, both of which gather: the gradient between pool and normalisation exists
-// nowhere.
+// Gradient of a batch normalisation from that of the pooled image behind it, or from that and another gradient of what
+// was pooled. Two launches, reductions and gradient of x, both of which gather: the gradient between pool and
+// normalisation exists nowhere.
 //
 // Bytes      reductions: x, gradient and index of the pooled image (and the other gradient) in, two sums a channel out.
 //            Gradient: the same in, the gradient of x out.
@@ -58,8 +58,8 @@ struct BackToX {
   }
 };
 
-// Added to another gradient first, which may be a slice of a wider one, and through relu, whose output is computed again
-// from x.
+// Added to another gradient first, which may be a slice of a wider one, and through relu, whose output is computed
+// again from x.
 template <typename T, bool SLICED, typename U>
 struct AddedThroughRelu {
   static constexpr int OPERANDS = 1 + U::OPERANDS;

@@ -1,8 +1,8 @@
 // Nearest-neighbour upsampling by whole factors, and its gradient: the sum over the pixels that one became.
 //
 // Bytes      the small image in and the large one out; backward the reverse.
-// Threads    256 in a grid-stride loop over output elements: channels last 16 bytes of channels of a pixel each, channels
-//            first one element (images.cuh).
+// Threads    256 in a grid-stride loop over output elements: channels last 16 bytes of channels of a pixel each,
+//            channels first one element (images.cuh).
 // Limit      memory bandwidth.
 #include "images.cuh"
 

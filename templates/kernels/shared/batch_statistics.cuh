@@ -1,8 +1,9 @@
 // Mean and variance of a channel, a sum for channel_reduce.cuh.
 //
 // A variance is of distances from an element near by (a thread's first one), so that a mean far from zero costs no
-// digits; the threads of a block are merged eight at a time by distances from their common mean (Chan, Golub and LeVeque,
-// "Algorithms for computing the sample variance", 1983), so that no single far-off element does; parts are added in fp64.
+// digits; the threads of a block are merged eight at a time by distances from their common mean (Chan, Golub and
+// LeVeque, "Algorithms for computing the sample variance", 1983), so that no single far-off element does; parts are
+// added in fp64.
 #pragma once
 
 #include "channel_reduce.cuh"

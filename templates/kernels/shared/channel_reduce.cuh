@@ -20,9 +20,9 @@ namespace mbc {
 //   finish(c, Known, Total)                writes the result
 //
 // S is where the elements come from. It has `template <int N> struct Fetched`, `fetch<N>(at)` that reads N elements of
-// every operand, `finish<N>(fetched, of, at)` that may write what comes of them and of what R's channels have, of(j) for
-// the j-th element, and keep it in `fetched`, `first(fetched, j)` and `second(fetched, j)`, which R gets, `whole()`,
-// whether its operands are aligned for vectors, and `OPERANDS`.
+// every operand, `finish<N>(fetched, of, at)` that may write what comes of them and of what R's channels have, of(j)
+// for the j-th element, and keep it in `fetched`, `first(fetched, j)` and `second(fetched, j)`, which R gets,
+// `whole()`, whether its operands are aligned for vectors, and `OPERANDS`.
 template <typename T, bool TWO, bool SLICED>
 struct InMemory {
   static constexpr int OPERANDS = TWO ? 2 : 1;
@@ -151,8 +151,8 @@ __global__ void __launch_bounds__(THREADS, (REDUCE_BLOCKS<S, R, N>))
   launch_dependents();
   const int64_t c = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * N;
   const unsigned thread = threadIdx.y * blockDim.x + threadIdx.x;
-  // All blocks walk together from the last row to the first: what the kernel before wrote last may still be in the cache,
-  // and what is read last here is what the next one begins with.
+  // All blocks walk together from the last row to the first: what the kernel before wrote last may still be in the
+  // cache, and what is read last here is what the next one begins with.
   const int64_t start = static_cast<int64_t>(blockIdx.y) * blockDim.y + threadIdx.y;
   const int64_t step = static_cast<int64_t>(gridDim.y) * blockDim.y;
   const int count = c < channels && start < rows ? static_cast<int>((rows - start - 1) / step + 1) : 0;

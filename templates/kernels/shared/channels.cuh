@@ -9,12 +9,12 @@
 
 namespace mbc {
 
-// Blocks that a multiprocessor is to hold at once, by the words that a thread keeps: with its loop beside them they must
-// fit its share of the registers.
+// Blocks that a multiprocessor is to hold at once, by the words that a thread keeps: with its loop beside them they
+// must fit its share of the registers.
 constexpr int resident(size_t words) { return words <= 48 ? 4 : 3; }
 
-// Threads of a block over the vectors of a row, shared out evenly: few are idle, and with one column of blocks what they
-// read lies in one piece.
+// Threads of a block over the vectors of a row, shared out evenly: few are idle, and with one column of blocks what
+// they read lies in one piece.
 struct ChannelTiling {
   unsigned columns, along;  // blocks that cover the vectors; vectors of a block, up to 32
   unsigned down() const { return THREADS / along; }
@@ -152,8 +152,8 @@ struct AndMask {
   }
 };
 
-// F has `using Channel`, `Channel load(int64_t c) const` and `float operator()(const Channel&, float a, float b) const`,
-// which gets a third element of functions of three.
+// F has `using Channel`, `Channel load(int64_t c) const` and `float operator()(const Channel&, float a, float b)
+// const`, which gets a third element of functions of three.
 template <typename T, int N, int MORE, bool SLICED, typename F>
 __global__ void map_channels_first(Operands<T> x, T* y, int64_t vectors, Steps steps, F f) {
   const int64_t stride = thread_count();

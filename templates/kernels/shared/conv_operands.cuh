@@ -40,7 +40,7 @@ struct GridPixel {
   int32_t image, line, column;
 };
 
-// Places of images that lie one below another, `lines` from one to the next, in lines of `pitch` places.
+// Pixels of images that lie one below another, `lines` from one to the next, in lines of `pitch` pixels.
 struct PixelGrid {
   int32_t lines, pitch;
 
@@ -48,7 +48,7 @@ struct PixelGrid {
     const int32_t line = index / pitch, image = line / lines;
     return {image, line - image * lines, index - line * pitch};
   }
-  // By as much as `place` says of so many places.
+  // By as much as `place` says of so many pixels.
   __device__ void advance(GridPixel& at, const GridPixel& by) const {
     at.column += by.column;
     at.line += by.line;

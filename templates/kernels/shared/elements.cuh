@@ -182,8 +182,8 @@ __device__ inline void store_held(T* at, const Held<T, N>& value) {
 template <typename T>
 constexpr int WIDTH = 16 / static_cast<int>(sizeof(T));
 
-// What was read before is on its way before anything is made of it: the compiler would put off each load until after the
-// divisions that come before its first use.
+// What was read before is on its way before anything is made of it: the compiler would put off each load until after
+// the divisions that come before its first use.
 __device__ inline void compiler_fence() {
 #ifdef __CUDA_ARCH__
   asm volatile("" ::: "memory");

@@ -1,5 +1,5 @@
-// What launchers share: what a call hands them, how many blocks they start, and how a kernel is launched, also before the
-// one in front of it has ended, and in clusters.
+// What launchers share: what a call hands them, how many blocks they start, and how a kernel is launched, also before
+// the one in front of it has ended, and in clusters.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -91,6 +91,7 @@ inline const char* unaligned(const MbcCall& call) {
   return nullptr;
 }
 
+// griddepcontrol.launch_dependents and griddepcontrol.wait (programmatic dependent launch).
 __device__ inline void launch_dependents() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");
@@ -148,7 +149,8 @@ void launch_cluster(Kernel* kernel, dim3 grid, dim3 block, cudaStream_t stream, 
   launch_with(2, attributes, kernel, grid, block, stream, given...);
 }
 
-// All blocks of a cluster have arrived before any of them goes on, and what they wrote before is there to be read.
+// barrier.cluster: all blocks of a cluster have arrived before any of them goes on, and what they wrote before is there
+// to be read.
 __device__ inline void cluster_arrive() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
@@ -159,7 +161,8 @@ __device__ inline void cluster_wait() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 #endif
 }
-// What another block of the cluster, by its place in it, has where this one has `mine` in shared memory.
+// mapa (distributed shared memory): what another block of the cluster, by its rank in it, has where this one has `mine`
+// in shared memory.
 template <typename Shared>
 __device__ inline const Shared& of_block(const Shared& mine, unsigned place) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

@@ -1,4 +1,5 @@
-// Tensor cores through mma.sync, and how their operands come to lie in shared memory, from compute capability 8.0 on.
+// Tensor cores through mma.sync, and cp.async and ldmatrix for their operands, from compute capability 8.0 on. Each
+// function names the PTX that it wraps.
 #pragma once
 
 #include "device.cuh"
@@ -9,7 +10,8 @@
 
 namespace mbc {
 
-// D += A B for the 32 threads of a warp together: A 16 x 16 by rows, B 16 x 8 by columns, D 16 x 8, of T and fp32.
+// mma.sync m16n8k16: D += A B for the 32 threads of a warp together: A 16 x 16 by rows, B 16 x 8 by columns, D 16 x 8,
+// of T and fp32.
 //
 // Thread (g, t) = (lane / 4, lane % 4) holds two neighbouring elements a word: of A (row, first column) (g, 2t),
 // (g + 8, 2t), (g, 2t + 8), (g + 8, 2t + 8); of B (first row, column) (2t, g), (2t + 8, g). Of D: (g, 2t), (g, 2t + 1),
@@ -38,8 +40,8 @@ __device__ inline void mma_m16n8k16<__half>(float (&d)[4], const uint32_t (&a)[4
 
 #undef MBC_MMA
 
-// The same of words in tf32, whose last 13 bits are not looked at: A 16 x 8, (row, column) (g, t), (g + 8, t), (g, t + 4),
-// (g + 8, t + 4); B 8 x 8, (t, g), (t + 4, g). "Matrix Fragments for mma.m16n8k8".
+// mma.sync m16n8k8 of tf32, whose last 13 bits of a word are ignored: A 16 x 8, (row, column) (g, t), (g + 8, t), (g, t
+// + 4), (g + 8, t + 4); B 8 x 8, (t, g), (t + 4, g). "Matrix Fragments for mma.m16n8k8".
 __device__ inline void mma_m16n8k8_tf32(float (&d)[4], const float (&a)[4], float b0, float b1) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -51,10 +53,10 @@ __device__ inline void mma_m16n8k8_tf32(float (&d)[4], const float (&a)[4], floa
 #endif
 }
 
-// What tf32 holds of a word, cut off; NaN of the GPU's own stay what they are.
+// A word truncated to tf32; NaN of the GPU's own stay what they are.
 __device__ inline float cut_to_tf32(float x) { return __uint_as_float(__float_as_uint(x) & 0xffffe000u); }
 
-// The nearest in tf32.
+// cvt.rna.tf32: the nearest in tf32.
 __device__ inline float to_tf32(float x) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   uint32_t word;
@@ -65,7 +67,7 @@ __device__ inline float to_tf32(float x) {
 #endif
 }
 
-// Copies to shared memory that are waited for later: 16 bytes, zeros where they are not `there`.
+// cp.async of 16 bytes to shared memory, zeros where they are not `there`.
 __device__ inline void cp_async_16(uint4* to, const void* from, bool there) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   const uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(to));
@@ -74,12 +76,13 @@ __device__ inline void cp_async_16(uint4* to, const void* from, bool there) {
   static_cast<void>(to), static_cast<void>(from), static_cast<void>(there);
 #endif
 }
+// cp.async.commit_group
 __device__ inline void cp_async_commit() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
-// Until all copies but those before the last N ends have arrived; of this thread only.
+// cp.async.wait_group: until all but the last N groups of this thread have arrived.
 template <int N>
 __device__ inline void cp_async_wait() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
@@ -87,8 +90,8 @@ __device__ inline void cp_async_wait() {
 #endif
 }
 
-// Four matrices of 8 x 8 elements, each row 16 bytes somewhere in shared memory that a thread shows: rows of matrix i
-// by threads 8 i on. Thread (g, t) gets elements (2t, g) and (2t + 1, g) of each as a word.
+// ldmatrix.x4.trans: four matrices of 8 x 8 elements, each row 16 bytes in shared memory whose address a thread gives:
+// rows of matrix i by threads 8 i on. Thread (g, t) gets elements (2t, g) and (2t + 1, g) of each as a word.
 __device__ inline void ldmatrix_x4_trans(uint32_t (&words)[4], const uint4* row) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   const uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(row));

@@ -1,14 +1,16 @@
-// Blocks in which some warps fetch what others multiply on tensor cores, through a ring of stages in shared memory.
+// Pipelines between warp-specialised warpgroups: producers copy operands into stages in shared memory, consumers
+// multiply them on tensor cores.
 #pragma once
 
 #include "wgmma.cuh"
 
 namespace mbc {
 
-constexpr int CONSUMERS = 2, PIPELINE_THREADS = (1 + CONSUMERS) * WARPGROUP;  // warpgroups; and one that copies
+constexpr int CONSUMERS = 2, PIPELINE_THREADS = (1 + CONSUMERS) * WARPGROUP;  // warpgroups; and one producer
 constexpr int PRODUCER_REGISTERS = 80, CONSUMER_REGISTERS = 208;  // 64 K in all, of which each starts with 168 a thread
 
-// Where somebody is in a ring of which only so many stages are used, as is said at run time.
+// Stage and phase of a producer or consumer in a pipeline of which only so many stages are used, as is said at run
+// time.
 struct PipelineState {
   int32_t stage, phase = 0;
 
@@ -18,16 +20,15 @@ struct PipelineState {
     stage -= stages;
     phase ^= 1;
   }
-  __device__ PipelineState behind(int32_t stages) const { return {stage + stages, phase}; }  // as long as the ring does not end
+  __device__ PipelineState behind(int32_t stages) const { return {stage + stages, phase}; }  // unless the pipeline wraps
 };
 
-// The stages of a ring in shared memory, which some warps fill and others empty.
+// A pair of mbarriers for each stage: producers wait for `empty` and arrive at `full`, consumers the reverse.
 template <int STAGES>
 struct Pipeline {
   Barrier full[STAGES], empty[STAGES];
 
-  // By one thread; `arrivals` fill a stage, `multipliers` warpgroups empty it. Then all threads of the block have to
-  // meet.
+  // By one thread, before a barrier of the block; `arrivals` fill a stage, `consumers` warpgroups empty it.
   __device__ void start(int arrivals, int consumers = CONSUMERS) {
     for (int s = 0; s < STAGES; ++s) {
       full[s].start(arrivals);
@@ -46,7 +47,7 @@ struct Pipeline {
   __device__ void consumer_release(const PipelineState& state) { consumer_release(state.stage); }
 };
 
-// Dynamic shared memory from a multiple of 1,024 bytes on, for which 1,008 are asked for beside.
+// Dynamic shared memory from a multiple of 1,024 bytes on, for which a launch asks for 1,008 more.
 __device__ inline char* aligned_shared(uint4* shared) {
   return reinterpret_cast<char*>(shared + (1024 - shared_address(shared) % 1024) % 1024 / 16);
 }

@@ -1,5 +1,6 @@
-// Tensor cores through wgmma, which a warpgroup of 128 threads starts and which read operands from shared memory, and
-// barriers that count arrivals and bytes. Compute capability 9.0 only; elsewhere kernels that use them are not offered.
+// Hopper's tensor cores: wgmma, which a warpgroup of 128 threads starts together and which reads operands from shared
+// memory; mbarriers, which count arrivals and bytes; setmaxnreg. Each function names the PTX that it wraps. Compute
+// capability 9.0 only (sm_90a); elsewhere kernels that use them are not offered.
 #pragma once
 
 #include "mma.cuh"
@@ -7,21 +8,22 @@
 namespace mbc {
 
 constexpr int WARPGROUP = 128;
-constexpr int SWIZZLE_ROW = 128;                   // bytes: 64 elements of a row in shared memory
-constexpr int SWIZZLE_ATOM = 8 * SWIZZLE_ROW;     // rows whose 16 bytes are exchanged among each other
-constexpr int SWIZZLE_BLOCK = 64 * SWIZZLE_ROW;    // of 64 rows: how far apart blocks of 64 columns lie, terms by rows
+constexpr int SWIZZLE_ROW = 128;                   // bytes: 64 elements of a row in shared memory (128-byte swizzle)
+constexpr int SWIZZLE_ATOM = 8 * SWIZZLE_ROW;      // eight rows, among which 16-byte chunks are swizzled
+constexpr int SWIZZLE_BLOCK = 64 * SWIZZLE_ROW;    // of 64 rows: how far apart blocks of 64 columns lie where rows are K
 
-// Where the `sixteen`-th 16 bytes of a row of 128 lie, from a multiple of 1,024 bytes: so eight rows lie in different banks.
+// Where the `sixteen`-th 16 bytes of a row of 128 lie under the 128-byte swizzle, from a multiple of 1,024 bytes: the
+// same 16 bytes of eight rows are in different banks.
 __device__ inline int32_t swizzled_offset(int32_t row, int32_t sixteen) {
   return row * SWIZZLE_ROW + ((sixteen ^ row % 8) * 16);
 }
 
-// An operand that lies otherwise: in pieces of eight rows of 16 bytes, one behind another ("core matrices"). A piece may
-// begin at any multiple of 16 bytes, so that an operand that is another one shifted by some rows needs no copy.
+// An operand without swizzle: core matrices of eight rows of 16 bytes, one row behind another. A core matrix may begin
+// at any multiple of 16 bytes, so that an operand that is another one shifted by some rows needs no copy.
 struct CoreMatrices {
   const void* first;
-  int32_t stride_bytes, leading_bytes;  // bytes from a piece to that of the next eight columns, or terms
-  int32_t begin = 0;                   // bytes from the first piece to where the operand begins
+  int32_t stride_bytes, leading_bytes;  // from a core matrix to that of the next eight columns; of the next eight K
+  int32_t begin = 0;                   // bytes from the first core matrix to where the operand begins
 };
 
 }  // namespace mbc
@@ -36,27 +38,29 @@ __device__ inline uint32_t shared_address(const void* at) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(at));
 }
 
-// A barrier in shared memory: a phase ends with its `count`-th arrival, when all bytes that were announced are there.
+// An mbarrier in shared memory: a phase ends with its `count`-th arrival, when all bytes that were announced are there.
 struct Barrier {
   uint64_t word;
 
+  // mbarrier.init
   __device__ void start(int count) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&word)), "r"(count) : "memory");
 #endif
   }
+  // mbarrier.arrive
   __device__ void arrive() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(&word)) : "memory");
 #endif
   }
-  // When the copies of 16 bytes that this thread has started have arrived.
+  // cp.async.mbarrier.arrive.noinc: arrives when the cp.async of this thread have.
   __device__ void cp_async_arrive() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(&word)) : "memory");
 #endif
   }
-  // Arrives, and lets `bytes` follow, a multiple of 16.
+  // mbarrier.arrive.expect_tx and cp.async.bulk: arrives, and lets `bytes` follow, a multiple of 16.
   __device__ void bulk_copy_arrive(void* to, const void* from, int bytes) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     const uint32_t at = shared_address(&word);
@@ -67,7 +71,8 @@ struct Barrier {
                  : "memory");
 #endif
   }
-  // Until the phase of this parity has ended: the one before the first counts as ended, of parity 1.
+  // mbarrier.try_wait.parity, until the phase of this parity has ended: the one before the first counts as ended, of
+  // parity 1.
   __device__ void wait(uint32_t parity) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile(
@@ -80,21 +85,21 @@ struct Barrier {
   }
 };
 
-// Barriers that were started are known to the units that copy; before all threads of the block meet.
+// fence.mbarrier_init: initialised barriers are visible to asynchronous copies; before a barrier of the block.
 __device__ inline void fence_mbarrier_init() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 #endif
 }
 
-// What this thread has seen arrive in shared memory is there for tensor cores, too.
+// fence.proxy.async: what this thread has written to or seen in shared memory is visible to wgmma, too.
 __device__ inline void fence_proxy_async() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }
 
-// Hands registers over from warpgroups that copy or divide to those that multiply.
+// setmaxnreg: producer warpgroups hand registers over to consumer warpgroups.
 template <int COUNT>
 __device__ inline void setmaxnreg_inc() {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -108,7 +113,8 @@ __device__ inline void setmaxnreg_dec() {
 #endif
 }
 
-// Products are started between the first two, and have ended after the third, but for those of the LATER last ends.
+// wgmma.fence, wgmma.commit_group, wgmma.wait_group: wgmma are started between the first two and have ended after the
+// third, but for the last LATER groups.
 __device__ inline void wgmma_fence() {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -132,12 +138,13 @@ __device__ inline void wgmma_wait(float (&d)[TILES][4]) {
 #endif
 }
 
+// The matrix descriptor of wgmma (PTX ISA, "Matrix Descriptor Format"). `swizzle`: 0 none, 1 128 bytes.
 __device__ inline uint64_t smem_descriptor(uint32_t swizzle, const void* first, int32_t stride_bytes, int32_t leading_bytes) {
   return static_cast<uint64_t>(swizzle << 30 | static_cast<uint32_t>(stride_bytes) >> 4) << 32 |
          static_cast<uint32_t>(leading_bytes) >> 4 << 16 | (shared_address(first) & 0x3ffff) >> 4;
 }
 __device__ inline uint64_t smem_descriptor(const void* rows) { return smem_descriptor(1, rows, SWIZZLE_ATOM, SWIZZLE_BLOCK); }
-// Where operands begin at several of the same pieces, what differs is a number that is known.
+// Where operands begin at several of the same core matrices, what differs is a constant.
 __device__ inline uint64_t smem_descriptor(const CoreMatrices& p) {
   const uint64_t first = smem_descriptor(0, p.first, p.stride_bytes, p.leading_bytes);
   return first >> 32 << 32 | (static_cast<uint32_t>(first) + (p.begin >> 4));
@@ -148,10 +155,11 @@ __device__ inline uint64_t smem_descriptor(const CoreMatrices& p) {
   MBC_TILE(j), MBC_TILE(j + 1), MBC_TILE(j + 2), MBC_TILE(j + 3), MBC_TILE(j + 4), MBC_TILE(j + 5), MBC_TILE(j + 6), \
       MBC_TILE(j + 7)
 
-// D (64 x 8 TILES) = A B, or += where it `adds`: A in registers, 16 rows of each warp as in `mma_m16n8k16`, B of 16 terms
-// in shared memory, in pieces or 128 bytes a row (`swizzled_offset`). MN_MAJOR: rows are terms, where they are 128 bytes long
-// with blocks of 64 columns one behind another; otherwise rows are columns of B, and 64 terms lie in each. PTX ISA,
-// "Asynchronous Warpgroup Level Matrix Instructions".
+// wgmma.mma_async m64nNk16, fp16 by fp16 into fp32, N = 8 TILES: D = A B, or D += A B where it `adds`. A in registers,
+// 16 rows of each warp as in `mma_m16n8k16`; B of K = 16 in shared memory, as core matrices or with the 128-byte
+// swizzle (`swizzled_offset`). MN_MAJOR: rows are K, with swizzle 128 bytes long and blocks of 64 columns one behind
+// another; otherwise rows are columns of B, with K = 64 in each. PTX ISA, "Asynchronous Warpgroup Level Matrix
+// Instructions".
 template <bool MN_MAJOR, int TILES, typename Operand>
 __device__ inline void wgmma_rs_f16(float (&d)[TILES][4], const uint32_t (&a)[4], const Operand& b, bool adds) {
   static_assert(TILES == 8 || TILES == 16);
@@ -183,7 +191,7 @@ __device__ inline void wgmma_rs_f16(float (&d)[TILES][4], const uint32_t (&a)[4]
 #endif
 }
 
-// The same of T, and A in shared memory, too: 16 terms of 64 rows; of 128 or 256 columns.
+// The same of T, bf16 or fp16, with A in shared memory, too: K = 16 of 64 rows; N is 128 or 256.
 template <bool MN_MAJOR, typename T, int TILES, typename Operand>
 __device__ inline void wgmma_ss(float (&d)[TILES][4], const Operand& a, const Operand& b, bool adds) {
   static_assert(TILES == 16 || TILES == 32);

@@ -1,14 +1,14 @@
-// One operation (optimizer update, cast, running statistics) on each of many tensors, in few launches: a step has hundreds of
-// parameters, most of them small.
+// One operation (optimizer update, cast, running statistics) on each of many tensors, in few launches: a step has
+// hundreds of parameters, most of them small.
 //
 // Bytes      as the operation on one tensor (optimizer.cu).
-// Tile       tensors are cut into chunks of 4,096 elements, a block each. A launch takes up to `MANY` = 64 tensors, as many
-//            as its arguments have room for; a block finds its tensor by bisection.
+// Tile       tensors are cut into chunks of 4,096 elements, a block each. A launch takes up to `MANY` = 64 tensors, as
+//            many as its arguments have room for; a block finds its tensor by bisection.
 // Threads    256, four vectors of four elements each.
 // Limit      memory bandwidth.
 //
-// Integers of a call: the structure, then `FIELDS` of them for every tensor: its elements, then which pointers of the call are
-// its operands.
+// Integers of a call: the structure, then `FIELDS` of them for every tensor: its elements, then which pointers of the
+// call are its operands.
 #include "optimizer.cuh"
 
 struct MultiTensorUpdateArguments {

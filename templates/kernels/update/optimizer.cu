@@ -1,8 +1,9 @@
-// End of a step: whether it counts (no gradient is infinite or NaN; the dynamic loss scale of fp16), and the new parameters of
-// one tensor (SGD, AdamW). Control block, parameters and optimizer state are updated in place.
+// End of a step: whether it counts (no gradient is infinite or NaN; the dynamic loss scale of fp16), and the new
+// parameters of one tensor (SGD, AdamW). Control block, parameters and optimizer state are updated in place.
 //
-// Bytes      guard: every gradient in. SGD: parameter, gradient and momentum in, parameter and momentum out. AdamW: parameter,
-//            gradient and two moments in, all but the gradient out. All fp32, 16 bytes at a time where aligned.
+// Bytes      guard: every gradient in. SGD: parameter, gradient and momentum in, parameter and momentum out. AdamW:
+//            parameter, gradient and two moments in, all but the gradient out. All fp32, 16 bytes at a time where
+//            aligned.
 // Threads    256 in a grid-stride loop; the guard takes up to 64 tensors a launch, a row of blocks each.
 // Limit      memory bandwidth; of small tensors the launch, see multi_tensor.cu.
 #include "optimizer.cuh"
