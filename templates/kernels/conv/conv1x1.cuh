@@ -6,10 +6,10 @@
 //            gradient that is read, `filters` those of the image, and rows of the weights are K.
 // Tile       64 pixels x 128 filters; a pipeline stage is 64 pixels of K = 64. A block keeps the weights of its filters
 //            and goes from one tile of pixels to the next.
-// Warps      640 threads. Warpgroup 0 is the producer: for each consumer some of its threads copy pixels (cp.async), half of
-//            it the staged operands of the epilogue, if there are any, as many tiles ahead as there is room for.
-//            Warpgroups 1 and 2 are consumers, which run at the same time, each on a tile of its own, or of two GEMMs each
-//            on one of the same tile: wgmma m64n128k16, A and B in shared memory, rows of 128 bytes with swizzle.
+// Warps      640 threads. Warpgroup 0 is the producer: for each consumer some of its threads copy pixels (cp.async),
+//            half of it the staged operands of the epilogue, if there are any, as many tiles ahead as there is room for.
+//            Warpgroups 1 and 2 are consumers, which run at the same time, each on a tile of its own, or of two GEMMs
+//            each on one of the same tile: wgmma m64n128k16, A and B in shared memory, rows of 128 bytes with swizzle.
 //            Warpgroups 3 and 4 write: they read rounded results from shared memory, write them and reduce.
 // Shared     16,384 bytes of weights for each K = 64, 8,192 a stage, two results of 16,384, and the staged operands.
 // Registers  64 a producer thread, 104 each of the others (setmaxnreg).
@@ -57,8 +57,8 @@ __device__ inline void copy_operand(
 
 // For one of the consumers, by some warps of its own, and its share of the weights, which are `kept` there.
 template <int SHARES, typename P, Makes M, typename S, typename R>
-__device__ inline void produce_tiles(const P& product, char* kept, const Conv1x1Stages<M, S>& stages, Conv1x1Pipelines& pipelines,
-                                   const Conv1x1<M, S, R>& f) {
+__device__ inline void produce_tiles(const P& product, char* kept, const Conv1x1Stages<M, S>& stages,
+                                     Conv1x1Pipelines& pipelines, const Conv1x1<M, S, R>& f) {
   constexpr int PRODUCERS = CONV1X1_PRODUCERS<M, S>, APART = PRODUCERS / 8, PARTS = CONV1X1_FILTERS / CONV1X1_PIXELS;
   static_assert(PARTS % SHARES == 0);
   const int32_t thread = threadIdx.x % PRODUCERS, sixteen = thread % 8, mine = thread / 8;

@@ -150,7 +150,8 @@ __global__ void __launch_bounds__(THREADS, FILTERS > 2 ? 2 : 4)
 // A thread keeps the sums of its channels and goes down the pixels; those of a block are then added in order.
 template <typename T, int FILTERS>
 __global__ void __launch_bounds__(THREADS, FILTERS > 2 ? 2 : 3)
-    conv1x1_narrow_filter(const T* __restrict__ x, const T* __restrict__ dy, float* __restrict__ partial, Conv1x1Narrow f) {
+    conv1x1_narrow_filter(const T* __restrict__ x, const T* __restrict__ dy, float* __restrict__ partial,
+                          Conv1x1Narrow f) {
   constexpr int N = WIDTH<T>;
   __shared__ float shared[N][THREADS];
   float sums[FILTERS][N] = {};

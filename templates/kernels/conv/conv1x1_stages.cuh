@@ -60,7 +60,8 @@ constexpr int RESULT_BYTES = CONV1X1_PIXELS * RESULT_ROW;
 template <Makes M, typename S>
 constexpr int STAGED_BYTES = CONV1X1_PIXELS * CONV1X1_FILTERS / 8 * (16 * STAGED_TILES<M, S> + STAGED_MASK<S>);
 template <Makes M, typename S>
-constexpr int CONV1X1_PRODUCERS = (HAS_STAGED<M, S> ? WARPGROUP - STAGING_THREADS : WARPGROUP) / CONV1X1_CONSUMERS;  // for each
+constexpr int CONV1X1_PRODUCERS =  // threads, for each consumer
+    (HAS_STAGED<M, S> ? WARPGROUP - STAGING_THREADS : WARPGROUP) / CONV1X1_CONSUMERS;
 
 // [pixels, channels] by weights.
 template <bool BACKWARD_, typename T>

@@ -119,8 +119,8 @@ struct ConcatCopy {
 };
 
 template <typename T>
-__device__ inline void copy_concat_part(const T* __restrict__ from, T* __restrict__ to, int64_t elements, const Slice& slice,
-                                   uint4* room) {
+__device__ inline void copy_concat_part(const T* __restrict__ from, T* __restrict__ to, int64_t elements,
+                                        const Slice& slice, uint4* room) {
   constexpr int N = WIDTH<T>;
   const int32_t thread = threadIdx.x - PRODUCERS;
   const int64_t step = static_cast<int64_t>(gridDim.x) * ConcatCopy::THREADS * N, iterations = ConcatCopy::AT_ONCE * step;
@@ -134,7 +134,8 @@ __device__ inline void copy_concat_part(const T* __restrict__ from, T* __restric
       cp_async_16(place(iteration, k), i < elements ? from + i : from, i < elements);
     cp_async_commit();
   };
-  for (int32_t iteration = 0; iteration < ConcatCopy::TURNS; ++iteration) fetch(first + iteration * iterations, iteration);
+  for (int32_t iteration = 0; iteration < ConcatCopy::TURNS; ++iteration)
+    fetch(first + iteration * iterations, iteration);
   int32_t iteration = 0;
   for (int64_t i = first; i < elements; i += iterations, ++iteration) {
     cp_async_wait<ConcatCopy::TURNS - 1>();

@@ -42,7 +42,8 @@ __device__ inline void store_tile(const float (&tile)[HEIGHT][WIDTH][N], T* plan
   }
 }
 
-// The filters [channels, K, K] of a block's channels, turned round so that a thread reads N channels of a tap at once.
+// The filters [channels, K, K] of a block's channels, transposed so that a thread reads N channels of a tap as a
+// vector.
 template <int N, int K>
 struct BlockFilters {
   Vec<float, N> taps[K * K * 32];

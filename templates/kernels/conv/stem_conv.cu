@@ -35,7 +35,7 @@ template <typename T, int TILES>
 __global__ void __launch_bounds__(STEM_THREADS, 4)
     stem_conv(const T* __restrict__ x, const T* __restrict__ weight, T* __restrict__ y, StemConv f) {
   MBC_DYNAMIC_SHARED(weights);                                                   // [step][pair of tiles][lane]
-  uint2* terms = reinterpret_cast<uint2*>(weights + f.steps * TILES / 2 * 32);  // of every second term: word from the
+  uint2* terms = reinterpret_cast<uint2*>(weights + f.steps * TILES / 2 * 32);  // of every second K: word from the
   T* image = reinterpret_cast<T*>(terms + f.steps * 8);                         // pixel, what of it counts
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int32_t first = blockIdx.y * TILES * 8;

@@ -2,7 +2,7 @@
 // of fp32 may have them first.
 //
 // Libraries pad three channels to eight, so that most of what they load and multiply is zeros. Here a row of a window,
-// kernel_width * channels elements, is one run of memory: the terms of a sum are those runs one after another, each
+// kernel_width * channels elements, is one run of memory: K is those runs one after another, each
 // padded to whole words only. Where channels come first it is as many runs, each of one channel. A block works on a
 // tile of the output and keeps the band of the image under it in shared memory.
 #pragma once
@@ -16,7 +16,7 @@ struct StemConvArguments : ConvolutionSizes {
   int64_t parts;  // of the filter pass: blocks that share out the image
   int64_t accumulate;
   int64_t image_layout;  // of fp32 images: others are channels last
-  int64_t products;      // of fp32: in tf32 that make one, 1 or 3
+  int64_t products;      // of fp32: tf32 products for one, 1 or 3 (3xTF32)
 };
 
 namespace mbc {
@@ -25,7 +25,7 @@ namespace mbc {
 constexpr int STEM_COLUMNS = 64, STEM_STEPS = 24;
 constexpr int STEM_VECTOR = 8;  // elements of 16 bits in a vector
 
-// Of the output: 64 columns at most of `rows` rows of one image, from (y0, x0) on; `across` pieces of 16 columns.
+// Of the output: 64 columns at most of `rows` rows of one image, from (y0, x0) on; `across` times 16 columns.
 struct StemTile {
   int64_t n;
   int32_t y0, x0, rows, columns, across;
@@ -36,7 +36,7 @@ struct StemConv : ConvolutionShape {
   int32_t planes;           // of an image in memory: its channels where they come first
   int32_t together;         // elements of a pixel in a plane
   int32_t run, padded_run;  // elements of a row of a window; to whole words
-  int32_t steps;            // of 16 terms
+  int32_t steps;            // of K = 16
   // Of the image in shared memory, plane by plane: rows of a plane, elements of a row, those before its first pixel (so
   // that rows start where vectors do in memory), elements of all rows.
   int32_t band_rows, pitch, lead, copy;
@@ -71,7 +71,7 @@ struct StemConv : ConvolutionShape {
     const int32_t y0 = static_cast<int32_t>(number / chunks % bands) * band, columns = min(STEM_COLUMNS, out_width - x0);
     return {number / chunks / bands, y0, x0, min(band, out_height - y0), columns, (columns + 15) / 16};
   }
-  // Of the filter pass: warps that make different terms, and that make the same of different pixels.
+  // Of the filter pass: warps that have different elements of a window, and that have the same of different pixels.
   __host__ __device__ int32_t groups() const { return (steps + 1) / 2; }
   __host__ __device__ int32_t sharers() const { return groups() <= 2 ? 4 : groups() <= 4 ? 2 : 1; }
   // Elements of a row of a plane under so many columns of the output.
@@ -80,7 +80,7 @@ struct StemConv : ConvolutionShape {
   }
 };
 
-// One of the products that make an element of the output: where it is in a window.
+// An element of a window, one K of the GEMM: where it is.
 struct KElement {
   int32_t plane, row, at;  // `at`: element of the row
   bool there;              // others are there for their sum's length only
@@ -92,7 +92,7 @@ struct KElement {
     at = number - line * f.padded_run;
     there = plane < f.planes && at < f.run;
   }
-  // The element of the band, from where the pixel is; any where there is no such term.
+  // The element of the band, from where the pixel is; any where there is no such element.
   __device__ uint32_t in_band(const StemConv& f) const {
     return there ? static_cast<uint32_t>((plane * f.band_rows + row) * f.pitch + f.lead + at) : 0;
   }

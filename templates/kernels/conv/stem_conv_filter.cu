@@ -44,10 +44,10 @@ __device__ inline int32_t place(int32_t pixel, int32_t eight) {
   return pixel * TILES + (eight ^ pixel / (8 / TILES) % TILES);
 }
 
-// The gradient of the filters: terms by filters, summed over pixels. A warp makes two tiles of 16 terms for all filters
-// of the block; where there are few terms several warps share out the pixels. The gradients of output rows come through
-// a ring in shared memory, STEM_STAGES - 1 rows ahead, tiles of other images included; the image under them a tile
-// ahead.
+// The gradient of the filters: elements of a window by filters, K = pixels. A warp has two tiles of 16 elements for all
+// filters of the block; where there are few elements several warps share out the pixels. Gradients of output rows come
+// through a ring of stages in shared memory, STEM_STAGES - 1 rows ahead, tiles of other images included; the image
+// under them a tile ahead.
 template <typename T, int TILES>
 __global__ void __launch_bounds__(STEM_THREADS_OF_128_REGISTERS)
     stem_conv_filter(const T* __restrict__ x, const T* __restrict__ dy, float* __restrict__ partial, StemConv f) {

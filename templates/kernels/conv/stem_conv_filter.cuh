@@ -55,7 +55,7 @@ struct RowsAhead {
   }
 };
 
-// The gradient of filters as blocks leave it, one part each: terms by filters, rows of windows one after another.
+// The gradient of filters as blocks leave it, one part each: elements of a window by filters.
 struct FilterParts {
   int32_t terms, filters;
   int32_t planes, rows, run, padded_run;  // of a window, and elements of a row: of the filter, and here
@@ -68,8 +68,8 @@ struct FilterParts {
       : terms(terms_), filters(filters_), planes(1), rows(1), run(terms_), padded_run(terms_) {}
 };
 
-// What a block made, terms by filters: two tiles of 16 terms a warp, those of warps that shared pixels added in order.
-// `shared` is free for it.
+// A block's part, elements of a window by filters: two tiles of 16 elements a warp, those of warps that shared pixels
+// added in order. `shared` is free for it.
 template <int TILES>
 __device__ inline void write_part(
     float (&sums)[2][TILES][4], float* shared, float* partial, const StemConv& f, int32_t group, int32_t sharer,

@@ -20,8 +20,8 @@
 
 namespace mbc {
 
-// Terms by filters, summed over pixels, as in stem_conv_filter.cu. A pixel's gradient takes 8 words more than there
-// are, so that those that a warp reads at once, 8 of each of 4 pixels, are in different banks.
+// Elements of a window by filters, K = pixels, as in stem_conv_filter.cu. A pixel's gradient takes 8 words more than
+// there are, so that those that a warp reads at once, 8 of each of 4 pixels, are in different banks.
 template <bool SPLIT, int TILES>
 __global__ void __launch_bounds__(STEM_MOST_THREADS) stem_conv_filter_fp32(
     const float* __restrict__ x, const float* __restrict__ dy, float* __restrict__ partial, StemConv f) {

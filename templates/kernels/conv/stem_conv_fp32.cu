@@ -21,12 +21,12 @@
 namespace mbc {
 
 constexpr int STEM_WARPS_FP32 = 4, STEM_THREADS_FP32 = 32 * STEM_WARPS_FP32;
-constexpr int WIDE_STEPS = 12;  // of 16 terms, up to which weights of 64 filters leave room for other blocks
+constexpr int WIDE_STEPS = 12;  // of K = 16, up to which weights of 64 filters leave room for other blocks
 
 template <bool SPLIT, int TILES>
 __global__ void __launch_bounds__(STEM_THREADS_FP32, 4)
     stem_conv_fp32(const float* __restrict__ x, const float* __restrict__ weight, float* __restrict__ y, StemConv f) {
-  MBC_DYNAMIC_SHARED(weights);  // [eight terms][pair of tiles][lane]
+  MBC_DYNAMIC_SHARED(weights);  // [K by eights][pair of tiles][lane]
   uint2* terms = reinterpret_cast<uint2*>(weights + f.steps * TILES * 32);  // of eight: bytes to four, and to four more
   float* image = reinterpret_cast<float*>(terms + f.steps * 8);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;

@@ -1,4 +1,4 @@
-// Products of fp32 words on tensor cores, which read tf32: one, of words that were rounded to it before, or three.
+// tf32 products on tensor cores for one of fp32: one, of words that were rounded before, or three (3xTF32).
 #pragma once
 
 #include "stem_conv.cuh"
@@ -8,7 +8,7 @@ namespace mbc {
 // What tf32 leaves of a word, which then is what it holds. Of a product's four parts the one of what both words leave
 // is dropped: it is 2^-22 of the product, in the mean ("3xTF32", NVIDIA CUTLASS, example 27). Cutting off takes two
 // instructions where rounding takes five, for an error of 4e-7 instead of 1.5e-7. An infinite word leaves NaN, and so
-// may one under a term that a sum has only for its length: what is not finite stays so, as in Winograd's algorithm.
+// may one under an element of K that is padding: what is not finite stays so, as in Winograd's algorithm.
 __device__ inline float take_small(float& word) {
   const float whole = word;
   word = cut_to_tf32(whole);
@@ -57,8 +57,8 @@ __device__ inline void round_band(float* image, const StemConv& f, const StemTil
   });
 }
 
-// Two tiles of 16 rows times as many of 8 columns as there are. SPLIT: in three products, small ones first; otherwise
-// all words are in tf32.
+// Two tiles of 16 rows times as many of 8 columns as there are. SPLIT: three mma.sync for one, small ones first;
+// otherwise all words are in tf32.
 template <bool SPLIT, int TILES>
 __device__ inline void mma_tiles(float (&sums)[2][TILES][4], float (&a)[2][4], float (&b)[TILES][2]) {
   if constexpr (SPLIT) {
@@ -86,7 +86,7 @@ __device__ inline void mma_tiles(float (&sums)[2][TILES][4], float (&a)[2][4], f
     for (int m = 0; m < 2; ++m) mma_m16n8k8_tf32(sums[m][j], a[m], b[j][0], b[j][1]);
 }
 
-constexpr int SHORT_SUM = 4;  // of so many times 8 terms
+constexpr int SHORT_SUM = 4;  // of so many times K = 8
 
 // Tensor cores cut off what a sum has beyond fp32 instead of rounding it: long sums are put together of short ones.
 template <int TILES>

@@ -28,8 +28,9 @@ struct Tf32FilterArguments : ConvolutionSizes {
 namespace mbc {
 
 constexpr int TAPS = 9, TAP_WARPS = 12, TAP_THREADS = 32 * TAP_WARPS;
-constexpr int TAP_CHANNELS = 64;  // of a block, of the image and of gradients; as in mbc/kernels/cuda/conv/tf32_filter_gradient.py
-constexpr int TAP_COLUMNS = 32;   // of the output; likewise
+// As in mbc/kernels/cuda/conv/tf32_filter_gradient.py: channels of a block, of the image and of gradients.
+constexpr int TAP_CHANNELS = 64;
+constexpr int TAP_COLUMNS = 32;  // of the output; likewise
 constexpr int TAP_TILES = TAPS * TAP_CHANNELS / 16 / TAP_WARPS;  // of a warp
 constexpr int TAP_AHEAD = 2, IMAGE_ROWS = 3 + TAP_AHEAD, GRADIENT_ROWS = 1 + TAP_AHEAD;
 // A pixel takes 72 words, so that those that a warp reads at once, 8 of each of 4 pixels, are in different banks.
@@ -61,7 +62,8 @@ struct Tf32Filter : ConvolutionShape {
 };
 
 __global__ void __launch_bounds__(TAP_THREADS)
-    tf32_filter_gradient(const float* __restrict__ x, const float* __restrict__ dy, float* __restrict__ partial, Tf32Filter f) {
+    tf32_filter_gradient(const float* __restrict__ x, const float* __restrict__ dy, float* __restrict__ partial,
+                         Tf32Filter f) {
   constexpr int FOURS = TAP_CHANNELS / 4, PIXELS = TAP_THREADS / FOURS, N = TAP_CHANNELS / 8;
   MBC_DYNAMIC_SHARED(shared);
   float* image = reinterpret_cast<float*>(shared);
@@ -145,7 +147,7 @@ __global__ void __launch_bounds__(TAP_THREADS)
     }
   }
 
-  // Terms by filters, as `stem_conv_filter_sum` takes them.
+  // Taps and channels by filters, as `stem_conv_filter_sum` takes them.
   float* part = partial + static_cast<int64_t>(blockIdx.x) * TAPS * f.channels * f.filters;
 #pragma unroll
   for (int m = 0; m < TAP_TILES; ++m)

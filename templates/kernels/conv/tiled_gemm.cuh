@@ -1,5 +1,5 @@
-// A tiled matrix product over anything that can be read by (row, position in the sum): the matrices of a linear layer,
-// or the windows of a convolution. fp32 products and sums whatever the storage type. It is there for what the vendor's
+// A tiled GEMM over anything that can be read by (row, k): the matrices of a linear layer,
+// or the windows of a convolution. fp32 FMA whatever the storage type. It is there for what the vendor's
 // libraries refuse, not to compete with them.
 #pragma once
 
@@ -9,7 +9,7 @@ namespace mbc {
 
 constexpr int TILE = 64, DEPTH = 16;
 
-// out(m, n) = sum over k in [0, depth) of a(m, k) * b(n, k), for `groups` independent products. A and B have `using
+// out(m, n) = sum over k in [0, depth) of a(m, k) * b(n, k), for `groups` independent GEMMs. A and B have `using
 // Row`, `Row row(int64_t group, int64_t index)` (what does not depend on k) and `float at(const Row&, int64_t k)`. Out
 // has `void put(int64_t group, int64_t part, int64_t m, int64_t n, float)`. Parts share k; each leaves its own sum.
 template <typename A, typename B, typename Out>

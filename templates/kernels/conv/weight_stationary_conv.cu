@@ -170,8 +170,8 @@ __device__ inline void leave(const EightStatistics<T>& statistics, typename Stat
 // `partial`: what every warp finds of its filters, where statistics are asked for.
 template <typename T, int CHANNELS, bool STATISTICS>
 __device__ inline void consume_tiles(
-    const char* kept, char* halos, T* __restrict__ y, typename Statistics<T>::State* partial, WeightStationaryPipelines& pipelines,
-    const WeightStationaryConv<CHANNELS>& f) {
+    const char* kept, char* halos, T* __restrict__ y, typename Statistics<T>::State* partial,
+    WeightStationaryPipelines& pipelines, const WeightStationaryConv<CHANNELS>& f) {
   const int32_t thread = threadIdx.x % WARPGROUP, warp = thread / 32, lane = thread % 32;
   const int32_t group = threadIdx.x / WARPGROUP - 1, eight = thread % 8, mine = thread / 8;
   const auto arrive = [&](Barrier& barrier) {

@@ -187,8 +187,8 @@ __device__ inline void start_3xfp16(
 // does nothing else.
 template <bool MN_MAJOR, int TILES, int STAGES, typename Fetch, typename Operand, typename Down, typename After>
 __device__ inline void consume_stages_3xfp16(
-    float (&sums)[TILES][4], int32_t count, Pipeline<STAGES>& pipeline, Fetch fetch, Operand operand, int low_at, Down down,
-    After after) {
+    float (&sums)[TILES][4], int32_t count, Pipeline<STAGES>& pipeline, Fetch fetch, Operand operand, int low_at,
+    Down down, After after) {
   constexpr bool AHEAD = STAGES > 2;
   FetchedRows next;
   SplitRows rows;

@@ -54,8 +54,8 @@ __global__ void prepare_weights(const float* __restrict__ weight, char* prepared
 
 template <int N>
 __device__ inline void produce_stages(
-    const float* __restrict__ x, const char* __restrict__ prepared, char* stages, Pipeline<EmulatedStage<N>::COUNT>& pipeline,
-    const EmulatedConv& f) {
+    const float* __restrict__ x, const char* __restrict__ prepared, char* stages,
+    Pipeline<EmulatedStage<N>::COUNT>& pipeline, const EmulatedConv& f) {
   using Stage = EmulatedStage<N>;
   constexpr int SIXTEENS = EMULATED_ROW / 32, APART = WARPGROUP / SIXTEENS, MINE = EMULATED_M / APART;
   const int32_t sixteen = threadIdx.x % SIXTEENS, mine = threadIdx.x / SIXTEENS;  // of either half of a pixel
@@ -120,7 +120,9 @@ __device__ inline void consume_stages(
     const char* image = stage(iteration) + Stage::IMAGE;
     return load<4>(reinterpret_cast<const float*>(image + image_offset(first + 8 * h, 4 * step + t)));
   };
-  const auto down = [&](int32_t iteration) { return *reinterpret_cast<const float*>(stage(iteration) + 2 * Stage::WEIGHTS); };
+  const auto down = [&](int32_t iteration) {
+    return *reinterpret_cast<const float*>(stage(iteration) + 2 * Stage::WEIGHTS);
+  };
   float sums[N / 8][4] = {};
   int32_t number = blockIdx.x, left = f.stages();
   const auto write = [&](int32_t) {

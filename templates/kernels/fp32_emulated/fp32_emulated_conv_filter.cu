@@ -24,7 +24,8 @@
 
 namespace mbc {
 
-constexpr int LARGEST_BLOCKS = 512, LARGEST_THREADS = 256;  // as in mbc/kernels/cuda/fp32_emulated/fp32_emulated_conv.py: bytes of what they find
+// As in mbc/kernels/cuda/fp32_emulated/fp32_emulated_conv.py: bytes of what they find.
+constexpr int LARGEST_BLOCKS = 512, LARGEST_THREADS = 256;
 
 // What each block finds to be the largest of its share.
 __global__ void find_largest(const float* __restrict__ x, float* found, int64_t count) {
@@ -98,13 +99,14 @@ struct EmulatedFilter : ConvolutionShape, PixelGrid {
 
 template <bool WIDE>
 __device__ inline void produce_filter_stages(
-    const char* __restrict__ split, const float* __restrict__ dy, char* stages, Pipeline<FilterStage<WIDE>::COUNT>& pipeline,
-    const EmulatedFilter& f) {
+    const char* __restrict__ split, const float* __restrict__ dy, char* stages,
+    Pipeline<FilterStage<WIDE>::COUNT>& pipeline, const EmulatedFilter& f) {
   using Stage = FilterStage<WIDE>;
   constexpr int APART = WARPGROUP / 8, MINE = EMULATED_K / APART;  // pixels between a thread's, of the image
   constexpr int SIXTEENS = Stage::FILTERS / 4, DY_APART = WARPGROUP / SIXTEENS;
   const int32_t sixteen = threadIdx.x % 8, mine = threadIdx.x / 8, dy_mine = threadIdx.x / SIXTEENS;
-  int32_t down[Stage::BLOCKS], right[Stage::BLOCKS], offset[Stage::BLOCKS];  // of a column's filter tap; and from a pixel's
+  // Of a column's filter tap; and from a pixel's.
+  int32_t down[Stage::BLOCKS], right[Stage::BLOCKS], offset[Stage::BLOCKS];
 #pragma unroll
   for (int b = 0; b < Stage::BLOCKS; ++b) {
     const int32_t column = static_cast<int32_t>(blockIdx.x) % f.across * Stage::BLOCKS + b;
@@ -174,7 +176,8 @@ __device__ inline void consume_filter_stages(
   };
   float sums[16][4] = {};
   consume_stages_3xfp16<true>(
-      sums, iterations, pipeline, fetch, [&](int32_t iteration) { return stage(iteration) + block * SWIZZLE_BLOCK; }, Stage::HALF,
+      sums, iterations, pipeline, fetch,
+      [&](int32_t iteration) { return stage(iteration) + block * SWIZZLE_BLOCK; }, Stage::HALF,
       [](int32_t) { return 1.0f; }, [](int32_t) {});
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -222,7 +225,8 @@ void run_fp32_emulated_filter(const MbcCall& call, const Fp32EmulatedArguments& 
              reinterpret_cast<uint4*>(split), count);
   const dim3 grid(static_cast<unsigned>(f.filters / Stage::FILTERS * f.across), static_cast<unsigned>(a.parts));
   constexpr int SHARED = Stage::COUNT * Stage::BYTES + 1008;
-  MBC_LAUNCH_SHARED(fp32_emulated_filter<WIDE>, grid, PIPELINE_THREADS, SHARED, call.stream, split, dy, found, partial, f);
+  MBC_LAUNCH_SHARED(fp32_emulated_filter<WIDE>, grid, PIPELINE_THREADS, SHARED, call.stream, split, dy, found, partial,
+                    f);
   MBC_LAUNCH(add_parts, blocks_for(elements), THREADS, call.stream, partial, out<float>(call, 2), elements, a.parts,
              a.accumulate != 0);
 }

@@ -140,7 +140,8 @@ __device__ inline void find_outputs(int32_t* offsets, int32_t tile, int32_t thre
 
 // Eight channels of every halo pixel, several pixels read at once.
 template <typename Use>
-__device__ inline void for_halo_pixels(const float* x, const int32_t* offsets, int32_t mine, int32_t halo_pixels, Use use) {
+__device__ inline void for_halo_pixels(
+    const float* x, const int32_t* offsets, int32_t mine, int32_t halo_pixels, Use use) {
   for (int32_t i = mine; i < halo_pixels; i += SPLIT_ROUND) {
     Vec<float, 4> words[SPLIT_AT_ONCE][2];
 #pragma unroll
@@ -234,7 +235,8 @@ __device__ inline void consume_tiles(
       if (chunk == 0)
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-          outputs[i / 2][i % 2] = pipelines.outputs[number % 2][(group + i / 2 * 8 + lane / 4) * 8 + lane % 4 * 2 + i % 2];
+          outputs[i / 2][i % 2] =
+              pipelines.outputs[number % 2][(group + i / 2 * 8 + lane / 4) * 8 + lane % 4 * 2 + i % 2];
       const float halo_down = pipelines.down[halo_iteration % HALOS];
       for (int32_t tap = 0, across = 0; tap < f.taps; ++tap, ++iteration) {
         const char* stage = stages + iteration % WEIGHTS * WEIGHTS_BYTES;
@@ -321,7 +323,8 @@ extern "C" const char* mbc_convolution_of_patches(const MbcCall& call) {
   MBC_LAUNCH(prepare_fragments, each, FRAGMENT_THREADS, call.stream, in<float>(call, 1), prepared, f);
   const unsigned blocks = static_cast<unsigned>(f.tiles < multiprocessors() ? f.tiles : multiprocessors());
   constexpr int SHARED = HALOS * HALO_BYTES + WEIGHTS * WEIGHTS_BYTES;
-  static_assert(SHARED + sizeof(HaloPipelines) <= 226 << 10);  // as in mbc/kernels/cuda/fp32_emulated/fp32_emulated_halo.py
+  // As in mbc/kernels/cuda/fp32_emulated/fp32_emulated_halo.py.
+  static_assert(SHARED + sizeof(HaloPipelines) <= 226 << 10);
   MBC_LAUNCH_SHARED(fp32_emulated_halo_conv, blocks, HALO_THREADS, SHARED, call.stream, in<float>(call, 0), prepared,
                     out<float>(call, 2), f);
   return launched();

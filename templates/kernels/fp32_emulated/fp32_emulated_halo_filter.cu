@@ -30,9 +30,11 @@ constexpr int HALO_STAGE_PIXELS = EMULATED_K + HALO_WIDTH - 1;  // of the image,
 // Bytes of eight channels: an odd number of 16, so that those of a pixel, which are written at once, are in different
 // banks. Of 64 channels, of either half; and of both.
 constexpr int HALO_CHUNK = (HALO_STAGE_PIXELS | 1) * 16, HALO_HALF = 8 * HALO_CHUNK, HALO_BLOCK = 2 * HALO_HALF;
-constexpr int SPLITTER_REGISTERS = 48, SUMMING_CONSUMER_REGISTERS = 208;  // 64 K in all, of which each starts with 128 a thread
+// 64 K in all, of which each starts with 128 a thread.
+constexpr int SPLITTER_REGISTERS = 48, SUMMING_CONSUMER_REGISTERS = 208;
 constexpr int HALO_APART = SPLITTERS / 8;  // pixels from one of a thread to its next
-constexpr int FOUND_BLOCKS = 256;  // as in mbc/kernels/cuda/fp32_emulated/fp32_emulated_halo_filter.py: look for the largest of each 64 channels
+// As in mbc/kernels/cuda/fp32_emulated/fp32_emulated_halo_filter.py: they look for the largest of each 64 channels.
+constexpr int FOUND_BLOCKS = 256;
 
 // Of eight channels that a thread splits together, and that share a scale, the first and the last four lie 32 apart: so
 // eight threads read 128 bytes together. Where an element of such a chunk lies among its 64:
@@ -166,8 +168,8 @@ __device__ inline void split_stages(
 
 template <int FILTER_BLOCKS>
 __device__ inline void consume_halos(
-    const char* stages, const float* down, float* __restrict__ partial, Pipeline<HaloFilterStage<FILTER_BLOCKS>::COUNT>& pipeline,
-    const HaloFilter& f) {
+    const char* stages, const float* down, float* __restrict__ partial,
+    Pipeline<HaloFilterStage<FILTER_BLOCKS>::COUNT>& pipeline, const HaloFilter& f) {
   using Stage = HaloFilterStage<FILTER_BLOCKS>;
   constexpr int APART = CONSUMERS / Stage::SHARING;  // between the stages of a warpgroup
   const int32_t lane = threadIdx.x % 32, warp = threadIdx.x % WARPGROUP / 32;
@@ -282,8 +284,8 @@ void run_fp32_emulated_halo_filter(const MbcCall& call, const Fp32EmulatedArgume
              f.filters, static_cast<int32_t>(a.rows * a.height * a.width), pixels);
   const dim3 grid(static_cast<unsigned>(f.filters / 64 / FILTER_BLOCKS * f.across), static_cast<unsigned>(a.parts));
   constexpr int SHARED = Stage::COUNT * Stage::BYTES;
-  MBC_LAUNCH_SHARED(fp32_emulated_halo_filter<FILTER_BLOCKS>, grid, HALO_THREADS, SHARED, call.stream, x, dy, found, partial,
-                    f);
+  MBC_LAUNCH_SHARED(fp32_emulated_halo_filter<FILTER_BLOCKS>, grid, HALO_THREADS, SHARED, call.stream, x, dy, found,
+                    partial, f);
   MBC_LAUNCH(add_parts, blocks_for(elements), THREADS, call.stream, partial, out<float>(call, 2), elements,
              a.parts * (CONSUMERS / Stage::SHARING), a.accumulate != 0);
 }

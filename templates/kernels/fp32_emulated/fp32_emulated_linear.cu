@@ -140,7 +140,9 @@ __device__ inline void consume_units(const char* stages, float* __restrict__ mad
   const auto fetch = [&](int32_t iteration, int step, int h) {
     return Lines<PASS>::fetch(stage(iteration) + Stage::IMAGE, first + 8 * h, step, t);
   };
-  const auto down = [&](int32_t iteration) { return *reinterpret_cast<const float*>(stage(iteration) + 2 * Stage::WEIGHTS); };
+  const auto down = [&](int32_t iteration) {
+    return *reinterpret_cast<const float*>(stage(iteration) + 2 * Stage::WEIGHTS);
+  };
   const auto stages_of = [&](int32_t number) {
     const Unit unit(f, number);
     return unit.end - unit.begin;

@@ -118,7 +118,7 @@ const char* normalize_twice_add_relu(const MbcCall& call) {
   return map_sum<BITMASK>(call, second, y, f);
 }
 
-// By relu's output, which stands before the gradient, or by its signs, which stand behind it and are channels last.
+// By relu's output, which stands before the gradient, or by its bit mask, which stands behind it and is channels last.
 template <bool ADD, bool BITMASK>
 const char* relu_backward_sums(const MbcCall& call) {
   const auto& a = arguments<FusedSumArguments>(call);

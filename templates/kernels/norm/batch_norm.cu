@@ -81,7 +81,7 @@ struct Pair {
   float *mean, *variance;
 };
 
-// Puts them beside those of other channels, which it copies meanwhile.
+// Statistics next to those of other channels, which it copies in the same launch.
 template <typename T>
 struct StatisticsBeside : Statistics<T> {
   Pair from, to;

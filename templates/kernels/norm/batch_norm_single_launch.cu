@@ -224,7 +224,7 @@ inline NormalizeBackward map_of(const MbcCall& call, int mean, int gamma) {
           eps(call, 0), static_cast<float>(arguments<SingleLaunchArguments>(call).count)};
 }
 
-// The gradient through relu by its stored output, written on the way. ADD: it is a sum of two.
+// The gradient through ReLU by its stored output, which is written as well. ADD: it is a sum of two.
 template <bool ADD>
 const char* relu_backward(const MbcCall& call) {
   const auto& a = arguments<SingleLaunchArguments>(call);

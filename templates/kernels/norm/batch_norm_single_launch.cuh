@@ -1,5 +1,5 @@
-// What is made of a tensor and of sums over it, in one launch: for tensors so small that a launch takes longer than
-// what it reads. Channels last.
+// A reduction over a tensor and a map by its result, in one launch: for tensors so small that a launch takes longer
+// than what it reads. Channels last.
 //
 // A cluster of blocks (from compute capability 9.0) shares a tile of channels, each block with rows of its own. Threads
 // hold the first few rows that they read; a block's sums are told to the others of its cluster, added in order by each,
@@ -63,8 +63,8 @@ struct BlockSum {
   struct Left {
     unsigned first, count;  // of the vector's channels, those that a lane adds up
   };
-  // The lanes of a warp with the same channels meet, and share out among themselves which of MANY channels
-  // each adds up from there on.
+  // The lanes of a warp with the same channels add up by shuffles, and share out among themselves which of MANY
+  // channels each adds up from there on.
   template <int MANY, unsigned STEP = WARP / 2>
   __device__ void fold(float (&x)[SUMS][N], unsigned lane, Left& left) const {
     if constexpr (STEP > 0) {

@@ -41,7 +41,7 @@ struct SliceSumArguments {
 
 namespace mbc {
 
-// A slice of a wider tensor, which is written by itself on the way.
+// A slice of a wider tensor, which is written by itself as well.
 template <typename T>
 struct TakenOut {
   static constexpr int OPERANDS = 1;

@@ -107,7 +107,7 @@ struct Kept {
   }
 };
 
-// As `Softmax` of loss.cuh, of W positions, with the logit of each one's own class beside it, less the greatest.
+// As `Softmax` of loss.cuh, of W positions, with the logit of each one's own class, less the greatest.
 template <int W>
 struct Softmaxes {
   float greatest[W], others[W], sum[W], own[W];

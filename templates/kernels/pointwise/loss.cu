@@ -53,7 +53,7 @@ __device__ inline Softmax softmax(const T* logits, int64_t classes, int64_t stri
   return s;
 }
 
-// Position p (a row and a place in it) of logits [rows, classes, inner]: where its classes start.
+// Position p (a row and a pixel of it) of logits [rows, classes, inner]: where its classes start.
 template <bool ADJACENT>
 __device__ inline int64_t start_of(int64_t p, int64_t classes, int64_t inner) {
   return ADJACENT ? p * classes : p / inner * classes * inner + p % inner;

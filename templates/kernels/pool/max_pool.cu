@@ -193,8 +193,8 @@ __device__ inline uint32_t canonical(uint32_t pair) {
 // Sixteen bits that compare as signed integers like the numbers that they stand for; its own inverse.
 __device__ inline uint32_t ordered(uint32_t pair) { return pair ^ ((pair >> 15 & 0x00010001u) * 0x7fffu); }
 
-// Elements of two bytes: value and place in one integer, of which the larger wins with one instruction. What is pooled
-// is rounded as it is where it is stored; of equals the first wins, of several NaNs too.
+// Elements of two bytes: value and position in one integer, of which the larger wins with one instruction. What is
+// pooled is rounded as it is where it is stored; of equals the first wins, of several NaNs too.
 template <typename T, int N, int K, bool SIGNED>
 struct Keys {
   static constexpr int32_t NONE = INT32_MIN + 0xffff;  // below minus infinity, and still when moved on

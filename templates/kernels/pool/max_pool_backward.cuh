@@ -1,4 +1,4 @@
-// The gradient of maximum pooling, and what is made of it on the way.
+// The gradient of maximum pooling, and the epilogues that use it without writing it.
 //
 // It is gathered: every pixel looks at the windows that hold it, so that no two threads write one element and the order
 // of the sums is fixed, by rows of windows and then by columns. Where windows do not overlap, each one writes its
@@ -12,7 +12,7 @@
 
 namespace mbc {
 
-// The gradient of the pooled image. With p, the pooled image itself, it passes through relu on the way, which may stand
+// The gradient of the pooled image. With p, the pooled image itself, it passes through ReLU, which may stand
 // before or behind the pool.
 template <typename T, bool MASKED>
 struct Pooled {
@@ -173,7 +173,8 @@ __device__ void gather_strip(const Pooled<T, MASKED>& pooled, const Window& wind
   const int64_t windows = strip.n * window.output.n_stride + column * channels + c;
   bool there[S::WINDOWS_ACROSS], inside[SW];
 #pragma unroll
-  for (int b = 0; b < S::WINDOWS_ACROSS; ++b) there[b] = column >= b && column - b < static_cast<int32_t>(window.output.width);
+  for (int b = 0; b < S::WINDOWS_ACROSS; ++b)
+    there[b] = column >= b && column - b < static_cast<int32_t>(window.output.width);
   const int32_t x = column * SW - window.pad_left;
 #pragma unroll
   for (int j = 0; j < SW; ++j) inside[j] = x + j >= 0 && x + j < width;

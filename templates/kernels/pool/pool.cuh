@@ -175,7 +175,7 @@ bool for_usual_window(const PoolArguments& a, Run run) {
   return false;
 }
 
-constexpr int64_t MANY_THREADS = int64_t{1} << 19;  // several for every place of a large GPU
+constexpr int64_t MANY_THREADS = int64_t{1} << 19;  // several for every thread that a large GPU holds
 
 // Channels last: a thread keeps its channels and one column, and goes down a strip of rows, so that what the rows of
 // windows share is read once. A strip has `height` of the `rows` rows.

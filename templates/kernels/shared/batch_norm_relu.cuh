@@ -1,4 +1,4 @@
-// What fused groups share: residual sums behind batch normalisation, gradients through relu, and its output made again.
+// What fused groups share: residual sums behind batch normalisation, gradients through ReLU, and its output recomputed.
 #pragma once
 
 #include "batch_norm.cuh"
@@ -103,7 +103,7 @@ struct ByOutput {
   __device__ static bool lets_through(const Fetched<N>& y, int j) { return to_float(y[j]) > 0.0f; }
 };
 
-// or by its signs, a bit each; channels last.
+// or by its bit mask; channels last.
 struct ByMask {
   template <int N>
   using Fetched = uint32_t;
@@ -119,7 +119,7 @@ struct ByMask {
   __device__ static bool lets_through(uint32_t bits, int j) { return bits >> j & 1; }
 };
 
-// The gradient through relu, written on the way. `more`: added to dy, where ADD. `x` is what the sums are over beside
+// The gradient through ReLU, written as well. `more`: added to dy, where ADD. `x` is what the sums are over beside
 // the gradient, where TWO.
 template <typename T, bool ADD, bool TWO, typename Relu = ByOutput<T>>
 struct Behind {

@@ -129,7 +129,7 @@ __global__ void reduce_channels_first(S source, int64_t rows, int64_t channels, 
   if (threadIdx.y == 0) hand_on(partial, shared[0], channels, c, r);
 }
 
-// Whether a thread keeps what its channels have. Beside many operands registers do not last for more than a word of
+// Whether a thread keeps what its channels have. With many operands registers do not last for more than a word of
 // each: it is taken off the shelf again for every row.
 template <typename S, typename R>
 constexpr bool KEEPS_CHANNELS = S::OPERANDS <= 2 || sizeof(typename R::Channel) <= sizeof(float);

@@ -1,8 +1,8 @@
 // What every kernel of mbc shares: elements, launching, walks over indices.
 //
-// Conventions. All arithmetic is fp32 whatever the storage type; partial sums of different blocks meet in a second
-// kernel in a fixed order (no atomics), so that equal inputs give equal bits. Nothing here allocates or waits: every
-// launcher can be captured into a CUDA graph.
+// Conventions. All arithmetic is fp32 whatever the storage type; partial sums of different blocks are added up in a
+// second kernel in a fixed order (no atomics), so that equal inputs give equal bits. Nothing here allocates or waits:
+// every launcher can be captured into a CUDA graph.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Elements of tensors: their types, several of them at once, and how they are read, rounded and written.
+// Elements of tensors: their types, vectors of them, and how they are read, rounded and written.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -11,7 +11,7 @@
 
 #include "mbc_types.h"
 
-// The working type of the plan; fp32 is always compiled beside it.
+// The working type of the plan; fp32 is always compiled as well.
 #ifndef MBC_WORKING
 #define MBC_WORKING 0
 #endif
@@ -62,7 +62,7 @@ __device__ inline __nv_bfloat16 from_float<__nv_bfloat16>(float x) { return __fl
 template <>
 __device__ inline __half from_float<__half>(float x) { return __float2half(x); }
 
-// N elements that are read or written at once.
+// N elements that are read or written as one vector.
 template <typename T, int N>
 struct alignas(sizeof(T) * N) Vec {
   T v[N];
@@ -143,7 +143,7 @@ __device__ inline Held<T, N> rounded(const float (&x)[N]) {
   return result;
 }
 
-// Sixteen bytes at once: behind a branch the compiler would store them in pieces.
+// Sixteen bytes in one store: behind a branch the compiler would split it.
 template <int N, typename T>
 __device__ inline void store_floats(T* at, const float (&x)[N]) {
   if constexpr (sizeof(T) * N == sizeof(uint4)) {

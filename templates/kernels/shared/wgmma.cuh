@@ -139,11 +139,14 @@ __device__ inline void wgmma_wait(float (&d)[TILES][4]) {
 }
 
 // The matrix descriptor of wgmma (PTX ISA, "Matrix Descriptor Format"). `swizzle`: 0 none, 1 128 bytes.
-__device__ inline uint64_t smem_descriptor(uint32_t swizzle, const void* first, int32_t stride_bytes, int32_t leading_bytes) {
+__device__ inline uint64_t smem_descriptor(
+    uint32_t swizzle, const void* first, int32_t stride_bytes, int32_t leading_bytes) {
   return static_cast<uint64_t>(swizzle << 30 | static_cast<uint32_t>(stride_bytes) >> 4) << 32 |
          static_cast<uint32_t>(leading_bytes) >> 4 << 16 | (shared_address(first) & 0x3ffff) >> 4;
 }
-__device__ inline uint64_t smem_descriptor(const void* rows) { return smem_descriptor(1, rows, SWIZZLE_ATOM, SWIZZLE_BLOCK); }
+__device__ inline uint64_t smem_descriptor(const void* rows) {
+  return smem_descriptor(1, rows, SWIZZLE_ATOM, SWIZZLE_BLOCK);
+}
 // Where operands begin at several of the same core matrices, what differs is a constant.
 __device__ inline uint64_t smem_descriptor(const CoreMatrices& p) {
   const uint64_t first = smem_descriptor(0, p.first, p.stride_bytes, p.leading_bytes);

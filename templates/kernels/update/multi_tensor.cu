@@ -50,7 +50,7 @@ struct Chunks {
   __device__ int64_t end(int tensor) const { return min(begin(tensor) + CHUNK_ELEMENTS, elements[tensor]); }
 };
 
-// Takes the tensors of a call in turns: `add(slot, fields)` puts one into its place of a launch, `go(chunks, blocks)`
+// Takes the tensors of a call launch by launch: `add(slot, fields)` adds one to a launch, `go(chunks, blocks)`
 // starts the launch.
 template <int FIELDS, typename Add, typename Go>
 void in_turns(const int64_t* fields, int64_t tensors, Add add, Go go) {
@@ -81,7 +81,8 @@ struct Updated {
 };
 
 template <typename Rule>
-__global__ void multi_tensor_update(Chunks chunks, Updated all, const MbcControl* control, typename Rule::Settings settings) {
+__global__ void multi_tensor_update(Chunks chunks, Updated all, const MbcControl* control,
+                                    typename Rule::Settings settings) {
   const Rule rule(settings, control);
   const int n = chunks.tensor();
   const Tensor t{all.p[n], all.g[n], all.a[n], all.b[n], all.p[n], all.a[n], all.b[n], chunks.elements[n]};

@@ -61,7 +61,7 @@ inline float to_tf32(float x) {
   return (word & 0x7f800000u) == 0x7f800000u ? x : of_bits((word + 0x1000u) & 0xffffe000u);
 }
 
-// Copies arrive at once.
+// Copies arrive immediately.
 inline void cp_async_16(uint4* to, const void* from, bool there) {
   if (there)
     std::memcpy(to, from, 16);

@@ -1,5 +1,5 @@
-// Barriers that count, and wgmma, in software: copies arrive at once, and products are made when they are started, each
-// thread its own results from its warp's fragments and from shared memory.
+// mbarriers and wgmma in software: copies arrive immediately, and wgmma are computed when they are started, each thread
+// its own results from its warp's fragments and from shared memory.
 #pragma once
 
 namespace mbc {
@@ -32,7 +32,7 @@ inline void wgmma_commit() {}
 template <int LATER = 0, int TILES>
 void wgmma_wait(float (&)[TILES][4]) {}
 
-// Element (term, column) of an operand in pieces.
+// Element (k, column) of an operand in core matrices.
 template <typename T = __half>
 float of_operand(const CoreMatrices& b, bool mn_major, unsigned term, unsigned column) {
   const unsigned row = mn_major ? term : column, other = mn_major ? column : term;
@@ -43,7 +43,7 @@ float of_operand(const CoreMatrices& b, bool mn_major, unsigned term, unsigned c
   return to_float(value);
 }
 
-// The same of rows of 128 bytes: tensor cores exchange 16 bytes of a row by the address they come to.
+// The same of rows of 128 bytes: the 128-byte swizzle exchanges 16 bytes of a row by their address.
 template <typename T = __half>
 float of_operand(const void* b, bool mn_major, unsigned term, unsigned column) {
   const unsigned row = mn_major ? term : column, other = mn_major ? column : term;
