@@ -1,11 +1,11 @@
-"""Convolutions of one place at a step of one, in bf16 and fp16: by themselves, with the batch statistics of what they
-make, and along with the sums of batch normalisation's backward pass, which read it (`CONVOLUTION_ALONG` of
-`mbc.optimize.fusion.catalogue_conv1x1`), with relu's output beside it (`BOTH_ALONG`), or without writing it
+"""1x1 convolutions at a stride of one, in bf16 and fp16: alone, with the batch statistics of their result in the epilogue,
+and recomputed inside the reductions of batch normalisation's backward pass, which read it (`CONVOLUTION_ALONG` of
+`mbc.optimize.fusion.catalogue_conv1x1`), with ReLU's output recomputed, too (`BOTH_ALONG`), or without writing it
 (`INSIDE_SUMS`).
 
-The same source makes them all, in the same order of sums: what is made again along is the same to the bit. How long
-sums take beside a product nobody can tell who has not measured it: it is estimated at what both take one after the
-other, so that no estimate takes it.
+The same source computes them all, in the same order of additions: what is recomputed is the same to the bit. How long
+reductions take with a GEMM in the same launch is not known where nobody has measured it: it is estimated at what both
+take one after the other, so that no estimate takes it.
 """
 
 from __future__ import annotations

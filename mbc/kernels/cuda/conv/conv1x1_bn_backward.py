@@ -1,6 +1,6 @@
-"""The backward pass of batch normalisation over what a convolution of one place made, in bf16 and fp16: that is made
-again on the way by the product of `mbc.kernels.cuda.conv.conv1x1` (`MADE_INSIDE` of
-`mbc.optimize.fusion.catalogue_conv1x1`), of an image that has fewer channels, so that there is less to read.
+"""The backward pass of batch normalisation over the result of a 1x1 convolution, in bf16 and fp16: that is recomputed
+inside by the GEMM of `mbc.kernels.cuda.conv.conv1x1` (`MADE_INSIDE` of `mbc.optimize.fusion.catalogue_conv1x1`), from
+an image that has fewer channels, so that there is less to read.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Convolutions of 1 x 1 to few filters, the last layers of networks: each pass goes over the image once."""
+"""1x1 convolutions to few filters, the last layers of networks: each pass goes over the image once."""
 
 from __future__ import annotations
 

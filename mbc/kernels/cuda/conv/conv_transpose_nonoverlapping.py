@@ -1,5 +1,5 @@
-"""The gradient of an image under windows that lie side by side: transposed convolutions with a stride as long as their
-filter, by themselves and on the way into a concatenation."""
+"""Transposed convolutions whose windows do not overlap, with a stride as long as their filter, which are the gradient of
+an image as well: alone, and as a part of a concatenation."""
 
 from __future__ import annotations
 

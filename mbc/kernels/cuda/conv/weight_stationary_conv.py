@@ -1,7 +1,7 @@
-"""Convolutions in bf16 and fp16 of 64 or 128 channels, where the filter has several places and a step of one pixel.
+"""Convolutions in bf16 and fp16 of 64 or 128 channels, with filters of several taps and a stride of one.
 
-A block keeps the weights of 64 filters in shared memory, and beside them what it sees of the image. It can sum up the
-batch statistics of what it makes, too.
+A block keeps the weights of 64 filters in shared memory, and halos of the image next to them. It can compute the batch
+statistics of its result in the epilogue.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Convolutions in strict fp32 on tensor cores that multiply fp16, in three products of halves of words.
+"""Convolutions in emulated fp32: three fp16 tensor-core products for one of fp32 (3xFP16).
 
 Operands begin at multiples of 16 bytes: buffers do, and so do slices, whose rows are channels by the 64.
 """

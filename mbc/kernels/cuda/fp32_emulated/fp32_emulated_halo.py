@@ -1,6 +1,6 @@
-"""Convolutions in strict fp32 in halves of words, where the filter has several places and a step of one pixel.
+"""Convolutions in emulated fp32 (3xFP16), with filters of several taps and a stride of one.
 
-What a block sees of the image lies in shared memory, divided once for all places of the filter.
+The halo of a block's tile lies in shared memory, split into fp16 words once for all filter taps.
 """
 
 from __future__ import annotations

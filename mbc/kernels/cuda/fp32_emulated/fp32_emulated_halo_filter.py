@@ -1,6 +1,6 @@
-"""The gradient of filters three places wide, in strict fp32, in three products of halves of words.
+"""The gradient of filters three taps wide, in emulated fp32 (3xFP16).
 
-A block divides words once for all places of a line of the filter.
+A block splits words once for all taps of a row of the filter.
 """
 
 from __future__ import annotations

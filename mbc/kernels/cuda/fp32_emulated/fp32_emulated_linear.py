@@ -1,4 +1,4 @@
-"""Linear layers in strict fp32 on tensor cores that multiply fp16, as convolutions of `halves`."""
+"""Linear layers in emulated fp32 (3xFP16), as convolutions of `fp32_emulated_conv`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fused groups: batch normalisation, biases and relu with their neighbours, in one pass over memory.
+"""Fusion groups: batch normalisation, biases and ReLU with their neighbours, in one pass over memory.
 
 A kernel knows its group by how the members feed one another; `mbc.optimize.fusion.catalogue` says where such groups
 come from.

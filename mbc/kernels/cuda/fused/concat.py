@@ -1,4 +1,4 @@
-"""Fused groups beside a concatenation: statistics of a part, a part that gets a bias, a part of a gradient."""
+"""Fusion groups around a concatenation: statistics of a part, a part that gets a bias, a part of a gradient."""
 
 from __future__ import annotations
 

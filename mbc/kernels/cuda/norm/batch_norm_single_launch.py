@@ -1,5 +1,5 @@
-"""Batch normalisation of small tensors in one launch each way: statistics and what is normalised by them, and sums of
-the backward pass and the gradient that is made of them."""
+"""Batch normalisation of small tensors in one launch each way: statistics and normalisation, and the reductions of the
+backward pass and the gradient that follows from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sums of batch normalisation that make relu's output again on the way (`RELU_ALONG` of
+"""Reductions of batch normalisation's backward pass that recompute ReLU's output in the same launch (`RELU_ALONG` of
 `mbc.optimize.fusion.catalogue`)."""
 
 from __future__ import annotations

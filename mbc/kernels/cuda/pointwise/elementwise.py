@@ -1,4 +1,4 @@
-"""Activations, their gradients, sums and products: one value at a time, in any layout."""
+"""Activations, their gradients, addition and multiplication: one value at a time, in any layout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What moves elements: changes of layout and type, joining and taking apart channels; and dropout."""
+"""What moves elements: changes of layout and type, concatenation and slices of channels; and dropout."""
 
 from __future__ import annotations
 

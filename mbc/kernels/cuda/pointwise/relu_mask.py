@@ -1,4 +1,4 @@
-"""Signs of relu's output, and relu's gradient by them, each by itself."""
+"""ReLU's bit mask, and ReLU's gradient by it, each in a launch of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fused groups with a maximum pool at one end: relu and what comes before it, and their gradients."""
+"""Fusion groups with a maximum pool at one end: ReLU and what comes before it, and their gradients."""
 
 from __future__ import annotations
 
