@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import subprocess
@@ -77,6 +78,13 @@ def test_files_of_kernels_have_names_of_their_own():
     names = [path.name for path in SOURCES.rglob("*.cu*")]
     assert len(names) == len(set(names)) > 50
     assert all(path.parent.parent == SOURCES for path in SOURCES.rglob("*.cu*"))
+
+
+def test_every_source_opens_with_what_it_computes_and_what_limits_it():
+    for path in SOURCES.rglob("*.cu"):
+        head = "".join(itertools.takewhile(lambda line: line.startswith("//"), path.open(encoding="utf-8")))
+        assert "GEMM" in head or "// Bytes" in head, path.name
+        assert "Limit" in head and re.search(r"// (Warps|Threads|Tile|Kernels) |wgmma", head), path.name
 
 
 def test_every_operation_that_runs_has_a_kernel():

@@ -1,5 +1,5 @@
-"""1x1 convolutions at a stride of one, in bf16 and fp16: alone, with the batch statistics of their result in the epilogue,
-and recomputed inside the reductions of batch normalisation's backward pass, which read it (`CONVOLUTION_ALONG` of
+"""1x1 convolutions at a stride of one, in bf16 and fp16: alone, with batch statistics in the epilogue, and recomputed
+inside the reductions of batch normalisation's backward pass, which read it (`CONVOLUTION_ALONG` of
 `mbc.optimize.fusion.catalogue_conv1x1`), with ReLU's output recomputed, too (`BOTH_ALONG`), or without writing it
 (`INSIDE_SUMS`).
 

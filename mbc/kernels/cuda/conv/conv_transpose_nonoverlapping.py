@@ -1,5 +1,5 @@
-"""Transposed convolutions whose windows do not overlap, with a stride as long as their filter, which are the gradient of
-an image as well: alone, and as a part of a concatenation."""
+"""Transposed convolutions whose windows do not overlap, with a stride as long as their filter, which are the gradient
+of an image as well: alone, and as a part of a concatenation."""
 
 from __future__ import annotations
 
