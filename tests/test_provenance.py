@@ -85,7 +85,7 @@ def test_every_change_of_what_is_done_is_seen(name: str, text: str, old: str, ne
 
 def test_a_kernel_of_today(tmp_path: Path) -> None:
     """Each real kernel file: a comment more is none, a statement more is another digest."""
-    kernels = sorted((folder("templates") / "kernels").glob("*.cu*"))
+    kernels = sorted((folder("templates") / "kernels").rglob("*.cu*"))
     assert len(kernels) > 50
     for kernel in kernels:
         text = kernel.read_text(encoding="utf-8")
@@ -109,7 +109,7 @@ def test_a_file_more_or_of_another_name_is_seen(tmp_path: Path) -> None:
 def test_what_digests_cover() -> None:
     """Kernels and what calls them on one side, the planner and its profile on the other; texts on none."""
     kernels, planner = (set(provenance.files_of(part)) for part in ("kernels", "planner"))
-    assert {"templates/kernels/halves.cu", "templates/include/mbc_call.h", "templates/host/module.cpp"} <= kernels
+    assert {"templates/kernels/fused/concat.cu", "templates/include/mbc_call.h", "templates/host/module.cpp"} <= kernels
     assert "kernels/cudnn.py" in kernels and "templates/program.cpp.j2" in kernels
     assert {
         "optimize/search/search.py",

@@ -151,12 +151,12 @@ def write_sources(rows: View, version: str, sources: Path) -> None:
 
 
 def _copy_sources(hosts: Sequence[str], kernels: Sequence[str], sources: Path) -> None:
-    """These files of templates/, and every header."""
+    """These files of templates/, and every header: names are unique, whichever folder of kernels they are in."""
     templates = resource_folder("templates")
     copied = [templates / "host" / name for name in hosts]
     copied += [path for kind in ("host", "include") for path in sorted((templates / kind).glob("*.h"))]
-    copied += sorted((templates / "kernels").glob("*.cuh"))
-    copied += [path for kind in ("kernels", "host") for path in sorted((templates / kind).glob("*.cu"))
+    copied += sorted((templates / "kernels").rglob("*.cuh"))
+    copied += [path for kind in ("kernels", "host") for path in sorted((templates / kind).rglob("*.cu"))
                if path.name in kernels]  # fmt: skip
     for path in copied:
         (sources / path.name).write_bytes(path.read_bytes())

@@ -128,5 +128,5 @@ def every_kernel_file() -> list[str]:
 
 def _definitions(templates: Path) -> dict[str, str]:
     """File of each launcher, by the launcher's symbol."""
-    files = (*sorted((templates / "kernels").glob("*.cu")), *sorted((templates / "host").glob("*.cu")))
+    files = (*sorted((templates / "kernels").rglob("*.cu")), *sorted((templates / "host").glob("*.cu")))
     return {symbol: path.name for path in files for symbol in _DEFINITION.findall(path.read_text(encoding="utf-8"))}

@@ -1,7 +1,7 @@
 // Mean and biased variance of every channel of a convolution's result, whose epilogue has summed up its elements and
 // their squares. Accesses: sums (those of the squares come behind), mean, variance.
 
-#include "mbc_device.cuh"
+#include "device.cuh"
 
 struct MomentsRow {
   int64_t channels;

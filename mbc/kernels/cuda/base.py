@@ -14,7 +14,7 @@ from mbc.ops.fused import launch_kind
 
 PROVIDER = "mbc"
 VECTOR_BYTES = 16
-THREADS = 256  # of a block; as in templates/kernels/mbc_launch.cuh
+THREADS = 256  # of a block; as in templates/kernels/shared/launch.cuh
 
 Layouts = tuple[Layout, ...]
 

@@ -64,9 +64,11 @@ def build(where: Path, working: int, names: Sequence[str] = ()) -> Library:
     assert GXX is not None
     templates = folder("templates")
     source = where / "kernels.cpp"
-    names = names or sorted(file.name for file in (templates / "kernels").glob("*.cu"))
+    kernels = sorted(templates.glob("kernels/*/*.cu"))
+    names = names or [file.name for file in kernels]
     source.write_text("".join(f'#include "{name}"\n' for name in names))
-    include = [EMULATOR, templates / "include", templates / "kernels", templates / "host"]
+    folders = sorted({file.parent for file in templates.glob("kernels/*/*.cu*")})
+    include = [EMULATOR, templates / "include", templates / "host", *folders]
     command = [GXX, "-std=c++17", "-O1", "-fPIC", "-shared", "-Wno-unknown-pragmas"]
     command += [f"-DMBC_WORKING={working}", *(f"-I{path}" for path in include)]
     result = where / "kernels.so"

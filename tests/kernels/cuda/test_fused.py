@@ -23,10 +23,16 @@ SHAPE = (3, 16, 5, 6)
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
     pools = ("max_pool.cu", "max_pool_backward.cu", "max_pool_batch_norm.cu")
-    points = ("pointwise.cu", "pointwise_gradients.cu", "pointwise_normalize.cu", "pointwise_pairs.cu")
-    products = ("apart.cu", *points)
-    fused = ("fused.cu", "at_once.cu", "sums_along.cu", "concat.cu", "many.cu")
-    files = (*fused, "batch_norm.cu", "channels.cu", "elementwise.cu", *pools, *products)
+    points = ("conv1x1.cu", "conv1x1_backward_data.cu", "conv1x1_bn_backward.cu", "dual_conv1x1.cu")
+    products = ("conv_transpose_nonoverlapping.cu", *points)
+    fused = (
+        "batch_norm_relu.cu",
+        "batch_norm_single_launch.cu",
+        "bn_backward_remat.cu",
+        "concat.cu",
+        "multi_tensor.cu",
+    )
+    files = (*fused, "batch_norm.cu", "bias.cu", "elementwise.cu", *pools, *products)
     return build(Path(tmp_path_factory.mktemp("fused")), DTYPE_CODES["fp16"], files)
 
 

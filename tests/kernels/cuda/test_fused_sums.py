@@ -22,7 +22,7 @@ from tests.kernels.cuda.launching import Library, from_bytes, launched, request_
 from tests.kernels.cuda.test_emulated import GXX, build
 
 pytestmark = pytest.mark.skipif(GXX is None, reason="no g++ on this machine")
-FILES = ("fused.cu", "sums_along.cu")
+FILES = ("batch_norm_relu.cu", "bn_backward_remat.cu")
 # Whole vectors; odd numbers of everything; sums in several parts in either layout.
 SHAPES: tuple[Shape, ...] = ((3, 16, 5, 6), (2, 7, 3, 5), (3, 8, 44, 44), (3, 2, 110, 112))
 # Of x, of what its deviation is, and of what is added: some of what is positive is too small for the type.

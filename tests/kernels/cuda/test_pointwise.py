@@ -33,8 +33,8 @@ from tests.kernels.cuda.test_emulated import GXX, build
 from tests.kernels.statistics import grouped
 
 pytestmark = pytest.mark.skipif(GXX is None, reason="no g++ on this machine")
-PRODUCTS = ("pointwise.cu", "pointwise_gradients.cu", "pointwise_normalize.cu", "pointwise_pairs.cu")
-FILES = (*PRODUCTS, "fused.cu", "batch_norm.cu", "sums_along.cu")
+PRODUCTS = ("conv1x1.cu", "conv1x1_backward_data.cu", "conv1x1_bn_backward.cu", "dual_conv1x1.cu")
+FILES = (*PRODUCTS, "batch_norm_relu.cu", "batch_norm.cu", "bn_backward_remat.cu")
 FORWARD = CONVOLUTION_ALONG[0]
 # What is written over something that is read.
 PLACES = (("d", "a"), ("d", "b"), ("d", "dy"), ("d", "y"), ("y", "r"), ("y", "x"), ("dx", "d"), ("dx", "dy"))

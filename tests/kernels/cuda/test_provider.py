@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import subprocess
@@ -34,7 +35,7 @@ FIELD = re.compile(r"^  int64_t (\w+);", re.MULTILINE)
 
 def _structs() -> dict[str, list[str]]:
     """Fields of a structure, after those of what it begins with."""
-    found = [s for path in SOURCES.glob("*.cu*") for s in STRUCT.findall(path.read_text(encoding="utf-8"))]
+    found = [s for path in SOURCES.rglob("*.cu*") for s in STRUCT.findall(path.read_text(encoding="utf-8"))]
     known = {name: (base, FIELD.findall(body)) for name, base, body in found}
 
     def fields_of(name: str) -> list[str]:
@@ -60,7 +61,7 @@ def test_structures_have_the_fields_that_python_fills():
 
 def test_every_field_of_a_structure_is_a_plain_integer():
     # FIELD skips what is declared in any other way, which would shift the fields behind it.
-    for path in SOURCES.glob("*.cu*"):
+    for path in SOURCES.rglob("*.cu*"):
         for name, _, body in STRUCT.findall(path.read_text(encoding="utf-8")):
             lines = [line for line in body.splitlines() if line.split("//")[0].strip()]
             assert len(lines) == len(FIELD.findall(body)), name
@@ -70,6 +71,20 @@ def test_every_kernel_has_a_launcher_in_its_file():
     for kernel in KERNELS.values():
         text = (SOURCES / kernel.file).read_text(encoding="utf-8")
         assert re.search(rf"const char\* mbc_{kernel.name}\(const MbcCall& call\) \{{", text), kernel.name
+
+
+def test_files_of_kernels_have_names_of_their_own():
+    """Packages hold them in one flat folder, and includes name no folder."""
+    names = [path.name for path in SOURCES.rglob("*.cu*")]
+    assert len(names) == len(set(names)) > 50
+    assert all(path.parent.parent == SOURCES for path in SOURCES.rglob("*.cu*"))
+
+
+def test_every_source_opens_with_what_it_computes_and_what_limits_it():
+    for path in SOURCES.rglob("*.cu"):
+        head = "".join(itertools.takewhile(lambda line: line.startswith("//"), path.open(encoding="utf-8")))
+        assert "GEMM" in head or "// Bytes" in head, path.name
+        assert "Limit" in head and re.search(r"// (Warps|Threads|Tile|Kernels) |wgmma", head), path.name
 
 
 def test_every_operation_that_runs_has_a_kernel():
@@ -307,10 +322,11 @@ NVCC = find_toolchain().nvcc
 @pytest.mark.parametrize("working", (0, 1, 2))
 def test_nvcc_compiles_every_kernel(working: int, tmp_path: Path):
     source = tmp_path / "kernels.cu"
-    source.write_text("".join(f'#include "{path.name}"\n' for path in sorted(SOURCES.glob("*.cu*"))))
+    source.write_text("".join(f'#include "{path.name}"\n' for path in sorted(SOURCES.rglob("*.cu*"))))
     # Unoptimised: what is tested is that it compiles.
     command = [str(NVCC), "-arch=sm_90", "-std=c++17", "-Xcicc", "-O0", "-Xptxas", "-O0", f"-DMBC_WORKING={working}"]
-    command += [f"-I{SOURCES}", f"-I{SOURCES.parent / 'include'}", "-c", str(source), "-o", str(tmp_path / "kernels.o")]
+    include = (*(path for path in SOURCES.iterdir() if path.is_dir()), SOURCES.parent / "include")
+    command += [*(f"-I{path}" for path in include), "-c", str(source), "-o", str(tmp_path / "kernels.o")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "warning" not in done.stderr

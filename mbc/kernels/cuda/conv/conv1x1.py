@@ -1,11 +1,11 @@
-"""Convolutions of one place at a step of one, in bf16 and fp16: by themselves, with the batch statistics of what they
-make, and along with the sums of batch normalisation's backward pass, which read it (`CONVOLUTION_ALONG` of
-`mbc.optimize.fusion.catalogue_conv1x1`), with relu's output beside it (`BOTH_ALONG`), or without writing it
+"""1x1 convolutions at a stride of one, in bf16 and fp16: alone, with batch statistics in the epilogue, and recomputed
+inside the reductions of batch normalisation's backward pass, which read it (`CONVOLUTION_ALONG` of
+`mbc.optimize.fusion.catalogue_conv1x1`), with ReLU's output recomputed, too (`BOTH_ALONG`), or without writing it
 (`INSIDE_SUMS`).
 
-The same source makes them all, in the same order of sums: what is made again along is the same to the bit. How long
-sums take beside a product nobody can tell who has not measured it: it is estimated at what both take one after the
-other, so that no estimate takes it.
+The same source computes them all, in the same order of additions: what is recomputed is the same to the bit. How long
+reductions take with a GEMM in the same launch is not known where nobody has measured it: it is estimated at what both
+take one after the other, so that no estimate takes it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ TENSOR_SHARE = 0.6  # of the peak, by judgement
 
 
 @dataclass(frozen=True, slots=True)
-class PointwiseArguments(Struct):
+class Conv1x1Arguments(Struct):
     type: int
     pixels: int
     channels: int
@@ -55,7 +55,7 @@ class PointwiseArguments(Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class PointwiseAlongArguments(PointwiseArguments):
+class Conv1x1RematArguments(Conv1x1Arguments):
     affine: int
 
 
@@ -85,17 +85,17 @@ def _blocks(request: Request) -> int:
     return max(1, min(MOST_BLOCKS // across, math.ceil(_pixels(request) / PIXELS)))
 
 
-def arguments(at: Slice) -> PointwiseArguments:
+def arguments(at: Slice) -> Conv1x1Arguments:
     image, made = at.request.inputs[0], _made(at.request)
     stages, beside = _rings(at.request)
-    return PointwiseArguments(
+    return Conv1x1Arguments(
         type_code(image), _pixels(at.request), image.shape[1], made.shape[1], _blocks(at.request), stages, beside
     )
 
 
-def _arguments_along(at: Slice) -> PointwiseAlongArguments:
+def _arguments_along(at: Slice) -> Conv1x1RematArguments:
     (affine,) = affines(at.request)
-    return PointwiseAlongArguments(*arguments(at).integers(), affine=affine)
+    return Conv1x1RematArguments(*arguments(at).integers(), affine=affine)
 
 
 def _kept_bytes(request: Request) -> int:
@@ -153,8 +153,8 @@ def _one_by_one_us(request: Request, device: DeviceSpec) -> float:
 
 BY_ITSELF = OwnKernel(
     "convolution",
-    "pointwise.cu",
-    PointwiseArguments,
+    "conv/conv1x1.cu",
+    Conv1x1Arguments,
     arguments,
     layouts=channels_last,
     time_us=_time_us,
@@ -206,7 +206,7 @@ def normalized(added: bool, signed: bool) -> str:
 
 def normalizing(kernel: OwnKernel) -> OwnKernel:
     """The same of a group that normalises, too: its launcher is told whether that has scale and shift."""
-    return replace(kernel, struct=PointwiseAlongArguments, integers=_arguments_along)
+    return replace(kernel, struct=Conv1x1RematArguments, integers=_arguments_along)
 
 
 def _repeating(kernel: OwnKernel) -> OwnKernel:

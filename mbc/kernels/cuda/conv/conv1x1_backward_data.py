@@ -1,10 +1,9 @@
-"""Gradients of the image of a convolution of one place at a step of one, in bf16 and fp16: the product of
-`mbc.kernels.cuda.conv.conv1x1` with weights that lie the other way. By itself, and with the sums of batch
-normalisation's backward pass that are over it (`DATA_SUMS` and `DATA_ALONG` of
-`mbc.optimize.fusion.catalogue_conv1x1`).
+"""Gradients of the image of 1x1 convolutions at a stride of one, in bf16 and fp16: the GEMM of
+`mbc.kernels.cuda.conv.conv1x1` with transposed weights. Alone, and with the reductions of batch normalisation's
+backward pass that are over it (`DATA_SUMS` and `DATA_ALONG` of `mbc.optimize.fusion.catalogue_conv1x1`).
 
-What is called channels there are here those of the gradient that is read, and filters those of the one that is made.
-A product is rounded as if it had been stored before anything else reads it.
+What is called channels there are here those of the gradient that is read, and filters those of the one that is written.
+A result is rounded as if it had been stored before anything else reads it.
 """
 
 from __future__ import annotations
@@ -17,7 +16,10 @@ from mbc.kernels.cuda.conv.conv1x1 import BY_ITSELF, FORMS, normalized, normaliz
 from mbc.kernels.cuda.fused.wiring import AFFINE, Numbers, Wiring, run
 
 _BY_ITSELF = replace(
-    BY_ITSELF, kind="convolution_backward_data", file="pointwise_gradients.cu", launcher="pointwise_backward_data"
+    BY_ITSELF,
+    kind="convolution_backward_data",
+    file="conv/conv1x1_backward_data.cu",
+    launcher="pointwise_backward_data",
 )
 
 

@@ -1,6 +1,6 @@
-"""The backward pass of batch normalisation over what a convolution of one place made, in bf16 and fp16: that is made
-again on the way by the product of `mbc.kernels.cuda.conv.conv1x1` (`MADE_INSIDE` of
-`mbc.optimize.fusion.catalogue_conv1x1`), of an image that has fewer channels, so that there is less to read.
+"""The backward pass of batch normalisation over the result of a 1x1 convolution, in bf16 and fp16: that is recomputed
+inside by the GEMM of `mbc.kernels.cuda.conv.conv1x1` (`MADE_INSIDE` of `mbc.optimize.fusion.catalogue_conv1x1`), from
+an image that has fewer channels, so that there is less to read.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from mbc.kernels.cuda.base import OwnKernel, Slice
 from mbc.kernels.cuda.conv.conv1x1 import (
     BY_ITSELF,
-    PointwiseAlongArguments,
+    Conv1x1RematArguments,
     arguments,
     inside,
     normalizing,
@@ -20,25 +20,25 @@ from mbc.kernels.cuda.conv.conv1x1 import (
 from mbc.kernels.cuda.fused.wiring import AFFINE, Wiring, members, run
 from mbc.ops.normalization import BatchNormalizeBackward
 
-_PRODUCT = replace(BY_ITSELF, file="pointwise_normalize.cu")
+_PRODUCT = replace(BY_ITSELF, file="conv/conv1x1_bn_backward.cu")
 _THROUGH_RELU = "batch_normalize+relu+relu_backward"
 
 
 @dataclass(frozen=True, slots=True)
-class PointwiseNormalizeArguments(PointwiseAlongArguments):
+class Conv1x1BnBackwardArguments(Conv1x1RematArguments):
     count: int
 
 
-def _arguments(at: Slice) -> PointwiseNormalizeArguments:
+def _arguments(at: Slice) -> Conv1x1BnBackwardArguments:
     last = members(at.request).members[-1]
     assert isinstance(last.attributes, BatchNormalizeBackward)
     affine = len(last.inputs) == 7
-    return PointwiseNormalizeArguments(*arguments(at).integers(), affine=affine, count=last.attributes.count)
+    return Conv1x1BnBackwardArguments(*arguments(at).integers(), affine=affine, count=last.attributes.count)
 
 
 def _applying(launcher: str, behind: str, *wirings: Wiring) -> OwnKernel:
     kernel = inside(with_more(_PRODUCT, launcher, behind, wirings))
-    return replace(kernel, struct=PointwiseNormalizeArguments, integers=_arguments)
+    return replace(kernel, struct=Conv1x1BnBackwardArguments, integers=_arguments)
 
 
 def _summing(launcher: str, between: str, *wirings: Wiring) -> OwnKernel:

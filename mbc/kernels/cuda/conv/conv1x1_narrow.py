@@ -1,4 +1,4 @@
-"""Convolutions of 1 x 1 to few filters, the last layers of networks: each pass goes over the image once."""
+"""1x1 convolutions to few filters, the last layers of networks: each pass goes over the image once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ARITHMETIC_SHARE = 0.4  # of the peak in fp32, by judgement: elements of 16 bits
 
 
 @dataclass(frozen=True, slots=True)
-class FewFiltersArguments(Struct):
+class Conv1x1NarrowArguments(Struct):
     type: int
     pixels: int
     channels: int
@@ -64,9 +64,9 @@ def _partial_bytes(request: Request, layout: Layout) -> int:
     return _parts(request) * request.outputs[0].elements * 4
 
 
-def _arguments(at: Slice) -> FewFiltersArguments:
+def _arguments(at: Slice) -> Conv1x1NarrowArguments:
     request, sides = at.request, Sides.of(at.request)
-    return FewFiltersArguments(
+    return Conv1x1NarrowArguments(
         type=type_code(sides.image),
         pixels=_pixels(request),
         channels=sides.image.shape[1],
@@ -85,8 +85,8 @@ def _time_us(request: Request, device: DeviceSpec) -> float:
 
 _FORWARD = OwnKernel(
     "convolution",
-    "few_filters.cu",
-    FewFiltersArguments,
+    "conv/conv1x1_narrow.cu",
+    Conv1x1NarrowArguments,
     _arguments,
     layouts=pixel_by_pixel,
     time_us=_time_us,

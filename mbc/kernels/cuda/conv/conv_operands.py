@@ -34,7 +34,7 @@ def attributes(request: Request) -> Convolution:
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionSizes(Struct):
-    """What structures of arguments begin with, as in templates/kernels/mbc_convolution.cuh."""
+    """What structures of arguments begin with, as in templates/kernels/shared/conv_operands.cuh."""
 
     rows: int
     channels: int

@@ -1,5 +1,5 @@
-"""The gradient of an image under windows that lie side by side: transposed convolutions with a stride as long as their
-filter, by themselves and on the way into a concatenation."""
+"""Transposed convolutions whose windows do not overlap, with a stride as long as their filter, which are the gradient
+of an image as well: alone, and as a part of a concatenation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _first_or_last, _last = taking(_FIRST, _LAST), taking(_LAST)
 
 
 @dataclass(frozen=True, slots=True)
-class ApartArguments(ConvolutionSizes):
+class ConvTransposeArguments(ConvolutionSizes):
     type: int
     all: int  # channels of what is written to
     start: int
@@ -57,12 +57,12 @@ def _takes_concat(request: Request) -> bool:
     return _first_or_last(request) and _takes(products_of(request)[0]) and request.inputs[3].shape[1] % VECTOR == 0
 
 
-def _arguments(at: Slice) -> ApartArguments:
+def _arguments(at: Slice) -> ConvTransposeArguments:
     image = Sides.of(at.request).image
-    return ApartArguments(**sizes(at.request), type=type_code(image), all=image.shape[1], start=0)
+    return ConvTransposeArguments(**sizes(at.request), type=type_code(image), all=image.shape[1], start=0)
 
 
-def _concat_arguments(at: Slice) -> ApartArguments:
+def _concat_arguments(at: Slice) -> ConvTransposeArguments:
     joined, other = at.request.outputs[0], at.request.inputs[3]
     plain = _arguments(replace(at, request=products_of(at.request)[0]))
     return replace(plain, all=joined.shape[1], start=other.shape[1] if _last(at.request) else 0)
@@ -76,8 +76,8 @@ def _time_us(request: Request, device: DeviceSpec) -> float:
 
 _BY_ITSELF = OwnKernel(
     "convolution_backward_data",
-    "apart.cu",
-    ApartArguments,
+    "conv/conv_transpose_nonoverlapping.cu",
+    ConvTransposeArguments,
     _arguments,
     layouts=channels_last,
     time_us=_time_us,

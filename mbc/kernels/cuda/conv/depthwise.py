@@ -93,7 +93,7 @@ def _depthwise_us(request: Request, device: DeviceSpec) -> float:
     return moved_us(request, device) / COPY_SHARE
 
 
-FILE = "depthwise.cu"
+FILE = "conv/depthwise.cu"
 
 KERNELS = (
     OwnKernel(
@@ -116,7 +116,7 @@ KERNELS = (
     ),
     OwnKernel(
         "convolution_backward_filter",
-        "depthwise_filter.cu",
+        "conv/depthwise_filter.cu",
         DepthwiseArguments,
         _depthwise,
         workspace=_partial_bytes,

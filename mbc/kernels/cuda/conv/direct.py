@@ -122,13 +122,13 @@ def _linear_us(request: Request, device: DeviceSpec) -> float:
 
 
 KERNELS = (
-    OwnKernel("convolution", "convolution.cu", ConvolutionArguments, _convolution, time_us=_convolution_us),
+    OwnKernel("convolution", "conv/direct.cu", ConvolutionArguments, _convolution, time_us=_convolution_us),
     OwnKernel(
-        "convolution_backward_data", "convolution.cu", ConvolutionArguments, _convolution, time_us=_convolution_us
+        "convolution_backward_data", "conv/direct.cu", ConvolutionArguments, _convolution, time_us=_convolution_us
     ),
     OwnKernel(
         "convolution_backward_filter",
-        "convolution.cu",
+        "conv/direct.cu",
         ConvolutionArguments,
         _convolution,
         workspace=_partial_bytes,
@@ -136,13 +136,13 @@ KERNELS = (
         launches=2,
         accumulates=True,
     ),
-    OwnKernel("linear", "linear.cu", LinearArguments, _linear, layouts=channels_first, time_us=_linear_us),
+    OwnKernel("linear", "conv/linear.cu", LinearArguments, _linear, layouts=channels_first, time_us=_linear_us),
     OwnKernel(
-        "linear_backward_data", "linear.cu", LinearArguments, _linear, layouts=channels_first, time_us=_linear_us
+        "linear_backward_data", "conv/linear.cu", LinearArguments, _linear, layouts=channels_first, time_us=_linear_us
     ),
     OwnKernel(
         "linear_backward_filter",
-        "linear.cu",
+        "conv/linear.cu",
         LinearFilterArguments,
         _linear_filter,
         layouts=channels_first,

@@ -1,7 +1,7 @@
-"""Two products of convolutions of one place at a step of one in a launch, in bf16 and fp16: what the sums of batch
-normalisation's backward pass are over, made again from its image, and the gradient that comes back to them (`PAIR_SUMS`
-and `PAIR_ALONG` of `mbc.optimize.fusion.catalogue_conv1x1`). Both are as in `mbc.kernels.cuda.conv.conv1x1`, rounded as
-if they had been stored, and neither is written. Accesses are told by `behind_relu` and `relu_along`.
+"""Two 1x1 GEMMs in one launch, in bf16 and fp16: what the reductions of batch normalisation's backward pass are over,
+recomputed from its image, and the gradient that comes back to them (`PAIR_SUMS` and `PAIR_ALONG` of
+`mbc.optimize.fusion.catalogue_conv1x1`). Both are as in `mbc.kernels.cuda.conv.conv1x1`, rounded as if they had been
+stored, and neither is written. Accesses are told by `behind_relu` and `relu_along`.
 """
 
 from __future__ import annotations
@@ -9,26 +9,26 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from mbc.kernels.cuda.base import Slice
-from mbc.kernels.cuda.conv.conv1x1 import BY_ITSELF, FORMS, PointwiseAlongArguments, arguments, inside
+from mbc.kernels.cuda.conv.conv1x1 import BY_ITSELF, FORMS, Conv1x1RematArguments, arguments, inside
 from mbc.kernels.cuda.conv.conv1x1_backward_data import behind_relu, relu_along
 from mbc.kernels.cuda.fused.wiring import affines
 
 
 @dataclass(frozen=True, slots=True)
-class PointwisePairArguments(PointwiseAlongArguments):
+class DualConv1x1Arguments(Conv1x1RematArguments):
     gradient_channels: int
 
 
-def _arguments(at: Slice) -> PointwisePairArguments:
+def _arguments(at: Slice) -> DualConv1x1Arguments:
     affine, channels = int(any(affines(at.request))), at.request.inputs[2].shape[1]
-    return PointwisePairArguments(*arguments(at).integers(), affine=affine, gradient_channels=channels)
+    return DualConv1x1Arguments(*arguments(at).integers(), affine=affine, gradient_channels=channels)
 
 
 _PAIR = replace(
     BY_ITSELF,
     kind="convolution+convolution_backward_data",
-    file="pointwise_pairs.cu",
-    struct=PointwisePairArguments,
+    file="conv/dual_conv1x1.cu",
+    struct=DualConv1x1Arguments,
     integers=_arguments,
 )
 

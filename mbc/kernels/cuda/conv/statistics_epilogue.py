@@ -1,4 +1,4 @@
-"""Convolutions that leave the batch statistics of what they make, too.
+"""Convolutions with the batch statistics of their result in the epilogue.
 
 How much time that adds is not known where nobody has measured it: it is estimated at what both take one after the
 other, so that no estimate takes it (as in `mbc.kernels.cudnn_statistics`).

@@ -30,7 +30,7 @@ TENSOR_SHARE = 0.3  # of the peak, by judgement: mma.sync instead of wgmma, frag
 
 
 @dataclass(frozen=True, slots=True)
-class FewChannelsArguments(ConvolutionSizes):
+class StemConvArguments(ConvolutionSizes):
     type: int
     band: int
     parts: int
@@ -127,9 +127,9 @@ def _image_first(request: Request) -> Iterable[Layouts]:
             yield Layout.CHANNELS_FIRST, *last[1:]
 
 
-def _arguments(at: Slice, image: Layout = Layout.CHANNELS_LAST) -> FewChannelsArguments:
+def _arguments(at: Slice, image: Layout = Layout.CHANNELS_LAST) -> StemConvArguments:
     request = at.request
-    return FewChannelsArguments(
+    return StemConvArguments(
         **sizes(request),
         type=type_code(request.inputs[0]),
         band=band(request),
@@ -153,8 +153,8 @@ def _time_us(request: Request, device: DeviceSpec) -> float:
 
 _FORWARD = OwnKernel(
     "convolution",
-    "few_channels.cu",
-    FewChannelsArguments,
+    "conv/stem_conv.cu",
+    StemConvArguments,
     _arguments,
     layouts=pixel_by_pixel,
     time_us=_time_us,
@@ -165,8 +165,8 @@ _FORWARD = OwnKernel(
 )
 _BACKWARD_FILTER = OwnKernel(
     "convolution_backward_filter",
-    "few_channels_filter.cu",
-    FewChannelsArguments,
+    "conv/stem_conv_filter.cu",
+    StemConvArguments,
     _arguments,
     layouts=pixel_by_pixel,
     workspace=_partial_bytes,

@@ -21,7 +21,7 @@ TENSOR_SHARE = 0.3  # of the peak, as measured on an H200: mma.sync instead of w
 
 
 @dataclass(frozen=True, slots=True)
-class TapsArguments(ConvolutionSizes):
+class Tf32FilterArguments(ConvolutionSizes):
     band: int
     parts: int
     accumulate: int
@@ -51,9 +51,9 @@ def _parts(request: Request) -> int:
     return min(strips, max(1, MOST_BLOCKS // (sides.image.shape[1] // CHANNELS * (filters // CHANNELS))))
 
 
-def _arguments(at: Slice) -> TapsArguments:
+def _arguments(at: Slice) -> Tf32FilterArguments:
     request = at.request
-    return TapsArguments(
+    return Tf32FilterArguments(
         **sizes(request),
         band=_rows(request),
         parts=_parts(request),
@@ -74,8 +74,8 @@ def _time_us(request: Request, device: DeviceSpec) -> float:
 KERNELS = (
     OwnKernel(
         "convolution_backward_filter",
-        "taps_filter.cu",
-        TapsArguments,
+        "conv/tf32_filter_gradient.cu",
+        Tf32FilterArguments,
         _arguments,
         layouts=channels_last,
         workspace=_partial_bytes,

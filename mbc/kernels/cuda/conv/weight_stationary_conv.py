@@ -1,7 +1,7 @@
-"""Convolutions in bf16 and fp16 of 64 or 128 channels, where the filter has several places and a step of one pixel.
+"""Convolutions in bf16 and fp16 of 64 or 128 channels, with filters of several taps and a stride of one.
 
-A block keeps the weights of 64 filters in shared memory, and beside them what it sees of the image. It can sum up the
-batch statistics of what it makes, too.
+A block keeps the weights of 64 filters in shared memory, and halos of the image next to them. It can compute the batch
+statistics of its result in the epilogue.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mbc.kernels.cuda.fp32_emulated.fp32_emulated_conv import by_the_64, turns
 from mbc.kernels.cuda.fp32_emulated.fp32_emulated_halo import (
     MOST_PLACES,
     PLACES,
-    PatchArguments,
+    HaloArguments,
     patch_arguments,
     places_made,
     seen_in_patches,
@@ -42,7 +42,7 @@ CHANNELS = MappingProxyType({64: 64, 128: 32})
 
 
 @dataclass(frozen=True, slots=True)
-class StatisticsPatchArguments(PatchArguments):
+class HaloStatisticsArguments(HaloArguments):
     blocks: int
 
 
@@ -76,8 +76,8 @@ def _time_us(request: Request, device: DeviceSpec) -> float:
 
 _FORWARD = OwnKernel(
     "convolution",
-    "short_patch.cu",
-    PatchArguments,
+    "conv/weight_stationary_conv.cu",
+    HaloArguments,
     patch_arguments,
     layouts=channels_last,
     time_us=_time_us,
@@ -102,14 +102,14 @@ def _blocks(request: Request) -> int:
     return max(1, min(MOST_BLOCKS // across, places_made(convolution) // PLACES))
 
 
-def _group_arguments(at: Slice) -> StatisticsPatchArguments:
+def _group_arguments(at: Slice) -> HaloStatisticsArguments:
     alone = patch_arguments(replace(at, request=convolution_of(at.request)))
-    return StatisticsPatchArguments(*astuple(alone), blocks=_blocks(at.request))
+    return HaloStatisticsArguments(*astuple(alone), blocks=_blocks(at.request))
 
 
 _WITH_STATISTICS = replace(
     with_statistics(_FORWARD, lambda request: _blocks(request) * SUMMING),
-    struct=StatisticsPatchArguments,
+    struct=HaloStatisticsArguments,
     integers=_group_arguments,
 )
 

@@ -1,4 +1,4 @@
-"""Convolutions in strict fp32 on tensor cores that multiply fp16, in three products of halves of words.
+"""Convolutions in emulated fp32: three fp16 tensor-core products for one of fp32 (3xFP16).
 
 Operands begin at multiples of 16 bytes: buffers do, and so do slices, whose rows are channels by the 64.
 """
@@ -31,7 +31,7 @@ TENSOR_SHARE = 0.6  # of the peak, by judgement
 
 
 @dataclass(frozen=True, slots=True)
-class HalvesArguments(ConvolutionSizes):
+class Fp32EmulatedArguments(ConvolutionSizes):
     backward: int
     parts: int
     accumulate: int
@@ -72,10 +72,10 @@ def turns(request: Request) -> bool:
     return a.stride == (1, 1) and a.pad[0] < a.kernel[0] and a.pad[2] < a.kernel[1]
 
 
-def _arguments(at: Slice) -> HalvesArguments:
+def _arguments(at: Slice) -> Fp32EmulatedArguments:
     request = at.request
     backward = request.kind == "convolution_backward_data"
-    return HalvesArguments(
+    return Fp32EmulatedArguments(
         **(turned(request) if backward else sizes(request)),
         backward=int(backward),
         parts=_parts(request),
@@ -147,8 +147,8 @@ def _time_us(request: Request, device: DeviceSpec) -> float:
 
 _FORWARD = OwnKernel(
     "convolution",
-    "halves.cu",
-    HalvesArguments,
+    "fp32_emulated/fp32_emulated_conv.cu",
+    Fp32EmulatedArguments,
     _arguments,
     layouts=channels_last,
     workspace=_weights_bytes,
@@ -170,7 +170,7 @@ _BACKWARD_DATA = replace(
 _BACKWARD_FILTER = replace(
     _FORWARD,
     kind="convolution_backward_filter",
-    file="halves_filter.cu",
+    file="fp32_emulated/fp32_emulated_conv_filter.cu",
     launcher="convolution_backward_filter_in_halves",
     workspace=_filter_bytes,
     launches=4,

@@ -1,6 +1,6 @@
-"""Convolutions in strict fp32 in halves of words, where the filter has several places and a step of one pixel.
+"""Convolutions in emulated fp32 (3xFP16), with filters of several taps and a stride of one.
 
-What a block sees of the image lies in shared memory, divided once for all places of the filter.
+The halo of a block's tile lies in shared memory, split into fp16 words once for all filter taps.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OF_ITS_TIME = 0.9  # of the kernel's that divides words for each tile, by judgem
 
 
 @dataclass(frozen=True, slots=True)
-class PatchArguments(ConvolutionSizes):
+class HaloArguments(ConvolutionSizes):
     backward: int
     lines: int
     pitch: int
@@ -35,7 +35,7 @@ class PatchArguments(ConvolutionSizes):
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """How places of images follow one another, and which of them a block takes: `PatchArguments`."""
+    """How places of images follow one another, and which of them a block takes: `HaloArguments`."""
 
     lines: int
     pitch: int
@@ -74,11 +74,11 @@ def _sizes(request: Request) -> dict[str, int]:
     return turned(request) if request.kind == "convolution_backward_data" else sizes(request)
 
 
-def patch_arguments(at: Slice) -> PatchArguments:
+def patch_arguments(at: Slice) -> HaloArguments:
     known = _sizes(at.request)
     patch = _patch(known)
     assert patch is not None
-    return PatchArguments(
+    return HaloArguments(
         **known,
         backward=int(at.request.kind == "convolution_backward_data"),
         lines=patch.lines,
@@ -117,8 +117,8 @@ def _of_patches(kernel: OwnKernel) -> OwnKernel:
 
     return replace(
         kernel,
-        file="halves_patch.cu",
-        struct=PatchArguments,
+        file="fp32_emulated/fp32_emulated_halo.cu",
+        struct=HaloArguments,
         integers=patch_arguments,
         workspace=_weights_bytes,
         time_us=time_us,

@@ -1,6 +1,6 @@
-"""The gradient of filters three places wide, in strict fp32, in three products of halves of words.
+"""The gradient of filters three taps wide, in emulated fp32 (3xFP16).
 
-A block divides words once for all places of a line of the filter.
+A block splits words once for all taps of a row of the filter.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from mbc.ir.types import Layout
 from mbc.kernels.base import Request
 from mbc.kernels.cuda.base import Slice, shared_of
 from mbc.kernels.cuda.conv.conv_operands import Sides, attributes, sizes
-from mbc.kernels.cuda.fp32_emulated.fp32_emulated_conv import AT_ONCE, CHANNELS, HalvesArguments, fewest_parts
+from mbc.kernels.cuda.fp32_emulated.fp32_emulated_conv import AT_ONCE, CHANNELS, Fp32EmulatedArguments, fewest_parts
 from mbc.kernels.cuda.fp32_emulated.fp32_emulated_conv import KERNELS as IN_HALVES
 
 # As in the source.
@@ -42,8 +42,10 @@ def _parts(request: Request) -> int:
     return fewest_parts(tiles, sides.features.elements // filters)
 
 
-def _arguments(at: Slice) -> HalvesArguments:
-    return HalvesArguments(**sizes(at.request), backward=0, parts=_parts(at.request), accumulate=int(at.accumulate))
+def _arguments(at: Slice) -> Fp32EmulatedArguments:
+    return Fp32EmulatedArguments(
+        **sizes(at.request), backward=0, parts=_parts(at.request), accumulate=int(at.accumulate)
+    )
 
 
 def _workspace_bytes(request: Request, layout: Layout) -> int:
@@ -62,7 +64,7 @@ def _time_us(request: Request, device: DeviceSpec) -> float:
 KERNELS = (
     replace(
         _TILED,
-        file="halves_patch_filter.cu",
+        file="fp32_emulated/fp32_emulated_halo_filter.cu",
         integers=_arguments,
         workspace=_workspace_bytes,
         time_us=_time_us,

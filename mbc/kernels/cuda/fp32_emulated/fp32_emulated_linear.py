@@ -1,4 +1,4 @@
-"""Linear layers in strict fp32 on tensor cores that multiply fp16, as convolutions of `halves`."""
+"""Linear layers in emulated fp32 (3xFP16), as convolutions of `fp32_emulated_conv`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MOVED_BYTES = 5 << 20  # while a block multiplies 64 terms, by 4 TB/s
 
 
 @dataclass(frozen=True, slots=True)
-class HalvesProductArguments(Struct):
+class Fp32EmulatedLinearArguments(Struct):
     rows: int
     columns: int
     terms: int
@@ -101,9 +101,9 @@ def _takes(request: Request) -> bool:
     return fp32 and inputs % words == 0 and outputs % words == 0
 
 
-def _arguments(at: Slice) -> HalvesProductArguments:
+def _arguments(at: Slice) -> Fp32EmulatedLinearArguments:
     p = Product.of(at.request)
-    return HalvesProductArguments(p.rows, p.columns, p.terms, p.parts, int(at.accumulate))
+    return Fp32EmulatedLinearArguments(p.rows, p.columns, p.terms, p.parts, int(at.accumulate))
 
 
 def _workspace_bytes(request: Request, layout: Layout) -> int:
@@ -120,8 +120,8 @@ def _time_us(request: Request, device: DeviceSpec) -> float:
 
 _FORWARD = OwnKernel(
     "linear",
-    "linear_halves.cu",
-    HalvesProductArguments,
+    "fp32_emulated/fp32_emulated_linear.cu",
+    Fp32EmulatedLinearArguments,
     _arguments,
     layouts=channels_first,
     workspace=_workspace_bytes,

@@ -1,4 +1,4 @@
-"""Fused groups: batch normalisation, biases and relu with their neighbours, in one pass over memory.
+"""Fusion groups: batch normalisation, biases and ReLU with their neighbours, in one pass over memory.
 
 A kernel knows its group by how the members feed one another; `mbc.optimize.fusion.catalogue` says where such groups
 come from.
@@ -36,7 +36,7 @@ from mbc.kernels.cuda.norm.batch_norm import parts, sum_workspace, sums_workspac
 from mbc.ops.normalization import BatchNormalizeBackward
 from mbc.ops.shape import ChannelSlice
 
-FILE = "fused.cu"
+FILE = "fused/batch_norm_relu.cu"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Fused groups beside a concatenation: statistics of a part, a part that gets a bias, a part of a gradient."""
+"""Fusion groups around a concatenation: statistics of a part, a part that gets a bias, a part of a gradient."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def _channels_joined(at: Slice) -> tuple[int, ...]:
 KERNELS = (
     OwnKernel(
         "batch_statistics+join_statistics",
-        "batch_norm.cu",
+        "norm/batch_norm.cu",
         StatisticsBesideArguments,
         _beside,
         workspace=statistics_workspace,
@@ -158,7 +158,7 @@ KERNELS = (
     ),
     OwnKernel(
         "bias_add+concat",
-        "concat.cu",
+        "fused/concat.cu",
         BiasConcatArguments,
         _bias_concat,
         more=_channels_of_parts,
@@ -168,7 +168,7 @@ KERNELS = (
     ),
     OwnKernel(
         "concat+batch_normalize+relu",
-        "concat.cu",
+        "fused/concat.cu",
         ConcatNormalizeArguments,
         _concat_normalize,
         eps,
@@ -179,7 +179,7 @@ KERNELS = (
     ),
     OwnKernel(
         "batch_normalize*+relu*+concat",
-        "concat.cu",
+        "fused/concat.cu",
         ConcatNormalizeArguments,
         _concat_normalize,
         eps,
@@ -190,7 +190,7 @@ KERNELS = (
     ),
     OwnKernel(
         "channel_slice+channel_sum",
-        "channels.cu",
+        "norm/bias.cu",
         SliceSumArguments,
         _slice_sum,
         workspace=_slice_sum_workspace,

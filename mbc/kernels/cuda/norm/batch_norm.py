@@ -25,7 +25,7 @@ BLOCKS_FIRST = 12 * 132
 LEAST_ROWS = 8  # that a thread should sum before its sum is handed on
 WARP = 32
 
-# Of the states in mbc_channel_sum.cuh, mbc_batch_norm.cuh and batch_norm.cu.
+# Of the states in channel_sum.cuh, batch_norm.cuh and batch_norm.cu.
 SUM_BYTES, SUMS_BYTES, STATISTICS_BYTES = 4, 8, 12
 
 
@@ -187,10 +187,10 @@ def statistics_workspace(request: Request, layout: Layout) -> int:
 
 
 KERNELS = (
-    OwnKernel("bias_add", "channels.cu", BiasAddArguments, _bias_add, edition=3),
+    OwnKernel("bias_add", "norm/bias.cu", BiasAddArguments, _bias_add, edition=3),
     OwnKernel(
         "channel_sum",
-        "channels.cu",
+        "norm/bias.cu",
         ChannelSumArguments,
         _channel_sum,
         workspace=sum_workspace,
@@ -200,7 +200,7 @@ KERNELS = (
     ),
     OwnKernel(
         "batch_statistics",
-        "batch_norm.cu",
+        "norm/batch_norm.cu",
         BatchStatisticsArguments,
         _statistics,
         workspace=statistics_workspace,
@@ -209,16 +209,16 @@ KERNELS = (
     ),
     OwnKernel(
         "join_statistics",
-        "batch_norm.cu",
+        "norm/batch_norm.cu",
         JoinStatisticsArguments,
         _join,
         more=_channels_of_pairs,
         layouts=channels_first,
     ),
-    OwnKernel("batch_normalize", "batch_norm.cu", BatchNormalizeArguments, _normalize, _eps, edition=3),
+    OwnKernel("batch_normalize", "norm/batch_norm.cu", BatchNormalizeArguments, _normalize, _eps, edition=3),
     OwnKernel(
         "batch_normalize_sums",
-        "batch_norm.cu",
+        "norm/batch_norm.cu",
         BatchNormalizeSumsArguments,
         _sums,
         _eps,
@@ -227,10 +227,12 @@ KERNELS = (
         accumulates=True,
         edition=3,
     ),
-    OwnKernel("batch_normalize_backward", "batch_norm.cu", BatchNormalizeBackwardArguments, _backward, _eps, edition=3),
+    OwnKernel(
+        "batch_normalize_backward", "norm/batch_norm.cu", BatchNormalizeBackwardArguments, _backward, _eps, edition=3
+    ),
     OwnKernel(
         "update_running",
-        "batch_norm.cu",
+        "norm/batch_norm.cu",
         UpdateRunningArguments,
         _update_running,
         _momentum,

@@ -1,5 +1,5 @@
-"""Batch normalisation of small tensors in one launch each way: statistics and what is normalised by them, and sums of
-the backward pass and the gradient that is made of them."""
+"""Batch normalisation of small tensors in one launch each way: statistics and normalisation, and the reductions of the
+backward pass and the gradient that follows from them."""
 
 from __future__ import annotations
 
@@ -21,18 +21,20 @@ from mbc.kernels.cuda.base import (
 from mbc.kernels.cuda.fused.wiring import AFFINE, Wiring, eps, members, run, taking
 from mbc.ops.normalization import BatchNormalizeBackward
 
-FILE = "at_once.cu"
+FILE = "norm/batch_norm_single_launch.cu"
 
 # Above, the few multiprocessors that share a tile of channels read for longer than two launches of all of them take.
 MOST_BYTES = 4 << 20
-MOST_PARTS = 8  # blocks of a cluster, on any GPU that has them; as in templates/kernels/mbc_at_once.cuh
+MOST_PARTS = (
+    8  # blocks of a cluster, on any GPU that has them; as in templates/kernels/norm/batch_norm_single_launch.cuh
+)
 MOST_BLOCKS = 132  # of an H200's multiprocessors: more would wait for those before them
 SECTOR, LINE = 2, 4  # vectors that memory reads together
 MOST_ALONG = 16  # vectors of a tile, whose channels have a thread each
 
 
 @dataclass(frozen=True, slots=True)
-class AtOnceArguments(Struct):
+class SingleLaunchArguments(Struct):
     type: int
     rows: int
     channels: int
@@ -66,13 +68,13 @@ def tiling(x: TensorType, operands: int) -> tuple[int, int]:
     return along, parts
 
 
-def _arguments(at: Slice) -> AtOnceArguments:
+def _arguments(at: Slice) -> SingleLaunchArguments:
     x = _image(at.request)
     c = Channels.of(x)
     attributes = (member.attributes for member in members(at.request).members)
     count = next((a.count for a in attributes if isinstance(a, BatchNormalizeBackward)), 0)
     tiled = tiling(x, _operands(at.request))
-    return AtOnceArguments(type_code(x), c.rows * c.inner, c.channels, int(_affine(at.request)), count, *tiled)
+    return SingleLaunchArguments(type_code(x), c.rows * c.inner, c.channels, int(_affine(at.request)), count, *tiled)
 
 
 def _image(request: Request) -> TensorType:
@@ -100,7 +102,7 @@ def _kernel(kind: str, launcher: str, *wirings: Wiring) -> OwnKernel:
     return OwnKernel(
         kind,
         FILE,
-        AtOnceArguments,
+        SingleLaunchArguments,
         _arguments,
         eps,
         launcher=f"{launcher}_at_once",

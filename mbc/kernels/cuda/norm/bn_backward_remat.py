@@ -1,4 +1,4 @@
-"""Sums of batch normalisation that make relu's output again on the way (`RELU_ALONG` of
+"""Reductions of batch normalisation's backward pass that recompute ReLU's output in the same launch (`RELU_ALONG` of
 `mbc.optimize.fusion.catalogue`)."""
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from mbc.kernels.cuda.base import OwnKernel, Slice, Struct, image_of
 from mbc.kernels.cuda.fused.wiring import AFFINE, Wiring, affines, eps, run, taking
 from mbc.kernels.cuda.norm.batch_norm import parts, sums_workspace
 
-FILE = "sums_along.cu"
+FILE = "norm/bn_backward_remat.cu"
 
 
 @dataclass(frozen=True, slots=True)
-class SumsAlongArguments(Struct):
+class BnBackwardRematArguments(Struct):
     type: int
     layout: int
     rows: int
@@ -27,10 +27,10 @@ class SumsAlongArguments(Struct):
     accumulate: int
 
 
-def _arguments(at: Slice) -> SumsAlongArguments:
+def _arguments(at: Slice) -> BnBackwardRematArguments:
     x = at.request.inputs[0]
     affine, affine2 = (*affines(at.request), 0)[:2]
-    return SumsAlongArguments(
+    return BnBackwardRematArguments(
         *image_of(at),
         affine,
         affine2,
@@ -70,7 +70,7 @@ def _along(
     return OwnKernel(
         f"{forward}{'+relu_signs' if signed else ''}{'+add' if added else ''}+{backward}+batch_normalize_sums",
         FILE,
-        SumsAlongArguments,
+        BnBackwardRematArguments,
         _arguments,
         eps,
         workspace=sums_workspace,

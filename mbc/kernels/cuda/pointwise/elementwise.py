@@ -1,4 +1,4 @@
-"""Activations, their gradients, sums and products: one value at a time, in any layout."""
+"""Activations, their gradients, addition and multiplication: one value at a time, in any layout."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from mbc.kernels.cuda.base import OwnKernel, Slice, Struct, no_reals, type_code
 from mbc.ops.activation import LeakyRelu, Scale
 
-FILE = "elementwise.cu"
+FILE = "pointwise/elementwise.cu"
 
 
 @dataclass(frozen=True, slots=True)

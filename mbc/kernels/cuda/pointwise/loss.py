@@ -19,7 +19,7 @@ from mbc.kernels.cuda.base import (
 from mbc.ops.loss import CrossEntropy, CrossEntropyBackward, MseBackward, WeightedSum
 
 MOST_PARTS = 512
-SCORE_BYTES = 16  # of a partial sum in mbc_loss.cuh
+SCORE_BYTES = 16  # of a partial sum in loss.cuh
 FEW_CLASSES = 32  # that a thread goes through by itself
 MOST_CLASSES = 16 * THREADS  # that a block keeps, as in cross_entropy_rows.cu
 PIXELS_PER_THREAD = 4  # at least, where there are many
@@ -171,7 +171,7 @@ def _weights(at: Slice) -> tuple[float, ...]:
     return a.weights
 
 
-FILE, PIXELS, ROWS = "loss.cu", "cross_entropy_pixels.cu", "cross_entropy_rows.cu"
+FILE, PIXELS, ROWS = "pointwise/loss.cu", "pointwise/cross_entropy_pixels.cu", "pointwise/cross_entropy_rows.cu"
 
 KERNELS = (
     OwnKernel(

@@ -1,4 +1,4 @@
-"""What moves elements: changes of layout and type, joining and taking apart channels; and dropout."""
+"""What moves elements: changes of layout and type, concatenation and slices of channels; and dropout."""
 
 from __future__ import annotations
 
@@ -111,10 +111,10 @@ def _kept(at: Slice) -> tuple[float, ...]:
 
 
 KERNELS = (
-    OwnKernel("convert", "convert.cu", ConvertArguments, _convert, layouts=_any_layouts),
-    OwnKernel("cast", "convert.cu", ConvertArguments, _convert, layouts=_any_layouts, edition=2),
-    OwnKernel("concat", "concat.cu", ConcatArguments, _concat, more=_channels_of_inputs, edition=2),
-    OwnKernel("channel_slice", "concat.cu", ChannelSliceArguments, _channel_slice),
-    OwnKernel("dropout", "dropout.cu", DropoutArguments, _dropout, _kept),
-    OwnKernel("dropout_backward", "dropout.cu", DropoutArguments, _dropout, _kept),
+    OwnKernel("convert", "pointwise/convert.cu", ConvertArguments, _convert, layouts=_any_layouts),
+    OwnKernel("cast", "pointwise/convert.cu", ConvertArguments, _convert, layouts=_any_layouts, edition=2),
+    OwnKernel("concat", "fused/concat.cu", ConcatArguments, _concat, more=_channels_of_inputs, edition=2),
+    OwnKernel("channel_slice", "fused/concat.cu", ChannelSliceArguments, _channel_slice),
+    OwnKernel("dropout", "pointwise/dropout.cu", DropoutArguments, _dropout, _kept),
+    OwnKernel("dropout_backward", "pointwise/dropout.cu", DropoutArguments, _dropout, _kept),
 )

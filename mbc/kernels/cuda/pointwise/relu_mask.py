@@ -1,4 +1,4 @@
-"""Signs of relu's output, and relu's gradient by them, each by itself."""
+"""ReLU's bit mask, and ReLU's gradient by it, each in a launch of its own."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from mbc.ir.types import Layout
 from mbc.kernels.cuda.base import Channels, OwnKernel, Slice, Struct, type_code
 from mbc.ops.signs import CHANNELS
 
-FILE = "signs.cu"
+FILE = "pointwise/relu_mask.cu"
 
 
 @dataclass(frozen=True, slots=True)
-class SignsArguments(Struct):
+class ReluMaskArguments(Struct):
     type: int
     bytes: int
     inner: int
 
 
-def _arguments(at: Slice) -> SignsArguments:
+def _arguments(at: Slice) -> ReluMaskArguments:
     image = at.request.inputs[0]
     inner = 1 if at.layout is Layout.CHANNELS_LAST else Channels.of(image).inner
-    return SignsArguments(type_code(image), image.elements // CHANNELS, inner)
+    return ReluMaskArguments(type_code(image), image.elements // CHANNELS, inner)
 
 
-KERNELS = tuple(OwnKernel(kind, FILE, SignsArguments, _arguments) for kind in ("relu_signs", "relu_backward_signs"))
+KERNELS = tuple(OwnKernel(kind, FILE, ReluMaskArguments, _arguments) for kind in ("relu_signs", "relu_backward_signs"))

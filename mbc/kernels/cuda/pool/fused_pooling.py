@@ -1,4 +1,4 @@
-"""Fused groups with a maximum pool at one end: relu and what comes before it, and their gradients."""
+"""Fusion groups with a maximum pool at one end: ReLU and what comes before it, and their gradients."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from mbc.ops.pooling import MaxPool
 
 # Of a sum, channels last, on 132 multiprocessors: registers last for two on each, and a third would run after them.
 SUMMING_BLOCKS = 2 * 132
-FORWARD, BACKWARD, BATCH_NORM = "max_pool.cu", "max_pool_backward.cu", "max_pool_batch_norm.cu"
+FORWARD, BACKWARD, BATCH_NORM = "pool/max_pool.cu", "pool/max_pool_backward.cu", "pool/max_pool_batch_norm.cu"
 
 
 def _attributes(request: Request) -> MaxPool:

@@ -109,12 +109,12 @@ def _upsample(at: Slice) -> UpsampleArguments:
 
 
 KERNELS = (
-    OwnKernel("max_pool", "max_pool.cu", PoolArguments, _pool, edition=3),
-    OwnKernel("max_pool_backward", "max_pool_backward.cu", PoolArguments, _pool, edition=3),
-    OwnKernel("avg_pool", "pool.cu", PoolArguments, _pool),
-    OwnKernel("avg_pool_backward", "pool.cu", PoolArguments, _pool),
-    OwnKernel("lrn", "lrn.cu", LrnArguments, _lrn, _lrn_reals),
-    OwnKernel("lrn_backward", "lrn.cu", LrnArguments, _lrn, _lrn_reals),
-    OwnKernel("upsample", "upsample.cu", UpsampleArguments, _upsample),
-    OwnKernel("upsample_backward", "upsample.cu", UpsampleArguments, _upsample),
+    OwnKernel("max_pool", "pool/max_pool.cu", PoolArguments, _pool, edition=3),
+    OwnKernel("max_pool_backward", "pool/max_pool_backward.cu", PoolArguments, _pool, edition=3),
+    OwnKernel("avg_pool", "pool/avg_pool.cu", PoolArguments, _pool),
+    OwnKernel("avg_pool_backward", "pool/avg_pool.cu", PoolArguments, _pool),
+    OwnKernel("lrn", "pool/lrn.cu", LrnArguments, _lrn, _lrn_reals),
+    OwnKernel("lrn_backward", "pool/lrn.cu", LrnArguments, _lrn, _lrn_reals),
+    OwnKernel("upsample", "pool/upsample.cu", UpsampleArguments, _upsample),
+    OwnKernel("upsample_backward", "pool/upsample.cu", UpsampleArguments, _upsample),
 )

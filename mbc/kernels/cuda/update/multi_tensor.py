@@ -13,12 +13,12 @@ from mbc.ops.fused import Fused, Member
 from mbc.ops.normalization import UpdateRunning
 from mbc.ops.update import AdamW, Sgd
 
-FILE = "many.cu"
+FILE = "update/multi_tensor.cu"
 MANY = 64  # tensors of a launch; as in the source
 
 
 @dataclass(frozen=True, slots=True)
-class ManyUpdatesArguments(Struct):
+class MultiTensorUpdateArguments(Struct):
     tensors: int
     control: int
     momentum: int
@@ -26,7 +26,7 @@ class ManyUpdatesArguments(Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class ManyCastsArguments(Struct):
+class MultiTensorCastArguments(Struct):
     tensors: int
     from_type: int
     to_type: int
@@ -92,11 +92,13 @@ def _takes_running(request: Request) -> bool:
     return _is_apart(request) and _one_control(request, 4)
 
 
-def _updates(at: Slice) -> ManyUpdatesArguments:
+def _updates(at: Slice) -> MultiTensorUpdateArguments:
     first = _members(at.request)[0]
     a = first.attributes
     nesterov = isinstance(a, Sgd) and a.nesterov
-    return ManyUpdatesArguments(len(_members(at.request)), first.inputs[2], int(len(first.inputs) > 3), int(nesterov))
+    return MultiTensorUpdateArguments(
+        len(_members(at.request)), first.inputs[2], int(len(first.inputs) > 3), int(nesterov)
+    )
 
 
 def _fields_of_updates(at: Slice) -> tuple[int, ...]:
@@ -115,9 +117,9 @@ def _settings(at: Slice) -> tuple[float, ...]:
     return a.momentum, a.weight_decay
 
 
-def _casts(at: Slice) -> ManyCastsArguments:
+def _casts(at: Slice) -> MultiTensorCastArguments:
     request = at.request
-    return ManyCastsArguments(len(_members(request)), type_code(request.inputs[0]), type_code(request.outputs[0]))
+    return MultiTensorCastArguments(len(_members(request)), type_code(request.inputs[0]), type_code(request.outputs[0]))
 
 
 def _fields_of_casts(at: Slice) -> tuple[int, ...]:
@@ -158,7 +160,7 @@ KERNELS = (
     OwnKernel(
         "sgd_update*",
         FILE,
-        ManyUpdatesArguments,
+        MultiTensorUpdateArguments,
         _updates,
         _settings,
         more=_fields_of_updates,
@@ -171,7 +173,7 @@ KERNELS = (
     OwnKernel(
         "adamw_update*",
         FILE,
-        ManyUpdatesArguments,
+        MultiTensorUpdateArguments,
         _updates,
         _settings,
         more=_fields_of_updates,
@@ -184,7 +186,7 @@ KERNELS = (
     OwnKernel(
         "cast*",
         FILE,
-        ManyCastsArguments,
+        MultiTensorCastArguments,
         _casts,
         more=_fields_of_casts,
         layouts=_any_layouts,

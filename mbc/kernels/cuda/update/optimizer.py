@@ -64,7 +64,7 @@ def _adamw_reals(at: Slice) -> tuple[float, ...]:
     return a.beta1, a.beta2, a.eps, a.weight_decay
 
 
-FILE = "update.cu"
+FILE = "update/optimizer.cu"
 
 KERNELS = (
     OwnKernel(

@@ -13,7 +13,7 @@ float element(uint32_t word, int half) {
 
 // Element (row, k) of A is held by thread (row % 8, k % 8 / 2), in word row / 8 + 2 * (k / 8).
 template <typename T>
-void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   const uint32_t mine[6] = {a[0], a[1], a[2], a[3], b0, b1};
   const emulator::WarpWords all(mine);
   const unsigned lane = emulator::current % emulator::WARP;
@@ -41,7 +41,7 @@ inline float of_bits(uint32_t word) {
 inline float cut_to_tf32(float x) { return of_bits(bits_of(x) & 0xffffe000u); }
 
 // Element (row, k) of A is held by thread (row % 8, k % 4), in word row / 8 + 2 * (k / 4).
-inline void multiply_add_tf32(float (&d)[4], const float (&a)[4], float b0, float b1) {
+inline void mma_m16n8k8_tf32(float (&d)[4], const float (&a)[4], float b0, float b1) {
   const uint32_t mine[6] = {bits_of(a[0]), bits_of(a[1]), bits_of(a[2]), bits_of(a[3]), bits_of(b0), bits_of(b1)};
   const emulator::WarpWords all(mine);
   const unsigned lane = emulator::current % emulator::WARP;
@@ -61,18 +61,18 @@ inline float to_tf32(float x) {
   return (word & 0x7f800000u) == 0x7f800000u ? x : of_bits((word + 0x1000u) & 0xffffe000u);
 }
 
-// Copies arrive at once.
-inline void copy_16_bytes(uint4* to, const void* from, bool there) {
+// Copies arrive immediately.
+inline void cp_async_16(uint4* to, const void* from, bool there) {
   if (there)
     std::memcpy(to, from, 16);
   else
     std::memset(to, 0, 16);
 }
-inline void end_of_copies() {}
+inline void cp_async_commit() {}
 template <int N>
-void wait_for_copies() {}
+void cp_async_wait() {}
 
-inline void load_transposed(uint32_t (&words)[4], const uint4* row) {
+inline void ldmatrix_x4_trans(uint32_t (&words)[4], const uint4* row) {
   uint32_t mine[6] = {};
   std::memcpy(mine, &row, sizeof(row));
   const emulator::WarpWords all(mine);

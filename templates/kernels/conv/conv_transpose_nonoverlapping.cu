@@ -1,0 +1,276 @@
+// Transposed convolution whose windows do not overlap (stride = filter size), in bf16 and fp16, which is also the
+// gradient of the image of such a convolution; optionally with a bias and into its part of a concatenation. Channels
+// last.
+//
+// GEMM       M = pixels of the smaller image, N = filter taps * channels, K = filters. The result is rearranged as it
+//            is written: each pixel becomes as many pixels of the larger image as a filter has taps.
+// Tile       128 pixels x 256 columns; a pipeline stage is K = 64. A block keeps its columns and goes from one tile of
+//            pixels to the next; where the stages hold all of K, weights are copied once and stay.
+// Warps      384 threads. Of warpgroup 0, two warps are producers (cp.async), and the two others copy the other part of
+//            the concatenation, if there is one, while tensor cores are busy. Warpgroups 1 and 2 are consumers of 64
+//            pixels each: wgmma m64n256k16, pixels (A, rows of 128 bytes with swizzle) and weights (B, rows are K) in
+//            shared memory.
+// Epilogue   rounded as the convolution alone rounds, then the bias; four threads exchange words, so that each writes
+//            16 bytes.
+// Shared     4 stages of 49,152 bytes; with a concatenation 24,576 bytes more for what is on its way.
+// Registers  80 a thread of warpgroup 0, 208 a consumer thread (setmaxnreg).
+// Limit      the bytes that are written.
+//
+// Thread (g, t) = (lane / 4, lane % 4) of warp w of a consumer holds, of 64 pixels x 256 columns:
+//
+//               columns   8j + 2t   8j + 2t + 1      after `exchange`: of columns 8(j + t) .. 8(j + t) + 7,
+//   pixel 16w + g         d[j][0]     d[j][1]        j a multiple of four, 16 bytes of row 16w + g, and of
+//   pixel 16w + g + 8     d[j][2]     d[j][3]        row 16w + g + 8
+#include "conv_operands.cuh"
+#include "pipeline.cuh"
+
+struct ConvTransposeArguments : ConvolutionSizes {
+  int64_t type;
+  int64_t all;    // channels of the tensor that is written
+  int64_t start;  // the first of them that is written here
+};
+
+namespace mbc {
+
+// As in mbc/kernels/cuda/conv/conv_transpose_nonoverlapping.py: a tile, and K of a stage.
+constexpr int TRANSPOSE_PIXELS = 128, TRANSPOSE_COLUMNS = 256, TRANSPOSE_K = 64;
+// Two warps are producers, two copy the other part of a concatenation; two warpgroups are consumers.
+constexpr int PRODUCERS = 64;
+
+struct ConvTransposeStage {
+  static constexpr int COUNT = 4;
+  static constexpr int WEIGHTS = TRANSPOSE_PIXELS * SWIZZLE_ROW;  // where they begin: rows of 64 filters are before
+  static constexpr int BLOCKS = TRANSPOSE_COLUMNS / 64;
+  static constexpr int BYTES = WEIGHTS + BLOCKS * SWIZZLE_BLOCK;
+};
+
+struct ConvTranspose : ConvolutionShape {
+  int32_t pixels, chunks, across;  // of the smaller image; filters by the stage, columns by the block
+  int64_t columns, all, start;     // of the GEMM; of the tensor that is written
+  bool kept;                       // each stage gets the same weights again and again, so that they stay in it
+
+  explicit ConvTranspose(const ConvTransposeArguments& a)
+      : ConvolutionShape(a), pixels(static_cast<int32_t>(a.rows * a.out_height * a.out_width)),
+        chunks(filters / TRANSPOSE_K), columns(a.kernel_height * a.kernel_width * a.channels), all(a.all),
+        start(a.start) {
+    across = static_cast<int32_t>(columns / TRANSPOSE_COLUMNS);
+    kept = ConvTransposeStage::COUNT % chunks == 0;
+  }
+  __host__ __device__ int32_t tiles() const { return (pixels + TRANSPOSE_PIXELS - 1) / TRANSPOSE_PIXELS; }
+  int64_t image_pixels() const { return int64_t{pixels} * kernel_height * kernel_width; }
+
+  // A block makes the same columns of one tile of pixels after another.
+  __device__ int32_t first_column() const { return static_cast<int32_t>(blockIdx.x) % across * TRANSPOSE_COLUMNS; }
+  __device__ int32_t first_tile() const { return static_cast<int32_t>(blockIdx.x) / across; }
+  __device__ int32_t step() const { return static_cast<int32_t>(gridDim.x) / across; }
+
+  // The element of the larger image where the window of a pixel begins.
+  __device__ int64_t window(int32_t pixel) const {
+    const GridPixel at = PixelGrid{out_height, out_width}.place(pixel);
+    const int64_t line = static_cast<int64_t>(at.image) * height + at.line * kernel_height;
+    return (line * width + at.column * kernel_width) * all + start;
+  }
+  // How far behind it the element of a column of the GEMM is.
+  __device__ int64_t of_column(int32_t column) const {
+    const int32_t place = column / channels, down = place / kernel_width;
+    return static_cast<int64_t>(down * width + place - down * kernel_width) * all + column - place * channels;
+  }
+};
+
+template <typename T>
+__device__ inline void produce_operands(const T* __restrict__ dy, const T* __restrict__ weight, char* stages,
+                                      Pipeline<ConvTransposeStage::COUNT>& pipeline, const ConvTranspose& f) {
+  constexpr int APART = PRODUCERS / 8;  // rows between a thread's
+  const int32_t sixteen = threadIdx.x % 8, mine = threadIdx.x / 8;
+  const T* columns = weight + mine * f.columns + f.first_column() + sixteen * 8;
+  int32_t iteration = 0;
+  for (int32_t tile = f.first_tile(); tile < f.tiles(); tile += f.step()) {
+    const int32_t first = tile * TRANSPOSE_PIXELS + mine;
+    const T* pixels = dy + static_cast<int64_t>(first) * f.filters + sixteen * 8;
+    for (int32_t chunk = 0; chunk < f.chunks; ++chunk, ++iteration) {
+      char* stage = stages + iteration % ConvTransposeStage::COUNT * ConvTransposeStage::BYTES;
+      pipeline.producer_acquire(iteration);
+#pragma unroll
+      for (int i = 0; i < TRANSPOSE_PIXELS; i += APART) {
+        const bool there = first + i < f.pixels;
+        cp_async_16(reinterpret_cast<uint4*>(stage + swizzled_offset(mine + i, sixteen)),
+                      there ? pixels + i * f.filters + chunk * TRANSPOSE_K : dy, there);
+      }
+      if (iteration < ConvTransposeStage::COUNT || !f.kept) {
+        const T* terms = columns + chunk * TRANSPOSE_K * f.columns;
+#pragma unroll
+        for (int i = 0; i < TRANSPOSE_K; i += APART)
+#pragma unroll
+          for (int b = 0; b < ConvTransposeStage::BLOCKS; ++b)
+            cp_async_16(reinterpret_cast<uint4*>(stage + ConvTransposeStage::WEIGHTS + b * SWIZZLE_BLOCK +
+                                                   swizzled_offset(mine + i, sixteen)),
+                          terms + i * f.columns + b * 64, true);
+      }
+      pipeline.full[iteration % ConvTransposeStage::COUNT].cp_async_arrive();
+    }
+  }
+}
+
+// The other part of a concatenation, shared out among all blocks. What is on its way waits in `room`, where a thread
+// has addresses of its own: registers would not last for as much.
+struct ConcatCopy {
+  static constexpr int THREADS = WARPGROUP - PRODUCERS, AT_ONCE = 4, TURNS = 6;
+  static constexpr int BYTES = THREADS * AT_ONCE * TURNS * 16;
+};
+
+template <typename T>
+__device__ inline void copy_concat_part(const T* __restrict__ from, T* __restrict__ to, int64_t elements,
+                                        const Slice& slice, uint4* room) {
+  constexpr int N = WIDTH<T>;
+  const int32_t thread = threadIdx.x - PRODUCERS;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * ConcatCopy::THREADS * N, iterations = ConcatCopy::AT_ONCE * step;
+  const int64_t first = (static_cast<int64_t>(blockIdx.x) * ConcatCopy::THREADS + thread) * N;
+  const auto place = [&](int32_t iteration, int k) {
+    return room + (iteration % ConcatCopy::TURNS * ConcatCopy::AT_ONCE + k) * ConcatCopy::THREADS + thread;
+  };
+  const auto fetch = [&](int64_t i, int32_t iteration) {
+#pragma unroll
+    for (int k = 0; k < ConcatCopy::AT_ONCE; ++k, i += step)
+      cp_async_16(place(iteration, k), i < elements ? from + i : from, i < elements);
+    cp_async_commit();
+  };
+  for (int32_t iteration = 0; iteration < ConcatCopy::TURNS; ++iteration)
+    fetch(first + iteration * iterations, iteration);
+  int32_t iteration = 0;
+  for (int64_t i = first; i < elements; i += iterations, ++iteration) {
+    cp_async_wait<ConcatCopy::TURNS - 1>();
+#pragma unroll
+    for (int k = 0; k < ConcatCopy::AT_ONCE; ++k)
+      if (i + k * step < elements)
+        store_held(to + slice(i + k * step), hold<N>(reinterpret_cast<const T*>(place(iteration, k))));
+    fetch(i + ConcatCopy::TURNS * iterations, iteration);
+  }
+  cp_async_wait<0>();
+}
+
+// Four threads with four words each: thread t gets the t-th words of all four, in the order of threads.
+__device__ inline void exchange(uint32_t (&words)[4], int t) {
+#pragma unroll
+  for (int mask = 2; mask > 0; mask /= 2) {
+    const bool upper = (t & mask) != 0;
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      const int low = mask == 2 ? k : 2 * k, high = low + mask;
+      const uint32_t other = __shfl_xor_sync(0xffffffffu, upper ? words[low] : words[high], mask);
+      words[low] = upper ? other : words[low];
+      words[high] = upper ? words[high] : other;
+    }
+  }
+}
+
+// What the columns of a block have, which it writes again and again.
+struct ConvTransposeColumns {
+  int64_t offset[ConvTransposeStage::BLOCKS];  // of 64 columns, from where a window begins
+  alignas(32) float bias[TRANSPOSE_COLUMNS];
+};
+
+// Rounded as a convolution by itself is, and then with the bias.
+template <typename T, bool BIAS>
+__device__ inline void write_tile(const float (&sums)[TRANSPOSE_COLUMNS / 8][4], const ConvTransposeColumns& columns,
+                                  T* __restrict__ y, int32_t first, const ConvTranspose& f) {
+  const int t = threadIdx.x % 4;
+  T* const window[2] = {y + f.window(first) + 8 * t, y + f.window(first + 8) + 8 * t};
+#pragma unroll
+  for (int j = 0; j < TRANSPOSE_COLUMNS / 8; j += 4) {
+    const int64_t offset = columns.offset[j / 8] + j % 8 * 8;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      Held<T, 8> made;
+#pragma unroll
+      for (int k = 0; k < 4; ++k) made.words[k] = rounded_word<T>(sums[j + k] + 2 * h);
+      exchange(made.words, t);
+      if (first + 8 * h >= f.pixels) continue;
+      if constexpr (BIAS) {
+        auto biased = load<8>(columns.bias + (j + t) * 8);
+#pragma unroll
+        for (int e = 0; e < 8; ++e) biased.v[e] += to_float(made[e]);
+        store_floats(window[h] + offset, biased.v);
+      } else {
+        store_held(window[h] + offset, made);
+      }
+    }
+  }
+}
+
+template <typename T, bool BIAS>
+__device__ inline void consume_tiles(const char* stages, const ConvTransposeColumns& columns, T* y,
+                                  Pipeline<ConvTransposeStage::COUNT>& pipeline, const ConvTranspose& f) {
+  const int32_t group = threadIdx.x / WARPGROUP - 1, lane = threadIdx.x % 32;
+  const int32_t mine = group * 64 + threadIdx.x % WARPGROUP / 32 * 16 + lane / 4;
+  float sums[TRANSPOSE_COLUMNS / 8][4];
+  int32_t iteration = 0;
+  for (int32_t tile = f.first_tile(); tile < f.tiles(); tile += f.step()) {
+    for (int32_t chunk = 0; chunk < f.chunks; ++chunk, ++iteration) {
+      const char* stage = stages + iteration % ConvTransposeStage::COUNT * ConvTransposeStage::BYTES;
+      pipeline.consumer_wait(iteration);
+      fence_proxy_async();
+      wgmma_fence();
+#pragma unroll
+      for (int step = 0; step < TRANSPOSE_K / 16; ++step)
+        wgmma_ss<true, T>(sums, stage + group * SWIZZLE_BLOCK + step * 32,
+                                 stage + ConvTransposeStage::WEIGHTS + step * 16 * SWIZZLE_ROW, chunk > 0 || step > 0);
+      wgmma_commit();
+      wgmma_wait(sums);
+      pipeline.consumer_release(iteration);
+    }
+    write_tile<T, BIAS>(sums, columns, y, tile * TRANSPOSE_PIXELS + mine, f);
+  }
+}
+
+template <typename T, bool CONCAT>
+__global__ void __launch_bounds__(PIPELINE_THREADS, 1)
+    conv_transpose(const T* __restrict__ dy, const T* __restrict__ weight, const float* __restrict__ bias,
+                  const T* __restrict__ other, T* __restrict__ y, int64_t others, Slice slice, ConvTranspose f) {
+  MBC_DYNAMIC_SHARED(shared);
+  __shared__ Pipeline<ConvTransposeStage::COUNT> pipeline;
+  __shared__ ConvTransposeColumns columns;
+  char* stages = aligned_shared(shared);
+  for (int32_t i = threadIdx.x; i < TRANSPOSE_COLUMNS; i += PIPELINE_THREADS) {
+    const int32_t column = f.first_column() + i;
+    if (i % 64 == 0) columns.offset[i / 64] = f.of_column(column);
+    if constexpr (CONCAT) columns.bias[i] = bias[column % f.channels];
+  }
+  if (threadIdx.x == 0) pipeline.start(PRODUCERS);
+  __syncthreads();
+  if (threadIdx.x < WARPGROUP) {
+    setmaxnreg_dec<PRODUCER_REGISTERS>();
+    if (threadIdx.x < PRODUCERS)
+      produce_operands(dy, weight, stages, pipeline, f);
+    else if constexpr (CONCAT)
+      copy_concat_part(other, y + (f.start == 0 ? f.channels : 0), others, slice,
+                  reinterpret_cast<uint4*>(stages + ConvTransposeStage::COUNT * ConvTransposeStage::BYTES));
+  } else {
+    setmaxnreg_inc<CONSUMER_REGISTERS>();
+    consume_tiles<T, CONCAT>(stages, columns, y, pipeline, f);
+  }
+}
+
+// Operands are those of the GEMM, and of a concatenation a bias and its other part.
+template <bool CONCAT, typename T>
+void run_conv_transpose(const MbcCall& call) {
+  const ConvTranspose f(arguments<ConvTransposeArguments>(call));
+  const int64_t beside = f.all - f.channels;
+  const Slice slice = CONCAT ? Slice(MBC_CHANNELS_LAST, beside, f.all, 1) : Slice();
+  const int64_t most = max(int64_t{1}, multiprocessors() / f.across);
+  const unsigned blocks = static_cast<unsigned>(min(int64_t{f.tiles()}, most)) * f.across;
+  constexpr int SHARED = ConvTransposeStage::COUNT * ConvTransposeStage::BYTES + (CONCAT ? ConcatCopy::BYTES : 0) + 1008;
+  MBC_LAUNCH_SHARED((conv_transpose<T, CONCAT>), blocks, PIPELINE_THREADS, SHARED, call.stream, in<T>(call, 0),
+                    in<T>(call, 1), CONCAT ? in<float>(call, 2) : nullptr, CONCAT ? in<T>(call, 3) : nullptr,
+                    out<T>(call, CONCAT ? 4 : 2), f.image_pixels() * beside, slice, f);
+}
+
+}  // namespace mbc
+
+extern "C" const char* mbc_convolution_backward_data_apart(const MbcCall& call) {
+  using namespace mbc;
+  return on_tensor_cores<ConvTransposeArguments>(call, [&](auto of) { run_conv_transpose<false, decltype(of)>(call); });
+}
+extern "C" const char* mbc_convolution_backward_data_bias_add_concat(const MbcCall& call) {
+  using namespace mbc;
+  return on_tensor_cores<ConvTransposeArguments>(call, [&](auto of) { run_conv_transpose<true, decltype(of)>(call); });
+}

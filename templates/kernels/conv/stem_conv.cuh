@@ -1,0 +1,217 @@
+// Convolutions of images with few channels (the first layer of a network) on tensor cores, channels last; images
+// of fp32 may have them first.
+//
+// Libraries pad three channels to eight, so that most of what they load and multiply is zeros. Here a row of a window,
+// kernel_width * channels elements, is one run of memory: K is those runs one after another, each
+// padded to whole words only. Where channels come first it is as many runs, each of one channel. A block works on a
+// tile of the output and keeps the band of the image under it in shared memory.
+#pragma once
+
+#include "conv_operands.cuh"
+#include "mma.cuh"
+
+struct StemConvArguments : ConvolutionSizes {
+  int64_t type;
+  int64_t band;  // output rows of a block, even
+  int64_t parts;  // of the filter pass: blocks that share out the image
+  int64_t accumulate;
+  int64_t image_layout;  // of fp32 images: others are channels last
+  int64_t products;      // of fp32: tf32 products for one, 1 or 3 (3xTF32)
+};
+
+namespace mbc {
+
+// As in mbc/kernels/cuda/conv/stem_conv.py.
+constexpr int STEM_COLUMNS = 64, STEM_STEPS = 24;
+constexpr int STEM_VECTOR = 8;  // elements of 16 bits in a vector
+
+// Of the output: 64 columns at most of `rows` rows of one image, from (y0, x0) on; `across` times 16 columns.
+struct StemTile {
+  int64_t n;
+  int32_t y0, x0, rows, columns, across;
+};
+
+struct StemConv : ConvolutionShape {
+  int32_t band;
+  int32_t planes;           // of an image in memory: its channels where they come first
+  int32_t together;         // elements of a pixel in a plane
+  int32_t run, padded_run;  // elements of a row of a window; to whole words
+  int32_t steps;            // of K = 16
+  // Of the image in shared memory, plane by plane: rows of a plane, elements of a row, those before its first pixel (so
+  // that rows start where vectors do in memory), elements of all rows.
+  int32_t band_rows, pitch, lead, copy;
+  bool straight, shifted;  // of 16 bits: the band as it lies in memory; one element earlier, behind the former if both
+  bool wide, wide_image;   // the output takes vectors; so does the image
+  int32_t chunks, bands;         // of the output: of STEM_COLUMNS columns and of `band` rows
+  int64_t tiles;
+
+  StemConv(const StemConvArguments& a, bool forward, bool whole, bool whole_image = false)
+      : ConvolutionShape(a), band(static_cast<int32_t>(a.band)) {
+    const bool words = a.type == MBC_FP32;
+    planes = words && a.image_layout == MBC_CHANNELS_FIRST ? channels : 1;
+    together = channels / planes;
+    run = kernel_width * together;
+    padded_run = words ? run : (run + 1) / 2 * 2;
+    steps = (planes * kernel_height * padded_run + 15) / 16;
+    band_rows = (band - 1) * stride_height + kernel_height;
+    lead = words ? 3 - (pad_left * together + 3) % 4 : STEM_VECTOR - pad_left * channels % STEM_VECTOR;
+    pitch = words ? (span(STEM_COLUMNS) + 6) / 4 * 4 : (span(STEM_COLUMNS) + 15) / STEM_VECTOR * STEM_VECTOR;
+    copy = planes * band_rows * pitch;
+    const bool both = stride_width * channels % 2 != 0;  // pixels start at even elements and at odd ones
+    straight = !forward || both || lead % 2 == 0;
+    shifted = forward && (both || lead % 2 != 0);
+    chunks = static_cast<int32_t>(divide_up(out_width, STEM_COLUMNS));
+    bands = static_cast<int32_t>(divide_up(out_height, band));
+    tiles = a.rows * bands * chunks;
+    wide = whole;
+    wide_image = whole_image && width * together % (words ? 4 : STEM_VECTOR) == 0;
+  }
+  __device__ StemTile tile(int64_t number) const {
+    const int32_t x0 = static_cast<int32_t>(number % chunks) * STEM_COLUMNS;
+    const int32_t y0 = static_cast<int32_t>(number / chunks % bands) * band, columns = min(STEM_COLUMNS, out_width - x0);
+    return {number / chunks / bands, y0, x0, min(band, out_height - y0), columns, (columns + 15) / 16};
+  }
+  // Of the filter pass: warps that have different elements of a window, and that have the same of different pixels.
+  __host__ __device__ int32_t groups() const { return (steps + 1) / 2; }
+  __host__ __device__ int32_t sharers() const { return groups() <= 2 ? 4 : groups() <= 4 ? 2 : 1; }
+  // Elements of a row of a plane under so many columns of the output.
+  __host__ __device__ int32_t span(int32_t columns) const {
+    return ((columns - 1) * stride_width + kernel_width) * together;
+  }
+};
+
+// An element of a window, one K of the GEMM: where it is.
+struct KElement {
+  int32_t plane, row, at;  // `at`: element of the row
+  bool there;              // others are there for their sum's length only
+
+  __device__ KElement(const StemConv& f, int32_t number) {
+    const int32_t line = number / f.padded_run;
+    plane = line / f.kernel_height;
+    row = line - plane * f.kernel_height;
+    at = number - line * f.padded_run;
+    there = plane < f.planes && at < f.run;
+  }
+  // The element of the band, from where the pixel is; any where there is no such element.
+  __device__ uint32_t in_band(const StemConv& f) const {
+    return there ? static_cast<uint32_t>((plane * f.band_rows + row) * f.pitch + f.lead + at) : 0;
+  }
+  // The element of a filter, channels last.
+  __device__ int32_t in_filter(const StemConv& f) const { return (row * f.run + at) * f.planes + plane; }
+};
+
+// Tiles of 8 filters are permuted so that what the four threads of a pixel store at once lies side by side: the filter
+// of a column of a tile.
+template <typename T>
+__device__ inline int32_t filter_of(int32_t tile, int32_t column) {
+  constexpr int W = WIDTH<T>, TILES_OF_VECTOR = W / 2;
+  return (tile / TILES_OF_VECTOR * 4 + column / 2) * W + tile % TILES_OF_VECTOR * 2 + column % 2;
+}
+
+// Two elements as a word.
+template <typename T>
+__device__ inline uint32_t word_of(const T& low, const T& high) {
+  const Vec<T, 2> pair{{low, high}};
+  uint32_t word;
+  memcpy(&word, &pair, 4);
+  return word;
+}
+
+// A vector of the band of a tile: where it lies in shared memory, and in a row of the image.
+struct BandVector {
+  int32_t to, image_y, from;
+  bool inside;  // of the rows of the image
+
+  __device__ BandVector(const StemConv& f, const StemTile& tile, int32_t number) {
+    const int32_t vectors = f.pitch / STEM_VECTOR, row = number / vectors, at = (number - row * vectors) * STEM_VECTOR;
+    to = row * f.pitch + at;
+    image_y = tile.y0 * f.stride_height - f.pad_top + row;
+    from = (tile.x0 * f.stride_width - f.pad_left) * f.channels - f.lead + at;
+    inside = row < f.band_rows && image_y >= 0 && image_y < f.height;
+  }
+  template <typename T>
+  __device__ const T* line(const T* x, const StemConv& f, const StemTile& tile) const {
+    return x + (tile.n * f.height + image_y) * f.width * f.channels;
+  }
+  __device__ bool has(const StemConv& f, int32_t element) const {
+    return inside && from + element >= 0 && from + element < f.width * f.channels;
+  }
+};
+
+// The elements of a vector, zeros in the padding.
+template <typename T>
+__device__ inline Vec<T, STEM_VECTOR> read_vector(
+    const T* x, const StemConv& f, const StemTile& tile, const BandVector& of) {
+  const T* line = of.line(x, f, tile) + of.from;
+  Vec<T, STEM_VECTOR> read;
+  if (f.wide_image) {
+    if (of.has(f, 0)) return *reinterpret_cast<const Vec<T, STEM_VECTOR>*>(line);
+#pragma unroll
+    for (int e = 0; e < STEM_VECTOR; ++e) read.v[e] = from_float<T>(0.0f);
+  } else {
+#pragma unroll
+    for (int e = 0; e < STEM_VECTOR; ++e) read.v[e] = of.has(f, e) ? line[e] : from_float<T>(0.0f);
+  }
+  return read;
+}
+
+// The image rows under the output rows of a tile, in the copies that are wanted.
+template <typename T>
+__device__ inline void fetch_band(const T* x, T* image, const StemConv& f, const StemTile& tile) {
+  constexpr int K = 4;  // in registers first, so that many reads are on their way at once
+  const int32_t vectors = f.copy / STEM_VECTOR;
+  T* earlier = image + (f.straight ? f.copy : 0);
+  for (int32_t number = threadIdx.x; number < vectors; number += blockDim.x * K) {
+    Vec<T, STEM_VECTOR> read[K];
+    T next[K];
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      const BandVector of(f, tile, number + k * blockDim.x);
+      read[k] = read_vector(x, f, tile, of);
+      next[k] = f.shifted && of.has(f, STEM_VECTOR) ? of.line(x, f, tile)[of.from + STEM_VECTOR] : from_float<T>(0.0f);
+    }
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      const int32_t to = (number + k * static_cast<int32_t>(blockDim.x)) * STEM_VECTOR;
+      if (to >= f.copy) break;
+      if (f.straight) store(image + to, read[k]);
+      if (f.shifted) {
+        Vec<T, STEM_VECTOR> moved;
+#pragma unroll
+        for (int e = 0; e < STEM_VECTOR; ++e) moved.v[e] = e + 1 < STEM_VECTOR ? read[k].v[e + 1] : next[k];
+        store(earlier + to, moved);
+      }
+    }
+  }
+}
+
+// What a warp made, two output rows of 16 columns from (row, column) of the tile on; filters by `filter_of` from
+// `first` on, a multiple of 4 vectors. `column`: that of the thread.
+template <typename T, int TILES>
+__device__ inline void write_pixels(
+    const float (&sums)[2][TILES][4], T* y, const StemConv& f, const StemTile& tile, int32_t row, int32_t column,
+    int32_t first) {
+  constexpr int W = WIDTH<T>;
+#pragma unroll
+  for (int m = 0; m < 2; ++m)
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int32_t out_y = tile.y0 + row + m, out_x = tile.x0 + column + 8 * h;
+      if (out_y >= f.out_height || out_x >= f.out_width) continue;
+      T* to = y + ((tile.n * f.out_height + out_y) * f.out_width + out_x) * f.filters + first + threadIdx.x % 4 * W;
+#pragma unroll
+      for (int v = 0; v < 2 * TILES / W; ++v, to += 4 * W) {
+        float made[W];
+#pragma unroll
+        for (int e = 0; e < W; ++e) made[e] = sums[m][(v * W + e) / 2][2 * h + e % 2];
+        if (f.wide) {
+          store_floats(to, made);
+        } else {
+#pragma unroll
+          for (int e = 0; e < W; ++e) to[e] = from_float<T>(made[e]);
+        }
+      }
+    }
+}
+
+}  // namespace mbc

@@ -1,0 +1,105 @@
+// tf32 products on tensor cores for one of fp32: one, of words that were rounded before, or three (3xTF32).
+#pragma once
+
+#include "stem_conv.cuh"
+
+namespace mbc {
+
+// What tf32 leaves of a word, which then is what it holds. Of a product's four parts the one of what both words leave
+// is dropped: it is 2^-22 of the product, in the mean ("3xTF32", NVIDIA CUTLASS, example 27). Cutting off takes two
+// instructions where rounding takes five, for an error of 4e-7 instead of 1.5e-7. An infinite word leaves NaN, and so
+// may one under an element of K that is padding: what is not finite stays so, as in Winograd's algorithm.
+__device__ inline float take_small(float& word) {
+  const float whole = word;
+  word = cut_to_tf32(whole);
+  return whole - word;
+}
+
+// Calls `run(plane, row, word, at)` for a thread's vectors of the band: where in the image their first word is, which
+// may lie outside, and where in shared memory.
+template <typename Run>
+__device__ inline void each_vector_of_band(const StemConv& f, const StemTile& tile, float* image, Run run) {
+  const int32_t vectors = f.pitch / 4, rows = blockDim.x / vectors, left = blockDim.x - rows * vectors;
+  const int32_t from = (tile.x0 * f.stride_width - f.pad_left) * f.together - f.lead;
+  const int32_t first = tile.y0 * f.stride_height - f.pad_top;
+  int32_t row = threadIdx.x / vectors, v = threadIdx.x - row * vectors;
+  for (int32_t plane = 0; row < f.planes * f.band_rows;) {
+    while (row >= (plane + 1) * f.band_rows) ++plane;
+    run(plane, first + row - plane * f.band_rows, from + 4 * v, image + row * f.pitch + 4 * v);
+    row += rows;
+    v += left;
+    if (v >= vectors) {
+      v -= vectors;
+      ++row;
+    }
+  }
+}
+
+// The image rows under the output rows of a tile; zeros in the padding. Until `cp_async_wait<0>` they are on their way.
+__device__ inline void fetch_band_of_words(const float* x, float* image, const StemConv& f, const StemTile& tile) {
+  const int32_t width = f.width * f.together;
+  each_vector_of_band(f, tile, image, [&](int32_t plane, int32_t row, int32_t word, float* to) {
+    const bool inside = row >= 0 && row < f.height;
+    const float* line = x + ((tile.n * f.planes + plane) * f.height + (inside ? row : 0)) * width;
+    if (f.wide_image) {
+      const bool there = inside && word >= 0 && word < width;
+      cp_async_16(reinterpret_cast<uint4*>(to), line + (there ? word : 0), there);
+    } else {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) to[e] = inside && word + e >= 0 && word + e < width ? line[word + e] : 0.0f;
+    }
+  });
+  cp_async_commit();
+}
+__device__ inline void round_band(float* image, const StemConv& f, const StemTile& tile) {
+  each_vector_of_band(f, tile, image, [](int32_t, int32_t, int32_t, float* at) {
+    round_to_tf32(reinterpret_cast<uint4*>(at));
+  });
+}
+
+// Two tiles of 16 rows times as many of 8 columns as there are. SPLIT: three mma.sync for one, small ones first;
+// otherwise all words are in tf32.
+template <bool SPLIT, int TILES>
+__device__ inline void mma_tiles(float (&sums)[2][TILES][4], float (&a)[2][4], float (&b)[TILES][2]) {
+  if constexpr (SPLIT) {
+    float small_a[2][4], small_b[TILES][2];
+#pragma unroll
+    for (int m = 0; m < 2; ++m)
+#pragma unroll
+      for (int w = 0; w < 4; ++w) small_a[m][w] = take_small(a[m][w]);
+#pragma unroll
+    for (int j = 0; j < TILES; ++j)
+#pragma unroll
+      for (int w = 0; w < 2; ++w) small_b[j][w] = take_small(b[j][w]);
+#pragma unroll
+    for (int j = 0; j < TILES; ++j)
+#pragma unroll
+      for (int m = 0; m < 2; ++m) mma_m16n8k8_tf32(sums[m][j], small_a[m], b[j][0], b[j][1]);
+#pragma unroll
+    for (int j = 0; j < TILES; ++j)
+#pragma unroll
+      for (int m = 0; m < 2; ++m) mma_m16n8k8_tf32(sums[m][j], a[m], small_b[j][0], small_b[j][1]);
+  }
+#pragma unroll
+  for (int j = 0; j < TILES; ++j)
+#pragma unroll
+    for (int m = 0; m < 2; ++m) mma_m16n8k8_tf32(sums[m][j], a[m], b[j][0], b[j][1]);
+}
+
+constexpr int SHORT_SUM = 4;  // of so many times K = 8
+
+// Tensor cores cut off what a sum has beyond fp32 instead of rounding it: long sums are put together of short ones.
+template <int TILES>
+__device__ inline void add_tiles(float (&sums)[2][TILES][4], float (&part)[2][TILES][4]) {
+#pragma unroll
+  for (int m = 0; m < 2; ++m)
+#pragma unroll
+    for (int j = 0; j < TILES; ++j)
+#pragma unroll
+      for (int v = 0; v < 4; ++v) {
+        sums[m][j][v] += part[m][j][v];
+        part[m][j][v] = 0.0f;
+      }
+}
+
+}  // namespace mbc

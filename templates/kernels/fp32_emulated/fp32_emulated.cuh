@@ -1,0 +1,220 @@
+// Emulated fp32 on tensor cores: three fp16 products for one of fp32 (3xFP16). A word, times a power of two that makes
+// it fit, is the sum of two fp16 numbers, what fp16 holds of it (high) and what that leaves (low): 22 bits of
+// significand. Of the four products of two words low * low is dropped, 2^-22 of the whole. fp16 has as many bits as
+// tf32 and is twice as fast.
+//
+// Tensor cores truncate their accumulators instead of rounding them: K = 64 is accumulated there, then added up in fp32
+// registers, where the scale of this block of K is taken off.
+#pragma once
+
+#include <cfloat>
+
+#include "conv_operands.cuh"
+#include "pipeline.cuh"
+
+// Sizes are those of the image that is read and of the output, or of its gradients, in the filter pass.
+struct Fp32EmulatedArguments : ConvolutionSizes {
+  int64_t backward;  // whether the weights are those of the pass whose output is the image here
+  int64_t parts;     // into which the pixels are split, in the filter pass (split-K)
+  int64_t accumulate;
+};
+
+namespace mbc {
+
+constexpr int EMULATED_K = 64, EMULATED_K_STEPS = EMULATED_K / 16;  // accumulated on tensor cores; wgmma steps
+
+struct SplitPair {
+  uint32_t high, low;  // of two words
+};
+
+__device__ inline SplitPair split_pair(float a, float b) {
+  const float words[2] = {a, b};
+  const uint32_t high = rounded_word<__half>(words);
+  const float left[2] = {a - to_float(element_of<__half>(high, 0)), b - to_float(element_of<__half>(high, 1))};
+  return {high, rounded_word<__half>(left)};
+}
+
+// Powers of two: one under which words up to `largest` come to less than 2^15, as near to it as that goes, and its
+// inverse. What is not finite stays so.
+struct SplitScale {
+  float up, down;
+
+  __device__ explicit SplitScale(float largest) {
+    uint32_t bits;
+    memcpy(&bits, &largest, sizeof(bits));
+    const int32_t exponent = min(max(268 - static_cast<int32_t>(bits >> 23), 1), 253);
+    const uint32_t both[2] = {static_cast<uint32_t>(exponent) << 23, static_cast<uint32_t>(254 - exponent) << 23};
+    memcpy(&up, &both[0], sizeof(up));
+    memcpy(&down, &both[1], sizeof(down));
+  }
+};
+
+// The larger size; what is infinite stays so under any scale, and words that share its scale keep theirs.
+__device__ inline float larger_finite(float largest, float word) {
+  const float size = fabsf(word);
+  return size <= FLT_MAX ? max(largest, size) : largest;
+}
+
+// The largest of `value`, none negative, that any of the warp has.
+__device__ inline float largest_of_warp(float value) {
+#pragma unroll
+  for (int mask = 16; mask > 0; mask /= 2) value = max(value, __shfl_xor_sync(0xffffffffu, value, mask));
+  return value;
+}
+
+// The same of `threads` of the block; `of_warps` is a word for each warp.
+__device__ inline float largest_of_block(float value, float* of_warps, int threads) {
+  value = largest_of_warp(value);
+  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = value;
+  __syncthreads();
+  for (int warp = 0; warp < threads / 32; ++warp) value = max(value, of_warps[warp]);
+  return value;
+}
+
+// A pipeline stage, K = 64: 128 rows in fp32, which consumers split, and N columns, which were split before.
+constexpr int EMULATED_M = 64 * CONSUMERS;  // rows
+constexpr int EMULATED_ROW = EMULATED_K * 4;       // bytes of a row
+
+template <int N>
+struct EmulatedStage {
+  static constexpr int WEIGHTS = N * SWIZZLE_ROW;            // bytes of either half of the columns
+  static constexpr int COPIED = 2 * WEIGHTS + 16;            // and their scale
+  static constexpr int IMAGE = 2 * WEIGHTS + SWIZZLE_ATOM;  // where rows begin
+  static constexpr int BYTES = IMAGE + EMULATED_M * EMULATED_ROW;
+  static constexpr int COUNT = N == 128 ? 3 : 4;
+};
+
+// Where the `sixteen`-th 16 bytes of a row lie: those of two neighbours, which are read at once, in different banks.
+__device__ inline int32_t image_offset(int32_t row, int32_t sixteen) {
+  return row * EMULATED_ROW + ((sixteen ^ row % 2 * 4) * 16);
+}
+
+constexpr int PREPARE_THREADS = 256;
+
+// By a block of so many threads, the columns of a stage as tensor cores read them, `EmulatedStage::COPIED` bytes; of
+// the words that each thread wrote to `tile`, `largest` is. K is permuted to the order in which a consumer thread has
+// it (`FetchedRows`), which reads four neighbours at once.
+template <int N>
+__device__ inline void split_operand(const float (&tile)[N][EMULATED_K + 1], float largest, char* to) {
+  __shared__ float of_warps[PREPARE_THREADS / 32];
+  const SplitScale scale(largest_of_block(largest, of_warps, PREPARE_THREADS));  // all threads meet: `tile` is there
+  using Stage = EmulatedStage<N>;
+  for (int32_t i = threadIdx.x; i < N * 8; i += PREPARE_THREADS) {
+    const int32_t n = i / 8, sixteen = i % 8;
+    uint32_t high[4], low[4];
+#pragma unroll
+    for (int t = 0; t < 4; ++t) {
+      const float* two = tile[n] + sixteen / 2 * 16 + 4 * t + sixteen % 2 * 2;
+      const SplitPair split = split_pair(two[0] * scale.up, two[1] * scale.up);
+      high[t] = split.high;
+      low[t] = split.low;
+    }
+    *reinterpret_cast<uint4*>(to + swizzled_offset(n, sixteen)) = {high[0], high[1], high[2], high[3]};
+    *reinterpret_cast<uint4*>(to + Stage::WEIGHTS + swizzled_offset(n, sixteen)) = {low[0], low[1], low[2], low[3]};
+  }
+  if (threadIdx.x < 4) reinterpret_cast<float*>(to + 2 * Stage::WEIGHTS)[threadIdx.x] = scale.down;
+}
+
+// K = 64 of 16 rows of each warp: of row lane / 4, and of the one eight rows below, thread t of a row's four has the
+// words (2t, 2t + 1, 2t + 8, 2t + 9) of each K = 16.
+struct FetchedRows {
+  Vec<float, 4> words[EMULATED_K_STEPS][2];
+
+  template <typename Fetch>
+  __device__ void load(Fetch fetch) {
+#pragma unroll
+    for (int step = 0; step < EMULATED_K_STEPS; ++step)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) words[step][h] = fetch(step, h);
+  }
+};
+
+// The same as A fragments of wgmma.
+struct SplitRows {
+  uint32_t high[EMULATED_K_STEPS][4], low[EMULATED_K_STEPS][4];
+  float down[2];  // takes off the scale of either row
+
+  __device__ void split(const FetchedRows& rows) {
+    float largest[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+#pragma unroll
+      for (int step = 0; step < EMULATED_K_STEPS; ++step) {
+        const float* v = rows.words[step][h].v;
+        largest[h] = max(largest[h], max(max(fabsf(v[0]), fabsf(v[1])), max(fabsf(v[2]), fabsf(v[3]))));
+      }
+    }
+#pragma unroll
+    for (int mask = 1; mask < 4; mask *= 2)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) largest[h] = max(largest[h], __shfl_xor_sync(0xffffffffu, largest[h], mask));
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const SplitScale scale(largest[h]);
+      down[h] = scale.down;
+#pragma unroll
+      for (int step = 0; step < EMULATED_K_STEPS; ++step)
+#pragma unroll
+        for (int pair = 0; pair < 2; ++pair) {
+          const float* two = rows.words[step][h].v + 2 * pair;
+          const SplitPair split = split_pair(two[0] * scale.up, two[1] * scale.up);
+          high[step][h + 2 * pair] = split.high;
+          low[step][h + 2 * pair] = split.low;
+        }
+    }
+  }
+};
+
+// Starts wgmma for K = 64, which `wgmma_wait` waits for: low * high, high * low, high * high, the small ones first.
+template <bool MN_MAJOR, int TILES>
+__device__ inline void start_3xfp16(
+    float (&part)[TILES][4], const SplitRows& rows, const char* high, const char* low) {
+  constexpr int STEP = MN_MAJOR ? 16 * SWIZZLE_ROW : 16 * 2;  // bytes of K = 16
+  wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < EMULATED_K_STEPS; ++step) {
+    wgmma_rs_f16<MN_MAJOR>(part, rows.low[step], high + step * STEP, step > 0);
+    wgmma_rs_f16<MN_MAJOR>(part, rows.high[step], low + step * STEP, true);
+    wgmma_rs_f16<MN_MAJOR>(part, rows.high[step], high + step * STEP, true);
+  }
+  wgmma_commit();
+}
+
+// A consumer's main loop over `count` stages: `fetch(iteration, step, half)` of the rows (A), `operand(iteration)`
+// where B begins, its low words `low_at` bytes behind, and `down(iteration)` what takes off its scale.
+// `after(iteration)` may use the accumulators and clear them. Where the pipeline has stages enough, words of the next
+// one are fetched before wgmma starts: a warp whose A is in registers waits until the tensor cores have taken it, and
+// does nothing else.
+template <bool MN_MAJOR, int TILES, int STAGES, typename Fetch, typename Operand, typename Down, typename After>
+__device__ inline void consume_stages_3xfp16(
+    float (&sums)[TILES][4], int32_t count, Pipeline<STAGES>& pipeline, Fetch fetch, Operand operand, int low_at,
+    Down down, After after) {
+  constexpr bool AHEAD = STAGES > 2;
+  FetchedRows next;
+  SplitRows rows;
+  float part[TILES][4];
+  const auto load = [&](int32_t iteration) {
+    pipeline.consumer_wait(iteration);
+    fence_proxy_async();
+    next.load([&](int step, int h) { return fetch(iteration, step, h); });
+  };
+  if (count == 0) return;
+  load(0);
+  for (int32_t iteration = 0; iteration < count; ++iteration) {
+    rows.split(next);
+    const float both[2] = {rows.down[0] * down(iteration), rows.down[1] * down(iteration)};
+    if (AHEAD && iteration + 1 < count) load(iteration + 1);
+    const char* high = operand(iteration);
+    start_3xfp16<MN_MAJOR>(part, rows, high, high + low_at);
+    wgmma_wait(part);
+    pipeline.consumer_release(iteration);
+#pragma unroll
+    for (int j = 0; j < TILES; ++j)
+#pragma unroll
+      for (int v = 0; v < 4; ++v) sums[j][v] += part[j][v] * both[v / 2];
+    after(iteration);
+    if (!AHEAD && iteration + 1 < count) load(iteration + 1);
+  }
+}
+
+}  // namespace mbc

@@ -1,0 +1,382 @@
+// Concatenation along channels, also with a bias, or with batch normalisation and ReLU of the result or of the parts;
+// and slices of channels.
+//
+// Bytes      every part in once, every result out once.
+// Kernels    channels first, what belongs to a sample is one piece of memory and is copied as such, in units of up to
+//            16 bytes. Channels last a thread keeps its channels, looks up once which part they come from, and walks
+//            down the pixels, so that pixels are written whole, by one launch for all parts.
+// Threads    256, along the channels and down the pixels.
+// Limit      memory bandwidth.
+#include "batch_norm.cuh"
+
+// Followed by the channels of every input, `inputs` integers.
+struct ConcatArguments {
+  int64_t type;
+  int64_t layout;
+  int64_t rows;
+  int64_t inner;
+  int64_t inputs;
+};
+
+// Followed by the channels of every part, `inputs` integers. `biased`: the part that a bias is added to.
+struct BiasConcatArguments {
+  int64_t type;
+  int64_t layout;
+  int64_t rows;
+  int64_t inner;
+  int64_t inputs;
+  int64_t biased;
+};
+
+// Followed by the channels of every part. `affine`: of the normalisation behind, or of those of all parts.
+struct ConcatNormalizeArguments {
+  int64_t type;
+  int64_t layout;
+  int64_t rows;
+  int64_t inner;
+  int64_t inputs;
+  int64_t affine;
+};
+
+struct ChannelSliceArguments {
+  int64_t type;
+  int64_t layout;
+  int64_t rows;
+  int64_t channels;
+  int64_t inner;
+  int64_t start;
+  int64_t count;
+};
+
+namespace mbc {
+
+template <typename Unit>
+__global__ void copy_rows(const Unit* from, Unit* to, int64_t units, int64_t from_pitch, int64_t to_pitch,
+                          Steps steps) {
+  const int64_t stride = thread_count();
+  Walk at(steps, thread_index());
+  for (int64_t i = thread_index(); i < units; i += stride, at.advance(steps))
+    to[at.outer * to_pitch + at.inner] = from[at.outer * from_pitch + at.inner];
+}
+
+template <typename Unit>
+bool try_copy(cudaStream_t stream, const char* from, char* to, int64_t rows, int64_t width_bytes,
+              int64_t from_pitch_bytes, int64_t to_pitch_bytes) {
+  constexpr int64_t size = sizeof(Unit);
+  if (!aligned(from, size) || !aligned(to, size) || width_bytes % size || from_pitch_bytes % size ||
+      to_pitch_bytes % size)
+    return false;
+  const int64_t width = width_bytes / size;
+  const unsigned blocks = blocks_for(rows * width);
+  MBC_LAUNCH((copy_rows<Unit>), blocks, THREADS, stream, reinterpret_cast<const Unit*>(from),
+             reinterpret_cast<Unit*>(to), rows * width, from_pitch_bytes / size, to_pitch_bytes / size,
+             Steps(width, 1, static_cast<int64_t>(blocks) * THREADS));
+  return true;
+}
+
+// Elements have 2 or 4 bytes; the largest unit that everything is a multiple of carries them.
+inline void copy(cudaStream_t stream, const char* from, char* to, int64_t rows, int64_t width_bytes,
+                 int64_t from_pitch_bytes, int64_t to_pitch_bytes) {
+  if (try_copy<uint4>(stream, from, to, rows, width_bytes, from_pitch_bytes, to_pitch_bytes)) return;
+  if (try_copy<uint2>(stream, from, to, rows, width_bytes, from_pitch_bytes, to_pitch_bytes)) return;
+  if (try_copy<uint32_t>(stream, from, to, rows, width_bytes, from_pitch_bytes, to_pitch_bytes)) return;
+  try_copy<uint16_t>(stream, from, to, rows, width_bytes, from_pitch_bytes, to_pitch_bytes);
+}
+
+// Channels that lie side by side in both tensors: from `first` on in the result, from `from` on in their own, whose
+// pixels are `pitch` apart. `bias` may be null.
+template <typename T>
+struct Columns {
+  const T* from;
+  const float* bias;
+  int64_t first, pitch;
+};
+
+template <typename T>
+struct ManyColumns {
+  static constexpr int MANY = 16;  // of a launch
+  Columns<T> each[MANY];
+  int count;
+};
+
+constexpr int COPY_ROWS = 4;                       // read at once by a thread
+constexpr int COPY_BLOCKS = 4, NORMALIZE_BLOCKS = 3;  // of a multiprocessor
+
+// Channels `first` … `first + width - 1` of a tensor whose pixels are `pitch` apart.
+template <typename T, int N, bool BIAS>
+__global__ void __launch_bounds__(THREADS, COPY_BLOCKS)
+    copy_columns(ManyColumns<T> columns, T* y, int64_t rows, int64_t width, int64_t pitch) {
+  const int64_t column = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * N;
+  const int64_t start = static_cast<int64_t>(blockIdx.y) * blockDim.y + threadIdx.y;
+  const int64_t step = static_cast<int64_t>(gridDim.y) * blockDim.y;
+  if (column >= width || start >= rows) return;
+  const int64_t c = column + columns.each[0].first;
+  int part = 0;
+  while (part + 1 < columns.count && c >= columns.each[part + 1].first) ++part;
+  const Columns<T> own = columns.each[part];
+  const T* from = own.from + start * own.pitch + (c - own.first);
+  T* to = y + start * pitch + c;
+  wait_for_prior_grid();
+  launch_dependents();
+  float bias[N];
+  if constexpr (BIAS) {
+    if (own.bias != nullptr)
+#pragma unroll
+      for (int j = 0; j < N; ++j) bias[j] = own.bias[c - own.first + j];
+  }
+  const int64_t from_step = step * own.pitch, to_step = step * pitch;
+  for (int64_t left = (rows - start - 1) / step + 1; left > 0; left -= COPY_ROWS) {
+    Held<T, N> x[COPY_ROWS];
+#pragma unroll
+    for (int k = 0; k < COPY_ROWS; ++k)
+      if (k < left) x[k] = hold<N>(from + k * from_step);
+#pragma unroll
+    for (int k = 0; k < COPY_ROWS; ++k) {
+      if (k >= left) break;
+      if (BIAS && own.bias != nullptr) {
+        float sum[N];
+#pragma unroll
+        for (int j = 0; j < N; ++j) sum[j] = to_float(x[k][j]) + bias[j];
+        store_floats(to + k * to_step, sum);
+      } else {
+        store_held(to + k * to_step, x[k]);
+      }
+    }
+    from += COPY_ROWS * from_step;
+    to += COPY_ROWS * to_step;
+  }
+}
+
+// Whether vectors of N elements are whole everywhere.
+template <typename T, int N>
+bool fits(const ManyColumns<T>& columns, const T* y, int64_t width, int64_t pitch) {
+  constexpr int64_t BYTES = N * static_cast<int64_t>(sizeof(T));
+  bool whole = aligned(y, BYTES) && width % N == 0 && pitch % N == 0;
+  for (int i = 0; i < columns.count; ++i) {
+    const Columns<T>& own = columns.each[i];
+    whole = whole && aligned(own.from, BYTES) && own.pitch % N == 0 && own.first % N == 0;
+  }
+  return whole;
+}
+
+template <typename T, int N, bool BIAS>
+void run_copy_columns(cudaStream_t stream, const ManyColumns<T>& columns, T* y, int64_t rows, int64_t width,
+                      int64_t pitch) {
+  const ChannelTiling tiling(width / N);
+  const int64_t wanted = divide_up(rows, tiling.down() * COPY_ROWS);
+  const int64_t most = multiprocessors() * COPY_BLOCKS * MAP_WAVES / tiling.columns;
+  const dim3 grid(tiling.columns, static_cast<unsigned>(min(wanted, max(int64_t{1}, most))));
+  MBC_LAUNCH((copy_columns<T, N, BIAS>), grid, dim3(tiling.along, tiling.down()), stream, columns, y, rows, width, pitch);
+}
+
+template <bool BIAS, typename T>
+void copy_all_columns(cudaStream_t stream, const ManyColumns<T>& columns, T* y, int64_t rows, int64_t width,
+                      int64_t pitch) {
+  constexpr int N = WIDTH<T>;
+  if (fits<T, N>(columns, y, width, pitch))
+    run_copy_columns<T, N, BIAS>(stream, columns, y, rows, width, pitch);
+  else if (fits<T, N / 2>(columns, y, width, pitch))
+    run_copy_columns<T, N / 2, BIAS>(stream, columns, y, rows, width, pitch);
+  else
+    run_copy_columns<T, 1, BIAS>(stream, columns, y, rows, width, pitch);
+}
+
+// Each part has a normalisation of its own.
+struct NormalizeReluParts {
+  static constexpr int MANY = 4;
+  NormalizeRelu each[MANY];
+  int64_t first[MANY];
+  int count;
+
+  using Channel = NormalizeRelu::Channel;
+  __device__ Channel load(int64_t c) const {
+    int part = 0;
+    while (part + 1 < count && c >= first[part + 1]) ++part;
+    return each[part].load(c - first[part]);
+  }
+  __device__ float operator()(const Channel& channel, float x, float) const { return each[0](channel, x, 0.0f); }
+};
+
+// What normalising and relu make of the channels of a concatenation, and where BOTH those themselves.
+template <typename T, int N, bool BOTH, typename F>
+__global__ void __launch_bounds__(THREADS, NORMALIZE_BLOCKS)
+    concat_normalize_relu(ManyColumns<T> columns, T* joined, T* y, int64_t rows, int64_t channels, F f) {
+  using Channel = typename F::Channel;
+  __shared__ Shelf<Channel, N> shelf;
+  const int64_t c = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * N;
+  const int64_t start = static_cast<int64_t>(blockIdx.y) * blockDim.y + threadIdx.y;
+  const int64_t step = static_cast<int64_t>(gridDim.y) * blockDim.y;
+  int part = 0;
+  while (part + 1 < columns.count && c >= columns.each[part + 1].first) ++part;
+  const Columns<T> own = columns.each[part];
+  const T* from = own.from + start * own.pitch + (c - own.first);
+  int64_t at = start * channels + c;
+  const int64_t from_step = step * own.pitch, to_step = step * channels;
+  int64_t left = c < channels && start < rows ? (rows - start - 1) / step + 1 : 0;
+  wait_for_prior_grid();
+  launch_dependents();
+  Channel channel[N];
+  const auto turn = [&](auto meanwhile) {
+    Held<T, N> x[COPY_ROWS];
+#pragma unroll
+    for (int k = 0; k < COPY_ROWS; ++k)
+      if (k < left) x[k] = hold<N>(from + k * from_step);
+    meanwhile();
+#pragma unroll
+    for (int k = 0; k < COPY_ROWS; ++k)
+      if (k < left) {
+        float made[N];
+#pragma unroll
+        for (int j = 0; j < N; ++j) made[j] = f(channel[j], to_float(x[k][j]), 0.0f);
+        if constexpr (BOTH) store_held(joined + at + k * to_step, x[k]);
+        store_floats(y + at + k * to_step, made);
+      }
+    left -= COPY_ROWS;
+    from += COPY_ROWS * from_step;
+    at += COPY_ROWS * to_step;
+  };
+  turn([&] {
+    shelf.fill(channels, f);
+    __syncthreads();
+#pragma unroll
+    for (int j = 0; j < N; ++j) channel[j] = shelf.take(j);
+  });
+  while (left > 0) turn([] {});
+}
+
+template <int N, bool BOTH, typename T, typename F>
+void run_concat_normalize_relu(cudaStream_t stream, const ManyColumns<T>& columns, T* joined, T* y, int64_t rows,
+                               int64_t channels, const F& f) {
+  const ChannelTiling tiling(channels / N);
+  const int64_t wanted = divide_up(rows, tiling.down() * COPY_ROWS);
+  const int64_t wave = max(int64_t{1}, multiprocessors() * NORMALIZE_BLOCKS / tiling.columns);
+  const int64_t waves = min(int64_t{MAP_WAVES}, max(int64_t{1}, wanted * COPY_ROWS / (wave * WAVE_ROWS)));
+  const dim3 grid(tiling.columns, static_cast<unsigned>(min(wanted, wave * waves)));
+  MBC_LAUNCH((concat_normalize_relu<T, N, BOTH, F>), grid, dim3(tiling.along, tiling.down()), stream, columns, joined, y,
+             rows, channels, f);
+}
+
+// The channels of every part are behind the arguments; `operand(i)` is the i-th one's number.
+template <bool BOTH, typename T, typename F, typename Operand>
+void concat_normalized(const MbcCall& call, T* joined, T* y, const F& f, Operand operand) {
+  const auto& a = arguments<ConcatNormalizeArguments>(call);
+  const int64_t* channels = call.integers + sizeof(ConcatNormalizeArguments) / sizeof(int64_t);
+  constexpr int N = WIDTH<T>;
+  ManyColumns<T> columns{};
+  int64_t all = 0;
+  for (; columns.count < a.inputs; all += channels[columns.count++])
+    columns.each[columns.count] = {in<T>(call, operand(columns.count)), nullptr, all, channels[columns.count]};
+  if (fits<T, N>(columns, y, all, all) && aligned(joined, 16))
+    run_concat_normalize_relu<N, BOTH>(call.stream, columns, joined, y, a.rows * a.inner, all, f);
+  else
+    run_concat_normalize_relu<1, BOTH>(call.stream, columns, joined, y, a.rows * a.inner, all, f);
+}
+
+// Tensors of so many channels one after another, channels last. `operand(i)` is the i-th one's first element, `bias(i)`
+// what is added to it.
+template <bool BIAS, typename T, typename Operand, typename Bias>
+void concat_columns(cudaStream_t stream, int64_t rows, int64_t inputs, const int64_t* channels, T* y, Operand operand,
+                    Bias bias) {
+  int64_t pitch = 0, first = 0;
+  for (int64_t i = 0; i < inputs; ++i) pitch += channels[i];
+  for (int64_t i = 0; i < inputs;) {
+    ManyColumns<T> columns{};
+    int64_t width = 0;
+    for (; i < inputs && columns.count < ManyColumns<T>::MANY; ++i, ++columns.count) {
+      columns.each[columns.count] = {operand(i), bias(i), first + width, channels[i]};
+      width += channels[i];
+    }
+    copy_all_columns<BIAS>(stream, columns, y, rows, width, pitch);
+    first += width;
+  }
+}
+
+inline int64_t element_bytes(int64_t type) { return type == MBC_FP32 ? 4 : 2; }
+
+}  // namespace mbc
+
+extern "C" const char* mbc_concat(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<ConcatArguments>(call);
+  const int64_t* channels = call.integers + sizeof(ConcatArguments) / sizeof(int64_t);
+  const int result = static_cast<int>(a.inputs);
+  if (a.layout == MBC_CHANNELS_LAST) {
+    MBC_FOR_TYPE(a.type, T, {
+      concat_columns<false>(
+          call.stream, a.rows * a.inner, a.inputs, channels, out<T>(call, result),
+          [&](int64_t i) { return in<T>(call, static_cast<int>(i)); }, [](int64_t) { return nullptr; });
+    });
+    return launched();
+  }
+  const int64_t unit = element_bytes(a.type) * a.inner;
+  int64_t total = 0, start = 0;
+  for (int64_t i = 0; i < a.inputs; ++i) total += channels[i];
+  char* to = out<char>(call, result);
+  for (int64_t i = 0; i < a.inputs; start += channels[i], ++i)
+    copy(call.stream, in<char>(call, static_cast<int>(i)), to + start * unit, a.rows, channels[i] * unit,
+         channels[i] * unit, total * unit);
+  return launched();
+}
+
+extern "C" const char* mbc_bias_add_concat(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<BiasConcatArguments>(call);
+  const int64_t* channels = call.integers + sizeof(BiasConcatArguments) / sizeof(int64_t);
+  // Operands: what is biased, the bias, and the other parts in order.
+  const auto operand = [&](int64_t i) {
+    return static_cast<int>(i == a.biased ? 0 : i < a.biased ? i + 2 : i + 1);
+  };
+  MBC_FOR_TYPE(a.type, T, {
+    concat_columns<true>(
+        call.stream, a.rows * a.inner, a.inputs, channels, out<T>(call, static_cast<int>(a.inputs + 1)),
+        [&](int64_t i) { return in<T>(call, operand(i)); },
+        [&](int64_t i) { return i == a.biased ? in<float>(call, 1) : nullptr; });
+  });
+  return launched();
+}
+
+extern "C" const char* mbc_concat_batch_normalize_relu(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<ConcatNormalizeArguments>(call);
+  const int inputs = static_cast<int>(a.inputs), joined = inputs + (a.affine ? 4 : 2);
+  const NormalizeRelu f{normalize(call, inputs, a.affine, eps(call, 0))};
+  MBC_FOR_TYPE(a.type, T, {
+    concat_normalized<true>(call, out<T>(call, joined), out<T>(call, joined + 1), f, [](int i) { return i; });
+  });
+  return launched();
+}
+
+extern "C" const char* mbc_batch_normalize_relu_concat(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<ConcatNormalizeArguments>(call);
+  const int64_t* channels = call.integers + sizeof(ConcatNormalizeArguments) / sizeof(int64_t);
+  const int operands = a.affine ? 5 : 3;
+  NormalizeReluParts f{};
+  int64_t first = 0;
+  for (; f.count < a.inputs; first += channels[f.count++]) {
+    f.each[f.count] = {normalize(call, f.count * operands + 1, a.affine, eps(call, f.count))};
+    f.first[f.count] = first;
+  }
+  MBC_FOR_TYPE(a.type, T, {
+    T* none = nullptr;
+    concat_normalized<false>(call, none, out<T>(call, operands * f.count), f, [&](int i) { return i * operands; });
+  });
+  return launched();
+}
+
+extern "C" const char* mbc_channel_slice(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<ChannelSliceArguments>(call);
+  if (a.layout == MBC_CHANNELS_LAST) {
+    MBC_FOR_TYPE(a.type, T, {
+      ManyColumns<T> columns{};
+      columns.each[columns.count++] = {in<T>(call, 0) + a.start, nullptr, 0, a.channels};
+      copy_all_columns<false>(call.stream, columns, out<T>(call, 1), a.rows * a.inner, a.count, a.count);
+    });
+    return launched();
+  }
+  const int64_t unit = element_bytes(a.type) * a.inner;
+  copy(call.stream, in<char>(call, 0) + a.start * unit, out<char>(call, 1), a.rows, a.count * unit, a.channels * unit,
+       a.count * unit);
+  return launched();
+}

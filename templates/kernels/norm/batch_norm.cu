@@ -1,0 +1,230 @@
+// Batch normalisation with the statistics of the whole mini-batch, in fp32 whatever the storage type: statistics,
+// normalisation, the two reductions of the backward pass (dgamma, dbeta), the gradient of x, and running statistics.
+//
+// Bytes      statistics: x in. Normalise: x in, y out. Backward reductions: x and the gradient in. Gradient: both in
+//            again, one out. Each is one pass; a backward pass needs its reductions before its gradient.
+// Reduction  `parts` blocks a tile of channels leave a partial state each, a second kernel merges them in order, in
+//            fp64 (channel_reduce.cuh). `parts` comes with the plan: results do not depend on the GPU. Variances are of
+//            distances from an element near by, merged after Chan, Golub and LeVeque (batch_statistics.cuh).
+// Threads    256. Channels last a thread keeps 16 bytes of channels and walks down the rows; channels first a block has
+//            one channel.
+// Shared     what a block's channels have (mean, scale and so on), and the partial states of its threads.
+// Limit      memory bandwidth; of small tensors the launches, see batch_norm_single_launch.cu.
+#include "batch_norm.cuh"
+#include "channels.cuh"
+#include "mbc_control.h"
+#include "batch_statistics.cuh"
+
+struct BatchStatisticsArguments {
+  int64_t type;
+  int64_t layout;
+  int64_t rows;
+  int64_t channels;
+  int64_t inner;
+  int64_t parts;
+};
+
+// `joined`: other channels, whose statistics are there already. `before`: whether theirs come first.
+struct StatisticsBesideArguments {
+  int64_t type;
+  int64_t layout;
+  int64_t rows;
+  int64_t channels;
+  int64_t inner;
+  int64_t parts;
+  int64_t joined;
+  int64_t before;
+};
+
+// Followed by the channels of every pair, `pairs` integers.
+struct JoinStatisticsArguments {
+  int64_t pairs;
+};
+
+struct BatchNormalizeArguments {
+  int64_t type;
+  int64_t layout;
+  int64_t rows;
+  int64_t channels;
+  int64_t inner;
+  int64_t affine;
+};
+
+struct BatchNormalizeSumsArguments {
+  int64_t type;
+  int64_t layout;
+  int64_t rows;
+  int64_t channels;
+  int64_t inner;
+  int64_t parts;
+  int64_t accumulate;
+};
+
+struct BatchNormalizeBackwardArguments {
+  int64_t type;
+  int64_t layout;
+  int64_t rows;
+  int64_t channels;
+  int64_t inner;
+  int64_t affine;
+  int64_t count;
+};
+
+struct UpdateRunningArguments {
+  int64_t channels;
+  int64_t count;
+};
+
+namespace mbc {
+
+struct Pair {
+  float *mean, *variance;
+};
+
+// Statistics next to those of other channels, which it copies in the same launch.
+template <typename T>
+struct StatisticsBeside : Statistics<T> {
+  Pair from, to;
+  int64_t joined, channels;
+
+  StatisticsBeside(const Statistics<T>& own, Pair from_, Pair to_, int64_t joined_, int64_t channels_)
+      : Statistics<T>(own), from(from_), to(to_), joined(joined_), channels(channels_) {}
+  // One thread for each channel comes here.
+  __device__ float known(int64_t c) const {
+#pragma unroll 8
+    for (int64_t i = c; i < joined; i += channels) {
+      to.mean[i] = from.mean[i];
+      to.variance[i] = from.variance[i];
+    }
+    return Statistics<T>::known(c);
+  }
+};
+
+struct Pairs {
+  static constexpr int MANY = 32;  // of a launch
+  Pair from[MANY];
+  int64_t first[MANY], channels[MANY];
+};
+
+__global__ void join_statistics(Pairs pairs, Pair to) {
+  const Pair from = pairs.from[blockIdx.y];
+  const int64_t first = pairs.first[blockIdx.y], channels = pairs.channels[blockIdx.y];
+  for (int64_t i = thread_index(); i < channels; i += thread_count()) {
+    to.mean[first + i] = from.mean[i];
+    to.variance[first + i] = from.variance[i];
+  }
+}
+
+__global__ void update_running(const float* running_mean, const float* running_variance, const float* mean,
+                               const float* variance, const MbcControl* control, float* next_mean,
+                               float* next_variance, int64_t channels, float momentum, float unbias) {
+  const bool proceed = control->proceed != 0;
+  for (int64_t c = thread_index(); c < channels; c += thread_count()) {
+    const float m = running_mean[c], v = running_variance[c];
+    next_mean[c] = proceed ? m + momentum * (mean[c] - m) : m;
+    next_variance[c] = proceed ? v + momentum * (variance[c] * unbias - v) : v;
+  }
+}
+
+}  // namespace mbc
+
+extern "C" const char* mbc_batch_statistics(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<BatchStatisticsArguments>(call);
+  void* workspace = a.parts > 1 ? call.pointers[3] : nullptr;
+  MBC_FOR_TYPE(a.type, T, {
+    const T* x = in<T>(call, 0);
+    reduce_channels<false>(call.stream, a.layout, a.rows, a.channels, a.inner, a.parts,
+                           Operands<T>{x, nullptr}, workspace,
+                           Statistics<T>{x, a.layout == MBC_CHANNELS_LAST ? 1 : a.inner, out<float>(call, 1),
+                                         out<float>(call, 2)});
+  });
+  return launched();
+}
+
+extern "C" const char* mbc_batch_statistics_beside(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<StatisticsBesideArguments>(call);
+  void* workspace = a.parts > 1 ? call.pointers[5] : nullptr;
+  float *mean = out<float>(call, 3), *variance = out<float>(call, 4);
+  const int64_t own = a.before ? a.joined : 0, others = a.before ? 0 : a.channels;
+  const Pair from{out<float>(call, 1), out<float>(call, 2)}, to{mean + others, variance + others};
+  MBC_FOR_TYPE(a.type, T, {
+    const T* x = in<T>(call, 0);
+    const Statistics<T> alone{x, a.layout == MBC_CHANNELS_LAST ? 1 : a.inner, mean + own, variance + own};
+    reduce_channels<false>(call.stream, a.layout, a.rows, a.channels, a.inner, a.parts, Operands<T>{x, nullptr}, workspace,
+                           StatisticsBeside<T>(alone, from, to, a.joined, a.channels));
+  });
+  return launched();
+}
+
+extern "C" const char* mbc_join_statistics(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<JoinStatisticsArguments>(call);
+  const int64_t* channels = call.integers + sizeof(JoinStatisticsArguments) / sizeof(int64_t);
+  const int made = static_cast<int>(2 * a.pairs);
+  int64_t first = 0;
+  for (int64_t pair = 0; pair < a.pairs;) {
+    Pairs pairs{};
+    unsigned many = 0;
+    int64_t most = 0;
+    for (; pair < a.pairs && many < Pairs::MANY; ++pair, ++many) {
+      const int at = static_cast<int>(2 * pair);
+      pairs.from[many] = {out<float>(call, at), out<float>(call, at + 1)};
+      pairs.first[many] = first;
+      pairs.channels[many] = channels[pair];
+      first += channels[pair];
+      most = most < channels[pair] ? channels[pair] : most;
+    }
+    const dim3 grid(blocks_for(most), many);
+    MBC_LAUNCH(join_statistics, grid, THREADS, call.stream, pairs, Pair{out<float>(call, made), out<float>(call, made + 1)});
+  }
+  return launched();
+}
+
+extern "C" const char* mbc_batch_normalize_sums(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<BatchNormalizeSumsArguments>(call);
+  void* workspace = a.parts > 1 ? call.pointers[6] : nullptr;
+  const Sums sums{in<float>(call, 2), in<float>(call, 3), out<float>(call, 4), out<float>(call, 5),
+                  static_cast<float>(call.reals[0]), a.accumulate};
+  MBC_FOR_TYPE(a.type, T, {
+    reduce_channels<true>(call.stream, a.layout, a.rows, a.channels, a.inner, a.parts,
+                          Operands<T>{in<T>(call, 0), in<T>(call, 1)}, workspace, sums);
+  });
+  return launched();
+}
+
+extern "C" const char* mbc_batch_normalize(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<BatchNormalizeArguments>(call);
+  const Normalize f = normalize(call, 1, a.affine, eps(call, 0));
+  MBC_FOR_TYPE(a.type, T, {
+    map_channels<0>(call.stream, a.layout, a.rows, a.channels, a.inner, Operands<T>{in<T>(call, 0), nullptr},
+                        out<T>(call, a.affine ? 5 : 3), f);
+  });
+  return launched();
+}
+
+extern "C" const char* mbc_batch_normalize_backward(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<BatchNormalizeBackwardArguments>(call);
+  const NormalizeBackward f{in<float>(call, 2), in<float>(call, 3), in<float>(call, 4), in<float>(call, 5),
+                            a.affine ? in<float>(call, 6) : nullptr, static_cast<float>(call.reals[0]),
+                            static_cast<float>(a.count)};
+  MBC_FOR_TYPE(a.type, T, {
+    map_channels<1>(call.stream, a.layout, a.rows, a.channels, a.inner, Operands<T>{in<T>(call, 0), in<T>(call, 1)},
+                       out<T>(call, a.affine ? 7 : 6), f);
+  });
+  return launched();
+}
+
+extern "C" const char* mbc_update_running(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<UpdateRunningArguments>(call);
+  const double unbias = a.count > 1 ? static_cast<double>(a.count) / static_cast<double>(a.count - 1) : 1.0;
+  MBC_LAUNCH(update_running, blocks_for(a.channels), THREADS, call.stream, in<float>(call, 0), in<float>(call, 1),
+             in<float>(call, 2), in<float>(call, 3), in<MbcControl>(call, 4), out<float>(call, 5), out<float>(call, 6),
+             a.channels, static_cast<float>(call.reals[0]), static_cast<float>(unbias));
+  return launched();
+}

@@ -1,0 +1,167 @@
+// A reduction over a tensor and a map by its result, in one launch: for tensors so small that a launch takes longer
+// than what it reads. Channels last.
+//
+// A cluster of blocks (from compute capability 9.0) shares a tile of channels, each block with rows of its own. Threads
+// hold the first few rows that they read; a block's sums are told to the others of its cluster, added in order by each,
+// and every block goes over its own rows again.
+#pragma once
+
+#include "channel_reduce.cuh"
+
+namespace mbc {
+
+constexpr unsigned WARP = 32, WARPS = THREADS / WARP, MOST_PARTS = 8, MOST_TILE = THREADS;
+
+// The part of a tile that belongs to a block: `along` vectors (a power of two) of its rows.
+template <int N>
+struct Part {
+  unsigned thread, tile;  // of the block; channels of the tile
+  int64_t first, c;       // channels: of the tile, of this thread
+  int64_t begin, stride;  // elements: where this thread starts, and to its next row
+  int count;              // rows of this thread
+  float rows;             // of the block
+
+  __device__ Part(int64_t all_rows, int64_t channels) {
+    thread = threadIdx.y * blockDim.x + threadIdx.x;
+    tile = blockDim.x * N;
+    first = static_cast<int64_t>(blockIdx.x) * tile;
+    c = first + threadIdx.x * N;
+    const Share share(all_rows);
+    const int64_t start = share.begin + threadIdx.y;
+    begin = start * channels + c;
+    stride = blockDim.y * channels;
+    count = c < channels ? static_cast<int>(share.count(start, blockDim.y)) : 0;
+    rows = static_cast<float>(share.end - share.begin);
+  }
+  __device__ bool speaks(int64_t channels) const { return thread < tile && first + thread < channels; }
+};
+
+// Sums over the rows of a block. In the end thread t < tile has that of the tile's channel t, added in a fixed order.
+template <int N, int SUMS>
+struct BlockSum {
+  float warps[WARPS][SUMS][MOST_TILE];
+
+  __device__ void give(float (&x)[SUMS][N]) {
+    const unsigned thread = threadIdx.y * blockDim.x + threadIdx.x;
+    Left left{0, N};
+    fold<N>(x, thread % WARP, left);
+#pragma unroll
+    for (int s = 0; s < SUMS; ++s)
+#pragma unroll
+      for (unsigned j = 0; j < N; ++j)
+        if (j < left.count) warps[thread / WARP][s][threadIdx.x * N + left.first + j] = x[s][j];
+  }
+  // Behind a barrier.
+  __device__ float take(int sum, unsigned channel) const {
+    float all = 0.0f;
+#pragma unroll
+    for (unsigned w = 0; w < WARPS; ++w) all += warps[w][sum][channel];
+    return all;
+  }
+
+ private:
+  struct Left {
+    unsigned first, count;  // of the vector's channels, those that a lane adds up
+  };
+  // The lanes of a warp with the same channels add up by shuffles, and share out among themselves which of MANY
+  // channels each adds up from there on.
+  template <int MANY, unsigned STEP = WARP / 2>
+  __device__ void fold(float (&x)[SUMS][N], unsigned lane, Left& left) const {
+    if constexpr (STEP > 0) {
+      if (STEP < blockDim.x) return;
+      constexpr int HALF = MANY > 1 ? MANY / 2 : 1, FAR = MANY > 1 ? HALF : 0;
+      const bool upper = (lane & STEP) != 0;
+      left.count = HALF;
+      left.first += upper ? FAR : 0;
+#pragma unroll
+      for (int s = 0; s < SUMS; ++s)
+#pragma unroll
+        for (int j = 0; j < HALF; ++j) {
+          const float mine = upper ? x[s][j + FAR] : x[s][j], other = upper ? x[s][j] : x[s][j + FAR];
+          x[s][j] = mine + __shfl_xor_sync(~0u, other, static_cast<int>(STEP));
+        }
+      fold<HALF, STEP / 2>(x, lane, left);
+    }
+  }
+};
+
+// What blocks of a cluster tell one another of a channel.
+struct Told {
+  float a, b;
+};
+
+// What all blocks of the cluster have told of a channel, once all have met.
+struct Heard {
+  Told parts[MOST_PARTS];
+
+  template <typename Shared>
+  __device__ Heard(const Shared& shared, unsigned channel) {
+#pragma unroll
+    for (unsigned part = 0; part < MOST_PARTS; ++part)
+      if (part < gridDim.y) parts[part] = of_block(shared, part).told[channel];
+  }
+  template <typename Each>
+  __device__ void each(Each each) const {
+#pragma unroll
+    for (unsigned part = 0; part < MOST_PARTS; ++part)
+      if (part < gridDim.y) each(part, parts[part]);
+  }
+};
+
+// All blocks of a cluster have told. One that has heard parts, and must not leave before all others have.
+__device__ inline void meet() {
+  if (gridDim.y > 1) cluster_arrive(), cluster_wait();
+}
+__device__ inline void part_ways() {
+  if (gridDim.y > 1) cluster_arrive();
+}
+__device__ inline void leave() {
+  if (gridDim.y > 1) cluster_wait();
+}
+
+// Rows at a time, of which a thread goes on to hold the first ones.
+template <typename S, int N>
+struct Rows {
+  static constexpr int K = S::OPERANDS > 2 ? 2 : 4;
+  using Fetched = typename S::template Fetched<N>;
+  const S& source;
+  const Part<N>& part;
+  Fetched held[K];
+
+  __device__ Rows(const S& source_, const Part<N>& part_) : source(source_), part(part_) { fetch(0); }
+  __device__ void fetch(int row) {
+#pragma unroll
+    for (int k = 0; k < K; ++k)
+      if (row + k < part.count) held[k] = source.template fetch<N>(part.begin + (row + k) * part.stride);
+  }
+  // Those that were fetched from `row` on.
+  template <typename Each>
+  __device__ void those(int row, Each each) {
+#pragma unroll
+    for (int k = 0; k < K; ++k)
+      if (row + k < part.count) each(held[k], part.begin + (row + k) * part.stride);
+  }
+  // All rows, of which the first K are held.
+  template <typename Each>
+  __device__ void all(Each each) {
+    those(0, each);
+    for (int row = K; row < part.count; row += K) {
+      fetch(row);
+      those(row, each);
+    }
+  }
+  __device__ void again() {
+    if (part.count > K) fetch(0);
+  }
+};
+
+// `along`: vectors of a row that a block takes, a power of two; `parts`: blocks of a cluster. Both come with the plan.
+template <typename... Parameters, typename... Given>
+void launch_single(cudaStream_t stream, void (*kernel)(Parameters...), int width, int64_t channels, int64_t along,
+                    int64_t parts, const Given&... given) {
+  const dim3 grid(static_cast<unsigned>(divide_up(divide_up(channels, width), along)), static_cast<unsigned>(parts));
+  const dim3 block(static_cast<unsigned>(along), static_cast<unsigned>(THREADS / along));
+  MBC_LAUNCH_CLUSTER(kernel, grid, block, stream, given...);
+}
+
+}  // namespace mbc

@@ -1,0 +1,107 @@
+// Bias of every channel: its addition, and its gradient, the sum of a channel (also of a slice of a wider tensor, which
+// is written by itself on the way).
+//
+// Bytes      addition: x in, y out. Gradient: the gradient in; of a slice, the slice out as well.
+// Reduction  `parts` blocks leave a sum each, a second kernel adds them in order, in fp64 (channel_reduce.cuh).
+// Threads    256. Channels last a thread keeps 16 bytes of channels and walks down the rows; channels first a block of
+//            the gradient has one channel.
+// Limit      memory bandwidth.
+#include "channel_sum.cuh"
+
+struct BiasAddArguments {
+  int64_t type;
+  int64_t layout;
+  int64_t rows;
+  int64_t channels;
+  int64_t inner;
+};
+
+struct ChannelSumArguments {
+  int64_t type;
+  int64_t layout;
+  int64_t rows;
+  int64_t channels;
+  int64_t inner;
+  int64_t parts;
+  int64_t accumulate;
+};
+
+// `start`, `all`: of what the slice is, from which channel on, and how many there are.
+struct SliceSumArguments {
+  int64_t type;
+  int64_t layout;
+  int64_t rows;
+  int64_t channels;
+  int64_t inner;
+  int64_t parts;
+  int64_t accumulate;
+  int64_t start;
+  int64_t all;
+};
+
+namespace mbc {
+
+// A slice of a wider tensor, which is written by itself as well.
+template <typename T>
+struct TakenOut {
+  static constexpr int OPERANDS = 1;
+  const T* wide;
+  Slice slice;
+  T* y;
+
+  template <int N>
+  using Fetched = Held<T, N>;
+  bool whole() const { return aligned(wide, 16) && aligned(y, 16) && slice.gap % WIDTH<T> == 0; }
+  template <int N>
+  __device__ Fetched<N> fetch(int64_t at) const { return hold<N>(wide + slice(at)); }
+  template <int N, typename Of>
+  __device__ void finish(const Fetched<N>& f, const Of&, int64_t at) const { store_held(y + at, f); }
+  template <int N>
+  __device__ float first(const Fetched<N>& f, int j) const { return to_float(f[j]); }
+  template <int N>
+  __device__ float second(const Fetched<N>&, int) const { return 0.0f; }
+};
+
+struct Bias {
+  const float* bias;
+  using Channel = float;
+  __device__ float load(int64_t c) const { return bias[c]; }
+  __device__ float operator()(float b, float x, float) const { return x + b; }
+};
+
+}  // namespace mbc
+
+extern "C" const char* mbc_bias_add(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<BiasAddArguments>(call);
+  MBC_FOR_TYPE(a.type, T, {
+    map_channels<0>(call.stream, a.layout, a.rows, a.channels, a.inner, Operands<T>{in<T>(call, 0), nullptr},
+                        out<T>(call, 2), Bias{in<float>(call, 1)});
+  });
+  return launched();
+}
+
+extern "C" const char* mbc_channel_sum(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<ChannelSumArguments>(call);
+  void* workspace = a.parts > 1 ? call.pointers[2] : nullptr;
+  MBC_FOR_TYPE(a.type, T, {
+    reduce_channels<false>(call.stream, a.layout, a.rows, a.channels, a.inner, a.parts,
+                           Operands<T>{in<T>(call, 0), nullptr}, workspace,
+                           ChannelSum{out<float>(call, 1), a.accumulate});
+  });
+  return launched();
+}
+
+extern "C" const char* mbc_channel_slice_sum(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<SliceSumArguments>(call);
+  void* workspace = a.parts > 1 ? call.pointers[3] : nullptr;
+  MBC_FOR_TYPE(a.type, T, {
+    const T* wide = in<T>(call, 0) + a.start * (a.layout == MBC_CHANNELS_LAST ? 1 : a.inner);
+    const TakenOut<T> source{wide, {a.layout, a.channels, a.all, a.inner}, out<T>(call, 1)};
+    reduce_channels_of<T>(call.stream, a.layout, a.rows, a.channels, a.inner, a.parts, source, workspace,
+                          ChannelSum{out<float>(call, 2), a.accumulate});
+  });
+  return launched();
+}

@@ -1,0 +1,132 @@
+// Dropout and its gradient, with random numbers from Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy
+// as 1, 2, 3", 2011).
+//
+// Element i of the whole mini-batch, counted channels first whatever the layout, takes word i % 4 of Philox block i /
+// 4. So a mask does not depend on how the mini-batch is divided or stored, and can be recomputed at any time.
+//
+// Bytes      the tensor in once and out once; no mask is stored.
+// Threads    256 in a grid-stride loop. Channels first a thread makes the four elements of one Philox block; channels
+//            last four neighbouring pixels of a channel, whose numbers are in one Philox block or two.
+// Limit      memory bandwidth; channels last also the second Philox block.
+#include "mbc_control.h"
+#include "device.cuh"
+
+struct DropoutArguments {
+  int64_t type;
+  int64_t layout;
+  int64_t rows;
+  int64_t channels;
+  int64_t inner;
+  int64_t first_row;
+  int64_t threshold;  // an element is kept where its word is less
+  int64_t key;
+};
+
+namespace mbc {
+
+struct Words {
+  uint32_t v[4];
+};
+
+__device__ inline Words philox(uint64_t seed, uint64_t block, uint32_t step, uint32_t key) {
+  uint32_t c0 = static_cast<uint32_t>(block), c1 = static_cast<uint32_t>(block >> 32), c2 = step, c3 = key;
+  uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
+#pragma unroll
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t left = static_cast<uint64_t>(c0) * 0xD2511F53u, right = static_cast<uint64_t>(c2) * 0xCD9E8D57u;
+    c0 = static_cast<uint32_t>(right >> 32) ^ c1 ^ k0;
+    c1 = static_cast<uint32_t>(right);
+    c2 = static_cast<uint32_t>(left >> 32) ^ c3 ^ k1;
+    c3 = static_cast<uint32_t>(left);
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
+  }
+  return {{c0, c1, c2, c3}};
+}
+
+struct Mask {
+  const MbcControl* control;
+  uint64_t threshold;
+  uint32_t key;
+  float scale;
+
+  __device__ Words words(int64_t block) const {
+    return philox(control->seed, static_cast<uint64_t>(block), static_cast<uint32_t>(control->step), key);
+  }
+  __device__ float operator()(float x, uint32_t word) const { return word < threshold ? x * scale : 0.0f; }
+};
+
+// Flat: a thread makes the elements of one block; `first` is the number of element 0 in the mini-batch.
+template <typename T>
+__global__ void dropout_first(const T* x, T* y, int64_t elements, int64_t first, bool whole, Mask mask) {
+  const int64_t begin = first / 4, blocks = (first + elements + 3) / 4 - begin;
+  for (int64_t i = thread_index(); i < blocks; i += thread_count()) {
+    const Words words = mask.words(begin + i);
+    const int64_t at = (begin + i) * 4 - first;
+    if (whole && at + 4 <= elements) {
+      Vec<T, 4> v = load<4>(x + at);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) v.v[j] = from_float<T>(mask(to_float(v.v[j]), words.v[j]));
+      store(y + at, v);
+    } else {
+#pragma unroll
+      for (int j = 0; j < 4; ++j)
+        if (at + j >= 0 && at + j < elements) y[at + j] = from_float<T>(mask(to_float(x[at + j]), words.v[j]));
+    }
+  }
+}
+
+// Channels last: a thread makes 4 neighbouring pixels of one channel, whose numbers touch one block or two. `steps`:
+// inner is the channel, middle the group of 4 pixels.
+template <typename T>
+__global__ void dropout_last(const T* x, T* y, int64_t groups, int64_t channels, int64_t inner, int64_t first_row,
+                             Steps steps, Mask mask) {
+  const int64_t stride = thread_count();
+  Walk at(steps, thread_index());
+  for (int64_t i = thread_index(); i < groups; i += stride, at.advance(steps)) {
+    const int64_t pixel = at.middle * 4, number = ((first_row + at.outer) * channels + at.inner) * inner + pixel;
+    const int64_t base = (at.outer * inner + pixel) * channels + at.inner;
+    const int shift = static_cast<int>(number % 4);
+    const Words low = mask.words(number / 4);
+    const Words high = shift == 0 ? low : mask.words(number / 4 + 1);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      if (pixel + j >= inner) break;
+      uint32_t word = 0;
+      // Chosen by comparing, so that the words stay in registers.
+#pragma unroll
+      for (int w = 0; w < 8; ++w)
+        if (shift + j == w) word = w < 4 ? low.v[w & 3] : high.v[w & 3];
+      const int64_t e = base + j * channels;
+      y[e] = from_float<T>(mask(to_float(x[e]), word));
+    }
+  }
+}
+
+}  // namespace mbc
+
+extern "C" const char* mbc_dropout(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<DropoutArguments>(call);
+  const Mask mask{in<MbcControl>(call, 1), static_cast<uint64_t>(a.threshold), static_cast<uint32_t>(a.key),
+                  static_cast<float>(call.reals[0])};
+  const int64_t row = a.channels * a.inner, elements = a.rows * row, first = a.first_row * row;
+  MBC_FOR_TYPE(a.type, T, {
+    const T* x = in<T>(call, 0);
+    T* y = out<T>(call, 2);
+    if (a.layout == MBC_CHANNELS_FIRST || a.inner == 1 || a.channels == 1) {
+      const bool whole = first % 4 == 0 && aligned(x, 4 * sizeof(T)) && aligned(y, 4 * sizeof(T));
+      MBC_LAUNCH((dropout_first<T>), blocks_for(elements / 4 + 2), THREADS, call.stream, x, y, elements, first, whole,
+                 mask);
+    } else {
+      const int64_t per_plane = divide_up(a.inner, 4), groups = a.rows * per_plane * a.channels;
+      const unsigned blocks = blocks_for(groups);
+      MBC_LAUNCH((dropout_last<T>), blocks, THREADS, call.stream, x, y, groups, a.channels, a.inner, a.first_row,
+                 Steps(a.channels, per_plane, static_cast<int64_t>(blocks) * THREADS), mask);
+    }
+  });
+  return launched();
+}
+
+// The gradient goes through the same mask.
+extern "C" const char* mbc_dropout_backward(const MbcCall& call) { return mbc_dropout(call); }

@@ -1,0 +1,220 @@
+// Losses (softmax cross entropy, mean squared error), their gradients, and the weighted sum of several losses.
+//
+// Bytes      loss: logits (or both operands) in. Gradient: the same in, the gradient out. Cross entropy goes over
+//            logits once for the greatest, once for the sum and once for the gradient, from the second time on from the
+//            cache.
+// Threads    256. Cross entropy: a warp a position where classes are adjacent, else a thread.
+// Reduction  `parts` blocks leave a sum in fp64 each, one block adds them in order (loss.cuh).
+// Limit      memory bandwidth, and latency for few positions: see cross_entropy_rows.cu and cross_entropy_pixels.cu.
+#include "mbc_control.h"
+#include "loss.cuh"
+
+struct MseArguments {
+  int64_t type;
+  int64_t elements;
+  int64_t parts;
+};
+
+struct MseBackwardArguments {
+  int64_t type;
+  int64_t elements;
+};
+
+struct WeightedSumArguments {
+  int64_t inputs;
+};
+
+namespace mbc {
+
+// LANES threads share a position whose classes are `stride` apart.
+template <int LANES, typename T>
+__device__ inline Softmax softmax(const T* logits, int64_t classes, int64_t stride, int lane) {
+  Softmax s{-INFINITY, INT64_MAX, 0.0f, 0.0f};
+  for (int64_t c = lane; c < classes; c += LANES) {
+    const float v = to_float(logits[c * stride]);
+    if (v > s.greatest) s.greatest = v, s.best = c;
+  }
+#pragma unroll
+  for (int step = LANES / 2; step > 0; step /= 2) {
+    const float v = __shfl_xor_sync(0xffffffffu, s.greatest, step);
+    const long long best = __shfl_xor_sync(0xffffffffu, static_cast<long long>(s.best), step);
+    if (v > s.greatest || (v == s.greatest && best < s.best)) s.greatest = v, s.best = best;
+  }
+  for (int64_t c = lane; c < classes; c += LANES) {
+    const float v = to_float(logits[c * stride]) - s.greatest;
+    if (c != s.best) s.others += expf(v);
+    s.sum += v;
+  }
+#pragma unroll
+  for (int step = LANES / 2; step > 0; step /= 2) {
+    s.others += __shfl_xor_sync(0xffffffffu, s.others, step);
+    s.sum += __shfl_xor_sync(0xffffffffu, s.sum, step);
+  }
+  return s;
+}
+
+// Position p (a row and a pixel of it) of logits [rows, classes, inner]: where its classes start.
+template <bool ADJACENT>
+__device__ inline int64_t start_of(int64_t p, int64_t classes, int64_t inner) {
+  return ADJACENT ? p * classes : p / inner * classes * inner + p % inner;
+}
+
+// ADJACENT: the classes of a position lie next to each other, and a warp takes them; else a thread does, and
+// neighbouring threads read neighbouring positions.
+template <typename T, bool ADJACENT>
+__global__ void cross_entropy(const T* logits, const int32_t* target, Score* partial, float* loss, float* correct,
+                              int64_t positions, int64_t classes, int64_t inner, float smoothing) {
+  constexpr int LANES = ADJACENT ? 32 : 1;
+  const int lane = static_cast<int>(threadIdx.x);
+  Score score{0.0, 0.0};
+  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.y;
+  for (int64_t p = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y; p < positions; p += step) {
+    const T* row = logits + start_of<ADJACENT>(p, classes, inner);
+    const int64_t stride = ADJACENT ? 1 : inner;
+    const Softmax s = softmax<LANES>(row, classes, stride, lane);
+    if (lane != 0) continue;
+    const int64_t t = target[p];
+    if (t < 0 || t >= classes) {
+      score.loss += NAN;  // `guard` then leaves this step out
+      continue;
+    }
+    score.loss += s.loss(to_float(row[t * stride]), classes, smoothing);
+    if (s.best == t) score.correct += 1.0;
+  }
+  leave(score, partial, loss, correct, static_cast<double>(positions));
+}
+
+template <typename T, bool ADJACENT>
+__global__ void cross_entropy_backward(const T* logits, const int32_t* target, const MbcControl* control, T* dlogits,
+                                       int64_t positions, int64_t classes, int64_t inner, float smoothing,
+                                       double weight) {
+  constexpr int LANES = ADJACENT ? 32 : 1;
+  const int lane = static_cast<int>(threadIdx.x);
+  const float factor =
+      static_cast<float>(weight * static_cast<double>(control->loss_scale) / static_cast<double>(positions));
+  const float even = smoothing / static_cast<float>(classes);
+  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.y;
+  for (int64_t p = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y; p < positions; p += step) {
+    const int64_t start = start_of<ADJACENT>(p, classes, inner), stride = ADJACENT ? 1 : inner;
+    const Softmax s = softmax<LANES>(logits + start, classes, stride, lane);
+    const int64_t t = target[p];
+    const bool valid = t >= 0 && t < classes;
+    for (int64_t c = lane; c < classes; c += LANES) {
+      const float gradient = s.gradient(to_float(logits[start + c * stride]), c, t, smoothing, even);
+      dlogits[start + c * stride] = from_float<T>(valid ? gradient * factor : 0.0f);
+    }
+  }
+}
+
+template <typename T>
+__global__ void mse(const T* prediction, const T* target, Score* partial, float* loss, int64_t elements) {
+  Score score{0.0, 0.0};
+  for (int64_t i = thread_index(); i < elements; i += thread_count()) {
+    const float difference = to_float(prediction[i]) - to_float(target[i]);
+    score.loss += static_cast<double>(difference * difference);
+  }
+  leave(score, partial, loss, nullptr, static_cast<double>(elements));
+}
+
+template <typename T>
+__global__ void mse_backward(const T* prediction, const T* target, const MbcControl* control, T* dx, int64_t elements,
+                             double factor) {
+  const float scale = static_cast<float>(factor * static_cast<double>(control->loss_scale));
+  for (int64_t i = thread_index(); i < elements; i += thread_count())
+    dx[i] = from_float<T>((to_float(prediction[i]) - to_float(target[i])) * scale);
+}
+
+constexpr int TERMS = 32;
+
+struct Terms {
+  const float* loss[TERMS];
+  double weight[TERMS];
+  int count;
+};
+
+__global__ void weighted_sum(Terms terms, float* total, bool more) {
+  double sum = more ? static_cast<double>(total[0]) : 0.0;
+  for (int i = 0; i < terms.count; ++i) sum += terms.weight[i] * static_cast<double>(terms.loss[i][0]);
+  total[0] = static_cast<float>(sum);
+}
+
+}  // namespace mbc
+
+extern "C" const char* mbc_softmax_cross_entropy(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<CrossEntropyArguments>(call);
+  const int64_t positions = a.rows * a.inner;
+  const auto* target = in<int32_t>(call, 1);
+  float *loss = out<float>(call, 2), *correct = out<float>(call, 3);
+  Score* partial = a.parts > 1 ? out<Score>(call, 4) : nullptr;
+  const float smoothing = static_cast<float>(call.reals[0]);
+  const unsigned parts = static_cast<unsigned>(a.parts);
+  MBC_FOR_TYPE(a.type, T, {
+    if (a.layout == MBC_CHANNELS_LAST || a.inner == 1)
+      MBC_LAUNCH((cross_entropy<T, true>), parts, dim3(32, 8), call.stream, in<T>(call, 0), target, partial, loss,
+                 correct, positions, a.classes, a.inner, smoothing);
+    else
+      MBC_LAUNCH((cross_entropy<T, false>), parts, dim3(1, THREADS), call.stream, in<T>(call, 0), target, partial, loss,
+                 correct, positions, a.classes, a.inner, smoothing);
+  });
+  merge(partial, a.parts, loss, correct, positions, call.stream);
+  return launched();
+}
+
+extern "C" const char* mbc_softmax_cross_entropy_backward(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<CrossEntropyBackwardArguments>(call);
+  const int64_t positions = a.rows * a.inner;
+  const auto* target = in<int32_t>(call, 1);
+  const auto* control = in<MbcControl>(call, 2);
+  const float smoothing = static_cast<float>(call.reals[0]);
+  const double weight = call.reals[1];
+  MBC_FOR_TYPE(a.type, T, {
+    if (a.layout == MBC_CHANNELS_LAST || a.inner == 1)
+      MBC_LAUNCH((cross_entropy_backward<T, true>), blocks_for(positions, 8), dim3(32, 8), call.stream, in<T>(call, 0),
+                 target, control, out<T>(call, 3), positions, a.classes, a.inner, smoothing, weight);
+    else
+      MBC_LAUNCH((cross_entropy_backward<T, false>), blocks_for(positions), dim3(1, THREADS), call.stream,
+                 in<T>(call, 0), target, control, out<T>(call, 3), positions, a.classes, a.inner, smoothing, weight);
+  });
+  return launched();
+}
+
+extern "C" const char* mbc_mse(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<MseArguments>(call);
+  float* loss = out<float>(call, 2);
+  Score* partial = a.parts > 1 ? out<Score>(call, 3) : nullptr;
+  MBC_FOR_TYPE(a.type, T, {
+    MBC_LAUNCH((mse<T>), static_cast<unsigned>(a.parts), THREADS, call.stream, in<T>(call, 0), in<T>(call, 1), partial,
+               loss, a.elements);
+  });
+  merge(partial, a.parts, loss, nullptr, a.elements, call.stream);
+  return launched();
+}
+
+extern "C" const char* mbc_mse_backward(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<MseBackwardArguments>(call);
+  MBC_FOR_TYPE(a.type, T, {
+    MBC_LAUNCH((mse_backward<T>), blocks_for(a.elements), THREADS, call.stream, in<T>(call, 0), in<T>(call, 1),
+               in<MbcControl>(call, 2), out<T>(call, 3), a.elements, call.reals[0]);
+  });
+  return launched();
+}
+
+extern "C" const char* mbc_weighted_sum(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<WeightedSumArguments>(call);
+  float* total = out<float>(call, static_cast<int>(a.inputs));
+  for (int64_t done = 0; done < a.inputs; done += TERMS) {
+    Terms terms{};
+    for (; terms.count < TERMS && done + terms.count < a.inputs; ++terms.count) {
+      const int i = static_cast<int>(done) + terms.count;
+      terms.loss[terms.count] = in<float>(call, i);
+      terms.weight[terms.count] = call.reals[i];
+    }
+    MBC_LAUNCH(weighted_sum, 1, 1, call.stream, terms, total, done > 0);
+  }
+  return launched();
+}

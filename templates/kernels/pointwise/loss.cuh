@@ -1,0 +1,93 @@
+// A loss is summed in fp64 in two stages of fixed order: `parts` blocks leave a sum each, then one block adds them;
+// with one part the first stage finishes by itself.
+#pragma once
+
+#include "device.cuh"
+
+struct CrossEntropyArguments {
+  int64_t type;
+  int64_t layout;
+  int64_t rows;
+  int64_t classes;
+  int64_t inner;
+  int64_t parts;
+};
+
+struct CrossEntropyBackwardArguments {
+  int64_t type;
+  int64_t layout;
+  int64_t rows;
+  int64_t classes;
+  int64_t inner;
+};
+
+namespace mbc {
+
+// What all classes of one position give: the greatest logit and its class, the sum over the other classes of the
+// exponentials of what they are less, and the sum of that over all. Without the greatest one's 1 the sum keeps its
+// digits where a network is nearly sure.
+struct Softmax {
+  float greatest;
+  int64_t best;
+  float others, sum;
+
+  // Of a position whose own class has the logit `own`.
+  __device__ float loss(float own, int64_t classes, float smoothing) const {
+    const float logarithm = log1pf(others);
+    float value = (1.0f - smoothing) * (logarithm - (own - greatest));
+    if (smoothing != 0.0f) value += smoothing * (logarithm - sum / static_cast<float>(classes));
+    return value;
+  }
+  // Of class c where t is the position's own, before weights; `even` is the smoothing's share of a class.
+  __device__ float gradient(float logit, int64_t c, int64_t t, float smoothing, float even) const {
+    const float e = c == best ? 1.0f : expf(logit - greatest);
+    const float less = c == best ? others : 1.0f + others - e;  // the probability is 1 - less / total
+    return (c == t ? smoothing - less / (1.0f + others) : e / (1.0f + others)) - even;
+  }
+};
+
+struct Score {
+  double loss, correct;
+};
+
+// Sums the scores of a block's threads in a fixed order; thread 0 gets the sum.
+__device__ inline Score sum_block(Score score) {
+  __shared__ Score shared[THREADS];
+  const unsigned t = threadIdx.y * blockDim.x + threadIdx.x;
+  shared[t] = score;
+  for (unsigned half = THREADS / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (t < half) {
+      shared[t].loss += shared[t + half].loss;
+      shared[t].correct += shared[t + half].correct;
+    }
+  }
+  return shared[0];
+}
+
+__device__ inline void leave(Score score, Score* partial, float* loss, float* correct, double count) {
+  score = sum_block(score);
+  if (threadIdx.x != 0 || threadIdx.y != 0) return;
+  if (gridDim.x == 1) {
+    loss[0] = static_cast<float>(score.loss / count);
+    if (correct != nullptr) correct[0] = static_cast<float>(score.correct);
+  } else {
+    partial[blockIdx.x] = score;
+  }
+}
+
+static __global__ void merge_scores(const Score* partial, int64_t parts, float* loss, float* correct, double count) {
+  Score score{0.0, 0.0};
+  for (int64_t i = threadIdx.x; i < parts; i += THREADS) {
+    score.loss += partial[i].loss;
+    score.correct += partial[i].correct;
+  }
+  leave(score, nullptr, loss, correct, count);
+}
+
+inline void merge(const Score* partial, int64_t parts, float* loss, float* correct, int64_t count, cudaStream_t stream) {
+  if (parts > 1)
+    MBC_LAUNCH(merge_scores, 1, THREADS, stream, partial, parts, loss, correct, static_cast<double>(count));
+}
+
+}  // namespace mbc

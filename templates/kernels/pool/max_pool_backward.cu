@@ -1,0 +1,99 @@
+// Gradient of maximum pooling: alone, through ReLU, added to up to three other gradients, and with the gradient of a
+// bias. It gathers (max_pool_backward.cuh): no two threads write one element and the order of sums is fixed.
+//
+// Bytes      gradient and index of the pooled image in, other gradients in, the gradient of the image out.
+// Reduction  of the bias' gradient: `parts` blocks leave a sum each, a second kernel adds them in order, in fp64.
+// Threads    channels last a thread keeps 16 bytes of channels and walks over pixels.
+// Limit      memory bandwidth.
+#include "channel_sum.cuh"
+#include "max_pool_backward.cuh"
+
+namespace mbc {
+
+// Added to other gradients of the same image, one after another.
+template <typename T, int MANY>
+struct AddGradients {
+  static constexpr int OPERANDS = MANY;
+  const T* more[MANY];
+  WriteGradient<T> write;
+
+  using Channel = typename WriteGradient<T>::Channel;
+  template <int N>
+  struct Fetched {
+    Packed<T, N> more[MANY];
+  };
+  bool whole() const {
+    bool all = write.whole();
+    for (const T* one : more) all = all && aligned(one, 16);
+    return all;
+  }
+  __device__ Channel load(int64_t) const { return {}; }
+  template <int N>
+  __device__ Fetched<N> fetch(int64_t at) const {
+    Fetched<N> f;
+#pragma unroll
+    for (int i = 0; i < MANY; ++i) f.more[i] = Packed<T, N>::at(more[i] + at);
+    return f;
+  }
+  template <int N>
+  __device__ void use(const Channel (&channel)[N], const Fetched<N>& f, int64_t at, float (&d)[N]) const {
+#pragma unroll
+    for (int i = 0; i < MANY; ++i)
+#pragma unroll
+      for (int j = 0; j < N; ++j) d[j] += f.more[i].value(j);
+    write.template use<N>(channel, {}, at, d);
+  }
+};
+
+template <int MANY>
+const char* max_pool_backward_add(const MbcCall& call) {
+  const auto& a = arguments<PoolArguments>(call);
+  MBC_FOR_TYPE(a.type, T, {
+    const Pooled<T, false> pooled{in<uint8_t>(call, 0), nullptr, in<T>(call, 1)};
+    AddGradients<T, MANY> u{{}, {out<T>(call, 2 + MANY)}};
+    for (int i = 0; i < MANY; ++i) u.more[i] = in<T>(call, 2 + i);
+    gather_pool(call.stream, a, pooled, u);
+  });
+  return launched();
+}
+
+}  // namespace mbc
+
+extern "C" const char* mbc_max_pool_backward(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<PoolArguments>(call);
+  MBC_FOR_TYPE(a.type, T, {
+    const Pooled<T, false> pooled{in<uint8_t>(call, 0), nullptr, in<T>(call, 1)};
+    gather_pool(call.stream, a, pooled, WriteGradient<T>{out<T>(call, 2)});
+  });
+  return launched();
+}
+
+extern "C" const char* mbc_max_pool_backward_add(const MbcCall& call) { return mbc::max_pool_backward_add<1>(call); }
+extern "C" const char* mbc_max_pool_backward_add_two(const MbcCall& call) { return mbc::max_pool_backward_add<2>(call); }
+extern "C" const char* mbc_max_pool_backward_add_three(const MbcCall& call) {
+  return mbc::max_pool_backward_add<3>(call);
+}
+
+extern "C" const char* mbc_relu_max_pool_backward(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<PoolArguments>(call);
+  MBC_FOR_TYPE(a.type, T, {
+    const Pooled<T, true> pooled{in<uint8_t>(call, 2), in<T>(call, 0), in<T>(call, 1)};
+    gather_pool(call.stream, a, pooled, WriteGradient<T>{out<T>(call, 3)});
+  });
+  return launched();
+}
+
+extern "C" const char* mbc_relu_max_pool_backward_channel_sum(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<PoolArguments>(call);
+  const int64_t parts = behind_pool(call, 1), accumulate = behind_pool(call, 2);
+  void* workspace = parts > 1 ? call.pointers[5] : nullptr;
+  const ChannelSum sum{out<float>(call, 4), accumulate};
+  MBC_FOR_TYPE(a.type, T, {
+    const Pooled<T, true> pooled{in<uint8_t>(call, 2), in<T>(call, 0), in<T>(call, 1)};
+    gather_pool_sums(call.stream, a, pooled, WriteGradient<T>{out<T>(call, 3)}, parts, workspace, sum);
+  });
+  return launched();
+}

@@ -1,0 +1,89 @@
+// Nearest-neighbour upsampling by whole factors, and its gradient: the sum over the pixels that one became.
+//
+// Bytes      the small image in and the large one out; backward the reverse.
+// Threads    256 in a grid-stride loop over output elements: channels last 16 bytes of channels of a pixel each,
+//            channels first one element (images.cuh).
+// Limit      memory bandwidth.
+#include "images.cuh"
+
+struct UpsampleArguments {
+  int64_t type;
+  int64_t layout;
+  int64_t rows;
+  int64_t channels;
+  int64_t height;  // of the small image
+  int64_t width;
+  int64_t factor_height;
+  int64_t factor_width;
+};
+
+namespace mbc {
+
+template <typename T>
+struct Upsample {
+  const T* x;
+  T* y;
+  Image small;
+  int32_t factor_height, factor_width;
+
+  template <int N>
+  __device__ void make(const Pixel& p, int64_t at) const {
+    store(y + at, load<N>(x + small.at(p.n, p.c, p.y / factor_height, p.x / factor_width)));
+  }
+};
+
+template <typename T>
+struct UpsampleBackward {
+  const T* dy;
+  T* dx;
+  Image large;
+  int32_t factor_height, factor_width;
+
+  template <int N>
+  __device__ void make(const Pixel& p, int64_t at) const {
+    float sum[N] = {};
+    for (int32_t r = 0; r < factor_height; ++r)
+      for (int32_t s = 0; s < factor_width; ++s) {
+        const Vec<T, N> v =
+            load<N>(dy + large.at(p.n, p.c, p.y * factor_height + r, p.x * factor_width + s));
+#pragma unroll
+        for (int j = 0; j < N; ++j) sum[j] += to_float(v.v[j]);
+      }
+    Vec<T, N> result;
+#pragma unroll
+    for (int j = 0; j < N; ++j) result.v[j] = from_float<T>(sum[j]);
+    store(dx + at, result);
+  }
+};
+
+}  // namespace mbc
+
+extern "C" const char* mbc_upsample(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<UpsampleArguments>(call);
+  const Image small(a.layout, a.channels, a.height, a.width);
+  const Image large(a.layout, a.channels, a.height * a.factor_height, a.width * a.factor_width);
+  MBC_FOR_TYPE(a.type, T, {
+    const T* x = in<T>(call, 0);
+    T* y = out<T>(call, 1);
+    for_each_pixel<WIDTH<T>>(call.stream, a.layout, a.rows, large, aligned(x, 16) && aligned(y, 16),
+                             Upsample<T>{x, y, small, static_cast<int32_t>(a.factor_height),
+                                         static_cast<int32_t>(a.factor_width)});
+  });
+  return launched();
+}
+
+extern "C" const char* mbc_upsample_backward(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<UpsampleArguments>(call);
+  const Image small(a.layout, a.channels, a.height, a.width);
+  const Image large(a.layout, a.channels, a.height * a.factor_height, a.width * a.factor_width);
+  MBC_FOR_TYPE(a.type, T, {
+    const T* dy = in<T>(call, 0);
+    T* dx = out<T>(call, 1);
+    for_each_pixel<WIDTH<T>>(call.stream, a.layout, a.rows, small, aligned(dy, 16) && aligned(dx, 16),
+                             UpsampleBackward<T>{dy, dx, large, static_cast<int32_t>(a.factor_height),
+                                                 static_cast<int32_t>(a.factor_width)});
+  });
+  return launched();
+}

@@ -1,0 +1,151 @@
+// What batch normalisation does to one element, and the sums of its backward pass: by itself or with its neighbours.
+#pragma once
+
+#include "channel_reduce.cuh"
+
+namespace mbc {
+
+struct Sums {
+  const float *mean, *variance;
+  float *dgamma, *dbeta;
+  float eps;
+  int64_t accumulate;
+
+  struct State {
+    float products, sum;  // of dy * (x - mean) and of dy
+  };
+  struct Total {
+    double products, sum;
+  };
+  using Running = State;
+  using Channel = float;
+
+  __device__ Channel load(int64_t c) const { return mean[c]; }
+  __device__ Running begin(float) const { return {}; }
+  template <int K>
+  __device__ void push(State& state, float mean, const float (&x)[K], const float (&dy)[K]) const {
+    float products = 0.0f, sum = 0.0f;
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      products = fmaf(dy[k], x[k] - mean, products);
+      sum += dy[k];
+    }
+    state.products += products;
+    state.sum += sum;
+  }
+  template <typename Channel>
+  __device__ State settle(const Channel&, const State& state, int64_t) const { return state; }
+  template <typename Each>
+  __device__ State merged(unsigned many, Each each) const {
+    State all{};
+    for (unsigned i = 0; i < many; ++i) {
+      const State one = each(i);
+      all.products += one.products;
+      all.sum += one.sum;
+    }
+    return all;
+  }
+  __device__ Total total(const State& state) const { return {state.products, state.sum}; }
+  __device__ void add(Total& into, const Total& from) const {
+    into.products += from.products;
+    into.sum += from.sum;
+  }
+  struct Known {
+    float variance, dgamma, dbeta;
+  };
+  __device__ Known known(int64_t c) const {
+    return {variance[c], accumulate ? dgamma[c] : 0.0f, accumulate ? dbeta[c] : 0.0f};
+  }
+  struct Gradients {
+    float dgamma, dbeta;
+  };
+  __device__ void keep(int64_t c, const Gradients& found) const {
+    dgamma[c] = found.dgamma;
+    dbeta[c] = found.dbeta;
+  }
+  __device__ void finish(int64_t c, const Known& known, const Total& total) const {
+    const double product = total.products / sqrt(static_cast<double>(known.variance) + eps);
+    keep(c, {static_cast<float>(static_cast<double>(known.dgamma) + product),
+             static_cast<float>(static_cast<double>(known.dbeta) + total.sum)});
+  }
+};
+
+__device__ inline float inverse_deviation(float variance, float eps) { return 1.0f / sqrtf(variance + eps); }
+
+// What is largest of what rounds to zero: an activation that was stored is positive where it was above.
+template <typename T>
+constexpr float VANISHES = 0.0f;
+template <>
+constexpr float VANISHES<__half> = 1.0f / (1 << 25);
+
+struct Normalize {
+  const float *mean, *variance, *gamma, *beta;  // gamma and beta null: 1 and 0
+  float eps;
+
+  struct Channel {
+    float mean, scale, shift;
+  };
+  __device__ Channel load(int64_t c) const {
+    const float m = mean[c], v = variance[c], g = gamma ? gamma[c] : 1.0f, b = beta ? beta[c] : 0.0f;
+    compiler_fence();
+    return of(m, v, g, b);
+  }
+  __device__ Channel of(float m, float v, float g, float b) const { return {m, g * inverse_deviation(v, eps), b}; }
+  __device__ float operator()(const Channel& channel, float x, float) const {
+    return fmaf(x - channel.mean, channel.scale, channel.shift);
+  }
+};
+
+// A NaN comes through, as it does through relu by itself.
+__device__ inline float relu(float x) { return x < 0.0f ? 0.0f : x; }
+
+struct NormalizeRelu {
+  Normalize normalize;
+  using Channel = Normalize::Channel;
+  __device__ Channel load(int64_t c) const { return normalize.load(c); }
+  __device__ float operator()(const Channel& channel, float x, float) const {
+    return relu(normalize(channel, x, 0.0f));
+  }
+};
+
+struct NormalizeBackward {
+  const float *mean, *variance, *dgamma, *dbeta, *gamma;  // gamma null: 1
+  float eps, count;
+
+  struct Channel {
+    float mean, scale, slope, shift;
+  };
+  // What does not wait for the sums.
+  struct Before {
+    float mean, inverse, scale;
+  };
+  __device__ Before before(float m, float v, float g) const {
+    const float inverse = inverse_deviation(v, eps);
+    return {m, inverse, g * inverse};
+  }
+  __device__ Before before(int64_t c) const {
+    const float m = mean[c], v = variance[c], g = gamma ? gamma[c] : 1.0f;
+    return before(m, v, g);
+  }
+  __device__ Channel behind(const Before& before, float dg, float db) const {
+    return {before.mean, before.scale, dg * before.inverse / count, db / count};
+  }
+  __device__ Channel load(int64_t c) const {
+    const float m = mean[c], v = variance[c], g = gamma ? gamma[c] : 1.0f, dg = dgamma[c], db = dbeta[c];
+    compiler_fence();
+    return behind(before(m, v, g), dg, db);
+  }
+  __device__ float operator()(const Channel& channel, float x, float dy) const {
+    return channel.scale * (dy - channel.shift - (x - channel.mean) * channel.slope);
+  }
+};
+
+inline float eps(const MbcCall& call, int index) { return static_cast<float>(call.reals[index]); }
+
+// Mean and variance stand at `first`, scale and shift, if any, behind them.
+inline Normalize normalize(const MbcCall& call, int first, bool affine, float eps) {
+  return {in<float>(call, first), in<float>(call, first + 1), affine ? in<float>(call, first + 2) : nullptr,
+          affine ? in<float>(call, first + 3) : nullptr, eps};
+}
+
+}  // namespace mbc

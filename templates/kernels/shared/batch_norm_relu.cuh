@@ -1,0 +1,214 @@
+// What fused groups share: residual sums behind batch normalisation, gradients through ReLU, and its output recomputed.
+#pragma once
+
+#include "batch_norm.cuh"
+
+namespace mbc {
+
+struct NormalizeAddRelu {
+  Normalize normalize;
+  using Channel = Normalize::Channel;
+  __device__ Channel load(int64_t c) const { return normalize.load(c); }
+  __device__ float operator()(const Channel& channel, float x, float r) const {
+    return relu(normalize(channel, x, 0.0f) + r);
+  }
+};
+
+struct NormalizeTwiceAddRelu {
+  Normalize one, two;
+  struct Channel {
+    Normalize::Channel one, two;
+  };
+  __device__ Channel load(int64_t c) const { return {one.load(c), two.load(c)}; }
+  __device__ float operator()(const Channel& channel, float x, float z) const {
+    return relu(one(channel.one, x, 0.0f) + two(channel.two, z, 0.0f));
+  }
+};
+
+// dx from x and the gradient behind relu.
+template <typename T>
+struct NormalizeReluBackward {
+  Normalize forward;
+  NormalizeBackward backward;
+  struct Channel {
+    float mean, scale, shift;  // forward; backward has the same mean and scale
+    float slope, lift;
+  };
+  struct Before : NormalizeBackward::Before {
+    float beta;
+  };
+  __device__ float beta(int64_t c) const { return forward.beta ? forward.beta[c] : 0.0f; }
+  __device__ Before before(int64_t c) const { return {backward.before(c), beta(c)}; }
+  __device__ Channel behind(const Before& before, float dg, float db) const {
+    return with(backward.behind(before, dg, db), before.beta);
+  }
+  __device__ Channel load(int64_t c) const {
+    const float shift = beta(c);
+    return with(backward.load(c), shift);
+  }
+  __device__ static Channel with(const NormalizeBackward::Channel& b, float beta) {
+    return {b.mean, b.scale, beta, b.slope, b.shift};
+  }
+  __device__ float operator()(const Channel& c, float x, float dy) const {
+    const float y = forward({c.mean, c.scale, c.shift}, x, 0.0f);
+    return backward({c.mean, c.scale, c.slope, c.lift}, x, y > VANISHES<T> ? dy : 0.0f);
+  }
+};
+
+// Sums over what relu lets through, of x and the gradient behind relu.
+template <typename T>
+struct ReluSums : Sums {
+  Normalize forward;
+  using Channel = Normalize::Channel;
+
+  ReluSums(const Sums& sums, const Normalize& normalize) : Sums(sums), forward(normalize) {}
+  __device__ Channel load(int64_t c) const { return forward.load(c); }
+  template <int K>
+  __device__ void push(State& state, const Channel& channel, const float (&x)[K], const float (&dy)[K]) const {
+    float d[K];
+#pragma unroll
+    for (int k = 0; k < K; ++k) d[k] = forward(channel, x[k], 0.0f) > VANISHES<T> ? dy[k] : 0.0f;
+    Sums::push<K>(state, channel.mean, x, d);
+  }
+};
+
+__device__ inline float mean_of(const Normalize::Channel& channel) { return channel.mean; }
+__device__ inline float mean_of(const NormalizeTwiceAddRelu::Channel& channel) { return channel.one.mean; }
+
+// Sums of a gradient of x beside F, which makes something of x by what channels have.
+template <typename F>
+struct SumsBeside : Sums {
+  F f;
+  using Channel = typename F::Channel;
+
+  SumsBeside(const Sums& sums, const F& f_) : Sums(sums), f(f_) {}
+  __device__ Channel load(int64_t c) const { return f.load(c); }
+  template <int K>
+  __device__ void push(State& state, const Channel& channel, const float (&x)[K], const float (&d)[K]) const {
+    Sums::push<K>(state, mean_of(channel), x, d);
+  }
+};
+
+// What relu let through, by what it made,
+template <typename T>
+struct ByOutput {
+  template <int N>
+  using Fetched = Held<T, N>;
+  const T* y;
+
+  bool whole() const { return aligned(y, 16); }
+  template <int N>
+  __device__ Fetched<N> fetch(int64_t at) const { return hold<N>(y + at); }
+  template <int N>
+  __device__ static bool lets_through(const Fetched<N>& y, int j) { return to_float(y[j]) > 0.0f; }
+};
+
+// or by its bit mask; channels last.
+struct ByMask {
+  template <int N>
+  using Fetched = uint32_t;
+  const uint8_t* relu_mask;
+
+  bool whole() const { return true; }
+  template <int N>
+  __device__ uint32_t fetch(int64_t at) const {
+    const auto index = static_cast<uint64_t>(at);
+    return uint32_t{relu_mask[index / 8]} >> index % 8;
+  }
+  template <int N>
+  __device__ static bool lets_through(uint32_t bits, int j) { return bits >> j & 1; }
+};
+
+// The gradient through ReLU, written as well. `more`: added to dy, where ADD. `x` is what the sums are over beside
+// the gradient, where TWO.
+template <typename T, bool ADD, bool TWO, typename Relu = ByOutput<T>>
+struct Behind {
+  static constexpr int OPERANDS = 2 + ADD + TWO;
+  Relu relu;
+  const T *dy, *more, *x;
+  T* d;
+
+  template <int N>
+  struct Fetched {
+    typename Relu::template Fetched<N> relu;
+    Held<T, N> d, more, x;
+  };
+  bool whole() const {
+    return relu.whole() && aligned(dy, 16) && aligned(more, 16) && aligned(x, 16) && aligned(d, 16);
+  }
+  template <int N>
+  __device__ Fetched<N> fetch(int64_t at) const {
+    Fetched<N> f;
+    f.relu = relu.template fetch<N>(at);
+    f.d = hold<N>(dy + at);
+    if constexpr (ADD) f.more = hold<N>(more + at);
+    if constexpr (TWO) f.x = hold<N>(x + at);
+    return f;
+  }
+  // In fp32: sums are over what is written before it is rounded.
+  template <int N>
+  __device__ float gradient(const Fetched<N>& f, int j) const {
+    float value = to_float(f.d[j]);
+    if constexpr (ADD) value += to_float(f.more[j]);
+    return Relu::template lets_through<N>(f.relu, j) ? value : 0.0f;
+  }
+  template <int N, typename Of>
+  __device__ void finish(const Fetched<N>& f, const Of&, int64_t at) const {
+    float written[N];
+#pragma unroll
+    for (int j = 0; j < N; ++j) written[j] = gradient<N>(f, j);
+    store_floats(d + at, written);
+  }
+  template <int N>
+  __device__ float first(const Fetched<N>& f, int j) const {
+    if constexpr (TWO) return to_float(f.x[j]);
+    return gradient<N>(f, j);
+  }
+  template <int N>
+  __device__ float second(const Fetched<N>& f, int j) const {
+    return TWO ? gradient<N>(f, j) : 0.0f;
+  }
+};
+
+// x and the gradient behind relu, whose output is made of x alone.
+template <typename T>
+struct RematX : InMemory<T, true, false> {
+  static constexpr int OPERANDS = 3;  // with y, for which registers have to last, too
+  using Memory = InMemory<T, true, false>;
+  T* y;
+  NormalizeRelu f;
+
+  RematX(const Operands<T>& x, T* y_, const NormalizeRelu& f_) : Memory{x}, y(y_), f(f_) {}
+  bool whole() const { return Memory::whole() && aligned(y, 16); }
+  template <int N, typename Of>
+  __device__ void finish(const typename Memory::template Fetched<N>& fetched, const Of& of, int64_t at) const {
+    float made[N];
+#pragma unroll
+    for (int j = 0; j < N; ++j) made[j] = f(of(j), to_float(fetched.a[j]), 0.0f);
+    store_floats(y + at, made);
+  }
+};
+
+// The gradient through relu, by the activation that is made of x and of `beside`. Where the stored one would be read,
+// `beside` is, and takes its place: both may lie in the same memory.
+template <typename T, bool ADD, typename F>
+struct RematBehind : Behind<T, ADD, true> {
+  using Stored = Behind<T, ADD, true>;
+  T* made;
+  F f;
+
+  RematBehind(const T* beside, const T* dy, const T* more, const T* x, T* d, T* made_, const F& f_)
+      : Stored{{beside}, dy, more, x, d}, made(made_), f(f_) {}
+  bool whole() const { return Stored::whole() && aligned(made, 16); }
+  template <int N, typename Of>
+  __device__ void finish(typename Stored::template Fetched<N>& fetched, const Of& of, int64_t at) const {
+    float y[N];
+#pragma unroll
+    for (int j = 0; j < N; ++j) y[j] = f(of(j), to_float(fetched.x[j]), to_float(fetched.relu[j]));
+    fetched.relu = rounded<T>(y);
+    store_held(made + at, fetched.relu);
+    Stored::template finish<N>(fetched, of, at);
+  }
+};
+
+}  // namespace mbc

@@ -1,0 +1,94 @@
+// Mean and variance of a channel, a sum for channel_reduce.cuh.
+//
+// A variance is of distances from an element near by (a thread's first one), so that a mean far from zero costs no
+// digits; the threads of a block are merged eight at a time by distances from their common mean (Chan, Golub and
+// LeVeque, "Algorithms for computing the sample variance", 1983), so that no single far-off element does; parts are
+// added in fp64.
+#pragma once
+
+#include "channel_reduce.cuh"
+
+namespace mbc {
+
+template <typename T>
+struct Statistics {
+  const T* x;
+  int64_t channel_stride;
+  float *mean, *variance;
+
+  // A thread sums distances from the first element that it meets, and their squares.
+  struct Running {
+    float near, sum, squares;
+  };
+  // Of `count` elements: their mean's distance from the channel's first element, and the sum of squared distances from
+  // their mean.
+  struct State {
+    float count, mean, squares;
+  };
+  // Of distances from the channel's first element.
+  struct Total {
+    double count, sum, squares;
+  };
+  using Channel = float;  // its first element
+
+  __device__ Channel load(int64_t c) const { return to_float(x[c * channel_stride]); }
+  __device__ Running begin(float a) const { return {a, 0.0f, 0.0f}; }
+  template <int K>
+  __device__ void push(Running& running, Channel, const float (&a)[K], const float (&)[K]) const {
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      const float distance = a[k] - running.near;
+      running.sum += distance;
+      running.squares = fmaf(distance, distance, running.squares);
+    }
+  }
+  __device__ State settle(Channel first, const Running& running, int64_t count) const {
+    if (count == 0) return {};
+    const float n = static_cast<float>(count), mean = running.sum * (1.0f / n);
+    return {n, running.near - first + mean, running.squares - running.sum * mean};
+  }
+  template <typename Each>
+  __device__ State merged(unsigned many, Each each) const {
+    const float near = each(0).mean;
+    float count = 0.0f, sum = 0.0f;
+    for (unsigned i = 0; i < many; ++i) {
+      const State one = each(i);
+      count += one.count;
+      sum = fmaf(one.count, one.mean - near, sum);
+    }
+    if (count == 0.0f) return {};
+    const float mean = sum / count;  // distance from `near`
+    float squares = 0.0f;
+    for (unsigned i = 0; i < many; ++i) {
+      const State one = each(i);
+      const float distance = one.mean - near - mean;
+      squares += fmaf(one.count * distance, distance, one.squares);
+    }
+    return {count, near + mean, squares};
+  }
+  __device__ Total total(const State& state) const {
+    const double count = state.count, mean = state.mean;
+    return {count, count * mean, state.squares + count * mean * mean};
+  }
+  __device__ void add(Total& into, const Total& from) const {
+    into.count += from.count;
+    into.sum += from.sum;
+    into.squares += from.squares;
+  }
+  using Known = float;
+  __device__ Known known(int64_t c) const { return load(c); }
+  __device__ void finish(int64_t c, Known first, const Total& total) const {
+    const double distance = total.sum / total.count, square = total.squares / total.count - distance * distance;
+    mean[c] = static_cast<float>(first + distance);
+    variance[c] = static_cast<float>(square > 0.0 ? square : 0.0);
+  }
+};
+
+// Of what the same launch makes: no element of it is there for all from the beginning.
+template <typename T>
+struct StatisticsOfMade : Statistics<T> {
+  __device__ float load(int64_t) const { return 0.0f; }
+  __device__ float known(int64_t) const { return 0.0f; }
+};
+
+}  // namespace mbc

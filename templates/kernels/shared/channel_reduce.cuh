@@ -1,0 +1,284 @@
+// Reductions over everything but the channel, with the sums of parts in a fixed order.
+#pragma once
+
+#include "channels.cuh"
+
+namespace mbc {
+
+// Reductions over everything but the channel, in two stages: `parts` blocks a channel (or a tile of channels) leave a
+// state each in the workspace [parts, channels], a second kernel adds them in order, in fp64. With one part the first
+// stage finishes by itself and needs no workspace. `parts` comes with the plan: it must not depend on the GPU.
+//
+// R has
+//   Channel load(c)                        what a channel has, loaded once a block
+//   Running begin(a)                       what a thread starts from, whose first element is a
+//   push<K>(Running&, channel, a, b)       K elements of one channel for one thread
+//   State settle(channel, Running, count)  what a thread has after `count` elements, in fp32
+//   State merged(many, each)               of `many` threads, `each(i)` the i-th
+//   Total total(State), add(Total&, Total) of a part, and of two, in fp64
+//   Known known(c)                         what else the result is made of, read while parts are still on their way
+//   finish(c, Known, Total)                writes the result
+//
+// S is where the elements come from. It has `template <int N> struct Fetched`, `fetch<N>(at)` that reads N elements of
+// every operand, `finish<N>(fetched, of, at)` that may write what comes of them and of what R's channels have, of(j)
+// for the j-th element, and keep it in `fetched`, `first(fetched, j)` and `second(fetched, j)`, which R gets,
+// `whole()`, whether its operands are aligned for vectors, and `OPERANDS`.
+template <typename T, bool TWO, bool SLICED>
+struct InMemory {
+  static constexpr int OPERANDS = TWO ? 2 : 1;
+  Operands<T> x;
+
+  template <int N>
+  struct Fetched {
+    Held<T, N> a, b;
+  };
+  bool whole() const { return x.whole(WIDTH<T>); }
+  template <int N>
+  __device__ Fetched<N> fetch(int64_t at) const {
+    Fetched<N> f;
+    f.a = hold<N>(x.a + at);
+    if constexpr (TWO) f.b = hold<N>(x.b + (SLICED ? x.slice(at) : at));
+    return f;
+  }
+  template <int N, typename Of>
+  __device__ void finish(const Fetched<N>&, const Of&, int64_t) const {}
+  template <int N>
+  __device__ float first(const Fetched<N>& f, int j) const { return to_float(f.a[j]); }
+  template <int N>
+  __device__ float second(const Fetched<N>& f, int j) const {
+    if constexpr (TWO) return to_float(f.b[j]);
+    return 0.0f;
+  }
+};
+
+// The states of all threads of a block, those of thread (x, y) at [j][y][x] for its N channels, into those of y = 0.
+template <int N, typename State, typename R>
+__device__ void merge_threads(State* shared, const R& r) {
+  constexpr unsigned AT_ONCE = 8;
+  for (unsigned height = blockDim.y; height > 1;) {
+    const unsigned left = (height + AT_ONCE - 1) / AT_ONCE;
+    __syncthreads();
+    for (unsigned i = threadIdx.y; i < N * left; i += blockDim.y) {
+      const unsigned y = i / N;
+      State* column = shared + i % N * THREADS + threadIdx.x;
+      column[y * blockDim.x] = r.merged((height - y - 1) / left + 1,
+                                        [&](unsigned k) { return column[(y + k * left) * blockDim.x]; });
+    }
+    height = left;
+  }
+  __syncthreads();
+}
+
+template <typename State, typename R>
+__device__ void hand_on(State* partial, const State& state, int64_t channels, int64_t c, const R& r) {
+  if (gridDim.y == 1)
+    r.finish(c, r.known(c), r.total(state));
+  else
+    partial[blockIdx.y * channels + c] = state;
+}
+
+// The rows (or vectors) of this part.
+struct Share {
+  int64_t begin, end;
+  __device__ explicit Share(int64_t total) : Share(total, gridDim.y, blockIdx.y) {}
+  __device__ Share(int64_t total, int64_t parts, int64_t part) {
+    const int64_t each = total / parts, more = total % parts;
+    begin = each * part + min(part, more);
+    end = begin + each + (part < more ? 1 : 0);
+  }
+  __device__ int64_t size() const { return end - begin; }
+  // Of those `step` apart from `first` on.
+  __device__ int64_t count(int64_t first, int64_t step) const { return first < end ? (end - first - 1) / step + 1 : 0; }
+};
+
+template <int N, typename S, typename R>
+__global__ void reduce_channels_first(S source, int64_t rows, int64_t channels, int64_t inner,
+                                      typename R::State* partial, R r) {
+  __shared__ typename R::State shared[THREADS];
+  wait_for_prior_grid();
+  launch_dependents();
+  const int64_t c = blockIdx.x, per_row = inner / N;
+  const Share share(rows * per_row);
+  const int64_t start = share.begin + threadIdx.y;
+  const auto channel = r.load(c);
+  const auto of = [&](int) { return channel; };
+  typename R::Running running{};
+  int64_t row = start / per_row, s = start % per_row;
+  const int64_t step_row = THREADS / per_row, step_s = THREADS % per_row;
+  for (int64_t i = start; i < share.end; i += THREADS) {
+    const int64_t at = (row * channels + c) * inner + s * N;
+    auto fetched = source.template fetch<N>(at);
+    source.template finish<N>(fetched, of, at);
+    float a[N], b[N];
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      a[j] = source.template first<N>(fetched, j);
+      b[j] = source.template second<N>(fetched, j);
+    }
+    if (i == start) running = r.begin(a[0]);
+    r.template push<N>(running, channel, a, b);
+    row += step_row;
+    s += step_s;
+    if (s >= per_row) {
+      s -= per_row;
+      ++row;
+    }
+  }
+  shared[threadIdx.y] = r.settle(channel, running, share.count(start, THREADS) * N);
+  merge_threads<1>(shared, r);
+  if (threadIdx.y == 0) hand_on(partial, shared[0], channels, c, r);
+}
+
+// Whether a thread keeps what its channels have. With many operands registers do not last for more than a word of
+// each: it is taken off the shelf again for every row.
+template <typename S, typename R>
+constexpr bool KEEPS_CHANNELS = S::OPERANDS <= 2 || sizeof(typename R::Channel) <= sizeof(float);
+
+// What a thread sums in is needed twice, as it was and as it becomes.
+template <typename S, typename R, int N>
+constexpr int REDUCE_BLOCKS = resident(
+    N * (2 * sizeof(typename R::Running) + (KEEPS_CHANNELS<S, R> ? sizeof(typename R::Channel) : sizeof(float))) / 4 +
+    (S::OPERANDS > 2 ? 32 : 16));
+
+template <int N, typename S, typename R>
+__global__ void __launch_bounds__(THREADS, (REDUCE_BLOCKS<S, R, N>))
+    reduce_channels_last(S source, int64_t rows, int64_t channels, typename R::State* partial, R r) {
+  constexpr int K = S::OPERANDS > 1 ? 2 : 4;  // rows read at once
+  using Channel = typename R::Channel;
+  __shared__ typename R::State shared[N * THREADS];
+  __shared__ Shelf<Channel, N> shelf;
+  wait_for_prior_grid();
+  launch_dependents();
+  const int64_t c = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * N;
+  const unsigned thread = threadIdx.y * blockDim.x + threadIdx.x;
+  // All blocks walk together from the last row to the first: what the kernel before wrote last may still be in the
+  // cache, and what is read last here is what the next one begins with.
+  const int64_t start = static_cast<int64_t>(blockIdx.y) * blockDim.y + threadIdx.y;
+  const int64_t step = static_cast<int64_t>(gridDim.y) * blockDim.y;
+  const int count = c < channels && start < rows ? static_cast<int>((rows - start - 1) / step + 1) : 0;
+  const auto stride = static_cast<int32_t>(-step * channels);  // no more than all threads hold at once
+  int left = count;
+  int64_t at = (start + (count - 1) * step) * channels + c;
+  typename R::Running running[N] = {};
+  Channel channel[N];
+  const auto of = [&](int j) -> std::conditional_t<KEEPS_CHANNELS<S, R>, const Channel&, Channel> {
+    if constexpr (KEEPS_CHANNELS<S, R>)
+      return channel[j];
+    else
+      return shelf.take(j);
+  };
+  const auto turn = [&](auto meanwhile) {
+    typename S::template Fetched<N> fetched[K];
+#pragma unroll
+    for (int k = 0; k < K; ++k)
+      if (k < left) fetched[k] = source.template fetch<N>(at + int64_t{k} * stride);
+    meanwhile(fetched[0]);
+#pragma unroll
+    for (int k = 0; k < K; ++k)
+      if (k < left) {
+        source.template finish<N>(fetched[k], of, at + int64_t{k} * stride);
+#pragma unroll
+        for (int j = 0; j < N; ++j) {
+          const float a[1] = {source.template first<N>(fetched[k], j)};
+          const float b[1] = {source.template second<N>(fetched[k], j)};
+          r.template push<1>(running[j], of(j), a, b);
+        }
+      }
+    left -= K;
+    at += int64_t{K} * stride;
+  };
+  turn([&](const auto& fetched) {
+    shelf.fill(channels, r);
+    __syncthreads();
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      if constexpr (KEEPS_CHANNELS<S, R>) channel[j] = shelf.take(j);
+      if (left > 0) running[j] = r.begin(source.template first<N>(fetched, j));
+    }
+  });
+  while (left > 0) turn([](const auto&) {});
+#pragma unroll
+  for (int j = 0; j < N; ++j) shared[j * THREADS + thread] = r.settle(of(j), running[j], count);
+  merge_threads<N>(shared, r);
+  for (unsigned j = threadIdx.y; j < N; j += blockDim.y)
+    if (c < channels) hand_on(partial, shared[j * THREADS + threadIdx.x], channels, c + j, r);
+}
+
+// Few channels a block, so that there are many blocks: what has to be read is little, but each read takes its time.
+template <typename R>
+__global__ void merge_parts(const typename R::State* partial, int64_t parts, int64_t channels, R r) {
+  using Total = typename R::Total;
+  constexpr int ALONG = 4, DOWN = THREADS / ALONG;
+  __shared__ Total shared[DOWN][ALONG];
+  const int64_t c = static_cast<int64_t>(blockIdx.x) * ALONG + threadIdx.x;
+  typename R::Known known{};
+  if (threadIdx.y == 0 && c < channels) known = r.known(c);
+  Total total{};
+  wait_for_prior_grid();
+  if (c < channels) {
+#pragma unroll 8
+    for (int64_t part = threadIdx.y; part < parts; part += DOWN) r.add(total, r.total(partial[part * channels + c]));
+  }
+  shared[threadIdx.y][threadIdx.x] = total;
+  for (int half = DOWN / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (threadIdx.y < half) r.add(shared[threadIdx.y][threadIdx.x], shared[threadIdx.y + half][threadIdx.x]);
+  }
+  if (threadIdx.y == 0 && c < channels) r.finish(c, known, shared[0][threadIdx.x]);
+}
+
+template <typename R>
+void merge_all_parts(cudaStream_t stream, int64_t parts, int64_t channels, const typename R::State* partial, R r) {
+  MBC_LAUNCH_NEXT((merge_parts<R>), static_cast<unsigned>(divide_up(channels, 4)), dim3(4, THREADS / 4), stream, partial,
+                  parts, channels, r);
+}
+
+template <int N, typename S, typename R>
+void run_reduce_channels_first(cudaStream_t stream, int64_t rows, int64_t channels, int64_t inner, int64_t parts,
+                               S source, typename R::State* partial, R r) {
+  const dim3 grid(static_cast<unsigned>(channels), static_cast<unsigned>(parts));
+  MBC_LAUNCH((reduce_channels_first<N, S, R>), grid, dim3(1, THREADS), stream, source, rows, channels, inner, partial, r);
+}
+
+template <int N, typename S, typename R>
+void run_reduce_channels_last(cudaStream_t stream, int64_t rows, int64_t channels, int64_t parts, S source,
+                              typename R::State* partial, R r) {
+  const ChannelTiling tiling(channels / N);
+  const dim3 grid(tiling.columns, static_cast<unsigned>(parts));
+  MBC_LAUNCH((reduce_channels_last<N, S, R>), grid, dim3(tiling.along, tiling.down()), stream, source, rows, channels,
+             partial, r);
+}
+
+// T: the elements that vectors are made of. Channels last: `rows` of everything but channels.
+template <typename T, typename S, typename R>
+void reduce_rows_of(cudaStream_t stream, int64_t rows, int64_t channels, int64_t parts, S source, void* workspace,
+                    R r) {
+  constexpr int N = WIDTH<T>;
+  auto* partial = static_cast<typename R::State*>(workspace);
+  if (channels % N == 0 && source.whole())
+    run_reduce_channels_last<N>(stream, rows, channels, parts, source, partial, r);
+  else
+    run_reduce_channels_last<1>(stream, rows, channels, parts, source, partial, r);
+  if (parts > 1) merge_all_parts(stream, parts, channels, partial, r);
+}
+
+template <typename T, typename S, typename R>
+void reduce_channels_of(cudaStream_t stream, int64_t layout, int64_t rows, int64_t channels, int64_t inner,
+                        int64_t parts, S source, void* workspace, R r) {
+  constexpr int N = WIDTH<T>;
+  if (layout == MBC_CHANNELS_LAST) return reduce_rows_of<T>(stream, rows * inner, channels, parts, source, workspace, r);
+  auto* partial = static_cast<typename R::State*>(workspace);
+  if (inner % N == 0 && source.whole())
+    run_reduce_channels_first<N>(stream, rows, channels, inner, parts, source, partial, r);
+  else
+    run_reduce_channels_first<1>(stream, rows, channels, inner, parts, source, partial, r);
+  if (parts > 1) merge_all_parts(stream, parts, channels, partial, r);
+}
+
+template <bool TWO, bool SLICED = false, typename T, typename R>
+void reduce_channels(cudaStream_t stream, int64_t layout, int64_t rows, int64_t channels, int64_t inner, int64_t parts,
+                     Operands<T> x, void* workspace, R r) {
+  reduce_channels_of<T>(stream, layout, rows, channels, inner, parts, InMemory<T, TWO, SLICED>{x}, workspace, r);
+}
+
+}  // namespace mbc

@@ -1,0 +1,262 @@
+// Kernels in which every channel has something of its own: a bias, a mean, a sum.
+//
+// A tensor [rows, channels, inner] is stored channels first, ((n * channels) + c) * inner + s, or channels last,
+// ((n * inner) + s) * channels + c. Channels first, a vector lies in one channel and threads walk over (plane, inner).
+// Channels last, a thread keeps its channels and walks down the rows, so that what a channel has is loaded once.
+#pragma once
+
+#include "device.cuh"
+
+namespace mbc {
+
+// Blocks that a multiprocessor is to hold at once, by the words that a thread keeps: with its loop beside them they
+// must fit its share of the registers.
+constexpr int resident(size_t words) { return words <= 48 ? 4 : 3; }
+
+// Threads of a block over the vectors of a row, shared out evenly: few are idle, and with one column of blocks what
+// they read lies in one piece.
+struct ChannelTiling {
+  unsigned columns, along;  // blocks that cover the vectors; vectors of a block, up to 32
+  unsigned down() const { return THREADS / along; }
+
+  // `together`: neighbours that share a block, and a warp.
+  explicit ChannelTiling(int64_t vectors, int together = 1)
+      : columns(static_cast<unsigned>(divide_up(vectors, 32))),
+        along(static_cast<unsigned>(divide_up(vectors / together, columns) * together)) {}
+};
+
+// Up to three operands; those that a function does not have are null. The last one may be a slice of a wider tensor.
+template <typename T>
+struct Operands {
+  const T *a, *b, *c = nullptr;
+  Slice slice = {};
+
+  bool whole(int width) const { return aligned(a, 16) && aligned(b, 16) && aligned(c, 16) && slice.gap % width == 0; }
+};
+
+// MORE: operands beside the first. SLICED: whether the last of them is a slice.
+template <typename T, int N, int MORE, bool SLICED>
+struct Loaded {
+  Held<T, N> a, b, c;
+
+  __device__ void fetch(const Operands<T>& x, int64_t at) {
+    a = hold<N>(x.a + at);
+    const int64_t last = SLICED ? x.slice(at) : at;
+    if constexpr (MORE == 1) b = hold<N>(x.b + last);
+    if constexpr (MORE == 2) b = hold<N>(x.b + at), c = hold<N>(x.c + last);
+  }
+  template <typename F, typename Channel>
+  __device__ float map(const F& f, const Channel& channel, int j) const {
+    if constexpr (MORE == 2)
+      return f(channel, to_float(a[j]), to_float(b[j]), to_float(c[j]));
+    else
+      return f(channel, to_float(a[j]), MORE == 1 ? to_float(b[j]) : 0.0f);
+  }
+};
+
+// What the channels of a block have, computed by one thread each and not by all that need it: roots and divisions cost
+// more than a few rows of a small tensor. In shared memory word by word, so that neighbours meet in no bank.
+template <typename Channel, int N>
+struct Shelf {
+  static constexpr int WORDS = std::is_empty_v<Channel> ? 0 : sizeof(Channel) / sizeof(float);
+  float words[WORDS * N * 32 + 1];
+
+  // Those of the block's tile; to be taken after a barrier.
+  template <typename F>
+  __device__ void fill(int64_t channels, const F& f, unsigned tile = blockIdx.x) {
+    if constexpr (WORDS > 0) {
+      const unsigned count = blockDim.x * N, thread = threadIdx.y * blockDim.x + threadIdx.x;
+      const int64_t first = static_cast<int64_t>(tile) * count;
+#pragma unroll 1
+      for (unsigned i = thread; i < count; i += blockDim.x * blockDim.y) {
+        if (first + i >= channels) break;
+        put(i, f.load(first + i));
+      }
+    }
+  }
+  // That of the tile's i-th channel.
+  __device__ void put(unsigned i, const Channel& channel) {
+    if constexpr (WORDS > 0) {
+      float own[WORDS];
+      memcpy(own, &channel, sizeof(channel));
+#pragma unroll
+      for (int w = 0; w < WORDS; ++w) words[(w * N + i % N) * 32 + i / N] = own[w];
+    }
+  }
+  // The j-th of this thread's.
+  __device__ Channel take(int j) const {
+    Channel channel{};
+    if constexpr (WORDS > 0) {
+      float own[WORDS];
+#pragma unroll
+      for (int w = 0; w < WORDS; ++w) own[w] = words[(w * N + j) * 32 + threadIdx.x];
+      memcpy(&channel, own, sizeof(channel));
+    }
+    return channel;
+  }
+};
+
+// Where what a map makes goes: to a tensor of the same shape,
+template <typename T>
+struct Whole {
+  template <int N>
+  static constexpr int NEIGHBOURS = 1;  // threads that write something together
+  T* y;
+
+  bool whole(int) const { return aligned(y, 16); }
+  template <int N>
+  __device__ void store(int64_t at, int64_t, int64_t, const float (&made)[N]) const { store_floats(y + at, made); }
+};
+
+// or there, and some of its channels to one of their own, too,
+template <typename T>
+struct AndPart {
+  template <int N>
+  static constexpr int NEIGHBOURS = 1;
+  T *y, *part;
+  int64_t start, count;
+
+  bool whole(int width) const { return aligned(y, 16) && aligned(part, 16) && start % width == 0 && count % width == 0; }
+  template <int N>
+  __device__ void store(int64_t at, int64_t row, int64_t c, const float (&made)[N]) const {
+    store_floats(y + at, made);
+    if (c >= start && c < start + count) store_floats(part + row * count + (c - start), made);
+  }
+};
+
+// or there, and whether each element is positive, as it is stored, to a bit; both channels last.
+template <typename T>
+struct AndMask {
+  template <int N>
+  static constexpr int NEIGHBOURS = 8 / N;  // that have a byte together
+  T* y;
+  uint8_t* relu_mask;
+
+  bool whole(int) const { return aligned(y, 16); }
+  template <int N>
+  __device__ void store(int64_t at, int64_t, int64_t c, const float (&made)[N]) const {
+    const Held<T, N> kept = rounded<T>(made);
+    store_held(y + at, kept);
+    const auto first = static_cast<unsigned>(c) % 8;
+    unsigned bits = 0;
+#pragma unroll
+    for (int j = 0; j < N; ++j) bits |= static_cast<unsigned>(to_float(kept[j]) > 0.0f) << j;
+    if constexpr (NEIGHBOURS<N> > 1) {
+      bits <<= first;
+      const unsigned lane = (threadIdx.y * blockDim.x + threadIdx.x) % 32;
+      const unsigned group = ((1u << NEIGHBOURS<N>)-1) << (lane - first / N);
+#pragma unroll
+      for (int step = 1; step < NEIGHBOURS<N>; step *= 2) bits |= __shfl_xor_sync(group, bits, step);
+    }
+    if (first == 0) relu_mask[at / 8] = static_cast<uint8_t>(bits);
+  }
+};
+
+// F has `using Channel`, `Channel load(int64_t c) const` and `float operator()(const Channel&, float a, float b)
+// const`, which gets a third element of functions of three.
+template <typename T, int N, int MORE, bool SLICED, typename F>
+__global__ void map_channels_first(Operands<T> x, T* y, int64_t vectors, Steps steps, F f) {
+  const int64_t stride = thread_count();
+  Walk at(steps, thread_index());
+  for (int64_t i = thread_index(); i < vectors; i += stride, at.advance(steps)) {
+    const auto channel = f.load(at.middle);
+    Loaded<T, N, MORE, SLICED> loaded;
+    loaded.fetch(x, i * N);
+    float made[N];
+#pragma unroll
+    for (int j = 0; j < N; ++j) made[j] = loaded.map(f, channel, j);
+    store_floats(y + i * N, made);
+  }
+}
+
+template <typename F, int N, int MORE>
+constexpr int MAP_BLOCKS = MORE > 1 ? 2 : resident(N * sizeof(typename F::Channel) / 4 + 16);
+template <int MORE>
+constexpr int MAP_ROWS = MORE > 0 ? 2 : 4;  // read at once: 64 bytes on their way for every thread
+constexpr int MAP_WAVES = 3, WAVE_ROWS = 16;  // waves of blocks at most, and rows that a thread should have in each
+
+template <typename T, int N, int MORE, bool SLICED, typename Out, typename F>
+__global__ void __launch_bounds__(THREADS, (MAP_BLOCKS<F, N, MORE>))
+    map_channels_last(Operands<T> x, Out out, int64_t rows, int64_t channels, F f) {
+  constexpr int K = MAP_ROWS<MORE>;
+  using Channel = typename F::Channel;
+  __shared__ Shelf<Channel, N> shelf;
+  const int64_t c = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * N;
+  const int64_t start = static_cast<int64_t>(blockIdx.y) * blockDim.y + threadIdx.y;
+  const int64_t step = static_cast<int64_t>(gridDim.y) * blockDim.y;
+  const auto stride = static_cast<int32_t>(step * channels);  // no more than all threads hold at once
+  int left = c < channels && start < rows ? static_cast<int>((rows - start - 1) / step + 1) : 0;
+  int64_t at = start * channels + c, row = start;
+  wait_for_prior_grid();
+  launch_dependents();
+  Channel channel[N];
+  const auto turn = [&](auto meanwhile) {
+    Loaded<T, N, MORE, SLICED> loaded[K];
+#pragma unroll
+    for (int k = 0; k < K; ++k)
+      if (k < left) loaded[k].fetch(x, at + int64_t{k} * stride);
+    meanwhile();
+#pragma unroll
+    for (int k = 0; k < K; ++k)
+      if (k < left) {
+        float made[N];
+#pragma unroll
+        for (int j = 0; j < N; ++j) made[j] = loaded[k].map(f, channel[j], j);
+        out.template store<N>(at + int64_t{k} * stride, row + k * step, c, made);
+      }
+    left -= K;
+    at += int64_t{K} * stride;
+    row += K * step;
+  };
+  turn([&] {
+    shelf.fill(channels, f);
+    __syncthreads();
+#pragma unroll
+    for (int j = 0; j < N; ++j) channel[j] = shelf.take(j);
+  });
+  while (left > 0) turn([] {});
+}
+
+template <typename T, int N, int MORE, bool SLICED, typename F>
+void run_map_channels_first(cudaStream_t stream, int64_t rows, int64_t channels, int64_t inner, Operands<T> x, T* y,
+                            F f) {
+  const int64_t vectors = rows * channels * inner / N;
+  const unsigned blocks = blocks_for(vectors);
+  const Steps steps(inner / N, channels, static_cast<int64_t>(blocks) * THREADS);
+  MBC_LAUNCH((map_channels_first<T, N, MORE, SLICED, F>), blocks, THREADS, stream, x, y, vectors, steps, f);
+}
+
+template <typename T, int N, int MORE, bool SLICED, typename Out, typename F>
+void run_map_channels_last(cudaStream_t stream, int64_t rows, int64_t channels, Operands<T> x, Out out, F f) {
+  const ChannelTiling tiling(channels / N, Out::template NEIGHBOURS<N>);
+  const int64_t wanted = divide_up(rows, tiling.down() * MAP_ROWS<MORE>);
+  const int64_t wave = max(int64_t{1}, multiprocessors() * MAP_BLOCKS<F, N, MORE> / tiling.columns);
+  const int64_t waves = min(int64_t{MAP_WAVES}, max(int64_t{1}, wanted * MAP_ROWS<MORE> / (wave * WAVE_ROWS)));
+  const dim3 grid(tiling.columns, static_cast<unsigned>(min(wanted, wave * waves)));
+  MBC_LAUNCH((map_channels_last<T, N, MORE, SLICED, Out, F>), grid, dim3(tiling.along, tiling.down()), stream, x, out,
+             rows, channels, f);
+}
+
+// Channels last: `rows` of everything but channels.
+template <int MORE, bool SLICED, typename T, typename Out, typename F>
+void map_channels_to(cudaStream_t stream, int64_t rows, int64_t channels, Operands<T> x, Out out, F f) {
+  constexpr int N = WIDTH<T>;
+  if (channels % N == 0 && x.whole(N) && out.whole(N))
+    run_map_channels_last<T, N, MORE, SLICED>(stream, rows, channels, x, out, f);
+  else
+    run_map_channels_last<T, 1, MORE, SLICED>(stream, rows, channels, x, out, f);
+}
+
+template <int MORE, bool SLICED = false, typename T, typename F>
+void map_channels(cudaStream_t stream, int64_t layout, int64_t rows, int64_t channels, int64_t inner, Operands<T> x,
+                  T* y, F f) {
+  constexpr int N = WIDTH<T>;
+  if (layout == MBC_CHANNELS_LAST)
+    map_channels_to<MORE, SLICED>(stream, rows * inner, channels, x, Whole<T>{y}, f);
+  else if (inner % N == 0 && x.whole(N) && aligned(y, 16))
+    run_map_channels_first<T, N, MORE, SLICED>(stream, rows, channels, inner, x, y, f);
+  else
+    run_map_channels_first<T, 1, MORE, SLICED>(stream, rows, channels, inner, x, y, f);
+}
+
+}  // namespace mbc

@@ -1,0 +1,67 @@
+// The sizes of a convolution: as launchers read them, and as kernels use them.
+#pragma once
+
+#include "device.cuh"
+
+// As in mbc/kernels/cuda/conv/conv_operands.py. Structures of arguments begin with it.
+struct ConvolutionSizes {
+  int64_t rows;
+  int64_t channels;
+  int64_t height;
+  int64_t width;
+  int64_t filters;
+  int64_t out_height;
+  int64_t out_width;
+  int64_t kernel_height;
+  int64_t kernel_width;
+  int64_t stride_height;
+  int64_t stride_width;
+  int64_t pad_top;
+  int64_t pad_left;
+};
+
+namespace mbc {
+
+// Of one image, in 32 bits, since indices within it are computed for every element.
+struct ConvolutionShape {
+  int32_t channels, height, width, filters, out_height, out_width, kernel_height, kernel_width, stride_height,
+      stride_width, pad_top, pad_left;
+
+  explicit ConvolutionShape(const ConvolutionSizes& a)
+      : channels(static_cast<int32_t>(a.channels)), height(static_cast<int32_t>(a.height)),
+        width(static_cast<int32_t>(a.width)), filters(static_cast<int32_t>(a.filters)),
+        out_height(static_cast<int32_t>(a.out_height)), out_width(static_cast<int32_t>(a.out_width)),
+        kernel_height(static_cast<int32_t>(a.kernel_height)), kernel_width(static_cast<int32_t>(a.kernel_width)),
+        stride_height(static_cast<int32_t>(a.stride_height)), stride_width(static_cast<int32_t>(a.stride_width)),
+        pad_top(static_cast<int32_t>(a.pad_top)), pad_left(static_cast<int32_t>(a.pad_left)) {}
+};
+
+struct GridPixel {
+  int32_t image, line, column;
+};
+
+// Pixels of images that lie one below another, `lines` from one to the next, in lines of `pitch` pixels.
+struct PixelGrid {
+  int32_t lines, pitch;
+
+  __host__ __device__ GridPixel place(int32_t index) const {
+    const int32_t line = index / pitch, image = line / lines;
+    return {image, line - image * lines, index - line * pitch};
+  }
+  // By as much as `place` says of so many pixels.
+  __device__ void advance(GridPixel& at, const GridPixel& by) const {
+    at.column += by.column;
+    at.line += by.line;
+    at.image += by.image;
+    if (at.column >= pitch) {
+      at.column -= pitch;
+      ++at.line;
+    }
+    if (at.line >= lines) {
+      at.line -= lines;
+      ++at.image;
+    }
+  }
+};
+
+}  // namespace mbc

@@ -1,0 +1,105 @@
+// What every kernel of mbc shares: elements, launching, walks over indices.
+//
+// Conventions. All arithmetic is fp32 whatever the storage type; partial sums of different blocks are added up in a
+// second kernel in a fixed order (no atomics), so that equal inputs give equal bits. Nothing here allocates or waits:
+// every launcher can be captured into a CUDA graph.
+#pragma once
+
+#include <cstdint>
+
+#include "elements.cuh"
+#include "launch.cuh"
+
+namespace mbc {
+
+// A flat index taken apart as (outer, middle, inner), advanced by a fixed step without dividing again: three divisions
+// an element would cost more than the memory traffic of the kernels that use it.
+struct Steps {
+  int64_t inner, middle;  // extents
+  int64_t step_inner, step_middle, step_outer;
+
+  Steps(int64_t inner_extent, int64_t middle_extent, int64_t step) : inner(inner_extent), middle(middle_extent) {
+    step_inner = step % inner;
+    step_middle = step / inner % middle;
+    step_outer = step / inner / middle;
+  }
+};
+
+struct Walk {
+  int64_t inner, middle, outer;
+
+  __device__ Walk(const Steps& steps, int64_t start) : inner(start), middle(0), outer(0) {
+    if (start < steps.inner) return;
+    if (start <= UINT32_MAX && steps.inner * steps.middle <= UINT32_MAX) {  // 32-bit divisions are far cheaper
+      const uint32_t extent = static_cast<uint32_t>(steps.inner), rest = static_cast<uint32_t>(start) / extent;
+      const uint32_t most = static_cast<uint32_t>(steps.middle);
+      inner = static_cast<uint32_t>(start) - rest * extent;
+      outer = rest / most;
+      middle = rest - static_cast<uint32_t>(outer) * most;
+    } else {
+      inner = start % steps.inner;
+      middle = start / steps.inner % steps.middle;
+      outer = start / steps.inner / steps.middle;
+    }
+  }
+
+  __device__ void advance(const Steps& steps) {
+    inner += steps.step_inner;
+    middle += steps.step_middle;
+    outer += steps.step_outer;
+    if (inner >= steps.inner) {
+      inner -= steps.inner;
+      ++middle;
+    }
+    if (middle >= steps.middle) {
+      middle -= steps.middle;
+      ++outer;
+    }
+  }
+};
+
+__device__ inline int64_t thread_index() { return static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; }
+__device__ inline int64_t thread_count() { return static_cast<int64_t>(gridDim.x) * blockDim.x; }
+
+// The upper half of a product of 128 bits.
+__device__ inline uint64_t mul_hi_u64(uint64_t a, uint64_t b) {
+#ifdef MBC_EMULATED
+  return static_cast<uint64_t>(static_cast<unsigned __int128>(a) * b >> 64);
+#else
+  return __umul64hi(a, b);
+#endif
+}
+
+// Channels of a wider tensor, read where they lie: `block` elements are adjacent, `gap` others come behind them. The
+// division is by a reciprocal, right for all i with i * block below 2^64.
+struct Slice {
+  uint64_t reciprocal = 0;  // of the block, times 2^64; 0: of 1
+  int64_t gap = 0;
+
+  Slice() = default;
+  // Of `channels` out of `all`.
+  Slice(int64_t layout, int64_t channels, int64_t all, int64_t inner) {
+    const bool last = layout == MBC_CHANNELS_LAST;
+    reciprocal = UINT64_MAX / static_cast<uint64_t>(last ? channels : channels * inner) + 1;
+    gap = (all - channels) * (last ? 1 : inner);
+  }
+  // Of the i-th element, from the slice's first one on.
+  __device__ int64_t operator()(int64_t i) const {
+    const auto index = static_cast<uint64_t>(i);
+    return i + static_cast<int64_t>(reciprocal == 0 ? index : mul_hi_u64(index, reciprocal)) * gap;
+  }
+};
+
+// Threads of a block over [rows, columns] with the columns adjacent in memory: as many along the columns as are useful.
+struct Tiling {
+  unsigned along;    // threads along the columns, a power of two up to 32
+  unsigned columns;  // blocks that cover the columns
+  unsigned down() const { return THREADS / along; }
+
+  explicit Tiling(int64_t column_count) : along(32) {
+    while (along > 1 && along / 2 >= column_count) along /= 2;
+    columns = static_cast<unsigned>(divide_up(column_count, along));
+  }
+};
+
+}  // namespace mbc

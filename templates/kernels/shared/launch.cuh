@@ -1,0 +1,178 @@
+// What launchers share: what a call hands them, how many blocks they start, and how a kernel is launched, also before
+// the one in front of it has ended, and in clusters.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "mbc_call.h"
+
+// A translation unit that emulates a GPU brings its own way to launch.
+#ifndef MBC_LAUNCH
+#define MBC_LAUNCH(kernel, grid, block, stream, ...) kernel<<<grid, block, 0, stream>>>(__VA_ARGS__)
+// With `bytes` of shared memory, which the kernel names by MBC_DYNAMIC_SHARED, in units of 16 bytes.
+#define MBC_LAUNCH_SHARED(kernel, grid, block, bytes, stream, ...)                          \
+  do {                                                                                       \
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);        \
+    kernel<<<grid, block, bytes, stream>>>(__VA_ARGS__);                                     \
+  } while (0)
+#define MBC_DYNAMIC_SHARED(name) extern __shared__ uint4 name[]
+#endif
+
+// The same for a kernel that may start while the one before it in the stream ends (programmatic dependent launch): the
+// one before says `launch_dependents`, this one `wait_for_prior_grid` before it reads what that wrote.
+#ifndef MBC_LAUNCH_NEXT
+#ifdef MBC_EMULATED
+#define MBC_LAUNCH_NEXT MBC_LAUNCH
+#else
+#define MBC_LAUNCH_NEXT(kernel, grid, block, stream, ...) mbc::launch_next(kernel, grid, block, stream, __VA_ARGS__)
+#endif
+#endif
+
+// A cluster of grid.y blocks for every grid.x, which see each other's shared memory; likewise early. From compute
+// capability 9.0; before it grid.y is 1.
+#ifndef MBC_LAUNCH_CLUSTER
+#define MBC_LAUNCH_CLUSTER(kernel, grid, block, stream, ...) mbc::launch_cluster(kernel, grid, block, stream, __VA_ARGS__)
+#define MBC_CLUSTER_SHARED(type, name) __shared__ type name
+#endif
+
+namespace mbc {
+
+constexpr int THREADS = 256;
+
+inline bool aligned(const void* p, size_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
+
+inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+inline int64_t multiprocessors() {
+  static const int64_t count = [] {
+    int device = 0, value = 1;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, device);
+    return value < 1 ? 1 : value;
+  }();
+  return count;
+}
+
+// Blocks of a kernel that run at a time: more would leave part of the GPU idle at the end where each has as much to do.
+template <typename Kernel>
+int64_t resident_blocks(Kernel kernel, int threads, int shared_bytes) {
+  int blocks = 1;
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+  cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, static_cast<size_t>(shared_bytes));
+  return multiprocessors() * (blocks < 1 ? 1 : blocks);
+}
+
+// Blocks of a grid-stride kernel over `items`: two full waves at most, so that what a thread sets up is used often.
+inline unsigned blocks_for(int64_t items, int threads = THREADS) {
+  const int64_t wanted = divide_up(items, threads), most = multiprocessors() * 16;
+  return static_cast<unsigned>(wanted < 1 ? 1 : wanted < most ? wanted : most);
+}
+
+inline const char* launched() {
+  const cudaError_t status = cudaGetLastError();
+  return status == cudaSuccess ? nullptr : cudaGetErrorString(status);
+}
+
+template <typename Struct>
+inline const Struct& arguments(const MbcCall& call) { return *reinterpret_cast<const Struct*>(call.integers); }
+
+template <typename T>
+inline const T* in(const MbcCall& call, int index) { return static_cast<const T*>(call.pointers[index]); }
+
+template <typename T>
+inline T* out(const MbcCall& call, int index) { return static_cast<T*>(call.pointers[index]); }
+
+// What a launcher says where an operand does not begin at a multiple of 16 bytes.
+inline const char* unaligned(const MbcCall& call) {
+  for (int64_t i = 0; i < call.pointer_count; ++i)
+    if (!aligned(call.pointers[i], 16)) return "operands have to begin at multiples of 16 bytes";
+  return nullptr;
+}
+
+// griddepcontrol.launch_dependents and griddepcontrol.wait (programmatic dependent launch).
+__device__ inline void launch_dependents() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+__device__ inline void wait_for_prior_grid() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+#ifndef MBC_EMULATED
+inline bool overlaps_launches() {
+  static const bool able = [] {
+    int device = 0, major = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    return major >= 9;
+  }();
+  return able;
+}
+
+template <typename... Parameters, typename... Given>
+void launch_with(int attributes, cudaLaunchAttribute* attribute, void (*kernel)(Parameters...), dim3 grid, dim3 block,
+                 cudaStream_t stream, const Given&... given) {
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.stream = stream;
+  config.attrs = attribute;
+  config.numAttrs = overlaps_launches() ? attributes : 0;
+  cudaLaunchKernelEx(&config, kernel, given...);
+}
+
+inline cudaLaunchAttribute early() {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  return attribute;
+}
+
+template <typename Kernel, typename... Given>
+void launch_next(Kernel* kernel, dim3 grid, dim3 block, cudaStream_t stream, const Given&... given) {
+  cudaLaunchAttribute attributes[]{early()};
+  launch_with(1, attributes, kernel, grid, block, stream, given...);
+}
+
+template <typename Kernel, typename... Given>
+void launch_cluster(Kernel* kernel, dim3 grid, dim3 block, cudaStream_t stream, const Given&... given) {
+  cudaLaunchAttribute attributes[]{{}, early()};
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim.x = 1;
+  attributes[0].val.clusterDim.y = grid.y;
+  attributes[0].val.clusterDim.z = 1;
+  launch_with(2, attributes, kernel, grid, block, stream, given...);
+}
+
+// barrier.cluster: all blocks of a cluster have arrived before any of them goes on, and what they wrote before is there
+// to be read.
+__device__ inline void cluster_arrive() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+__device__ inline void cluster_wait() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+// mapa (distributed shared memory): what another block of the cluster, by its rank in it, has where this one has `mine`
+// in shared memory.
+template <typename Shared>
+__device__ inline const Shared& of_block(const Shared& mine, unsigned place) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  uint64_t at;
+  asm("mapa.u64 %0, %1, %2;" : "=l"(at) : "l"(&mine), "r"(place));
+  return *reinterpret_cast<const Shared*>(at);
+#else
+  return mine;
+#endif
+}
+#endif
+
+}  // namespace mbc

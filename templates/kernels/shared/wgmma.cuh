@@ -1,0 +1,248 @@
+// Hopper's tensor cores: wgmma, which a warpgroup of 128 threads starts together and which reads operands from shared
+// memory; mbarriers, which count arrivals and bytes; setmaxnreg. Each function names the PTX that it wraps. Compute
+// capability 9.0 only (sm_90a); elsewhere kernels that use them are not offered.
+#pragma once
+
+#include "mma.cuh"
+
+namespace mbc {
+
+constexpr int WARPGROUP = 128;
+constexpr int SWIZZLE_ROW = 128;                   // bytes: 64 elements of a row in shared memory (128-byte swizzle)
+constexpr int SWIZZLE_ATOM = 8 * SWIZZLE_ROW;      // eight rows, among which 16-byte chunks are swizzled
+constexpr int SWIZZLE_BLOCK = 64 * SWIZZLE_ROW;    // of 64 rows: how far apart blocks of 64 columns lie where rows are K
+
+// Where the `sixteen`-th 16 bytes of a row of 128 lie under the 128-byte swizzle, from a multiple of 1,024 bytes: the
+// same 16 bytes of eight rows are in different banks.
+__device__ inline int32_t swizzled_offset(int32_t row, int32_t sixteen) {
+  return row * SWIZZLE_ROW + ((sixteen ^ row % 8) * 16);
+}
+
+// An operand without swizzle: core matrices of eight rows of 16 bytes, one row behind another. A core matrix may begin
+// at any multiple of 16 bytes, so that an operand that is another one shifted by some rows needs no copy.
+struct CoreMatrices {
+  const void* first;
+  int32_t stride_bytes, leading_bytes;  // from a core matrix to that of the next eight columns; of the next eight K
+  int32_t begin = 0;                   // bytes from the first core matrix to where the operand begins
+};
+
+}  // namespace mbc
+
+#ifdef MBC_EMULATED
+#include <emulated_warpgroup.h>
+#else
+
+namespace mbc {
+
+__device__ inline uint32_t shared_address(const void* at) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(at));
+}
+
+// An mbarrier in shared memory: a phase ends with its `count`-th arrival, when all bytes that were announced are there.
+struct Barrier {
+  uint64_t word;
+
+  // mbarrier.init
+  __device__ void start(int count) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&word)), "r"(count) : "memory");
+#endif
+  }
+  // mbarrier.arrive
+  __device__ void arrive() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(&word)) : "memory");
+#endif
+  }
+  // cp.async.mbarrier.arrive.noinc: arrives when the cp.async of this thread have.
+  __device__ void cp_async_arrive() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(&word)) : "memory");
+#endif
+  }
+  // mbarrier.arrive.expect_tx and cp.async.bulk: arrives, and lets `bytes` follow, a multiple of 16.
+  __device__ void bulk_copy_arrive(void* to, const void* from, int bytes) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    const uint32_t at = shared_address(&word);
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     shared_address(to)),
+                 "l"(from), "r"(bytes), "r"(at)
+                 : "memory");
+#endif
+  }
+  // mbarrier.try_wait.parity, until the phase of this parity has ended: the one before the first counts as ended, of
+  // parity 1.
+  __device__ void wait(uint32_t parity) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile(
+        "{\n.reg .pred ended;\n"
+        "again: mbarrier.try_wait.parity.shared::cta.b64 ended, [%0], %1;\n"
+        "@!ended bra again;\n}" ::"r"(shared_address(&word)),
+        "r"(parity)
+        : "memory");
+#endif
+  }
+};
+
+// fence.mbarrier_init: initialised barriers are visible to asynchronous copies; before a barrier of the block.
+__device__ inline void fence_mbarrier_init() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+
+// fence.proxy.async: what this thread has written to or seen in shared memory is visible to wgmma, too.
+__device__ inline void fence_proxy_async() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+// setmaxnreg: producer warpgroups hand registers over to consumer warpgroups.
+template <int COUNT>
+__device__ inline void setmaxnreg_inc() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+#endif
+}
+template <int COUNT>
+__device__ inline void setmaxnreg_dec() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+#endif
+}
+
+// wgmma.fence, wgmma.commit_group, wgmma.wait_group: wgmma are started between the first two and have ended after the
+// third, but for the last LATER groups.
+__device__ inline void wgmma_fence() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#endif
+}
+__device__ inline void wgmma_commit() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+#endif
+}
+template <int LATER = 0, int TILES>
+__device__ inline void wgmma_wait(float (&d)[TILES][4]) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LATER) : "memory");
+#pragma unroll
+  for (int j = 0; j < TILES; ++j)
+#pragma unroll
+    for (int v = 0; v < 4; ++v) asm volatile("" : "+f"(d[j][v])::"memory");
+#else
+  static_cast<void>(d);
+#endif
+}
+
+// The matrix descriptor of wgmma (PTX ISA, "Matrix Descriptor Format"). `swizzle`: 0 none, 1 128 bytes.
+__device__ inline uint64_t smem_descriptor(
+    uint32_t swizzle, const void* first, int32_t stride_bytes, int32_t leading_bytes) {
+  return static_cast<uint64_t>(swizzle << 30 | static_cast<uint32_t>(stride_bytes) >> 4) << 32 |
+         static_cast<uint32_t>(leading_bytes) >> 4 << 16 | (shared_address(first) & 0x3ffff) >> 4;
+}
+__device__ inline uint64_t smem_descriptor(const void* rows) {
+  return smem_descriptor(1, rows, SWIZZLE_ATOM, SWIZZLE_BLOCK);
+}
+// Where operands begin at several of the same core matrices, what differs is a constant.
+__device__ inline uint64_t smem_descriptor(const CoreMatrices& p) {
+  const uint64_t first = smem_descriptor(0, p.first, p.stride_bytes, p.leading_bytes);
+  return first >> 32 << 32 | (static_cast<uint32_t>(first) + (p.begin >> 4));
+}
+
+#define MBC_TILE(j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
+#define MBC_EIGHT_TILES(j)                                                                                   \
+  MBC_TILE(j), MBC_TILE(j + 1), MBC_TILE(j + 2), MBC_TILE(j + 3), MBC_TILE(j + 4), MBC_TILE(j + 5), MBC_TILE(j + 6), \
+      MBC_TILE(j + 7)
+
+// wgmma.mma_async m64nNk16, fp16 by fp16 into fp32, N = 8 TILES: D = A B, or D += A B where it `adds`. A in registers,
+// 16 rows of each warp as in `mma_m16n8k16`; B of K = 16 in shared memory, as core matrices or with the 128-byte
+// swizzle (`swizzled_offset`). MN_MAJOR: rows are K, with swizzle 128 bytes long and blocks of 64 columns one behind
+// another; otherwise rows are columns of B, with K = 64 in each. PTX ISA, "Asynchronous Warpgroup Level Matrix
+// Instructions".
+template <bool MN_MAJOR, int TILES, typename Operand>
+__device__ inline void wgmma_rs_f16(float (&d)[TILES][4], const uint32_t (&a)[4], const Operand& b, bool adds) {
+  static_assert(TILES == 8 || TILES == 16);
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  const uint64_t operand = smem_descriptor(b);
+  if constexpr (TILES == 16) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+        "{%64, %65, %66, %67}, %68, p, 1, 1, %70;\n}"
+        : MBC_EIGHT_TILES(0), MBC_EIGHT_TILES(8)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(operand), "r"(static_cast<int>(adds)), "n"(MN_MAJOR ? 1 : 0));
+  } else {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+        "{%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}"
+        : MBC_EIGHT_TILES(0)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(operand), "r"(static_cast<int>(adds)), "n"(MN_MAJOR ? 1 : 0));
+  }
+#else
+  static_cast<void>(d), static_cast<void>(a), static_cast<void>(b), static_cast<void>(adds);
+#endif
+}
+
+// The same of T, bf16 or fp16, with A in shared memory, too: K = 16 of 64 rows; N is 128 or 256.
+template <bool MN_MAJOR, typename T, int TILES, typename Operand>
+__device__ inline void wgmma_ss(float (&d)[TILES][4], const Operand& a, const Operand& b, bool adds) {
+  static_assert(TILES == 16 || TILES == 32);
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#define MBC_WGMMA_SS_N256(type)                                                                      \
+  asm volatile(                                                                                        \
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"                                                    \
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32." type "." type " "                                 \
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                        \
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "               \
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "               \
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "               \
+      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "               \
+      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "               \
+      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "   \
+      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "\
+      "%128, %129, p, 1, 1, 0, %131;\n}"                                                                \
+      : MBC_EIGHT_TILES(0), MBC_EIGHT_TILES(8), MBC_EIGHT_TILES(16), MBC_EIGHT_TILES(24)               \
+      : "l"(smem_descriptor(a)), "l"(smem_descriptor(b)), "r"(static_cast<int>(adds)), "n"(MN_MAJOR ? 1 : 0))
+#define MBC_WGMMA_SS_N128(type)                                                                  \
+  asm volatile(                                                                                        \
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                                                     \
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " "                                 \
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                        \
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "               \
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "               \
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "              \
+      "%64, %65, p, 1, 1, 0, %67;\n}"                                                                  \
+      : MBC_EIGHT_TILES(0), MBC_EIGHT_TILES(8)                                                         \
+      : "l"(smem_descriptor(a)), "l"(smem_descriptor(b)), "r"(static_cast<int>(adds)), "n"(MN_MAJOR ? 1 : 0))
+  constexpr bool BF16 = std::is_same_v<T, __nv_bfloat16>;
+  if constexpr (TILES == 32 && BF16)
+    MBC_WGMMA_SS_N256("bf16");
+  else if constexpr (TILES == 32)
+    MBC_WGMMA_SS_N256("f16");
+  else if constexpr (BF16)
+    MBC_WGMMA_SS_N128("bf16");
+  else
+    MBC_WGMMA_SS_N128("f16");
+#undef MBC_WGMMA_SS_N256
+#undef MBC_WGMMA_SS_N128
+#else
+  static_cast<void>(d), static_cast<void>(a), static_cast<void>(b), static_cast<void>(adds);
+#endif
+}
+#undef MBC_EIGHT_TILES
+#undef MBC_TILE
+
+}  // namespace mbc
+
+#endif

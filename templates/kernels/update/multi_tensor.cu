@@ -1,0 +1,221 @@
+// One operation (optimizer update, cast, running statistics) on each of many tensors, in few launches: a step has
+// hundreds of parameters, most of them small.
+//
+// Bytes      as the operation on one tensor (optimizer.cu).
+// Tile       tensors are cut into chunks of 4,096 elements, a block each. A launch takes up to `MANY` = 64 tensors, as
+//            many as its arguments have room for; a block finds its tensor by bisection.
+// Threads    256, four vectors of four elements each.
+// Limit      memory bandwidth.
+//
+// Integers of a call: the structure, then `FIELDS` of them for every tensor: its elements, then which pointers of the
+// call are its operands.
+#include "optimizer.cuh"
+
+struct MultiTensorUpdateArguments {
+  int64_t tensors;
+  int64_t control;  // which pointer is the control block
+  int64_t momentum;
+  int64_t nesterov;
+};
+
+struct MultiTensorCastArguments {
+  int64_t tensors;
+  int64_t from_type;
+  int64_t to_type;
+};
+
+struct UpdateRunningsArguments {
+  int64_t tensors;
+  int64_t control;
+};
+
+namespace mbc {
+
+constexpr int MANY = 64;
+constexpr int64_t CHUNK_ELEMENTS = 4 * 4 * THREADS;  // elements of a block: four vectors of four a thread
+
+// Which tensor a block works on, and from which element.
+struct Chunks {
+  uint32_t first[MANY + 1];  // block
+  int64_t elements[MANY];
+
+  __device__ int tensor() const {
+    int low = 0;
+#pragma unroll
+    for (int half = MANY / 2; half > 0; half /= 2)
+      if (first[low + half] <= blockIdx.x) low += half;
+    return low;
+  }
+  __device__ int64_t begin(int tensor) const { return (blockIdx.x - first[tensor]) * CHUNK_ELEMENTS; }
+  __device__ int64_t end(int tensor) const { return min(begin(tensor) + CHUNK_ELEMENTS, elements[tensor]); }
+};
+
+// Takes the tensors of a call launch by launch: `add(slot, fields)` adds one to a launch, `go(chunks, blocks)`
+// starts the launch.
+template <int FIELDS, typename Add, typename Go>
+void in_turns(const int64_t* fields, int64_t tensors, Add add, Go go) {
+  for (int64_t done = 0; done < tensors; done += MANY) {
+    const int some = static_cast<int>(tensors - done < MANY ? tensors - done : MANY);
+    Chunks chunks{};
+    uint32_t blocks = 0;
+    for (int i = 0; i < MANY; ++i) {
+      chunks.first[i] = blocks;
+      if (i >= some) {
+        chunks.first[i] = UINT32_MAX;
+        continue;
+      }
+      const int64_t* own = fields + (done + i) * FIELDS;
+      chunks.elements[i] = own[0];
+      blocks += static_cast<uint32_t>(divide_up(own[0], CHUNK_ELEMENTS));
+      add(i, static_cast<int>(done) + i, own);
+    }
+    chunks.first[MANY] = UINT32_MAX;
+    go(chunks, blocks);
+  }
+}
+
+// Of updates: everything is where it was, so that inputs are outputs, too.
+struct Updated {
+  float *p[MANY], *a[MANY], *b[MANY];
+  const float* g[MANY];
+};
+
+template <typename Rule>
+__global__ void multi_tensor_update(Chunks chunks, Updated all, const MbcControl* control,
+                                    typename Rule::Settings settings) {
+  const Rule rule(settings, control);
+  const int n = chunks.tensor();
+  const Tensor t{all.p[n], all.g[n], all.a[n], all.b[n], all.p[n], all.a[n], all.b[n], chunks.elements[n]};
+  const int64_t begin = chunks.begin(n), end = chunks.end(n);
+  const uintptr_t halo_pixels = reinterpret_cast<uintptr_t>(t.p) | reinterpret_cast<uintptr_t>(t.g) |
+                           reinterpret_cast<uintptr_t>(t.a) | reinterpret_cast<uintptr_t>(t.b);
+  const int64_t last = halo_pixels % 16 == 0 ? end / 4 : begin / 4;
+  update(t, rule, begin / 4 + threadIdx.x, last, last * 4 + threadIdx.x, end, THREADS);
+}
+
+template <typename Rule>
+const char* run_updates(const MbcCall& call, const typename Rule::Settings& settings) {
+  const auto& a = arguments<MultiTensorUpdateArguments>(call);
+  const int64_t* fields = call.integers + sizeof(a) / sizeof(int64_t);
+  const auto* control = in<MbcControl>(call, static_cast<int>(a.control));
+  Updated all{};
+  const auto at = [&](int64_t index) { return out<float>(call, static_cast<int>(index)); };
+  in_turns<3 + Rule::STATES>(
+      fields, a.tensors,
+      [&](int slot, int, const int64_t* own) {
+        all.p[slot] = at(own[1]);
+        all.g[slot] = at(own[2]);
+        all.a[slot] = Rule::STATES > 0 ? at(own[3]) : nullptr;
+        all.b[slot] = Rule::STATES > 1 ? at(own[4]) : nullptr;
+      },
+      [&](const Chunks& chunks, uint32_t blocks) {
+        MBC_LAUNCH((multi_tensor_update<Rule>), blocks, THREADS, call.stream, chunks, all, control, settings);
+      });
+  return launched();
+}
+
+template <typename From, typename To>
+struct Cast {
+  const From* from[MANY];
+  To* to[MANY];
+};
+
+template <typename From, typename To>
+__global__ void multi_tensor_cast(Chunks chunks, Cast<From, To> all) {
+  constexpr int N = 4;
+  const int n = chunks.tensor();
+  const From* x = all.from[n];
+  To* y = all.to[n];
+  const int64_t begin = chunks.begin(n), end = chunks.end(n);
+  const bool wide = reinterpret_cast<uintptr_t>(x) % (N * sizeof(From)) == 0 &&
+                    reinterpret_cast<uintptr_t>(y) % (N * sizeof(To)) == 0;
+  const int64_t last = wide ? end / N : begin / N;
+#pragma unroll 4
+  for (int64_t i = begin / N + threadIdx.x; i < last; i += THREADS) {
+    const Vec<From, N> from = load<N>(x + i * N);
+    Vec<To, N> to;
+#pragma unroll
+    for (int j = 0; j < N; ++j) to.v[j] = from_float<To>(to_float(from.v[j]));
+    store(y + i * N, to);
+  }
+  for (int64_t i = last * N + threadIdx.x; i < end; i += THREADS) y[i] = from_float<To>(to_float(x[i]));
+}
+
+template <typename From, typename To>
+const char* run_casts(const MbcCall& call, const MultiTensorCastArguments& a) {
+  Cast<From, To> all{};
+  in_turns<3>(
+      call.integers + sizeof(a) / sizeof(int64_t), a.tensors,
+      [&](int slot, int, const int64_t* own) {
+        all.from[slot] = in<From>(call, static_cast<int>(own[1]));
+        all.to[slot] = out<To>(call, static_cast<int>(own[2]));
+      },
+      [&](const Chunks& chunks, uint32_t blocks) {
+        MBC_LAUNCH((multi_tensor_cast<From, To>), blocks, THREADS, call.stream, chunks, all);
+      });
+  return launched();
+}
+
+struct Running {
+  float *mean[MANY], *variance[MANY];
+  const float *new_mean[MANY], *new_variance[MANY];
+  float momentum[MANY], unbias[MANY];
+};
+
+__global__ void multi_tensor_update_running(Chunks chunks, Running all, const MbcControl* control) {
+  if (control->proceed == 0) return;
+  const int n = chunks.tensor();
+  const float momentum = all.momentum[n], unbias = all.unbias[n];
+  for (int64_t c = chunks.begin(n) + threadIdx.x; c < chunks.end(n); c += THREADS) {
+    const float mean = all.mean[n][c], variance = all.variance[n][c];
+    all.mean[n][c] = mean + momentum * (all.new_mean[n][c] - mean);
+    all.variance[n][c] = variance + momentum * (all.new_variance[n][c] * unbias - variance);
+  }
+}
+
+}  // namespace mbc
+
+extern "C" const char* mbc_sgd_updates(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<MultiTensorUpdateArguments>(call);
+  const SgdSettings settings{static_cast<float>(call.reals[0]), static_cast<float>(call.reals[1]), a.nesterov != 0};
+  return a.momentum ? run_updates<Sgd<true>>(call, settings) : run_updates<Sgd<false>>(call, settings);
+}
+
+extern "C" const char* mbc_adamw_updates(const MbcCall& call) {
+  using namespace mbc;
+  return run_updates<Adamw>(call, AdamwSettings{call.reals[0], call.reals[1], call.reals[2], call.reals[3]});
+}
+
+extern "C" const char* mbc_casts(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<MultiTensorCastArguments>(call);
+#if MBC_WORKING != 0
+  if (a.from_type == MBC_FP32 && a.to_type == MBC_WORKING) return run_casts<float, MbcWorking>(call, a);
+  if (a.from_type == MBC_WORKING && a.to_type == MBC_FP32) return run_casts<MbcWorking, float>(call, a);
+#endif
+  return a.from_type == MBC_FP32 && a.to_type == MBC_FP32 ? run_casts<float, float>(call, a)
+                                                           : "element type is not in this library";
+}
+
+// Fields after the pointers: how many values a channel's statistics are of. Reals: the momentum of every tensor.
+extern "C" const char* mbc_update_runnings(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<UpdateRunningsArguments>(call);
+  Running all{};
+  const auto at = [&](int64_t index) { return out<float>(call, static_cast<int>(index)); };
+  in_turns<6>(
+      call.integers + sizeof(a) / sizeof(int64_t), a.tensors,
+      [&](int slot, int number, const int64_t* own) {
+        all.mean[slot] = at(own[1]), all.variance[slot] = at(own[2]);
+        all.new_mean[slot] = at(own[3]), all.new_variance[slot] = at(own[4]);
+        all.momentum[slot] = static_cast<float>(call.reals[number]);
+        all.unbias[slot] =
+            own[5] > 1 ? static_cast<float>(static_cast<double>(own[5]) / static_cast<double>(own[5] - 1)) : 1.0f;
+      },
+      [&](const Chunks& chunks, uint32_t blocks) {
+        MBC_LAUNCH(multi_tensor_update_running, blocks, THREADS, call.stream, chunks, all,
+                   in<MbcControl>(call, static_cast<int>(a.control)));
+      });
+  return launched();
+}

@@ -1,0 +1,138 @@
+// End of a step: whether it counts (no gradient is infinite or NaN; the dynamic loss scale of fp16), and the new
+// parameters of one tensor (SGD, AdamW). Control block, parameters and optimizer state are updated in place.
+//
+// Bytes      guard: every gradient in. SGD: parameter, gradient and momentum in, parameter and momentum out. AdamW:
+//            parameter, gradient and two moments in, all but the gradient out. All fp32, 16 bytes at a time where
+//            aligned.
+// Threads    256 in a grid-stride loop; the guard takes up to 64 tensors a launch, a row of blocks each.
+// Limit      memory bandwidth; of small tensors the launch, see multi_tensor.cu.
+#include "optimizer.cuh"
+
+// Followed by the number of elements of every gradient, `gradients` integers.
+struct GuardArguments {
+  int64_t scaled;  // the loss scale is dynamic (fp16)
+  int64_t gradients;
+};
+
+struct SgdUpdateArguments {
+  int64_t elements;
+  int64_t momentum;  // whether there is a velocity
+  int64_t nesterov;
+};
+
+struct AdamwUpdateArguments {
+  int64_t elements;
+};
+
+namespace mbc {
+
+constexpr int TENSORS = 64;  // looked at by one launch; the kernel's arguments hold the list
+
+struct Tensors {
+  const float* data[TENSORS];
+  int64_t elements[TENSORS];
+};
+
+__global__ void clear_flag(uint32_t* flag) { *flag = 0; }
+
+// One row of blocks a tensor. Every block that finds something writes the same value, so the order does not matter.
+__global__ void find_nonfinite(Tensors tensors, uint32_t* flag) {
+  const float* data = tensors.data[blockIdx.y];
+  const int64_t elements = tensors.elements[blockIdx.y], stride = thread_count();
+  const bool wide = reinterpret_cast<uintptr_t>(data) % 16 == 0;
+  const int64_t vectors = wide ? elements / 4 : 0;
+  bool finite = true;
+  for (int64_t i = thread_index(); i < vectors; i += stride) {
+    const Vec<float, 4> v = load<4>(data + i * 4);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) finite = finite && isfinite(v.v[j]);
+  }
+  for (int64_t i = vectors * 4 + thread_index(); i < elements; i += stride) finite = finite && isfinite(data[i]);
+  if (!finite) *flag = 1;
+}
+
+__global__ void decide(const MbcControl* before, MbcControl* after, const float* loss, const uint32_t* flag,
+                       bool scaled) {
+  MbcControl control = *before;
+  const bool proceed = isfinite(loss[0]) && (flag == nullptr || *flag == 0);
+  control.proceed = proceed ? 1 : 0;
+  control.gradient_scale = control.loss_scale;  // what this step's gradients carry, before the scale changes
+  if (proceed) {
+    ++control.updates;
+    ++control.since_growth;
+  } else {
+    ++control.skipped;
+  }
+  if (scaled && !proceed) {
+    control.loss_scale *= MBC_SCALE_BACKOFF;
+    control.since_growth = 0;
+  } else if (scaled && control.since_growth >= MBC_GROWTH_INTERVAL) {
+    control.loss_scale *= MBC_SCALE_GROWTH;
+    control.since_growth = 0;
+  }
+  *after = control;
+}
+
+inline bool all_aligned(const MbcCall& call, int count) {
+  for (int i = 0; i < count; ++i)
+    if (i != 2 && !aligned(call.pointers[i], 16)) return false;  // 2: the control block
+  return true;
+}
+
+}  // namespace mbc
+
+extern "C" const char* mbc_guard(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<GuardArguments>(call);
+  const int64_t* elements = call.integers + sizeof(GuardArguments) / sizeof(int64_t);
+  const int count = static_cast<int>(a.gradients);
+  uint32_t* flag = count > 0 ? out<uint32_t>(call, count + 3) : nullptr;
+  if (count > 0) MBC_LAUNCH(clear_flag, 1, 1, call.stream, flag);
+  for (int done = 0; done < count; done += TENSORS) {
+    Tensors tensors{};
+    const int some = count - done < TENSORS ? count - done : TENSORS;
+    int64_t most = 0;
+    for (int i = 0; i < some; ++i) {
+      tensors.data[i] = in<float>(call, 2 + done + i);
+      tensors.elements[i] = elements[done + i];
+      if (elements[done + i] > most) most = elements[done + i];
+    }
+    const int64_t wanted = divide_up(most, THREADS * 4 * 4), cap = multiprocessors();
+    const dim3 grid(static_cast<unsigned>(wanted < cap ? wanted : cap), static_cast<unsigned>(some));
+    MBC_LAUNCH(find_nonfinite, grid, THREADS, call.stream, tensors, flag);
+  }
+  MBC_LAUNCH(decide, 1, 1, call.stream, in<MbcControl>(call, 0), out<MbcControl>(call, count + 2), in<float>(call, 1),
+             flag, a.scaled != 0);
+  return launched();
+}
+
+extern "C" const char* mbc_sgd_update(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<SgdUpdateArguments>(call);
+  const SgdSettings settings{static_cast<float>(call.reals[0]), static_cast<float>(call.reals[1]), a.nesterov != 0};
+  const int64_t vectors = all_aligned(call, a.momentum ? 6 : 4) ? a.elements / 4 : 0;
+  const unsigned blocks = blocks_for(vectors > 0 ? vectors : a.elements);
+  const auto* control = in<MbcControl>(call, 2);
+  if (a.momentum) {
+    const Tensor tensor{in<float>(call, 0), in<float>(call, 1), in<float>(call, 3), nullptr,
+                        out<float>(call, 4), out<float>(call, 5), nullptr, a.elements};
+    MBC_LAUNCH((update_one<Sgd<true>>), blocks, THREADS, call.stream, tensor, control, vectors, settings);
+  } else {
+    const Tensor tensor{in<float>(call, 0), in<float>(call, 1), nullptr, nullptr,
+                        out<float>(call, 3), nullptr, nullptr, a.elements};
+    MBC_LAUNCH((update_one<Sgd<false>>), blocks, THREADS, call.stream, tensor, control, vectors, settings);
+  }
+  return launched();
+}
+
+extern "C" const char* mbc_adamw_update(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<AdamwUpdateArguments>(call);
+  const AdamwSettings settings{call.reals[0], call.reals[1], call.reals[2], call.reals[3]};
+  const int64_t vectors = all_aligned(call, 8) ? a.elements / 4 : 0;
+  const Tensor tensor{in<float>(call, 0), in<float>(call, 1), in<float>(call, 3), in<float>(call, 4),
+                      out<float>(call, 5), out<float>(call, 6), out<float>(call, 7), a.elements};
+  MBC_LAUNCH((update_one<Adamw>), blocks_for(vectors > 0 ? vectors : a.elements), THREADS, call.stream, tensor,
+             in<MbcControl>(call, 2), vectors, settings);
+  return launched();
+}

@@ -1,0 +1,116 @@
+// The rules by which parameters change, and running one over a range of a tensor.
+#pragma once
+
+#include "mbc_control.h"
+#include "device.cuh"
+
+namespace mbc {
+
+// A parameter, its gradient and up to two states; the new ones may be the same bytes. Null where a rule has none.
+struct Tensor {
+  const float *p, *g, *a, *b;
+  float *p_out, *a_out, *b_out;
+  int64_t elements;
+};
+
+// A rule has `STATES`, `Settings`, a constructor of the settings and the control block that all threads of a block run
+// together, and `operator()(p, g, a, b)` for one element. Where the step does not proceed it changes nothing; the
+// values are written all the same, since the new ones need not be the same bytes.
+//
+// Runs `rule` from vector `first` in steps of `stride` up to `last`, and over the elements from `begin` to `end`, of
+// which one may be given for every thread.
+template <typename Rule>
+__device__ inline void update(const Tensor& t, const Rule& rule, int64_t first, int64_t last, int64_t begin,
+                              int64_t end, int64_t stride) {
+  for (int64_t i = first; i < last; i += stride) {
+    Vec<float, 4> vp = load<4>(t.p + i * 4), va{}, vb{};
+    const Vec<float, 4> vg = load<4>(t.g + i * 4);
+    if constexpr (Rule::STATES > 0) va = load<4>(t.a + i * 4);
+    if constexpr (Rule::STATES > 1) vb = load<4>(t.b + i * 4);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) rule(vp.v[j], vg.v[j], va.v[j], vb.v[j]);
+    store(t.p_out + i * 4, vp);
+    if constexpr (Rule::STATES > 0) store(t.a_out + i * 4, va);
+    if constexpr (Rule::STATES > 1) store(t.b_out + i * 4, vb);
+  }
+  for (int64_t i = begin; i < end; i += stride) {
+    float ep = t.p[i], ea = Rule::STATES > 0 ? t.a[i] : 0.0f, eb = Rule::STATES > 1 ? t.b[i] : 0.0f;
+    rule(ep, t.g[i], ea, eb);
+    t.p_out[i] = ep;
+    if constexpr (Rule::STATES > 0) t.a_out[i] = ea;
+    if constexpr (Rule::STATES > 1) t.b_out[i] = eb;
+  }
+}
+
+struct SgdSettings {
+  float momentum, weight_decay;
+  bool nesterov;
+};
+
+template <bool MOMENTUM>
+struct Sgd {
+  using Settings = SgdSettings;
+  static constexpr int STATES = MOMENTUM ? 1 : 0;
+  Settings settings;
+  float rate, unscale;
+  bool proceed;
+
+  __device__ Sgd(const Settings& given, const MbcControl* control)
+      : settings(given), rate(static_cast<float>(control->learning_rate)), unscale(1.0f / control->gradient_scale),
+        proceed(control->proceed != 0) {}
+  __device__ void operator()(float& parameter, float gradient, float& velocity, float&) const {
+    if (!proceed) return;
+    float step = gradient * unscale + settings.weight_decay * parameter;
+    if constexpr (MOMENTUM) {
+      velocity = settings.momentum * velocity + step;
+      step = settings.nesterov ? step + settings.momentum * velocity : velocity;
+    }
+    parameter -= rate * step;
+  }
+};
+
+struct AdamwSettings {
+  double beta1, beta2, eps, weight_decay;
+};
+
+struct Adamw {
+  using Settings = AdamwSettings;
+  static constexpr int STATES = 2;
+  float rate, widen, keep, unscale, beta1, beta2, rest1, rest2, eps;
+  bool proceed;
+
+  __device__ Adamw(const Settings& settings, const MbcControl* control) {
+    __shared__ float shared[3];
+    if (threadIdx.x == 0) {
+      // In fp64 and once a block: 1 - beta^n loses its digits in fp32.
+      const double given = control->learning_rate, updates = static_cast<double>(control->updates);
+      shared[0] = static_cast<float>(given / (1.0 - pow(settings.beta1, updates)));
+      shared[1] = static_cast<float>(1.0 / sqrt(1.0 - pow(settings.beta2, updates)));
+      shared[2] = static_cast<float>(1.0 - given * settings.weight_decay);
+    }
+    __syncthreads();
+    rate = shared[0], widen = shared[1], keep = shared[2];
+    unscale = 1.0f / control->gradient_scale;
+    beta1 = static_cast<float>(settings.beta1), beta2 = static_cast<float>(settings.beta2);
+    rest1 = static_cast<float>(1.0 - settings.beta1), rest2 = static_cast<float>(1.0 - settings.beta2);
+    eps = static_cast<float>(settings.eps);
+    proceed = control->proceed != 0;
+  }
+  __device__ void operator()(float& parameter, float gradient, float& first, float& second) const {
+    if (!proceed) return;
+    const float step = gradient * unscale;
+    first = beta1 * first + rest1 * step;
+    second = beta2 * second + rest2 * (step * step);
+    parameter = keep * parameter - rate * (first / (sqrtf(second) * widen + eps));
+  }
+};
+
+template <typename Rule>
+__global__ void update_one(Tensor tensor, const MbcControl* control, int64_t vectors,
+                           typename Rule::Settings settings) {
+  const Rule rule(settings, control);
+  const int64_t start = thread_index();
+  update(tensor, rule, start, vectors, vectors * 4 + start, tensor.elements, thread_count());
+}
+
+}  // namespace mbc
