@@ -111,7 +111,13 @@ def test_what_digests_cover() -> None:
     kernels, planner = (set(provenance.files_of(part)) for part in ("kernels", "planner"))
     assert {"templates/kernels/halves.cu", "templates/include/mbc_call.h", "templates/host/module.cpp"} <= kernels
     assert "kernels/cudnn.py" in kernels and "templates/program.cpp.j2" in kernels
-    assert {"optimize/search/search.py", "plan/model.py", "ops/convolution.py", "ir/graph.py", "frontend/lower.py"} <= planner
+    assert {
+        "optimize/search/search.py",
+        "plan/model.py",
+        "ops/convolution.py",
+        "ir/graph.py",
+        "frontend/lower.py",
+    } <= planner
     assert "data/profiles/h200.sqlite.gz" in planner and "grammar/mbc.lark" in planner
     assert not any(name.endswith((".md", ".pyc")) for name in kernels | planner) and not kernels & planner
     assert all(len(digest) == 16 and int(digest, 16) >= 0 for digest in digests().values())

@@ -349,7 +349,9 @@ def type_refusal(call: Call, shapes: Shapes) -> str:
 def library_workspace(call: Call, front_bytes: int) -> Acceptance:
     """A call whose workspace begins with `front_bytes` for mbc and goes on with what cuDNN alone can judge."""
     if call.workspace_bytes < front_bytes:
-        return Acceptance(workspace_refusal=f"it begins with {front_bytes} bytes for what its engine leaves")
+        return Acceptance(
+            workspace_refusal=f"it begins with {front_bytes} bytes for the filter gradient before it is widened"
+        )
     return Acceptance(proved=False, aligned=True)
 
 
