@@ -35,8 +35,8 @@ class Bound(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Ceilings:
     """What a GPU can do at most. `bytes_per_us` are read and written together, `flops_per_us` are of products in the
-    plan's precision; `launch_us` is the gap between two launches of a graph. `in_halves`: those products are fastest
-    as `PRODUCTS` of halves of words, on tensor cores."""
+    plan's precision; `launch_us` is the gap between two launches of a graph. `in_halves`: those products are fastest as
+    `PRODUCTS` of fp16 parts (emulated fp32), on tensor cores."""
 
     bytes_per_us: float
     flops_per_us: float

@@ -165,13 +165,13 @@ class Bounds:
     """What no plan of this graph can beat, and what this plan's own choices allow at best.
 
     `floor_bytes`: inputs + output + smallest workspace of the most demanding operation, plus the states: no program
-    does better. `live_bytes`: the most bytes alive at once in this plan: no placement does better.
-    `fastest_us`: the fastest choice of kernels, divisions and layouts together, whatever workspace it takes: no plan
-    made of the same candidates and fused groups is faster. `nondeterministic_us`: the same with kernels that give other
-    bits in each run; 0 where these are admitted anyway. `within_us`: with the operations in this order no plan within
-    the budget is faster; 0 where this was not computed. All three are of kernels one after the other: a plan that runs
-    some beside others may be faster. `beside_us`: no such plan is faster that is made of the same candidates and fused
-    groups, undivided where this one is; 0 where all run one after the other.
+    does better. `live_bytes`: the peak live bytes in this plan: no placement does better. `fastest_us`: the fastest
+    choice of kernels, divisions and layouts together, whatever workspace it takes: no plan made of the same candidates
+    and fused groups is faster. `nondeterministic_us`: the same with kernels that give other bits in each run; 0 where
+    these are admitted anyway. `within_us`: with the operations in this order no plan within the budget is faster; 0
+    where this was not computed. All three are of kernels one after the other: a plan that runs some beside others may
+    be faster. `beside_us`: no such plan is faster that is made of the same candidates and fused groups, undivided where
+    this one is; 0 where all run serially.
     """
 
     floor_bytes: int

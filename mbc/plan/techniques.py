@@ -1,5 +1,5 @@
 """What a program does to need less memory, read from its launches alone: what it runs again, sends to the host, divides
-and hands on in micro-batches."""
+and runs depth-first in micro-batches."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from mbc.plan.live import rounded
 from mbc.plan.model import Copy, Launch, Mode, Plan, Program, Space
 
 Launches = tuple[int, int]  # half-open
-Anew = tuple[int, tuple[int, ...]]  # a launch, and buffers of values that it makes again
+Anew = tuple[int, tuple[int, ...]]  # a launch, and buffers of values that it recomputes
 
 
 @dataclass(frozen=True, slots=True)
 class Recomputed:
-    """One operation, or group, whose values are made again. `outputs` are these, `launches` those that make them,
+    """One operation, or group, whose values are recomputed. `outputs` are these, `launches` those that make them,
     `time_us` what these take: of one that does other work on the way its part by the bytes that it touches.
     `saved_bytes` are out of the arena during `absent`."""
 
@@ -78,7 +78,7 @@ class Techniques:
 
 
 def techniques(plan: Plan, program: Program) -> Techniques:
-    """What `program` recomputes, offloads, divides and hands on in micro-batches."""
+    """What `program` recomputes, offloads, divides and runs depth-first in micro-batches."""
     touches = _touches(program)
     again = _made_again(plan, program)
     by_value: dict[str, list[int]] = {}

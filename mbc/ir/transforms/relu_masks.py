@@ -1,8 +1,8 @@
 """relu's gradient by the signs of its output, in the place of the output.
 
 Of relu's output its gradient reads the sign only. Where a step keeps the signs, eight to a byte, it need not read the
-output again, nor keep it for that. Behind a residual sum nothing else tells what relu let through: elsewhere it is made
-again of what is read anyway.
+output again, nor keep it for that. Behind a residual sum nothing else tells what relu let through: elsewhere it is
+recomputed of what is read anyway.
 """
 
 from __future__ import annotations

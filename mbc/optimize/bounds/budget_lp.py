@@ -1,14 +1,15 @@
-"""A bound on the time of a step within a budget: what has to be away at one operation has to come back.
+"""A lower bound on the time of a step within a budget: what cannot be kept at one operation has to be recomputed or
+fetched.
 
 The operations run in the order in which they are written. Whatever is needed both before and after one of them, and is
-none of its operands, is kept there, made again later, or sent to the host before. Beside the operands only so much can
-be kept; the rest costs at least a fractional knapsack: bytes that the link can carry until then are free, others take
-the time of their operation (and of what only serves it) or of their copy, whichever is less. The operation that costs
-most bounds the step. In the spirit of the cut-based bounds of "MONeT" (Shah et al., 2021) and "Checkmate" (Jain et al.,
-2020), without a solver.
+none of its operands, is kept there, recomputed later, or offloaded before. Only what the operands leave of the
+available bytes can be kept; the rest costs at least a fractional knapsack: bytes that the link can carry until then are
+free, others take the time of their operation (and of what only serves it) or of their copy, whichever is less. The
+operation that costs most bounds the step. In the spirit of the cut-based bounds of "MONeT" (Shah et al., 2021) and
+"Checkmate" (Jain et al., 2020), without a solver.
 
 Where operations may run as groups, an operation takes no less than its share of the cheapest group, and values that a
-group may leave unmade, or make later, count as no bytes: what is left bounds steps with groups and without.
+group does not store, or makes later, count as no bytes: the result bounds steps with groups and without.
 """
 
 from __future__ import annotations
@@ -34,15 +35,16 @@ LOOKED_AT = 64
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """What is needed later, as bytes that may be away, and the time to have them back. Infinite: they cannot be made
-    again."""
+    """A value that is needed later: bytes that may be absent, and the time to restore them (infinite: they cannot be
+    recomputed)."""
 
     size_bytes: int
     time_us: float
 
 
 def within_us(table: CandidateTable, means: Means, room_bytes: int, fastest_us: float) -> float:
-    """Microseconds that no step takes less than in an arena of so many bytes, `fastest_us` being those of any step."""
+    """Lower bound in microseconds of a step in an arena of `room_bytes`; `fastest_us` is that of a step without a
+    limit."""
     step = _Step(table, means.split)
     # Where operations may be executed together row by row, what one needs is sure to be there as a whole only where
     # all rows are needed; and an operation within a group may do without some of its operands.
@@ -80,8 +82,7 @@ def _least_us(table: CandidateTable, means: Means, kept: list[_Item], excess: in
 
 
 def _hull(ways: Iterable[tuple[int, float]]) -> list[_Item]:
-    """Bytes that may be away for so much time, in one of several ways: as items of which any part costs no more than a
-    mixture of the ways, the lower convex hull."""
+    """Bytes that may be absent at a given time, as several alternatives: the lower convex hull of these, as items."""
     found: list[_Item] = []
     left: list[tuple[int, float]] = list(ways)
     all_bytes, all_us = 0, 0.0
@@ -188,7 +189,7 @@ class _Step:
         return items, self._fixed_bytes + self._operand_bytes(operation, place)
 
     def _pair(self, both: Both, first_bytes: int, last_bytes: int) -> list[_Item]:
-        """Two values of which either may be away by itself."""
+        """Two values of which either may be absent by itself."""
         apart_us = (self._apart_us(self._made[value]) for value in (both.first, both.last))
         first_us, last_us, both_us = self._extras.pair_us(both, *apart_us)
         return _hull(((first_bytes, first_us), (last_bytes, last_us), (first_bytes + last_bytes, both_us)))
@@ -202,13 +203,13 @@ class _Step:
         return taken + least_workspace_bytes(self._table.menus(operation))
 
     def _again_us(self, made: int) -> float:
-        """What making again what an operation makes takes at least."""
+        """The least time to recompute the output of an operation."""
         values = self.operations[made].outputs if made >= 0 else ()
         return self._extras.again_us(values, self._apart_us(made))
 
     def _apart_us(self, made: int) -> float:
-        """The same by launches of its own: running an operation again, with those before it that only serve it. To keep
-        what they make instead would take no less memory."""
+        """The same by launches of its own: repeating an operation, with those before it that only serve it. To keep
+        their outputs instead would take no less memory."""
         known = self._known_us.get(made)
         if known is not None:
             return known

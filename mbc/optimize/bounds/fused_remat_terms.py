@@ -1,4 +1,4 @@
-"""What sums take at least more that make a value again along (`mbc.optimize.remat.fused_remat`), for the bound within a
+"""The least additional time of fused rematerialization (`mbc.optimize.remat.fused_remat`), for the lower bound within a
 budget."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mbc.optimize.remat.fused_remat import alongs_of
 
 @dataclass(frozen=True, slots=True)
 class Both:
-    """Two values that one launch makes again along with the sums of this name, in `more_us` more."""
+    """Two values that the launch of the reductions of this name recomputes as well, in `more_us` more."""
 
     first: str
     last: str
@@ -28,25 +28,26 @@ class Both:
 
 @dataclass(frozen=True, slots=True)
 class Extras:
-    """`by_sums`: of a value, microseconds that each sums take more that make it again, by itself or with another."""
+    """`by_sums`: of a value, additional microseconds of each launch of reductions that recomputes it, by itself or with
+    another."""
 
     by_sums: Mapping[str, Mapping[str, float]]
     both: Sequence[Both]
 
     @property
     def pairs(self) -> Sequence[Both]:
-        """Those whose first value comes back along with one last value only: together they have one price."""
+        """Those whose first value is recomputed together with one last value only: they have one joint price."""
         times = Counter(both.first for both in self.both)
         return tuple(both for both in self.both if times[both.first] == 1)
 
     def again_us(self, values: Iterable[str], apart_us: float) -> float:
-        """What values of one operation take at least to be made again, `apart_us` by launches of their own. Beside
-        another value they take what a joint launch takes more: both prices together are that launch's at most."""
+        """The least time to recompute the values of one operation, `apart_us` by launches of their own. Together with
+        another value they take what the joint launch takes more: both prices together are at most that launch's."""
         return min((apart_us, *(min(self.least_us(value), self.beside_us(value)) for value in values)))
 
     def pair_us(self, both: Both, first_apart_us: float, last_apart_us: float) -> tuple[float, float, float]:
-        """The same of the first value, the last one, and the two: only where both are away they share a launch. Else
-        one of them at most comes back along with these sums."""
+        """The same of the first value, the last one, and both: only where both are absent they share a launch. Else at
+        most one of them is recomputed with these reductions."""
         first_us = min(first_apart_us, self.least_us(both.first))
         last_us = min(last_apart_us, self.least_us(both.last))
         first_elsewhere_us = min(first_apart_us, self.least_us(both.first, without=both.sums))
@@ -55,11 +56,11 @@ class Extras:
         return first_us, last_us, both_us
 
     def least_us(self, value: str, without: str = "") -> float:
-        """With any sums but those of this name; infinite where there are none."""
+        """By any reductions but those of this name; infinite where there are none."""
         return min((us for sums, us in self.by_sums.get(value, {}).items() if sums != without), default=math.inf)
 
     def beside_us(self, value: str) -> float:
-        """Beside another value that pays for all that it takes by itself."""
+        """Together with another value that pays for its own launch."""
         shared = (both for both in self.both if both.first == value)
         return min((both.more_us - self.by_sums[both.last][both.sums] for both in shared), default=math.inf)
 
@@ -87,8 +88,8 @@ def extras_of(table: CandidateTable, launches: Iterable[Operation]) -> Extras:
 
 
 def _more_us(table: CandidateTable, along: Operation, standing: Sequence[Operation]) -> float:
-    """What a launch takes at least more than the one in the place of which it comes: any of `standing` in the same
-    layouts, since in others the step without a limit would be another one. Infinite where there is none."""
+    """The least additional time of a launch over the one that it replaces: any of `standing` in the same layouts, since
+    in others the step without a limit would be another one. Infinite where there is none."""
     found = math.inf
     for candidate in table.offered(along):
         layouts = _layouts(along, candidate)

@@ -1,11 +1,11 @@
-"""The fewest bytes that everything but the matrix products of a step has to move, however it is fused.
+"""I/O lower bound: the fewest bytes that a step has to move apart from its convolutions and GEMMs, however it is fused.
 
 What lies between two barriers can run as one *sweep* over memory: it reads each stored value that it needs once, and
 keeps what it makes in registers. A barrier is a matrix product, whose operands and result are stored, or an operation
 that makes less than it reads across the samples (statistics, sums, losses): what depends on it comes in a later sweep.
-Any other value is either stored, written once and read once by every sweep that wants it, or made again from others in
-each of these sweeps. Where only the sign of a value is wanted a bit an element is stored, if that is less. Which values
-are stored is a linear program whose optimum no way of fusing undercuts.
+Any other value is either stored, written once and read once by every sweep that needs it, or recomputed from others in
+each of these sweeps. Where only the sign of a value is needed a bit mask is stored, if that is less. Which values are
+stored is a linear program whose optimum no way of fusing undercuts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from mbc.ir.graph import Operation, TrainingGraph
 from mbc.ops import KINDS
 
-# Operations that a sweep looks back to make a value again; what is further away is read. 30 find the optimum of a
+# Operations that a sweep looks back to recompute a value; what is further away is read. 30 find the optimum of a
 # ResNet, and all but 0.3 % of a DenseNet's; more makes the program of a network of 2,500 layers slow to solve.
 REACH = 50
 

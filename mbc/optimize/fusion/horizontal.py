@@ -1,5 +1,5 @@
-"""Small operations of one kind that do not depend on one another, run by one launch: the updates of all parameters,
-their casts, the running statistics. What they save is the launches, of which a deep network has hundreds.
+"""Horizontal fusion: small independent operations of one kind in one multi-tensor launch: the updates of all
+parameters, their casts, the running statistics. That saves launches, of which a deep network has hundreds.
 
 Their layouts are settled before. Such a launch goes through its operands element by element, so that an operation which
 changes the layout, as a cast may, keeps a launch of its own.
@@ -39,7 +39,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """A program in which one launch stands for many, the choices of it, and the time that this saves."""
+    """A program with horizontally fused launches, its choices, and the time that this saves."""
 
     program: tuple[Operation, ...]
     choices: Mapping[str, Choice]
@@ -47,7 +47,7 @@ class Gathered:
 
 
 def is_gathered(operation: Operation) -> bool:
-    """Whether it may be one of many in a launch."""
+    """Whether it may be fused horizontally."""
     return operation.kind in _KINDS
 
 

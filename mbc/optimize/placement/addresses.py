@@ -16,9 +16,9 @@ from mbc.units import show_apart, show_enough
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """`offsets` of all buffers, each from the start of its space. `live_bytes`: of the arena, the most that are alive
-    at once as launches are listed, whichever run beside others: what that costs is not the placement's doing. No
-    placement takes less."""
+    """`offsets` of all buffers, each from the start of its space. `live_bytes`: peak live bytes of the arena in listed
+    order, the concurrent stream not considered: what that adds is not the placement's doing. They are the lower bound
+    of any placement."""
 
     offsets: tuple[int, ...]
     arena_bytes: int
@@ -31,7 +31,7 @@ def assign_addresses(
 ) -> Placed:
     """In each space persistent buffers at the bottom, above them the two programs, which never run at the same time.
 
-    `room_bytes`: an arena so large is small enough. Not `thorough`: quickly, for a first look. `known`: offsets of
+    `room_bytes`: an arena of this size is small enough. Not `thorough`: quickly, for a first look. `known`: offsets of
     blocks in the arena above the persistent buffers, by owner; what else the same program needs goes between them.
     """
     offsets = [0] * len(draft.buffers)

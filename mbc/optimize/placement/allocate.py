@@ -1,8 +1,8 @@
-"""Give every block an offset: no two blocks alive at the same launch may overlap.
+"""Give every block an offset: no two blocks that are live at the same launch may overlap.
 
 Greedy placement at the smallest gap that fits, in several orders; then from the bottom up, over and over
-(`mbc.optimize.placement.skyline`); of few blocks the order is annealed, and CP-SAT is asked for less. The most bytes
-alive at once bound all.
+(`mbc.optimize.placement.skyline`); of few blocks the order is annealed, and CP-SAT is asked for less. The peak live
+bytes are the lower bound.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FEWEST_ROUNDS = 2000  # that are worth the trouble
 # What greedy leaves above this is worth asking CP-SAT, for as many blocks as it answers for within seconds.
 WORTH_PROVING = 1.005
 CP_SAT_BLOCKS = 60
-TIGHT_PART = 0.6  # of the bound: blocks that are never alive beside so much are left out of the proof
+TIGHT_PART = 0.6  # of the bound: blocks that are live only where less is are left out of the proof
 PROOF_EFFORT = 1.0  # in CP-SAT's deterministic time
 HIGHEST_BYTES = np.iinfo(np.int64).max
 # Blocks smaller than the bound over so many fill the gaps that others leave; the latter are annealed.
@@ -76,7 +76,7 @@ def place(blocks: Sequence[Block], enough_bytes: int = 0, thorough: bool = True)
 
 
 def fit_within(blocks: Sequence[Block], room_bytes: int) -> list[int] | None:
-    """Offsets of the blocks within a room that is nearly full, where such are found quickly."""
+    """Offsets of the blocks within `room_bytes` that they nearly fill, where such are found quickly."""
     order = sorted(range(len(blocks)), key=lambda i: _ORDERS[0](blocks[i]))
     offsets, reached = _greedy(blocks, order, most_bytes=room_bytes + 1)
     if reached <= room_bytes:
@@ -129,7 +129,7 @@ def _improved(
 
 
 def _alive_when_full(blocks: Sequence[Block], full_bytes: int, among: Sequence[int]) -> list[int]:
-    """Those that are alive at a moment when so much is; a large one alone with few others finds room anyway."""
+    """Those that are live when so many bytes are; a large one with few others is placed easily."""
     live = np.array(live_bytes(blocks, max(block.stop for block in blocks)))
     return [i for i in among if live[blocks[i].start : blocks[i].stop].max() >= full_bytes]
 
@@ -150,7 +150,7 @@ def _greedy(
         offsets[i] = lows[at] = offset
         highs[at], starts[at], stops[at] = offset + blocks[i].size_bytes, blocks[i].start, blocks[i].stop
     reached = int(highs.max(initial=0))
-    # In the order in which blocks start, one that has ended is in nobody's way any more, and all others are.
+    # In the order in which blocks start, one that has ended conflicts with none of the later ones, and all others do.
     forgetting = not count and all(blocks[a].start <= blocks[b].start for a, b in pairwise(order))
     for i in order:
         if reached >= most_bytes:

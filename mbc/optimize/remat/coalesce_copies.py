@@ -1,9 +1,9 @@
-"""Let copies travel together where there is room for them to wait for each other.
+"""Coalesces copies to and from the host where enough bytes are free for them to wait for each other.
 
 A kernel at an end of a wait for a copy starts late, no later at the ends of several
-(`mbc.optimize.schedule.coalesce_waits`). What is listed as late as it may come back, and gone as soon as its copy is
-over, leaves the most room and the least choice of kernels to wait at. So where room is left in the end, a copy comes
-back along with the one before it, and what went to the host leaves along with the next.
+(`mbc.optimize.schedule.coalesce_waits`). A value that is fetched as late as possible, and freed as soon as its copy is
+over, takes the fewest bytes and leaves the least choice of kernels to wait at. So where bytes are free in the end, a
+fetch starts together with the one before it, and an offloaded value is freed together with the next.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from mbc.optimize.remat.live_bytes_ledger import Ledger
 from mbc.optimize.remat.offload import Sender
 from mbc.plan.model import Stream
 
-# Of the room: what is left for workspaces, and for addresses to be found.
+# Share of the available bytes that is left for workspaces, and for placement.
 LEFT_PART = 0.1
 
 
 def convoys(sender: Sender, ledger: Ledger, over_bytes: NDArray[np.int64], room_bytes: int) -> None:
-    """List copies anew; `over_bytes`: by how much each run exceeds the room but for what is in the ledger's delta."""
+    """List copies anew; `over_bytes`: by how much each run exceeds the available bytes, the ledger's delta not
+    counted."""
     over_bytes = over_bytes + int(LEFT_PART * room_bytes)  # of what may be filled
     _come_together(sender, ledger, over_bytes)
     _leave_together(sender, ledger, over_bytes)

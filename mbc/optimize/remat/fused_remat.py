@@ -1,14 +1,17 @@
-"""What is made again along with another launch, nearly for nothing.
+"""Fused rematerialization: a value is recomputed by a launch that reads most of its operands anyway, nearly for
+nothing.
 
-Within a budget relu's output is often made again, for the gradient of the next convolution's filter. The sums of batch
-norm's backward pass, a little later, read nearly all that it is made of: if they write it, too (`patterns.ALONG`), that
-takes as long as writing it, where a launch of its own would read everything once more. For that the gradient of the
-filter has to come after the sums, which nothing keeps it from: only an update waits for it.
+Within a budget relu's output is often recomputed, for the gradient of the next convolution's filter. The reductions of
+batch norm's backward pass, a little later, read nearly all of its operands: if they write it, too
+(`mbc.optimize.fusion.catalogue.ALONG`), that takes as long as writing it, where a launch of its own would read
+everything once more. For that the gradient of the filter has to come after the reductions, which is allowed: only an
+update waits for it.
 
-So is what a convolution made that widens, which the sums themselves read: they get it on the way. Another kernel than
-the one that made it would round it otherwise, and make other sums, so that it has to be the same (`repeats`).
+So is the output of a convolution with more output than input channels, which the reductions themselves read: it is
+recomputed in their prologue. Another kernel would round it differently, and change the reductions, so that it has to be
+the same one (`repeats`).
 
-Both at once are made along in one launch where that was measured, else what the convolution made before the sums.
+Both are recomputed by one launch where that was measured, else the convolution's output before the reductions.
 """
 
 from __future__ import annotations
@@ -29,15 +32,15 @@ from mbc.optimize.schedule.regions import Run
 from mbc.optimize.selection.select import Choices
 from mbc.plan.model import Access, Kernel, Launch, Mode, Stream
 
-# Runs behind the sums until which what they made along with them may be read first: it takes memory from there on.
+# Runs after the reductions until which the recomputed value has to be read first: it takes memory from there on.
 NEAR = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Along:
-    """A place where `values` can be made again by the launch of `operation`, which stands for the sums `sums` as well.
-    `makes`: of each value the operations that make it together. `inside`: a product that the launch makes again as the
-    sums do, and does not write."""
+    """A fused rematerialization: the launch of `operation` recomputes `values` and computes the reductions `sums` as
+    well. `makes`: of each value the operations that compute it. `inside`: a convolution that the launch recomputes and
+    does not store."""
 
     values: tuple[str, ...]
     makes: tuple[frozenset[str], ...]
@@ -46,8 +49,8 @@ class Along:
     inside: frozenset[str] = frozenset()
 
     def stands_for(self, operation: Operation) -> bool:
-        """Whether an operation or group makes the sums, be it that it computes the value for itself, and nothing that
-        would be missed."""
+        """Whether an operation or group computes the reductions, possibly with the value inside, and nothing else that
+        is read."""
         names = frozenset(names_of(operation))
         known = self.sums.union(self.inside, *self.makes)
         return self.sums <= names <= known and set(operation.outputs) <= set(self.operation.outputs)
@@ -55,10 +58,10 @@ class Along:
 
 @dataclass(frozen=True, slots=True)
 class AlongRun:
-    """How run `sums` of a draft makes a value again, whose buffer is the first of `targets`: by `launch` in the place
-    of its own, with a workspace of so many bytes as its last operand (0: none), in `more_us` more. `rivals`:
-    repetitions beside which the value needs a launch of its own, since they read it before, or take the place of the
-    sums themselves. `joint`: what then makes it and the value of one of them, in `more_us` more than that one takes.
+    """How run `sums` of a draft recomputes a value, whose buffer is the first of `targets`: by `launch` in the place of
+    its own, with a workspace of so many bytes as its last operand (0: none), in `more_us` more. `rivals`: repetitions
+    with which the value needs a launch of its own, since they read it before, or replace the reductions themselves.
+    `joint`: the launch that then recomputes it and the value of one of them, in `more_us` more than that one takes.
     `unread`: buffers that a launch of its own would read, and this one does not."""
 
     sums: int
@@ -72,28 +75,28 @@ class AlongRun:
 
     @property
     def spared(self) -> frozenset[int]:
-        """Of `unread` what need not be there beside whatever repetition."""
+        """Of `unread` the buffers that need not be live with any repetition."""
         return frozenset() if self.rivals else self.unread
 
     @property
     def matters(self) -> frozenset[tuple[int, int]]:
-        """The repetitions that change how the value is made again."""
+        """The repetitions that change how the value is recomputed."""
         return self.rivals | self.joint.rivals if self.joint else self.rivals
 
     def beside(self, *repeated: Container[tuple[int, int]]) -> AlongRun | None:
-        """How the value is made again beside repetitions; None: by a launch of its own."""
+        """How the value is recomputed given other repetitions; None: by a launch of its own."""
         if not any(rival in keys for rival in self.rivals for keys in repeated):
             return self
         return self.joint.beside(*repeated) if self.joint else None
 
 
-# By the run that made the value, and the position before which it is wanted again.
+# By the run that computes the value, and the position before which it is recomputed.
 AlongRuns = Mapping[tuple[int, int], AlongRun]
 
 
 def alongs_of(table: CandidateTable) -> tuple[Along, ...]:
-    """Every place of the training step where a kernel makes a value again along with sums; found once. What a product
-    takes beside them nobody can tell who has not measured it; one that stays inside has to give the same bits."""
+    """Every fused rematerialization of the training step that some kernel can run; found once. Those with a convolution
+    have to be measured; one that is not stored has to give the same bits."""
     if "along" not in table.groups:
         found = (along for along in all_alongs(table) if table.repeated.keys() >= along.inside)
         table.groups["along"] = tuple(
@@ -103,7 +106,7 @@ def alongs_of(table: CandidateTable) -> tuple[Along, ...]:
 
 
 def all_alongs(table: CandidateTable) -> tuple[Along, ...]:
-    """The same, whether it may be taken or has to be measured before."""
+    """The same, also those that have to be measured before they may be taken."""
     return tuple(_alongs(table))
 
 
@@ -124,7 +127,7 @@ def _alongs(table: CandidateTable) -> Iterator[Along]:
                 again = [member for member in members if member.name not in sums]
                 made = {name for member in again for name in member.outputs}
                 values = tuple(name for name in joined.outputs if name in made)
-                # Of two the first one is a product, which one operation makes; so is what stays inside.
+                # Of two the first one is a convolution's output; so is what is not stored.
                 product, others = frozenset(member.name for member in again[:1]), again[1:]
                 behind = frozenset(member.name for member in others)
                 if len(values) > 1:
@@ -136,8 +139,8 @@ def _alongs(table: CandidateTable) -> Iterator[Along]:
 
 
 def readers_late(table: CandidateTable, choices: Choices) -> Choices:
-    """The same choices with every operation behind the sums that reads what they could make again, and whose own
-    results only later operations need."""
+    """The same choices with every operation moved behind the reductions that could recompute its operand, if its own
+    results are needed only later."""
     program = choices.train
     last = _last_places(program, alongs_of(table))
     if not last:
@@ -160,7 +163,7 @@ def readers_late(table: CandidateTable, choices: Choices) -> Choices:
 
 
 def _last_places(program: Sequence[Operation], alongs: Sequence[Along]) -> dict[str, int]:
-    """Values that could be made again along with an operation of the program, and where that stands."""
+    """Values that could be recomputed by the launch of an operation of the program, and its place."""
     by_name = {names_of(operation)[-1]: (place, operation) for place, operation in enumerate(program)}
     found: dict[str, int] = {}
     for along in alongs:
@@ -171,8 +174,8 @@ def _last_places(program: Sequence[Operation], alongs: Sequence[Along]) -> dict[
 
 
 def along_runs(table: CandidateTable, draft: Draft, runs: Sequence[Run], program: Sequence[Operation]) -> AlongRuns:
-    """What the runs of a training program could make again on the way: where kernels are known in the layouts of the
-    draft, both or none of them measured, and take less than a launch more. `program`: the operations of the runs."""
+    """The fused rematerializations of a draft's training program: where kernels are known in the layouts of the draft,
+    both or none of them measured, and take less than a launch more. `program`: the operations of the runs."""
     launches = draft.train.launches
     single = {
         launches[run.start].operations: i
@@ -192,7 +195,7 @@ def along_runs(table: CandidateTable, draft: Draft, runs: Sequence[Run], program
         if isinstance(launch.work, Kernel) and not launch.operations and run.stop == run.start + 1:
             for source in run.reads:
                 converted.setdefault(source, []).extend(run.writes)
-    places: list[tuple[Along, list[int], int]] = []  # where each may be: the runs that make its values, and of the sums
+    places: list[tuple[Along, list[int], int]] = []  # each, its makers, its reductions
     for along in alongs_of(table):
         made_by = [makers[names] for names in along.makes if names in makers]
         standing = last.get(names_of(along.operation)[-1])
@@ -207,7 +210,7 @@ def along_runs(table: CandidateTable, draft: Draft, runs: Sequence[Run], program
             places.append((along, made_by, sums))
 
     def run_along(along: Along, made_by: Sequence[int], sums: int, least_us: float) -> AlongRun | None:
-        """If it takes less than the first value by itself."""
+        """None where the first value by itself is as cheap."""
         run = _run_along(table, draft, along, [runs[maker] for maker in made_by], sums, runs[sums], least_us)
         return run if run is not None and run.more_us < runs[made_by[0]].again_us else None
 
@@ -216,7 +219,7 @@ def along_runs(table: CandidateTable, draft: Draft, runs: Sequence[Run], program
         run = run_along(along, made_by, sums, runs[sums].time_us) if len(made_by) == 1 else None
         if run is None:
             continue
-        # Who reads it in another layout has it converted behind the sums.
+        # A reader in another layout converts it after the reductions.
         target = run.targets[0]
         wanted = [i for i in reads.get(target, ()) if i >= sums]
         wanted += [i for other in converted.get(target, ()) for i in reads.get(other, ()) if i > sums]
@@ -237,13 +240,13 @@ def along_runs(table: CandidateTable, draft: Draft, runs: Sequence[Run], program
 
 
 def _without_statistics(operation: Operation | None, names: Sequence[str]) -> frozenset[str]:
-    """The members of a launch that make its large value: batch statistics beside it are small, and stay."""
+    """The members of a launch that compute its large value: batch statistics of it are small, and kept."""
     return frozenset(names[:-1] if operation is not None and operation.kind == WITH_STATISTICS else names)
 
 
 def _rivals(key: tuple[int, int], alongs: AlongRuns, reads: Mapping[int, Sequence[int]]) -> Iterator[tuple[int, int]]:
-    """Of several values that could be made along with the same sums the one that was made last is, as the others may
-    be what it is made of."""
+    """Of several values that the same reductions could recompute the one that was computed last is, as the others may
+    be its operands."""
     along = alongs[key]
     for other, beside in alongs.items():
         if beside.sums == along.sums and other[0] > key[0]:
@@ -257,7 +260,8 @@ def _rivals(key: tuple[int, int], alongs: AlongRuns, reads: Mapping[int, Sequenc
 def _run_along(
     table: CandidateTable, draft: Draft, along: Along, makers: Sequence[Run], number: int, sums: Run, least_us: float
 ) -> AlongRun | None:
-    """`makers`: runs that make the values. `least_us`: what less makes of the same takes, which is a bound."""
+    """`makers`: runs that compute the values. `least_us`: the time of a launch that recomputes fewer of them, which is
+    a bound."""
     launches = [draft.train.launches[run.start] for run in (*makers, sums)]
     touched = [access for launch in launches for access in launch.accesses]
     buffers: dict[str, int] = {}

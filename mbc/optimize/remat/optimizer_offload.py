@@ -1,4 +1,4 @@
-"""States that lie in host memory between steps: they are in the arena for their update only.
+"""Optimizer states offloaded to host memory between steps: they are in the arena for their update only.
 
 A state of the optimizer is read and written once a step. It is fetched some time before its update, and its
 next version has some time to leave; both cost nothing but bandwidth while other work covers them.

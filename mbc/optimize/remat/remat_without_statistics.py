@@ -1,9 +1,8 @@
-"""How runs are repeated that leave batch statistics beside what they make: by the same product alone.
+"""Recomputes a convolution with statistics in its epilogue by the same convolution without them.
 
-Without statistics the product takes less, and gives the same bits where the same source makes both
-(`mbc.kernels.cuda.bare`). Statistics, which are small, are then kept whatever the room is
-(`mbc.optimize.remat.undo_log`): made again with the product they would seem to cost nothing, and take the launch that
-makes both.
+Without statistics the convolution takes less, and gives the same bits where both are built from the same source
+(`mbc.kernels.cuda.bare`). Statistics, which are small, are always kept (`mbc.optimize.remat.undo_log`): recomputed with
+the convolution they would seem to cost nothing, and force the launch that computes both.
 """
 
 from __future__ import annotations

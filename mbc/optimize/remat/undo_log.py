@@ -1,8 +1,9 @@
-"""Entries of what is made again, read, sent away and run with less workspace, and the bytes that they take.
+"""The undo log of decisions (recomputations, reads, offloads, smaller workspaces), and the live bytes that they lead
+to.
 
-Every entry can be taken back in the order in which it was made, within microseconds: a round of improving makes a
-hundred, and most rounds are taken back. What a run writes over counts as one value where nobody needs it any more; what
-exists between repetitions only is counted where they are (`mbc.optimize.remat.transient_peak`).
+Every entry can be taken back in the order in which it was made, within microseconds: a round of local search makes a
+hundred, and most rounds are undone. An operand that a run overwrites counts as one value where nothing needs it any
+more; what exists between repetitions only is counted where they are (`mbc.optimize.remat.transient_peak`).
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class Leaner:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """The books at a moment: so many entries, and what is copied faster than it is taken back entry by entry."""
+    """A point of the log to return to: the number of entries, and what is restored faster by a copy than entry by
+    entry."""
 
     entries: int
     taken_bytes: NDArray[np.int64]
@@ -43,8 +45,8 @@ class Mark:
 
 
 class Books:
-    """Mutable. `small_bytes`: values up to that size are always kept. `in_place`: runs and the values that they write
-    over if nobody needs them any more. `along`: repetitions that cost less than their run."""
+    """Mutable. `small_bytes`: values up to that size are always kept. `in_place`: runs and the values that they
+    overwrite if nothing needs them any more. `along`: fused rematerializations, which cost less than their run."""
 
     def __init__(
         self,
@@ -81,7 +83,7 @@ class Books:
                 alias = draft.buffers[buffer].alias
                 if alias is not None:
                     self._valid_until[alias] = i
-        left_out = (b for run in runs for b in run.writes if b not in run.made_again)  # of what is made again
+        left_out = (b for run in runs for b in run.writes if b not in run.made_again)  # of what is recomputed
         fixed = frozenset((*draft.persistent, *draft.train.exit, *self._valid_until, *left_out))
         self.movable = [
             b
@@ -127,15 +129,15 @@ class Books:
         self._measured_bytes = self._taken_bytes.copy()
 
     def again_us_of(self, run: int, position: int, beside: Collection[tuple[int, int]] = ()) -> float:
-        """Microseconds of a run just before another, or along with what stands there. `beside`: other repetitions that
-        there will be."""
+        """Microseconds of repeating a run just before another, or fused with the launch there. `beside`: other
+        repetitions that there will be."""
         along = self._along.get((run, position))
         found = along.beside(self._again, beside) if along else None
         return found.more_us if found else self._alone_us[run]
 
     def moved_by(self, run: int, position: int) -> Sequence[int]:
-        """The movable values that have to be there where a run is repeated just before another, or along with what
-        stands there."""
+        """The movable values that have to be live where a run is repeated just before another, or fused with the launch
+        there."""
         along = self._along.get((run, position))
         return [b for b in self._moves[run] if b not in along.spared] if along else self._moves[run]
 
@@ -146,7 +148,7 @@ class Books:
         return all(self._valid_until.get(b, position) >= position or b in spared for b in self.runs[run].reads)
 
     def displaced_us(self, run: int, position: int) -> float:
-        """What others that are made again along take more beside a run just before another."""
+        """Additional time of other fused rematerializations where a run is repeated just before another."""
         key = run, position
         if key not in self._displaced:
             return 0.0
@@ -172,12 +174,12 @@ class Books:
         return self._scratch_bytes[run]
 
     def mark(self) -> Mark:
-        """For `undo`: the books as they are now."""
+        """For `undo`: the state of the log now."""
         copies = self._taken_bytes.copy(), self._spans.copy(), self._passing_bytes.copy(), frozenset(self._changed)
         return Mark(len(self._journal), *copies)
 
     def undo(self, mark: Mark) -> None:
-        """Take back everything that was entered since."""
+        """Undo every entry since."""
         journal = self._journal
         self._chains.clear()
         while len(journal) > mark.entries:
@@ -235,7 +237,7 @@ class Books:
     def _divide(
         self, sign: int, buffer: int, stay: int, whole: tuple[int, int], parts: tuple[tuple[int, int], tuple[int, int]]
     ) -> None:
-        """Count that one stay is two, over runs [start, stop), the second one from where the value is made again; -1:
+        """Count that one stay is two, over runs [start, stop), the second one from where the value is recomputed; -1:
         that these are one."""
         size_bytes = sign * self.size_bytes[buffer]
         (start, stop), (again, end) = parts
@@ -344,7 +346,7 @@ class Books:
         last = reads[k - 1] if k and reads[k - 1] > start else start
         stop = last + 1
         if stay and stop == start + 1 and buffer not in self.runs[start].reads:
-            return start, start  # a step on the way to something else, gone again before the run
+            return start, start  # an intermediate of a recomputation chain, freed before the run
         if not stay and buffer in self.offloads and self.offloads[buffer][0] > last:
             return start, max(stop, self.offloads[buffer][0])
         return start, stop - ((last, buffer) in self._in_place)

@@ -1,4 +1,5 @@
-"""How long launches beside others go on, in launches of the others."""
+"""Liveness across two streams of kernels: until which launch of the main stream each launch of the concurrent stream
+may still run."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ def waiting_for_data(program: Program, buffers: Sequence[Buffer], owner: Sequenc
 
 
 def one_after_the_other(program: Program) -> Program:
-    """Without launches beside others, in the order in which they are listed."""
+    """All launches on one stream, in the order in which they are listed."""
     if all(launch.stream is not Stream.BESIDE for launch in program.launches):
         return program
     launches = (
@@ -30,7 +31,7 @@ def one_after_the_other(program: Program) -> Program:
 
 
 def lasting(program: Program, buffers: Sequence[Buffer], owner: Sequence[int]) -> Sequence[int]:
-    """For each launch the last one that runs at the same time: itself, but for launches beside others.
+    """For each launch the last one that runs at the same time: itself, except on the concurrent stream.
 
     Bytes that are taken again before that make streams wait for each other, which costs time and is right all the same.
     `owner`: for each buffer the one whose bytes it has.

@@ -1,11 +1,12 @@
-"""Strips: operations executed together, micro-batch by micro-batch, so that what one hands to the next exists for one
-micro-batch only.
+"""Depth-first execution in micro-batches, across layers: consecutive operations run together, one micro-batch after
+another, so that a value between two of them exists for one micro-batch only.
 
-The training program is cut where no large value is handed on; a stretch that hands large values on, all of whose runs
-work row by row or add up over rows, becomes a strip. A large value of the forward pass that only its strip reads there
-is not kept for the backward pass: the strips that need it make its micro-batch again first, by the same kernels on the
-same rows. A sum over rows, such as a batch norm's statistics, is complete after its strip only, so strips end there.
-Beside it stands TSPLIT (Nie et al., "TSPLIT: fine-grained GPU memory management", 2022), which splits single tensors.
+The training program is cut where no large value is live. A stretch with large values between its runs, all of which
+work row by row or reduce over rows, becomes a depth-first group. A large value of the forward pass that only its group
+reads there is not kept for the backward pass: the groups that need it recompute its micro-batch first, by the same
+kernels on the same rows. A reduction over rows, such as a batch norm's statistics, is complete only after its group, so
+groups end there. Related work: TSPLIT (Nie et al., "TSPLIT: fine-grained GPU memory management", 2022), which splits
+single tensors.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from mbc.plan.model import Access, Buffer, Copy, Kernel, Launch, Mode, Program, 
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """Values of more than `large_bytes` are to be handed on in micro-batches of `rows` rows. One that takes longer to
-    make than `again_us` for each of its bytes is kept as a whole for the backward pass."""
+    """Values of more than `large_bytes` exist in micro-batches of `rows` rows only. One that takes longer than
+    `again_us` per byte to recompute is kept as a whole for the backward pass."""
 
     large_bytes: int
     rows: int
@@ -37,8 +38,8 @@ class Division:
 
 @dataclass(frozen=True, slots=True)
 class _Strip:
-    """Runs [start, stop): those of `first` are launched before, those of `last` behind the strip. `again`: runs of the
-    forward pass whose micro-batches are made again."""
+    """Runs [start, stop) that execute depth-first: those of `first` are launched before the group, those of `last`
+    after it. `again`: runs of the forward pass whose micro-batches are recomputed."""
 
     start: int
     stop: int
@@ -51,8 +52,8 @@ class _Strip:
 def divided_operations(
     table: CandidateTable, draft: Draft, operations: Sequence[Operation], division: Division
 ) -> Mapping[str, int]:
-    """Rows of a micro-batch by operation or group, of all that would be in strips. `draft` is one without any;
-    `operations`: what it launches."""
+    """Rows of a micro-batch by operation or group, of all that would be in depth-first groups. `draft` is one without
+    any; `operations`: what it launches."""
     names: dict[str, int] = {}
     for program in (draft.train, draft.infer):
         found = _Cutter(table, draft, program, operations, division, settled=False)
@@ -65,7 +66,8 @@ def divided_operations(
 
 
 def interleaved(table: CandidateTable, draft: Draft, operations: Sequence[Operation], division: Division) -> Draft:
-    """The draft with its strips, `draft` having those of `operations` that `divided_operations` names divided so."""
+    """The draft executed depth-first, `draft` having those of `operations` that `divided_operations` names divided
+    so."""
     buffers = list(draft.buffers)
 
     def of(program: Program) -> Program:
@@ -82,7 +84,7 @@ def interleaved(table: CandidateTable, draft: Draft, operations: Sequence[Operat
 
 
 class _Cutter:
-    """Finds the strips of a program. `settled`: only runs that are divided already can be in one."""
+    """Finds the depth-first groups of a program. `settled`: only runs that are divided already can be in one."""
 
     def __init__(
         self,
@@ -114,7 +116,7 @@ class _Cutter:
         self._middle = max(losses, default=len(self.runs))  # where the forward pass ends
         self._batched = [any(map(self._per_sample, (*run.reads, *run.writes))) for run in self.runs]
         self._by_rows = [self._is_by_rows(run, settled) for run in self.runs]
-        self.given_up: frozenset[int] = frozenset()  # values that backward strips make again
+        self.given_up: frozenset[int] = frozenset()  # values that backward groups recompute
 
     def strips(self) -> tuple[_Strip, ...]:
         stretches = self._stretches()
@@ -122,7 +124,7 @@ class _Cutter:
         dividing = {inside[self._made[b]] for b in self._large() if self._handed_on_inside(b, inside)}
         given_up = {b for b in self._large() if self._can_give_up(b, inside, dividing)}
         given_up -= {b for b in given_up if self._is_dear(b, given_up)}
-        # One that a strip cannot make again from what is there is kept after all.
+        # One that a group cannot recompute from live values is kept after all.
         while True:
             wanted = [self._wanted(stretch, given_up) for stretch in stretches]
             kept = {
@@ -144,7 +146,7 @@ class _Cutter:
         return tuple(strips)
 
     def _wanted(self, stretch: _Strip, given_up: Collection[int]) -> list[int]:
-        """The given-up values of other strips that this one reads."""
+        """The given-up values of other groups that this one reads."""
         return [
             b
             for i in stretch.rows
@@ -163,7 +165,7 @@ class _Cutter:
             return self._per_sample(run.writes[0])
         operation = self._operations[launches[0].operations]
         kind = kind_of(operation)
-        # What is no sum over rows, and not per sample, needs all rows at once.
+        # What is no reduction over rows, and not per sample, needs all rows together.
         if not kind.divisible or not (kind.accumulates or all(map(self._per_sample, run.writes))):
             return False
         if not any(map(self._per_sample, (*run.reads, *run.writes))):
@@ -195,7 +197,7 @@ class _Cutter:
         return max((i for i in reads if made >= self._middle or i < self._middle), default=made)
 
     def _stretches(self) -> list[_Strip]:
-        """Maximal stretches of runs that could be strips, in order."""
+        """Maximal stretches of runs that could be depth-first groups, in order."""
         joined = [False] * (len(self.runs) + 1)  # with the run before
         for buffer in self._large():
             for i in range(self._made[buffer] + 1, self._last_near(buffer) + 1):
@@ -211,7 +213,7 @@ class _Cutter:
         return found
 
     def _parted(self, start: int, stop: int) -> list[_Strip]:
-        """Stretches without what needs all rows at once."""
+        """Stretches without what needs all rows together."""
         found: list[_Strip] = []
         while start < stop:
             if self._batched[start] and not self._by_rows[start]:
@@ -228,7 +230,7 @@ class _Cutter:
         return found
 
     def _stretch(self, start: int, stop: int) -> _Strip | None:
-        """Runs [start, stop) as a strip; None where they cannot be one."""
+        """Runs [start, stop) as a depth-first group; None where they cannot be one."""
         rows = [i for i in range(start, stop) if self._batched[i]]
         if not all(self._by_rows[i] for i in rows):
             return None
@@ -251,7 +253,7 @@ class _Cutter:
         return _Strip(start, stop, tuple(first), tuple(rows), tuple(last))
 
     def _overwrites(self, run: int, rows: Sequence[int]) -> bool:
-        """Whether a run updates a state that runs of the strip still need as it was."""
+        """Whether a run updates a state that runs of the group still need as it was."""
         old = {self._draft.buffers[b].alias for b in self.runs[run].writes} - {None}
         return any(not old.isdisjoint(self.runs[i].reads) for i in rows)
 
@@ -268,7 +270,7 @@ class _Cutter:
         return all(i in inside and self._by_rows[i] for i in later) and self.runs[made].again
 
     def _is_dear(self, buffer: int, given_up: Collection[int]) -> bool:
-        """Whether making a value again takes longer than its bytes are worth, what else is needed later not counted."""
+        """Whether recomputing a value takes longer than its bytes are worth, what else is needed later not counted."""
         total_us = 0.0
         pending = [buffer] if self._reads[buffer][-1] >= self._middle else []
         while pending:
@@ -278,8 +280,8 @@ class _Cutter:
         return total_us > self._division.again_us * self._draft.buffers[buffer].size_bytes
 
     def _chain(self, wanted: Sequence[int], given_up: Collection[int], stretch: _Strip) -> tuple[int, ...] | None:
-        """The runs that make given-up values in a strip, of what is kept, in order; None where one of their states is
-        updated before."""
+        """The runs that recompute given-up values in a group from kept ones, in order; None where one of their states
+        is updated before."""
         found: set[int] = set()
         pending = list(wanted)
         while pending:
@@ -298,7 +300,7 @@ class _Cutter:
 
 @dataclass
 class _Writer:
-    """Writes a program with its strips. New buffers are added to `buffers`."""
+    """Writes a program with its depth-first groups. New buffers are added to `buffers`."""
 
     graph: TrainingGraph
     program: Program
@@ -334,7 +336,7 @@ class _Writer:
         self.launches += self.program.launches[self.runs[run].start : self.runs[run].stop]
 
     def _strip(self, strip: _Strip, cloned: frozenset[int]) -> None:
-        """`cloned`: what runs that are made again read."""
+        """`cloned`: what repeated runs read."""
         members = {*strip.rows, *strip.again}
         here = {b for i in members for b in self.runs[i].writes if self._per_sample(b)}
         elsewhere = {b for b in here if any(i not in members for i in self._readers.get(b, ()))}

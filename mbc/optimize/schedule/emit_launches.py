@@ -1,4 +1,4 @@
-"""Write the chosen kernels down as launches over buffers, in the order of the graph.
+"""Emit the chosen kernels as launches over buffers, in the order of the graph.
 
 States are updated as soon as that is possible, and conversions launched just before their first reader. Workspaces are
 numbered after all other buffers, so that the numbers of these do not depend on how operations are divided.

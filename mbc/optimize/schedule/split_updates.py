@@ -1,7 +1,8 @@
-"""Launches that stand for many operations in pieces, each as early as what it reads is there.
+"""Split updates: a launch of many operations (all parameter updates, all casts) is split into several, each as early as
+its operands are ready.
 
 One launch that updates all parameters waits for the last gradient, and one that casts them all comes before the first
-layer. In pieces most of them can run beside the launches in between, and gradients need not wait for the last one.
+layer. Split, most of them can run concurrently with the launches in between, and gradients are freed earlier.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from mbc.optimize.schedule.liveness import owners
 from mbc.plan.group import operation_of
 from mbc.plan.model import Access, Buffer, Kernel, Launch, Mode
 
-PIECES = (2, 4, 8)  # that are tried
+PIECES = (2, 4, 8)  # numbers of parts that are tried
 LEAST_US = 10.0  # of a launch, for it to be worth it
-# Within a room: what a launch holds until it runs is no more than this part of it, in so many pieces at most.
+# Within a budget: the operands that a launch keeps live until it runs are no more than this share of it, in so many
+# parts at most.
 HELD_PART, MOST_PIECES = 1 / 200, 16
 
 
@@ -37,20 +39,20 @@ class _Member:
 
 
 def divisible_us(draft: Draft, operations: Mapping[str, Operation]) -> float:
-    """What launches take that may be run in pieces."""
+    """Time of the launches that may be split."""
     return sum(launch.work.time_us for launch in draft.train.launches if _divides(launch, operations))
 
 
 def in_pieces(draft: Draft, count: int, operations: Mapping[str, Operation], device: DeviceSpec) -> Draft:
-    """The training program with every launch that may be in up to `count` pieces of about the same bytes, whole where
-    it has too few operations. `operations` by name."""
+    """The training program with every launch that may be split in up to `count` parts of about the same bytes, whole
+    where it has too few operations. `operations` by name."""
     divisible = (i for i, launch in enumerate(draft.train.launches) if _divides(launch, operations))
     return _in_pieces(draft, dict.fromkeys(divisible, count), operations, device, apart=False)
 
 
 def within(draft: Draft, room_bytes: int, operations: Mapping[str, Operation], device: DeviceSpec) -> Draft:
-    """The training program with those launches in pieces that hold much of the room until the last of what they read is
-    there."""
+    """The training program with those launches split that keep a large share of the available bytes live until the last
+    of their operands is ready."""
     persistent = frozenset(draft.persistent)
     counts: dict[int, int] = {}
     for i, launch in enumerate(draft.train.launches):
@@ -64,7 +66,7 @@ def within(draft: Draft, room_bytes: int, operations: Mapping[str, Operation], d
 def _in_pieces(
     draft: Draft, counts: Mapping[int, int], operations: Mapping[str, Operation], device: DeviceSpec, apart: bool
 ) -> Draft:
-    """`apart`: what could run at the same place is one piece."""
+    """`apart`: members that could run at the same place are one part."""
     launches = draft.train.launches
     owner = owners(draft.buffers)
     before: dict[int, list[Launch]] = {}  # by the place in front of which they come
@@ -135,7 +137,7 @@ def _by_value(
 
 
 def _cut(members: Sequence[_Member], count: int) -> list[list[_Member]]:
-    """In order, in pieces of about the same bytes. None has one member alone, which is no group: it goes with those
+    """In order, in parts of about the same bytes. None has one member alone, which is no group: it goes with those
     before it, the first one with those behind."""
     behind = list(accumulate(member.touched_bytes for member in members))
     found: dict[int, list[_Member]] = {}
@@ -162,7 +164,7 @@ def _joined(pieces: Sequence[list[_Member]]) -> list[list[_Member]]:
 def _launch(
     whole: Launch, piece: Sequence[_Member], accesses: Mapping[str, Access], share: float, device: DeviceSpec
 ) -> Launch:
-    """A piece takes its share of the bytes' time: an estimate."""
+    """A part takes the time of the whole by its share of the bytes: an estimate."""
     members = [member.operation for member in piece]
     joined = join(members, [name for operation in members for name in operation.outputs])
     moving_us = max(0.0, whole.work.time_us - device.launch_us)

@@ -1,9 +1,10 @@
-"""A second stream of kernels, for launches that leave most of the GPU idle and whose results are not needed soon.
+"""The concurrent stream: a second stream of kernels, for launches that leave most of the GPU idle and whose results are
+not needed soon.
 
 A small batch leaves most multiprocessors without work, and a gradient of a parameter is read at the end of the step
-only: it can be computed beside the launches that hand the gradient on. Which bytes are shared says `synchronise`, so
-that addresses and waits stay what they are for copies; here is said which launches go, and how long what they touch
-has to last for that.
+only: it can be computed concurrently with the launches that propagate the gradient. `synchronise` orders accesses to
+shared bytes, as it does for copies; this module selects the launches, and how long their operands have to stay live for
+that.
 """
 
 from __future__ import annotations
@@ -22,16 +23,17 @@ from mbc.optimize.schedule.split_updates import PIECES, divisible_us, in_pieces
 from mbc.optimize.search.solution import Fitted
 from mbc.plan.model import Buffer, Mode, Program, Stream
 
-# Only launches that take so long go, in one attempt after another: fewer of them wait for each other less often.
+# Only launches that take at least so long are moved, in one attempt after another: fewer of them wait for each other
+# less often.
 LEAST_US = (4.0, 10.0, 25.0)
 MOST_US = 60.0  # what takes longer has work for every multiprocessor, however far it stays from the roofline
-WORTH = 0.99  # of the step one after the other
-MOST_BYTES = 1.1  # of the arena one after the other: what runs at the same time lasts longer
+WORTH = 0.99  # of the serial step
+MOST_BYTES = 1.1  # of the arena of the serial step: operands of concurrent launches stay live longer
 
 
 def beside(alone: Fitted, room_bytes: int) -> Fitted:
-    """A step whose launches run one after the other with some of its training program beside others, where that is
-    faster by prediction, takes little more memory, and no more than `room_bytes`; else `alone`."""
+    """The serial step `alone` with some launches of its training program on the concurrent stream, where that is
+    predicted to be faster, takes little more memory, and no more than `room_bytes`; else `alone`."""
     table = alone.table
     room_bytes = min(room_bytes, int(MOST_BYTES * alone.placed.arena_bytes))
     best, best_us = alone.draft, WORTH * alone.step_us
@@ -61,7 +63,7 @@ def beside(alone: Fitted, room_bytes: int) -> Fitted:
 
 
 def _drafts(alone: Fitted) -> Iterator[Draft]:
-    """As it is, and with launches of many operations in pieces, where that could be worth it."""
+    """As it is, and with split updates, where that could be worth it."""
     yield alone.draft
     graph = alone.table.graph
     operations = {operation.name: operation for operation in graph.train}
@@ -71,7 +73,7 @@ def _drafts(alone: Fitted) -> Iterator[Draft]:
 
 
 def _moved(draft: Draft, moved: frozenset[int]) -> Draft:
-    """With these launches on the other stream of kernels."""
+    """With these launches on the concurrent stream."""
     launches = tuple(
         replace(launch, stream=Stream.BESIDE) if i in moved else launch for i, launch in enumerate(draft.train.launches)
     )
@@ -79,8 +81,8 @@ def _moved(draft: Draft, moved: frozenset[int]) -> Draft:
 
 
 def _slack_us(program: Program, buffers: Sequence[Buffer]) -> list[float]:
-    """For how long each launch may go on after those before it, one after the other, before anything touches what it
-    writes or overwrites what it reads."""
+    """The slack of each launch in the serial schedule: how long after its end its outputs are first touched or its
+    operands first overwritten."""
     launches = program.launches
     times_us = [launch.work.time_us if launch.stream is Stream.COMPUTE else 0.0 for launch in launches]
     starts_us = [0.0, *accumulate(times_us)]

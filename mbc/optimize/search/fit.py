@@ -1,4 +1,4 @@
-"""Fit a step into the room: workspaces, and what is kept, made again or sent to the host, chosen together."""
+"""Fits a step into the available bytes: workspaces, and what is kept, recomputed or offloaded, chosen together."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ from mbc.optimize.search.solution import Fitted, Problem, free_bytes, ordered
 from mbc.optimize.search.variants import make_room
 
 MOST_ROUNDS = 8
-# States of less than this part of the room stay where they are used, if anything fits beside them; and so do all where
-# the step is no slower than this, over the fastest.
+# States of less than this share of the available bytes are not offloaded if anything fits with them in the arena, and
+# none are where the step is no slower than this, relative to the fastest.
 WORTH_MOVING = 0.1
 GOOD_ENOUGH = 1.02
-NO_SLOWER = 1e-3  # over the fastest: what a prediction cannot tell apart
-# Where they are more than this part of the room, they are looked at away from the start.
+NO_SLOWER = 1e-3  # over the fastest: within the error of a prediction
+# Where they are more than this share of the available bytes, offloading them is tried from the start.
 CROWDED = 0.4
-# Values above these parts of the room are handed on in micro-batches; where something fits without, only if the largest
-# takes so much of the room. A micro-batch is such a part of the room at most: several exist at once. What takes longer
-# to make than so many passes over it may be kept as a whole for the backward pass.
+# Values above these shares of the available bytes are executed depth-first in micro-batches; where something fits
+# without, only if the largest takes so much of them. A micro-batch is such a share at most: several are live together.
+# A value that takes longer to compute than so many passes over it may be kept as a whole for the backward pass.
 DIVIDED_PARTS = (1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64)
 WORTH_DIVIDING = 0.2
-# Operations times divisions into strips that are compared, of the same values.
+# Operations times depth-first divisions that are compared, of the same values.
 DIVISIONS_WORK = 1000
 MICRO_BATCH_PARTS = (1 / 8, 1 / 16)
 AGAIN_PASSES = 6
-# How long states are in the arena for their update, in times of their copy, and what goes to the host first: so many
-# times of what is lacking, and what is in the arena for an update, with such a lead.
+# How long states are in the arena for their update, in times of their copy, and how much is offloaded first: so many
+# times the missing bytes plus what is in the arena for an update, with such a lead.
 LONG_LEAD = 2.0
 LACKING_TIMES = ((1.0, 0.5), (1.5, 0.0))
 
 
 def fit(problem: Problem, means: Means, known_us: float = math.inf) -> Fitted:
-    """The fastest step that was found within the room; where none was, the smallest. What takes no less than `known_us`
-    is of no use.
+    """The fastest step that was found within the available bytes; where none was, the smallest. A step that takes no
+    less than `known_us` is of no use.
 
-    The states of the optimizer go to the host where they are much of the room, and something else does not fit beside
-    them or takes long to.
+    The states of the optimizer are offloaded where they are a large share of the available bytes, and the rest of the
+    step does not fit or is slow with them in the arena.
     """
     table, room_bytes = problem.table, problem.room_bytes
     found: list[Fitted] = []
@@ -64,17 +64,17 @@ def fit(problem: Problem, means: Means, known_us: float = math.inf) -> Fitted:
     whole_bytes, _ = floor_bytes(table, means.host_bytes if means.offload > 0 else 0)
     moved_bytes = _movable_bytes(table, means)
     if moved_bytes > CROWDED * room_bytes:
-        tried(replace(means, states_bytes=moved_bytes, lead=LONG_LEAD))  # beside them little room is left
+        tried(replace(means, states_bytes=moved_bytes, lead=LONG_LEAD))  # with them in the arena few bytes are left
     stay_bytes, _ = floor_bytes(table, split=means.split)
     if (stay_bytes <= room_bytes or not found) and (whole_bytes <= room_bytes or not means.split):
         with_host = tried(means)
-        # What goes to the host is chosen before it is known what copies make kernels wait for.
+        # Offloads are chosen before it is known how long kernels wait for copies.
         if means.recompute and with_host is not None and with_host.copies and not _is_good(problem, with_host):
             # Not given up early for what the other one takes.
             alone = _fit(problem, replace(means, offload=0.0), known_us)
             found += [alone] if alone is not None else []
     best = _in_strips(problem, means, found, tried)
-    if not found:  # what is known may have ruled out all that is handed on in micro-batches
+    if not found:  # `known_us` may have ruled out all depth-first steps
         tried(means)
     for here in _with_states_away(problem, best, problem.best(found)):
         fitted = None if here in looked_at else tried(here)
@@ -86,7 +86,7 @@ def fit(problem: Problem, means: Means, known_us: float = math.inf) -> Fitted:
 def _in_strips(
     problem: Problem, means: Means, found: Sequence[Fitted], tried: Callable[[Means], Fitted | None]
 ) -> Means:
-    """Try to hand values on in micro-batches. What was best of that; `means` where nothing was any better."""
+    """Tries depth-first execution in micro-batches. Returns the best means; `means` where nothing was better."""
     best = means
     for divisions in _divisions(problem, means, found):
         better = slower = False
@@ -103,14 +103,15 @@ def _in_strips(
 
 
 def _movable_bytes(table: CandidateTable, means: Means) -> int:
-    """Of the optimizer's states, where they may be in host memory; 0 where they may not, or do not all find room."""
+    """Bytes of the optimizer's states, where they may be in host memory; 0 where they may not, or do not all fit
+    there."""
     sizes = (table.graph.values[state.value] for state in table.graph.states)
     all_bytes = sum(aligned(value.type.size_bytes) for value in sizes if value.role is Role.OPTIMIZER)
     return all_bytes if means.offload > 0 and all_bytes <= means.host_bytes else 0
 
 
 def _divisions(problem: Problem, means: Means, found: Sequence[Fitted]) -> Iterator[list[Division]]:
-    """Which values to hand on in micro-batches: at first the largest, then smaller ones too."""
+    """Which values to execute depth-first in micro-batches: at first the largest, then smaller ones too."""
     table, room_bytes = problem.table, problem.room_bytes
     graph = table.graph
     if not means.split or (found and _is_good(problem, problem.best(found))):
@@ -137,7 +138,7 @@ def _divisions(problem: Problem, means: Means, found: Sequence[Fitted]) -> Itera
 
 
 def _with_states_away(problem: Problem, means: Means, found: Fitted) -> Iterator[Means]:
-    """What is worth trying beside what was found, more and more of the optimizer's states at the host."""
+    """What is worth trying after `found`: offloading more and more of the optimizer's states."""
     if means.offload <= 0 or _is_good(problem, found):
         return
     graph, buffers = problem.table.graph, found.draft.buffers
@@ -161,23 +162,23 @@ def _is_good(problem: Problem, found: Fitted) -> bool:
 
 
 def _least_us(problem: Problem, found: Sequence[Fitted]) -> float:
-    """Time of the fastest that is within the room; infinite where none is."""
+    """Time of the fastest that is within the available bytes; infinite where none is."""
     return min((f.step_us for f in found if problem.holds(f)), default=math.inf)
 
 
 def _fit(problem: Problem, means: Means, known_us: float) -> Fitted | None:
-    """None where nothing was found that is within the room and could take less than `known_us`, which another does."""
+    """None where nothing was found that fits and could take less than `known_us`, the time of another step."""
     found: list[Fitted] = []
     if means.division is None:
         kept = _keep_all(problem, means, None)
         if not problem.holds(kept):
             kept = _keep_all(problem, means, problem.room_bytes)
-        # More room would not help.
+        # More bytes would not help.
         if problem.holds(kept) and kept.step_us <= (1 + NO_SLOWER) * problem.fastest_us:
             return kept
         found.append(kept)
     if means.division is not None or means.recompute or means.offload > 0:
-        # What is read late is there for longer: where that leaves no room, in the order as it is written.
+        # Deferred reads keep values live for longer: where that does not fit, in the order as it is written.
         again = means.recompute and problem.programs is not None and alongs_of(problem.table)
         for late in (True, False) if again else (False,):
             found += make_room(problem, means, known_us, late)
@@ -187,10 +188,10 @@ def _fit(problem: Problem, means: Means, known_us: float) -> Fitted | None:
 
 
 def _keep_all(problem: Problem, means: Means, pieces_room_bytes: int | None) -> Fitted:
-    """Everything kept, with less workspace where it does not fit. `pieces_room_bytes`: as `ordered` takes it."""
+    """Every value kept, with less workspace where it does not fit. `pieces_room_bytes`: as `ordered` takes it."""
     table, most, room_bytes = problem.table, problem.most, problem.room_bytes
     limits = most
-    spared_bytes = 0  # of the room: what placing leaves unused between buffers
+    spared_bytes = 0  # of the available bytes: what placement leaves unused between buffers
     smallest: Fitted | None = None
     for _ in range(MOST_ROUNDS):
         choices = problem.choose(limits)

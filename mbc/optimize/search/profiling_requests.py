@@ -1,4 +1,4 @@
-"""What planning would ask a profile: a graph's distinct operations and the micro-batches they may be divided into."""
+"""The requests to profile for a graph: its distinct operations and the micro-batches that they may be divided into."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def needs(graph: TrainingGraph, device: DeviceSpec, policy: Policy) -> tuple[Nee
     if graph.precision is Precision.FP64:
         return ()
     plain = CandidateTable(graph, device, PROVIDERS, None, Rules(Policy.UNDIVIDED))
-    # Plans with signs of relu and without are told apart by measured time. Here are the values of both.
+    # Plans with ReLU bit masks and without are compared by measured time, so both are requested.
     table = plain.of(with_signs(graph, relus_behind_sums(graph)))
     powers = [1 << k for k in range(graph.batch.bit_length())]
     sizes = {

@@ -1,9 +1,10 @@
-"""Workspaces of a step whose values are decided, and addresses for both.
+"""Reclaims the bytes between placed values for workspaces, in a step whose values are decided, and assigns addresses to
+both.
 
-Every operation may have what is free beside all that is alive at its moment. But workspaces are of any size and there
-for one launch, so that what is free by counting bytes may lie in pieces. Where that does not fit, values are placed
-first, which are mostly multiples of each other, and each operation has the widest room between them at its moment. Then
-those that lose most time by that are placed along with the values, as long as all of these still fit.
+Every operation may use the bytes that are not live when it runs. But workspaces are of any size and live for one
+launch, so that the free bytes may be fragmented. Where that does not fit, values are placed first, whose sizes are
+mostly multiples of each other, and each operation gets the widest gap between them when it runs. Then the workspaces of
+those that lose most time by that are placed together with the values, as long as all of these still fit.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from mbc.optimize.search.solution import UNLIMITED_BYTES, Fitted, Problem, free_
 from mbc.optimize.selection.select import Choices
 from mbc.plan.model import Launch, Mode
 
-# Placements of values along with some workspaces that are tried, and launches times these.
+# Placements of values together with some workspaces that are tried, and launches times these.
 MOST_TRIALS, TRIALS_WORK = 10, 20_000
 # Of the time that kernels take: what is not worth another try.
 NO_SLOWER = 1e-3
@@ -34,7 +35,7 @@ NO_SLOWER = 1e-3
 @dataclass(frozen=True, slots=True)
 class Decided:
     """A step with its values decided. `draft`: with workspaces as they are in `choices`. `divided`: operations in
-    strips, which keep their division."""
+    depth-first groups, which keep their division."""
 
     problem: Problem
     draft: Draft
@@ -42,8 +43,8 @@ class Decided:
     divided: Collection[str]
 
     def placed(self, spared_bytes: int) -> tuple[Fitted, bool]:
-        """With workspaces and addresses, over the room where no placement within it was found; and whether kernels are
-        as fast as they can be then. `spared_bytes`: of the room, what workspaces had better leave."""
+        """With workspaces and addresses, over the available bytes where no placement within them was found; and whether
+        kernels are as fast as they can be then. `spared_bytes`: available bytes that workspaces should not use."""
         problem, room_bytes = self.problem, self.problem.room_bytes
         whole = self._with_workspaces(free_bytes(self.draft, room_bytes - spared_bytes))
         for found in self._found(whole):
@@ -54,7 +55,7 @@ class Decided:
         return Fitted(whole, assign_addresses(whole, room_bytes), problem.table), False
 
     def _found(self, whole: Draft) -> Iterator[_Placed]:
-        """What may be within the room, the fastest first."""
+        """What may fit, the fastest first."""
         together = self._placed_with(whole, None, {})
         if together is not None:
             yield together
@@ -84,8 +85,8 @@ class Decided:
         return best
 
     def _placed_with(self, whole: Draft, firm: frozenset[str] | None, free: Mapping[str, int]) -> _Placed | None:
-        """The values, and the workspaces of `firm` operations as in `whole` (None: of all), placed within the room, if
-        that is found quickly; other operations have what room these leave of what is `free`."""
+        """The values, and the workspaces of `firm` operations as in `whole` (None: of all), placed within the available
+        bytes, if that is found quickly; other operations get what these leave of what is `free`."""
         left_bytes = self.problem.room_bytes - persistent_bytes(whole)
         placed = _blocks(whole, firm)
         offsets = fit_within(placed, left_bytes)
@@ -96,12 +97,14 @@ class Decided:
             widest = _widest(whole, placed, offsets, left_bytes)
             limits = {name: min(widest[name], free[name]) for name in widest.keys() - firm}
             draft = self._with_workspaces({**free, **limits})
-        # Other workspaces, divided in another way, change neither the order of the rest nor what is alive together.
+        # Other workspaces, divided in another way, change neither the order of the rest nor which values are live
+        # together.
         known = {block.buffers[0]: offset for block, offset in zip(_blocks(draft, firm), offsets, strict=True)}
         return _Placed(draft, known)
 
     def _with_workspaces(self, free: Mapping[str, int]) -> Draft:
-        """The same decisions and layouts; every operation has the workspace that is free where it runs, again, too."""
+        """The same decisions and layouts; every operation, repetitions included, gets the workspace that is free where
+        it runs."""
         table, most = self.problem.table, self.problem.most
         slices: dict[str, Sequence[Slice]] = {}
         operations = {op.name: op for op in (*self.choices.train, *self.choices.infer) if not kind_of(op).view}
@@ -110,7 +113,7 @@ class Decided:
             if name in self.divided or name not in most:  # what was gathered needs none
                 continue
             if any(len(made_by.get(value, ())) > 1 for value in operation.outputs):
-                continue  # another kernel makes it again, and the same bits only of this one
+                continue  # another kernel recomputes it, with the same bits only as this one
             choice = self.choices.operations[name]
             limit = min(most[name], free.get(name, most[name]))
             menu = table.menus(operation)[choice.layouts]
@@ -174,7 +177,7 @@ def _blocks(draft: Draft, operations: frozenset[str] | None) -> tuple[Block, ...
 
 
 def _widest(draft: Draft, placed: Sequence[Block], offsets: Sequence[int], room_bytes: int) -> Mapping[str, int]:
-    """The widest room between blocks while each operation of a step runs, by name."""
+    """The widest gap between blocks while each operation of a step runs, by name."""
     columns = [(offset, offset + b.size_bytes, b.start, b.stop) for offset, b in zip(offsets, placed, strict=True)]
     low, high, start, stop = np.array(sorted(columns), np.int64).reshape(-1, 4).T
     found: dict[str, int] = {}

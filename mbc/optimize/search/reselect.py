@@ -1,4 +1,4 @@
-"""Other kernels and divisions for the operations of a draft, all else as it is."""
+"""Reselects kernels and divisions for operations of a draft, all else unchanged."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The only loop of the compiler: choose, order, place; where the result misses the budget, choose again with what the
-budget leaves free at each operation's moment."""
+"""The only loop of the compiler: select, emit, place; where the result misses the budget, select again with the bytes
+that are free when each operation runs."""
 
 from __future__ import annotations
 
@@ -32,20 +32,21 @@ from mbc.options import Policy
 from mbc.plan.model import Bounds, Kernel, Plan, Predictions, Program, Stream, Target
 from mbc.plan.prefetch import ahead_bytes
 
-# Where many launches leave less room, a plan for that has more of them again.
+# Many launches increase the overhead, so that a plan for fewer available bytes may have more launches again.
 MOST_REFITS, REFIT_MARGIN = 3, 1.25
-# Parts of the room that are tried, too, where a step takes so many times what it does without a limit and is not long.
+# Shares of the available bytes that are tried, too, where a step takes so many times what it does without a limit and
+# has few launches.
 OTHER_ROOMS = (0.995, 0.99)
 WORTH_OTHER_ROOMS, OTHER_ROOMS_LAUNCHES = 1.25, 2000
-# Within a budget signs of relu win less than without one: where that is less than such a part, they are not tried where
-# the step takes so many times what it could.
+# Within a budget ReLU bit masks gain less than without one: where they gain less than this factor without a limit, they
+# are not tried for a step that takes more than this factor over the unlimited one.
 WORTH_SIGNS = 1.01
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of workspace, beside the budget's: for one operation, and for all of a program together; of host memory, which a
-    plan may pin (None: no limit).
+    """Limits besides the budget: workspace of one operation, and of all of a program together; host memory that a plan
+    may pin (None: no limit).
 
     `without`: techniques that are left out, of mbc.options.TECHNIQUES."""
 
@@ -57,7 +58,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A step that may be planned, with signs of relu or without, and what it is without a limit."""
+    """A step that may be planned, with ReLU bit masks or without, and its choices without a limit."""
 
     table: CandidateTable
     unlimited: Choices
@@ -70,9 +71,9 @@ class Form:
 def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
     """The fastest plan found within the budget.
 
-    An operation may use the workspace that the budget leaves free at its moment: what is kept does not depend on it, so
-    that every operation takes its best for itself. Raises MBC201 where a limit is too small for an operation, MBC203
-    where no plan of this graph can fit, MBC204 where none was found and MBC205 for micro-batches that cannot be.
+    An operation may use the bytes that are free when it runs as workspace: what is kept does not depend on it, so that
+    every operation takes its own best. Raises MBC201 where a limit is too small for an operation, MBC203 where no plan
+    of this graph can fit, MBC204 where none was found and MBC205 for micro-batches that cannot be.
     """
     check_micro_batch(table)
     device, precision = table.device, table.graph.precision
@@ -88,7 +89,7 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
     table = with_repeated(table) if means.recompute else table
     signed = by_signs(table)
     forms = tuple(Form.of(form) for form in ((table,) if signed is table else (table, signed)))
-    room_bytes = budget_bytes - usual  # of a plan with few launches, which bounds all
+    room_bytes = budget_bytes - usual  # of a plan with few launches, an upper bound
     # What keeps everything has fewer launches than most plans within a budget.
     more_bytes = reserved_bytes(device, precision, order(table, forms[0].unlimited)) - usual
     fitted = _luckier(forms, limits, means, room_bytes - int(more_bytes * REFIT_MARGIN))
@@ -99,7 +100,7 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
         fitted = _luckier(forms, limits, means, room_bytes - int(more_bytes * REFIT_MARGIN))
     overhead_bytes = reserved_bytes(device, precision, fitted.draft)
     table, draft, placed = fitted.table, fitted.draft, fitted.placed
-    unlimited = Form.of(table).unlimited  # with the signs that this step has
+    unlimited = Form.of(table).unlimited  # with the bit masks of this step
     floor, floor_operation = floor_bytes(table, host_bytes, means.split)
     copies = fitted.copies
     if not copies and placed.arena_bytes > GOOD_ENOUGH * placed.live_bytes:
@@ -127,8 +128,8 @@ def may_fit(table: CandidateTable, limits: Limits, budget_bytes: int) -> bool:
 
 
 def _luckier(forms: Sequence[Form], limits: Limits, means: Means, room_bytes: int) -> Fitted:
-    """The fastest of what is found in this room and, where that is much slower than without a limit, in a little less:
-    there what is found hangs on chance."""
+    """The fastest of the steps found for `room_bytes` and, where that is much slower than without a limit, for slightly
+    fewer: there the search is sensitive to small changes."""
     found, problem = _faster(forms, limits, means, room_bytes), Problem(forms[0].table, {}, room_bytes)
     for part in OTHER_ROOMS:
         slow = found.step_us > WORTH_OTHER_ROOMS * forms[0].unlimited.train_us and problem.holds(found)
@@ -139,8 +140,8 @@ def _luckier(forms: Sequence[Form], limits: Limits, means: Means, room_bytes: in
 
 
 def _faster(forms: Sequence[Form], limits: Limits, means: Means, room_bytes: int) -> Fitted:
-    """The faster of a step without signs of relu and, where signs could make it much better, one with them for those
-    relus whose output the first one keeps."""
+    """The faster of a step without ReLU bit masks and, where masks could make it much faster, one with them for those
+    ReLUs whose output the first one keeps."""
     unsigned, *others = forms
     found, problem = _fitted(unsigned.table, limits, means, room_bytes), Problem(unsigned.table, {}, room_bytes)
     fits, least_us = problem.holds(found), unsigned.unlimited.train_us
@@ -169,8 +170,8 @@ def _fitted(table: CandidateTable, limits: Limits, means: Means, room_bytes: int
 
 
 def _beside(alone: Fitted, room_bytes: int) -> Fitted:
-    """With launches beside others. Inputs keep the room in which they travel ahead, unless the step saves more than
-    that."""
+    """With launches on the concurrent stream. The bytes for prefetching inputs stay free, unless the step saves more
+    than that."""
     table = alone.table
     inputs_bytes = ahead_bytes(table.graph, room_bytes - alone.placed.arena_bytes)
     found = beside(alone, room_bytes - inputs_bytes)
@@ -182,16 +183,16 @@ def _beside(alone: Fitted, room_bytes: int) -> Fitted:
 
 
 def _means(table: CandidateTable, limits: Limits) -> Means:
-    """What may be done with values that do not all fit."""
+    """The techniques that may be used where not all values fit."""
     host_bytes = UNLIMITED_BYTES if limits.host_bytes is None else limits.host_bytes
-    # What is handed on in micro-batches only is made again for the backward pass.
+    # Depth-first execution relies on recomputation in the backward pass.
     recompute = "recompute" not in limits.without
     split = recompute and table.rules.policy is not Policy.UNDIVIDED and not table.rules.micro_batch
     return Means(recompute, 0.0 if "offload" in limits.without else 1.0, host_bytes, split)
 
 
 def _most(table: CandidateTable, limits: Limits, programs: Programs) -> Mapping[str, int]:
-    """The most workspace of each operation by name, whatever the budget leaves free."""
+    """The limit of each operation's workspace by name, however many bytes are free."""
     most_bytes = UNLIMITED_BYTES
     if limits.operation_bytes is not None:
         most_bytes = limits.operation_bytes

@@ -1,4 +1,4 @@
-"""What is to be fitted, and a step that was: a draft with addresses."""
+"""A problem (a step and its available bytes), and its solution: a draft with addresses."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ UNLIMITED_BYTES = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A step and the room it has. `most`: workspace of operations by name, whatever is free. `programs`: what runs as a
-    group; None where operations run by themselves. `gathered`: whether one launch updates many parameters; only where
-    none does may the optimizer's states go to the host."""
+    """A step and its available bytes. `most`: workspace of operations by name, whatever is free. `programs`: what runs
+    as a group; None where operations run by themselves. `gathered`: whether one launch updates many parameters; only
+    where none does may the optimizer's states be offloaded."""
 
     table: CandidateTable
     most: Mapping[str, int]
@@ -48,14 +48,14 @@ class Problem:
 
     @property
     def fastest_us(self) -> float:
-        """The step where there is room for everything."""
+        """The step without a limit of memory."""
         return self.choose(self.most).train_us
 
     def holds(self, found: Fitted) -> bool:
         return found.placed.arena_bytes <= self.room_bytes
 
     def best(self, found: Sequence[Fitted]) -> Fitted:
-        """The fastest that is within the room; where none is, the smallest."""
+        """The fastest that fits; where none does, the smallest."""
         fitting = [f for f in found if self.holds(f)]
         if fitting:
             return min(fitting, key=lambda f: f.step_us)
@@ -64,7 +64,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Fitted:
-    """A draft with addresses. It is over the room where nothing was found that is not."""
+    """A draft with addresses. It exceeds the available bytes where nothing was found that fits."""
 
     draft: Draft
     placed: Placed
@@ -88,8 +88,8 @@ class Fitted:
 
 
 def ordered(table: CandidateTable, choices: Choices, means: Means, room_bytes: int | None) -> Draft:
-    """The launches as they are chosen, in strips and with states at the host where `means` says so, in pieces where
-    whole ones would hold much of the room (None: whole)."""
+    """The launches as they are chosen, depth-first and with states offloaded where `means` says so, updates split where
+    whole ones would keep a large share of the available bytes live (None: whole)."""
     draft = order(table, choices)
     if means.division is not None:
         draft = interleaved(table, draft, (*choices.train, *choices.infer), means.division)
@@ -103,7 +103,7 @@ def ordered(table: CandidateTable, choices: Choices, means: Means, room_bytes: i
 
 
 def free_bytes(draft: Draft, room_bytes: int) -> Mapping[str, int]:
-    """Bytes that each operation finds free beside all that is kept while it runs; below zero where that is too much."""
+    """Bytes that are free while each operation runs; below zero where what is kept is too much."""
     persistent = frozenset(draft.persistent)
     room_bytes -= persistent_bytes(draft)
     found: dict[str, int] = {}

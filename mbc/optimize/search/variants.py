@@ -1,4 +1,4 @@
-"""Ways to make room: values chosen under several limits of workspace, and the best of what comes out placed.
+"""Ways to free memory: values chosen under several limits of workspace, and the best of what comes out placed.
 
 Workspace and kept values compete for the same bytes. So values are chosen under several limits of workspace; of what
 fits, each operation then takes the workspace that is free at its moment, and the fastest step that can be placed wins.
@@ -27,12 +27,12 @@ from mbc.optimize.search.solution import Fitted, Problem, ordered
 from mbc.optimize.selection.select import Choices
 from mbc.plan.model import Space
 
-# Limits of workspace that are tried, as parts of the room; the rest is for what is kept.
+# Limits of workspace that are tried, as parts of the available bytes; the rest is for what is kept.
 WORKSPACE_PARTS = (1.0, 0.6, 0.42, 0.3, 1 / 5, 1 / 8, 1 / 16, 1 / 64, 0.0)
 # Parts of what is too much that go to the host at most, where all may.
 OFFLOAD_PARTS = (0.5, 0.0)
-# Where something fits, a way that takes so many times the room is as far as others like it. Where nothing does, so is
-# one that takes that without any workspace; work on what it decides does not halve it.
+# Where something fits, a way that takes so many times the available bytes is as far as others like it. Where nothing
+# does, so is one that takes that without any workspace; work on what it decides does not halve it.
 HOPELESS = 1.2
 FAR = 2.0
 # Launches times ways that are compared; a longer program is fitted in fewer ways.
@@ -45,22 +45,22 @@ WORTH_IMPROVING = 1.05  # of the time of the fastest way: more than that is not 
 FEWEST_ROUNDS = 10  # that are worth the trouble
 # As many rounds more, and so many times, where the last ones made the step shorter by such a part of it.
 MOST_MORE, WORTH_MORE = 4, 1e-3
-# Of the room, what placing may leave unused between buffers before another try is worth less.
+# Of the available bytes, what placing may leave unused between buffers before another try is worth less.
 MOST_SPARED = 0.15
 LEAST_SPARED = 0.004
-MORE_SPARED = 1.5  # times what the last placement was over the room
+MORE_SPARED = 1.5  # times what the last placement was over the available bytes
 LIKELIER = 0.01  # of its time: what a way that is tried again may take more, since it is likelier to be placed
 # Ways that are placed, at most and at least; launches of all of them together.
 MOST_PLACED = 8
 LEAST_PLACED = 5
-MORE_PLACED = 2  # where one is within the room
+MORE_PLACED = 2  # where one is within the available bytes
 PLACED_WORK = 15_000
 
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """`ordered`: the draft as it was before anything was decided. `divided`: operations in strips, which keep their
-    division."""
+    """`ordered`: the draft as it was before anything was decided. `divided`: operations in depth-first groups, which
+    keep their division."""
 
     ordered: Draft
     time_us: float
@@ -71,9 +71,10 @@ class _Way:
 
 
 def make_room(problem: Problem, means: Means, known_us: float, late: bool) -> Iterator[Fitted]:
-    """Steps that make room, placed: the most promising way; where placing takes more than the room, again in less.
+    """Steps that free memory, placed: the most promising way; where placing takes more than the available bytes, again
+    in less.
 
-    `late`: who reads what could be made again along with another launch comes behind it
+    `late`: who reads what could be recomputed together with another launch comes behind it
     (`mbc.optimize.remat.fused_remat`)."""
     table, room_bytes = problem.table, problem.room_bytes
     ways = _ways(problem, means, known_us, late)
@@ -88,7 +89,7 @@ def make_room(problem: Problem, means: Means, known_us: float, late: bool) -> It
             smallest = min(ways, key=lambda way: way.resided.live_bytes).resided.draft
             yield Fitted(smallest, assign_addresses(smallest, thorough=False), table)
         return
-    # The fastest first; one that placing takes more than the room for is tried again in less.
+    # The fastest first; one that placing takes more than the available bytes for is tried again in less.
     promising = _different(fitting)
     if thorough:
         near = [way for way in promising if way.time_us <= WORTH_IMPROVING * promising[0].time_us][:MOST_THOROUGH]
@@ -132,8 +133,7 @@ def _different(ways: Sequence[_Way]) -> Sequence[_Way]:
 
 
 def _ways(problem: Problem, means: Means, known_us: float, late: bool) -> list[_Way]:
-    """The step fitted under several limits of workspace; under those that are best for it, with less sent to the
-    host."""
+    """The step fitted under several limits of workspace; under those that are best for it, with less offloaded."""
     table, most, room_bytes = problem.table, problem.most, problem.room_bytes
     known: set[tuple[float, ...]] = set()
     found: list[_Way] = []
@@ -201,7 +201,7 @@ def _way(
     runs = repeated_bare(table, draft, runs_of(table.graph, draft, draft.train), choices.train)
     along = along_runs(table, draft, runs, choices.train)
     groups = (*choices.train, *choices.infer, *(found.operation for found in alongs_of(table)))
-    # What others make again is made by what gives their bits.
+    # What others recompute is made by what gives their bits.
     others = {run for run, _ in along}.union(i for i, run in enumerate(runs) if run.repeat is not None)
     kept = {draft.train.launches[runs[i].start].operations for i in others}
     points = {names: found for names, found in _points(problem, choices, divided).items() if names not in kept}
@@ -219,7 +219,7 @@ def _step_us(draft: Draft, table: CandidateTable) -> float:
 
 
 def _points(problem: Problem, choices: Choices, divided: Collection[str]) -> Points:
-    """What operations that are not in strips would take with less workspace, in the same layouts."""
+    """What operations that are not in depth-first groups would take with less workspace, in the same layouts."""
     found: dict[tuple[str, ...], list[tuple[int, float]]] = {}
     for operation in choices.train:
         name = operation.name

@@ -1,4 +1,4 @@
-"""Choose a kernel, a layout and a division for every operation: one optimum over each program.
+"""Selects a kernel, a layout and a division for every operation: one optimum over each program.
 
 Under a given limit of workspace for each operation the best point of its menu in each layout is known, and
 `mbc.optimize.selection.layout_mincut` finds the layouts that are fastest together, conversions counted. Without limits
