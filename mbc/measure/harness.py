@@ -1,4 +1,4 @@
-"""Runs candidates on a GPU as a plan would run them, checks what they compute, and times them.
+"""The benchmark harness: runs candidates on a GPU as a plan would run them, checks what they compute, and times them.
 
 Every candidate runs on garbage in its output and its workspace, and must not write behind the latter.
 """
@@ -42,7 +42,7 @@ class Checker(Protocol):
 
 
 class Stand:
-    """What stands of all kinds have in common. `period`: rows after which operands repeat."""
+    """What harnesses of all kinds have in common. `period`: rows after which operands repeat."""
 
     def __init__(self, gpu: Gpu, library: KernelLibrary, clock: Clock, request: Request, period: int) -> None:
         self.gpu = gpu

@@ -1,5 +1,5 @@
-"""Convolutions that leave the statistics of what they make, on a GPU: the result as that of any convolution, mean and
-variance by those of the float64 reference."""
+"""The benchmark harness of convolutions with statistics in the epilogue: the result is checked as that of any
+convolution, mean and variance against the float64 reference."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class Bench:
             self.gpu.reset(mark)
 
     def _product(self, precision: Precision) -> Call:
-        """A product of matrices, which does nothing but compute."""
+        """A GEMM, which does nothing but compute."""
         matrix = TensorType((WARM_SIDE, WARM_SIDE), precision.working)
         request = Request("linear", Linear((WARM_SIDE,)), (matrix, matrix), (matrix,), precision)
         pointers = [self.gpu.take(matrix.size_bytes) for _ in range(3)]

@@ -224,7 +224,7 @@ def _gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple
     wanted = [v for v in (x, *affine) if g.needs(v)]
     if dy is None or not wanted:
         return (None,) * len(op.inputs)
-    # Both sums are needed for the gradient of x, whether or not there are parameters to train.
+    # Both reductions are needed for the gradient of x, whether or not there are parameters to train.
     names = tuple(affine) or (f"{op.outputs[0]}.scale", f"{op.outputs[0]}.shift")
     dgamma, dbeta = g.emit("batch_normalize_sums", a, (x, dy, mean, variance), *names)
     dx = None

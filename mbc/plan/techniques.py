@@ -1,5 +1,5 @@
-"""What a program does to need less memory, read from its launches alone: what it runs again, sends to the host, divides
-and runs depth-first in micro-batches."""
+"""The techniques by which a program saves memory, read from its launches alone: what it recomputes, offloads, divides
+and executes depth-first in micro-batches."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Anew = tuple[int, tuple[int, ...]]  # a launch, and buffers of values that it re
 @dataclass(frozen=True, slots=True)
 class Recomputed:
     """One operation, or group, whose values are recomputed. `outputs` are these, `launches` those that make them,
-    `time_us` what these take: of one that does other work on the way its part by the bytes that it touches.
-    `saved_bytes` are out of the arena during `absent`."""
+    `time_us` what these take: of a fused launch its share by the bytes that it touches. `saved_bytes` are out of the
+    arena during `absent`."""
 
     operation: str
     outputs: tuple[str, ...]
@@ -52,8 +52,8 @@ class Divided:
 
 @dataclass(frozen=True, slots=True)
 class HandedOn:
-    """One value that no buffer holds as a whole: operations hand it on micro-batch by micro-batch. `rows`: the most of
-    one buffer; `saved_bytes`: what all rows would take, less that."""
+    """One value that no buffer holds as a whole: its operations execute depth-first, micro-batch by micro-batch.
+    `rows`: the most of one buffer; `saved_bytes`: what all rows would take, less that."""
 
     value: str
     rows: int
@@ -78,7 +78,7 @@ class Techniques:
 
 
 def techniques(plan: Plan, program: Program) -> Techniques:
-    """What `program` recomputes, offloads, divides and runs depth-first in micro-batches."""
+    """What `program` recomputes, offloads, divides and executes depth-first in micro-batches."""
     touches = _touches(program)
     again = _made_again(plan, program)
     by_value: dict[str, list[int]] = {}
@@ -165,7 +165,8 @@ def _offloaded(plan: Plan, program: Program, touches: Mapping[int, list[int]]) -
         buffer = plan.buffers[host]
         if buffer.space is not Space.HOST:
             continue
-        # There before the first launch: away from the start on. Still there after the last: away until the end.
+        # On the host before the first launch: absent from the start on. Still there after the last: absent until the
+        # end.
         sent = [i for i in at if _writes(program.launches[i], host)]
         fetched = [i for i in at if not _writes(program.launches[i], host)]
         start = 0 if host in program.entry else sent[0]

@@ -1,4 +1,5 @@
-"""What `mbc show --roofline` prints: every operation beside its own limit, and the step beside the network's floor."""
+"""What `mbc show --roofline` prints: every operation against its own limit, and the step against the network's
+floor."""
 
 from __future__ import annotations
 

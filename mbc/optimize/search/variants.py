@@ -1,7 +1,8 @@
-"""Ways to free memory: values chosen under several limits of workspace, and the best of what comes out placed.
+"""Variants of a step that fit the available bytes: values chosen under several limits of workspace, and the best
+variants placed.
 
 Workspace and kept values compete for the same bytes. So values are chosen under several limits of workspace; of what
-fits, each operation then takes the workspace that is free at its moment, and the fastest step that can be placed wins.
+fits, each operation then gets the workspace that is free when it runs, and the fastest step that can be placed wins.
 """
 
 from __future__ import annotations
@@ -29,31 +30,31 @@ from mbc.plan.model import Space
 
 # Limits of workspace that are tried, as parts of the available bytes; the rest is for what is kept.
 WORKSPACE_PARTS = (1.0, 0.6, 0.42, 0.3, 1 / 5, 1 / 8, 1 / 16, 1 / 64, 0.0)
-# Parts of what is too much that go to the host at most, where all may.
+# Shares of the excess that are offloaded at most, where all of it may.
 OFFLOAD_PARTS = (0.5, 0.0)
-# Where something fits, a way that takes so many times the available bytes is as far as others like it. Where nothing
-# does, so is one that takes that without any workspace; work on what it decides does not halve it.
+# Where something fits, a variant that takes so many times the available bytes is given up. Where nothing does, so is
+# one that takes that without any workspace: work on its decisions does not halve it.
 HOPELESS = 1.2
 FAR = 2.0
-# Launches times ways that are compared; a longer program is fitted in fewer ways.
+# Launches times variants that are compared; a longer program gets fewer variants.
 WAYS_WORK = 15_000
-# Launches times rounds that improve what is decided: of every way, and of one that is to be placed.
+# Launches times rounds of local search: of every variant, and of one that is to be placed.
 QUICK_WORK = 8_000
 THOROUGH_WORK = 80_000
-MOST_THOROUGH = 3  # ways
-WORTH_IMPROVING = 1.05  # of the time of the fastest way: more than that is not made up for
+MOST_THOROUGH = 3  # variants
+WORTH_IMPROVING = 1.05  # of the time of the fastest variant: more than that is not made up for
 FEWEST_ROUNDS = 10  # that are worth the trouble
-# As many rounds more, and so many times, where the last ones made the step shorter by such a part of it.
+# As many rounds more, at most so many times, while the last ones made the step shorter by this share.
 MOST_MORE, WORTH_MORE = 4, 1e-3
-# Of the available bytes, what placing may leave unused between buffers before another try is worth less.
+# Share of the available bytes that placement may leave unused between buffers: at most, and the least of another try.
 MOST_SPARED = 0.15
 LEAST_SPARED = 0.004
 MORE_SPARED = 1.5  # times what the last placement was over the available bytes
-LIKELIER = 0.01  # of its time: what a way that is tried again may take more, since it is likelier to be placed
-# Ways that are placed, at most and at least; launches of all of them together.
+LIKELIER = 0.01  # of its time: how much slower a variant that is tried again may be, since its placement is likelier
+# Variants that are placed, at most and at least; launches of all of them together.
 MOST_PLACED = 8
 LEAST_PLACED = 5
-MORE_PLACED = 2  # where one is within the available bytes
+MORE_PLACED = 2  # once one fits
 PLACED_WORK = 15_000
 
 
@@ -71,10 +72,10 @@ class _Way:
 
 
 def make_room(problem: Problem, means: Means, known_us: float, late: bool) -> Iterator[Fitted]:
-    """Steps that free memory, placed: the most promising way; where placing takes more than the available bytes, again
-    in less.
+    """Variants of the step with addresses, the most promising first; where a placement exceeds the available bytes, the
+    variant is tried again for fewer.
 
-    `late`: who reads what could be recomputed together with another launch comes behind it
+    `late`: readers of a value that another launch could recompute come after that launch
     (`mbc.optimize.remat.fused_remat`)."""
     table, room_bytes = problem.table, problem.room_bytes
     ways = _ways(problem, means, known_us, late)
@@ -89,7 +90,7 @@ def make_room(problem: Problem, means: Means, known_us: float, late: bool) -> It
             smallest = min(ways, key=lambda way: way.resided.live_bytes).resided.draft
             yield Fitted(smallest, assign_addresses(smallest, thorough=False), table)
         return
-    # The fastest first; one that placing takes more than the available bytes for is tried again in less.
+    # The fastest first; one whose placement exceeds the available bytes is tried again for fewer.
     promising = _different(fitting)
     if thorough:
         near = [way for way in promising if way.time_us <= WORTH_IMPROVING * promising[0].time_us][:MOST_THOROUGH]
@@ -98,7 +99,7 @@ def make_room(problem: Problem, means: Means, known_us: float, late: bool) -> It
     tried = [(way.time_us, number, 0, way) for number, way in enumerate(promising)]
     heapq.heapify(tried)
     best_us = known_us
-    longer = 1.0  # than a way seemed to take: where addresses are tight, kernels wait longer for copies
+    longer = 1.0  # than a variant seemed to take: where addresses are tight, kernels wait longer for copies
     most_placed = min(MOST_PLACED, max(LEAST_PLACED, PLACED_WORK // len(fitting[0].resided.draft.train.launches)))
     last = len(fitting) + most_placed
     for number in range(len(fitting), last):
@@ -201,7 +202,7 @@ def _way(
     runs = repeated_bare(table, draft, runs_of(table.graph, draft, draft.train), choices.train)
     along = along_runs(table, draft, runs, choices.train)
     groups = (*choices.train, *choices.infer, *(found.operation for found in alongs_of(table)))
-    # What others recompute is made by what gives their bits.
+    # What other launches recompute runs by kernels with the same bits.
     others = {run for run, _ in along}.union(i for i, run in enumerate(runs) if run.repeat is not None)
     kept = {draft.train.launches[runs[i].start].operations for i in others}
     points = {names: found for names, found in _points(problem, choices, divided).items() if names not in kept}
@@ -211,8 +212,8 @@ def _way(
 
 
 def _step_us(draft: Draft, table: CandidateTable) -> float:
-    """The time of a step as it seems to be. Streams wait for each other's bytes, which takes addresses to know; a
-    single one does not."""
+    """The estimated time of a step. Streams wait for each other's bytes, which takes addresses to know; a single one
+    does not."""
     several = len({launch.stream for launch in draft.train.launches}) > 1
     placed = assign_addresses(draft, thorough=False) if several else Placed((), 0, 0, 0)
     return Fitted(draft, placed, table).step_us
@@ -223,7 +224,7 @@ def _points(problem: Problem, choices: Choices, divided: Collection[str]) -> Poi
     found: dict[tuple[str, ...], list[tuple[int, float]]] = {}
     for operation in choices.train:
         name = operation.name
-        if kind_of(operation).view or name in divided or name not in problem.most:  # what was gathered needs none
+        if kind_of(operation).view or name in divided or name not in problem.most:  # horizontally fused: needs none
             continue
         choice = choices.operations[name]
         menu = problem.table.menus(operation)[choice.layouts]
@@ -234,12 +235,12 @@ def _points(problem: Problem, choices: Choices, divided: Collection[str]) -> Poi
 
 
 def _again(problem: Problem, way: _Way, means: Means, room_bytes: int, known_us: float) -> _Way:
-    """The same choices by other means."""
+    """The same choices with other techniques."""
     return _way(problem, way.ordered, way.choices, means, way.divided, room_bytes, known_us)
 
 
 def _improved(problem: Problem, way: _Way, room_bytes: int) -> _Way:
-    """The same way with more work on its decisions, in as much room or less."""
+    """The same variant with more rounds of local search, in as many bytes or fewer."""
 
     def found(start: Resided | None) -> _Way:
         asked = problem, way.ordered, way.choices, way.means, way.divided, room_bytes, math.inf
