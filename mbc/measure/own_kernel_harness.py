@@ -12,7 +12,7 @@ from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate, Request
 from mbc.measure.clock import Clock
 from mbc.measure.gpu import Gpu
-from mbc.measure.harness import POISON, Checker, Stand
+from mbc.measure.harness import POISON, Checker, Harness
 from mbc.measure.kernel_library import Call, KernelLibrary
 from mbc.measure.offers import Offer, device_spec
 from mbc.measure.operand_buffers import Pointers, operand_types
@@ -31,7 +31,7 @@ MOST_ROUNDED = 1e-5  # of such numbers
 ROUNDED_INSIDE = 0.5  # of the tolerance of its type: reductions over a result that is not stored
 
 
-class PlainStand(Stand):
+class PlainHarness(Harness):
     """Every kind but convolutions and linear layers."""
 
     def __init__(self, gpu: Gpu, library: KernelLibrary, clock: Clock, request: Request) -> None:

@@ -56,7 +56,7 @@ class Place(Protocol):
         ...
 
 
-class Stand(Protocol):
+class Harness(Protocol):
     """The operands of one operation, for all its sizes."""
 
     def at(self, request: Request, offered: Sequence[Offer]) -> AbstractContextManager[Place]:
@@ -81,4 +81,4 @@ class Workbench(Protocol):
 
     def offers(self, request: Request, workspace_limit_bytes: int) -> Offered: ...
 
-    def open(self, need: Need) -> AbstractContextManager[Stand]: ...
+    def open(self, need: Need) -> AbstractContextManager[Harness]: ...

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 
 from mbc.ir.graph import Operation, Role
 from mbc.ops import KINDS
-from mbc.optimize.bounds.fused_remat_terms import Both, extras_of
+from mbc.optimize.bounds.fused_remat_terms import JointRemat, fused_remat_costs
 from mbc.optimize.candidates.table import CandidateTable, least_workspace_bytes
-from mbc.optimize.fusion.horizontal import is_gathered
+from mbc.optimize.fusion.horizontal import fuses_horizontally
 from mbc.optimize.fusion.select_groups import Group, all_groups
 from mbc.optimize.remat.greedy import Means
 from mbc.optimize.schedule.emit_launches import updates_early
@@ -42,8 +42,8 @@ class _Item:
     time_us: float
 
 
-def within_us(table: CandidateTable, means: Means, room_bytes: int, fastest_us: float) -> float:
-    """Lower bound in microseconds of a step in an arena of `room_bytes`; `fastest_us` is that of a step without a
+def budget_bound_us(table: CandidateTable, means: Means, available_bytes: int, fastest_us: float) -> float:
+    """Lower bound in microseconds of a step in an arena of `available_bytes`; `fastest_us` is that of a step without a
     limit."""
     step = _Step(table, means.split)
     # Where operations may be executed together row by row, what one needs is sure to be there as a whole only where
@@ -51,13 +51,13 @@ def within_us(table: CandidateTable, means: Means, room_bytes: int, fastest_us: 
     possible = [
         i
         for i, op in enumerate(step.operations)
-        if not (means.split and KINDS[op.kind].divisible) and op.name not in step.grouped and not is_gathered(op)
+        if not (means.split and KINDS[op.kind].divisible) and op.name not in step.grouped and not fuses_horizontally(op)
     ]
     places = sorted({possible[i * len(possible) // LOOKED_AT] for i in range(LOOKED_AT) if possible})
     best_us = fastest_us
     for place in places:
         kept, needed_bytes = step.at(place)
-        excess = needed_bytes + sum(item.size_bytes for item in kept) - room_bytes
+        excess = needed_bytes + sum(item.size_bytes for item in kept) - available_bytes
         if excess <= 0:
             continue
         before_us = fastest_us - sum(step.times_us[place:])
@@ -81,10 +81,10 @@ def _least_us(table: CandidateTable, means: Means, kept: list[_Item], excess: in
     return total_us + (copied_us * excess if excess > 0 else 0.0)
 
 
-def _hull(ways: Iterable[tuple[int, float]]) -> list[_Item]:
+def _hull(alternatives: Iterable[tuple[int, float]]) -> list[_Item]:
     """Bytes that may be absent at a given time, as several alternatives: the lower convex hull of these, as items."""
     found: list[_Item] = []
-    left: list[tuple[int, float]] = list(ways)
+    left: list[tuple[int, float]] = list(alternatives)
     all_bytes, all_us = 0, 0.0
     while left:
         size_bytes, time_us = min(left, key=lambda way: ((way[1] - all_us) / (way[0] - all_bytes), -way[0]))
@@ -116,7 +116,7 @@ class _Step:
         self._alone_us = alone_us
         self.times_us = self._shared(groups, alone_us)
         launches = (launch for group in groups for launch in group.launches)
-        self._extras = extras_of(table, (*self.operations, *launches))
+        self._extras = fused_remat_costs(table, (*self.operations, *launches))
         self._pairs = self._extras.pairs
         self._known_us: dict[int, float] = {}
         self._made: dict[str, int] = dict.fromkeys(graph.inputs, -1)
@@ -139,7 +139,9 @@ class _Step:
     def _shared(self, groups: Sequence[Group], alone_us: Sequence[float]) -> list[float]:
         """What each operation takes at least: alone, or its share of a group; nothing where many may run at once."""
         places = {op.name: i for i, op in enumerate(self.operations)}
-        found = [0.0 if is_gathered(op) else time_us for op, time_us in zip(self.operations, alone_us, strict=True)]
+        found = [
+            0.0 if fuses_horizontally(op) else time_us for op, time_us in zip(self.operations, alone_us, strict=True)
+        ]
         for group in groups:
             launches_us = [min((c.time_us for c in self._table.offered(o)), default=math.inf) for o in group.launches]
             for launch, time_us in zip(group.launches, launches_us, strict=True):
@@ -188,7 +190,7 @@ class _Step:
         items += [_Item(size, self._again_us(made)) for made, size in sizes.items()]
         return items, self._fixed_bytes + self._operand_bytes(operation, place)
 
-    def _pair(self, both: Both, first_bytes: int, last_bytes: int) -> list[_Item]:
+    def _pair(self, both: JointRemat, first_bytes: int, last_bytes: int) -> list[_Item]:
         """Two values of which either may be absent by itself."""
         apart_us = (self._apart_us(self._made[value]) for value in (both.first, both.last))
         first_us, last_us, both_us = self._extras.pair_us(both, *apart_us)
@@ -217,7 +219,7 @@ class _Step:
         if operation is None or KINDS[operation.kind].updates:
             return math.inf
         size_bytes = sum(map(self._size, operation.outputs))
-        found = 0.0 if is_gathered(operation) else self._alone_us[made]
+        found = 0.0 if fuses_horizontally(operation) else self._alone_us[made]
         for name in dict.fromkeys(map(self._root, operation.inputs)):
             source = self._made.get(name, -1)
             serves = self._reads[name] == [made] and len(self.operations[source].outputs) == 1

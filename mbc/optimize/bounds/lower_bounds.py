@@ -10,9 +10,9 @@ from heapq import heappop, heappush
 from mbc.ir.graph import Operation, Role
 from mbc.ops.fused import kind_of, names_of
 from mbc.optimize.candidates.table import CandidateTable, least_workspace_bytes
-from mbc.optimize.fusion.horizontal import is_gathered
+from mbc.optimize.fusion.horizontal import fuses_horizontally
 from mbc.optimize.fusion.select_groups import all_groups, groups_of, kept, possible_groups
-from mbc.optimize.remat.fused_remat import alongs_of
+from mbc.optimize.remat.fused_remat import fused_remats_of
 from mbc.optimize.schedule.liveness import aligned
 from mbc.plan.model import Buffer, Program, Stream
 
@@ -20,7 +20,7 @@ KERNEL_STREAMS = (Stream.COMPUTE, Stream.BESIDE)
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class LaunchOption:
     """A launch that may compute some values from others, and its least time."""
 
     inputs: tuple[str, ...]
@@ -28,7 +28,7 @@ class Way:
     time_us: float
 
 
-def beside_us(table: CandidateTable, train: Program, buffers: Sequence[Buffer], fastest_us: float) -> float:
+def critical_path_us(table: CandidateTable, train: Program, buffers: Sequence[Buffer], fastest_us: float) -> float:
     """Critical-path lower bound in microseconds of steps with the same groups and two streams of kernels; 0 where
     `train` runs serially. `fastest_us`: the least time of serial steps.
 
@@ -41,7 +41,7 @@ def beside_us(table: CandidateTable, train: Program, buffers: Sequence[Buffer], 
     shared_us = fastest_us / len(KERNEL_STREAMS)
     if _divided(table, train, buffers):
         return shared_us
-    ends_us = earliest_us(tuple(_ways(table)))
+    ends_us = earliest_us(tuple(_launch_options(table)))
     return max([shared_us, *(ends_us.get(name, 0.0) for name in kept(table.graph, table.graph.train))])
 
 
@@ -55,39 +55,39 @@ def _divided(table: CandidateTable, train: Program, buffers: Sequence[Buffer]) -
     )
 
 
-def _ways(table: CandidateTable) -> Iterator[Way]:
+def _launch_options(table: CandidateTable) -> Iterator[LaunchOption]:
     """Every launch that the training step may contain, whatever is selected."""
     launches = [launch for group in groups_of(table)[0] for launch in group.launches]
-    launches += [along.operation for along in alongs_of(table)]
+    launches += [fused_remat.operation for fused_remat in fused_remats_of(table)]
     for operation in (*table.graph.train, *launches):
-        free = kind_of(operation).view or is_gathered(operation)  # the latter share a launch with many
+        free = kind_of(operation).view or fuses_horizontally(operation)  # the latter share a launch with many
         times_us = () if free else tuple(candidate.time_us for candidate in table.offered(operation))
         if free or times_us:
-            yield Way(operation.inputs, operation.outputs, min(times_us, default=0.0))
+            yield LaunchOption(operation.inputs, operation.outputs, min(times_us, default=0.0))
 
 
-def earliest_us(ways: Sequence[Way]) -> dict[str, float]:
+def earliest_us(options: Sequence[LaunchOption]) -> dict[str, float]:
     """The earliest time at which each value can be ready with unlimited concurrency: the least, over the launches that
     can compute it, of the latest of their operands plus their time. (Knuth, "A generalization of Dijkstra's algorithm",
     1977.)"""
-    made = {name for way in ways for name in way.outputs}
-    lacking = [len(made.intersection(way.inputs)) for way in ways]
+    made = {name for option in options for name in option.outputs}
+    lacking = [len(made.intersection(option.inputs)) for option in options]
     readers: dict[str, list[int]] = {}
-    for i, way in enumerate(ways):
-        for name in made.intersection(way.inputs):
+    for i, option in enumerate(options):
+        for name in made.intersection(option.inputs):
             readers.setdefault(name, []).append(i)
-    ready = sorted((way.time_us, i) for i, way in enumerate(ways) if not lacking[i])
+    ready = sorted((option.time_us, i) for i, option in enumerate(options) if not lacking[i])
     found: dict[str, float] = {}
     while ready:
         end_us, i = heappop(ready)
-        for name in ways[i].outputs:
+        for name in options[i].outputs:
             if name in found:
                 continue
             found[name] = end_us
             for reader in readers.get(name, ()):
                 lacking[reader] -= 1
                 if not lacking[reader]:
-                    heappush(ready, (end_us + ways[reader].time_us, reader))
+                    heappush(ready, (end_us + options[reader].time_us, reader))
     return found
 
 

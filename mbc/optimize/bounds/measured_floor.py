@@ -12,7 +12,7 @@ from mbc.ops import KINDS
 from mbc.ops.fused import gives_product, names_of
 from mbc.optimize.bounds.io_lower_bound import fewest_bytes
 from mbc.optimize.candidates.table import CandidateTable
-from mbc.optimize.fusion.bitwise_remat_match import with_repeated
+from mbc.optimize.fusion.bitwise_remat_match import with_bitwise_remat
 from mbc.optimize.fusion.select_groups import groups_of
 from mbc.profile.model import Profile, calibrated
 
@@ -79,4 +79,4 @@ def _within_us(table: CandidateTable, bytes_per_us: float) -> dict[str, float]:
 
 def graph_floor(graph: TrainingGraph, device: DeviceSpec, profile: Profile | None) -> Floor:
     """`step_floor` with every kernel and every launch that a profile knows."""
-    return step_floor(with_repeated(CandidateTable(graph, calibrated(device, profile), PROVIDERS, profile)))
+    return step_floor(with_bitwise_remat(CandidateTable(graph, calibrated(device, profile), PROVIDERS, profile)))

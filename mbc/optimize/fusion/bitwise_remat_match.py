@@ -1,6 +1,6 @@
 """Which convolutions run by kernels that fused launches can recompute bit by bit and consume without storing the result
-(`MADE_INSIDE`, `INSIDE_SUMS` and `PAIR_SUMS` of `mbc.optimize.fusion.catalogue_conv1x1`): those where that was measured
-to be faster.
+(`REMAT_INSIDE`, `REMAT_INSIDE_REDUCTIONS` and `PAIR_SUMS` of `mbc.optimize.fusion.catalogue_conv1x1`): those where that
+was measured to be faster.
 
 Another kernel would round some elements differently. So such a convolution runs only by kernels that give the same
 bits, even if they are slower, and that loss is weighed against what the launches save that recompute it.
@@ -16,7 +16,7 @@ from mbc.optimize.candidates.table import CandidateTable, Repeaters
 from mbc.optimize.fusion.select_groups import fuse, is_measured, possible_groups
 
 
-def with_repeated(table: CandidateTable) -> CandidateTable:
+def with_bitwise_remat(table: CandidateTable) -> CandidateTable:
     """A table of the same step with the convolutions that are worth it. A profile that does not know such launches
     gives the plans that it gave before there were any."""
     every = _possible(table)

@@ -5,18 +5,18 @@ from __future__ import annotations
 
 from mbc.optimize.fusion.catalogue_conv1x1 import (
     BACKWARD,
-    BOTH_ALONG,
-    BY_SIGNS,
-    CONVOLUTION_ALONG,
-    DATA_ALONG,
+    BY_MASK,
+    CONVOLUTION_FUSED_REMAT,
+    DATA_GRADIENT_FUSED_REMAT,
     DATA_SUMS,
     DATA_SUMS_OF_PARTS,
-    INSIDE_SUMS,
-    MADE_INSIDE,
-    MAKE_SIGNS,
+    MAKE_MASK,
     NORMALIZE,
-    PAIR_ALONG,
+    PAIR_FUSED_REMAT,
     PAIR_SUMS,
+    RELU_AND_CONVOLUTION_FUSED_REMAT,
+    REMAT_INSIDE,
+    REMAT_INSIDE_REDUCTIONS,
     SUMS,
     THROUGH_RELU,
 )
@@ -42,7 +42,7 @@ PATTERNS: tuple[Pattern, ...] = (
             f"z = {NORMALIZE}",
             *others,
             "y = relu(s)",
-            MAKE_SIGNS,
+            MAKE_MASK,
             launches=(Part(tuple(range(3 + len(others))), ("y", "signs")),),
         )
         for others in (("s = add(z, r)",), (_TWICE, "s = add(z, z2)"))
@@ -178,7 +178,7 @@ PATTERNS: tuple[Pattern, ...] = (
             SUMS,
             launches=(Part(tuple(range(2 + len(added))), ("d", "dgamma", "dbeta")),),
         )
-        for through_relu in (THROUGH_RELU, BY_SIGNS)
+        for through_relu in (THROUGH_RELU, BY_MASK)
         for added in ((), ("dy = add(a, b)",))
     ),
     Pattern.of("d = channel_slice(wide)", "db = channel_sum(d)", launches=(Part((0, 1), ("d", "db")),)),
@@ -222,14 +222,14 @@ PATTERNS: tuple[Pattern, ...] = (
     Pattern.of("x = convolution(a, w)", _STATISTICS, launches=(Part((0, 1), ("x", "mean", "variance")),)),
     *DATA_SUMS,
     *DATA_SUMS_OF_PARTS,
-    *MADE_INSIDE,
-    *INSIDE_SUMS,
+    *REMAT_INSIDE,
+    *REMAT_INSIDE_REDUCTIONS,
     *PAIR_SUMS,
 )
 
 # Reductions over a gradient behind relu that recompute relu's output as well, for its next reader: most of its operands
 # are read anyway. Within a budget they run where relu's output was not kept (`mbc.optimize.remat.fused_remat`).
-RELU_ALONG: tuple[Pattern, ...] = (
+RELU_FUSED_REMAT: tuple[Pattern, ...] = (
     Pattern.of(
         f"z = {NORMALIZE}",
         "y = relu(z)",
@@ -251,9 +251,15 @@ RELU_ALONG: tuple[Pattern, ...] = (
             replaces=tuple(range(2 + len(others + signs), 4 + len(others + signs + added))),
         )
         for others in (("s = add(z, r)",), (_TWICE, "s = add(z, z2)"))
-        for signs, through_relu in (((), THROUGH_RELU), ((MAKE_SIGNS,), BY_SIGNS))
+        for signs, through_relu in (((), THROUGH_RELU), ((MAKE_MASK,), BY_MASK))
         for added in ((), ("dy = add(a, b)",))
     ),
 )
 
-ALONG = (*RELU_ALONG, *CONVOLUTION_ALONG, *BOTH_ALONG, *DATA_ALONG, *PAIR_ALONG)
+FUSED_REMAT = (
+    *RELU_FUSED_REMAT,
+    *CONVOLUTION_FUSED_REMAT,
+    *RELU_AND_CONVOLUTION_FUSED_REMAT,
+    *DATA_GRADIENT_FUSED_REMAT,
+    *PAIR_FUSED_REMAT,
+)

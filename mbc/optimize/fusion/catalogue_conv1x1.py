@@ -14,14 +14,14 @@ from mbc.optimize.fusion.pattern import Part, Pattern
 NORMALIZE = "batch_normalize(x, mean, variance, gamma?, beta?)"
 SUMS = "dgamma, dbeta = batch_normalize_sums(x, d, mean, variance)"
 THROUGH_RELU = "d = relu_backward(y, dy)"
-MAKE_SIGNS = "signs = relu_signs(y)"
-BY_SIGNS = "d = relu_backward_signs(dy, signs)"
+MAKE_MASK = "signs = relu_signs(y)"
+BY_MASK = "d = relu_backward_signs(dy, signs)"
 BACKWARD = "dx = batch_normalize_backward(x, d, mean, variance, dgamma, dbeta, gamma?)"
 _DATA = "dy = convolution_backward_data(g, w)"
 _DATA_ADDED = (_DATA.replace("dy", "a"), "dy = add(a, b)")
 _MADE = "x = convolution(image, w)"
 _ADDED: tuple[tuple[str, ...], ...] = ((), ("dy = add(a, b)",))
-_RELU_AGAIN = ((), THROUGH_RELU), ((MAKE_SIGNS,), BY_SIGNS)  # and its gradient: by output, or by bit mask
+_RELU_AGAIN = ((), THROUGH_RELU), ((MAKE_MASK,), BY_MASK)  # and its gradient: by output, or by bit mask
 _SECOND = tuple(tuple(text.replace("w)", "w2)") for text in texts) for texts in ((_DATA,), _DATA_ADDED))
 
 
@@ -49,7 +49,7 @@ def _behind_sum(
 DATA_SUMS: tuple[Pattern, ...] = (
     *(
         _at_once(*gradient, through_relu, SUMS, gives="d dgamma dbeta", measured=True)
-        for through_relu in (THROUGH_RELU, BY_SIGNS)
+        for through_relu in (THROUGH_RELU, BY_MASK)
         for gradient in ((_DATA,), _DATA_ADDED)
     ),
     Pattern.of(
@@ -88,7 +88,7 @@ DATA_SUMS_OF_PARTS: tuple[Pattern, ...] = tuple(
 
 # A convolution's output is recomputed for batch normalisation's backward pass and never stored: where the convolution's
 # input is smaller there is less to read.
-MADE_INSIDE: tuple[Pattern, ...] = (
+REMAT_INSIDE: tuple[Pattern, ...] = (
     *(
         _at_once(_MADE, last, gives=made, stays=(0,), measured=True)
         for last, made in ((SUMS, "dgamma dbeta"), (BACKWARD, "dx"))
@@ -110,36 +110,36 @@ MADE_INSIDE: tuple[Pattern, ...] = (
 )
 
 # The same of reductions behind relu, whose gradient they write.
-INSIDE_SUMS: tuple[Pattern, ...] = tuple(
+REMAT_INSIDE_REDUCTIONS: tuple[Pattern, ...] = tuple(
     _at_once(_MADE, *added, through_relu, SUMS, gives="d dgamma dbeta", stays=(0,), measured=True)
-    for through_relu in (THROUGH_RELU, BY_SIGNS)
+    for through_relu in (THROUGH_RELU, BY_MASK)
     for added in _ADDED
 )
 
 # And the gradient of their input: neither is read or written.
 PAIR_SUMS: tuple[Pattern, ...] = tuple(
     _at_once(_MADE, *gradient, through_relu, SUMS, gives="d dgamma dbeta", stays=(0,), measured=True)
-    for through_relu in (THROUGH_RELU, BY_SIGNS)
+    for through_relu in (THROUGH_RELU, BY_MASK)
     for gradient in _SECOND
 )
 
 # Reductions that recompute the convolution that they are over, where that takes less than reading its result.
-CONVOLUTION_ALONG: tuple[Pattern, ...] = (
+CONVOLUTION_FUSED_REMAT: tuple[Pattern, ...] = (
     _at_once(_MADE, SUMS, gives="x dgamma dbeta", stays=(0,)),
     *(
         _at_once(_MADE, *added, through_relu, SUMS, gives="x d dgamma dbeta", stays=(0,))
-        for through_relu in (THROUGH_RELU, BY_SIGNS)
+        for through_relu in (THROUGH_RELU, BY_MASK)
         for added in _ADDED
     ),
 )
 
 # Both, where either would be: relu's output is recomputed from the convolution's, which nothing has to read then.
-BOTH_ALONG: tuple[Pattern, ...] = tuple(
+RELU_AND_CONVOLUTION_FUSED_REMAT: tuple[Pattern, ...] = tuple(
     _behind_sum((_MADE,), added, *relu, gives="x y d dgamma dbeta") for relu in _RELU_AGAIN for added in _ADDED
 )
 
 # relu's output together with the reductions of `DATA_SUMS`.
-DATA_ALONG: tuple[Pattern, ...] = (
+DATA_GRADIENT_FUSED_REMAT: tuple[Pattern, ...] = (
     _at_once(
         _DATA,
         f"z = {NORMALIZE}",
@@ -157,7 +157,7 @@ DATA_ALONG: tuple[Pattern, ...] = (
 )
 
 # The same of `PAIR_SUMS`.
-PAIR_ALONG: tuple[Pattern, ...] = tuple(
+PAIR_FUSED_REMAT: tuple[Pattern, ...] = tuple(
     _behind_sum((_MADE, first), others, *relu, gives="y d dgamma dbeta")
     for relu in _RELU_AGAIN
     for first, *others in _SECOND

@@ -38,7 +38,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Gathered:
+class HorizontallyFused:
     """A program with horizontally fused launches, its choices, and the time that this saves."""
 
     program: tuple[Operation, ...]
@@ -46,7 +46,7 @@ class Gathered:
     saved_us: float
 
 
-def is_gathered(operation: Operation) -> bool:
+def fuses_horizontally(operation: Operation) -> bool:
     """Whether it may be fused horizontally."""
     return operation.kind in _KINDS
 
@@ -70,9 +70,9 @@ def bundles(
     return tuple(tuple(group) for group in found.values() if len(group) > 1 and _place(program, group) is not None)
 
 
-def gather(
+def fuse_horizontally(
     table: CandidateTable, program: tuple[Operation, ...], choices: Mapping[str, Choice], updates: bool = True
-) -> Gathered:
+) -> HorizontallyFused:
     """`program` with every bundle (`bundles`) whose one launch takes less time than its many."""
     saved_us = 0.0
     chosen = dict(choices)
@@ -95,7 +95,7 @@ def gather(
         chosen[joined.name] = Choice(layouts, point)
         saved_us += singly_us - best.time_us
         program = _rewritten(program, group, joined)
-    return Gathered(program, chosen, saved_us)
+    return HorizontallyFused(program, chosen, saved_us)
 
 
 def _place(program: Sequence[Operation], group: Sequence[Operation]) -> int | None:

@@ -167,7 +167,7 @@ class _Places:
         if any(self._wanted(value, replaced) for value in unmade):
             return None
         launches: list[Operation] = []
-        stands: list[int] = []
+        harnesses: list[int] = []
         for part in pattern.launches:
             launch = join(
                 [binding.operations[number] for number in part.runs], [binding.values[name] for name in part.gives]
@@ -176,16 +176,16 @@ class _Places:
             if not self._in_time(launch, place, replaced):
                 return None
             launches.append(launch)
-            stands.append(place)
+            harnesses.append(place)
         first = min(self.places[name] for name in replaced)
         # A state must not change between where an operation stood and where it now runs.
-        if any(KINDS[operation.kind].updates for operation in self.program[first : max(stands)]):
+        if any(KINDS[operation.kind].updates for operation in self.program[first : max(harnesses)]):
             return None
         # What one launch writes another one may read.
         wanted = {value for launch in launches for value in launch.inputs}
         if not all(value in wanted or self._wanted(value, replaced) for value in given):
             return None
-        return Group(tuple(launches), tuple(stands), replaced, frozenset(unmade), measured=pattern.measured)
+        return Group(tuple(launches), tuple(harnesses), replaced, frozenset(unmade), measured=pattern.measured)
 
     def _wanted(self, value: str, replaced: frozenset[str]) -> bool:
         """Whether anybody else reads it."""

@@ -75,16 +75,16 @@ def place(blocks: Sequence[Block], enough_bytes: int = 0, thorough: bool = True)
     return _improved(blocks, best, height, best_order, bound, good)
 
 
-def fit_within(blocks: Sequence[Block], room_bytes: int) -> list[int] | None:
-    """Offsets of the blocks within `room_bytes` that they nearly fill, where such are found quickly."""
+def fit_within(blocks: Sequence[Block], available_bytes: int) -> list[int] | None:
+    """Offsets of the blocks within `available_bytes` that they nearly fill, where such are found quickly."""
     order = sorted(range(len(blocks)), key=lambda i: _ORDERS[0](blocks[i]))
-    offsets, reached = _greedy(blocks, order, most_bytes=room_bytes + 1)
-    if reached <= room_bytes:
+    offsets, reached = _greedy(blocks, order, most_bytes=available_bytes + 1)
+    if reached <= available_bytes:
         return offsets
-    large = [i for i in order if blocks[i].size_bytes * SMALL_BLOCKS[0] >= room_bytes]
-    for places in fill_up([blocks[i] for i in large], room_bytes, QUICK_ROUNDS):
-        offsets, reached = place_around(blocks, dict(zip(large, places, strict=True)), room_bytes + 1)
-        if reached <= room_bytes:
+    large = [i for i in order if blocks[i].size_bytes * SMALL_BLOCKS[0] >= available_bytes]
+    for places in fill_up([blocks[i] for i in large], available_bytes, QUICK_ROUNDS):
+        offsets, reached = place_around(blocks, dict(zip(large, places, strict=True)), available_bytes + 1)
+        if reached <= available_bytes:
             return offsets
     return None
 

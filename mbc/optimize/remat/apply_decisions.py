@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from mbc.hardware.transfers import HostLink
 from mbc.ir.types import DType, Layout
-from mbc.optimize.remat.fused_remat import AlongRun, AlongRuns
+from mbc.optimize.remat.fused_remat import FusedRematRun, FusedRematRuns
 from mbc.optimize.schedule.emit_launches import WHOLE, Draft, renumbered
 from mbc.optimize.schedule.regions import Run
 from mbc.plan.model import Access, Buffer, Copy, Launch, Mode, Space, Stream
@@ -58,19 +58,19 @@ class Rewritten:
 
 
 def rewrite(
-    draft: Draft, runs: Sequence[Run], decisions: Decisions, link: HostLink, along: AlongRuns | None = None
+    draft: Draft, runs: Sequence[Run], decisions: Decisions, link: HostLink, fused_remat: FusedRematRuns | None = None
 ) -> Rewritten:
     """The draft with the decisions carried out in its training program. `draft` must not alias but by updates. What is
-    recomputed according to `along` (fused rematerialization) has no launch of its own."""
+    recomputed according to `fused_remat` (fused rematerialization) has no launch of its own."""
     writer = _Writer(draft, runs, link)
     made_by = {buffer: i for i, run in enumerate(runs) for buffer in run.writes}
     again: dict[int, dict[int, list[int]]] = {}  # position -> run -> outputs
-    instead: dict[int, AlongRun] = {}  # by the run in whose place it is launched
+    instead: dict[int, FusedRematRun] = {}  # by the run in whose place it is launched
     repeated = {(made_by[decision.buffer], decision.before) for decision in decisions.recomputes}
     for decision in decisions.recomputes:
         run = made_by[decision.buffer]
         assert run < decision.before and runs[run].again
-        found = (along or {}).get((run, decision.before))
+        found = (fused_remat or {}).get((run, decision.before))
         found = found.beside(repeated) if found else None
         if found and decision.buffer in found.targets:
             # Of two values at the same reductions, the launch that recomputes both replaces the one that recomputes
@@ -92,7 +92,7 @@ def rewrite(
         for clone, outputs in sorted(again.get(position, {}).items()):
             writer.run(runs[clone], position, outputs)
         if position in instead:
-            writer.along(instead[position], position)
+            writer.fused_remat(instead[position], position)
         else:
             writer.run(run, position, None)
     return writer.finish()
@@ -142,13 +142,13 @@ class _Writer:
         if again is not None:
             self._now |= {buffer: moved[buffer] for buffer in again}
 
-    def along(self, along: AlongRun, position: int) -> None:
+    def fused_remat(self, fused_remat: FusedRematRun, position: int) -> None:
         """Fused rematerialization: a launch that recomputes values together with its own outputs."""
-        made = {target: self._new(self._alone(target)) for target in along.targets}
-        launch = self._renamed(along.launch, {}, again=False)
+        made = {target: self._new(self._alone(target)) for target in fused_remat.targets}
+        launch = self._renamed(fused_remat.launch, {}, again=False)
         accesses = [Access(made.get(a.buffer, a.buffer), a.rows, a.mode) for a in launch.accesses]
-        if along.workspace_bytes:
-            scratch = Buffer(None, WHOLE, Layout.CHANNELS_FIRST, DType.UINT8, along.workspace_bytes)
+        if fused_remat.workspace_bytes:
+            scratch = Buffer(None, WHOLE, Layout.CHANNELS_FIRST, DType.UINT8, fused_remat.workspace_bytes)
             accesses.append(Access(self._new(scratch), WHOLE, Mode.WRITE))
         self._add(replace(launch, accesses=tuple(accesses)), position)
         self._now |= made

@@ -14,28 +14,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbc.optimize.remat.live_bytes_ledger import Ledger
-from mbc.optimize.remat.offload import Sender
+from mbc.optimize.remat.offload import Offloader
 from mbc.plan.model import Stream
 
 # Share of the available bytes that is left for workspaces, and for placement.
 LEFT_PART = 0.1
 
 
-def convoys(sender: Sender, ledger: Ledger, over_bytes: NDArray[np.int64], room_bytes: int) -> None:
+def coalesce_copies(offloader: Offloader, ledger: Ledger, over_bytes: NDArray[np.int64], available_bytes: int) -> None:
     """List copies anew; `over_bytes`: by how much each run exceeds the available bytes, the ledger's delta not
     counted."""
-    over_bytes = over_bytes + int(LEFT_PART * room_bytes)  # of what may be filled
-    _come_together(sender, ledger, over_bytes)
-    _leave_together(sender, ledger, over_bytes)
+    over_bytes = over_bytes + int(LEFT_PART * available_bytes)  # of what may be filled
+    _come_together(offloader, ledger, over_bytes)
+    _leave_together(offloader, ledger, over_bytes)
 
 
-def _come_together(sender: Sender, ledger: Ledger, over_bytes: NDArray[np.int64]) -> None:
-    starts_us = sender.starts_us()
-    needed = {b: ledger.first_read(b, ledger.offloads[b][1]) for b in sender.unhurried()}
+def _come_together(offloader: Offloader, ledger: Ledger, over_bytes: NDArray[np.int64]) -> None:
+    starts_us = offloader.starts_us()
+    needed = {b: ledger.first_read(b, ledger.offloads[b][1]) for b in offloader.unhurried()}
     group: list[int] = []
     free_us = group_us = 0.0  # when the group before is back, and what copies of this take
     for buffer in sorted(needed, key=lambda b: (needed[b], b)):
-        takes_us = sender.copy_us(buffer, Stream.TO_DEVICE)
+        takes_us = offloader.copy_us(buffer, Stream.TO_DEVICE)
         joined = [*group, buffer]
         end_us = float(starts_us[needed[joined[0]]])
         at = int(np.searchsorted(starts_us, end_us - group_us - takes_us, side="right")) - 1
@@ -59,10 +59,10 @@ def _back_at(ledger: Ledger, group: Sequence[int], position: int, over_bytes: ND
     return _listed(ledger, listed, over_bytes)
 
 
-def _leave_together(sender: Sender, ledger: Ledger, over_bytes: NDArray[np.int64]) -> None:
+def _leave_together(offloader: Offloader, ledger: Ledger, over_bytes: NDArray[np.int64]) -> None:
     """From the last that is gone to the first: as long as the next one, if there is room."""
     later = -1
-    for buffer in sorted(sender.unhurried(), key=lambda b: (-ledger.offloads[b][0], -b)):
+    for buffer in sorted(offloader.unhurried(), key=lambda b: (-ledger.offloads[b][0], -b)):
         out, back = ledger.offloads[buffer]
         if not (out < later < back and _listed(ledger, [(buffer, later, back)], over_bytes)):
             later = out

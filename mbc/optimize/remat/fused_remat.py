@@ -3,7 +3,7 @@ nothing.
 
 Within a budget relu's output is often recomputed, for the gradient of the next convolution's filter. The reductions of
 batch norm's backward pass, a little later, read nearly all of its operands: if they write it, too
-(`mbc.optimize.fusion.catalogue.ALONG`), that takes as long as writing it, where a launch of its own would read
+(`mbc.optimize.fusion.catalogue.FUSED_REMAT`), that takes as long as writing it, where a launch of its own would read
 everything once more. For that the gradient of the filter has to come after the reductions, which is allowed: only an
 update waits for it.
 
@@ -25,7 +25,7 @@ from mbc.kernels.statistics import WITH_STATISTICS
 from mbc.ops import KINDS
 from mbc.ops.fused import has_product, join, kind_of, names_of
 from mbc.optimize.candidates.table import CandidateTable
-from mbc.optimize.fusion.catalogue import ALONG
+from mbc.optimize.fusion.catalogue import FUSED_REMAT
 from mbc.optimize.fusion.pattern import find
 from mbc.optimize.schedule.emit_launches import Draft
 from mbc.optimize.schedule.regions import Run
@@ -37,7 +37,7 @@ NEAR = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Along:
+class FusedRemat:
     """A fused rematerialization: the launch of `operation` recomputes `values` and computes the reductions `sums` as
     well. `makes`: of each value the operations that compute it. `inside`: a convolution that the launch recomputes and
     does not store."""
@@ -57,7 +57,7 @@ class Along:
 
 
 @dataclass(frozen=True, slots=True)
-class AlongRun:
+class FusedRematRun:
     """How run `sums` of a draft recomputes a value, whose buffer is the first of `targets`: by `launch` in the place of
     its own, with a workspace of so many bytes as its last operand (0: none), in `more_us` more. `rivals`: repetitions
     with which the value needs a launch of its own, since they read it before, or replace the reductions themselves.
@@ -70,7 +70,7 @@ class AlongRun:
     workspace_bytes: int
     more_us: float
     rivals: frozenset[tuple[int, int]] = frozenset()
-    joint: AlongRun | None = None
+    joint: FusedRematRun | None = None
     unread: frozenset[int] = frozenset()
 
     @property
@@ -83,7 +83,7 @@ class AlongRun:
         """The repetitions that change how the value is recomputed."""
         return self.rivals | self.joint.rivals if self.joint else self.rivals
 
-    def beside(self, *repeated: Container[tuple[int, int]]) -> AlongRun | None:
+    def beside(self, *repeated: Container[tuple[int, int]]) -> FusedRematRun | None:
         """How the value is recomputed given other repetitions; None: by a launch of its own."""
         if not any(rival in keys for rival in self.rivals for keys in repeated):
             return self
@@ -91,29 +91,31 @@ class AlongRun:
 
 
 # By the run that computes the value, and the position before which it is recomputed.
-AlongRuns = Mapping[tuple[int, int], AlongRun]
+FusedRematRuns = Mapping[tuple[int, int], FusedRematRun]
 
 
-def alongs_of(table: CandidateTable) -> tuple[Along, ...]:
+def fused_remats_of(table: CandidateTable) -> tuple[FusedRemat, ...]:
     """Every fused rematerialization of the training step that some kernel can run; found once. Those with a convolution
     have to be measured; one that is not stored has to give the same bits."""
     if "along" not in table.groups:
-        found = (along for along in all_alongs(table) if table.repeated.keys() >= along.inside)
+        found = (fused_remat for fused_remat in all_fused_remats(table) if table.repeated.keys() >= fused_remat.inside)
         table.groups["along"] = tuple(
-            along for along in found if not has_product(along.operation.attributes) or table.timed(along.operation)
+            fused_remat
+            for fused_remat in found
+            if not has_product(fused_remat.operation.attributes) or table.timed(fused_remat.operation)
         )
     return table.groups["along"]
 
 
-def all_alongs(table: CandidateTable) -> tuple[Along, ...]:
+def all_fused_remats(table: CandidateTable) -> tuple[FusedRemat, ...]:
     """The same, also those that have to be measured before they may be taken."""
-    return tuple(_alongs(table))
+    return tuple(_fused_remats(table))
 
 
-def _alongs(table: CandidateTable) -> Iterator[Along]:
+def _fused_remats(table: CandidateTable) -> Iterator[FusedRemat]:
     program = table.graph.train
     makers = {output: operation for operation in program for output in operation.outputs}
-    for pattern in ALONG:
+    for pattern in FUSED_REMAT:
         (part,) = pattern.launches
         for operation in program:
             if operation.kind != pattern.statements[-1].kind:
@@ -131,18 +133,18 @@ def _alongs(table: CandidateTable) -> Iterator[Along]:
                 product, others = frozenset(member.name for member in again[:1]), again[1:]
                 behind = frozenset(member.name for member in others)
                 if len(values) > 1:
-                    yield Along(values, (product, behind), sums, joined)
+                    yield FusedRemat(values, (product, behind), sums, joined)
                 elif KINDS[again[0].kind].flops is not None and others:
-                    yield Along(values, (behind,), sums, joined, product)
+                    yield FusedRemat(values, (behind,), sums, joined, product)
                 else:
-                    yield Along(values, (product | behind,), sums, joined)
+                    yield FusedRemat(values, (product | behind,), sums, joined)
 
 
-def readers_late(table: CandidateTable, choices: Choices) -> Choices:
+def defer_readers(table: CandidateTable, choices: Choices) -> Choices:
     """The same choices with every operation moved behind the reductions that could recompute its operand, if its own
     results are needed only later."""
     program = choices.train
-    last = _last_places(program, alongs_of(table))
+    last = _last_places(program, fused_remats_of(table))
     if not last:
         return choices
     readers: dict[str, list[int]] = {}
@@ -162,18 +164,20 @@ def readers_late(table: CandidateTable, choices: Choices) -> Choices:
     return replace(choices, train=train)
 
 
-def _last_places(program: Sequence[Operation], alongs: Sequence[Along]) -> dict[str, int]:
+def _last_places(program: Sequence[Operation], fused_remats: Sequence[FusedRemat]) -> dict[str, int]:
     """Values that could be recomputed by the launch of an operation of the program, and its place."""
     by_name = {names_of(operation)[-1]: (place, operation) for place, operation in enumerate(program)}
     found: dict[str, int] = {}
-    for along in alongs:
-        standing = by_name.get(names_of(along.operation)[-1])
-        if standing is not None and along.stands_for(standing[1]):
-            found |= dict.fromkeys(along.values, standing[0])
+    for fused_remat in fused_remats:
+        standing = by_name.get(names_of(fused_remat.operation)[-1])
+        if standing is not None and fused_remat.stands_for(standing[1]):
+            found |= dict.fromkeys(fused_remat.values, standing[0])
     return found
 
 
-def along_runs(table: CandidateTable, draft: Draft, runs: Sequence[Run], program: Sequence[Operation]) -> AlongRuns:
+def fused_remat_runs(
+    table: CandidateTable, draft: Draft, runs: Sequence[Run], program: Sequence[Operation]
+) -> FusedRematRuns:
     """The fused rematerializations of a draft's training program: where kernels are known in the layouts of the draft,
     both or none of them measured, and take less than a launch more. `program`: the operations of the runs."""
     launches = draft.train.launches
@@ -195,28 +199,32 @@ def along_runs(table: CandidateTable, draft: Draft, runs: Sequence[Run], program
         if isinstance(launch.work, Kernel) and not launch.operations and run.stop == run.start + 1:
             for source in run.reads:
                 converted.setdefault(source, []).extend(run.writes)
-    places: list[tuple[Along, list[int], int]] = []  # each, its makers, its reductions
-    for along in alongs_of(table):
-        made_by = [makers[names] for names in along.makes if names in makers]
-        standing = last.get(names_of(along.operation)[-1])
-        if len(made_by) < len(along.makes) or standing is None:
+    places: list[tuple[FusedRemat, list[int], int]] = []  # each, its makers, its reductions
+    for fused_remat in fused_remats_of(table):
+        made_by = [makers[names] for names in fused_remat.makes if names in makers]
+        standing = last.get(names_of(fused_remat.operation)[-1])
+        if len(made_by) < len(fused_remat.makes) or standing is None:
             continue
         operation, sums = standing
         if (
-            along.stands_for(operation)
+            fused_remat.stands_for(operation)
             and max(made_by) < sums
-            and table.timed(along.operation) == table.timed(operation)
+            and table.timed(fused_remat.operation) == table.timed(operation)
         ):
-            places.append((along, made_by, sums))
+            places.append((fused_remat, made_by, sums))
 
-    def run_along(along: Along, made_by: Sequence[int], sums: int, least_us: float) -> AlongRun | None:
+    def fused_remat_run(
+        fused_remat: FusedRemat, made_by: Sequence[int], sums: int, least_us: float
+    ) -> FusedRematRun | None:
         """None where the first value by itself is as cheap."""
-        run = _run_along(table, draft, along, [runs[maker] for maker in made_by], sums, runs[sums], least_us)
+        run = _fused_remat_run(
+            table, draft, fused_remat, [runs[maker] for maker in made_by], sums, runs[sums], least_us
+        )
         return run if run is not None and run.more_us < runs[made_by[0]].again_us else None
 
-    found: dict[tuple[int, int], AlongRun] = {}
-    for along, made_by, sums in places:
-        run = run_along(along, made_by, sums, runs[sums].time_us) if len(made_by) == 1 else None
+    found: dict[tuple[int, int], FusedRematRun] = {}
+    for fused_remat, made_by, sums in places:
+        run = fused_remat_run(fused_remat, made_by, sums, runs[sums].time_us) if len(made_by) == 1 else None
         if run is None:
             continue
         # A reader in another layout converts it after the reductions.
@@ -228,11 +236,11 @@ def along_runs(table: CandidateTable, draft: Draft, runs: Sequence[Run], program
             found[made_by[0], position] = run
     found = {key: replace(run, rivals=frozenset(_rivals(key, found, reads))) for key, run in found.items()}
     by_sums = {(key[0], run.sums): key for key, run in found.items()}
-    for along, made_by, sums in places:
+    for fused_remat, made_by, sums in places:
         keys = [by_sums[maker, sums] for maker in made_by if (maker, sums) in by_sums]
         if len(keys) == 2:
             first, second = keys
-            joint = run_along(along, made_by, sums, runs[sums].time_us + found[second].more_us)
+            joint = fused_remat_run(fused_remat, made_by, sums, runs[sums].time_us + found[second].more_us)
             if joint is not None:
                 rivals = (found[first].rivals | found[second].rivals) - {second}
                 found[first] = replace(found[first], joint=replace(joint, rivals=rivals))
@@ -244,22 +252,30 @@ def _without_statistics(operation: Operation | None, names: Sequence[str]) -> fr
     return frozenset(names[:-1] if operation is not None and operation.kind == WITH_STATISTICS else names)
 
 
-def _rivals(key: tuple[int, int], alongs: AlongRuns, reads: Mapping[int, Sequence[int]]) -> Iterator[tuple[int, int]]:
+def _rivals(
+    key: tuple[int, int], fused_remats: FusedRematRuns, reads: Mapping[int, Sequence[int]]
+) -> Iterator[tuple[int, int]]:
     """Of several values that the same reductions could recompute the one that was computed last is, as the others may
     be its operands."""
-    along = alongs[key]
-    for other, beside in alongs.items():
-        if beside.sums == along.sums and other[0] > key[0]:
+    fused_remat = fused_remats[key]
+    for other, beside in fused_remats.items():
+        if beside.sums == fused_remat.sums and other[0] > key[0]:
             yield other
-    if key[1] == along.sums:
-        for reader in reads.get(along.targets[0], ()):
-            if reader < along.sums:
-                yield reader, along.sums
+    if key[1] == fused_remat.sums:
+        for reader in reads.get(fused_remat.targets[0], ()):
+            if reader < fused_remat.sums:
+                yield reader, fused_remat.sums
 
 
-def _run_along(
-    table: CandidateTable, draft: Draft, along: Along, makers: Sequence[Run], number: int, sums: Run, least_us: float
-) -> AlongRun | None:
+def _fused_remat_run(
+    table: CandidateTable,
+    draft: Draft,
+    fused_remat: FusedRemat,
+    makers: Sequence[Run],
+    number: int,
+    sums: Run,
+    least_us: float,
+) -> FusedRematRun | None:
     """`makers`: runs that compute the values. `least_us`: the time of a launch that recomputes fewer of them, which is
     a bound."""
     launches = [draft.train.launches[run.start] for run in (*makers, sums)]
@@ -269,7 +285,7 @@ def _run_along(
         name = draft.buffers[access.buffer].value
         if name is not None and buffers.setdefault(name, access.buffer) != access.buffer:
             return None  # one value in two layouts
-    operation = along.operation
+    operation = fused_remat.operation
     names = (*operation.inputs, *operation.outputs)
     if any(name not in buffers for name in names):
         return None
@@ -282,7 +298,7 @@ def _run_along(
         return None
     candidate = piece.candidate
     work = launches[0].work
-    if not isinstance(work, Kernel) or (not along.inside and not repeats(candidate.name, work.name)):
+    if not isinstance(work, Kernel) or (not fused_remat.inside and not repeats(candidate.name, work.name)):
         return None
     rows = {access.buffer: access.rows for access in touched}
     count = len(operation.inputs)
@@ -290,6 +306,6 @@ def _run_along(
     time_us = max(candidate.time_us, least_us)
     kernel = Kernel(candidate.provider, candidate.name, candidate.settings, time_us, candidate.measured)
     launch = Launch(kernel, names_of(operation), Stream.COMPUTE, accesses)
-    targets = tuple(buffers[value] for value in along.values)
-    unread = frozenset(makers[-1].reads).difference(operands) if along.inside else frozenset[int]()
-    return AlongRun(number, targets, launch, candidate.workspace_bytes, time_us - least_us, unread=unread)
+    targets = tuple(buffers[value] for value in fused_remat.values)
+    unread = frozenset(makers[-1].reads).difference(operands) if fused_remat.inside else frozenset[int]()
+    return FusedRematRun(number, targets, launch, candidate.workspace_bytes, time_us - least_us, unread=unread)

@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from mbc.hardware.transfers import HostLink
 from mbc.ir.graph import Operation, TrainingGraph
 from mbc.optimize.remat.apply_decisions import Decisions, in_launch_order, rewrite
-from mbc.optimize.remat.coalesce_copies import convoys
+from mbc.optimize.remat.coalesce_copies import coalesce_copies
 from mbc.optimize.remat.exhaustive import fastest_first
-from mbc.optimize.remat.fused_remat import AlongRuns
+from mbc.optimize.remat.fused_remat import FusedRematRuns
 from mbc.optimize.remat.live_bytes_ledger import Gap, Ledger
-from mbc.optimize.remat.local_search import Found, improve, keep_again, squeeze, stay_after_all
-from mbc.optimize.remat.offload import Sender
+from mbc.optimize.remat.local_search import Found, drop_offloads, improve, keep_after_all, squeeze
+from mbc.optimize.remat.offload import Offloader
 from mbc.optimize.remat.optimizer_offload import persistent_bytes
 from mbc.optimize.remat.segment_remat import cut_into_segments
 from mbc.optimize.remat.undo_log import Leaner
@@ -67,7 +67,7 @@ class Means:
 
 
 @dataclass(frozen=True, slots=True)
-class Resided:
+class Residency:
     """`live_bytes`: most bytes alive at once in the training program, runs of `leaner` with less workspace than in
     `draft`, which take `leaner_us` longer for it. `draft` has its final aliases. `sent`: the part of what was too much
     that goes to the host, over run `peak`; kernels wait for that of `forced`."""
@@ -82,34 +82,36 @@ class Resided:
     leaner_us: float = 0.0
 
 
-Measured = tuple[Resided, NDArray[np.int64]]
+Measured = tuple[Residency, NDArray[np.int64]]
 Points = Mapping[tuple[str, ...], Sequence[tuple[int, float]]]
 
 
-def reside(
+def choose_residency(
     graph: TrainingGraph,
     draft: Draft,
     link: HostLink,
     means: Means,
-    room_bytes: int,
+    available_bytes: int,
     known_us: float = math.inf,
     groups: Sequence[Operation] = (),
     work: int = 0,
-    start: Resided | None = None,
+    start: Residency | None = None,
     points: Points | None = None,
-    along: AlongRuns | None = None,
+    fused_remat: FusedRematRuns | None = None,
     runs: Sequence[Run] = (),
-) -> Resided:
+) -> Residency:
     """The draft as it fits the room, or as little over it as was found. `draft` must not alias but by updates.
 
     `known_us`: a step that fits; one that would take much longer is given up. `work`: rounds that improve what fits,
     times the runs of the program. `start`: what was found for the same draft and as much room or more, to go on from.
     `points`: bytes of workspace and time of the other ways to run operations that are launched together, by their
-    names. `along`: what can be made again along with other runs, whose operations are among `groups`.
+    names. `fused_remat`: what can be made again along with other runs, whose operations are among `groups`.
     `runs`: of the training program, where some are repeated by other launches.
     """
     runs = tuple(runs) or runs_of(graph, draft, draft.train)
-    chooser = Chooser(graph, draft, link, means, room_bytes, known_us, groups, points or {}, along or {}, runs)
+    chooser = Chooser(
+        graph, draft, link, means, available_bytes, known_us, groups, points or {}, fused_remat or {}, runs
+    )
     found = chooser.run(work, start)
     return replace(found, draft=in_launch_order(found.draft))
 
@@ -124,70 +126,70 @@ class Chooser:
         draft: Draft,
         link: HostLink,
         means: Means,
-        room_bytes: int,
+        available_bytes: int,
         known_us: float,
         groups: Sequence[Operation],
         points: Points,
-        along: AlongRuns,
+        fused_remat: FusedRematRuns,
         runs: Sequence[Run],
     ) -> None:
         self._works = works_in_place(graph, groups)
         self._draft = taken_over(draft, draft.infer, self._works)  # which nothing here changes
         self._link = link
         self._means = means
-        self._room_bytes = room_bytes
+        self._available_bytes = available_bytes
         self.runs = runs
-        self._small_bytes = int(room_bytes * SMALL_PART)
+        self._small_bytes = int(available_bytes * SMALL_PART)
         self._in_place = tuple(in_place(draft, self.runs, self._works))
-        self._along = along
-        self.ledger = Ledger(draft, self.runs, self._small_bytes, self._in_place, self._along)
+        self._fused_remat = fused_remat
+        self.ledger = Ledger(draft, self.runs, self._small_bytes, self._in_place, self._fused_remat)
         self._persistent_bytes = persistent_bytes(draft)
-        self.sender = Sender(draft, link, self.runs, self.ledger, means.host_bytes)
-        self.whims: dict[int, float] = {}  # by what the price of a value counts more
+        self.offloader = Offloader(draft, link, self.runs, self.ledger, means.host_bytes)
+        self.price_perturbations: dict[int, float] = {}  # by what the price of a value counts more
         launches = draft.train.launches
         self._points = [points.get(launches[run.start].operations, ()) for run in self.runs]
         self._forbidden: set[tuple[int, int]] = set()  # values that are not to be made again before a run
         step_us = sum(run.time_us for run in self.runs)
         self.most_again_us = min(MOST_AGAIN * step_us, WORTH_AGAIN * (known_us - step_us))
 
-    def run(self, work: int, start: Resided | None) -> Resided:
+    def run(self, work: int, start: Residency | None) -> Residency:
         best = self.measured()
         kept_over = best[1]
         if start is not None:
             self._go_on(start)
             best = self.measured()
-        elif best[0].live_bytes > self._room_bytes:
+        elif best[0].live_bytes > self._available_bytes:
             best = self._started(best)
         smallest, best = self._relieved(best, MOST_ROUNDS)
         limit_us = math.inf
         rounds = min(MOST_IMPROVING, work // len(self.runs))
-        if best[0].live_bytes > self._room_bytes and rounds:
+        if best[0].live_bytes > self._available_bytes and rounds:
             found = squeeze(self, Found(*best, self.costs_us()), rounds)
-            best = found.resided, found.over
-            smallest = min(smallest, found.resided, key=lambda found: found.live_bytes)
-        if best[0].live_bytes <= self._room_bytes:
-            kept = self._keep_again(best)
+            best = found.residency, found.over
+            smallest = min(smallest, found.residency, key=lambda found: found.live_bytes)
+        if best[0].live_bytes <= self._available_bytes:
+            kept = self._keep_after_all(best)
             found = improve(self, Found(*kept, self.costs_us()), rounds)
-            smallest, limit_us = self._in_convoys(found), found.costs_us
+            smallest, limit_us = self._with_coalesced_copies(found), found.costs_us
         if self._means.recompute and not smallest.decisions.offloads:
-            ledger = Ledger(self._draft, self.runs, self._small_bytes, along=self._along)
+            ledger = Ledger(self._draft, self.runs, self._small_bytes, fused_remat=self._fused_remat)
             for decisions in fastest_first(ledger, kept_over, limit_us):
                 proved = self.measure(decisions, {})[0]
-                if proved.live_bytes <= self._room_bytes:
+                if proved.live_bytes <= self._available_bytes:
                     return proved
         return smallest
 
-    def _relieved(self, best: Measured, rounds: int) -> tuple[Resided, Measured]:
+    def _relieved(self, best: Measured, rounds: int) -> tuple[Residency, Measured]:
         """What is smallest of what choosing gap by gap comes to, and what it ends with."""
         smallest = best[0]  # one round may take more than that before
         worse = 0
         for _ in range(rounds):
-            resided, over = best
-            if resided.live_bytes <= self._room_bytes or self._again_too_long() or worse >= WORSE_ROUNDS:
+            residency, over = best
+            if residency.live_bytes <= self._available_bytes or self._again_too_long() or worse >= WORSE_ROUNDS:
                 break
             if not (self.relieve(over) or self._forbid_at(int(np.argmax(over)))):
                 break
-            self.sender.schedule()
+            self.offloader.schedule()
             best = self.measured()
             worse = 0 if best[0].live_bytes < smallest.live_bytes else worse + 1
             smallest = min(smallest, best[0], key=lambda found: found.live_bytes)
@@ -197,32 +199,32 @@ class Chooser:
         """Where to go on from: as much at the host as its link can carry, and then the segments that cost least once
         they fit; where choosing gap by gap could cost less than that, nothing yet."""
         if self._means.offload > 0:
-            self.sender.send_away(kept[1], self._means.offload, self._means.recompute)
+            self.offloader.send_away(kept[1], self._means.offload, self._means.recompute)
         sent = self.measured()
         if not self._means.recompute:
             return sent
-        found: list[tuple[float, Resided]] = []
+        found: list[tuple[float, Residency]] = []
         before = self.ledger.mark()
         peak, most_again_us = int(np.argmax(kept[1])), self.most_again_us
         for part in (*SEGMENT_PARTS, 0.0):
             if part:
-                cut_into_segments(self.ledger, peak, int(part * self._room_bytes))
-                self.sender.schedule()
+                cut_into_segments(self.ledger, peak, int(part * self._available_bytes))
+                self.offloader.schedule()
             best = self._relieved(self.measured(), SEGMENT_ROUNDS if part else MOST_ROUNDS)[1]
-            if best[0].live_bytes <= self._room_bytes:
-                resided, _ = self._keep_again(best)
-                found.append((self.costs_us(), resided))
+            if best[0].live_bytes <= self._available_bytes:
+                residency, _ = self._keep_after_all(best)
+                found.append((self.costs_us(), residency))
                 self.most_again_us = min(self.most_again_us, WORTH_AGAIN * self.costs_us())
             elif not part and not found:
                 return best
             self.ledger.undo(before)
-            self.sender.forced.clear()
+            self.offloader.forced.clear()
             self._forbidden.clear()
         self.most_again_us = most_again_us
         self._go_on(min(found, key=lambda found: found[0])[1])
         return self.measured()
 
-    def _go_on(self, start: Resided) -> None:
+    def _go_on(self, start: Residency) -> None:
         self.ledger.undo(self.ledger.empty)
         for offload in start.decisions.offloads:
             self.ledger.offload(offload.buffer, offload.out, offload.back)
@@ -230,7 +232,7 @@ class Chooser:
             self.ledger.repeat(recompute.buffer, recompute.before)
         for run, how in start.leaner:
             self.ledger.lean(run, how)
-        self.sender.sent, self.sender.peak, self.sender.forced = start.sent, start.peak, set(start.forced)
+        self.offloader.sent, self.offloader.peak, self.offloader.forced = start.sent, start.peak, set(start.forced)
 
     def _again_too_long(self) -> bool:
         return self.ledger.again_us > self.most_again_us
@@ -238,7 +240,9 @@ class Chooser:
     def costs_us(self) -> float:
         """What is made again, less workspace, and copies that kernels wait for."""
         ledger = self.ledger
-        return ledger.again_us + ledger.leaner_us() + sum(map(self.sender.both_ways_us, sorted(self.sender.forced)))
+        return (
+            ledger.again_us + ledger.leaner_us() + sum(map(self.offloader.both_ways_us, sorted(self.offloader.forced)))
+        )
 
     # What is taken
 
@@ -249,22 +253,22 @@ class Chooser:
         return measured
 
     def measure(self, decisions: Decisions, leaner: Mapping[int, Leaner]) -> Measured:
-        rewritten = rewrite(self._draft, self.runs, decisions, self._link, self._along)
+        rewritten = rewrite(self._draft, self.runs, decisions, self._link, self._fused_remat)
         draft = taken_over(rewritten.draft, rewritten.draft.train, self._works)
         live = live_of(draft.train, draft.buffers, frozenset(draft.persistent)) + self._persistent_bytes
         if leaner:
             less = {self._operations(run): how.less_bytes for run, how in leaner.items()}
             live -= np.array([less.get(launch.operations, 0) for launch in draft.train.launches])
-        over = np.full(len(self.runs) + 1, -self._room_bytes, np.int64)
-        np.maximum.at(over, np.array(rewritten.position), live - self._room_bytes)
-        sender = self.sender
-        return Resided(
+        over = np.full(len(self.runs) + 1, -self._available_bytes, np.int64)
+        np.maximum.at(over, np.array(rewritten.position), live - self._available_bytes)
+        offloader = self.offloader
+        return Residency(
             draft,
             decisions,
             int(live.max()),
-            sender.sent,
-            sender.peak,
-            frozenset(sender.forced),
+            offloader.sent,
+            offloader.peak,
+            frozenset(offloader.forced),
             tuple(sorted(leaner.items())),
             self.ledger.leaner_us() if leaner else 0.0,
         ), over
@@ -326,7 +330,9 @@ class Chooser:
             return False
         workspace_bytes, time_us = max(fitting)
         more_us = max(0.0, time_us - self.runs[position].time_us)
-        if (more_us - known.more_us) * ledger.times(position) * self.whims.get(-1 - position, 1.0) > most_us:
+        if (more_us - known.more_us) * ledger.times(position) * self.price_perturbations.get(
+            -1 - position, 1.0
+        ) > most_us:
             return False
         ledger.lean(position, Leaner(all_bytes - workspace_bytes, more_us))
         return True
@@ -349,21 +355,21 @@ class Chooser:
     def _least_prices(self, position: int) -> list[tuple[float, int, int]]:
         """The gaps over a run, as a price no more than `_price`, the value and where the gap ends."""
         found: list[tuple[float, int, int]] = []
-        whims, sizes = self.whims, self.ledger.size_bytes
+        price_perturbations, sizes = self.price_perturbations, self.ledger.size_bytes
         for buffer, before, time_us in self.ledger.gaps(position):
             if self._means.offload > 0:
                 time_us = min(time_us, self._copies_us(buffer))
-            found.append((time_us * whims.get(buffer, 1.0) / sizes[buffer], buffer, before))
+            found.append((time_us * price_perturbations.get(buffer, 1.0) / sizes[buffer], buffer, before))
         return found
 
     def _a_byte(self, buffer: int, time_us: float) -> float:
-        return time_us * self.whims.get(buffer, 1.0) / self.ledger.size_bytes[buffer]
+        return time_us * self.price_perturbations.get(buffer, 1.0) / self.ledger.size_bytes[buffer]
 
     def _apply(self, gap: Gap) -> None:
         if self._recompute_us(gap) <= self._forced_us(gap):
             self.ledger.recompute(gap.buffer, gap.before)
         else:
-            self.sender.forced.add(gap.buffer)
+            self.offloader.forced.add(gap.buffer)
             self.ledger.offload(gap.buffer, gap.after + 1, gap.before)
 
     def _recompute_us(self, gap: Gap) -> float:
@@ -374,7 +380,7 @@ class Chooser:
     def _forced_us(self, gap: Gap) -> float:
         """What an offload costs where kernels wait for it. A short copy is none, but where nothing else is left."""
         copies_us = self._copies_us(gap.buffer)
-        if not self.sender.worth_sending(gap.buffer) and self._recompute_us(gap) < math.inf:
+        if not self.offloader.worth_sending(gap.buffer) and self._recompute_us(gap) < math.inf:
             return math.inf
         return copies_us
 
@@ -385,36 +391,36 @@ class Chooser:
             return math.inf
         if ledger.sent_bytes + ledger.size_bytes[buffer] > self._means.host_bytes:
             return math.inf
-        return self.sender.both_ways_us(buffer)
+        return self.offloader.both_ways_us(buffer)
 
     # What is not needed
 
-    def _keep_again(self, best: Measured) -> Measured:
+    def _keep_after_all(self, best: Measured) -> Measured:
         """Take decisions back, the most expensive first, where the books say that it fits without."""
         before = self.ledger.mark()
-        keep_again(self, best[1], max(1, KEEP_WORK // len(self.runs)))
-        stay_after_all(self, best[1])
-        self.sender.schedule()
+        keep_after_all(self, best[1], max(1, KEEP_WORK // len(self.runs)))
+        drop_offloads(self, best[1])
+        self.offloader.schedule()
         found = self.measure(self.ledger.decisions(), self.ledger.leaner)
-        if found[0].live_bytes > self._room_bytes:
+        if found[0].live_bytes > self._available_bytes:
             self.ledger.undo(before)
             return best
         self.ledger.measured()
         return found
 
-    def _in_convoys(self, found: Found) -> Resided:
+    def _with_coalesced_copies(self, found: Found) -> Residency:
         """What need not go to the host stays, and copies travel together, if that fits. That copies travel together is
         in the draft only: decisions are gone on from as they are."""
-        if not found.resided.decisions.offloads:
-            return found.resided
-        self._go_on(found.resided)
+        if not found.residency.decisions.offloads:
+            return found.residency
+        self._go_on(found.residency)
         _, over = self.measured()
-        stay_after_all(self, over)
+        drop_offloads(self, over)
         alone, over = self.measured()
-        if alone.live_bytes > self._room_bytes:
-            return found.resided
-        convoys(self.sender, self.ledger, over, self._room_bytes)
+        if alone.live_bytes > self._available_bytes:
+            return found.residency
+        coalesce_copies(self.offloader, self.ledger, over, self._available_bytes)
         together, _ = self.measured()
-        if together.live_bytes > self._room_bytes:
+        if together.live_bytes > self._available_bytes:
             return alone
         return replace(alone, draft=together.draft, live_bytes=together.live_bytes)

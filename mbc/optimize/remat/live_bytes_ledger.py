@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbc.optimize.remat.apply_decisions import Decisions, Offload, Recompute
-from mbc.optimize.remat.undo_log import Books, Leaner
+from mbc.optimize.remat.undo_log import Leaner, UndoLog
 
 # Most values in a recomputation chain, times runs. In a deep network some values in between are kept, from which the
 # others are recomputed.
@@ -37,7 +37,7 @@ class Gap:
     before: int
 
 
-class Ledger(Books):
+class Ledger(UndoLog):
     """Mutable: decisions are entered one by one."""
 
     def decisions(self) -> Decisions:
@@ -105,7 +105,7 @@ class Ledger(Books):
             elif key in self._again:
                 least_us = 0.0
             else:
-                least_us = self.again_us_of(made, before) if key in self._along else self._alone_us[made]
+                least_us = self.again_us_of(made, before) if key in self._fused_remat else self._alone_us[made]
             found.append((buffer, before, least_us))
         return found
 
@@ -143,9 +143,9 @@ class Ledger(Books):
             later = self._next_again(wanted, position) if wanted != buffer else None
             if key in self._displaced:
                 total_us += self.displaced_us(run, position)
-            again_us = self.again_us_of(run, position, paid) if key in self._along else self._alone_us[run]
+            again_us = self.again_us_of(run, position, paid) if key in self._fused_remat else self._alone_us[run]
             total_us += again_us - (0.0 if later is None else self.again_us_of(run, later))
-            for source in self.moved_by(run, position) if key in self._along else self._moves[run]:
+            for source in self.moved_by(run, position) if key in self._fused_remat else self._moves[run]:
                 # Of most values nothing is listed; the rest of this is what `resident` says, too.
                 there = not self.starts.get(source) and self.reads[source][-1] >= position
                 if not there and not self.resident(source, position) and not self._can_fetch(source, position):

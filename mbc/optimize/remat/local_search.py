@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from mbc.optimize.remat.greedy import Chooser, Resided
+    from mbc.optimize.remat.greedy import Chooser, Residency
 
 # Decisions that are taken back in a round, and by how much a price may be off in it.
 TAKEN_BACK = (2, 4, 8, 16, 32)
@@ -34,7 +34,7 @@ Again = tuple[int, int]  # a value, and the run before which it is made again
 class Found:
     """Decisions as they were measured. `over`: by how much each run exceeds the room; `costs_us`: what they cost."""
 
-    resided: Resided
+    residency: Residency
     over: NDArray[np.int64]
     costs_us: float
 
@@ -47,7 +47,7 @@ def improve(chooser: Chooser, best: Found, rounds: int) -> Found:
     draw = random.Random(0)
     ledger = chooser.ledger
     least_us = best.costs_us
-    known, known_forced = ledger.mark(), frozenset(chooser.sender.forced)  # as `best` was measured
+    known, known_forced = ledger.mark(), frozenset(chooser.offloader.forced)  # as `best` was measured
     unmeasured, most_unmeasured = 0, MEASURED_AFTER
 
     def settle() -> None:
@@ -56,30 +56,30 @@ def improve(chooser: Chooser, best: Found, rounds: int) -> Found:
         unmeasured = 0
         if found.over.max() <= 0 and found.costs_us < best.costs_us:
             best = found
-            known, known_forced = ledger.mark(), frozenset(chooser.sender.forced)
+            known, known_forced = ledger.mark(), frozenset(chooser.offloader.forced)
             most_unmeasured = min(2 * most_unmeasured, MEASURED_AFTER)
         else:  # the books are further off than that
             ledger.undo(known)
             ledger.measured()
-            chooser.sender.forced = set(known_forced)
+            chooser.offloader.forced = set(known_forced)
             most_unmeasured = max(1, most_unmeasured // 2)
         least_us = best.costs_us
 
     for _ in range(rounds):
         start = ledger.mark()
-        forced = frozenset(chooser.sender.forced)
+        forced = frozenset(chooser.offloader.forced)
         if not _take_back(chooser, draw):
             break
         chooser.most_again_us = least_us
         _relieve(chooser, best.over, draw)
         if _fits(chooser, best.over):
-            keep_again(chooser, best.over, len(chooser.runs))
+            keep_after_all(chooser, best.over, len(chooser.runs))
         if _fits(chooser, best.over) and chooser.costs_us() < least_us - LESS_US:
             least_us = chooser.costs_us()
             unmeasured += 1
         else:
             ledger.undo(start)
-            chooser.sender.forced = set(forced)
+            chooser.offloader.forced = set(forced)
         if unmeasured >= most_unmeasured:
             settle()
     if unmeasured:
@@ -103,11 +103,11 @@ def squeeze(chooser: Chooser, smallest: Found, rounds: int) -> Found:
         found = _settled(chooser)
         over, unmeasured = found.over, 0
         lacking = _lacking(chooser, over)
-        smallest = min(smallest, found, key=lambda found: found.resided.live_bytes)
+        smallest = min(smallest, found, key=lambda found: found.residency.live_bytes)
 
     for _ in range(rounds):
         start = ledger.mark()
-        forced = frozenset(chooser.sender.forced)
+        forced = frozenset(chooser.offloader.forced)
         again = chooser.ledger.repeated()
         if not again:
             break
@@ -120,7 +120,7 @@ def squeeze(chooser: Chooser, smallest: Found, rounds: int) -> Found:
             unmeasured += 1
         else:
             ledger.undo(start)
-            chooser.sender.forced = set(forced)
+            chooser.offloader.forced = set(forced)
         if unmeasured >= MEASURED_AFTER or (unmeasured and not lacking):
             settle()
             if not lacking:
@@ -140,9 +140,11 @@ def _relieve(chooser: Chooser, over: NDArray[np.int64], draw: random.Random) -> 
     # Runs with less workspace count down from -1.
     priced = (*chooser.ledger.movable, *range(-len(chooser.runs), 0))
     drawn, least, width = draw.random, 1 - WHIM, (1 + WHIM) - (1 - WHIM)
-    chooser.whims = {b: least + width * drawn() for b in priced}  # what uniform() is, in a third of the time
+    chooser.price_perturbations = {
+        b: least + width * drawn() for b in priced
+    }  # what uniform() is, in a third of the time
     chooser.relieve(over)
-    chooser.whims = {}
+    chooser.price_perturbations = {}
 
 
 def _nearest(again: Sequence[Again], position: int, count: int, draw: random.Random) -> list[Again]:
@@ -160,17 +162,17 @@ def _settled(chooser: Chooser) -> Found:
     """The decisions as they are measured; where that does not fit, with a little more room made."""
     chooser.most_again_us = math.inf
     for _ in range(MOST_SETTLING):
-        chooser.sender.schedule()
-        resided, over = chooser.measured()
+        chooser.offloader.schedule()
+        residency, over = chooser.measured()
         if over.max() <= 0:
             break
         chooser.relieve(over)
     else:
-        resided, over = chooser.measured()
-    return Found(resided, over, chooser.costs_us())
+        residency, over = chooser.measured()
+    return Found(residency, over, chooser.costs_us())
 
 
-def keep_again(chooser: Chooser, over: NDArray[np.int64], most: int) -> None:
+def keep_after_all(chooser: Chooser, over: NDArray[np.int64], most: int) -> None:
     """Keep after all, by the books, of what takes longest to make again and so many what fits."""
     ledger = chooser.ledger
     order = sorted([(-ledger.again_us_of(ledger.made[b], before), before, b) for b, before in ledger.repeated()])
@@ -194,10 +196,10 @@ def keep_again(chooser: Chooser, over: NDArray[np.int64], most: int) -> None:
             ledger.undo(start)
 
 
-def stay_after_all(chooser: Chooser, over: NDArray[np.int64]) -> None:
+def drop_offloads(chooser: Chooser, over: NDArray[np.int64]) -> None:
     """Leave in the arena, by the books, what went to the host without need, the smallest first."""
     ledger = chooser.ledger
-    for buffer in sorted(chooser.sender.unhurried(), key=lambda b: (ledger.size_bytes[b], b)):
+    for buffer in sorted(chooser.offloader.unhurried(), key=lambda b: (ledger.size_bytes[b], b)):
         start = ledger.mark()
         ledger.stay(buffer)
         if not _fits(chooser, over):
@@ -212,7 +214,7 @@ def _take_back(chooser: Chooser, draw: random.Random) -> bool:
     """Take some decisions back: anywhere, or before runs near each other. Whether there was any."""
     ledger = chooser.ledger
     again = chooser.ledger.repeated()
-    sent = sorted(chooser.sender.forced)
+    sent = sorted(chooser.offloader.forced)
     leaner = sorted(ledger.leaner)
     if not again and not sent and not leaner:
         return False
@@ -225,14 +227,14 @@ def _take_back(chooser: Chooser, draw: random.Random) -> bool:
     else:
         chosen = draw.sample(again, min(count, len(again)))
     _drop(chooser, chosen)
-    unhurried = chooser.sender.unhurried()
+    unhurried = chooser.offloader.unhurried()
     if unhurried and draw.random() < SWAPPED:
         # Others may be worth more of the link.
         stays = draw.sample(unhurried, min(len(unhurried), draw.choice(TAKEN_BACK[:2])))
         for buffer in stays:
             ledger.stay(buffer)
-        chooser.sender.send((*draw.sample([b for b, _ in chosen], len(chosen)), *stays))
+        chooser.offloader.send((*draw.sample([b for b, _ in chosen], len(chosen)), *stays))
     for buffer in draw.sample(sent, min(draw.randrange(count + 1), len(sent))):
-        chooser.sender.forced.discard(buffer)
+        chooser.offloader.forced.discard(buffer)
         ledger.stay(buffer)
     return True

@@ -23,7 +23,7 @@ from mbc.plan.model import Copy, Stream
 SHORTEST_COPY_US = 100.0
 
 
-class Sender:
+class Offloader:
     """The copies of one program. `peak`: the run over which values are offloaded; `sent`: the offloaded share of the
     excess there; `forced`: offloaded values that kernels wait for."""
 

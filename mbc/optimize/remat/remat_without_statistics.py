@@ -20,7 +20,7 @@ from mbc.optimize.schedule.regions import Run
 from mbc.plan.model import Kernel, Launch
 
 
-def repeated_bare(
+def repeated_without_statistics(
     table: CandidateTable, draft: Draft, runs: Sequence[Run], program: Sequence[Operation]
 ) -> tuple[Run, ...]:
     """The runs of a training program, with the launch that repeats each where another one is faster. `program`: the

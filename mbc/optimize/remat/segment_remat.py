@@ -21,7 +21,7 @@ def cut_into_segments(ledger: Ledger, peak: int, segment_bytes: int) -> None:
     """Enter that everything needed on both sides of run `peak` is recomputed, except the values between segments of
     `segment_bytes`, what cannot be recomputed, and what is offloaded."""
     movable = [b for b in ledger.movable if 0 <= ledger.made[b] < peak and ledger.gap(b, peak) is not None]
-    kept = _handed_on(ledger, movable, peak, segment_bytes)
+    kept = _depth_first_values(ledger, movable, peak, segment_bytes)
     # The last value first: its operands are live, and are then needed at the same moment.
     for buffer in sorted(movable, key=lambda b: (-ledger.made[b], -b)):
         gap = ledger.gap(buffer, peak)
@@ -29,7 +29,7 @@ def cut_into_segments(ledger: Ledger, peak: int, segment_bytes: int) -> None:
             ledger.recompute(buffer, gap.before)
 
 
-def _handed_on(ledger: Ledger, movable: Collection[int], peak: int, segment_bytes: int) -> frozenset[int]:
+def _depth_first_values(ledger: Ledger, movable: Collection[int], peak: int, segment_bytes: int) -> frozenset[int]:
     made_bytes = np.zeros(peak + 1, np.int64)
     crossing_bytes = np.zeros(peak + 1, np.int64)  # what is read behind a run of what was made up to it
     last = {b: ledger.last_touch(b, peak) for b in movable}

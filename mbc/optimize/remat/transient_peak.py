@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from mbc.optimize.schedule.regions import Run
 
 
-def passing_bytes(
+def transient_bytes(
     again: Sequence[int],
     runs: Sequence[Run],
     sizes: Sequence[int],

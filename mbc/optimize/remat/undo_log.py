@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mbc.optimize.remat.fused_remat import AlongRuns
-from mbc.optimize.remat.transient_peak import passing_bytes
+from mbc.optimize.remat.fused_remat import FusedRematRuns
+from mbc.optimize.remat.transient_peak import transient_bytes
 from mbc.optimize.schedule.emit_launches import Draft
 from mbc.optimize.schedule.liveness import aligned
 from mbc.optimize.schedule.regions import Run
@@ -40,13 +40,14 @@ class Mark:
     entries: int
     taken_bytes: NDArray[np.int64]
     spans: NDArray[np.int64]
-    passing_bytes: dict[int, int]
+    transient_bytes: dict[int, int]
     changed: frozenset[int]
 
 
-class Books:
+class UndoLog:
     """Mutable. `small_bytes`: values up to that size are always kept. `in_place`: runs and the values that they
-    overwrite if nothing needs them any more. `along`: fused rematerializations, which cost less than their run."""
+    overwrite if nothing needs them any more. `fused_remat`: fused rematerializations, which cost less than their
+    run."""
 
     def __init__(
         self,
@@ -54,12 +55,12 @@ class Books:
         runs: Sequence[Run],
         small_bytes: int,
         in_place: Collection[tuple[int, int]] = (),
-        along: AlongRuns | None = None,
+        fused_remat: FusedRematRuns | None = None,
     ) -> None:
         self.runs = runs
-        self._along = along or {}
+        self._fused_remat = fused_remat or {}
         self._displaced: dict[tuple[int, int], list[tuple[int, int]]] = {}  # by a repetition: what it changes
-        for key, run in self._along.items():
+        for key, run in self._fused_remat.items():
             for other in run.matters:
                 self._displaced.setdefault(other, []).append(key)
         self.size_bytes = [aligned(b.size_bytes) if b.space is Space.ARENA else 0 for b in draft.buffers]
@@ -102,7 +103,7 @@ class Books:
         self._taken_bytes: NDArray[np.int64] = np.zeros(len(runs) + 1, np.int64)  # more at each run than at first
         self._measured_bytes = self._taken_bytes.copy()  # the same when it was measured last
         self._runs_again: dict[int, set[int]] = {}  # position -> runs
-        self._passing_bytes: dict[int, int] = {}  # by position, as they are counted
+        self._transient_bytes: dict[int, int] = {}  # by position, as they are counted
         self._changed: set[int] = set()  # positions at which they may be others by now
         self.leaner: dict[int, Leaner] = {}  # by run
         for buffer in self.movable:
@@ -113,38 +114,38 @@ class Books:
     def delta_bytes(self) -> NDArray[np.int64]:
         """What more is taken at each run than when it was measured last."""
         for position in tuple(self._changed):
-            self._count_passing(position)
+            self._count_transient(position)
         return self._taken_bytes - self._measured_bytes
 
     def delta_at(self, position: int) -> int:
         """The same at one run; what exists between repetitions at others is left to be counted when it is asked for."""
         if position in self._changed:
-            self._count_passing(position)
+            self._count_transient(position)
         return int(self._taken_bytes[position]) - int(self._measured_bytes[position])
 
     def measured(self) -> None:
         """What is taken at each run has been measured with all that is entered."""
         for position in tuple(self._changed):
-            self._count_passing(position)
+            self._count_transient(position)
         self._measured_bytes = self._taken_bytes.copy()
 
     def again_us_of(self, run: int, position: int, beside: Collection[tuple[int, int]] = ()) -> float:
         """Microseconds of repeating a run just before another, or fused with the launch there. `beside`: other
         repetitions that there will be."""
-        along = self._along.get((run, position))
-        found = along.beside(self._again, beside) if along else None
+        fused_remat = self._fused_remat.get((run, position))
+        found = fused_remat.beside(self._again, beside) if fused_remat else None
         return found.more_us if found else self._alone_us[run]
 
     def moved_by(self, run: int, position: int) -> Sequence[int]:
         """The movable values that have to be live where a run is repeated just before another, or fused with the launch
         there."""
-        along = self._along.get((run, position))
-        return [b for b in self._moves[run] if b not in along.spared] if along else self._moves[run]
+        fused_remat = self._fused_remat.get((run, position))
+        return [b for b in self._moves[run] if b not in fused_remat.spared] if fused_remat else self._moves[run]
 
     def _readable(self, run: int, position: int) -> bool:
         """Whether nothing that a run reads where it is repeated has been written over by then."""
-        along = self._along.get((run, position))
-        spared = along.spared if along else ()
+        fused_remat = self._fused_remat.get((run, position))
+        spared = fused_remat.spared if fused_remat else ()
         return all(self._valid_until.get(b, position) >= position or b in spared for b in self.runs[run].reads)
 
     def displaced_us(self, run: int, position: int) -> float:
@@ -175,7 +176,7 @@ class Books:
 
     def mark(self) -> Mark:
         """For `undo`: the state of the log now."""
-        copies = self._taken_bytes.copy(), self._spans.copy(), self._passing_bytes.copy(), frozenset(self._changed)
+        copies = self._taken_bytes.copy(), self._spans.copy(), self._transient_bytes.copy(), frozenset(self._changed)
         return Mark(len(self._journal), *copies)
 
     def undo(self, mark: Mark) -> None:
@@ -187,7 +188,7 @@ class Books:
             take_back(*entry)
         self._taken_bytes[:] = mark.taken_bytes
         self._spans[:] = mark.spans
-        self._passing_bytes = mark.passing_bytes.copy()
+        self._transient_bytes = mark.transient_bytes.copy()
         self._changed = set(mark.changed)
 
     # Entries, and what the journal takes them back with.
@@ -351,20 +352,20 @@ class Books:
             return start, max(stop, self.offloads[buffer][0])
         return start, stop - ((last, buffer) in self._in_place)
 
-    def _count_passing(self, position: int) -> None:
-        taken = self._passing_at(position)
-        self._taken_bytes[position] += taken - self._passing_bytes.pop(position, 0)
+    def _count_transient(self, position: int) -> None:
+        taken = self._transient_at(position)
+        self._taken_bytes[position] += taken - self._transient_bytes.pop(position, 0)
         if taken:
-            self._passing_bytes[position] = taken
+            self._transient_bytes[position] = taken
         self._changed.remove(position)
 
-    def _passing_at(self, position: int) -> int:
+    def _transient_at(self, position: int) -> int:
         again = self._runs_again.get(position)
         if not again:
             return 0
         made = [buffer for run in again for buffer in self._again[run, position]]
         staying = {b for b in made if self._stay(b, bisect_right(self.starts[b], position))[1] > position}
-        return passing_bytes(sorted(again), self.runs, self.size_bytes, self._scratch_bytes, position, staying)
+        return transient_bytes(sorted(again), self.runs, self.size_bytes, self._scratch_bytes, position, staying)
 
 
 def _scratch_bytes(draft: Draft, run: Run) -> int:

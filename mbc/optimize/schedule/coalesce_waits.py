@@ -22,7 +22,7 @@ from mbc.plan.model import Program, Stream
 SPARE_US = 50.0
 
 
-def meet(program: Program, contention: Contention | None) -> tuple[Program, float]:
+def coalesce_waits(program: Program, contention: Contention | None) -> tuple[Program, float]:
     """The program with stronger waits where that is predicted to be faster, and its time in microseconds."""
     if contention is None or all(launch.stream not in COPIES for launch in program.launches):
         return program, simulate(program, contention=contention)

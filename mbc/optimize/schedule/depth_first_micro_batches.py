@@ -37,7 +37,7 @@ class Division:
 
 
 @dataclass(frozen=True, slots=True)
-class _Strip:
+class _Group:
     """Runs [start, stop) that execute depth-first: those of `first` are launched before the group, those of `last`
     after it. `again`: runs of the forward pass whose micro-batches are recomputed."""
 
@@ -57,23 +57,23 @@ def divided_operations(
     names: dict[str, int] = {}
     for program in (draft.train, draft.infer):
         found = _Cutter(table, draft, program, operations, division, settled=False)
-        for strip in found.strips():
-            for run in (*strip.again, *strip.rows):
+        for group in found.groups():
+            for run in (*group.again, *group.rows):
                 launched = program.launches[found.runs[run].start].operations
                 if launched:  # a conversion is none
                     names[SEPARATOR.join(launched)] = division.rows
     return names
 
 
-def interleaved(table: CandidateTable, draft: Draft, operations: Sequence[Operation], division: Division) -> Draft:
+def depth_first(table: CandidateTable, draft: Draft, operations: Sequence[Operation], division: Division) -> Draft:
     """The draft executed depth-first, `draft` having those of `operations` that `divided_operations` names divided
     so."""
     buffers = list(draft.buffers)
 
     def of(program: Program) -> Program:
         cutter = _Cutter(table, draft, program, operations, division, settled=True)
-        strips = cutter.strips()
-        return _Writer(table.graph, program, buffers, cutter.runs, division, cutter.given_up).write(strips)
+        groups = cutter.groups()
+        return _Writer(table.graph, program, buffers, cutter.runs, division, cutter.given_up).write(groups)
 
     train, infer = of(draft.train), of(draft.infer)
     # A buffer may take over the bytes of one with a lower number only: numbers follow the launches.
@@ -118,7 +118,7 @@ class _Cutter:
         self._by_rows = [self._is_by_rows(run, settled) for run in self.runs]
         self.given_up: frozenset[int] = frozenset()  # values that backward groups recompute
 
-    def strips(self) -> tuple[_Strip, ...]:
+    def groups(self) -> tuple[_Group, ...]:
         stretches = self._stretches()
         inside = {i: number for number, stretch in enumerate(stretches) for i in range(stretch.start, stretch.stop)}
         dividing = {inside[self._made[b]] for b in self._large() if self._handed_on_inside(b, inside)}
@@ -137,15 +137,15 @@ class _Cutter:
                 break
             given_up -= kept
         self.given_up = frozenset(given_up)
-        strips: list[_Strip] = []
+        groups: list[_Group] = []
         for number, stretch in enumerate(stretches):
             again = self._chain(wanted[number], given_up, stretch)
             assert again is not None, "each value can be made again, and so can all"
             if again or number in dividing:
-                strips.append(replace(stretch, again=again))
-        return tuple(strips)
+                groups.append(replace(stretch, again=again))
+        return tuple(groups)
 
-    def _wanted(self, stretch: _Strip, given_up: Collection[int]) -> list[int]:
+    def _wanted(self, stretch: _Group, given_up: Collection[int]) -> list[int]:
         """The given-up values of other groups that this one reads."""
         return [
             b
@@ -196,13 +196,13 @@ class _Cutter:
         reads = self._reads.get(buffer, ())
         return max((i for i in reads if made >= self._middle or i < self._middle), default=made)
 
-    def _stretches(self) -> list[_Strip]:
+    def _stretches(self) -> list[_Group]:
         """Maximal stretches of runs that could be depth-first groups, in order."""
         joined = [False] * (len(self.runs) + 1)  # with the run before
         for buffer in self._large():
             for i in range(self._made[buffer] + 1, self._last_near(buffer) + 1):
                 joined[i] = True
-        found: list[_Strip] = []
+        found: list[_Group] = []
         start = 0
         while start < len(self.runs):
             stop = start + 1
@@ -212,9 +212,9 @@ class _Cutter:
             start = stop
         return found
 
-    def _parted(self, start: int, stop: int) -> list[_Strip]:
+    def _parted(self, start: int, stop: int) -> list[_Group]:
         """Stretches without what needs all rows together."""
-        found: list[_Strip] = []
+        found: list[_Group] = []
         while start < stop:
             if self._batched[start] and not self._by_rows[start]:
                 start += 1
@@ -229,7 +229,7 @@ class _Cutter:
             start = end
         return found
 
-    def _stretch(self, start: int, stop: int) -> _Strip | None:
+    def _stretch(self, start: int, stop: int) -> _Group | None:
         """Runs [start, stop) as a depth-first group; None where they cannot be one."""
         rows = [i for i in range(start, stop) if self._batched[i]]
         if not all(self._by_rows[i] for i in rows):
@@ -250,7 +250,7 @@ class _Cutter:
                 late.update(self.runs[i].writes)
         if any(b in late for i in (*rows, *first) for b in self.runs[i].reads):
             return None
-        return _Strip(start, stop, tuple(first), tuple(rows), tuple(last))
+        return _Group(start, stop, tuple(first), tuple(rows), tuple(last))
 
     def _overwrites(self, run: int, rows: Sequence[int]) -> bool:
         """Whether a run updates a state that runs of the group still need as it was."""
@@ -279,7 +279,7 @@ class _Cutter:
             pending += [b for b in run.reads if b in given_up and self._reads[b][-1] < self._middle]
         return total_us > self._division.again_us * self._draft.buffers[buffer].size_bytes
 
-    def _chain(self, wanted: Sequence[int], given_up: Collection[int], stretch: _Strip) -> tuple[int, ...] | None:
+    def _chain(self, wanted: Sequence[int], given_up: Collection[int], stretch: _Group) -> tuple[int, ...] | None:
         """The runs that recompute given-up values in a group from kept ones, in order; None where one of their states
         is updated before."""
         found: set[int] = set()
@@ -311,37 +311,37 @@ class _Writer:
     launches: list[Launch] = field(default_factory=list[Launch])
     _readers: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
 
-    def write(self, strips: Sequence[_Strip]) -> Program:
+    def write(self, groups: Sequence[_Group]) -> Program:
         for i, run in enumerate(self.runs):
             for buffer in run.reads:
                 self._readers.setdefault(buffer, []).append(i)
-        starts = {strip.start: strip for strip in strips}
-        cloned = frozenset(b for strip in strips for i in strip.again for b in self.runs[i].reads)
+        starts = {group.start: group for group in groups}
+        cloned = frozenset(b for group in groups for i in group.again for b in self.runs[i].reads)
         i = 0
         while i < len(self.runs):
-            strip = starts.get(i)
-            if strip is None:
+            group = starts.get(i)
+            if group is None:
                 self._run(i)
                 i += 1
                 continue
-            for run in strip.first:
+            for run in group.first:
                 self._run(run)
-            self._strip(strip, cloned)
-            for run in strip.last:
+            self._write_group(group, cloned)
+            for run in group.last:
                 self._run(run)
-            i = strip.stop
+            i = group.stop
         return replace(self.program, launches=tuple(self.launches))
 
     def _run(self, run: int) -> None:
         self.launches += self.program.launches[self.runs[run].start : self.runs[run].stop]
 
-    def _strip(self, strip: _Strip, cloned: frozenset[int]) -> None:
+    def _write_group(self, group: _Group, cloned: frozenset[int]) -> None:
         """`cloned`: what repeated runs read."""
-        members = {*strip.rows, *strip.again}
+        members = {*group.rows, *group.again}
         here = {b for i in members for b in self.runs[i].writes if self._per_sample(b)}
         elsewhere = {b for b in here if any(i not in members for i in self._readers.get(b, ()))}
         elsewhere |= cloned | set(self.program.exit)
-        again = {b for i in strip.again for b in self.runs[i].writes}
+        again = {b for i in group.again for b in self.runs[i].writes}
         inner = {b for b in here if b in again or b in self.given_up or b not in elsewhere}
         for number, part in enumerate(self.division.parts(self.graph.batch)):
             moved: dict[int, int] = {}
@@ -349,9 +349,9 @@ class _Writer:
                 old = self.buffers[b]
                 size_bytes = old.size_bytes // old.rows.count * part.count
                 moved[b] = self._new(replace(old, rows=part, size_bytes=size_bytes))
-            for i in strip.again:
+            for i in group.again:
                 self._part(self.runs[i], number, part, moved, again=True)
-            for i in strip.rows:
+            for i in group.rows:
                 self._part(self.runs[i], number, part, moved, again=False)
 
     def _part(self, run: Run, number: int, part: Rows, moved: Mapping[int, int], again: bool) -> None:

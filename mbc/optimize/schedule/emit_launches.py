@@ -30,7 +30,7 @@ class Draft:
     infer: Program
 
 
-def order(table: CandidateTable, choices: Choices) -> Draft:
+def emit_launches(table: CandidateTable, choices: Choices) -> Draft:
     """Both programs over one list of buffers."""
     graph = table.graph
     buffers: list[Buffer] = []

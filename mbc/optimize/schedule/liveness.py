@@ -9,7 +9,7 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from mbc.optimize.schedule.cross_stream_liveness import lasting
+from mbc.optimize.schedule.cross_stream_liveness import last_concurrent
 from mbc.plan.model import ALIGNMENT_BYTES, Buffer, Program, Space
 
 
@@ -56,7 +56,7 @@ def _lives(
 ) -> Mapping[int, tuple[int, int, list[int]]]:
     """By the owner of their bytes: the launches [start, stop) over which buffers hold them, and these buffers."""
     owner = owners(buffers)
-    until = lasting(program, buffers, owner)
+    until = last_concurrent(program, buffers, owner)
     end = len(program.launches)
     first = dict.fromkeys(program.entry, 0)
     last = dict.fromkeys(program.entry, 0)

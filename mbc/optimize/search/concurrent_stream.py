@@ -15,11 +15,11 @@ from itertools import accumulate
 
 from mbc.optimize.placement.addresses import assign_addresses
 from mbc.optimize.schedule.contention import contention
-from mbc.optimize.schedule.cross_stream_liveness import waiting_for_data
+from mbc.optimize.schedule.cross_stream_liveness import data_waits_only
 from mbc.optimize.schedule.emit_launches import Draft
 from mbc.optimize.schedule.liveness import owners
 from mbc.optimize.schedule.simulate import simulate
-from mbc.optimize.schedule.split_updates import PIECES, divisible_us, in_pieces
+from mbc.optimize.schedule.split_updates import SPLITS, divisible_us, split_into
 from mbc.optimize.search.solution import Fitted
 from mbc.plan.model import Buffer, Mode, Program, Stream
 
@@ -31,11 +31,11 @@ WORTH = 0.99  # of the serial step
 MOST_BYTES = 1.1  # of the arena of the serial step: operands of concurrent launches stay live longer
 
 
-def beside(alone: Fitted, room_bytes: int) -> Fitted:
+def use_concurrent_stream(alone: Fitted, available_bytes: int) -> Fitted:
     """The serial step `alone` with some launches of its training program on the concurrent stream, where that is
-    predicted to be faster, takes little more memory, and no more than `room_bytes`; else `alone`."""
+    predicted to be faster, takes little more memory, and no more than `available_bytes`; else `alone`."""
     table = alone.table
-    room_bytes = min(room_bytes, int(MOST_BYTES * alone.placed.arena_bytes))
+    available_bytes = min(available_bytes, int(MOST_BYTES * alone.placed.arena_bytes))
     best, best_us = alone.draft, WORTH * alone.step_us
     for draft in _drafts(alone):
         slack_us = _slack_us(draft.train, draft.buffers)
@@ -51,15 +51,15 @@ def beside(alone: Fitted, room_bytes: int) -> Fitted:
             tried.add(moved)
             # Before anything is placed, which takes longest.
             found = _moved(draft, moved)
-            train = waiting_for_data(found.train, found.buffers, owners(found.buffers))
+            train = data_waits_only(found.train, found.buffers, owners(found.buffers))
             step_us = simulate(train, contention=contention(train, table.graph, found.buffers, table.device))
             if step_us < best_us:
                 best, best_us = found, step_us
     if best is alone.draft:
         return alone
-    placed = assign_addresses(best, room_bytes)
+    placed = assign_addresses(best, available_bytes)
     fitted = Fitted(best, placed, table)
-    return fitted if placed.arena_bytes <= room_bytes and fitted.step_us <= WORTH * alone.step_us else alone
+    return fitted if placed.arena_bytes <= available_bytes and fitted.step_us <= WORTH * alone.step_us else alone
 
 
 def _drafts(alone: Fitted) -> Iterator[Draft]:
@@ -68,8 +68,8 @@ def _drafts(alone: Fitted) -> Iterator[Draft]:
     graph = alone.table.graph
     operations = {operation.name: operation for operation in graph.train}
     if divisible_us(alone.draft, operations) > (1 - WORTH) * alone.step_us:
-        for count in PIECES:
-            yield in_pieces(alone.draft, count, operations, alone.table.device)
+        for count in SPLITS:
+            yield split_into(alone.draft, count, operations, alone.table.device)
 
 
 def _moved(draft: Draft, moved: frozenset[int]) -> Draft:

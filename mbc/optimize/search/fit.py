@@ -10,14 +10,14 @@ from mbc.ir.graph import Role
 from mbc.optimize.bounds.lower_bounds import floor_bytes
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.placement.addresses import assign_addresses
-from mbc.optimize.remat.fused_remat import alongs_of
+from mbc.optimize.remat.fused_remat import fused_remats_of
 from mbc.optimize.remat.greedy import Means
 from mbc.optimize.remat.optimizer_offload import most_together_bytes, movable_states
 from mbc.optimize.schedule.depth_first_micro_batches import Division
 from mbc.optimize.schedule.in_place import take_over
 from mbc.optimize.schedule.liveness import aligned
 from mbc.optimize.search.solution import Fitted, Problem, free_bytes, ordered
-from mbc.optimize.search.variants import make_room
+from mbc.optimize.search.variants import placed_variants
 
 MOST_ROUNDS = 8
 # States of less than this share of the available bytes are not offloaded if anything fits with them in the arena, and
@@ -49,7 +49,7 @@ def fit(problem: Problem, means: Means, known_us: float = math.inf) -> Fitted:
     The states of the optimizer are offloaded where they are a large share of the available bytes, and the rest of the
     step does not fit or is slow with them in the arena.
     """
-    table, room_bytes = problem.table, problem.room_bytes
+    table, available_bytes = problem.table, problem.available_bytes
     found: list[Fitted] = []
     looked_at: set[Means] = set()
 
@@ -63,27 +63,27 @@ def fit(problem: Problem, means: Means, known_us: float = math.inf) -> Fitted:
 
     whole_bytes, _ = floor_bytes(table, means.host_bytes if means.offload > 0 else 0)
     moved_bytes = _movable_bytes(table, means)
-    if moved_bytes > CROWDED * room_bytes:
+    if moved_bytes > CROWDED * available_bytes:
         tried(replace(means, states_bytes=moved_bytes, lead=LONG_LEAD))  # with them in the arena few bytes are left
     stay_bytes, _ = floor_bytes(table, split=means.split)
-    if (stay_bytes <= room_bytes or not found) and (whole_bytes <= room_bytes or not means.split):
+    if (stay_bytes <= available_bytes or not found) and (whole_bytes <= available_bytes or not means.split):
         with_host = tried(means)
         # Offloads are chosen before it is known how long kernels wait for copies.
         if means.recompute and with_host is not None and with_host.copies and not _is_good(problem, with_host):
             # Not given up early for what the other one takes.
             alone = _fit(problem, replace(means, offload=0.0), known_us)
             found += [alone] if alone is not None else []
-    best = _in_strips(problem, means, found, tried)
+    best = _with_depth_first(problem, means, found, tried)
     if not found:  # `known_us` may have ruled out all depth-first steps
         tried(means)
-    for here in _with_states_away(problem, best, problem.best(found)):
+    for here in _with_states_offloaded(problem, best, problem.best(found)):
         fitted = None if here in looked_at else tried(here)
         if fitted is not None and problem.holds(fitted):
             break
     return problem.best(found)
 
 
-def _in_strips(
+def _with_depth_first(
     problem: Problem, means: Means, found: Sequence[Fitted], tried: Callable[[Means], Fitted | None]
 ) -> Means:
     """Tries depth-first execution in micro-batches. Returns the best means; `means` where nothing was better."""
@@ -112,7 +112,7 @@ def _movable_bytes(table: CandidateTable, means: Means) -> int:
 
 def _divisions(problem: Problem, means: Means, found: Sequence[Fitted]) -> Iterator[list[Division]]:
     """Which values to execute depth-first in micro-batches: at first the largest, then smaller ones too."""
-    table, room_bytes = problem.table, problem.room_bytes
+    table, available_bytes = problem.table, problem.available_bytes
     graph = table.graph
     if not means.split or (found and _is_good(problem, problem.best(found))):
         return
@@ -120,32 +120,32 @@ def _divisions(problem: Problem, means: Means, found: Sequence[Fitted]) -> Itera
         value.type.size_bytes for name, value in graph.values.items() if value.per_sample and name not in graph.inputs
     }
     largest_bytes = max(sizes, default=0)
-    if any(map(problem.holds, found)) and largest_bytes < WORTH_DIVIDING * room_bytes:
+    if any(map(problem.holds, found)) and largest_bytes < WORTH_DIVIDING * available_bytes:
         return
     pass_us = 2 / (table.device.copy_gb_s * 1e3)  # a byte read and written
     known: set[int] = set()
     for part in DIVIDED_PARTS:
-        large_bytes = max((size for size in sizes if size <= part * room_bytes), default=0)
+        large_bytes = max((size for size in sizes if size <= part * available_bytes), default=0)
         if large_bytes >= largest_bytes or large_bytes in known:
             continue
         known.add(large_bytes)
         tried: list[Division] = []
         for micro_part in MICRO_BATCH_PARTS:
-            rows = 1 << max(0, int(graph.batch * micro_part * room_bytes / largest_bytes).bit_length() - 1)
+            rows = 1 << max(0, int(graph.batch * micro_part * available_bytes / largest_bytes).bit_length() - 1)
             if rows < graph.batch:
                 tried += [Division(large_bytes, rows, price) for price in (math.inf, AGAIN_PASSES * pass_us)]
         yield tried[: max(1, DIVISIONS_WORK // len(graph.train))]
 
 
-def _with_states_away(problem: Problem, means: Means, found: Fitted) -> Iterator[Means]:
+def _with_states_offloaded(problem: Problem, means: Means, found: Fitted) -> Iterator[Means]:
     """What is worth trying after `found`: offloading more and more of the optimizer's states."""
     if means.offload <= 0 or _is_good(problem, found):
         return
     graph, buffers = problem.table.graph, found.draft.buffers
     all_bytes = sum(aligned(buffers[b].size_bytes) for b in movable_states(graph, found.draft))
-    lacking_bytes = found.placed.arena_bytes - problem.room_bytes
+    lacking_bytes = found.placed.arena_bytes - problem.available_bytes
     if lacking_bytes <= 0:
-        if all_bytes > WORTH_MOVING * problem.room_bytes:
+        if all_bytes > WORTH_MOVING * problem.available_bytes:
             yield replace(means, states_bytes=all_bytes, lead=LONG_LEAD)
         return
     together_bytes = most_together_bytes(graph)
@@ -172,44 +172,42 @@ def _fit(problem: Problem, means: Means, known_us: float) -> Fitted | None:
     if means.division is None:
         kept = _keep_all(problem, means, None)
         if not problem.holds(kept):
-            kept = _keep_all(problem, means, problem.room_bytes)
+            kept = _keep_all(problem, means, problem.available_bytes)
         # More bytes would not help.
         if problem.holds(kept) and kept.step_us <= (1 + NO_SLOWER) * problem.fastest_us:
             return kept
         found.append(kept)
     if means.division is not None or means.recompute or means.offload > 0:
         # Deferred reads keep values live for longer: where that does not fit, in the order as it is written.
-        again = means.recompute and problem.programs is not None and alongs_of(problem.table)
+        again = means.recompute and problem.programs is not None and fused_remats_of(problem.table)
         for late in (True, False) if again else (False,):
-            found += make_room(problem, means, known_us, late)
+            found += placed_variants(problem, means, known_us, late)
             if any(map(problem.holds, found)) or known_us < math.inf:
                 break
     return problem.best(found) if found else None
 
 
-def _keep_all(problem: Problem, means: Means, pieces_room_bytes: int | None) -> Fitted:
-    """Every value kept, with less workspace where it does not fit. `pieces_room_bytes`: as `ordered` takes it."""
-    table, most, room_bytes = problem.table, problem.most, problem.room_bytes
+def _keep_all(problem: Problem, means: Means, split_bytes: int | None) -> Fitted:
+    """Every value kept, with less workspace where it does not fit. `split_bytes`: as `ordered` takes it."""
+    table, most, available_bytes = problem.table, problem.most, problem.available_bytes
     limits = most
     spared_bytes = 0  # of the available bytes: what placement leaves unused between buffers
     smallest: Fitted | None = None
     for _ in range(MOST_ROUNDS):
         choices = problem.choose(limits)
-        draft = take_over(
-            table.graph, ordered(table, choices, means, pieces_room_bytes), (*choices.train, *choices.infer)
-        )
-        free = free_bytes(draft, room_bytes - spared_bytes)
+        draft = take_over(table.graph, ordered(table, choices, means, split_bytes), (*choices.train, *choices.infer))
+        free = free_bytes(draft, available_bytes - spared_bytes)
         hopeless = min(free.values()) < 0
         if hopeless and smallest is not None:
             break
-        placed = assign_addresses(draft, room_bytes, thorough=not hopeless)
-        if placed.arena_bytes <= room_bytes:
+        placed = assign_addresses(draft, available_bytes, thorough=not hopeless)
+        if placed.arena_bytes <= available_bytes:
             return Fitted(draft, placed, table)
         if smallest is None or placed.arena_bytes < smallest.placed.arena_bytes:
             smallest = Fitted(draft, placed, table)
-        if placed.live_bytes <= room_bytes:
-            spared_bytes += placed.arena_bytes - room_bytes
-            free = free_bytes(draft, room_bytes - spared_bytes)
+        if placed.live_bytes <= available_bytes:
+            spared_bytes += placed.arena_bytes - available_bytes
+            free = free_bytes(draft, available_bytes - spared_bytes)
         # Where what is kept alone is too much, no workspace is small enough.
         tighter = {name: min(limit, max(0, free.get(name, limit))) for name, limit in most.items()}
         if tighter == limits or min(free.values()) < 0:

@@ -17,7 +17,7 @@ from mbc.ops.fused import Fused, join, kind_of
 from mbc.optimize.candidates.table import CandidateTable, Rules, conversion_request, request_of
 from mbc.optimize.fusion.horizontal import bundles
 from mbc.optimize.fusion.select_groups import Group, possible_groups
-from mbc.optimize.remat.fused_remat import all_alongs
+from mbc.optimize.remat.fused_remat import all_fused_remats
 from mbc.options import Policy
 from mbc.plan.group import operation_of
 from mbc.plan.model import Buffer, Kernel, Launch, Plan, Rows
@@ -47,7 +47,7 @@ def needs(graph: TrainingGraph, device: DeviceSpec, policy: Policy) -> tuple[Nee
     weights: dict[Request, float] = {}
     first: dict[Request, Operation] = {}
     steps = [o for known in (plain, table) for o in _launches(known.graph.train, possible_groups(known)[0], known)]
-    steps += [along.operation for known in (plain, table) for along in all_alongs(known)]
+    steps += [fused_remat.operation for known in (plain, table) for fused_remat in all_fused_remats(known)]
     launches = [(o, 1.0) for o in dict.fromkeys(steps)]
     launches += [(o, _INFERENCE_WEIGHT) for o in _launches(graph.infer, possible_groups(plain)[1], plain)]
     for operation, weight in launches:

@@ -21,7 +21,7 @@ from mbc.optimize.placement.allocate import fit_within
 from mbc.optimize.remat.optimizer_offload import persistent_bytes
 from mbc.optimize.schedule.emit_launches import Draft
 from mbc.optimize.schedule.liveness import Block, aligned, blocks
-from mbc.optimize.search.reselect import rechosen
+from mbc.optimize.search.reselect import reselect
 from mbc.optimize.search.solution import UNLIMITED_BYTES, Fitted, Problem, free_bytes
 from mbc.optimize.selection.select import Choices
 from mbc.plan.model import Launch, Mode
@@ -45,21 +45,21 @@ class Decided:
     def placed(self, spared_bytes: int) -> tuple[Fitted, bool]:
         """With workspaces and addresses, over the available bytes where no placement within them was found; and whether
         kernels are as fast as they can be then. `spared_bytes`: available bytes that workspaces should not use."""
-        problem, room_bytes = self.problem, self.problem.room_bytes
-        whole = self._with_workspaces(free_bytes(self.draft, room_bytes - spared_bytes))
+        problem, available_bytes = self.problem, self.problem.available_bytes
+        whole = self._with_workspaces(free_bytes(self.draft, available_bytes - spared_bytes))
         for found in self._found(whole):
-            placed = assign_addresses(found.draft, room_bytes, known=found.known)
-            if placed.arena_bytes <= room_bytes:
+            placed = assign_addresses(found.draft, available_bytes, known=found.known)
+            if placed.arena_bytes <= available_bytes:
                 as_fast = found.kernels_us <= (1 + NO_SLOWER) * _kernels_us(whole)
                 return Fitted(found.draft, placed, problem.table), as_fast
-        return Fitted(whole, assign_addresses(whole, room_bytes), problem.table), False
+        return Fitted(whole, assign_addresses(whole, available_bytes), problem.table), False
 
     def _found(self, whole: Draft) -> Iterator[_Placed]:
         """What may fit, the fastest first."""
         together = self._placed_with(whole, None, {})
         if together is not None:
             yield together
-        free = free_bytes(self.draft, self.problem.room_bytes)
+        free = free_bytes(self.draft, self.problem.available_bytes)
         between = self._placed_with(self._with_workspaces(free), frozenset(), free)
         if between is not None:
             yield self._firmer(between, free)
@@ -87,7 +87,7 @@ class Decided:
     def _placed_with(self, whole: Draft, firm: frozenset[str] | None, free: Mapping[str, int]) -> _Placed | None:
         """The values, and the workspaces of `firm` operations as in `whole` (None: of all), placed within the available
         bytes, if that is found quickly; other operations get what these leave of what is `free`."""
-        left_bytes = self.problem.room_bytes - persistent_bytes(whole)
+        left_bytes = self.problem.available_bytes - persistent_bytes(whole)
         placed = _blocks(whole, firm)
         offsets = fit_within(placed, left_bytes)
         if offsets is None:
@@ -121,7 +121,7 @@ class Decided:
             point = ([point for point in menu if aligned(point.workspace_bytes) <= limit] or menu[:1])[-1]
             if point is not choice.point:
                 slices[name] = point.slices
-        return rechosen(table, self.draft, operations, slices)
+        return reselect(table, self.draft, operations, slices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ def _blocks(draft: Draft, operations: frozenset[str] | None) -> tuple[Block, ...
     return tuple(filter(there, blocks(draft.train, draft.buffers, frozenset(draft.persistent))))
 
 
-def _widest(draft: Draft, placed: Sequence[Block], offsets: Sequence[int], room_bytes: int) -> Mapping[str, int]:
+def _widest(draft: Draft, placed: Sequence[Block], offsets: Sequence[int], available_bytes: int) -> Mapping[str, int]:
     """The widest gap between blocks while each operation of a step runs, by name."""
     columns = [(offset, offset + b.size_bytes, b.start, b.stop) for offset, b in zip(offsets, placed, strict=True)]
     low, high, start, stop = np.array(sorted(columns), np.int64).reshape(-1, 4).T
@@ -184,7 +184,7 @@ def _widest(draft: Draft, placed: Sequence[Block], offsets: Sequence[int], room_
     for i, launch in enumerate(draft.train.launches):
         if launch.operations:
             there = (start <= i) & (stop > i)
-            rooms = np.append(low[there], room_bytes) - np.append(0, high[there])
+            rooms = np.append(low[there], available_bytes) - np.append(0, high[there])
             found[_name(launch)] = min(found.get(_name(launch), UNLIMITED_BYTES), int(rooms.max()))
     return found
 

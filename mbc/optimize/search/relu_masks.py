@@ -18,7 +18,7 @@ from mbc.optimize.selection.select import choose
 from mbc.plan.model import Mode
 
 
-def by_signs(table: CandidateTable) -> CandidateTable:
+def with_relu_masks(table: CandidateTable) -> CandidateTable:
     """A table of the same step with a bit mask for each ReLU where the launches that write and read it take less time
     than those that they replace, both in channels last.
 
@@ -56,7 +56,7 @@ def by_signs(table: CandidateTable) -> CandidateTable:
     return table.of(with_signs(table.graph, relus)) if relus else table
 
 
-def signs_of_kept(unsigned: CandidateTable, signed: CandidateTable, draft: Draft) -> CandidateTable:
+def masks_of_kept(unsigned: CandidateTable, signed: CandidateTable, draft: Draft) -> CandidateTable:
     """A table of the same step with those bit masks of `signed` whose ReLU's output is computed once in `draft`, which
     has no masks.
 

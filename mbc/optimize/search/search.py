@@ -8,23 +8,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import mbc
-from mbc.optimize.bounds.budget_lp import within_us
+from mbc.optimize.bounds.budget_lp import budget_bound_us
 from mbc.optimize.bounds.infeasible import cannot_fit, cannot_start, not_found
-from mbc.optimize.bounds.lower_bounds import beside_us, floor_bytes, start_bytes
+from mbc.optimize.bounds.lower_bounds import critical_path_us, floor_bytes, start_bytes
 from mbc.optimize.candidates.micro_batch import check_micro_batch
 from mbc.optimize.candidates.table import CandidateTable
-from mbc.optimize.fusion.bitwise_remat_match import with_repeated
+from mbc.optimize.fusion.bitwise_remat_match import with_bitwise_remat
 from mbc.optimize.fusion.select_groups import Programs, fuse, plain
 from mbc.optimize.placement.addresses import Placed, assign_addresses, check_host
 from mbc.optimize.placement.allocate import GOOD_ENOUGH
 from mbc.optimize.remat.greedy import Means
-from mbc.optimize.schedule.emit_launches import Draft, order
+from mbc.optimize.schedule.emit_launches import Draft, emit_launches
 from mbc.optimize.schedule.simulate import measured_share
-from mbc.optimize.search.concurrent_stream import beside
+from mbc.optimize.search.concurrent_stream import use_concurrent_stream
 from mbc.optimize.search.fit import fit
 from mbc.optimize.search.overhead import reserved_bytes, usual_bytes
 from mbc.optimize.search.prediction_interval import time_range_us
-from mbc.optimize.search.relu_masks import by_signs, signs_of_kept
+from mbc.optimize.search.relu_masks import masks_of_kept, with_relu_masks
 from mbc.optimize.search.solution import UNLIMITED_BYTES, Fitted, Problem
 from mbc.optimize.selection.select import Choices, check_limit, choose
 from mbc.optimize.selection.workspace_division import share
@@ -36,11 +36,11 @@ from mbc.plan.prefetch import ahead_bytes
 MOST_REFITS, REFIT_MARGIN = 3, 1.25
 # Shares of the available bytes that are tried, too, where a step takes so many times what it does without a limit and
 # has few launches.
-OTHER_ROOMS = (0.995, 0.99)
-WORTH_OTHER_ROOMS, OTHER_ROOMS_LAUNCHES = 1.25, 2000
+OTHER_BUDGETS = (0.995, 0.99)
+WORTH_OTHER_BUDGETS, OTHER_BUDGETS_LAUNCHES = 1.25, 2000
 # Within a budget ReLU bit masks gain less than without one: where they gain less than this factor without a limit, they
 # are not tried for a step that takes more than this factor over the unlimited one.
-WORTH_SIGNS = 1.01
+WORTH_MASKS = 1.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,18 +86,18 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
     start = start_bytes(table, host_bytes)
     if start + usual > budget_bytes:
         raise cannot_start(table, start, usual, budget_bytes)
-    table = with_repeated(table) if means.recompute else table
-    signed = by_signs(table)
+    table = with_bitwise_remat(table) if means.recompute else table
+    signed = with_relu_masks(table)
     forms = tuple(Form.of(form) for form in ((table,) if signed is table else (table, signed)))
-    room_bytes = budget_bytes - usual  # of a plan with few launches, an upper bound
+    available_bytes = budget_bytes - usual  # of a plan with few launches, an upper bound
     # What keeps everything has fewer launches than most plans within a budget.
-    more_bytes = reserved_bytes(device, precision, order(table, forms[0].unlimited)) - usual
-    fitted = _luckier(forms, limits, means, room_bytes - int(more_bytes * REFIT_MARGIN))
+    more_bytes = reserved_bytes(device, precision, emit_launches(table, forms[0].unlimited)) - usual
+    fitted = _with_other_budgets(forms, limits, means, available_bytes - int(more_bytes * REFIT_MARGIN))
     for _ in range(MOST_REFITS):
         more_bytes = reserved_bytes(device, precision, fitted.draft) - usual
-        if not room_bytes - more_bytes < fitted.placed.arena_bytes <= room_bytes:
+        if not available_bytes - more_bytes < fitted.placed.arena_bytes <= available_bytes:
             break
-        fitted = _luckier(forms, limits, means, room_bytes - int(more_bytes * REFIT_MARGIN))
+        fitted = _with_other_budgets(forms, limits, means, available_bytes - int(more_bytes * REFIT_MARGIN))
     overhead_bytes = reserved_bytes(device, precision, fitted.draft)
     table, draft, placed = fitted.table, fitted.draft, fitted.placed
     unlimited = Form.of(table).unlimited  # with the bit masks of this step
@@ -113,8 +113,8 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
         raise not_found(table, floor + usual, placed.arena_bytes, overhead_bytes, budget_bytes)
     check_host(placed, limits.host_bytes, table.graph.name)
     any_us = Form.of(table.without_determinism()).unlimited.train_us if table.rules.deterministic else 0.0
-    least_us = within_us(table, means, room_bytes, unlimited.train_us)
-    chain_us = beside_us(table, draft.train, draft.buffers, unlimited.train_us)
+    least_us = budget_bound_us(table, means, available_bytes, unlimited.train_us)
+    chain_us = critical_path_us(table, draft.train, draft.buffers, unlimited.train_us)
     bounds = Bounds(floor, floor_operation.name, placed.live_bytes, unlimited.train_us, any_us, least_us, chain_us)
     return _plan(table, draft, placed, bounds, budget_bytes, overhead_bytes, limits.host_bytes)
 
@@ -127,41 +127,49 @@ def may_fit(table: CandidateTable, limits: Limits, budget_bytes: int) -> bool:
     return max(floor, start_bytes(table, host_bytes)) + usual_bytes(table.device, table.graph.precision) <= budget_bytes
 
 
-def _luckier(forms: Sequence[Form], limits: Limits, means: Means, room_bytes: int) -> Fitted:
-    """The fastest of the steps found for `room_bytes` and, where that is much slower than without a limit, for slightly
-    fewer: there the search is sensitive to small changes."""
-    found, problem = _faster(forms, limits, means, room_bytes), Problem(forms[0].table, {}, room_bytes)
-    for part in OTHER_ROOMS:
-        slow = found.step_us > WORTH_OTHER_ROOMS * forms[0].unlimited.train_us and problem.holds(found)
-        if not slow or len(found.draft.train.launches) > OTHER_ROOMS_LAUNCHES:
+def _with_other_budgets(forms: Sequence[Form], limits: Limits, means: Means, available_bytes: int) -> Fitted:
+    """The fastest of the steps found for `available_bytes` and, where that is much slower than without a limit, for
+    slightly fewer: there the search is sensitive to small changes."""
+    found, problem = (
+        _with_or_without_masks(forms, limits, means, available_bytes),
+        Problem(forms[0].table, {}, available_bytes),
+    )
+    for part in OTHER_BUDGETS:
+        slow = found.step_us > WORTH_OTHER_BUDGETS * forms[0].unlimited.train_us and problem.holds(found)
+        if not slow or len(found.draft.train.launches) > OTHER_BUDGETS_LAUNCHES:
             return found
-        found = problem.best((found, _faster(forms, limits, means, int(part * room_bytes))))
+        found = problem.best((found, _with_or_without_masks(forms, limits, means, int(part * available_bytes))))
     return found
 
 
-def _faster(forms: Sequence[Form], limits: Limits, means: Means, room_bytes: int) -> Fitted:
+def _with_or_without_masks(forms: Sequence[Form], limits: Limits, means: Means, available_bytes: int) -> Fitted:
     """The faster of a step without ReLU bit masks and, where masks could make it much faster, one with them for those
     ReLUs whose output the first one keeps."""
     unsigned, *others = forms
-    found, problem = _fitted(unsigned.table, limits, means, room_bytes), Problem(unsigned.table, {}, room_bytes)
+    found, problem = (
+        _fitted(unsigned.table, limits, means, available_bytes),
+        Problem(unsigned.table, {}, available_bytes),
+    )
     fits, least_us = problem.holds(found), unsigned.unlimited.train_us
     for signed in others:
-        if fits and found.step_us > WORTH_SIGNS * least_us and least_us < WORTH_SIGNS * signed.unlimited.train_us:
+        if fits and found.step_us > WORTH_MASKS * least_us and least_us < WORTH_MASKS * signed.unlimited.train_us:
             continue
-        table = signs_of_kept(unsigned.table, signed.table, found.draft)
+        table = masks_of_kept(unsigned.table, signed.table, found.draft)
         if table is unsigned.table:  # no such output is kept
             continue
         known_us = found.step_us if fits else math.inf
-        found = problem.best((found, _fitted(table, limits, means, room_bytes, known_us)))
+        found = problem.best((found, _fitted(table, limits, means, available_bytes, known_us)))
     return found
 
 
-def _fitted(table: CandidateTable, limits: Limits, means: Means, room_bytes: int, known_us: float = math.inf) -> Fitted:
+def _fitted(
+    table: CandidateTable, limits: Limits, means: Means, available_bytes: int, known_us: float = math.inf
+) -> Fitted:
     """A step with groups of operations; where there are none, or it was not found to fit, one without. What takes no
     less than `known_us` is of no use."""
     graph, groups = table.graph, fuse(table, limits.operation_bytes)
-    together = Problem(table, _most(table, limits, groups), room_bytes, groups)
-    alone = Problem(table, _most(table, limits, plain(graph)), room_bytes)
+    together = Problem(table, _most(table, limits, groups), available_bytes, groups)
+    alone = Problem(table, _most(table, limits, plain(graph)), available_bytes)
     chosen = together.choose(together.most)
     if (chosen.train, chosen.infer) == (graph.train, graph.infer):
         return fit(alone, means, known_us)
@@ -169,15 +177,15 @@ def _fitted(table: CandidateTable, limits: Limits, means: Means, room_bytes: int
     return found if together.holds(found) else alone.best((found, fit(alone, means, known_us)))
 
 
-def _beside(alone: Fitted, room_bytes: int) -> Fitted:
+def _beside(alone: Fitted, available_bytes: int) -> Fitted:
     """With launches on the concurrent stream. The bytes for prefetching inputs stay free, unless the step saves more
     than that."""
     table = alone.table
-    inputs_bytes = ahead_bytes(table.graph, room_bytes - alone.placed.arena_bytes)
-    found = beside(alone, room_bytes - inputs_bytes)
+    inputs_bytes = ahead_bytes(table.graph, available_bytes - alone.placed.arena_bytes)
+    found = use_concurrent_stream(alone, available_bytes - inputs_bytes)
     if found is not alone or not inputs_bytes:
         return found
-    found = beside(alone, room_bytes)
+    found = use_concurrent_stream(alone, available_bytes)
     saved_us = alone.step_us - found.step_us
     return found if saved_us > table.device.host_link.copy_us(inputs_bytes, Stream.TO_DEVICE) else alone
 

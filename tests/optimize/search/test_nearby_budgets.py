@@ -1,4 +1,5 @@
-"""A little less room is tried, too, where what is found hangs on chance: `_luckier` of `mbc.optimize.search.search`."""
+"""A little less room is tried, too, where what is found hangs on chance: `_with_other_budgets` of
+`mbc.optimize.search.search`."""
 
 from __future__ import annotations
 
@@ -27,13 +28,13 @@ def luckier(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[int, Any]], tuple
     def run(by_room: dict[int, Any]) -> tuple[Any, list[int]]:
         tried: list[int] = []
 
-        def faster(forms: Any, limits: Any, means: Any, room_bytes: int) -> Any:
-            tried.append(room_bytes)
-            return by_room[room_bytes]
+        def faster(forms: Any, limits: Any, means: Any, available_bytes: int) -> Any:
+            tried.append(available_bytes)
+            return by_room[available_bytes]
 
         monkeypatch.setattr(search, "_faster", faster)
         nothing: Any = None
-        return search._luckier(forms, nothing, nothing, ROOM_BYTES), tried
+        return search._with_other_budgets(forms, nothing, nothing, ROOM_BYTES), tried
 
     return run
 
@@ -51,6 +52,6 @@ def test_of_slow_ones_the_fastest_is_taken_until_one_is_fast(luckier):
 
 
 def test_what_does_not_fit_or_is_long_is_not_tried_again(luckier):
-    high, long = found(150.0, 1001), found(150.0, 1000, search.OTHER_ROOMS_LAUNCHES + 1)
+    high, long = found(150.0, 1001), found(150.0, 1000, search.OTHER_BUDGETS_LAUNCHES + 1)
     assert luckier({1000: high}) == (high, [1000])
     assert luckier({1000: long}) == (long, [1000])

@@ -1,6 +1,6 @@
 """Gradients of the image of a convolution of one place at a step of one, in bf16 and fp16: the product of
 `mbc.kernels.cuda.conv.conv1x1` with weights that lie the other way. By itself, and with the sums of batch
-normalisation's backward pass that are over it (`DATA_SUMS` and `DATA_ALONG` of
+normalisation's backward pass that are over it (`DATA_SUMS` and `DATA_GRADIENT_FUSED_REMAT` of
 `mbc.optimize.fusion.catalogue_conv1x1`).
 
 What is called channels there are here those of the gradient that is read, and filters those of the one that is made.

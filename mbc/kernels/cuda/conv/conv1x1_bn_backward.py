@@ -1,5 +1,5 @@
 """The backward pass of batch normalisation over what a convolution of one place made, in bf16 and fp16: that is made
-again on the way by the product of `mbc.kernels.cuda.conv.conv1x1` (`MADE_INSIDE` of
+again on the way by the product of `mbc.kernels.cuda.conv.conv1x1` (`REMAT_INSIDE` of
 `mbc.optimize.fusion.catalogue_conv1x1`), of an image that has fewer channels, so that there is less to read.
 """
 

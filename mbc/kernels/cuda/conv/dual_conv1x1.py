@@ -1,7 +1,7 @@
 """Two products of convolutions of one place at a step of one in a launch, in bf16 and fp16: what the sums of batch
 normalisation's backward pass are over, made again from its image, and the gradient that comes back to them (`PAIR_SUMS`
-and `PAIR_ALONG` of `mbc.optimize.fusion.catalogue_conv1x1`). Both are as in `mbc.kernels.cuda.conv.conv1x1`, rounded as
-if they had been stored, and neither is written. Accesses are told by `behind_relu` and `relu_along`.
+and `PAIR_FUSED_REMAT` of `mbc.optimize.fusion.catalogue_conv1x1`). Both are as in `mbc.kernels.cuda.conv.conv1x1`,
+rounded as if they had been stored, and neither is written. Accesses are told by `behind_relu` and `relu_along`.
 """
 
 from __future__ import annotations
