@@ -49,7 +49,7 @@ class Run:
             if np.float64(loss).tobytes() != np.float64(other).tobytes():
                 apart.append(number)
             if number % STATES_EVERY == 0 or number == steps:
-                ours, theirs = states_of(self._capped), states_of(self._free)
+                ours, theirs = states_to_offload(self._capped), states_to_offload(self._free)
                 states[number] = [name for name in theirs if ours[name].tobytes() != theirs[name].tobytes()]
         wrong = {number: names for number, names in states.items() if names}
         return {
@@ -78,7 +78,7 @@ class Run:
                 losses.append(self._step(self._free, number))
                 self._step(self._capped, number)
                 continue
-            found, loss, draws, states = self._checked(number, states or states_of(self._free))
+            found, loss, draws, states = self._checked(number, states or states_to_offload(self._free))
             losses.append(loss)
             checked += 1
             compared += len(found)
@@ -128,7 +128,7 @@ class Run:
         put(self._capped, before)
         put(perturbed, {name: self._perturbed(name, array) for name, array in before.items()})
         loss = self._step(self._free, number)
-        after = states_of(self._free)
+        after = states_to_offload(self._free)
         undivided = self._outcome(after.__getitem__, before, loss)
         divided = self._outcome(self._capped.state, before, self._step(self._capped, number))
         reference = self._outcome(perturbed.state, before, self._step(perturbed, number))
@@ -153,7 +153,7 @@ class Run:
         return Outcome(self._free.device, 1, tensors)
 
 
-def states_of(module: Any) -> States:
+def states_to_offload(module: Any) -> States:
     return {name: np.asarray(module.state(name)) for name in module.states}
 
 

@@ -50,7 +50,7 @@ def compile_plan(source: Source, options: Options, stages: Stages | None = None)
     network = lowered.network
     stages.run("verify network", lambda: verify_network(network), lambda _: network_text(network))
 
-    # One whole step: forward, backward and update; and inference beside it.
+    # One whole step: forward, backward and update; and inference.
     graph = stages.run(
         "differentiate", lambda: differentiate(network, lowered.optimizer, lowered.precision), training_text
     )

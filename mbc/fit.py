@@ -263,15 +263,15 @@ def _nothing_fits(probe: Probe, batch: int) -> MbcError:
     assert refusal is not None
     if not isinstance(refusal, BudgetError):
         return refusal
-    ways = f"to at least {show_enough(refusal.floor_bytes)}: most plans take more"
+    enough = f"to at least {show_enough(refusal.floor_bytes)}: most plans take more"
     if refusal.needed_bytes > refusal.floor_bytes:
-        ways = (
-            f"to {show_enough(refusal.needed_bytes)}, as the smallest plan that was found takes; no plan takes less "
-            f"than {show_size(refusal.floor_bytes)}"
+        enough = (
+            f"to {show_enough(refusal.needed_bytes)}, as the smallest plan that was found takes; the lower bound "
+            f"of all plans is {show_size(refusal.floor_bytes)}"
         )
     return MbcError(
         "MBC194",
         f"nothing fits, not even a batch of {batch}: {refusal.message}",
-        f"raise --memory {ways}",
+        f"raise --memory {enough}",
         refusal.span,
     )

@@ -23,7 +23,7 @@ class Measure(StrEnum):
     ALWAYS = "always"  # everything again
 
 
-# Ways to a smaller plan that can be left out; the order is that of the staircase, the dearest first.
+# Techniques that save memory and can be left out; the order is that of the staircase, the slowest first.
 STAIRCASE = ("offload", "recompute", "split", "workspace")
 TECHNIQUES = (*STAIRCASE, "beside")
 PEERS = ("torch", "torch.compile", "jax")  # of mbc.bench, here so that help is instant
@@ -35,12 +35,12 @@ PROVIDER_NAMES = ("cudnn", "cudnn_legacy", "cublaslt", "mbc")  # of mbc.kernels,
 class Options:
     """`settings` are `--set NAME=VALUE` in order; they override the network's parameters and its sections.
 
-    The workspace of one operation is bounded by `workspace_limit_bytes` and by what the budget leaves free at its
-    moment; with `workspace_total_bytes` all operations of the step share out so many bytes instead, each its own part.
+    The workspace of one operation is bounded by `workspace_limit_bytes` and by the bytes of the budget that are free
+    when it runs; with `workspace_total_bytes` so many bytes are divided among all operations of the step instead.
     `providers` names the sources of kernels that may be used (none: all). `micro_batch` divides every convolution into
     calls of so many rows instead of choosing (0: choose). `without` names techniques (of TECHNIQUES) that the plan must
     do without: offload, recompute, split (no operation is divided), workspace (each takes the least it can) and beside
-    (kernels run one after the other).
+    (no concurrent stream: kernels run serially).
     """
 
     gpu: str = "auto"  # short name of a device spec; auto: the GPU of this machine, else h200

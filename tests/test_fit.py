@@ -115,7 +115,7 @@ def test_nothing_fits():
     assert caught.value.code == "MBC194"
     needed, floor = FIXED_BYTES + 4 * ROW_BYTES + OVERHEAD_BYTES, (FIXED_BYTES + 4 * ROW_BYTES) // 10 + OVERHEAD_BYTES
     assert "not even a batch of 4" in caught.value.message
-    assert f"no plan takes less than {show_size(floor)}" in caught.value.remedy
+    assert f"the lower bound of all plans is {show_size(floor)}" in caught.value.remedy
     assert f"raise --memory to {show_enough(needed)}, as the smallest plan" in caught.value.remedy
 
 
@@ -169,7 +169,7 @@ def test_reasons():
     refused = next(p for p in fit.probes if p.figures is None)
     assert reason(refused).startswith("MBC204: the smallest plan found takes ")
     bound = replace(refused, refusal=BudgetError("MBC203", "x", "", needed_bytes=7, floor_bytes=7))
-    assert reason(bound) == "MBC203: no plan takes less than 7 B"
+    assert reason(bound) == "MBC203: the lower bound of all plans is 7 B"
     assert reason(replace(refused, refusal=MbcError("MBC200", "no kernel"))) == "MBC200: no kernel"
 
 

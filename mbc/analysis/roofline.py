@@ -1,7 +1,7 @@
-"""How far a plan is from the speed of light: the time of each operation beside the least that it could take.
+"""How far a plan is from the speed of light: the time of each operation against the least that it could take.
 
 The least is the longer of two: its bytes over the copy bandwidth, its multiplications and additions over the peak of
-the precision (Williams, Waterman, Patterson, "Roofline", CACM 52(4), 2009), be it reached in several products of a
+the precision (Williams, Waterman, Patterson, "Roofline", CACM 52(4), 2009), be it reached by several products of a
 shorter type. Both are counted from shapes: every operand once, however often a kernel reads it, and only the arithmetic
 of matrix products, since nothing else comes near its peak. Either may be beaten: the second counts what the definition
 of a convolution says, which FFT and Winograd undercut; the first takes every operand from memory, and a small one may
@@ -34,9 +34,9 @@ class Bound(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """What a GPU can do at most. `bytes_per_us` are read and written together, `flops_per_us` are of products in the
-    plan's precision; `launch_us` is the gap between two launches of a graph. `in_halves`: those products are fastest
-    as `PRODUCTS` of halves of words, on tensor cores."""
+    """What a GPU can do at most. `bytes_per_us` are read and written together, `flops_per_us` are of convolutions and
+    GEMMs in the plan's precision; `launch_us` is the gap between two launches of a graph. `in_halves`: those are
+    fastest as emulated fp32, `PRODUCTS` fp16 tensor-core products each."""
 
     bytes_per_us: float
     flops_per_us: float
@@ -55,7 +55,7 @@ class Ceilings:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """One operation, fused group, conversion or copy (`summary`) beside its limit.
+    """One operation, fused group, conversion or copy (`summary`) against its limit.
 
     `moved_bytes`: of the arena, each operand once. `memory_us`, `arithmetic_us`: those, and `flops`, at the ceilings.
     """

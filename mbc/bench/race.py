@@ -71,8 +71,8 @@ def race(
     say: Callable[[str], None] = lambda _: None,
     modes: Sequence[str] = MODES,
 ) -> Race:
-    """Every setting of every peer, one after the other, of torch.compile those in `modes`. Ctrl-C ends the race with
-    what was timed. Raises MBC220 where mbc itself fails."""
+    """Every setting of every peer in turn, of torch.compile those in `modes`. Ctrl-C ends the race with what was timed.
+    Raises MBC220 where mbc itself fails."""
     say(MBC)
     ours = run_apart(job, Contender(MBC), timeout_s)
     if ours.problem:

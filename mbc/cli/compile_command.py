@@ -60,25 +60,19 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def summary(plan: Plan) -> list[str]:
-    """What a plan decided, in a few lines."""
+    """What a plan decided, one thing a line."""
     p, b = plan.predictions, plan.bounds
     graph = plan.graph
     step, inference = (
-        ("~", f"{show_range(low_us, high_us)}, ") if low_us < high_us else ("", "")
+        ("~", f" ({show_range(low_us, high_us)})") if low_us < high_us else ("", "")
         for low_us, high_us in ((p.train_low_us, p.train_high_us), (p.infer_low_us, p.infer_high_us))
     )
     known = "measured" if p.measured_share >= 1 else "estimated" if p.measured_share <= 0 else (
-        f"{p.measured_share:.0%} of it measured, the rest estimated"
+        f"{p.measured_share:.0%} of the step measured, the rest estimated"
     )  # fmt: skip
-    beside = sum(launch.stream is Stream.BESIDE for launch in plan.train.launches)
-    over = f"{_over(p.train_us, b.fastest_us)} the fastest choice of known kernels"
-    if b.beside_us:
-        over = (
-            f"{_over(p.train_us, b.beside_us)} the bound of known kernels beside each other, "
-            f"{_over(p.train_us, b.fastest_us)} the fastest choice one after the other"
-        )
-    price = f", {p.train_us / b.nondeterministic_us - 1:+.1%} for deterministic = true" if b.nondeterministic_us else ""
-    placed = f"{p.arena_bytes / b.live_bytes - 1:+.1%} over" if b.live_bytes > 0 else "nothing over"
+    concurrent = sum(launch.stream is Stream.BESIDE for launch in plan.train.launches)
+    placed = f"{p.arena_bytes / b.live_bytes - 1:.1%} above" if b.live_bytes > 0 else "no more than"
+    arena = f"  arena      {show_size(p.arena_bytes)} ({placed} peak live bytes, {show_size(b.live_bytes)})"
     overhead = "measured" if p.overhead_measured else "reserved: never measured on this GPU"
     ahead_bytes = prefetch_bytes(plan)
     needed = p.arena_bytes + p.overhead_bytes + ahead_bytes
@@ -86,21 +80,23 @@ def summary(plan: Plan) -> list[str]:
         # Times and the GPU's memory mean nothing here: no GPU runs the plan.
         return [
             f"{graph.name}: batch {graph.batch}, {graph.precision}, for the CPU",
-            f"  step       {len(plan.train.launches)} launches; inference {len(plan.infer.launches)}",
-            f"  arena      {show_size(p.arena_bytes)} ({placed} the most alive at once, {show_size(b.live_bytes)})",
+            _launches(plan),
+            arena,
         ]
-    launches = f"{len(plan.train.launches)} launches" + (f", {beside} of them beside others" if beside else "")
     lines = [
         f"{graph.name}: batch {graph.batch}, {graph.precision}, for {plan.target.gpu} ({plan.target.architecture})",
-        f"  step       {step[0]}{show_time(p.train_us)} ({step[1]}{known}; {launches}; {over}{price})",
-        f"  inference  {inference[0]}{show_time(p.infer_us)} ({inference[1]}{len(plan.infer.launches)} launches)",
+        f"  step       {step[0]}{show_time(p.train_us)}{step[1]}",
+        f"  times      {known}",
+        *_against_bounds(plan),
+        f"  inference  {inference[0]}{show_time(p.infer_us)}{inference[1]}",
+        _launches(plan, concurrent),
         f"  profile    {profile_of(plan.target)}",
-        f"  arena      {show_size(p.arena_bytes)} ({placed} the most alive at once, {show_size(b.live_bytes)}; "
-        f"no plan needs less than {show_size(b.floor_bytes)}, at {b.floor_operation})",
+        arena,
+        f"  least      {show_size(b.floor_bytes)} (lower bound of the arena, set by {b.floor_operation})",
         f"  overhead   {show_size(p.overhead_bytes)} ({overhead})",
         f"  prefetch   {show_size(ahead_bytes)}, where inputs of the next step arrive while this one runs"
         if ahead_bytes
-        else "  prefetch   none: the budget has no room for the inputs of the next step",
+        else "  prefetch   none: too few bytes of the budget are free for the inputs of the next step",
         f"  budget     {show_size(plan.budget_bytes)}, of which {show_size(needed)} is taken "
         f"({needed / plan.budget_bytes:.1%})",
     ]
@@ -110,11 +106,26 @@ def summary(plan: Plan) -> list[str]:
     return lines
 
 
-def _over(train_us: float, bound_us: float) -> str:
-    if bound_us <= 0:
-        return "no bound from"
-    slower = train_us / bound_us - 1
-    return f"{-slower:.1%} under" if slower < 0 else f"{slower:+.1%} over"
+def _launches(plan: Plan, concurrent: int = 0) -> str:
+    """`concurrent`: launches of the step on the concurrent stream."""
+    where = f", {concurrent} of them on the concurrent stream" if concurrent else ""
+    return f"  launches   {len(plan.train.launches)} of the step{where}; {len(plan.infer.launches)} of inference"
+
+
+def _against_bounds(plan: Plan) -> list[str]:
+    """How the step compares with each bound of its time, one a line."""
+    step_us, bounds = plan.predictions.train_us, plan.bounds
+    lines: list[str] = []
+    if bounds.beside_us > 0:
+        lines.append(f"  bound      {step_us / bounds.beside_us - 1:.1%} above the critical-path lower bound")
+    if bounds.fastest_us > 0:
+        slower = step_us / bounds.fastest_us - 1
+        compared = f"{-slower:.1%} faster" if slower < 0 else f"{slower:.1%} slower"
+        lines.append(f"  serial     {compared} than the best serial schedule")
+    if bounds.nondeterministic_us > 0:
+        slower = step_us / bounds.nondeterministic_us - 1
+        lines.append(f"  same bits  {slower:+.1%} for deterministic = true")
+    return lines
 
 
 def _figures(planned: Planned, built: Package, build_seconds: float) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     print(
         f"{file} computes what its graph says: {verified.train_launches} launches of a step, {verified.infer_launches} "
         f"of inference, {verified.buffers} buffers in an arena of {show_size(verified.arena_bytes)} "
-        f"({show_size(verified.live_bytes)} alive at once)"
+        f"({show_size(verified.live_bytes)} of peak live bytes)"
     )
     for program, kinds in verified.peak_bytes.items():
         parts = ", ".join(f"{kind} {show_size(size)}" for kind, size in kinds.items() if size)

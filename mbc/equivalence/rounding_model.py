@@ -5,14 +5,15 @@ is off by one unit roundoff wherever an implementation may round it: how far its
 one roundoff does to *these* values, cancellation in sums included. The unit is
 
 * for every operand that is read from memory, that of fp32, in which kernels compute, times the root of the number of
-  terms where they are summed up: partial sums are rounded, too;
-* for the operands of matrix products in tf32 beside that its own, 2^-11;
-* for what statistics and sums in a product's epilogue read, that of the working precision, to which it is then stored;
+  terms of their reduction (K of a GEMM): partial sums are rounded, too;
+* for the operands of convolutions and GEMMs in tf32 besides that its own, 2^-11;
+* for what statistics and reductions in an epilogue read, that of the working precision, to which it is then stored;
 * for filter gradients of bf16 and fp16 operands through cuDNN their 16 bits: it has no engine that writes fp32, so the
   result is widened (`mbc.kernels.widens`), the one named exception;
 * for what one member of a fused launch hands to the next, that of fp32, too; but that of the working precision for what
-  a matrix product reads, since tensor cores do. What a matrix product hands on is rounded to the working precision in
-  both evaluations, as kernels do, in the second to the other side where it is nearly halfway between two numbers.
+  a matrix product reads, since tensor cores do. What a convolution or GEMM passes on inside a launch is rounded to the
+  working precision in both evaluations, as kernels do, in the second to the other side where it is nearly halfway
+  between two numbers.
 
 What a launch chooses (the sign of what a ReLU reads, the first largest of a pooling window) may come out otherwise
 where the exact values are nearer to each other than `SURE` times what rounding does to them: there the second
@@ -146,7 +147,7 @@ class Evaluation:
         return product is not None and number == len(self.operation.inputs)
 
     def _stored_inside(self, member: Member, value: Array) -> Array:
-        """What a member hands on inside a launch: of a matrix product what would be stored of it."""
+        """What a member passes on inside a launch: of a convolution or GEMM what would be stored of it."""
         return value if _kind(member).flops is None else self.arithmetic.stored(value, self.call.precision.working)
 
     def _other_rounding(self, member: Member, exact: Array, value: Array) -> Array:
@@ -181,8 +182,8 @@ class Evaluation:
         precision = self.call.precision
         if member.kind in MOVES:
             return value
-        # Tensor cores read what is computed inside a launch in the working precision. Statistics and sums in a
-        # product's epilogue are of what is there before it is stored.
+        # Tensor cores read what is computed inside a launch in the working precision. Statistics and reductions in an
+        # epilogue are of the result before it is stored.
         inside = ROUNDOFFS[precision.working] if made_by not in ("", _STORED) and _kind(member).flops else 0.0
         if made_by == _STORED and (_kind(member).reduces or _kind(member).accumulates):
             inside = ROUNDOFFS[precision.working]
@@ -230,7 +231,7 @@ class Evaluation:
 
 
 def rounded(arithmetic: Arithmetic, made: Meant, dtype: DType) -> Meant:
-    """A result that was rounded to a type on its way to a wider one."""
+    """A result that was rounded to a narrower type before it was stored in a wider one."""
 
     def off(value: Array) -> Array:
         return value + arithmetic.signs(value) * (ROUNDOFFS[dtype] * abs(value) + UNDERFLOW[dtype])

@@ -30,7 +30,7 @@ def _sums(x: Tensor) -> Tensor:
     return x.sum(dim=(0, *range(2, x.ndim)))
 
 
-def _along(vector: Tensor, x: Tensor) -> Tensor:
+def _fused_remat(vector: Tensor, x: Tensor) -> Tensor:
     return vector.reshape((1, -1) + (1,) * (x.ndim - 2))
 
 
@@ -38,7 +38,7 @@ def _statistics(a: Any, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, .
     (x,) = inputs
     count = x.numel() // x.shape[1]
     mean = _sums(x) / count
-    return mean, _sums((x - _along(mean, x)) ** 2) / count
+    return mean, _sums((x - _fused_remat(mean, x)) ** 2) / count
 
 
 def _normalize(a: BatchNormalize, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
@@ -46,13 +46,13 @@ def _normalize(a: BatchNormalize, inputs: Sequence[Tensor], call: Call) -> tuple
     scale = (variance + a.eps).rsqrt()
     if affine:
         scale = scale * affine[0]
-    y = (x - _along(mean, x)) * _along(scale, x)
-    return (y + _along(affine[1], x) if affine else y,)
+    y = (x - _fused_remat(mean, x)) * _fused_remat(scale, x)
+    return (y + _fused_remat(affine[1], x) if affine else y,)
 
 
 def _normalize_sums(a: BatchNormalize, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
     x, dy, mean, variance = inputs
-    return _sums(dy * (x - _along(mean, x))) * (variance + a.eps).rsqrt(), _sums(dy)
+    return _sums(dy * (x - _fused_remat(mean, x))) * (variance + a.eps).rsqrt(), _sums(dy)
 
 
 def _normalize_backward(a: BatchNormalizeBackward, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
@@ -60,7 +60,9 @@ def _normalize_backward(a: BatchNormalizeBackward, inputs: Sequence[Tensor], cal
     inverse = (variance + a.eps).rsqrt()
     slope, shift = inverse * dgamma / a.count, dbeta / a.count
     scale = inverse * gamma[0] if gamma else inverse
-    return ((dy - _along(shift, x) - (x - _along(mean, x)) * _along(slope, x)) * _along(scale, x),)
+    return (
+        (dy - _fused_remat(shift, x) - (x - _fused_remat(mean, x)) * _fused_remat(slope, x)) * _fused_remat(scale, x),
+    )
 
 
 def _silu_backward(x: Tensor, dy: Tensor) -> Tensor:
@@ -222,7 +224,7 @@ FORMS: dict[str, Form] = {
     "linear_backward_data": _binary(lambda a, dy, w: (dy @ w).reshape(dy.shape[0], *a.sample_shape)),
     "linear_backward_filter": _binary(lambda a, x, dy: dy.T @ x.flatten(1)),
     "cast": _unary(lambda a, x: x),
-    "bias_add": _binary(lambda a, y, b: y + _along(b, y)),
+    "bias_add": _binary(lambda a, y, b: y + _fused_remat(b, y)),
     "channel_sum": _unary(lambda a, dy: _sums(dy)),
     "batch_statistics": _statistics,
     "batch_normalize": _normalize,

@@ -1,4 +1,4 @@
-"""One network compiled in several ways that must give the same step, and where they differ."""
+"""Variants of one network that must give the same step, and where they differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies between a GPU and its host's memory: how long they take, and what they cost the kernels beside them.
+"""Copies between a GPU and its host's memory: how long they take, and how much they slow down concurrent kernels.
 
 A copy in one direction overlaps any kernel and any copy in the other direction. Both take a little longer for it, and
 by how much was measured (`mbc.measure.host_copies`), or is estimated from the generation of the GPU's bus.
@@ -20,8 +20,8 @@ _REACHED = 0.8
 # Each direction while the other one is busy too, over alone: 49 of 55.3 GB/s on the one machine that was measured.
 _KEPT = 0.88
 _LATENCY_US = 10.0
-# What copies reach in a step of what they reach by themselves or beside one kernel that is run again and again: 47.5 of
-# 55.3 GB/s, in each direction, of any size and whatever the kernels are (decision 020).
+# What copies reach in a step of what they reach by themselves or concurrently with one kernel that is run again and
+# again: 47.5 of 55.3 GB/s, in each direction, of any size and whatever the kernels are (decision 020).
 IN_STEP = 0.86
 
 
@@ -36,9 +36,9 @@ class Slowdown:
 
 @dataclass(frozen=True, slots=True)
 class HostLink:
-    """The way between one GPU and pinned host memory. Rates are in 10^9 bytes a second, of copies by themselves;
+    """The link between one GPU and pinned host memory. Rates are in 10^9 bytes a second, of copies by themselves;
     `to_host_both_gb_s` and `to_device_both_gb_s` those of each direction while both are busy. `latency_us` is what a
-    copy takes beside the time of its bytes.
+    copy takes besides the time of its bytes.
 
     Kernels are of three kinds: `streaming` ones that wait for device memory, `cached` ones whose operands lie in the L2
     cache, `computing` ones that wait for neither.
@@ -59,7 +59,7 @@ class HostLink:
         return self.latency_us + size_bytes / (self.gb_s(direction, busy_both) * 1e3)
 
     def gb_s(self, direction: Stream, busy_both: bool = False) -> float:
-        """Rate of a direction in a step, alone or beside the other one."""
+        """Rate of a direction in a step, alone or while the other one is busy."""
         if direction is Stream.TO_HOST:
             return IN_STEP * (self.to_host_both_gb_s if busy_both else self.to_host_gb_s)
         if direction is Stream.TO_DEVICE:

@@ -1,8 +1,8 @@
 """The whole intermediate representation, on one page.
 
-A `Network` is the forward graph as written. A `TrainingGraph` is one training iteration (forward, backward, update)
-and the inference graph beside it, over the same states. Both are lists of `Operation`s in an order that can be
-executed; every value is assigned once. Layout, address and division into micro-batches are not the graph's business.
+A `Network` is the forward graph as written. A `TrainingGraph` is one training iteration (forward, backward, update) and
+the inference graph, over the same states. Both are lists of `Operation`s in an order that can be executed; every value
+is assigned once. Layout, address and division into micro-batches are not the graph's business.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ class Network:
 class TrainingGraph:
     """One training step and one inference pass over the same states.
 
-    `updates` pairs each state that changes with the value that it has after the step.
-    `metrics` are scalars a step reports beside `loss` (number of rows classified correctly, per loss).
+    `updates` pairs each state that changes with the value that it has after the step. `metrics` are scalars a step
+    reports besides `loss` (number of rows classified correctly, per loss).
     """
 
     name: str

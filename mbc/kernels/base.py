@@ -27,7 +27,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One way to run a request.
+    """One kernel configuration that can run a request.
 
     `layouts`: of every input and then every output. `settings` end up in the plan and in the row.
     """
@@ -46,7 +46,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """What the launcher of a kernel reads beside its pointers, in the order that its C++ struct declares."""
+    """What the launcher of a kernel reads besides its pointers, in the order that its C++ struct declares."""
 
     integers: tuple[int, ...] = ()
     reals: tuple[float, ...] = ()
@@ -100,7 +100,8 @@ class Provider(Protocol):
     def name(self) -> str: ...
 
     def candidates(self, request: Request, device: DeviceSpec) -> Iterable[Candidate]:
-        """Every way this provider knows to run `request` on `device`, times estimated unless known better."""
+        """Every kernel configuration that this provider has for `request` on `device`, times estimated unless known
+        better."""
         ...
 
     def arguments(

@@ -28,9 +28,9 @@ from mbc.resources import data_text
 
 ESTIMATES_FILE = "estimates.json"
 OTHER_GPU = 1.5  # by judgement, not by measurement: one GPU was measured
-_TILE = 64  # rows and columns of the product that one multiprocessor computes at a time
-_DEPTH = 1024  # terms of a sum under which it is not split
-_LEAST_BUSY = 0.02  # small products still spread over the machine by smaller tiles
+_TILE = 64  # rows and columns of the GEMM tile that one multiprocessor computes
+_DEPTH = 1024  # K under which it is not split
+_LEAST_BUSY = 0.02  # small GEMMs still spread over the machine by smaller tiles
 
 WITHOUT_WORKSPACE = "bare"  # the variant of candidates that take none
 ALL = "all"  # the spread over every group of candidates that have the workspace they want
@@ -184,7 +184,7 @@ def scaled_group(provider: str, times: int) -> str:
 
 
 def peak_tflops(device: DeviceSpec, precision: Precision) -> float:
-    """Of matrix products. Raises KeyError for fp64, which no GPU runs here."""
+    """Of GEMMs. Raises KeyError for fp64, which no GPU runs here."""
     return {
         Precision.FP32: device.fp32_tflops,
         Precision.TF32: device.tf32_tflops,

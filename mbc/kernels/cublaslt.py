@@ -1,5 +1,5 @@
-"""Linear layers and 1 x 1 convolutions of images whose channels lie last, through cuBLASLt: both are products of
-matrices, the rows of an image being its pixels.
+"""Linear layers and 1 x 1 convolutions of images whose channels lie last, through cuBLASLt: both are GEMMs of matrices,
+the rows of an image being its pixels.
 
 Its heuristics list algorithms when the module is made, within the plan's workspace and the best first by their own
 estimate; `algorithm` is a place in that list, and `sums` says for which workspace it was made. The first is always
@@ -35,8 +35,8 @@ ROW_FIELDS = ("pass", "type", "math", "accumulate", "rows", "inputs", "outputs",
 ALGORITHMS = 4  # of the heuristics' list; as in templates/host/matmul.cpp
 
 _MOST_WORKSPACE_BYTES = 32 << 20  # what NVIDIA advises for Hopper; more brought nothing
-_SUMS = 16  # partial results of a split sum that the workspace holds
-_IMAGE_SUMS = 128  # of a 1 x 1 filter's gradient besides: few tiles, each a sum over every pixel
+_SUMS = 16  # partial results of split-K that the workspace holds
+_IMAGE_SUMS = 128  # of a pointwise filter gradient besides: few tiles, each a reduction over every pixel
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class _Sizes:
     outputs: int
 
     def result(self, number: int) -> tuple[int, int]:
-        """Height and width of the product."""
+        """M and N of the GEMM."""
         return ((self.rows, self.outputs), (self.rows, self.inputs), (self.outputs, self.inputs))[number]
 
     @property
@@ -80,7 +80,7 @@ def _layout(request: Request) -> Layout:
 
 
 def _workspaces(request: Request, sizes: _Sizes) -> dict[int, int]:
-    """None, and room for the fp32 partial sums of a split product: bytes, and how many sums they were meant for."""
+    """None, and the fp32 partial results of split-K: bytes, and the number of splits they were meant for."""
     of_image = request.kind == "convolution_backward_filter"
     result_bytes = math.prod(sizes.result(PASSES[request.kind])) * 4
     found: dict[int, int] = {}
@@ -111,7 +111,7 @@ class CublasLt:
     name: str = "cublaslt"
 
     def candidates(self, request: Request, device: DeviceSpec) -> Iterable[Candidate]:
-        """Without workspace and with enough to split a sum, the best algorithm of each first: the estimates of all are
+        """Without workspace and with enough for split-K, the best algorithm of each first: the estimates of all are
         equal. Reductions are in fp32 and in a fixed order."""
         return (candidate for candidate, _ in self.estimated(request, device))
 

@@ -98,12 +98,12 @@ class Shapes:
 
     @property
     def is_product(self) -> bool:
-        """Whether the convolution is one product of matrices over the pixels as they lie."""
+        """Whether the convolution is one GEMM over the pixels as they lie."""
         a = self.attributes
         return a.kernel == a.stride == (1, 1) and not any(a.pad) and a.groups == 1
 
     def product(self, number: int) -> tuple[int, int, int]:
-        """Height, width and terms of the sum of the product that a pass is."""
+        """M, N and K of the implicit GEMM of a pass."""
         filters, *terms = self.filter.shape
         if number == 0:
             return self.result.elements // filters, filters, math.prod(terms)
@@ -213,7 +213,7 @@ def _variant(shapes: Shapes, number: int, layout: Layout, precision: Precision) 
     multiple = _channel_multiple(precision)
     if any(channels % multiple for channels in shapes.filter.shape[:2]):
         return "unaligned"
-    # A product of matrices either way: rows of pixels can be loaded where rows of channels are not.
+    # A GEMM either way: rows of pixels can be loaded where rows of channels are not.
     product = shapes.is_product and precision is not Precision.FP32
     if product and math.prod(shapes.image.shape[2:]) % multiple == 0:
         return "straight"
@@ -349,7 +349,9 @@ def type_refusal(call: Call, shapes: Shapes) -> str:
 def library_workspace(call: Call, front_bytes: int) -> Acceptance:
     """A call whose workspace begins with `front_bytes` for mbc and goes on with what cuDNN alone can judge."""
     if call.workspace_bytes < front_bytes:
-        return Acceptance(workspace_refusal=f"it begins with {front_bytes} bytes for what its engine leaves")
+        return Acceptance(
+            workspace_refusal=f"it begins with {front_bytes} bytes for the filter gradient before it is widened"
+        )
     return Acceptance(proved=False, aligned=True)
 
 

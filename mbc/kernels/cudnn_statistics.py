@@ -1,8 +1,8 @@
-"""Convolutions through cuDNN's graph API that leave the batch statistics of what they make.
+"""Convolutions through cuDNN's graph API with batch statistics in the epilogue.
 
-An engine sums up what it has just computed, and its squares, before it is written (cuDNN's operation GEN_STATS): nobody
-has to read the result for that. The two sums of every channel lie in fp32 at the start of the workspace, and a small
-kernel (templates/host/moments.cu) makes mean and variance of them.
+An engine reduces its result, and the squares, before it is written (cuDNN's operation GEN_STATS), so that the result
+need not be read for that. The two sums of every channel lie in fp32 at the start of the workspace, and a small kernel
+(templates/host/moments.cu) makes mean and variance of them.
 
 cuDNN 9.19 has such engines ready for fp16, channels last, whole vectors of channels; for bf16 it compiles them at run
 time, which no package does. In a survey for an H200 every layer that `_offered` takes had one within `_parts_bytes`.
@@ -42,7 +42,7 @@ LAYOUTS = (*(Layout.CHANNELS_LAST,) * 3, *(Layout.CHANNELS_FIRST,) * 2)  # of im
 
 _VECTOR = 8  # channels of fp16 that are loaded together
 _MOST_POSITIONS = 32  # of a filter
-_TILE = 128  # pixels of whose results an engine leaves one pair of sums at most, to be added up at the end
+_TILE = 128  # pixels per pair of partial sums, at most, to be reduced at the end
 _SLACK_BYTES = 4096
 
 

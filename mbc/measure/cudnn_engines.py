@@ -234,9 +234,9 @@ class ConvolutionPlan:
 class ConvolutionGraph:
     """The operation graph of one convolution request with the layouts of its operands (inputs, then the output).
 
-    A request for statistics as well has a second operation, which sums up what the first one writes; its two sums,
-    which are none of the operands, come behind them.
-    `CudnnRefusal` where cuDNN takes no such operation (asymmetric padding with some shapes, types it does not know).
+    A request for statistics in the epilogue has a second operation, which reduces the result of the first one; its two
+    results, which are not among the operands, come after them. `CudnnRefusal` where cuDNN takes no such operation
+    (asymmetric padding with some shapes, types it does not know).
     """
 
     def __init__(self, device: Device, request: Request, layouts: Sequence[Layout]) -> None:

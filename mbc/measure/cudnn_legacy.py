@@ -1,7 +1,7 @@
 """Which algorithms of cuDNN's legacy API take a convolution on this GPU, and with how much workspace.
 
 The generated host code (`templates/host/legacy_convolution.cpp`) makes the same descriptors: what is admitted here is
-what runs there. Nothing is executed, so that no memory is needed beside the handle's.
+what runs there. Nothing is executed, so that no memory is needed besides the handle's.
 """
 
 from __future__ import annotations

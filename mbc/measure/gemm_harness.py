@@ -12,7 +12,7 @@ from mbc.measure.compare import Comparer, as_fp32, mean_square
 from mbc.measure.cudnn_engines import CONVOLUTION_KINDS
 from mbc.measure.gemm_trial import TOLERANCES, Trial, with_rows
 from mbc.measure.gpu import Gpu
-from mbc.measure.harness import Checker, Stand
+from mbc.measure.harness import Checker, Harness
 from mbc.measure.kernel_library import Call, KernelLibrary
 from mbc.measure.offers import Offer, device_spec
 from mbc.measure.operand_buffers import Pointers
@@ -24,7 +24,7 @@ GRADIENT = 1  # place of dy among the inputs of a filter gradient
 ADDED = 0.01  # how exactly two additions have to be twice one, to tell an addition from overwriting
 
 
-class ProductStand(Stand):
+class ProductHarness(Harness):
     """Convolutions and linear layers, compared with float64 on the GPU."""
 
     def __init__(self, gpu: Gpu, library: KernelLibrary, clock: Clock, trial: Trial, request: Request) -> None:

@@ -165,7 +165,7 @@ class Gpu:
         self._stream.synchronize()
 
     def new_stream(self) -> Any:
-        """A stream beside the GPU's own."""
+        """A second stream, concurrent with the GPU's own."""
         return self.driver.Stream()
 
     def mark_time(self, stream: Any = None) -> Any:

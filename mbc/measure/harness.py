@@ -1,4 +1,4 @@
-"""Runs candidates on a GPU as a plan would run them, checks what they compute, and times them.
+"""The benchmark harness: runs candidates on a GPU as a plan would run them, checks what they compute, and times them.
 
 Every candidate runs on garbage in its output and its workspace, and must not write behind the latter.
 """
@@ -41,8 +41,8 @@ class Checker(Protocol):
         ...
 
 
-class Stand:
-    """What stands of all kinds have in common. `period`: rows after which operands repeat."""
+class Harness:
+    """What harnesses of all kinds have in common. `period`: rows after which operands repeat."""
 
     def __init__(self, gpu: Gpu, library: KernelLibrary, clock: Clock, request: Request, period: int) -> None:
         self.gpu = gpu
@@ -81,16 +81,16 @@ class Stand:
 
 
 class _Place:
-    def __init__(self, stand: Stand, request: Request, checker: Checker, offered: Sequence[Offer]) -> None:
-        self._stand = stand
-        self._gpu = stand.gpu
-        self._clock = stand.clock
+    def __init__(self, harness: Harness, request: Request, checker: Checker, offered: Sequence[Offer]) -> None:
+        self._harness = harness
+        self._gpu = harness.gpu
+        self._clock = harness.clock
         self._request = request
         self._checker = checker
         self._sets: dict[tuple[Layout, ...], list[Pointers]] = {}
         wanted = max((o.candidate.workspace_bytes for o in offered), default=0)
-        self._room_bytes = min(wanted, int(self._gpu.left_bytes * WORKSPACE_SHARE))
-        self._workspace = self._gpu.take(self._room_bytes + GUARD_BYTES)
+        self._available_bytes = min(wanted, int(self._gpu.left_bytes * WORKSPACE_SHARE))
+        self._workspace = self._gpu.take(self._available_bytes + GUARD_BYTES)
 
     def attempt(self, offer: Offer, hopeless_us: float, skip_us: float = math.inf) -> Attempt:
         with self._failing():
@@ -104,7 +104,7 @@ class _Place:
 
     def _attempt(self, offer: Offer, hopeless_us: float) -> Attempt:
         candidate, at = offer.candidate, self._at(offer.candidate)[0]
-        if candidate.workspace_bytes > self._room_bytes:
+        if candidate.workspace_bytes > self._available_bytes:
             raise DoesNotFit(f"its workspace of {candidate.workspace_bytes} bytes does not fit")
         guard = self._workspace + candidate.workspace_bytes
         self._gpu.fill(self._workspace, POISON, candidate.workspace_bytes)
@@ -124,12 +124,12 @@ class _Place:
     def _probe_us(self, candidate: Candidate) -> float:
         """What it would take by what it takes for few rows; 0 where that cannot be told."""
         rows = self._request.inputs[0].shape[0]
-        part = self._stand.part(self._request, max(1, rows // PROBED_PARTS))
-        if part is None or candidate.workspace_bytes > self._room_bytes:
+        part = self._harness.part(self._request, max(1, rows // PROBED_PARTS))
+        if part is None or candidate.workspace_bytes > self._available_bytes:
             return 0.0
         try:
             pointers = self._at(candidate)[0].addresses
-            call = self._stand.library.prepare(candidate, part, pointers, self._workspace)
+            call = self._harness.library.prepare(candidate, part, pointers, self._workspace)
             return self._first_us(call) * rows / part.inputs[0].shape[0]
         except MbcError:
             return 0.0  # the same engine may not take so few
@@ -156,7 +156,7 @@ class _Place:
 
     def _poison(self, at: Pointers) -> None:
         for number, (address, tensor) in enumerate(zip(at.outputs, self._request.outputs, strict=True)):
-            if number not in self._stand.shared:
+            if number not in self._harness.shared:
                 self._gpu.fill(address, POISON, tensor.size_bytes)
 
     def adds(self, attempt: Attempt) -> bool:
@@ -169,12 +169,12 @@ class _Place:
                 return False
 
     def _prepare(self, candidate: Candidate, at: Pointers, accumulate: bool = False) -> Call:
-        return self._stand.library.prepare(candidate, self._request, at.addresses, self._workspace, accumulate)
+        return self._harness.library.prepare(candidate, self._request, at.addresses, self._workspace, accumulate)
 
     def _at(self, candidate: Candidate) -> list[Pointers]:
         known = self._sets.get(candidate.layouts)
         if known is None:
-            known = self._sets[candidate.layouts] = self._stand.buffers.sets(self._request, candidate.layouts)
+            known = self._sets[candidate.layouts] = self._harness.buffers.sets(self._request, candidate.layouts)
         return known
 
     def time(self, attempt: Attempt, budget_us: float, accumulate: bool = False) -> Times:

@@ -1,7 +1,9 @@
-"""Measuring copies between a GPU and pinned host memory, alone, beside each other and beside kernels.
+"""Measures copies between a GPU and pinned host memory, alone, in both directions concurrently, and concurrently with
+kernels.
 
 What is timed runs on one stream while copies keep another one busy in each direction that is asked for: they start
-before it and end after it. Kernels are timed alone and beside copies in turn, so that a change of clocks hits both.
+before it and end after it. Kernels are timed alone and concurrently with copies in turn, so that a change of clocks
+hits both.
 """
 
 from __future__ import annotations
@@ -22,12 +24,12 @@ from mbc.plan.model import Stream
 MIB = 1 << 20
 SIZES_BYTES = tuple(mib * MIB for mib in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512))
 BESIDE_BYTES = 64 * MIB  # of each copy that only keeps its direction busy
-TIMED_US = 4000.0  # of one timing of a kernel or of copies beside others
+TIMED_US = 4000.0  # of one timing of a kernel or of concurrent copies
 REPEATS = 5  # of each timing, after one that is left out
-ROUNDS = 3  # of alone and beside
-BUSY_GB_S = 100.0  # no direction is faster: rather too many copies beside something than too few
+ROUNDS = 3  # of alone and concurrent
+BUSY_GB_S = 100.0  # no direction is faster: rather too many concurrent copies than too few
 MOST_SHARE = 4  # a buffer takes no more than one in so many bytes of the GPU's block
-MOST_TRIES = 4  # until what runs beside lasts longer than what is timed
+MOST_TRIES = 4  # until the concurrent copies last longer than what is timed
 
 ALONE: tuple[Stream, ...] = ()
 TO_HOST, TO_DEVICE = (Stream.TO_HOST,), (Stream.TO_DEVICE,)
@@ -40,7 +42,7 @@ class TransferBench(Protocol):
 
     @property
     def most_bytes(self) -> int:
-        """The longest copy that finds room."""
+        """The longest copy that fits."""
         ...
 
     def copies_us(self, direction: Stream, size_bytes: int, count: int, beside: Sequence[Stream]) -> float:
@@ -123,8 +125,8 @@ class _Lane:
 
 
 class GpuTransfers:
-    """The bench of a real GPU. `kernels` run each kind once on the GPU's stream, for long enough that the CPU keeps
-    up. `DoesNotFit` where the GPU's block has not even room for a copy of the smallest size."""
+    """The bench of a real GPU. `kernels` run each kind once on the GPU's stream, for long enough that the CPU keeps up.
+    `DoesNotFit` where not even a copy of the smallest size fits the GPU's block."""
 
     def __init__(self, gpu: Gpu, kernels: Mapping[str, Work]) -> None:
         self._gpu = gpu

@@ -31,7 +31,7 @@ from mbc.measure.gpu import DoesNotFit, Gpu
 from mbc.measure.ladder import Ladder, key_of
 from mbc.measure.need import MOST_WORKSPACE_BYTES, Need
 from mbc.measure.offers import Offer, Offered
-from mbc.measure.protocols import GpuFailed, Stand, Workbench
+from mbc.measure.protocols import GpuFailed, Harness, Workbench
 from mbc.measure.session import GPU_FAILED, Session
 from mbc.measure.workbench import Bench, identity
 from mbc.profile.model import Extent, Profile
@@ -188,7 +188,7 @@ class _Run:
     def _need(self, need: Need, seen: set[str]) -> None:
         """All sizes of one operation. Its operands are put on the GPU when the first of them is to be measured."""
         ladder = Ladder()
-        stand: Stand | None = None
+        harness: Harness | None = None
         sizes = [(r, signature(r)) for r in need.requests]
         with ExitStack() as stack:
             for place, (request, key) in enumerate(sizes):
@@ -207,8 +207,8 @@ class _Run:
                 seen.add(key)
                 self._tell(request)
                 try:
-                    stand = stand or stack.enter_context(self.bench.open(need))
-                    self._request(stand, request, ladder, last=place + 1 == len(sizes))
+                    harness = harness or stack.enter_context(self.bench.open(need))
+                    self._request(harness, request, ladder, last=place + 1 == len(sizes))
                 except (MbcError, DoesNotFit) as error:
                     if isinstance(error, MbcError) and error.code == "MBC088":
                         raise
@@ -232,7 +232,7 @@ class _Run:
         left_s = (now - self.started_s) / done * (self.total - done) if done else None
         self.progress(done, self.total, request, left_s)
 
-    def _request(self, stand: Stand, request: Request, ladder: Ladder, last: bool) -> None:
+    def _request(self, harness: Harness, request: Request, ladder: Ladder, last: bool) -> None:
         """Measure one request and write what was found."""
         key = signature(request)
         before = self.held.measurements.get(key, ())
@@ -247,7 +247,7 @@ class _Run:
         failure = ""
         try:
             if wanted.offers or wanted.spare:
-                with stand.at(request, (*wanted.offers, *wanted.spare)) as there:
+                with harness.at(request, (*wanted.offers, *wanted.spare)) as there:
                     session.measure(there, wanted)
         except GpuFailed as error:
             failure = str(error)

@@ -12,7 +12,7 @@ from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate, Request
 from mbc.measure.clock import Clock
 from mbc.measure.gpu import Gpu
-from mbc.measure.harness import POISON, Checker, Stand
+from mbc.measure.harness import POISON, Checker, Harness
 from mbc.measure.kernel_library import Call, KernelLibrary
 from mbc.measure.offers import Offer, device_spec
 from mbc.measure.operand_buffers import Pointers, operand_types
@@ -23,15 +23,15 @@ from mbc.ops.fused import Fused, evaluate_behind, gives_product, rounds_inside, 
 from mbc.profile.signature import asked_kind
 from mbc.runtime.formats import loaded, stored_bytes
 
-# Normalised L2 distance from float64 that outputs may have: sums are in fp32 whatever the storage type, and an output
-# is rounded once on top of that. Whole numbers have to be right, but those that a group makes of what it has computed,
-# such as signs: what is next to zero may be rounded to the other side.
+# Normalised L2 distance from float64 that outputs may have: reductions are in fp32 whatever the storage type, and an
+# output is rounded once on top of that. Whole numbers have to be right, but those that a group derives from a computed
+# value, such as bit masks: a value next to zero may be rounded differently.
 TOLERANCES = {DType.FP32: 1e-5, DType.BF16: 2.0**-8, DType.FP16: 2.0**-11}
 MOST_ROUNDED = 1e-5  # of such numbers
-ROUNDED_INSIDE = 0.5  # of the tolerance of its type: sums of a product of which some elements are, and that nobody sees
+ROUNDED_INSIDE = 0.5  # of the tolerance of its type: reductions over a result that is not stored
 
 
-class PlainStand(Stand):
+class PlainHarness(Harness):
     """Every kind but convolutions and linear layers."""
 
     def __init__(self, gpu: Gpu, library: KernelLibrary, clock: Clock, request: Request) -> None:
@@ -128,7 +128,8 @@ class PlainStand(Stand):
 
 
 def meaning(request: Request, inputs: Sequence[Array], product: Array | None = None) -> list[Array]:
-    """What the operation makes of canonical inputs, in float64. `product`: what its first member has made, if given."""
+    """What the operation makes of canonical inputs, in float64. `product`: the result of its first member, a
+    convolution or GEMM, if given."""
     kind = asked_kind(request)
     exact = [v.astype(np.float64) if v.dtype.kind == "f" else v.copy() for v in inputs]
     if kind is None:  # a change of layout or type

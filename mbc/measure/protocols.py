@@ -1,5 +1,5 @@
-"""What measuring asks of whatever runs candidates: a workbench for a GPU, a stand for one operation, whose operands it
-keeps there, a place for one of its sizes."""
+"""The interfaces of measuring: a workbench for a GPU, a benchmark harness for one operation, whose operands it keeps on
+the GPU, and a place for one of its sizes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Place(Protocol):
         """Run it once and check what it computes; in a graph too, unless it takes longer than `hopeless_us`. Where few
         rows say that it takes longer than `skip_us` it is not run.
 
-        Raises GpuFailed, and `DoesNotFit` where its workspace finds no room.
+        Raises GpuFailed, and `DoesNotFit` where its workspace does not fit.
         """
         ...
 
@@ -56,12 +56,12 @@ class Place(Protocol):
         ...
 
 
-class Stand(Protocol):
+class Harness(Protocol):
     """The operands of one operation, for all its sizes."""
 
     def at(self, request: Request, offered: Sequence[Offer]) -> AbstractContextManager[Place]:
-        """The place for one of the operation's sizes, with room for what is offered; `DoesNotFit` where there is none
-        for its operands."""
+        """The place for one of the operation's sizes, with bytes for what is offered; `DoesNotFit` where its operands
+        do not fit."""
         ...
 
 
@@ -81,4 +81,4 @@ class Workbench(Protocol):
 
     def offers(self, request: Request, workspace_limit_bytes: int) -> Offered: ...
 
-    def open(self, need: Need) -> AbstractContextManager[Stand]: ...
+    def open(self, need: Need) -> AbstractContextManager[Harness]: ...

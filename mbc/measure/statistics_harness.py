@@ -1,5 +1,5 @@
-"""Convolutions that leave the statistics of what they make, on a GPU: the result as that of any convolution, mean and
-variance by those of the float64 reference."""
+"""The benchmark harness of convolutions with statistics in the epilogue: the result is checked as that of any
+convolution, mean and variance against the float64 reference."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from mbc.ir.types import DType, Layout
 from mbc.kernels.base import Candidate, Request
-from mbc.measure.gemm_harness import ProductStand
+from mbc.measure.gemm_harness import ProductHarness
 from mbc.measure.gemm_trial import TOLERANCES
 from mbc.measure.gpu import Gpu
 from mbc.measure.harness import Checker
@@ -22,7 +22,7 @@ from mbc.measure.own_kernel_harness import TOLERANCES as STORED
 from mbc.runtime.formats import loaded
 
 
-class StatisticsStand(ProductStand):
+class StatisticsHarness(ProductHarness):
     """Of the whole mini-batch only."""
 
     def checker(self, request: Request, offered: Sequence[Offer]) -> Checker:

@@ -17,16 +17,16 @@ from mbc.kernels.base import Request
 from mbc.kernels.cuda import OWN
 from mbc.kernels.statistics import WITH_STATISTICS
 from mbc.measure.clock import Clock, calls_per_graph
-from mbc.measure.gemm_harness import ProductStand
+from mbc.measure.gemm_harness import ProductHarness
 from mbc.measure.gemm_trial import PRODUCT_KINDS, Trials
 from mbc.measure.gpu import Gpu, Graph
 from mbc.measure.host_copies import GpuTransfers, measure_link
 from mbc.measure.kernel_library import Call, KernelLibrary
 from mbc.measure.need import Need
 from mbc.measure.offers import Offered, device_spec, offers
-from mbc.measure.own_kernel_harness import PlainStand
-from mbc.measure.protocols import Stand
-from mbc.measure.statistics_harness import StatisticsStand
+from mbc.measure.own_kernel_harness import PlainHarness
+from mbc.measure.protocols import Harness
+from mbc.measure.statistics_harness import StatisticsHarness
 from mbc.ops.activation import Scale
 from mbc.ops.matrix import Linear
 from mbc.profile.model import Identity
@@ -96,7 +96,7 @@ class Bench:
             self.gpu.reset(mark)
 
     def _product(self, precision: Precision) -> Call:
-        """A product of matrices, which does nothing but compute."""
+        """A GEMM, which does nothing but compute."""
         matrix = TensorType((WARM_SIDE, WARM_SIDE), precision.working)
         request = Request("linear", Linear((WARM_SIDE,)), (matrix, matrix), (matrix,), precision)
         pointers = [self.gpu.take(matrix.size_bytes) for _ in range(3)]
@@ -158,16 +158,16 @@ class Bench:
         return Graph(self.gpu, body)
 
     @contextmanager
-    def open(self, need: Need) -> Generator[Stand, None, None]:
+    def open(self, need: Need) -> Generator[Harness, None, None]:
         self.gpu.reset()
         request = need.undivided
         library = self.library(request.precision)
         try:
             if request.kind in PRODUCT_KINDS:
-                yield ProductStand(self.gpu, library, self.clock, self.trials.make(request), request)
+                yield ProductHarness(self.gpu, library, self.clock, self.trials.make(request), request)
             elif request.kind == WITH_STATISTICS:
-                yield StatisticsStand(self.gpu, library, self.clock, self.trials.make(request), request)
+                yield StatisticsHarness(self.gpu, library, self.clock, self.trials.make(request), request)
             else:
-                yield PlainStand(self.gpu, library, self.clock, request)
+                yield PlainHarness(self.gpu, library, self.clock, request)
         finally:
             self.gpu.reset()

@@ -1,4 +1,4 @@
-"""Operations on one element at a time: activations, sums and products, scaling."""
+"""Elementwise operations: activations, addition and multiplication, scaling."""
 
 from __future__ import annotations
 

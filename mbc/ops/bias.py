@@ -1,4 +1,4 @@
-"""Bias of convolutions and linear layers: one number a channel (axis 1), and sums over everything else."""
+"""Bias of convolutions and linear layers: one number a channel (axis 1), and the reduction over everything else."""
 
 from __future__ import annotations
 

@@ -88,7 +88,8 @@ def launch_kind(kind: str, attributes: Attributes) -> OpKind:
 
 
 def sums(kind: str, attributes: Attributes, outputs: int) -> tuple[bool, ...]:
-    """Of each output of an operation or a group, whether it is a sum over rows, to which those of other rows add."""
+    """Of each output of an operation or a group, whether it is a reduction over rows, into which other rows
+    accumulate."""
     if not isinstance(attributes, Fused):
         return (KINDS[kind].accumulates,) * outputs
     summed = {value for member in attributes.members if KINDS[member.kind].accumulates for value in member.outputs}
@@ -176,21 +177,21 @@ def _shape(a: Fused, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
 
 def _evaluate(a: Fused, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
     """One member after another. What stays inside is not rounded to the type that it would be stored in, but for what
-    is pooled: of elements that are stored as equal ones the first wins. Products are rounded, too: kernels hand them on
-    as they would be stored, to what sums them up, and may store them."""
+    is pooled: of elements that are stored as equal ones the first wins. Results of convolutions and GEMMs are rounded,
+    too: kernels round them as they would be stored before their epilogue reduces them, and may store them."""
     return _continue(a, list(inputs), a.members, call)
 
 
 def leading_products(attributes: Attributes) -> int:
-    """With how many products a group begins, which its other members may read. Each takes the next two operands of the
-    group, the second of which are weights."""
+    """With how many convolutions or GEMMs a group begins, which its other members may read. Each takes the next two
+    operands of the group, the second of which are weights."""
     if not isinstance(attributes, Fused):
         return 0
     return sum(1 for _ in takewhile(lambda member: KINDS[member.kind].flops is not None, attributes.members))
 
 
 def has_product(attributes: Attributes) -> bool:
-    """Whether it is a group that begins with a product."""
+    """Whether it is a group that begins with a convolution or GEMM."""
     return leading_products(attributes) > 0
 
 
@@ -202,15 +203,15 @@ def gives_product(attributes: Attributes) -> bool:
 
 
 def rounds_inside(attributes: Attributes) -> bool:
-    """Whether it is a group that sums up what it makes of a product that it keeps to itself: some elements of that may
-    be rounded to the other side, which nobody sees but the sums."""
+    """Whether it is a group that reduces over a convolution's result that it does not store: some elements of that may
+    be rounded differently, which shows in the reductions only."""
     if not isinstance(attributes, Fused) or not has_product(attributes) or gives_product(attributes):
         return False
     return any(KINDS[member.kind].accumulates for member in attributes.members)
 
 
 def evaluate_behind(a: Fused, inputs: Sequence[Array], product: Array, call: Call) -> tuple[Array, ...]:
-    """What a group gives by the product that its first member has made, as it was stored."""
+    """The outputs of a group by the stored result of its first member, a convolution or GEMM."""
     return _continue(a, [*inputs, product], a.members[1:], call)
 
 

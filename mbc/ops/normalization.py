@@ -133,7 +133,7 @@ def _backward_shape(_: BatchNormalizeBackward, inputs: tuple[TensorType, ...]) -
     return (dy,)
 
 
-def _along(vector: Array, x: Array) -> Array:
+def _fused_remat(vector: Array, x: Array) -> Array:
     """The vector, shaped so that it broadcasts along the channels of x."""
     return vector.reshape((1, -1) + (1,) * (x.ndim - 2))
 
@@ -144,7 +144,7 @@ def _statistics(_: NoAttributes, inputs: Sequence[Array], call: Call) -> tuple[A
     mean = channel_sums(x) / count
     # Deviations from the rounded mean lose nothing: its error is put back by the second term.
     near = mean.astype(x.dtype)
-    deviation = x - _along(near, x)
+    deviation = x - _fused_remat(near, x)
     variance = channel_sums(deviation * deviation) / count - (mean - near) ** 2
     return near, np.maximum(variance, 0).astype(x.dtype)
 
@@ -173,13 +173,13 @@ def _normalize(a: BatchNormalize, inputs: Sequence[Array], call: Call) -> tuple[
     scale = _deviation(variance, a.eps)
     if affine:
         scale = scale * affine[0]
-    y = (x - _along(mean, x)) * _along(scale, x)
-    return (y + _along(affine[1], x) if affine else y,)
+    y = (x - _fused_remat(mean, x)) * _fused_remat(scale, x)
+    return (y + _fused_remat(affine[1], x) if affine else y,)
 
 
 def _sums(a: BatchNormalize, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
     x, dy, mean, variance = inputs
-    centred = channel_sums(dy * (x - _along(mean, x)))
+    centred = channel_sums(dy * (x - _fused_remat(mean, x)))
     dgamma = centred * _deviation(variance.astype(np.float64), a.eps)
     return dgamma.astype(x.dtype), channel_sums(dy).astype(x.dtype)
 
@@ -190,7 +190,9 @@ def _backward(a: BatchNormalizeBackward, inputs: Sequence[Array], call: Call) ->
     slope = inverse * (dgamma / x.dtype.type(a.count))
     shift = dbeta / x.dtype.type(a.count)
     scale = inverse * gamma[0] if gamma else inverse
-    return ((dy - _along(shift, x) - (x - _along(mean, x)) * _along(slope, x)) * _along(scale, x),)
+    return (
+        (dy - _fused_remat(shift, x) - (x - _fused_remat(mean, x)) * _fused_remat(slope, x)) * _fused_remat(scale, x),
+    )
 
 
 def _expand(e: Expansion, op: Operation, training: bool) -> tuple[str, ...]:
@@ -224,7 +226,7 @@ def _gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple
     wanted = [v for v in (x, *affine) if g.needs(v)]
     if dy is None or not wanted:
         return (None,) * len(op.inputs)
-    # Both sums are needed for the gradient of x, whether or not there are parameters to train.
+    # Both reductions are needed for the gradient of x, whether or not there are parameters to train.
     names = tuple(affine) or (f"{op.outputs[0]}.scale", f"{op.outputs[0]}.shift")
     dgamma, dbeta = g.emit("batch_normalize_sums", a, (x, dy, mean, variance), *names)
     dx = None

@@ -12,10 +12,10 @@ _SHORTEST_PIECE = 64  # shorter ones cost more in passes over the result than th
 
 
 def product(a: Array, b: Array) -> Array:
-    """a @ b for [..., M, K] and [..., K, N], summed over K in pieces.
+    """a @ b for [..., M, K] and [..., K, N], summed over K in parts.
 
-    BLAS adds some hundreds of float32 products one after the other. Pieces of about sqrt(K), added up at the end, keep
-    the error near that of sqrt(K) additions: blocked summation, as in Higham, "Accuracy and Stability of Numerical
+    BLAS adds some hundreds of float32 products sequentially. Parts of about sqrt(K), added up at the end, keep the
+    error near that of sqrt(K) additions: blocked summation, as in Higham, "Accuracy and Stability of Numerical
     Algorithms", 2002, section 4.2. In float64 nobody needs that.
     """
     depth = a.shape[-1]

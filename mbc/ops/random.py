@@ -1,4 +1,4 @@
-"""Dropout from a counter-based generator, so that a mask can be made again for any rows at any time.
+"""Dropout from a counter-based generator, so that a mask can be recomputed for any rows at any time.
 
 Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011).
 Key: low and high word of the seed. Counter: low and high word of the block, low 32 bits of the step, `key`.

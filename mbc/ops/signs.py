@@ -1,4 +1,5 @@
-"""relu's gradient by bits: which elements of its output are positive, eight channels of a pixel in a byte."""
+"""ReLU bit masks: which elements of its output are positive, eight channels of a pixel in a byte; and its gradient by
+them."""
 
 from __future__ import annotations
 

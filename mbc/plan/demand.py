@@ -28,7 +28,7 @@ def can_hold(buffer: DType, value: DType) -> bool:
 class Operand:
     """One operand of a launch. `root` is the value whose bytes hold it: its own, or the one that it is a view of.
 
-    `sums`: an output that is a sum over rows, so a launch over some rows gives a part of it.
+    `sums`: an output that is a reduction over rows, so a launch over some rows gives a partial result.
     """
 
     name: str

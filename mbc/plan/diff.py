@@ -21,7 +21,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class OperationChange:
-    """One operation that both plans have, done in another way.
+    """One operation that both plans run differently.
 
     `differs` names what does: kernel, micro_batches, layout, workspace, time. Times that come from another GPU differ
     for every operation; `only_time` tells those apart.

@@ -12,8 +12,8 @@ MOST_NAMED = 6  # members of a group that a message names
 
 
 def title(operations: Sequence[str]) -> str:
-    """What a group is called: its members, of many the first and the last, which tell it from others that run the same
-    ones on their way."""
+    """What a group is called: its members, of many the first and the last, which distinguish it from others that
+    contain the same ones."""
     if len(operations) <= MOST_NAMED:
         return SEPARATOR.join(operations)
     return f"{operations[0]}{SEPARATOR}{len(operations) - 2} more{SEPARATOR}{operations[-1]}"

@@ -101,7 +101,7 @@ class KernelCheck:
 
 
 def check_sums(accesses: Sequence[Access], place: str) -> None:
-    """A kernel overwrites all of its sums or adds to all of them: `accesses` are those to sums."""
+    """A kernel overwrites all of its reductions or accumulates into all of them: `accesses` are those to reductions."""
     if len({access.mode for access in accesses}) > 1:
         _fail("MBC123", f"{place}: it adds to some of its sums and overwrites others")
 

@@ -13,7 +13,7 @@ from mbc.ir.graph import TrainingGraph
 from mbc.ir.types import DType, Layout
 
 SCHEMA_VERSION = 4
-OLDEST_SCHEMA_VERSION = 3  # that can be read: it knows no stream `beside`
+OLDEST_SCHEMA_VERSION = 3  # that can be read: it has no concurrent stream
 ALIGNMENT_BYTES = 256
 
 
@@ -38,7 +38,8 @@ class Mode(StrEnum):
 
 
 class Stream(StrEnum):
-    """Launches of one stream run in order. BESIDE: kernels that run beside those of COMPUTE."""
+    """Launches of one stream run in order. BESIDE: the concurrent stream, of kernels that run concurrently with those
+    of COMPUTE."""
 
     COMPUTE = "compute"
     TO_HOST = "to_host"
@@ -167,16 +168,16 @@ class Predictions:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What no plan of this graph can beat, and what this plan's own choices allow at best.
+    """Lower bounds of all plans of this graph, and of this plan's own choices.
 
-    `floor_bytes`: inputs + output + smallest workspace of the most demanding operation, plus the states: no program
-    does better. `live_bytes`: the most bytes alive at once in this plan: no placement does better.
-    `fastest_us`: the fastest choice of kernels, divisions and layouts together, whatever workspace it takes: no plan
-    made of the same candidates and fused groups is faster. `nondeterministic_us`: the same with kernels that give other
-    bits in each run; 0 where these are admitted anyway. `within_us`: with the operations in this order no plan within
-    the budget is faster; 0 where this was not computed. All three are of kernels one after the other: a plan that runs
-    some beside others may be faster. `beside_us`: no such plan is faster that is made of the same candidates and fused
-    groups, undivided where this one is; 0 where all run one after the other.
+    `floor_bytes`: inputs + output + smallest workspace of the most demanding operation, plus the states: the lower
+    bound of all plans. `live_bytes`: the peak live bytes of this plan, the lower bound of its placement. `fastest_us`:
+    the best serial schedule: the fastest choice of kernels, divisions and layouts together, whatever workspace it
+    takes, for the same candidates and fused groups. `nondeterministic_us`: the same with kernels that give other bits
+    in each run; 0 where these are admitted anyway. `within_us`: with the operations in this order no plan within the
+    budget is faster; 0 where this was not computed. All three are of serial schedules: a plan with a concurrent stream
+    may be faster. `beside_us`: the critical-path lower bound of plans with a concurrent stream, the same candidates and
+    fused groups, undivided where this one is; 0 where all kernels run serially.
     """
 
     floor_bytes: int
@@ -189,7 +190,7 @@ class Bounds:
 
     @property
     def least_us(self) -> float:
-        """What no plan beats whose kernels run as this one's do, beside each other or one after the other."""
+        """The lower bound of plans whose kernels run as this one's do, concurrently or serially."""
         return self.beside_us or max(self.fastest_us, self.within_us)
 
 

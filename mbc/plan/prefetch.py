@@ -13,16 +13,17 @@ def input_bytes(graph: TrainingGraph) -> int:
     return sum(rounded(graph.values[name].type.size_bytes) for name in graph.inputs)
 
 
-def ahead_bytes(graph: TrainingGraph, room_bytes: int) -> int:
-    """Each input once more, where there is so much room for it; else 0, and inputs wait for the step before."""
+def ahead_bytes(graph: TrainingGraph, available_bytes: int) -> int:
+    """A second copy of each input, where `available_bytes` hold all of them; else 0, and inputs wait for the step
+    before."""
     if graph.precision is Precision.FP64:
         return 0  # runs on the CPU only
     wanted = input_bytes(graph)
-    return wanted if wanted <= room_bytes else 0
+    return wanted if wanted <= available_bytes else 0
 
 
 def prefetch_bytes(plan: Plan) -> int:
-    """What a module takes beside the arena for prefetching, where the budget has room for it beside arena and
+    """What a module takes outside the arena for prefetching, where the budget is large enough for it besides arena and
     overhead."""
     predicted = plan.predictions
     return ahead_bytes(plan.graph, plan.budget_bytes - predicted.arena_bytes - predicted.overhead_bytes)

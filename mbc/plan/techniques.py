@@ -1,5 +1,5 @@
-"""What a program does to need less memory, read from its launches alone: what it runs again, sends to the host, divides
-and hands on in micro-batches."""
+"""The techniques by which a program saves memory, read from its launches alone: what it recomputes, offloads, divides
+and executes depth-first in micro-batches."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from mbc.plan.live import rounded
 from mbc.plan.model import Copy, Launch, Mode, Plan, Program, Space
 
 Launches = tuple[int, int]  # half-open
-Anew = tuple[int, tuple[int, ...]]  # a launch, and buffers of values that it makes again
+Anew = tuple[int, tuple[int, ...]]  # a launch, and buffers of values that it recomputes
 
 
 @dataclass(frozen=True, slots=True)
 class Recomputed:
-    """One operation, or group, whose values are made again. `outputs` are these, `launches` those that make them,
-    `time_us` what these take: of one that does other work on the way its part by the bytes that it touches.
-    `saved_bytes` are out of the arena during `absent`."""
+    """One operation, or group, whose values are recomputed. `outputs` are these, `launches` those that make them,
+    `time_us` what these take: of a fused launch its share by the bytes that it touches. `saved_bytes` are out of the
+    arena during `absent`."""
 
     operation: str
     outputs: tuple[str, ...]
@@ -51,9 +51,9 @@ class Divided:
 
 
 @dataclass(frozen=True, slots=True)
-class HandedOn:
-    """One value that no buffer holds as a whole: operations hand it on micro-batch by micro-batch. `rows`: the most of
-    one buffer; `saved_bytes`: what all rows would take, less that."""
+class DepthFirst:
+    """One value that no buffer holds as a whole: its operations execute depth-first, micro-batch by micro-batch.
+    `rows`: the most of one buffer; `saved_bytes`: what all rows would take, less that."""
 
     value: str
     rows: int
@@ -67,7 +67,7 @@ class Techniques:
     recomputed: tuple[Recomputed, ...]
     offloaded: tuple[Offloaded, ...]
     divided: tuple[Divided, ...]
-    handed_on: tuple[HandedOn, ...] = ()
+    handed_on: tuple[DepthFirst, ...] = ()
 
     def away_bytes(self, launch: int) -> tuple[int, int]:
         """What is not in the arena at a launch: to be recomputed, and offloaded."""
@@ -78,9 +78,9 @@ class Techniques:
 
 
 def techniques(plan: Plan, program: Program) -> Techniques:
-    """What `program` recomputes, offloads, divides and hands on in micro-batches."""
+    """What `program` recomputes, offloads, divides and executes depth-first in micro-batches."""
     touches = _touches(program)
-    again = _made_again(plan, program)
+    again = _recomputations(plan, program)
     by_value: dict[str, list[int]] = {}
     for buffer in touches:
         by_value.setdefault(plan.buffers[buffer].value or "", []).append(buffer)
@@ -88,7 +88,7 @@ def techniques(plan: Plan, program: Program) -> Techniques:
         tuple(_recomputed(plan, program, names, anew, touches, by_value) for names, anew in again.items()),
         _offloaded(plan, program, touches),
         _divided(plan, program, {launch for anew in again.values() for launch, _ in anew}),
-        _handed_on(plan, by_value),
+        _depth_first_values(plan, by_value),
     )
 
 
@@ -101,7 +101,7 @@ def _touches(program: Program) -> Mapping[int, list[int]]:
     return found
 
 
-def _made_again(plan: Plan, program: Program) -> Mapping[tuple[str, ...], list[Anew]]:
+def _recomputations(plan: Plan, program: Program) -> Mapping[tuple[str, ...], list[Anew]]:
     """By the operations of the launch that makes them first: launches that write rows of values into another buffer
     than before, and these buffers."""
     makers: dict[str, tuple[str, ...]] = {}
@@ -165,7 +165,8 @@ def _offloaded(plan: Plan, program: Program, touches: Mapping[int, list[int]]) -
         buffer = plan.buffers[host]
         if buffer.space is not Space.HOST:
             continue
-        # There before the first launch: away from the start on. Still there after the last: away until the end.
+        # On the host before the first launch: absent from the start on. Still there after the last: absent until the
+        # end.
         sent = [i for i in at if _writes(program.launches[i], host)]
         fetched = [i for i in at if not _writes(program.launches[i], host)]
         start = 0 if host in program.entry else sent[0]
@@ -182,8 +183,8 @@ def _offloaded(plan: Plan, program: Program, touches: Mapping[int, list[int]]) -
     return tuple(found)
 
 
-def _handed_on(plan: Plan, by_value: Mapping[str, list[int]]) -> tuple[HandedOn, ...]:
-    found: list[HandedOn] = []
+def _depth_first_values(plan: Plan, by_value: Mapping[str, list[int]]) -> tuple[DepthFirst, ...]:
+    found: list[DepthFirst] = []
     for name, buffers in by_value.items():
         kept = [plan.buffers[b] for b in buffers if plan.buffers[b].space is Space.ARENA]
         if not name or not kept or not plan.graph.values[name].per_sample:
@@ -192,7 +193,7 @@ def _handed_on(plan: Plan, by_value: Mapping[str, list[int]]) -> tuple[HandedOn,
         rows = largest.rows.count
         if rows < plan.graph.batch:
             whole_bytes = largest.size_bytes * plan.graph.batch // rows
-            found.append(HandedOn(name, rows, rounded(whole_bytes) - rounded(largest.size_bytes)))
+            found.append(DepthFirst(name, rows, rounded(whole_bytes) - rounded(largest.size_bytes)))
     return tuple(found)
 
 

@@ -253,7 +253,7 @@ def _check_figures(plan: Plan, live: int) -> None:
     if plan.host_limit_bytes is not None and host > plan.host_limit_bytes:
         _fail("MBC131", f"the plan takes {host} bytes of host memory, it may take {plan.host_limit_bytes}")
     if plan.bounds.live_bytes != live:
-        _fail("MBC131", f"the plan says that {plan.bounds.live_bytes} bytes are live at once, they are {live}")
+        _fail("MBC131", f"the plan says that its peak live bytes are {plan.bounds.live_bytes}, they are {live}")
 
 
 def _fail(code: str, message: str) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Times of micro-batch sizes that were not measured, from the measured sizes beside them."""
+"""Times of micro-batch sizes that were not measured, interpolated between the nearest measured sizes."""
 
 from __future__ import annotations
 

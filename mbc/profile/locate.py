@@ -32,7 +32,7 @@ def user_path(gpu: str) -> Path:
 
 
 def shipped_path(gpu: str) -> Path:
-    """Where the measurements of a GPU are that come with mbc, if there are any."""
+    """The bundled profile of a GPU, if there is one."""
     return SHIPPED / f"{file_name(gpu)}{COMPRESSED}"
 
 
@@ -55,8 +55,7 @@ def own_path(gpu: str) -> Path:
 
 
 def find_profile(device: DeviceSpec, path: str | None = None, accept_stale: bool = False) -> Profile | None:
-    """The profile at `path`; without one, the user's own of this GPU completed by the one shipped with mbc, or either,
-    or None.
+    """The profile at `path`; without one, the user's own of this GPU completed by the bundled one, or either, or None.
 
     A profile is stale when it is of another GPU than `device`, or, on a machine that has such a GPU, of another cuDNN
     than is installed here. A stale `path` is refused (MBC076) unless accepted: then its times count as estimates. Other
@@ -112,6 +111,6 @@ def _noted(profile: Profile, here: LocalGpu | None) -> Profile:
 
 
 def known_profiles() -> tuple[Path, ...]:
-    """The files of all the user's own profiles and of those that came with mbc."""
+    """The files of all the user's own profiles and of the bundled ones."""
     own = user_path("any").parent
     return (*sorted(own.glob("*.sqlite")), *sorted(SHIPPED.glob(f"*.sqlite{COMPRESSED}")))

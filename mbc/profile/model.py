@@ -34,7 +34,7 @@ class Identity:
     memory_clock_mhz: int = 0
 
     def alike(self, other: Identity) -> bool:
-        """Whether times measured on both may stand side by side: patches of cuDNN and drivers may differ."""
+        """Whether times measured on both are comparable: patches of cuDNN and drivers may differ."""
         return (self.gpu, self.multiprocessors, self.cudnn // 100) == (
             other.gpu,
             other.multiprocessors,
@@ -155,7 +155,7 @@ class Profile:
         return max((o.size_bytes for o in self.overheads if o.what == "step"), default=0)
 
     def candidates(self, request: Request) -> tuple[Candidate, ...]:
-        """The ways to run `request`, fastest first, measured or between measured sizes (then not `measured`); none
+        """The candidates for `request`, fastest first, measured or between measured sizes (then not `measured`); none
         where neither is known."""
         return candidates_at(self.family(request), rows_of(request))
 

@@ -33,7 +33,7 @@ _EXPLAINED = {
 
 
 def divisions_text(divided: Sequence[OperationSummary], width: int | None = None) -> str:
-    """One row for each way of dividing, that of most operations first."""
+    """One row for each division, that of most operations first."""
     groups: dict[str, list[str]] = {}
     for summary in divided:
         groups.setdefault(micro_batches(summary.micro_batches), []).append(summary.kind)

@@ -118,7 +118,7 @@ def budgets_text(curve: BudgetCurve, width: int | None = None) -> str:
     return (
         f"{render(_BUDGETS, rows, width)}\n\n"
         f"without a limit: {time_cell(unlimited.train_us, unlimited.measured_share < 1)} in "
-        f"{show_size(unlimited.needed_bytes)}; no plan takes less than {show_size(unlimited.floor_bytes)}"
+        f"{show_size(unlimited.needed_bytes)}; lower bound of all plans {show_size(unlimited.floor_bytes)}"
     )
 
 
@@ -150,7 +150,7 @@ def reason(probe: Probe) -> str:
         return f"{refusal.code}: {refusal.message}"
     if refusal.needed_bytes > refusal.floor_bytes:
         return f"{refusal.code}: the smallest plan found takes {show_size(refusal.needed_bytes)}"
-    return f"{refusal.code}: no plan takes less than {show_size(refusal.floor_bytes)}"
+    return f"{refusal.code}: the lower bound of all plans is {show_size(refusal.floor_bytes)}"
 
 
 def _probes(probes: Sequence[Probe], key: str) -> list[dict[str, Any]]:

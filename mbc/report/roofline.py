@@ -1,4 +1,5 @@
-"""What `mbc show --roofline` prints: every operation beside its own limit, and the step beside the network's floor."""
+"""What `mbc show --roofline` prints: every operation against its own limit, and the step against the network's
+floor."""
 
 from __future__ import annotations
 
@@ -113,10 +114,10 @@ def _by_kind(found: Sequence[Limit]) -> list[tuple[str, list[Limit]]]:
 
 def _ceilings_text(plan: Plan, ceilings: Ceilings) -> str:
     known = "measured" if ceilings.measured else "of the datasheet"
-    halves = f", each {PRODUCTS} of fp16 on tensor cores" if ceilings.in_halves else ""
+    emulated = f", emulated by {PRODUCTS} fp16 tensor-core products each" if ceilings.in_halves else ""
     return (
         f"ceilings ({known}): {ceilings.bytes_per_us / 1e3:,.0f} GB/s of copying, "
-        f"{ceilings.flops_per_us / 1e6:,.0f} TFLOP/s of {plan.graph.precision} products{halves}"
+        f"{ceilings.flops_per_us / 1e6:,.0f} TFLOP/s of {plan.graph.precision}{emulated}"
     )
 
 
@@ -178,7 +179,7 @@ def _totals_text(program: Program, found: Sequence[Limit], ceilings: Ceilings, f
     guess = any(one.summary.estimated for one in found)
     launches = len(program.launches)
     rows = [
-        ("all launches, one after the other", time_cell(time_us, guess), ""),
+        ("all launches, serially", time_cell(time_us, guess), ""),
         (
             "speed of light of these operations",
             show_time(limit_us),
@@ -187,7 +188,7 @@ def _totals_text(program: Program, found: Sequence[Limit], ceilings: Ceilings, f
         ("  of the difference: gaps", show_time(launches * ceilings.launch_us), f"{launches} launches"),
     ]
     if floor is not None:
-        products = f"fastest known kernel of each of {floor.products} convolutions and products"
+        products = f"fastest known kernel of each of {floor.products} convolutions and GEMMs"
         if floor.estimated:
             products += f", {floor.estimated} of them estimated"
         rows += [
@@ -196,7 +197,7 @@ def _totals_text(program: Program, found: Sequence[Limit], ceilings: Ceilings, f
                 time_cell(floor.total_us, floor.estimated > 0),
                 f"{_ratio(time_us, floor.total_us)} of it taken",
             ),
-            ("  convolutions and products", time_cell(floor.products_us, floor.estimated > 0), products),
+            ("  convolutions and GEMMs", time_cell(floor.products_us, floor.estimated > 0), products),
             (
                 "  everything else",
                 show_time(floor.other_us),

@@ -147,10 +147,10 @@ def launch_title(program: Program, index: int) -> str:
 
 
 def totals_text(plan: Plan) -> str:
-    """Predictions, and how far the plan is from what no plan can beat."""
+    """Predictions, and how far the plan is above each bound."""
     predictions, bounds = plan.predictions, plan.bounds
     guess = predictions.measured_share < 1
-    share = f"{100 * predictions.measured_share:.0f} % of it from measured times"
+    share = f"{100 * predictions.measured_share:.0f} % of the step measured"
     overhead = "measured" if predictions.overhead_measured else "reserved, never measured on this GPU"
     ahead_bytes = prefetch_bytes(plan)
     total = predictions.arena_bytes + predictions.overhead_bytes + ahead_bytes
@@ -180,30 +180,30 @@ def totals_text(plan: Plan) -> str:
         rows.append(("host memory", show_size(predictions.host_bytes), f"pinned{most}"))
     limits = [
         (
-            "fastest choice of known kernels" + (", one after the other" if bounds.beside_us else ""),
+            "best serial schedule",
             time_cell(bounds.fastest_us, guess),
             over(predictions.train_us, bounds.fastest_us),
         ),
         (
-            "live bytes (no placement beats it)",
+            "peak live bytes",
             show_size(bounds.live_bytes),
             over(predictions.arena_bytes, bounds.live_bytes),
         ),
         (
-            f"floor (no plan beats it): {bounds.floor_operation}",
+            f"lower bound of the arena, set by {bounds.floor_operation}",
             show_size(bounds.floor_bytes),
             over(predictions.arena_bytes, bounds.floor_bytes),
         ),
     ]
     if bounds.within_us > bounds.fastest_us:
         least = time_cell(bounds.within_us, guess), over(predictions.train_us, bounds.within_us)
-        limits.insert(1, ("the same within the budget (knapsack)", *least))
+        limits.insert(1, ("best serial schedule within the budget (knapsack)", *least))
     if bounds.nondeterministic_us:
         price = time_cell(bounds.nondeterministic_us, guess), over(predictions.train_us, bounds.nondeterministic_us)
-        limits.insert(1, ("the same without deterministic = true", *price))
+        limits.insert(1, ("best serial schedule without deterministic = true", *price))
     if bounds.beside_us:
         least = time_cell(bounds.beside_us, guess), over(predictions.train_us, bounds.beside_us)
-        limits.insert(0, ("bound of known kernels beside each other", *least))
+        limits.insert(0, ("critical-path lower bound", *least))
     totals = render((Column("in all"), Column("", right=True), Column("")), rows)
     return (
         totals

@@ -1,5 +1,5 @@
-"""What a plan recomputes, offloads, divides and hands on in micro-batches, what that costs and saves, and where the GPU
-waits for copies."""
+"""What a plan recomputes, offloads, divides and runs depth-first in micro-batches, what that costs and saves, and where
+the GPU waits for copies."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Stall:
 
 
 def predicted_timeline(plan: Plan, program: Program) -> Timeline:
-    """When each launch runs, with what copies cost the kernels beside them where the GPU is a known one."""
+    """When each launch runs, with what copies cost the kernels that run concurrently where the GPU is a known one."""
     device = next((spec for spec in device_specs().values() if spec.name == plan.target.gpu), None)
     return timeline(
         program, contention=None if device is None else contention(program, plan.graph, plan.buffers, device)
@@ -40,7 +40,7 @@ def predicted_timeline(plan: Plan, program: Program) -> Timeline:
 
 def stalls(program: Program, times: Timeline) -> tuple[Stall, ...]:
     """Every stall of the compute stream, in order, for which a copy is to blame: it ends last of what is waited for.
-    Waiting for kernels beside it is none, since these are work of the step."""
+    Waiting for kernels of the concurrent stream is none, since these are work of the step."""
     causes: dict[int, int] = {}
     for earlier, later in program.waits:
         if later not in causes or times.ends_us[earlier] > times.ends_us[causes[later]]:
@@ -67,7 +67,7 @@ def techniques_text(plan: Plan, program: Program, width: int | None, limit: int 
     if found.divided:
         parts.append(_divided_table(found, width, limit))
     if found.handed_on:
-        parts.append(_handed_on_table(found, width, limit))
+        parts.append(_depth_first_table(found, width, limit))
     return "\n\n".join(parts + ([_stalls_table(plan, program, waits, width, limit)] if waits else []))
 
 
@@ -97,11 +97,11 @@ def _overview(plan: Plan, program: Program, found: Techniques, waits: Sequence[S
         ("offloaded", _count(len(found.offloaded), "stay"),
          f"{show_time(copies_us)} of copies, {show_time(stall_us)} of it not hidden", show_size(offloaded_away)),
         ("divided", _count(len(found.divided), "operation"), f"at most {show_size(workspace_bytes)} of workspace", "-"),
-        ("in micro-batches", _count(len(found.handed_on), "value"),
-         f"{show_size(sum(h.saved_bytes for h in found.handed_on))} that are never there at once", "-"),
+        ("depth-first", _count(len(found.handed_on), "value"),
+         f"{show_size(sum(h.saved_bytes for h in found.handed_on))} never live as a whole", "-"),
     ]  # fmt: skip
     used = [row for row in rows if not row[1].startswith("0 ")]
-    columns = (Column("to need less"), Column(""), Column("costs"), Column("away at the peak", right=True))
+    columns = (Column("technique"), Column(""), Column("cost"), Column("saved at the peak", right=True))
     return render(columns, used)
 
 
@@ -153,11 +153,11 @@ def _divided_table(found: Techniques, width: int | None, limit: int) -> str:
     return render(columns, rows, width) + _others(len(ordered), limit)
 
 
-def _handed_on_table(found: Techniques, width: int | None, limit: int) -> str:
+def _depth_first_table(found: Techniques, width: int | None, limit: int) -> str:
     ordered = sorted(found.handed_on, key=lambda h: (-h.saved_bytes, h.value))
     rows = [(h.value, str(h.rows), show_size(h.saved_bytes)) for h in ordered[:limit]]
     columns = (
-        Column("handed on in micro-batches", shrinks=True, least=18), Column("rows", right=True),
+        Column("depth-first micro-batches", shrinks=True, least=18), Column("rows", right=True),
         Column("saves", right=True),
     )  # fmt: skip
     return render(columns, rows, width) + _others(len(ordered), limit)
@@ -181,8 +181,8 @@ def _stalls_table(plan: Plan, program: Program, waits: Sequence[Stall], width: i
 def _cause(plan: Plan, program: Program, index: int) -> str:
     launch = program.launches[index]
     value = next((plan.buffers[a.buffer].value for a in launch.accesses), None)
-    way = "to the host" if launch.stream is Stream.TO_HOST else "from the host"
-    return f"launch {index} ({value} {way})"
+    direction = "to the host" if launch.stream is Stream.TO_HOST else "from the host"
+    return f"launch {index} ({value} {direction})"
 
 
 def _others(count: int, limit: int) -> str:

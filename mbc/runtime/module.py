@@ -44,9 +44,9 @@ class Module:
     `prefetch` lets inputs in host memory travel while the step before runs, where the budget has room for them once
     more. On the CPU, `shadow` watches the owner of every byte and `transfers` says when copies run.
 
-    Calls of several threads run one after the other. On a GPU a module works only in the thread and the process that
-    opened it (MBC235); on the CPU a forked process has a module of its own. `copy.deepcopy` makes an independent module
-    on the CPU; all other copies and pickles are refused (MBC234).
+    Calls of several threads run serially. On a GPU a module works only in the thread and the process that opened it
+    (MBC235); on the CPU a forked process has a module of its own. `copy.deepcopy` makes an independent module on the
+    CPU; all other copies and pickles are refused (MBC234).
 
     Raises MBC140 and MBC152 to MBC168 where the plan, the package or the machine does not allow it.
     """

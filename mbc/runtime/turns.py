@@ -11,7 +11,7 @@ from mbc.errors import MbcError
 
 
 class Turns:
-    """A lock that calls of one module hold, so that those of several threads run one after the other.
+    """A lock that calls of one module hold, so that those of several threads run serially.
 
     A process forks between two calls, never in one: the child's copy of the module is whole, and its lock is free.
     """

@@ -29,7 +29,17 @@ def test_compile_says_what_was_decided(mbc):
     assert done.code == 0, done.err
     assert done.err == ""
     assert done.out.startswith("tiny: batch 8, fp32, for NVIDIA H200 (sm_90)\n")
-    for word in ("step       ~", "inference  ~", "arena      ", "overhead   ", "budget     ", "package    tiny ("):
+    for word in (
+        "step       ~",
+        "times      ",
+        "inference  ~",
+        "launches   ",
+        "arena      ",
+        "least      ",
+        "overhead   ",
+        "budget     ",
+        "package    tiny (",
+    ):
         assert word in done.out
     assert "missing    nvcc (compiles kernels): install the CUDA toolkit" in done.out
     assert "without it the package runs on the CPU only" in done.out
@@ -205,8 +215,8 @@ def test_estimates_have_a_range(mbc):
         low, time, high = (figures[f"{program}{end}_us"] for end in ("_low", "", "_high"))
         assert low < time < high
     shown = mbc("compile", "tiny.mbc", "-o", "net", "--gpu", "a100-40", "--force").out
-    assert f"({show_range(figures['train_low_us'], figures['train_high_us'])}, estimated; " in shown
-    assert f"({show_range(figures['infer_low_us'], figures['infer_high_us'])}, " in shown
+    assert f" ({show_range(figures['train_low_us'], figures['train_high_us'])})\n  times      estimated\n" in shown
+    assert f" ({show_range(figures['infer_low_us'], figures['infer_high_us'])})\n  launches " in shown
     totals = mbc("diff", "tiny.mbc", "--gpu", "a100-40", "--gpu", "t4", "--json").json["totals"]
     assert totals["train_high_us"]["before"] == figures["train_high_us"] < totals["train_high_us"]["after"]
 

@@ -15,7 +15,7 @@ from mbc.measure.gpu import Gpu
 from mbc.measure.measure import identity, measure
 from mbc.measure.need import Need
 from mbc.measure.offers import Offer
-from mbc.measure.protocols import Stand
+from mbc.measure.protocols import Harness
 from mbc.measure.workbench import Bench
 from mbc.ops.convolution import Convolution
 from mbc.ops.matrix import Linear
@@ -106,14 +106,14 @@ def test_every_kernel_of_ours_passes_its_check(gpu: Gpu, precision: Precision) -
         for case in {case.kind: case for case in reversed(cases)}.values():
             asked = case.request(precision)
             offers = [Offer(c) for c in OWN.candidates(asked, bench.spec)]
-            with bench.open(Need((asked,), 1.0)) as stand:
-                refused += _refused(stand, asked, offers)
+            with bench.open(Need((asked,), 1.0)) as harness:
+                refused += _refused(harness, asked, offers)
     assert refused == []
 
 
-def _refused(stand: Stand, asked: Request, offers: list[Offer]) -> list[str]:
+def _refused(harness: Harness, asked: Request, offers: list[Offer]) -> list[str]:
     refused: list[str] = []
-    with stand.at(asked, offers) as place:
+    with harness.at(asked, offers) as place:
         for offer in offers:
             attempt = place.attempt(offer, math.inf)
             if attempt.refused or (offer.candidate.accumulates and not place.adds(attempt)):

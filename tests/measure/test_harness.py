@@ -204,10 +204,10 @@ def engine(request: Request, layout: Layout = Layout.CHANNELS_FIRST, workspace_b
 def test_every_size_of_a_right_convolution_is_right(gpu: Memory, kind: str, precision: Precision) -> None:
     library = Kernels(gpu)
     requests = tuple(product(kind, precision, rows) for rows in (11, 8, 5, 4, 2, 1))
-    with bench_of(gpu, library).open(Need(requests, 1.0)) as stand:
+    with bench_of(gpu, library).open(Need(requests, 1.0)) as harness:
         for request in requests:
             offers = [engine(request, layout) for layout in Layout]
-            with stand.at(request, offers) as place:
+            with harness.at(request, offers) as place:
                 for offer in offers:
                     attempt = place.attempt(offer, math.inf)
                     assert attempt.refused == "" and 0 <= attempt.error < 5e-3
@@ -225,12 +225,12 @@ def test_every_size_of_a_right_convolution_is_right(gpu: Memory, kind: str, prec
 def test_linear_layers_are_compared_as_convolutions_of_one_pixel(gpu: Memory, kind: str, precision: Precision) -> None:
     requests = tuple(product(kind, precision, rows) for rows in (9, 2))
     bench = bench_of(gpu, Kernels(gpu))
-    with bench.open(Need(requests, 1.0)) as stand:
+    with bench.open(Need(requests, 1.0)) as harness:
         for request in requests:
             candidates = [c for p in PROVIDERS for c in p.candidates(request, bench.spec)]
             offers = [Offer(c) for c in candidates]
             assert {c.provider for c in candidates} == {"cublaslt", "mbc"}
-            with stand.at(request, offers) as place:
+            with harness.at(request, offers) as place:
                 attempts = [place.attempt(offer, math.inf) for offer in offers]
                 assert [a.refused for a in attempts] == [""] * len(offers)
                 assert not kind.endswith("filter") or all(place.adds(a) for a in attempts)
@@ -238,7 +238,7 @@ def test_linear_layers_are_compared_as_convolutions_of_one_pixel(gpu: Memory, ki
 
 def attempted(gpu: Memory, library: Kernels, request: Request, offer: Offer | None = None) -> Any:
     offer = offer or engine(request)
-    with bench_of(gpu, library).open(Need((request,), 1.0)) as stand, stand.at(request, [offer]) as place:
+    with bench_of(gpu, library).open(Need((request,), 1.0)) as harness, harness.at(request, [offer]) as place:
         return place.attempt(offer, math.inf)
 
 
@@ -295,7 +295,7 @@ def test_a_library_that_refuses_is_recorded(gpu: Memory) -> None:
 def test_an_engine_that_overwrites_does_not_add(gpu: Memory) -> None:
     request = product("convolution_backward_filter")
     bench = bench_of(gpu, Kernels(gpu, adds=False))
-    with bench.open(Need((request,), 1.0)) as stand, stand.at(request, [engine(request)]) as place:
+    with bench.open(Need((request,), 1.0)) as harness, harness.at(request, [engine(request)]) as place:
         assert not place.adds(place.attempt(engine(request), math.inf))
 
 
@@ -306,14 +306,14 @@ def test_what_takes_too_long_is_not_run_in_a_graph(gpu: Memory, monkeypatch: pyt
     monkeypatch.setattr(clocks, "Graph", lambda gpu, body: SimpleNamespace(launch=body, close=lambda: graphs.append(1)))
     monkeypatch.setattr("mbc.measure.harness.time", SimpleNamespace(perf_counter=lambda: next(host_s)))
     bench = bench_of(gpu, Kernels(gpu))
-    with bench.open(Need((request,), 1.0)) as stand, stand.at(request, [engine(request)]) as place:
+    with bench.open(Need((request,), 1.0)) as harness, harness.at(request, [engine(request)]) as place:
         # Of 2000 us the GPU may have waited 500 for the host, which loads the kernel.
         attempt = place.attempt(engine(request), 1499.0)
         assert attempt.hopeless and attempt.once_us == pytest.approx(1500.0) and graphs == []
         assert not place.attempt(engine(request), 1501.0).hopeless and graphs == [1]
     # It is checked all the same.
     bench = bench_of(gpu, Kernels(gpu, lambda gpu, r, *_: r * 2))
-    with bench.open(Need((request,), 1.0)) as stand, stand.at(request, [engine(request)]) as place:
+    with bench.open(Need((request,), 1.0)) as harness, harness.at(request, [engine(request)]) as place:
         assert "off" in place.attempt(engine(request), 1.0).refused
 
 
@@ -321,7 +321,7 @@ def test_few_rows_tell_what_is_far_too_slow(gpu: Memory, monkeypatch: pytest.Mon
     monkeypatch.setattr("mbc.measure.harness.time", SimpleNamespace(perf_counter=lambda: 0.0))
     request = product("convolution", rows=64)
     library = Kernels(gpu)
-    with bench_of(gpu, library).open(Need((request,), 1.0)) as stand, stand.at(request, [engine(request)]) as place:
+    with bench_of(gpu, library).open(Need((request,), 1.0)) as harness, harness.at(request, [engine(request)]) as place:
         attempt = place.attempt(engine(request), math.inf, 60000.0)
         assert attempt.skipped and attempt.once_us == 32 * 2000.0
         assert library.prepared[-1][1].inputs[0].shape[0] == 2
@@ -345,7 +345,7 @@ def test_every_other_kind_has_operands_that_it_accepts(gpu: Memory, case: Case, 
     request = case.request(precision)
     bench = bench_of(gpu, Kernels(gpu))
     offers = [Offer(c) for c in OWN.candidates(request, bench.spec)]
-    with bench.open(Need((request,), 1.0)) as stand, stand.at(request, offers) as place:
+    with bench.open(Need((request,), 1.0)) as harness, harness.at(request, offers) as place:
         for offer in offers:
             attempt = place.attempt(offer, math.inf)
             assert attempt.refused == ""

@@ -32,7 +32,7 @@ def attempted(gpu: Memory, behaviour: Behaviour, rows: int = 6) -> Attempt:
     request = with_statistics((rows, 8, 6, 5), 16, 3)
     made = offer(request)
     bench = bench_of(gpu, Kernels(gpu, behaviour))
-    with bench.open(Need((request,), 1.0)) as stand, stand.at(request, [made]) as place:
+    with bench.open(Need((request,), 1.0)) as harness, harness.at(request, [made]) as place:
         attempt = place.attempt(made, math.inf)
         assert not place.adds(attempt)
         if not attempt.refused:

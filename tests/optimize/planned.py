@@ -18,7 +18,7 @@ from mbc.kernels.base import Candidate, Provider, Request
 from mbc.ops.fused import Fused, gives_product
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.placement.addresses import assign_addresses
-from mbc.optimize.schedule.emit_launches import Draft, order
+from mbc.optimize.schedule.emit_launches import Draft, emit_launches
 from mbc.optimize.schedule.synchronise import synchronise
 from mbc.optimize.search.search import Limits, search
 from mbc.optimize.search.solution import UNLIMITED_BYTES, Problem
@@ -144,20 +144,20 @@ def table(network: str, precision: str = "fp32", micro_batch: int = 0) -> Candid
     return CandidateTable(graph, calibrated(find_spec("h200"), None), ONE_BY_ONE, None, rules)  # type: ignore[arg-type]
 
 
-def roomy_problem(network: str, room_bytes: int) -> Problem:
+def roomy_problem(network: str, available_bytes: int) -> Problem:
     """Of kernels that are faster with workspace, each allowed all that it wants."""
     known = table(network)
     roomy: tuple[Provider, ...] = tuple(Roomy(provider) for provider in ONE_BY_ONE)  # type: ignore[misc]
     made = CandidateTable(known.graph, known.device, roomy, None, known.rules)
     names = [operation.name for operation in (*made.graph.train, *made.graph.infer)]
-    return Problem(made, dict.fromkeys(names, UNLIMITED_BYTES), room_bytes)
+    return Problem(made, dict.fromkeys(names, UNLIMITED_BYTES), available_bytes)
 
 
 @functools.cache
 def draft_of(network: str, precision: str = "fp32", micro_batch: int = 0) -> Draft:
     """Everything kept, nothing in place."""
     made = table(network, precision, micro_batch)
-    return order(made, choose(made, {}))
+    return emit_launches(made, choose(made, {}))
 
 
 @functools.cache

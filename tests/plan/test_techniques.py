@@ -168,7 +168,7 @@ def test_pages_say_it():
         if techniques(p, p.train).recomputed and techniques(p, p.train).offloaded and techniques(p, p.train).divided
     )  # fmt: skip
     text = plan_text(plan, width=140)
-    for word in ("to need less", "away at the peak", "recomputed", "offloaded", "divided", "host, own scale"):
+    for word in ("technique", "saved at the peak", "recomputed", "offloaded", "divided", "host, own scale"):
         assert word in text, word
     assert techniques_text(plan, plan.train, 140, limit=1).count("\n") < techniques_text(plan, plan.train, 140).count(
         "\n"
@@ -199,7 +199,7 @@ def test_what_strips_hand_on_is_never_there_as_a_whole(large_bytes):
         assert {b.rows.count for b in buffers} == {2} and plan.graph.batch == 6
         assert abs(handed.saved_bytes - size_bytes * 4 // 6) <= 512
     text = techniques_text(plan, plan.train, 120)
-    assert re.search(r"^in micro-batches +\d+ values +\S+ \S+ that are never there at once", text, re.MULTILINE)
+    assert re.search(r"^depth-first +\d+ values +\S+ \S+ never live as a whole", text, re.MULTILINE)
     assert re.search(rf"^{re.escape(found.handed_on[0].value)} +2 ", text, re.MULTILINE)
     document = plan_document(plan)["train"]["techniques"]
     assert len(document["handed_on"]) == len(found.handed_on)

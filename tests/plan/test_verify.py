@@ -458,7 +458,7 @@ def test_budget():
 
 def test_live_bytes():
     plan = plain()
-    refused(replace(plan, bounds=replace(plan.bounds, live_bytes=1)), "MBC131", "1 bytes are live at once")
+    refused(replace(plan, bounds=replace(plan.bounds, live_bytes=1)), "MBC131", "its peak live bytes are 1, they are ")
 
 
 def test_output_over_input():

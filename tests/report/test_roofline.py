@@ -15,10 +15,10 @@ FLOOR = Floor(1500.0, 3, 500.0, 1, 4 << 20, 1000.0)
 def test_the_page():
     text = roofline_text(small_plan(), FLOOR, width=160)
     for word in (
-        "ceilings (measured): 4,300 GB/s of copying, 263 TFLOP/s of fp32 products, each 3 of fp16 on tensor cores",
+        "ceilings (measured): 4,300 GB/s of copying, 263 TFLOP/s of fp32, emulated by 3 fp16 tensor-core products each",
         "time / limit", "lost",
         "first.backward_filter", "memory", "speed of light", "floor of the network", "2.50 ms", "4.00 MiB",
-        "3 convolutions and products, 1 of them estimated", "share of loss", "gaps",
+        "3 convolutions and GEMMs, 1 of them estimated", "share of loss", "gaps",
     ):  # fmt: skip
         assert word in text, word
 

@@ -55,7 +55,7 @@ def test_the_page_says_everything():
         "chain: training step, batch 3, fp32, sgd", "for H200 (sm_90", "l0.filter", "linear_backward_filter",
         "2 + 1", "~", "6..26", "parameters", "gradients", "the peak is at launch", "all of it",
         "inputs of the next step",
-        "reserved, never measured", "live bytes (no placement beats it)", "plan / bound - 1", "floor", "▁",
+        "reserved, never measured", "peak live bytes", "plan / bound - 1", "lower bound of the arena, set by ", "▁",
     ):  # fmt: skip
         assert word in text, word
     assert f"{PLAN.predictions.arena_bytes:,} bytes, exact" in text
@@ -115,7 +115,7 @@ def test_measured_plan_has_no_mark():
     plan = replace(PLAN, predictions=replace(known, measured_share=1.0, overhead_measured=True))
     text = plan_text(plan)
     assert "~" not in text[text.index("in all") :] and " to " not in text[text.index("in all") :]
-    assert "100 % of it from measured times" in text and re.search("overhead +381.5 MiB  measured", text)
+    assert "100 % of the step measured" in text and re.search("overhead +381.5 MiB  measured", text)
 
 
 def test_sparkline():

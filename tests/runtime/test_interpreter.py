@@ -130,7 +130,7 @@ def test_reading_another_buffers_bytes_names_both():
     # A value that nothing takes over, small enough to cover nothing else, of a launch that reads no control block.
     taken_over = {buffer.alias for buffer in plan.buffers}
     control = find_places(plan).control.buffer
-    room_bytes = plan.buffers[control].size_bytes
+    available_bytes = plan.buffers[control].size_bytes
     output = next(
         access.buffer
         for launch in plan.train.launches
@@ -138,7 +138,7 @@ def test_reading_another_buffers_bytes_names_both():
         for access in launch.accesses
         if access.mode is Mode.WRITE and plan.buffers[access.buffer].value is not None
         if access.buffer not in taken_over and plan.buffers[access.buffer].alias is None
-        if plan.buffers[access.buffer].size_bytes <= room_bytes
+        if plan.buffers[access.buffer].size_bytes <= available_bytes
     )
     error = failure(moved(plan, output, find_places(plan).control.offset_bytes))
     assert error.code == "MBC141"

@@ -69,11 +69,11 @@ def add_planning(made: argparse.ArgumentParser, gpu: bool = True) -> None:
     )  # fmt: skip
     group.add_argument(
         "--workspace-limit", type=size, metavar="SIZE",
-        help="most workspace for one operation (default: what the budget leaves free at its moment)",
+        help="most workspace for one operation (default: the bytes of the budget that are free when it runs)",
     )  # fmt: skip
     group.add_argument(
         "--workspace-total", type=size, metavar="SIZE",
-        help="workspace that all operations share out, each its own part",
+        help="workspace of all operations together, of which each gets a part of its own",
     )  # fmt: skip
     group.add_argument(
         "--provider", dest="providers", action="append", default=[], choices=PROVIDER_NAMES,
@@ -81,7 +81,7 @@ def add_planning(made: argparse.ArgumentParser, gpu: bool = True) -> None:
     )  # fmt: skip
     group.add_argument(
         "--profile", metavar="FILE",
-        help="measured kernel times to plan with (default: your own of this GPU, and those shipped with mbc)",
+        help="measured kernel times to plan with (default: your own of this GPU, and the bundled ones)",
     )  # fmt: skip
     group.add_argument(
         "--stale-profile",

@@ -27,7 +27,7 @@ def add_profile(commands: Commands) -> None:
     made = _profile_verb(
         verbs, "list", "Say what profiles know.", "  mbc profile list\n  mbc profile list here.sqlite --json"
     )
-    made.add_argument("files", nargs="*", metavar="FILE", help="default: your own profiles and those shipped with mbc")
+    made.add_argument("files", nargs="*", metavar="FILE", help="default: your own profiles and the bundled ones")
     add_json(made)
     made = _profile_verb(
         verbs, "diff", "Compare two profiles.", "  mbc profile diff before.sqlite after.sqlite --limit 40"

@@ -37,7 +37,7 @@ def add_show(commands: Commands) -> None:
     made.add_argument("--infer", action="store_true", help="the inference program instead of the training step")
     made.add_argument(
         "--roofline", action="store_true",
-        help="each operation's time beside its limit (bytes over bandwidth, flops over peak), and the network's floor",
+        help="each operation's time against its limit (bytes over bandwidth, flops over peak), and the network's floor",
     )  # fmt: skip
     made.add_argument(
         "--staircase", action="store_true", help="memory and time of a source with techniques left out one by one"
@@ -66,7 +66,7 @@ def add_fit(commands: Commands) -> None:
     )
     made.add_argument(
         "--curve", action="store_true",
-        help="time over budget instead, from the least that any plan takes to what the fastest one does",
+        help="time over budget instead, from the lower bound of all plans to what the fastest one takes",
     )  # fmt: skip
     made.add_argument("--points", type=points, default=8, metavar="N", help="budgets of --curve (default 8)")
     add_planning(made)

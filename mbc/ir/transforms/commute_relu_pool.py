@@ -1,10 +1,10 @@
-"""The gradient of relu and a maximum pool behind it, in the order that moves less.
+"""Commutes the gradients of relu and of a maximum pool behind it, so that fewer bytes move.
 
 relu and maximum pooling can change places: relu lets the larger of two pass at least as much. So the gradient may go
 through relu first, by the pooled image p, and then to where the maxima were. To the bit it is the same: an index points
 to an element y that equals p (the first of equals; the last NaN), so that y > 0 exactly where p > 0, and a pixel's
 gradients are either all let through or all zero. And relu's gradient is then computed at the size of the pooled image,
-and what relu made has not to be kept for it.
+and relu's output need not be kept for it.
 """
 
 from __future__ import annotations

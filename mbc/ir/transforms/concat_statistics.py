@@ -1,9 +1,8 @@
-"""Batch statistics of a concatenation, put together from those of its parts.
+"""Batch statistics of a concatenation, concatenated from those of its parts.
 
 Statistics are of one channel each, over the same elements wherever the channel lies: those of a concatenation are those
-of its parts one after another. A network that concatenates again and again, and normalises each time (Huang et al.,
-"Densely Connected Convolutional Networks", 2016), would read all channels again and again to know them. Instead only
-those that are new are read.
+of its parts one after another. A network that concatenates repeatedly, and normalises each time (Huang et al., "Densely
+Connected Convolutional Networks", 2016), would read all channels each time. Instead only the new ones are read.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""relu's gradient by the signs of its output, in the place of the output.
+"""ReLU bit masks: relu's gradient reads a bit mask of its output instead of the output.
 
-Of relu's output its gradient reads the sign only. Where a step keeps the signs, eight to a byte, it need not read the
-output again, nor keep it for that. Behind a residual sum nothing else tells what relu let through: elsewhere it is made
-again of what is read anyway.
+relu's gradient needs only the sign of its output. Where a step stores the signs, eight to a byte, it need not read the
+output again, nor keep it for that. This is done behind a residual sum; elsewhere the sign is recomputed from operands
+that are read anyway.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mbc.ops.signs import CHANNELS
 
 
 def relus_behind_sums(graph: TrainingGraph) -> tuple[str, ...]:
-    """The names of every relu behind a sum whose gradient could be told by signs."""
+    """The names of every relu behind a residual sum whose gradient could read a bit mask."""
     makers = {value: op for op in graph.train for value in op.outputs}
     read = {op.inputs[0] for op in graph.train if op.kind == "relu_backward"}
     return tuple(
@@ -33,9 +33,9 @@ def relus_behind_sums(graph: TrainingGraph) -> tuple[str, ...]:
 
 def with_signs(graph: TrainingGraph, relus: Collection[str]) -> TrainingGraph:
     """The graph with `relu_signs` behind each of these, and `relu_backward_signs` for their gradients, which keep their
-    names. The signs of `y` are `y.signs`."""
+    names. The bit mask of `y` is `y.signs`."""
     values = dict(graph.values)
-    signs: dict[str, str] = {}  # by what they are the signs of
+    signs: dict[str, str] = {}  # by the value that they are the mask of
     train: list[Operation] = []
     for op in graph.train:
         if op.name in relus:

@@ -1,4 +1,5 @@
-"""Reverse-mode differentiation: backward operations appended in reverse order, contributions added as they come."""
+"""Reverse-mode differentiation: backward operations appended in reverse order, contributions accumulated as they
+come."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Network -> TrainingGraph: types of a precision, backward pass, end of the step, and the inference graph beside it.
+"""Network -> TrainingGraph: types of a precision, backward pass, end of the step, and the inference graph.
 
 Names: gradients are `d.<value>`, states after the step `next.<state>`, working copies `<dtype>.<value>`, values and
 operations of the inference graph `infer.<…>`, optimizer states `<parameter>.<momentum | m | v>`.

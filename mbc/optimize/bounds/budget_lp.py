@@ -1,14 +1,15 @@
-"""A bound on the time of a step within a budget: what has to be away at one operation has to come back.
+"""A lower bound on the time of a step within a budget: what cannot be kept at one operation has to be recomputed or
+fetched.
 
 The operations run in the order in which they are written. Whatever is needed both before and after one of them, and is
-none of its operands, is kept there, made again later, or sent to the host before. Beside the operands only so much can
-be kept; the rest costs at least a fractional knapsack: bytes that the link can carry until then are free, others take
-the time of their operation (and of what only serves it) or of their copy, whichever is less. The operation that costs
-most bounds the step. In the spirit of the cut-based bounds of "MONeT" (Shah et al., 2021) and "Checkmate" (Jain et al.,
-2020), without a solver.
+none of its operands, is kept there, recomputed later, or offloaded before. Only what the operands leave of the
+available bytes can be kept; the rest costs at least a fractional knapsack: bytes that the link can carry until then are
+free, others take the time of their operation (and of what only serves it) or of their copy, whichever is less. The
+operation that costs most bounds the step. In the spirit of the cut-based bounds of "MONeT" (Shah et al., 2021) and
+"Checkmate" (Jain et al., 2020), without a solver.
 
 Where operations may run as groups, an operation takes no less than its share of the cheapest group, and values that a
-group may leave unmade, or make later, count as no bytes: what is left bounds steps with groups and without.
+group does not store, or makes later, count as no bytes: the result bounds steps with groups and without.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from dataclasses import dataclass
 from mbc.ir.graph import Operation, Role
 from mbc.ops import KINDS
 from mbc.optimize import effort
-from mbc.optimize.bounds.fused_remat_terms import Both, extras_of
+from mbc.optimize.bounds.fused_remat_terms import JointRemat, fused_remat_costs
 from mbc.optimize.candidates.table import CandidateTable, least_workspace_bytes
-from mbc.optimize.fusion.horizontal import is_gathered
+from mbc.optimize.fusion.horizontal import fuses_horizontally
 from mbc.optimize.fusion.select_groups import Group, all_groups
 from mbc.optimize.remat.state import Means
 from mbc.optimize.schedule.emit_launches import updates_early
@@ -31,29 +32,30 @@ from mbc.plan.model import Stream, aligned
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """What is needed later, as bytes that may be away, and the time to have them back. Infinite: they cannot be made
-    again."""
+    """A value that is needed later: bytes that may be absent, and the time to restore them (infinite: they cannot be
+    recomputed)."""
 
     size_bytes: int
     time_us: float
 
 
-def within_us(table: CandidateTable, means: Means, room_bytes: int, fastest_us: float) -> float:
-    """Microseconds that no step takes less than in an arena of so many bytes, `fastest_us` being those of any step."""
+def budget_bound_us(table: CandidateTable, means: Means, available_bytes: int, fastest_us: float) -> float:
+    """Lower bound in microseconds of a step in an arena of `available_bytes`; `fastest_us` is that of a step without a
+    limit."""
     step = _Step(table, means.split)
     # Where operations may be executed together row by row, what one needs is sure to be there as a whole only where
     # all rows are needed; and an operation within a group may do without some of its operands.
     possible = [
         i
         for i, op in enumerate(step.operations)
-        if not (means.split and KINDS[op.kind].divisible) and op.name not in step.grouped and not is_gathered(op)
+        if not (means.split and KINDS[op.kind].divisible) and op.name not in step.grouped and not fuses_horizontally(op)
     ]
     count = effort.BUDGET_BOUND_POSITIONS
     places = sorted({possible[i * len(possible) // count] for i in range(count) if possible})
     best_us = fastest_us
     for place in places:
         kept, needed_bytes = step.at(place)
-        excess = needed_bytes + sum(item.size_bytes for item in kept) - room_bytes
+        excess = needed_bytes + sum(item.size_bytes for item in kept) - available_bytes
         if excess <= 0:
             continue
         before_us = fastest_us - sum(step.times_us[place:])
@@ -77,11 +79,10 @@ def _least_us(table: CandidateTable, means: Means, kept: list[_Item], excess: in
     return total_us + (copied_us * excess if excess > 0 else 0.0)
 
 
-def _hull(ways: Iterable[tuple[int, float]]) -> list[_Item]:
-    """Bytes that may be away for so much time, in one of several ways: as items of which any part costs no more than a
-    mixture of the ways, the lower convex hull."""
+def _hull(alternatives: Iterable[tuple[int, float]]) -> list[_Item]:
+    """Bytes that may be absent at a given time, as several alternatives: the lower convex hull of these, as items."""
     found: list[_Item] = []
-    left: list[tuple[int, float]] = list(ways)
+    left: list[tuple[int, float]] = list(alternatives)
     all_bytes, all_us = 0, 0.0
     while left:
         size_bytes, time_us = min(left, key=lambda way: ((way[1] - all_us) / (way[0] - all_bytes), -way[0]))
@@ -113,7 +114,7 @@ class _Step:
         self._alone_us = alone_us
         self.times_us = self._shared(groups, alone_us)
         launches = (launch for group in groups for launch in group.launches)
-        self._extras = extras_of(table, (*self.operations, *launches))
+        self._extras = fused_remat_costs(table, (*self.operations, *launches))
         self._pairs = self._extras.pairs
         self._known_us: dict[int, float] = {}
         self._made: dict[str, int] = dict.fromkeys(graph.inputs, -1)
@@ -136,7 +137,9 @@ class _Step:
     def _shared(self, groups: Sequence[Group], alone_us: Sequence[float]) -> list[float]:
         """What each operation takes at least: alone, or its share of a group; nothing where many may run at once."""
         places = {op.name: i for i, op in enumerate(self.operations)}
-        found = [0.0 if is_gathered(op) else time_us for op, time_us in zip(self.operations, alone_us, strict=True)]
+        found = [
+            0.0 if fuses_horizontally(op) else time_us for op, time_us in zip(self.operations, alone_us, strict=True)
+        ]
         for group in groups:
             launches_us = [min((c.time_us for c in self._table.offered(o)), default=math.inf) for o in group.launches]
             for launch, time_us in zip(group.launches, launches_us, strict=True):
@@ -185,8 +188,8 @@ class _Step:
         items += [_Item(size, self._again_us(made)) for made, size in sizes.items()]
         return items, self._fixed_bytes + self._operand_bytes(operation, place)
 
-    def _pair(self, both: Both, first_bytes: int, last_bytes: int) -> list[_Item]:
-        """Two values of which either may be away by itself."""
+    def _pair(self, both: JointRemat, first_bytes: int, last_bytes: int) -> list[_Item]:
+        """Two values of which either may be absent by itself."""
         apart_us = (self._apart_us(self._made[value]) for value in (both.first, both.last))
         first_us, last_us, both_us = self._extras.pair_us(both, *apart_us)
         return _hull(((first_bytes, first_us), (last_bytes, last_us), (first_bytes + last_bytes, both_us)))
@@ -200,13 +203,13 @@ class _Step:
         return taken + least_workspace_bytes(self._table.menus(operation))
 
     def _again_us(self, made: int) -> float:
-        """What making again what an operation makes takes at least."""
+        """The least time to recompute the output of an operation."""
         values = self.operations[made].outputs if made >= 0 else ()
         return self._extras.again_us(values, self._apart_us(made))
 
     def _apart_us(self, made: int) -> float:
-        """The same by launches of its own: running an operation again, with those before it that only serve it. To keep
-        what they make instead would take no less memory."""
+        """The same by launches of its own: repeating an operation, with those before it that only serve it. To keep
+        their outputs instead would take no less memory."""
         known = self._known_us.get(made)
         if known is not None:
             return known
@@ -214,7 +217,7 @@ class _Step:
         if operation is None or KINDS[operation.kind].updates:
             return math.inf
         size_bytes = sum(map(self._size, operation.outputs))
-        found = 0.0 if is_gathered(operation) else self._alone_us[made]
+        found = 0.0 if fuses_horizontally(operation) else self._alone_us[made]
         for name in dict.fromkeys(map(self._root, operation.inputs)):
             source = self._made.get(name, -1)
             serves = self._reads[name] == [made] and len(self.operations[source].outputs) == 1

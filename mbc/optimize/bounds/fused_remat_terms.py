@@ -1,4 +1,4 @@
-"""What sums take at least more that make a value again along (`mbc.optimize.remat.fused_remat`), for the bound within a
+"""The least additional time of fused rematerialization (`mbc.optimize.remat.fused_remat`), for the lower bound within a
 budget."""
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from mbc.ir.types import Layout
 from mbc.kernels.base import Candidate
 from mbc.ops.fused import names_of
 from mbc.optimize.candidates.table import CandidateTable
-from mbc.optimize.remat.fused_remat import alongs_of
+from mbc.optimize.remat.fused_remat import fused_remats_of
 
 
 @dataclass(frozen=True, slots=True)
-class Both:
-    """Two values that one launch makes again along with the sums of this name, in `more_us` more."""
+class JointRemat:
+    """Two values that the launch of the reductions of this name recomputes as well, in `more_us` more."""
 
     first: str
     last: str
@@ -27,26 +27,27 @@ class Both:
 
 
 @dataclass(frozen=True, slots=True)
-class Extras:
-    """`by_sums`: of a value, microseconds that each sums take more that make it again, by itself or with another."""
+class FusedRematCosts:
+    """`by_sums`: of a value, additional microseconds of each launch of reductions that recomputes it, by itself or with
+    another."""
 
     by_sums: Mapping[str, Mapping[str, float]]
-    both: Sequence[Both]
+    both: Sequence[JointRemat]
 
     @property
-    def pairs(self) -> Sequence[Both]:
-        """Those whose first value comes back along with one last value only: together they have one price."""
+    def pairs(self) -> Sequence[JointRemat]:
+        """Those whose first value is recomputed together with one last value only: they have one joint price."""
         times = Counter(both.first for both in self.both)
         return tuple(both for both in self.both if times[both.first] == 1)
 
     def again_us(self, values: Iterable[str], apart_us: float) -> float:
-        """What values of one operation take at least to be made again, `apart_us` by launches of their own. Beside
-        another value they take what a joint launch takes more: both prices together are that launch's at most."""
+        """The least time to recompute the values of one operation, `apart_us` by launches of their own. Together with
+        another value they take what the joint launch takes more: both prices together are at most that launch's."""
         return min((apart_us, *(min(self.least_us(value), self.beside_us(value)) for value in values)))
 
-    def pair_us(self, both: Both, first_apart_us: float, last_apart_us: float) -> tuple[float, float, float]:
-        """The same of the first value, the last one, and the two: only where both are away they share a launch. Else
-        one of them at most comes back along with these sums."""
+    def pair_us(self, both: JointRemat, first_apart_us: float, last_apart_us: float) -> tuple[float, float, float]:
+        """The same of the first value, the last one, and both: only where both are absent they share a launch. Else at
+        most one of them is recomputed with these reductions."""
         first_us = min(first_apart_us, self.least_us(both.first))
         last_us = min(last_apart_us, self.least_us(both.last))
         first_elsewhere_us = min(first_apart_us, self.least_us(both.first, without=both.sums))
@@ -55,43 +56,43 @@ class Extras:
         return first_us, last_us, both_us
 
     def least_us(self, value: str, without: str = "") -> float:
-        """With any sums but those of this name; infinite where there are none."""
+        """By any reductions but those of this name; infinite where there are none."""
         return min((us for sums, us in self.by_sums.get(value, {}).items() if sums != without), default=math.inf)
 
     def beside_us(self, value: str) -> float:
-        """Beside another value that pays for all that it takes by itself."""
+        """Together with another value that pays for its own launch."""
         shared = (both for both in self.both if both.first == value)
         return min((both.more_us - self.by_sums[both.last][both.sums] for both in shared), default=math.inf)
 
 
-def extras_of(table: CandidateTable, launches: Iterable[Operation]) -> Extras:
+def fused_remat_costs(table: CandidateTable, launches: Iterable[Operation]) -> FusedRematCosts:
     """`launches`: all that a step may be made of, without a limit."""
     sums: dict[str, list[Operation]] = {}
     for launch in launches:
         sums.setdefault(names_of(launch)[-1], []).append(launch)
     by_sums: dict[str, dict[str, float]] = {}
-    found: dict[tuple[str, ...], Both] = {}
-    for along in alongs_of(table):
-        name = names_of(along.operation)[-1]
-        more_us = _more_us(table, along.operation, tuple(filter(along.stands_for, sums.get(name, ()))))
+    found: dict[tuple[str, ...], JointRemat] = {}
+    for fused_remat in fused_remats_of(table):
+        name = names_of(fused_remat.operation)[-1]
+        more_us = _more_us(table, fused_remat.operation, tuple(filter(fused_remat.stands_for, sums.get(name, ()))))
         if more_us == math.inf:
             continue
-        for value in along.values:
+        for value in fused_remat.values:
             known = by_sums.setdefault(value, {})
             known[name] = min(known.get(name, math.inf), more_us)
-        if len(along.values) > 1:
-            first, last = along.values
-            both = Both(first, last, name, more_us)
-            found[along.values] = min(found.get(along.values, both), both, key=lambda both: both.more_us)
-    return Extras(by_sums, tuple(found.values()))
+        if len(fused_remat.values) > 1:
+            first, last = fused_remat.values
+            both = JointRemat(first, last, name, more_us)
+            found[fused_remat.values] = min(found.get(fused_remat.values, both), both, key=lambda both: both.more_us)
+    return FusedRematCosts(by_sums, tuple(found.values()))
 
 
-def _more_us(table: CandidateTable, along: Operation, standing: Sequence[Operation]) -> float:
-    """What a launch takes at least more than the one in the place of which it comes: any of `standing` in the same
-    layouts, since in others the step without a limit would be another one. Infinite where there is none."""
+def _more_us(table: CandidateTable, fused_remat: Operation, standing: Sequence[Operation]) -> float:
+    """The least additional time of a launch over the one that it replaces: any of `standing` in the same layouts, since
+    in others the step without a limit would be another one. Infinite where there is none."""
     found = math.inf
-    for candidate in table.offered(along):
-        layouts = _layouts(along, candidate)
+    for candidate in table.offered(fused_remat):
+        layouts = _layouts(fused_remat, candidate)
         times_us = (
             other.time_us
             for launch in standing

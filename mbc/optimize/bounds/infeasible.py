@@ -1,4 +1,4 @@
-"""Why no plan of a network can fit a budget, and what would lower the bound that says so."""
+"""Why no plan of a network fits a budget (MBC203, MBC204), and what would lower the bound that says so."""
 
 from __future__ import annotations
 
@@ -25,30 +25,31 @@ def cannot_fit(
     """MBC203, for a floor (`floor_bytes`, set by `operation`) that with the overhead is above the budget. `host_bytes`:
     what may be in host memory. `split`: operations may run row by row."""
     graph = table.graph
-    ways = [f"raise memory.device to at least {show_enough(floor + overhead_bytes)}: most plans take more"]
-    room_bytes = budget_bytes - overhead_bytes
+    remedies = [f"raise memory.device to at least {show_enough(floor + overhead_bytes)}: most plans take more"]
+    available_bytes = budget_bytes - overhead_bytes
     movable_bytes = _states_bytes(table, of_optimizer=True)
-    if room_bytes > 0 and movable_bytes > host_bytes:
+    if available_bytes > 0 and movable_bytes > host_bytes:
         movable = show_enough(movable_bytes)
-        ways.insert(0, f"let {movable} of the optimizer's states be in host memory (memory.host, offload)")
-    rows = _most_rows(table, room_bytes - _states_bytes(table) + min(movable_bytes, host_bytes), split)
-    if room_bytes > 0 and graph.precision in _WIDE and graph.values[operation.inputs[0]].per_sample:
-        ways.insert(0, "set train.precision to bf16, in which activations take half")
+        remedies.insert(0, f"let {movable} of the optimizer's states be in host memory (memory.host, offload)")
+    rows = _most_rows(table, available_bytes - _states_bytes(table) + min(movable_bytes, host_bytes), split)
+    if available_bytes > 0 and graph.precision in _WIDE and graph.values[operation.inputs[0]].per_sample:
+        remedies.insert(0, "set train.precision to bf16, in which activations take half")
     if 0 < rows < graph.batch:
-        ways.insert(0, f"lower the batch to {rows} or less")
+        remedies.insert(0, f"lower the batch to {rows} or less")
     reserved, budget = show_apart(overhead_bytes, budget_bytes)
     reason = f"{reserved} are reserved for the GPU's context and libraries, before any tensor"
-    if room_bytes > 0:
+    if available_bytes > 0:
         needed, budget = show_apart(floor + overhead_bytes, budget_bytes)
         reason = (
-            f"no plan takes less than {needed}: '{operation.name}' ({operation.kind}) alone needs {show_size(floor)} "
-            f"with the states, and {show_size(overhead_bytes)} are reserved for the GPU's context and libraries"
+            f"the lower bound of all plans is {needed}, set by '{operation.name}' ({operation.kind}): "
+            f"{show_size(floor)} of its operands, its workspace and the states, and {show_size(overhead_bytes)} "
+            "reserved for the GPU's context and libraries"
         )
     return BudgetError(
         "MBC203",
         f"'{graph.name}' cannot fit {budget}: {reason}",
-        ways[0] if len(ways) == 1 else f"{', '.join(ways[:-1])}, or {ways[-1]}",
-        operation.span if room_bytes > 0 else None,
+        remedies[0] if len(remedies) == 1 else f"{', '.join(remedies[:-1])}, or {remedies[-1]}",
+        operation.span if available_bytes > 0 else None,
         needed_bytes=floor + overhead_bytes,
         floor_bytes=floor + overhead_bytes,
     )
@@ -63,8 +64,9 @@ def cannot_start(table: CandidateTable, start_bytes: int, overhead_bytes: int, b
     lower = f"lower the batch to {rows} or less, or " if 0 < rows < graph.batch else ""
     return BudgetError(
         "MBC203",
-        f"'{graph.name}' cannot fit {budget}: no plan takes less than {needed}: {show_size(start_bytes)} of states and "
-        f"inputs when a step starts, and {show_size(overhead_bytes)} reserved for the GPU's context and libraries",
+        f"'{graph.name}' cannot fit {budget}: the lower bound of all plans is {needed}: {show_size(start_bytes)} of "
+        f"states and inputs when a step starts, and {show_size(overhead_bytes)} reserved for the GPU's context and "
+        "libraries",
         f"{lower}raise memory.device to at least {show_enough(start_bytes + overhead_bytes)}: most plans take more",
         needed_bytes=start_bytes + overhead_bytes,
         floor_bytes=start_bytes + overhead_bytes,
@@ -74,7 +76,7 @@ def cannot_start(table: CandidateTable, start_bytes: int, overhead_bytes: int, b
 def not_found(
     table: CandidateTable, floor: int, arena_bytes: int, overhead_bytes: int, budget_bytes: int
 ) -> BudgetError:
-    """MBC204, for the best plan that was found. `floor`: what no plan goes below, with the overhead."""
+    """MBC204, for the best plan that was found. `floor`: the lower bound of all plans, with the overhead."""
     needed_bytes = arena_bytes + overhead_bytes
     needed, budget = show_apart(needed_bytes, budget_bytes)
     return BudgetError(
@@ -92,9 +94,9 @@ def _states_bytes(table: CandidateTable, of_optimizer: bool = False) -> int:
     return sum(aligned(v.type.size_bytes) for v in values if not of_optimizer or v.role is Role.OPTIMIZER)
 
 
-def _most_rows(table: CandidateTable, room_bytes: int, split: bool) -> int:
-    """At any larger batch the operands of some operation take more than `room_bytes`; below 1 where they do at all.
-    What workspaces take is not counted."""
+def _most_rows(table: CandidateTable, available_bytes: int, split: bool) -> int:
+    """At any larger batch the operands of some operation take more than `available_bytes`; below 1 where they do at
+    all. What workspaces take is not counted."""
     graph = table.graph
     most = graph.batch
     for operation in (*graph.train, *graph.infer):
@@ -108,5 +110,5 @@ def _most_rows(table: CandidateTable, room_bytes: int, split: bool) -> int:
         by_rows = sum(v.type.size_bytes for v in values if v.per_sample)
         others = sum(v.type.size_bytes for v in values if not v.per_sample)
         if by_rows:
-            most = min(most, (room_bytes - others) * graph.batch // by_rows)
+            most = min(most, (available_bytes - others) * graph.batch // by_rows)
     return most

@@ -1,11 +1,11 @@
-"""The fewest bytes that everything but the matrix products of a step has to move, however it is fused.
+"""I/O lower bound: the fewest bytes that a step has to move apart from its convolutions and GEMMs, however it is fused.
 
 What lies between two barriers can run as one *sweep* over memory: it reads each stored value that it needs once, and
 keeps what it makes in registers. A barrier is a matrix product, whose operands and result are stored, or an operation
 that makes less than it reads across the samples (statistics, sums, losses): what depends on it comes in a later sweep.
-Any other value is either stored, written once and read once by every sweep that wants it, or made again from others in
-each of these sweeps. Where only the sign of a value is wanted a bit an element is stored, if that is less. Which values
-are stored is a linear program whose optimum no way of fusing undercuts.
+Any other value is either stored, written once and read once by every sweep that needs it, or recomputed from others in
+each of these sweeps. Where only the sign of a value is needed a bit mask is stored, if that is less. Which values are
+stored is a linear program whose optimum no way of fusing undercuts.
 """
 
 from __future__ import annotations

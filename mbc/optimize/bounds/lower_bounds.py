@@ -1,4 +1,4 @@
-"""What no plan can beat."""
+"""Lower bounds of all plans: the critical path of concurrent steps, and the bytes of the most demanding operation."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from heapq import heappop, heappush
 from mbc.ir.graph import Operation, Role
 from mbc.ops.fused import kind_of, names_of
 from mbc.optimize.candidates.table import CandidateTable, least_workspace_bytes
-from mbc.optimize.fusion.horizontal import is_gathered
+from mbc.optimize.fusion.horizontal import fuses_horizontally
 from mbc.optimize.fusion.select_groups import all_groups, groups_of, kept, possible_groups
-from mbc.optimize.remat.fused_remat import alongs_of
+from mbc.optimize.remat.fused_remat import fused_remats_of
 from mbc.plan.model import Buffer, Program, Stream, aligned
 
 KERNEL_STREAMS = (Stream.COMPUTE, Stream.BESIDE)
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """A launch that makes some values of others, and what it takes at least."""
+class LaunchOption:
+    """A launch that may compute some values from others, and its least time."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     time_us: float
 
 
-def beside_us(table: CandidateTable, train: Program, buffers: Sequence[Buffer], fastest_us: float) -> float:
-    """Microseconds that no step of the same groups takes less than whose kernels run beside each other as those of
-    `train` do; 0 where they run one after the other. `fastest_us`: what all such steps take at least that do that.
+def critical_path_us(table: CandidateTable, train: Program, buffers: Sequence[Buffer], fastest_us: float) -> float:
+    """Critical-path lower bound in microseconds of steps with the same groups and two streams of kernels; 0 where
+    `train` runs serially. `fastest_us`: the least time of serial steps.
 
-    Every stream of kernels takes its share at most, and a result is not there before all that it is made of: the
-    critical path, as in Graham, "Bounds on multiprocessing timing anomalies" (1969). What is divided may be handed on
-    in part, and then makes no chain.
+    No stream does more than its share, and no value is ready before all its operands: the critical path, as in Graham,
+    "Bounds on multiprocessing timing anomalies" (1969). Operations in micro-batches may start on a part of their
+    operands, and then make no chain.
     """
     if all(launch.stream is not Stream.BESIDE for launch in train.launches):
         return 0.0
     shared_us = fastest_us / len(KERNEL_STREAMS)
     if _divided(table, train, buffers):
         return shared_us
-    ends_us = earliest_us(tuple(_ways(table)))
+    ends_us = earliest_us(tuple(_launch_options(table)))
     return max([shared_us, *(ends_us.get(name, 0.0) for name in kept(table.graph, table.graph.train))])
 
 
@@ -54,38 +54,39 @@ def _divided(table: CandidateTable, train: Program, buffers: Sequence[Buffer]) -
     )
 
 
-def _ways(table: CandidateTable) -> Iterator[Way]:
-    """Every launch of the training step that there may be, whatever the choice."""
+def _launch_options(table: CandidateTable) -> Iterator[LaunchOption]:
+    """Every launch that the training step may contain, whatever is selected."""
     launches = [launch for group in groups_of(table)[0] for launch in group.launches]
-    launches += [along.operation for along in alongs_of(table)]
+    launches += [fused_remat.operation for fused_remat in fused_remats_of(table)]
     for operation in (*table.graph.train, *launches):
-        free = kind_of(operation).view or is_gathered(operation)  # the latter share a launch with many
+        free = kind_of(operation).view or fuses_horizontally(operation)  # the latter share a launch with many
         times_us = () if free else tuple(candidate.time_us for candidate in table.offered(operation))
         if free or times_us:
-            yield Way(operation.inputs, operation.outputs, min(times_us, default=0.0))
+            yield LaunchOption(operation.inputs, operation.outputs, min(times_us, default=0.0))
 
 
-def earliest_us(ways: Sequence[Way]) -> dict[str, float]:
-    """When each value can be there at the earliest, however many launches run at once: the least, over the ways to make
-    it, of the last of what they need and their time. (Knuth, "A generalization of Dijkstra's algorithm", 1977.)"""
-    made = {name for way in ways for name in way.outputs}
-    lacking = [len(made.intersection(way.inputs)) for way in ways]
+def earliest_us(options: Sequence[LaunchOption]) -> dict[str, float]:
+    """The earliest time at which each value can be ready with unlimited concurrency: the least, over the launches that
+    can compute it, of the latest of their operands plus their time. (Knuth, "A generalization of Dijkstra's algorithm",
+    1977.)"""
+    made = {name for option in options for name in option.outputs}
+    lacking = [len(made.intersection(option.inputs)) for option in options]
     readers: dict[str, list[int]] = {}
-    for i, way in enumerate(ways):
-        for name in made.intersection(way.inputs):
+    for i, option in enumerate(options):
+        for name in made.intersection(option.inputs):
             readers.setdefault(name, []).append(i)
-    ready = sorted((way.time_us, i) for i, way in enumerate(ways) if not lacking[i])
+    ready = sorted((option.time_us, i) for i, option in enumerate(options) if not lacking[i])
     found: dict[str, float] = {}
     while ready:
         end_us, i = heappop(ready)
-        for name in ways[i].outputs:
+        for name in options[i].outputs:
             if name in found:
                 continue
             found[name] = end_us
             for reader in readers.get(name, ()):
                 lacking[reader] -= 1
                 if not lacking[reader]:
-                    heappush(ready, (end_us + ways[reader].time_us, reader))
+                    heappush(ready, (end_us + options[reader].time_us, reader))
     return found
 
 
@@ -94,8 +95,8 @@ def floor_bytes(
 ) -> tuple[int, Operation]:
     """States + inputs, outputs and smallest workspace of the most demanding operation, and that operation.
 
-    No program does better: whatever is recomputed or sent away, each operation needs its operands together, or those
-    of the least demanding launch that covers it. Of the optimizer's states as much as `host_bytes` may be in host
+    A lower bound of all plans: whatever is recomputed or offloaded, each operation needs its operands together, or
+    those of the least demanding launch that covers it. Of the optimizer's states as much as `host_bytes` may be in host
     memory when no operation needs them. `split`: operations may run row by row, and need one row of their operands
     only. Without `workspaces` it is what shapes alone say, which holds whatever a profile will say.
     """
@@ -141,7 +142,7 @@ def _states(table: CandidateTable) -> tuple[dict[str, int], set[str]]:
 
 
 def operands_bytes(table: CandidateTable, operation: Operation, split: bool, workspace: bool = True) -> int:
-    """What an operation cannot do without beside the states: its operands and its smallest `workspace`. `split`: where
+    """What an operation cannot do without besides the states: its operands and its smallest `workspace`. `split`: where
     it works row by row, of one row."""
     graph = table.graph
     kind = kind_of(operation)

@@ -1,4 +1,5 @@
-"""What a step would take at best on a GPU whose kernels were measured: the yardstick of benchmarks."""
+"""The measured floor of a network: the time of a step at best on a GPU whose kernels were measured, the yardstick of
+benchmarks."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from mbc.ops import KINDS
 from mbc.ops.fused import gives_product, names_of
 from mbc.optimize.bounds.io_lower_bound import fewest_bytes
 from mbc.optimize.candidates.table import CandidateTable
-from mbc.optimize.fusion.bitwise_remat_match import with_repeated
+from mbc.optimize.fusion.bitwise_remat_match import with_bitwise_remat
 from mbc.optimize.fusion.select_groups import groups_of
 from mbc.profile.model import Profile, calibrated
 
@@ -20,10 +21,10 @@ BANDWIDTH_SHARE = 0.9  # of the copy bandwidth: what a good kernel reaches
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """The fastest known kernel of every convolution and matrix product, undivided and in whatever layout, and the
-    fewest bytes of everything else at `BANDWIDTH_SHARE` of the copy bandwidth. `estimated_us`: of `products_us` what no
-    profile knows. A product that was measured on the way to the sums that read it takes what their launch does beyond
-    what the sums move, be it less than nothing, since they read its result."""
+    """The fastest known kernel of every convolution and GEMM (`products`), undivided and in whatever layout, and the
+    fewest bytes of everything else at `BANDWIDTH_SHARE` of the copy bandwidth. `estimated_us`: the part of
+    `products_us` that no profile knows. A GEMM that was measured fused with the reductions that read it takes what
+    their launch takes beyond what the reductions move, possibly less than nothing, since they read its result."""
 
     products_us: float
     products: int
@@ -38,13 +39,13 @@ class Floor:
 
 
 def step_floor(table: CandidateTable) -> Floor:
-    """Of the training step of the table's graph. Another fused kernel that does part of the rest beside a product may
-    be below it. Raises MBC200 and MBC202 where no kernel can run a product."""
+    """Of the training step of the table's graph. Another fused kernel that does part of the rest together with a GEMM
+    may be below it. Raises MBC200 and MBC202 where no kernel can run a GEMM."""
     products_us = estimated_us = 0.0
     products = estimated = 0
     bytes_per_us = BANDWIDTH_SHARE * table.device.copy_gb_s * 1e3
     within_us = _within_us(table, bytes_per_us)
-    every = table.repeating({})  # the fastest, whatever makes its result again
+    every = table.repeating({})  # the fastest, whatever recomputes its result
     for operation in table.graph.train:
         if KINDS[operation.kind].flops is None:
             continue
@@ -60,7 +61,7 @@ def step_floor(table: CandidateTable) -> Floor:
 
 
 def _within_us(table: CandidateTable, bytes_per_us: float) -> dict[str, float]:
-    """What products take more than what is summed up of them moves, by name: where that was measured."""
+    """Time of GEMMs fused with reductions beyond the bytes of the reductions, by name: where that was measured."""
     by_name = {operation.name: operation for operation in table.graph.train}
     found: dict[str, float] = {}
     measured = (group for group in groups_of(table)[0] if group.measured)
@@ -78,4 +79,4 @@ def _within_us(table: CandidateTable, bytes_per_us: float) -> dict[str, float]:
 
 def graph_floor(graph: TrainingGraph, device: DeviceSpec, profile: Profile | None) -> Floor:
     """`step_floor` with every kernel and every launch that a profile knows."""
-    return step_floor(with_repeated(CandidateTable(graph, calibrated(device, profile), PROVIDERS, profile)))
+    return step_floor(with_bitwise_remat(CandidateTable(graph, calibrated(device, profile), PROVIDERS, profile)))

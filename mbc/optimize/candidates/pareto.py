@@ -1,4 +1,5 @@
-"""The ways to divide one operation into micro-batches that no other way beats in both time and workspace.
+"""The Pareto front of the divisions of one operation into micro-batches: those that no other division beats in both
+time and workspace.
 
 A division is a number of kernel calls, each on some of the rows: their times add up, and the workspace is that of the
 call that needs most, because one call starts after another. That is micro-cuDNN's problem (Oyama, Ben-Nun, Hoefler and
@@ -32,8 +33,8 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One way to run an operation, slices in order. `time_us` counts the first slice of a sum as overwriting and the
-    others as adding."""
+    """One division of an operation, slices in order. `time_us` counts the first slice of an accumulated output as
+    overwriting and the others as accumulating."""
 
     workspace_bytes: int
     time_us: float

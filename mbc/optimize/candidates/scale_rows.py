@@ -1,4 +1,4 @@
-"""What larger sizes of a profile tell of a micro-batch."""
+"""Times of a micro-batch scaled from larger batch sizes of a profile."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class LargerSizes:
     _told: dict[Request, tuple[Told, ...]] = field(default_factory=dict[Request, tuple[Told, ...]])
 
     def candidates(self, request: Request) -> tuple[Candidate, ...]:
-        """Of fewer rows than any that were measured what the nearest size tells. Of rows that were measured, and
-        beside that, kernels of mbc's own that were written since, and that a size measured later knows: those that
-        even at the upper end of their range are faster than all that was known."""
+        """Of fewer rows than any that were measured: times scaled from the nearest size. Of rows that were measured:
+        also those kernels of mbc's own that were written since and measured at another size, where even the upper end
+        of their range is faster than all that was known."""
         return tuple(told.candidate for told in self._all(request))
 
     def spread(self, request: Request, kernel: Kernel) -> Spread | None:

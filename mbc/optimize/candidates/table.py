@@ -1,5 +1,5 @@
-"""What could run each operation: every provider's candidates, asked once per distinct request, and the menus of ways to
-divide it."""
+"""The table of candidates: every provider's kernels for each operation, asked once per distinct request, and the menu
+of its divisions into micro-batches."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class Rules:
 class CandidateTable:
     """Candidates of the operations of one graph on one device.
 
-    `repeated`: convolutions, by name, that launches of these kernels make again elsewhere
-    (`mbc.optimize.fusion.bitwise_remat_match`). They are made by what gives the same bits only.
+    `repeated`: convolutions, by name, that launches of these kernels recompute elsewhere
+    (`mbc.optimize.fusion.bitwise_remat_match`). They run only by kernels that give the same bits.
 
     The answers are the same for equal requests, so a deep network of few distinct layers costs little.
     """
@@ -84,7 +84,7 @@ class CandidateTable:
         return self._like(graph, self.repeated)
 
     def repeating(self, repeated: Mapping[str, Repeaters]) -> CandidateTable:
-        """The same with convolutions that are made again."""
+        """The same with recomputed convolutions."""
         return self if repeated == self.repeated else self._like(self.graph, repeated)
 
     def _like(self, graph: TrainingGraph, repeated: Mapping[str, Repeaters]) -> CandidateTable:
@@ -163,7 +163,7 @@ class CandidateTable:
         return known
 
     def _repeaters(self, operation: Operation) -> Repeaters:
-        """Kernels that make again what a launch of an operation or group makes."""
+        """Kernels that recompute the outputs of an operation or group."""
         makes = operation.kind in ("convolution", WITH_STATISTICS)
         return self.repeated.get(names_of(operation)[0], Repeaters()) if makes else Repeaters()
 
@@ -273,7 +273,7 @@ class CandidateTable:
         return math.lcm(*(SLICE_ALIGNMENT_BYTES // math.gcd(SLICE_ALIGNMENT_BYTES, size) for size in row_bytes))
 
     def menus(self, operation: Operation) -> Menus:
-        """Per combination of layouts the ways to run the operation; never empty."""
+        """Per combination of layouts the divisions of the operation; never empty."""
         key = "menus", operation.name, operation.outputs
         known = self._named.get(key)
         if known is None:

@@ -1,8 +1,9 @@
-"""Which convolutions are made by kernels whose results other launches make again and keep inside (`MADE_INSIDE`,
-`INSIDE_SUMS` and `PAIR_SUMS` of `mbc.optimize.fusion.catalogue_conv1x1`): those where that was measured to be faster.
+"""Which convolutions run by kernels that fused launches can recompute bit by bit and consume without storing the result
+(`REMAT_INSIDE`, `REMAT_INSIDE_REDUCTIONS` and `PAIR_SUMS` of `mbc.optimize.fusion.catalogue_conv1x1`): those where that
+was measured to be faster.
 
-Another kernel would round some elements to the other side. So such a convolution is made by what gives the same bits
-only, be it slower, and that is weighed with what the launches save that make it again.
+Another kernel would round some elements differently. So such a convolution runs only by kernels that give the same
+bits, even if they are slower, and that loss is weighed against what the launches save that recompute it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from mbc.optimize.candidates.table import CandidateTable, Repeaters
 from mbc.optimize.fusion.select_groups import fuse, is_measured, possible_groups
 
 
-def with_repeated(table: CandidateTable) -> CandidateTable:
+def with_bitwise_remat(table: CandidateTable) -> CandidateTable:
     """A table of the same step with the convolutions that are worth it. A profile that does not know such launches
     gives the plans that it gave before there were any."""
     every = _possible(table)
@@ -31,7 +32,7 @@ def with_repeated(table: CandidateTable) -> CandidateTable:
 
 
 def _possible(table: CandidateTable) -> CandidateTable:
-    """A table with all convolutions that some group makes again. Where kernels of a convolution were measured, one of
+    """A table with all convolutions that some group recomputes. Where kernels of a convolution were measured, one of
     those has to give the same bits: an estimate must not stand in for it."""
     found: dict[str, Repeaters] = {}
     for group in possible_groups(table)[0]:

@@ -1,22 +1,22 @@
-"""Groups of operations that one launch may cover, or a few (`mbc.optimize.fusion.pattern`): those of a step, and those
-that a budget asks for."""
+"""The catalogue of fusion patterns (`mbc.optimize.fusion.pattern`): those of a step, and those that recompute a value
+within a budget (fused rematerialization)."""
 
 from __future__ import annotations
 
 from mbc.optimize.fusion.catalogue_conv1x1 import (
     BACKWARD,
-    BOTH_ALONG,
-    BY_SIGNS,
-    CONVOLUTION_ALONG,
-    DATA_ALONG,
+    BY_MASK,
+    CONVOLUTION_FUSED_REMAT,
+    DATA_GRADIENT_FUSED_REMAT,
     DATA_SUMS,
     DATA_SUMS_OF_PARTS,
-    INSIDE_SUMS,
-    MADE_INSIDE,
-    MAKE_SIGNS,
+    MAKE_MASK,
     NORMALIZE,
-    PAIR_ALONG,
+    PAIR_FUSED_REMAT,
     PAIR_SUMS,
+    RELU_AND_CONVOLUTION_FUSED_REMAT,
+    REMAT_INSIDE,
+    REMAT_INSIDE_REDUCTIONS,
     SUMS,
     THROUGH_RELU,
 )
@@ -36,13 +36,13 @@ PATTERNS: tuple[Pattern, ...] = (
         "s = add(z, z2)",
         "y = relu(s)",
     ),
-    # Its signs, for its gradient (`mbc.ir.transforms.relu_masks`), are written on the way.
+    # The bit mask for its gradient (`mbc.ir.transforms.relu_masks`) is written in the same pass.
     *(
         Pattern.of(
             f"z = {NORMALIZE}",
             *others,
             "y = relu(s)",
-            MAKE_SIGNS,
+            MAKE_MASK,
             launches=(Part(tuple(range(3 + len(others))), ("y", "signs")),),
         )
         for others in (("s = add(z, r)",), (_TWICE, "s = add(z, z2)"))
@@ -54,7 +54,7 @@ PATTERNS: tuple[Pattern, ...] = (
         "y = relu(z)",
         launches=(Part((0, 1, 2), ("c", "y")),),
     ),
-    # Parts that are normalised each by itself. relu's gradient makes each again from what was normalised.
+    # Parts that are normalised each by itself. relu's gradient recomputes each from the input of the normalisation.
     *(
         Pattern.of(
             *(f"z{i} = batch_normalize(x{i}, mean{i}, variance{i}, gamma{i}?, beta{i}?)" for i in parts),
@@ -64,14 +64,14 @@ PATTERNS: tuple[Pattern, ...] = (
         )
         for parts in (range(3, 7), range(3, 6), range(3, 5))
     ),
-    # What a transposed convolution makes is a part of a concatenation that is written by itself nowhere.
+    # The output of a transposed convolution is written directly into a part of a concatenation.
     *(
         Pattern.of(*made, "z = bias_add(x, bias)", f"y = concat({parts})")
         for made in ((), ("x = convolution_backward_data(a, w)",))
         for parts in ("z, r", "r, z")
     ),
-    # Backward through relu and batch norm. What relu let through is computed again from x, which both launches read
-    # anyway, so that neither y nor the gradient between the two is read or written.
+    # Backward through relu and batch norm. relu's mask is recomputed from x, which both launches read anyway, so that
+    # neither y nor the gradient between the two is read or written.
     Pattern.of(
         f"z = {NORMALIZE}",
         "y = relu(z)",
@@ -93,7 +93,7 @@ PATTERNS: tuple[Pattern, ...] = (
         replaces=(2, 3, 4, 5),
     ),
     # What is normalised is a part of the next concatenation, too, and its gradient the sum of both. It is one itself,
-    # and the gradient of its own last part is taken out of the sum on the way.
+    # and the gradient of its own last part is extracted from the sum in the same pass.
     *(
         Pattern.of(
             f"z = {NORMALIZE}",
@@ -113,13 +113,13 @@ PATTERNS: tuple[Pattern, ...] = (
         for taken in ((), ("part = channel_slice(dx)",))
     ),
     # Before a pool, which alone needs what relu made (its gradient is told by the pooled image,
-    # `mbc.ir.transforms.commute_relu_pool`): what is pooled exists nowhere.
+    # `mbc.ir.transforms.commute_relu_pool`): the input of the pool is never stored.
     *(
         Pattern.of(*before, pool)
         for before in ((f"z = {NORMALIZE}", "y = relu(z)"), ("z = bias_add(x, bias)", "y = relu(z)"), ("y = relu(x)",))
         for pool in ("p, index = max_pool(y)", "p = max_pool(y)")
     ),
-    # Others read what is pooled: it is written on the way.
+    # Others read the input of the pool: it is written in the same pass.
     *(
         Pattern.of(
             f"z = {NORMALIZE}",
@@ -169,7 +169,8 @@ PATTERNS: tuple[Pattern, ...] = (
         launches=(Part((0, 1, 2, 3, 4, 5, 6), ("dgamma", "dbeta")), Part((0, 1, 2, 3, 4, 5, 7), ("dx",))),
         replaces=(2, 3, 4, 5, 6, 7),
     ),
-    # Where relu comes after a residual sum its gradient goes to both branches: it is written on the way to the sums.
+    # Where relu comes after a residual sum its gradient goes to both branches: it is written by the launch of the
+    # reductions.
     *(
         Pattern.of(
             *added,
@@ -177,12 +178,12 @@ PATTERNS: tuple[Pattern, ...] = (
             SUMS,
             launches=(Part(tuple(range(2 + len(added))), ("d", "dgamma", "dbeta")),),
         )
-        for through_relu in (THROUGH_RELU, BY_SIGNS)
+        for through_relu in (THROUGH_RELU, BY_MASK)
         for added in ((), ("dy = add(a, b)",))
     ),
     Pattern.of("d = channel_slice(wide)", "db = channel_sum(d)", launches=(Part((0, 1), ("d", "db")),)),
     Pattern.of("d = relu_backward(y, dy)", "db = channel_sum(d)", launches=(Part((0, 1), ("d", "db")),)),
-    # Small tensors, where a launch takes longer than what it reads: sums and what needs them, at once.
+    # Small tensors, where a launch takes longer than its bytes: reductions and what needs them, in one launch.
     *(
         Pattern.of(
             _STATISTICS,
@@ -217,19 +218,18 @@ PATTERNS: tuple[Pattern, ...] = (
         Pattern.of("m, v = batch_statistics(x)", f"mean, variance = join_statistics({pairs})")
         for pairs in ("m0, v0, m, v", "m, v, m0, v0")
     ),
-    # What a convolution makes is summed up before it is written.
+    # Statistics in the epilogue of a convolution.
     Pattern.of("x = convolution(a, w)", _STATISTICS, launches=(Part((0, 1), ("x", "mean", "variance")),)),
     *DATA_SUMS,
     *DATA_SUMS_OF_PARTS,
-    *MADE_INSIDE,
-    *INSIDE_SUMS,
+    *REMAT_INSIDE,
+    *REMAT_INSIDE_REDUCTIONS,
     *PAIR_SUMS,
 )
 
-# Sums over a gradient behind relu that make relu's output again on the way, for whoever reads it next: most of what it
-# is made of is read anyway. Within a budget they run where relu's output was not kept
-# (`mbc.optimize.remat.fused_remat`).
-RELU_ALONG: tuple[Pattern, ...] = (
+# Reductions over a gradient behind relu that recompute relu's output as well, for its next reader: most of its operands
+# are read anyway. Within a budget they run where relu's output was not kept (`mbc.optimize.remat.fused_remat`).
+RELU_FUSED_REMAT: tuple[Pattern, ...] = (
     Pattern.of(
         f"z = {NORMALIZE}",
         "y = relu(z)",
@@ -251,9 +251,15 @@ RELU_ALONG: tuple[Pattern, ...] = (
             replaces=tuple(range(2 + len(others + signs), 4 + len(others + signs + added))),
         )
         for others in (("s = add(z, r)",), (_TWICE, "s = add(z, z2)"))
-        for signs, through_relu in (((), THROUGH_RELU), ((MAKE_SIGNS,), BY_SIGNS))
+        for signs, through_relu in (((), THROUGH_RELU), ((MAKE_MASK,), BY_MASK))
         for added in ((), ("dy = add(a, b)",))
     ),
 )
 
-ALONG = (*RELU_ALONG, *CONVOLUTION_ALONG, *BOTH_ALONG, *DATA_ALONG, *PAIR_ALONG)
+FUSED_REMAT = (
+    *RELU_FUSED_REMAT,
+    *CONVOLUTION_FUSED_REMAT,
+    *RELU_AND_CONVOLUTION_FUSED_REMAT,
+    *DATA_GRADIENT_FUSED_REMAT,
+    *PAIR_FUSED_REMAT,
+)

@@ -1,5 +1,5 @@
-"""Small operations of one kind that do not depend on one another, run by one launch: the updates of all parameters,
-their casts, the running statistics. What they save is the launches, of which a deep network has hundreds.
+"""Horizontal fusion: small independent operations of one kind in one multi-tensor launch: the updates of all
+parameters, their casts, the running statistics. That saves launches, of which a deep network has hundreds.
 
 Their layouts are settled before. Such a launch goes through its operands element by element, so that an operation which
 changes the layout, as a cast may, keeps a launch of its own.
@@ -38,16 +38,16 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Gathered:
-    """A program in which one launch stands for many, the choices of it, and the time that this saves."""
+class HorizontallyFused:
+    """A program with horizontally fused launches, its choices, and the time that this saves."""
 
     program: tuple[Operation, ...]
     choices: Mapping[str, Choice]
     saved_us: float
 
 
-def is_gathered(operation: Operation) -> bool:
-    """Whether it may be one of many in a launch."""
+def fuses_horizontally(operation: Operation) -> bool:
+    """Whether it may be fused horizontally."""
     return operation.kind in _KINDS
 
 
@@ -70,9 +70,9 @@ def bundles(
     return tuple(tuple(group) for group in found.values() if len(group) > 1 and _place(program, group) is not None)
 
 
-def gather(
+def fuse_horizontally(
     table: CandidateTable, program: tuple[Operation, ...], choices: Mapping[str, Choice], updates: bool = True
-) -> Gathered:
+) -> HorizontallyFused:
     """`program` with every bundle (`bundles`) whose one launch takes less time than its many."""
     saved_us = 0.0
     chosen = dict(choices)
@@ -95,7 +95,7 @@ def gather(
         chosen[joined.name] = Choice(layouts, point)
         saved_us += singly_us - best.time_us
         program = _rewritten(program, group, joined)
-    return Gathered(program, chosen, saved_us)
+    return HorizontallyFused(program, chosen, saved_us)
 
 
 def _place(program: Sequence[Operation], group: Sequence[Operation]) -> int | None:

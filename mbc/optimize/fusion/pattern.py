@@ -1,9 +1,8 @@
-"""A group of operations that one launch may cover, or a few, as a small program to be found in a graph.
+"""A fusion pattern: a small program to be found in a graph, whose operations one launch may cover, or a few.
 
 A pattern is a few statements over names of its own. Its launches, in order, say which statements they run and which
-values they write. A statement that no launch `replaces` stays where it is in the step as well: a launch that runs it
-again computes what others have stored from what is there anyway, so that it has less to read. A name with a question
-mark may be missing.
+values they write. A statement that no launch `replaces` stays where it is in the step as well: a launch that recomputes
+it has less to read. A name with a question mark may be missing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which groups of operations run as one launch: those whose launches take less time than their operations one by one.
+"""Selects fusion groups: those whose launches take less time than their operations one by one.
 
 A group stands in the program as an operation of its own (`mbc.ops.fused`), with candidates, layouts and workspace like
 any other. Groups that overlap exclude one another, and those that save most are taken first.
@@ -37,7 +37,7 @@ class Group:
 
     @property
     def repeats(self) -> Mapping[str, tuple[Operation, ...]]:
-        """Products, by name, that are made elsewhere and again by these launches."""
+        """Convolutions, by name, that are computed elsewhere and recomputed by these launches."""
         found: dict[str, tuple[Operation, ...]] = {}
         for launch in self.launches:
             product = names_of(launch)[0]
@@ -73,7 +73,7 @@ def all_groups(table: CandidateTable) -> tuple[Group, ...]:
 
 def groups_of(table: CandidateTable) -> tuple[tuple[Group, ...], tuple[Group, ...]]:
     """Every place where a pattern fits that some kernel can run, of the training step and of inference; found once.
-    Where it has to be measured, it was; what it makes again gives the same bits."""
+    Where it has to be measured, it was; what it recomputes has the same bits."""
     if "train" not in table.groups:
         for name, found in zip(("train", "infer"), possible_groups(table), strict=True):
             table.groups[name] = tuple(
@@ -167,7 +167,7 @@ class _Places:
         if any(self._wanted(value, replaced) for value in unmade):
             return None
         launches: list[Operation] = []
-        stands: list[int] = []
+        harnesses: list[int] = []
         for part in pattern.launches:
             launch = join(
                 [binding.operations[number] for number in part.runs], [binding.values[name] for name in part.gives]
@@ -176,16 +176,16 @@ class _Places:
             if not self._in_time(launch, place, replaced):
                 return None
             launches.append(launch)
-            stands.append(place)
+            harnesses.append(place)
         first = min(self.places[name] for name in replaced)
         # A state must not change between where an operation stood and where it now runs.
-        if any(KINDS[operation.kind].updates for operation in self.program[first : max(stands)]):
+        if any(KINDS[operation.kind].updates for operation in self.program[first : max(harnesses)]):
             return None
         # What one launch writes another one may read.
         wanted = {value for launch in launches for value in launch.inputs}
         if not all(value in wanted or self._wanted(value, replaced) for value in given):
             return None
-        return Group(tuple(launches), tuple(stands), replaced, frozenset(unmade), measured=pattern.measured)
+        return Group(tuple(launches), tuple(harnesses), replaced, frozenset(unmade), measured=pattern.measured)
 
     def _wanted(self, value: str, replaced: frozenset[str]) -> bool:
         """Whether anybody else reads it."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mbc.errors import MbcError
 from mbc.optimize.placement.allocate import place, place_around
-from mbc.optimize.schedule.cross_stream_liveness import one_after_the_other
+from mbc.optimize.schedule.cross_stream_liveness import serial_program
 from mbc.optimize.schedule.emit_launches import Draft
 from mbc.optimize.schedule.liveness import blocks, owners, peak_bytes
 from mbc.plan.model import Space, aligned
@@ -16,9 +16,9 @@ from mbc.units import show_apart, show_enough
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """`offsets` of all buffers, each from the start of its space. `live_bytes`: of the arena, the most that are alive
-    at once as launches are listed, whichever run beside others: what that costs is not the placement's doing. No
-    placement takes less."""
+    """`offsets` of all buffers, each from the start of its space. `live_bytes`: peak live bytes of the arena in listed
+    order, the concurrent stream not considered: what that adds is not the placement's doing. They are the lower bound
+    of any placement."""
 
     offsets: tuple[int, ...]
     arena_bytes: int
@@ -27,12 +27,13 @@ class Placed:
 
 
 def assign_addresses(
-    draft: Draft, room_bytes: int = 0, thorough: bool = True, known: Mapping[int, int] | None = None
+    draft: Draft, available_bytes: int = 0, thorough: bool = True, known: Mapping[int, int] | None = None
 ) -> Placed:
     """In each space persistent buffers at the bottom, above them the two programs, which never run at the same time.
 
-    `room_bytes`: an arena so large is small enough. Not `thorough`: quickly, for a first look. `known`: offsets of
-    blocks in the arena above the persistent buffers, by owner; what else the same program needs goes between them.
+    `available_bytes`: an arena of this size is small enough. Not `thorough`: quickly, for a first look. `known`:
+    offsets of blocks in the arena above the persistent buffers, by owner; what else the same program needs goes between
+    them.
     """
     offsets = [0] * len(draft.buffers)
     ends: dict[Space, int] = {}
@@ -52,10 +53,10 @@ def assign_addresses(
             if there:
                 places, height = place_around(program_blocks, there)
             else:
-                places, height = place(program_blocks, room_bytes - base if space is Space.ARENA else 0, thorough)
+                places, height = place(program_blocks, available_bytes - base if space is Space.ARENA else 0, thorough)
             for i, owner in owned.items():
                 offsets[owner] = base + places[i]
-            listed = one_after_the_other(program)
+            listed = serial_program(program)
             if listed is not program:
                 program_blocks = blocks(listed, draft.buffers, persistent, space)
             top, live = max(top, height), max(live, peak_bytes(program_blocks)[0])

@@ -1,8 +1,8 @@
-"""Give every block an offset: no two blocks alive at the same launch may overlap.
+"""Give every block an offset: no two blocks that are live at the same launch may overlap.
 
 Greedy placement at the smallest gap that fits, in several orders; then from the bottom up, over and over
-(`mbc.optimize.placement.skyline`); of few blocks the order is annealed, and CP-SAT is asked for less. The most bytes
-alive at once bound all.
+(`mbc.optimize.placement.skyline`); of few blocks the order is annealed, and CP-SAT is asked for less. The peak live
+bytes are the lower bound.
 """
 
 from __future__ import annotations
@@ -58,16 +58,16 @@ def place(blocks: Sequence[Block], enough_bytes: int = 0, thorough: bool = True)
     return _improved(blocks, best, height, best_order, bound, good)
 
 
-def fit_within(blocks: Sequence[Block], room_bytes: int) -> list[int] | None:
-    """Offsets of the blocks within a room that is nearly full, where such are found quickly."""
+def fit_within(blocks: Sequence[Block], available_bytes: int) -> list[int] | None:
+    """Offsets of the blocks within `available_bytes` that they nearly fill, where such are found quickly."""
     order = sorted(range(len(blocks)), key=lambda i: _ORDERS[0](blocks[i]))
-    offsets, reached = _greedy(blocks, order, most_bytes=room_bytes + 1)
-    if reached <= room_bytes:
+    offsets, reached = _greedy(blocks, order, most_bytes=available_bytes + 1)
+    if reached <= available_bytes:
         return offsets
-    large = [i for i in order if blocks[i].size_bytes * effort.SMALL_BLOCK_DIVISORS[0] >= room_bytes]
-    for places in fill_up([blocks[i] for i in large], room_bytes, effort.SKYLINE_QUICK_ROUNDS):
-        offsets, reached = place_around(blocks, dict(zip(large, places, strict=True)), room_bytes + 1)
-        if reached <= room_bytes:
+    large = [i for i in order if blocks[i].size_bytes * effort.SMALL_BLOCK_DIVISORS[0] >= available_bytes]
+    for places in fill_up([blocks[i] for i in large], available_bytes, effort.SKYLINE_QUICK_ROUNDS):
+        offsets, reached = place_around(blocks, dict(zip(large, places, strict=True)), available_bytes + 1)
+        if reached <= available_bytes:
             return offsets
     return None
 
@@ -112,7 +112,7 @@ def _improved(
 
 
 def _alive_when_full(blocks: Sequence[Block], full_bytes: int, among: Sequence[int]) -> list[int]:
-    """Those that are alive at a moment when so much is; a large one alone with few others finds room anyway."""
+    """Those that are live when so many bytes are; a large one with few others is placed easily."""
     live = np.array(live_bytes(blocks, max(block.stop for block in blocks)))
     return [i for i in among if live[blocks[i].start : blocks[i].stop].max() >= full_bytes]
 
@@ -133,7 +133,7 @@ def _greedy(
         offsets[i] = lows[at] = offset
         highs[at], starts[at], stops[at] = offset + blocks[i].size_bytes, blocks[i].start, blocks[i].stop
     reached = int(highs.max(initial=0))
-    # In the order in which blocks start, one that has ended is in nobody's way any more, and all others are.
+    # In the order in which blocks start, one that has ended conflicts with none of the later ones, and all others do.
     forgetting = not count and all(blocks[a].start <= blocks[b].start for a, b in pairwise(order))
     for i in order:
         if reached >= most_bytes:

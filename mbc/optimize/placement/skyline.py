@@ -1,5 +1,5 @@
-"""Place blocks from the bottom up: where the lowest room is, the block that comes first of those that are alive within
-it; where none is, that room is lost and the next lowest is filled.
+"""Skyline placement, from the bottom up: into the lowest gap goes the first of the blocks that are live within it;
+where there is none, the gap is lost and the next lowest is filled.
 
 The best fit of Burke, Kendall and Whitwell ("A new placement heuristic for the orthogonal stock-cutting problem", 2004)
 as Sekiyama et al. take it to memory ("Profile-guided memory optimization for deep neural networks", 2018), the blocks
@@ -45,14 +45,14 @@ def fill_up(blocks: Sequence[Block], good: int, most_rounds: int = effort.SKYLIN
 
 
 def _filled(blocks: Sequence[Block]) -> list[int]:
-    """Offsets, the first of the blocks that a room holds being taken for it."""
+    """Offsets, the first of the blocks that fit a gap being placed in it."""
     times = sorted({time for block in blocks for time in (block.start, block.stop)})
     number = {time: i for i, time in enumerate(times)}
     starts = [number[block.start] for block in blocks]
     stops = [number[block.stop] for block in blocks]
     sizes = [block.size_bytes for block in blocks]
     # Blocks as bits of whole numbers, the first one lowest: those that start at each time or later, those that stop at
-    # it or earlier, and those that are left. What a room holds is then found without a look at each.
+    # it or earlier, and those that are left. What fits a gap is then found without a look at each.
     since, until = [0] * len(times), [0] * len(times)
     for i in range(len(blocks)):
         since[starts[i]] |= 1 << i
@@ -63,8 +63,8 @@ def _filled(blocks: Sequence[Block]) -> list[int]:
         until[time + 1] |= until[time]
     left = (1 << len(blocks)) - 1
     offsets = [0] * len(blocks)
-    # Rooms side by side, each by the time at which it begins: when it ends, and above which height it is (-1: none
-    # begins then). `begins`: of the room that ends at a time. `lowest`: the first that is still so high is it.
+    # Gaps of the skyline, each by the time at which it begins: when it ends, and above which height it is (-1: none
+    # begins then). `begins`: of the gap that ends at a time. `lowest`: the first that is still so high is it.
     heights, ends, begins = [-1] * len(times), [0] * len(times), [0] * len(times)
     heights[0], ends[0] = 0, last
     lowest = [(0, 0)]

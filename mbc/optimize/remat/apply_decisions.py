@@ -1,8 +1,8 @@
-"""What is kept, made again or sent to the host between two uses, and the program that does so.
+"""Decisions (a value is kept, recomputed or offloaded between two uses), and the program that carries them out.
 
 A decision starts a new stay of a value at some run: a use reads the stay that started last before it, and a stay lasts
-until its last use. So whatever is decided, the program computes the same; memory and time are what changes. A value
-that is made again is made by the same kernels on the same slices from the same bytes: recomputing is exact.
+until its last use. So whatever is decided, the program computes the same; memory and time are what changes. A value is
+recomputed by the same kernels on the same slices from the same bytes: recomputation is exact.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from mbc.hardware.transfers import HostLink
 from mbc.ir.types import DType, Layout
-from mbc.optimize.remat.fused_remat import AlongRun, AlongRuns
+from mbc.optimize.remat.fused_remat import FusedRematRun, FusedRematRuns
 from mbc.optimize.schedule.emit_launches import WHOLE, Draft, renumbered
 from mbc.optimize.schedule.regions import Run
 from mbc.plan.model import Access, Buffer, Copy, Launch, Mode, Space, Stream
@@ -20,7 +20,8 @@ from mbc.plan.model import Access, Buffer, Copy, Launch, Mode, Space, Stream
 
 @dataclass(frozen=True, slots=True)
 class Recompute:
-    """`buffer` is made again just before run `before`, by the run that made it first, from what is there then."""
+    """`buffer` is recomputed just before run `before`, by the run that made it first, from the values that are live
+    then."""
 
     buffer: int
     before: int
@@ -57,22 +58,23 @@ class Rewritten:
 
 
 def rewrite(
-    draft: Draft, runs: Sequence[Run], decisions: Decisions, link: HostLink, along: AlongRuns | None = None
+    draft: Draft, runs: Sequence[Run], decisions: Decisions, link: HostLink, fused_remat: FusedRematRuns | None = None
 ) -> Rewritten:
     """The draft with the decisions carried out in its training program. `draft` must not alias but by updates. What is
-    made again according to `along` has no launch of its own."""
+    recomputed according to `fused_remat` (fused rematerialization) has no launch of its own."""
     writer = _Writer(draft, runs, link)
     made_by = {buffer: i for i, run in enumerate(runs) for buffer in run.writes}
     again: dict[int, dict[int, list[int]]] = {}  # position -> run -> outputs
-    instead: dict[int, AlongRun] = {}  # by the run in whose place it is launched
+    instead: dict[int, FusedRematRun] = {}  # by the run in whose place it is launched
     repeated = {(made_by[decision.buffer], decision.before) for decision in decisions.recomputes}
     for decision in decisions.recomputes:
         run = made_by[decision.buffer]
         assert run < decision.before and runs[run].again
-        found = (along or {}).get((run, decision.before))
+        found = (fused_remat or {}).get((run, decision.before))
         found = found.beside(repeated) if found else None
         if found and decision.buffer in found.targets:
-            # Of two values at the same sums what makes both has the place of what makes one.
+            # Of two values at the same reductions, the launch that recomputes both replaces the one that recomputes
+            # one.
             instead[found.sums] = max(found, instead.get(found.sums, found), key=lambda one: len(one.targets))
         else:
             again.setdefault(decision.before, {}).setdefault(run, []).append(decision.buffer)
@@ -90,7 +92,7 @@ def rewrite(
         for clone, outputs in sorted(again.get(position, {}).items()):
             writer.run(runs[clone], position, outputs)
         if position in instead:
-            writer.along(instead[position], position)
+            writer.fused_remat(instead[position], position)
         else:
             writer.run(run, position, None)
     return writer.finish()
@@ -140,13 +142,13 @@ class _Writer:
         if again is not None:
             self._now |= {buffer: moved[buffer] for buffer in again}
 
-    def along(self, along: AlongRun, position: int) -> None:
-        """A launch that makes values again along with what it makes the first time."""
-        made = {target: self._new(self._alone(target)) for target in along.targets}
-        launch = self._renamed(along.launch, {}, again=False)
+    def fused_remat(self, fused_remat: FusedRematRun, position: int) -> None:
+        """Fused rematerialization: a launch that recomputes values together with its own outputs."""
+        made = {target: self._new(self._alone(target)) for target in fused_remat.targets}
+        launch = self._renamed(fused_remat.launch, {}, again=False)
         accesses = [Access(made.get(a.buffer, a.buffer), a.rows, a.mode) for a in launch.accesses]
-        if along.workspace_bytes:
-            scratch = Buffer(None, WHOLE, Layout.CHANNELS_FIRST, DType.UINT8, along.workspace_bytes)
+        if fused_remat.workspace_bytes:
+            scratch = Buffer(None, WHOLE, Layout.CHANNELS_FIRST, DType.UINT8, fused_remat.workspace_bytes)
             accesses.append(Access(self._new(scratch), WHOLE, Mode.WRITE))
         self._add(replace(launch, accesses=tuple(accesses)), position)
         self._now |= made
@@ -175,7 +177,7 @@ class _Writer:
             if access.mode is Mode.READ:
                 buffer = moved.get(buffer, self._now.get(buffer, buffer))
             elif again:
-                # What a repetition writes is new, its workspace and what it hands on within itself included.
+                # What a repetition writes is new, its workspace and the values inside it included.
                 if buffer not in moved:
                     moved[buffer] = self._new(self._draft.buffers[buffer])
                 buffer = moved[buffer]

@@ -1,4 +1,5 @@
-"""All there is to choose from, where few things can be made again: the fastest that fits is then known."""
+"""Exhaustive search over all sets of recomputations, where few values can be recomputed: the fastest that fits is then
+proved."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ from mbc.optimize.remat.live_bytes_ledger import Gap, Ledger
 
 
 def fastest_first(ledger: Ledger, over: NDArray[np.int64], limit_us: float) -> Sequence[Decisions]:
-    """The sets of gaps over runs that exceed the room (`over`, with everything kept), each made again where it ends,
-    that take less than `limit_us`; none where there are too many. `ledger`: books in which nothing is entered."""
+    """The sets of gaps over runs that exceed the available bytes (`over`, with everything kept), each recomputed where
+    it ends, that take less than `limit_us`; none where there are too many. `ledger`: one without entries."""
     gaps: dict[Gap, None] = {}
     for position in np.flatnonzero(over > 0):
         found = (ledger.gap(b, int(position)) for b in ledger.movable if ledger.can_repeat(b))

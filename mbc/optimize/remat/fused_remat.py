@@ -1,14 +1,17 @@
-"""What is made again along with another launch, nearly for nothing.
+"""Fused rematerialization: a value is recomputed by a launch that reads most of its operands anyway, nearly for
+nothing.
 
-Within a budget relu's output is often made again, for the gradient of the next convolution's filter. The sums of batch
-norm's backward pass, a little later, read nearly all that it is made of: if they write it, too (`patterns.ALONG`), that
-takes as long as writing it, where a launch of its own would read everything once more. For that the gradient of the
-filter has to come after the sums, which nothing keeps it from: only an update waits for it.
+Within a budget relu's output is often recomputed, for the gradient of the next convolution's filter. The reductions of
+batch norm's backward pass, a little later, read nearly all of its operands: if they write it, too
+(`mbc.optimize.fusion.catalogue.FUSED_REMAT`), that takes as long as writing it, where a launch of its own would read
+everything once more. For that the gradient of the filter has to come after the reductions, which is allowed: only an
+update waits for it.
 
-So is what a convolution made that widens, which the sums themselves read: they get it on the way. Another kernel than
-the one that made it would round it otherwise, and make other sums, so that it has to be the same (`repeats`).
+So is the output of a convolution with more output than input channels, which the reductions themselves read: it is
+recomputed in their prologue. Another kernel would round it differently, and change the reductions, so that it has to be
+the same one (`repeats`).
 
-Both at once are made along in one launch where that was measured, else what the convolution made before the sums.
+Both are recomputed by one launch where that was measured, else the convolution's output before the reductions.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from mbc.ops import KINDS
 from mbc.ops.fused import has_product, join, kind_of, names_of
 from mbc.optimize import effort
 from mbc.optimize.candidates.table import CandidateTable
-from mbc.optimize.fusion.catalogue import ALONG
+from mbc.optimize.fusion.catalogue import FUSED_REMAT
 from mbc.optimize.fusion.pattern import find
 from mbc.optimize.schedule.emit_launches import Draft
 from mbc.optimize.schedule.regions import Run
@@ -32,10 +35,10 @@ from mbc.plan.model import Access, Kernel, Launch, Mode, Stream
 
 
 @dataclass(frozen=True, slots=True)
-class Along:
-    """A place where `values` can be made again by the launch of `operation`, which stands for the sums `sums` as well.
-    `makes`: of each value the operations that make it together. `inside`: a product that the launch makes again as the
-    sums do, and does not write."""
+class FusedRemat:
+    """A fused rematerialization: the launch of `operation` recomputes `values` and computes the reductions `sums` as
+    well. `makes`: of each value the operations that compute it. `inside`: a convolution that the launch recomputes and
+    does not store."""
 
     values: tuple[str, ...]
     makes: tuple[frozenset[str], ...]
@@ -44,19 +47,19 @@ class Along:
     inside: frozenset[str] = frozenset()
 
     def stands_for(self, operation: Operation) -> bool:
-        """Whether an operation or group makes the sums, be it that it computes the value for itself, and nothing that
-        would be missed."""
+        """Whether an operation or group computes the reductions, possibly with the value inside, and nothing else that
+        is read."""
         names = frozenset(names_of(operation))
         known = self.sums.union(self.inside, *self.makes)
         return self.sums <= names <= known and set(operation.outputs) <= set(self.operation.outputs)
 
 
 @dataclass(frozen=True, slots=True)
-class AlongRun:
-    """How run `sums` of a draft makes a value again, whose buffer is the first of `targets`: by `launch` in the place
-    of its own, with a workspace of so many bytes as its last operand (0: none), in `more_us` more. `rivals`:
-    repetitions beside which the value needs a launch of its own, since they read it before, or take the place of the
-    sums themselves. `joint`: what then makes it and the value of one of them, in `more_us` more than that one takes.
+class FusedRematRun:
+    """How run `sums` of a draft recomputes a value, whose buffer is the first of `targets`: by `launch` in the place of
+    its own, with a workspace of so many bytes as its last operand (0: none), in `more_us` more. `rivals`: repetitions
+    with which the value needs a launch of its own, since they read it before, or replace the reductions themselves.
+    `joint`: the launch that then recomputes it and the value of one of them, in `more_us` more than that one takes.
     `unread`: buffers that a launch of its own would read, and this one does not."""
 
     sums: int
@@ -65,50 +68,52 @@ class AlongRun:
     workspace_bytes: int
     more_us: float
     rivals: frozenset[tuple[int, int]] = frozenset()
-    joint: AlongRun | None = None
+    joint: FusedRematRun | None = None
     unread: frozenset[int] = frozenset()
 
     @property
     def spared(self) -> frozenset[int]:
-        """Of `unread` what need not be there beside whatever repetition."""
+        """Of `unread` the buffers that need not be live with any repetition."""
         return frozenset() if self.rivals else self.unread
 
     @property
     def matters(self) -> frozenset[tuple[int, int]]:
-        """The repetitions that change how the value is made again."""
+        """The repetitions that change how the value is recomputed."""
         return self.rivals | self.joint.rivals if self.joint else self.rivals
 
-    def beside(self, *repeated: Container[tuple[int, int]]) -> AlongRun | None:
-        """How the value is made again beside repetitions; None: by a launch of its own."""
+    def beside(self, *repeated: Container[tuple[int, int]]) -> FusedRematRun | None:
+        """How the value is recomputed given other repetitions; None: by a launch of its own."""
         if not any(rival in keys for rival in self.rivals for keys in repeated):
             return self
         return self.joint.beside(*repeated) if self.joint else None
 
 
-# By the run that made the value, and the position before which it is wanted again.
-AlongRuns = Mapping[tuple[int, int], AlongRun]
+# By the run that computes the value, and the position before which it is recomputed.
+FusedRematRuns = Mapping[tuple[int, int], FusedRematRun]
 
 
-def alongs_of(table: CandidateTable) -> tuple[Along, ...]:
-    """Every place of the training step where a kernel makes a value again along with sums; found once. What a product
-    takes beside them nobody can tell who has not measured it; one that stays inside has to give the same bits."""
+def fused_remats_of(table: CandidateTable) -> tuple[FusedRemat, ...]:
+    """Every fused rematerialization of the training step that some kernel can run; found once. Those with a convolution
+    have to be measured; one that is not stored has to give the same bits."""
     if "along" not in table.groups:
-        found = (along for along in all_alongs(table) if table.repeated.keys() >= along.inside)
+        found = (fused_remat for fused_remat in all_fused_remats(table) if table.repeated.keys() >= fused_remat.inside)
         table.groups["along"] = tuple(
-            along for along in found if not has_product(along.operation.attributes) or table.timed(along.operation)
+            fused_remat
+            for fused_remat in found
+            if not has_product(fused_remat.operation.attributes) or table.timed(fused_remat.operation)
         )
     return table.groups["along"]
 
 
-def all_alongs(table: CandidateTable) -> tuple[Along, ...]:
-    """The same, whether it may be taken or has to be measured before."""
-    return tuple(_alongs(table))
+def all_fused_remats(table: CandidateTable) -> tuple[FusedRemat, ...]:
+    """The same, also those that have to be measured before they may be taken."""
+    return tuple(_fused_remats(table))
 
 
-def _alongs(table: CandidateTable) -> Iterator[Along]:
+def _fused_remats(table: CandidateTable) -> Iterator[FusedRemat]:
     program = table.graph.train
     makers = {output: operation for operation in program for output in operation.outputs}
-    for pattern in ALONG:
+    for pattern in FUSED_REMAT:
         (part,) = pattern.launches
         for operation in program:
             if operation.kind != pattern.statements[-1].kind:
@@ -122,22 +127,22 @@ def _alongs(table: CandidateTable) -> Iterator[Along]:
                 again = [member for member in members if member.name not in sums]
                 made = {name for member in again for name in member.outputs}
                 values = tuple(name for name in joined.outputs if name in made)
-                # Of two the first one is a product, which one operation makes; so is what stays inside.
+                # Of two the first one is a convolution's output; so is what is not stored.
                 product, others = frozenset(member.name for member in again[:1]), again[1:]
                 behind = frozenset(member.name for member in others)
                 if len(values) > 1:
-                    yield Along(values, (product, behind), sums, joined)
+                    yield FusedRemat(values, (product, behind), sums, joined)
                 elif KINDS[again[0].kind].flops is not None and others:
-                    yield Along(values, (behind,), sums, joined, product)
+                    yield FusedRemat(values, (behind,), sums, joined, product)
                 else:
-                    yield Along(values, (product | behind,), sums, joined)
+                    yield FusedRemat(values, (product | behind,), sums, joined)
 
 
-def readers_late(table: CandidateTable, choices: Choices) -> Choices:
-    """The same choices with every operation behind the sums that reads what they could make again, and whose own
-    results only later operations need."""
+def defer_readers(table: CandidateTable, choices: Choices) -> Choices:
+    """The same choices with every operation moved behind the reductions that could recompute its operand, if its own
+    results are needed only later."""
     program = choices.train
-    last = _last_places(program, alongs_of(table))
+    last = _last_places(program, fused_remats_of(table))
     if not last:
         return choices
     readers: dict[str, list[int]] = {}
@@ -157,20 +162,22 @@ def readers_late(table: CandidateTable, choices: Choices) -> Choices:
     return replace(choices, train=train)
 
 
-def _last_places(program: Sequence[Operation], alongs: Sequence[Along]) -> dict[str, int]:
-    """Values that could be made again along with an operation of the program, and where that stands."""
+def _last_places(program: Sequence[Operation], fused_remats: Sequence[FusedRemat]) -> dict[str, int]:
+    """Values that could be recomputed by the launch of an operation of the program, and its place."""
     by_name = {names_of(operation)[-1]: (place, operation) for place, operation in enumerate(program)}
     found: dict[str, int] = {}
-    for along in alongs:
-        standing = by_name.get(names_of(along.operation)[-1])
-        if standing is not None and along.stands_for(standing[1]):
-            found |= dict.fromkeys(along.values, standing[0])
+    for fused_remat in fused_remats:
+        standing = by_name.get(names_of(fused_remat.operation)[-1])
+        if standing is not None and fused_remat.stands_for(standing[1]):
+            found |= dict.fromkeys(fused_remat.values, standing[0])
     return found
 
 
-def along_runs(table: CandidateTable, draft: Draft, runs: Sequence[Run], program: Sequence[Operation]) -> AlongRuns:
-    """What the runs of a training program could make again on the way: where kernels are known in the layouts of the
-    draft, both or none of them measured, and take less than a launch more. `program`: the operations of the runs."""
+def fused_remat_runs(
+    table: CandidateTable, draft: Draft, runs: Sequence[Run], program: Sequence[Operation]
+) -> FusedRematRuns:
+    """The fused rematerializations of a draft's training program: where kernels are known in the layouts of the draft,
+    both or none of them measured, and take less than a launch more. `program`: the operations of the runs."""
     launches = draft.train.launches
     single = {
         launches[run.start].operations: i
@@ -190,31 +197,35 @@ def along_runs(table: CandidateTable, draft: Draft, runs: Sequence[Run], program
         if isinstance(launch.work, Kernel) and not launch.operations and run.stop == run.start + 1:
             for source in run.reads:
                 converted.setdefault(source, []).extend(run.writes)
-    places: list[tuple[Along, list[int], int]] = []  # where each may be: the runs that make its values, and of the sums
-    for along in alongs_of(table):
-        made_by = [makers[names] for names in along.makes if names in makers]
-        standing = last.get(names_of(along.operation)[-1])
-        if len(made_by) < len(along.makes) or standing is None:
+    places: list[tuple[FusedRemat, list[int], int]] = []  # each, its makers, its reductions
+    for fused_remat in fused_remats_of(table):
+        made_by = [makers[names] for names in fused_remat.makes if names in makers]
+        standing = last.get(names_of(fused_remat.operation)[-1])
+        if len(made_by) < len(fused_remat.makes) or standing is None:
             continue
         operation, sums = standing
         if (
-            along.stands_for(operation)
+            fused_remat.stands_for(operation)
             and max(made_by) < sums
-            and table.timed(along.operation) == table.timed(operation)
+            and table.timed(fused_remat.operation) == table.timed(operation)
         ):
-            places.append((along, made_by, sums))
+            places.append((fused_remat, made_by, sums))
 
-    def run_along(along: Along, made_by: Sequence[int], sums: int, least_us: float) -> AlongRun | None:
-        """If it takes less than the first value by itself."""
-        run = _run_along(table, draft, along, [runs[maker] for maker in made_by], sums, runs[sums], least_us)
+    def fused_remat_run(
+        fused_remat: FusedRemat, made_by: Sequence[int], sums: int, least_us: float
+    ) -> FusedRematRun | None:
+        """None where the first value by itself is as cheap."""
+        run = _fused_remat_run(
+            table, draft, fused_remat, [runs[maker] for maker in made_by], sums, runs[sums], least_us
+        )
         return run if run is not None and run.more_us < runs[made_by[0]].again_us else None
 
-    found: dict[tuple[int, int], AlongRun] = {}
-    for along, made_by, sums in places:
-        run = run_along(along, made_by, sums, runs[sums].time_us) if len(made_by) == 1 else None
+    found: dict[tuple[int, int], FusedRematRun] = {}
+    for fused_remat, made_by, sums in places:
+        run = fused_remat_run(fused_remat, made_by, sums, runs[sums].time_us) if len(made_by) == 1 else None
         if run is None:
             continue
-        # Who reads it in another layout has it converted behind the sums.
+        # A reader in another layout converts it after the reductions.
         target = run.targets[0]
         wanted = [i for i in reads.get(target, ()) if i >= sums]
         wanted += [i for other in converted.get(target, ()) for i in reads.get(other, ()) if i > sums]
@@ -223,11 +234,11 @@ def along_runs(table: CandidateTable, draft: Draft, runs: Sequence[Run], program
             found[made_by[0], position] = run
     found = {key: replace(run, rivals=frozenset(_rivals(key, found, reads))) for key, run in found.items()}
     by_sums = {(key[0], run.sums): key for key, run in found.items()}
-    for along, made_by, sums in places:
+    for fused_remat, made_by, sums in places:
         keys = [by_sums[maker, sums] for maker in made_by if (maker, sums) in by_sums]
         if len(keys) == 2:
             first, second = keys
-            joint = run_along(along, made_by, sums, runs[sums].time_us + found[second].more_us)
+            joint = fused_remat_run(fused_remat, made_by, sums, runs[sums].time_us + found[second].more_us)
             if joint is not None:
                 rivals = (found[first].rivals | found[second].rivals) - {second}
                 found[first] = replace(found[first], joint=replace(joint, rivals=rivals))
@@ -235,27 +246,36 @@ def along_runs(table: CandidateTable, draft: Draft, runs: Sequence[Run], program
 
 
 def _without_statistics(operation: Operation | None, names: Sequence[str]) -> frozenset[str]:
-    """The members of a launch that make its large value: batch statistics beside it are small, and stay."""
+    """The members of a launch that compute its large value: batch statistics of it are small, and kept."""
     return frozenset(names[:-1] if operation is not None and operation.kind == WITH_STATISTICS else names)
 
 
-def _rivals(key: tuple[int, int], alongs: AlongRuns, reads: Mapping[int, Sequence[int]]) -> Iterator[tuple[int, int]]:
-    """Of several values that could be made along with the same sums the one that was made last is, as the others may
-    be what it is made of."""
-    along = alongs[key]
-    for other, beside in alongs.items():
-        if beside.sums == along.sums and other[0] > key[0]:
+def _rivals(
+    key: tuple[int, int], fused_remats: FusedRematRuns, reads: Mapping[int, Sequence[int]]
+) -> Iterator[tuple[int, int]]:
+    """Of several values that the same reductions could recompute the one that was computed last is, as the others may
+    be its operands."""
+    fused_remat = fused_remats[key]
+    for other, beside in fused_remats.items():
+        if beside.sums == fused_remat.sums and other[0] > key[0]:
             yield other
-    if key[1] == along.sums:
-        for reader in reads.get(along.targets[0], ()):
-            if reader < along.sums:
-                yield reader, along.sums
+    if key[1] == fused_remat.sums:
+        for reader in reads.get(fused_remat.targets[0], ()):
+            if reader < fused_remat.sums:
+                yield reader, fused_remat.sums
 
 
-def _run_along(
-    table: CandidateTable, draft: Draft, along: Along, makers: Sequence[Run], number: int, sums: Run, least_us: float
-) -> AlongRun | None:
-    """`makers`: runs that make the values. `least_us`: what less makes of the same takes, which is a bound."""
+def _fused_remat_run(
+    table: CandidateTable,
+    draft: Draft,
+    fused_remat: FusedRemat,
+    makers: Sequence[Run],
+    number: int,
+    sums: Run,
+    least_us: float,
+) -> FusedRematRun | None:
+    """`makers`: runs that compute the values. `least_us`: the time of a launch that recomputes fewer of them, which is
+    a bound."""
     launches = [draft.train.launches[run.start] for run in (*makers, sums)]
     touched = [access for launch in launches for access in launch.accesses]
     buffers: dict[str, int] = {}
@@ -263,7 +283,7 @@ def _run_along(
         name = draft.buffers[access.buffer].value
         if name is not None and buffers.setdefault(name, access.buffer) != access.buffer:
             return None  # one value in two layouts
-    operation = along.operation
+    operation = fused_remat.operation
     names = (*operation.inputs, *operation.outputs)
     if any(name not in buffers for name in names):
         return None
@@ -276,7 +296,7 @@ def _run_along(
         return None
     candidate = piece.candidate
     work = launches[0].work
-    if not isinstance(work, Kernel) or (not along.inside and not repeats(candidate.name, work.name)):
+    if not isinstance(work, Kernel) or (not fused_remat.inside and not repeats(candidate.name, work.name)):
         return None
     rows = {access.buffer: access.rows for access in touched}
     count = len(operation.inputs)
@@ -284,6 +304,6 @@ def _run_along(
     time_us = max(candidate.time_us, least_us)
     kernel = Kernel(candidate.provider, candidate.name, candidate.settings, time_us, candidate.measured)
     launch = Launch(kernel, names_of(operation), Stream.COMPUTE, accesses)
-    targets = tuple(buffers[value] for value in along.values)
-    unread = frozenset(makers[-1].reads).difference(operands) if along.inside else frozenset[int]()
-    return AlongRun(number, targets, launch, candidate.workspace_bytes, time_us - least_us, unread=unread)
+    targets = tuple(buffers[value] for value in fused_remat.values)
+    unread = frozenset(makers[-1].reads).difference(operands) if fused_remat.inside else frozenset[int]()
+    return FusedRematRun(number, targets, launch, candidate.workspace_bytes, time_us - least_us, unread=unread)

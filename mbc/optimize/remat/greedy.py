@@ -18,46 +18,48 @@ from mbc.hardware.transfers import HostLink
 from mbc.ir.graph import Operation, TrainingGraph
 from mbc.optimize import effort
 from mbc.optimize.remat.apply_decisions import in_launch_order
-from mbc.optimize.remat.coalesce_copies import convoys
+from mbc.optimize.remat.coalesce_copies import coalesce_copies
 from mbc.optimize.remat.exhaustive import fastest_first
-from mbc.optimize.remat.fused_remat import AlongRuns
+from mbc.optimize.remat.fused_remat import FusedRematRuns
 from mbc.optimize.remat.live_bytes_ledger import Ledger
-from mbc.optimize.remat.local_search import Found, improve, keep_again, squeeze, stay_after_all
+from mbc.optimize.remat.local_search import Found, drop_offloads, improve, keep_after_all, squeeze
 from mbc.optimize.remat.segment_remat import cut_into_segments
-from mbc.optimize.remat.state import Means, Measured, Points, RematState, Resided
+from mbc.optimize.remat.state import Means, Measured, Points, RematState, Residency
 from mbc.optimize.schedule.emit_launches import Draft
 from mbc.optimize.schedule.regions import Run, runs_of
 
 
-def reside(
+def choose_residency(
     graph: TrainingGraph,
     draft: Draft,
     link: HostLink,
     means: Means,
-    room_bytes: int,
+    available_bytes: int,
     known_us: float = math.inf,
     groups: Sequence[Operation] = (),
     work: int = 0,
-    start: Resided | None = None,
+    start: Residency | None = None,
     points: Points | None = None,
-    along: AlongRuns | None = None,
+    fused_remat: FusedRematRuns | None = None,
     runs: Sequence[Run] = (),
-) -> Resided:
+) -> Residency:
     """The draft as it fits the room, or as little over it as was found. `draft` must not alias but by updates.
 
     `known_us`: a step that fits; one that would take much longer is given up. `work`: rounds that improve what fits,
     times the runs of the program. `start`: what was found for the same draft and as much room or more, to go on from.
     `points`: bytes of workspace and time of the other ways to run operations that are launched together, by their
-    names. `along`: what can be made again along with other runs, whose operations are among `groups`.
+    names. `fused_remat`: what can be made again along with other runs, whose operations are among `groups`.
     `runs`: of the training program, where some are repeated by other launches.
     """
     runs = tuple(runs) or runs_of(graph, draft, draft.train)
-    state = RematState(graph, draft, link, means, room_bytes, known_us, groups, points or {}, along or {}, runs)
+    state = RematState(
+        graph, draft, link, means, available_bytes, known_us, groups, points or {}, fused_remat or {}, runs
+    )
     found = _decide(state, work, start)
     return replace(found, draft=in_launch_order(found.draft))
 
 
-def _decide(state: RematState, work: int, start: Resided | None) -> Resided:
+def _decide(state: RematState, work: int, start: Residency | None) -> Residency:
     """Greedy choice, local search from there, and all sets of decisions where there are few. `work`, `start`: as for
     `reside`."""
     best = state.measured()
@@ -65,39 +67,39 @@ def _decide(state: RematState, work: int, start: Resided | None) -> Resided:
     if start is not None:
         state.go_on(start)
         best = state.measured()
-    elif best[0].live_bytes > state.room_bytes:
+    elif best[0].live_bytes > state.available_bytes:
         best = _started(state, best)
     smallest, best = _relieved(state, best, effort.GREEDY_ROUNDS)
     limit_us = math.inf
     rounds = min(effort.LOCAL_SEARCH_ROUNDS, work // len(state.runs))
-    if best[0].live_bytes > state.room_bytes and rounds:
+    if best[0].live_bytes > state.available_bytes and rounds:
         found = squeeze(state, Found(*best, state.costs_us()), rounds)
-        best = found.resided, found.over
-        smallest = min(smallest, found.resided, key=lambda found: found.live_bytes)
-    if best[0].live_bytes <= state.room_bytes:
-        kept = _keep_again(state, best)
+        best = found.residency, found.over
+        smallest = min(smallest, found.residency, key=lambda found: found.live_bytes)
+    if best[0].live_bytes <= state.available_bytes:
+        kept = _keep_after_all(state, best)
         found = improve(state, Found(*kept, state.costs_us()), rounds)
-        smallest, limit_us = _in_convoys(state, found), found.costs_us
+        smallest, limit_us = _with_coalesced_copies(state, found), found.costs_us
     if state.means.recompute and not smallest.decisions.offloads:
-        ledger = Ledger(state.draft, state.runs, state.small_bytes, along=state.along)
+        ledger = Ledger(state.draft, state.runs, state.small_bytes, fused_remat=state.along)
         for decisions in fastest_first(ledger, kept_over, limit_us):
             proved = state.measure(decisions, {})[0]
-            if proved.live_bytes <= state.room_bytes:
+            if proved.live_bytes <= state.available_bytes:
                 return proved
     return smallest
 
 
-def _relieved(state: RematState, best: Measured, rounds: int) -> tuple[Resided, Measured]:
+def _relieved(state: RematState, best: Measured, rounds: int) -> tuple[Residency, Measured]:
     """What is smallest of what choosing gap by gap comes to, and what it ends with."""
     smallest = best[0]  # one round may take more than that before
     worse = 0
     for _ in range(rounds):
-        resided, over = best
-        if resided.live_bytes <= state.room_bytes or state.again_too_long() or worse >= effort.GREEDY_PATIENCE:
+        residency, over = best
+        if residency.live_bytes <= state.available_bytes or state.again_too_long() or worse >= effort.GREEDY_PATIENCE:
             break
         if not (state.relieve(over) or state.forbid_at(int(np.argmax(over)))):
             break
-        state.sender.schedule()
+        state.offloader.schedule()
         best = state.measured()
         worse = 0 if best[0].live_bytes < smallest.live_bytes else worse + 1
         smallest = min(smallest, best[0], key=lambda found: found.live_bytes)
@@ -108,59 +110,59 @@ def _started(state: RematState, kept: Measured) -> Measured:
     """Where to go on from: as much at the host as its link can carry, and then the segments that cost least once
     they fit; where choosing gap by gap could cost less than that, nothing yet."""
     if state.means.offload > 0:
-        state.sender.send_away(kept[1], state.means.offload, state.means.recompute)
+        state.offloader.send_away(kept[1], state.means.offload, state.means.recompute)
     sent = state.measured()
     if not state.means.recompute:
         return sent
-    found: list[tuple[float, Resided]] = []
+    found: list[tuple[float, Residency]] = []
     before = state.ledger.mark()
     peak, most_again_us = int(np.argmax(kept[1])), state.most_again_us
     for part in (*effort.SEGMENT_SHARES, 0.0):
         if part:
-            cut_into_segments(state.ledger, peak, int(part * state.room_bytes))
-            state.sender.schedule()
+            cut_into_segments(state.ledger, peak, int(part * state.available_bytes))
+            state.offloader.schedule()
         best = _relieved(state, state.measured(), effort.SEGMENT_ROUNDS if part else effort.GREEDY_ROUNDS)[1]
-        if best[0].live_bytes <= state.room_bytes:
-            resided, _ = _keep_again(state, best)
-            found.append((state.costs_us(), resided))
+        if best[0].live_bytes <= state.available_bytes:
+            residency, _ = _keep_after_all(state, best)
+            found.append((state.costs_us(), residency))
             state.most_again_us = min(state.most_again_us, effort.RECOMPUTE_OVERSHOOT * state.costs_us())
         elif not part and not found:
             return best
         state.ledger.undo(before)
-        state.sender.forced.clear()
+        state.offloader.forced.clear()
         state.forbidden.clear()
     state.most_again_us = most_again_us
     state.go_on(min(found, key=lambda found: found[0])[1])
     return state.measured()
 
 
-def _keep_again(state: RematState, best: Measured) -> Measured:
+def _keep_after_all(state: RematState, best: Measured) -> Measured:
     """Take decisions back, the most expensive first, where the books say that it fits without."""
     before = state.ledger.mark()
-    keep_again(state, best[1], max(1, effort.KEEP_WORK // len(state.runs)))
-    stay_after_all(state, best[1])
-    state.sender.schedule()
+    keep_after_all(state, best[1], max(1, effort.KEEP_WORK // len(state.runs)))
+    drop_offloads(state, best[1])
+    state.offloader.schedule()
     found = state.measure(state.ledger.decisions(), state.ledger.leaner)
-    if found[0].live_bytes > state.room_bytes:
+    if found[0].live_bytes > state.available_bytes:
         state.ledger.undo(before)
         return best
     state.ledger.measured()
     return found
 
 
-def _in_convoys(state: RematState, found: Found) -> Resided:
+def _with_coalesced_copies(state: RematState, found: Found) -> Residency:
     """What need not go to the host stays, and copies travel together, if that fits. That copies travel together is
     in the draft only: decisions are gone on from as they are."""
-    if not found.resided.decisions.offloads:
-        return found.resided
-    state.go_on(found.resided)
+    if not found.residency.decisions.offloads:
+        return found.residency
+    state.go_on(found.residency)
     _, over = state.measured()
-    stay_after_all(state, over)
+    drop_offloads(state, over)
     alone, over = state.measured()
-    if alone.live_bytes > state.room_bytes:
-        return found.resided
-    convoys(state.sender, state.ledger, over, state.room_bytes)
+    if alone.live_bytes > state.available_bytes:
+        return found.residency
+    coalesce_copies(state.offloader, state.ledger, over, state.available_bytes)
     together, _ = state.measured()
-    if together.live_bytes > state.room_bytes:
+    if together.live_bytes > state.available_bytes:
         return alone
     return replace(alone, draft=together.draft, live_bytes=together.live_bytes)

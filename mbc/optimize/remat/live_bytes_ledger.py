@@ -1,9 +1,10 @@
-"""The books of what is kept: for every value when it is made, read, made again, sent away and fetched back.
+"""The live-bytes ledger: for every value when it is computed, read, recomputed, offloaded and fetched, and the bytes
+that are live at each run.
 
-Positions are indices of runs. A value has one *stay* from where it is made and one from every position where it is
-made again or is back; a read belongs to the stay that started last, and a stay ends with its last read. Of what is done
-in place only runs themselves count, not repetitions, so that the books follow a decision within microseconds; how much
-is really taken is found by `rewrite` and `blocks`. What is entered is in `mbc.optimize.remat.undo_log`.
+Positions are indices of runs. A value has one *stay* from where it is computed and one from every position where it is
+recomputed or fetched; a read belongs to the stay that started last, and a stay ends with its last read. Of in-place
+operations only runs themselves count, not repetitions, so that a decision is entered within microseconds; the exact
+live bytes are found by `rewrite` and `blocks`. What is entered is in `mbc.optimize.remat.undo_log`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 
 from mbc.optimize import effort
 from mbc.optimize.remat.apply_decisions import Decisions, Offload, Recompute
-from mbc.optimize.remat.undo_log import Books, Leaner
+from mbc.optimize.remat.undo_log import Leaner, UndoLog
 
 NO_CHAIN: tuple[float, Sequence[int]] = (math.inf, ())
 
@@ -33,7 +34,7 @@ class Gap:
     before: int
 
 
-class Ledger(Books):
+class Ledger(UndoLog):
     """Mutable: decisions are entered one by one."""
 
     def decisions(self) -> Decisions:
@@ -41,7 +42,7 @@ class Ledger(Books):
         return Decisions(tuple(Recompute(b, p) for b, p in self.repeated()), tuple(Offload(*o) for o in offloads))
 
     def repeated(self) -> list[tuple[int, int]]:
-        """The values that are made again, each with the run before which it is, in the order of runs."""
+        """The values that are recomputed, each with the run before which it is, in the order of runs."""
         return [(b, p) for p, b in sorted([(p, b) for (_, p), outputs in self._again.items() for b in outputs])]
 
     def recomputed_us(self) -> NDArray[np.float64]:
@@ -83,8 +84,8 @@ class Ledger(Books):
         return Gap(buffer, max(reads[k - 1] if k else started, started), before)
 
     def gaps(self, position: int) -> list[tuple[int, int, float]]:
-        """The movable values that have a gap over a run, each with where that ends and what making it again before that
-        takes at least."""
+        """The movable values that have a gap over a run, each with where that ends and the least time of recomputing it
+        before that."""
         found: list[tuple[int, int, float]] = []
         for buffer in self.across(position):  # which is read behind, and made before
             reads, starts, made = self.reads[buffer], self.starts.get(buffer), self.made[buffer]
@@ -101,7 +102,7 @@ class Ledger(Books):
             elif key in self._again:
                 least_us = 0.0
             else:
-                least_us = self.again_us_of(made, before) if key in self._along else self._alone_us[made]
+                least_us = self.again_us_of(made, before) if key in self._fused_remat else self._alone_us[made]
             found.append((buffer, before, least_us))
         return found
 
@@ -109,8 +110,8 @@ class Ledger(Books):
         return self._can_again[self.made[buffer]]
 
     def chain(self, buffer: int, position: int) -> tuple[float, Sequence[int]]:
-        """What making a value again before a run takes: microseconds beyond what is made again anyway, and the values
-        that are. Infinite where it cannot be."""
+        """The recomputation chain of a value before a run: microseconds beyond what is recomputed anyway, and the
+        values of the chain. Infinite where there is none."""
         asked = buffer, position
         if asked not in self._chains:  # what is priced may be priced again, and is then entered
             self._chains[asked] = self._find_chain(buffer, position)
@@ -139,9 +140,9 @@ class Ledger(Books):
             later = self._next_again(wanted, position) if wanted != buffer else None
             if key in self._displaced:
                 total_us += self.displaced_us(run, position)
-            again_us = self.again_us_of(run, position, paid) if key in self._along else self._alone_us[run]
+            again_us = self.again_us_of(run, position, paid) if key in self._fused_remat else self._alone_us[run]
             total_us += again_us - (0.0 if later is None else self.again_us_of(run, later))
-            for source in self.moved_by(run, position) if key in self._along else self._moves[run]:
+            for source in self.moved_by(run, position) if key in self._fused_remat else self._moves[run]:
                 # Of most values nothing is listed; the rest of this is what `resident` says, too.
                 there = not self.starts.get(source) and self.reads[source][-1] >= position
                 if not there and not self.resident(source, position) and not self._can_fetch(source, position):
@@ -163,7 +164,8 @@ class Ledger(Books):
         return k < len(reads) and reads[k] < end and self.made[buffer] < position
 
     def recompute(self, buffer: int, position: int) -> None:
-        """Enter the chain that makes `buffer` again; what of it would be made again later is so now, and kept."""
+        """Enter the chain that recomputes `buffer`; those of it that would be recomputed later are recomputed now, and
+        kept."""
         _, chain = self.chain(buffer, position)
         for wanted in chain if self.offloads else ():
             for source in self.moved_by(self.made[wanted], position):
@@ -177,7 +179,7 @@ class Ledger(Books):
                 self._unrepeat(wanted, later)
 
     def repeat(self, buffer: int, position: int) -> None:
-        """Enter that a value is made again before a run, of what is there then."""
+        """Enter that a value is recomputed before a run, from what is live then."""
         run = self.made[buffer]
         outputs = self._again.get((run, position))
         if not outputs:
@@ -187,13 +189,13 @@ class Ledger(Books):
             self._enter_repeat(True, buffer, position)
 
     def offload(self, buffer: int, out: int, back: int) -> None:
-        """Enter, or move, the way of a value to the host and back."""
+        """Enter, or move, the offload of a value."""
         if buffer in self.offloads:
             self._enter_offload(False, buffer, self.offloads[buffer])
         self._enter_offload(True, buffer, (out, back))
 
     def stay(self, buffer: int) -> None:
-        """Take the way of a value to the host and back, back."""
+        """Undo the offload of a value."""
         self._enter_offload(False, buffer, self.offloads[buffer])
 
     def first_read(self, buffer: int, position: int) -> int:
@@ -209,11 +211,11 @@ class Ledger(Books):
         return max(self.made[buffer], reads[k - 1] if k else -1)
 
     def repeated_at(self, position: int) -> list[int]:
-        """The values that are made again just before a run."""
+        """The values that are recomputed just before a run."""
         return sorted(b for (_, at), outputs in self._again.items() if at == position for b in outputs)
 
     def taken_by(self, buffer: int) -> int:
-        """Bytes that making the value takes while it is made."""
+        """Bytes that computing the value takes while it runs."""
         run = self.runs[self.made[buffer]]
         return sum(self.size_bytes[b] for b in {*run.reads, *run.writes})
 
@@ -221,16 +223,16 @@ class Ledger(Books):
         return buffer in self._again.get((self.made[buffer], position), ())
 
     def absent(self, buffer: int, position: int) -> tuple[int, int]:
-        """The runs [start, stop) over which a value is not there that is made again at a position."""
+        """The runs [start, stop) over which a value that is recomputed at a position is not live."""
         stay = bisect_right(self.starts[buffer], position) - 1
         return self._stay(buffer, stay)[1], position
 
     def drop(self, buffer: int, position: int) -> None:
-        """Take a repetition back."""
+        """Undo a repetition."""
         self._unrepeat(buffer, position)
 
     def _can_fetch(self, buffer: int, position: int) -> bool:
-        """Whether the value is on the host then, to be back later: it could be back earlier."""
+        """Whether the value is offloaded then and fetched later: it could be fetched earlier."""
         if buffer not in self.offloads:
             return False
         out, back = self.offloads[buffer]
@@ -239,7 +241,7 @@ class Ledger(Books):
         return out <= position < back and starts[s] == back and self.first_read(buffer, position) >= back
 
     def _next_again(self, buffer: int, position: int) -> int | None:
-        """The next position after this one at which the value is made again, if that comes before it is back."""
+        """The next position after this one at which the value is recomputed, if that comes before it is fetched."""
         starts = self.starts.get(buffer)
         s = bisect_right(starts, position) if starts else 0
         if starts and s < len(starts) and buffer in self._again.get((self.made[buffer], starts[s]), ()):
@@ -258,7 +260,7 @@ class Ledger(Books):
                 continue
             for source in self.moved_by(run, position):
                 self._enter_read(False, source, position)
-                # A value that was made again for this repetition only.
+                # A value that was recomputed for this repetition only.
                 if self.repeats(source, position) and not self._used(source, position):
                     pending.append(source)
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbc.optimize import effort
-from mbc.optimize.remat.state import RematState, Resided
+from mbc.optimize.remat.state import RematState, Residency
 
 Again = tuple[int, int]  # a value, and the run before which it is made again
 
@@ -25,7 +25,7 @@ Again = tuple[int, int]  # a value, and the run before which it is made again
 class Found:
     """Decisions as they were measured. `over`: by how much each run exceeds the room; `costs_us`: what they cost."""
 
-    resided: Resided
+    residency: Residency
     over: NDArray[np.int64]
     costs_us: float
 
@@ -38,7 +38,7 @@ def improve(state: RematState, best: Found, rounds: int) -> Found:
     draw = random.Random(0)
     ledger = state.ledger
     least_us = best.costs_us
-    known, known_forced = ledger.mark(), frozenset(state.sender.forced)  # as `best` was measured
+    known, known_forced = ledger.mark(), frozenset(state.offloader.forced)  # as `best` was measured
     unmeasured, most_unmeasured = 0, effort.MEASURE_AFTER
 
     def settle() -> None:
@@ -47,30 +47,30 @@ def improve(state: RematState, best: Found, rounds: int) -> Found:
         unmeasured = 0
         if found.over.max() <= 0 and found.costs_us < best.costs_us:
             best = found
-            known, known_forced = ledger.mark(), frozenset(state.sender.forced)
+            known, known_forced = ledger.mark(), frozenset(state.offloader.forced)
             most_unmeasured = min(2 * most_unmeasured, effort.MEASURE_AFTER)
         else:  # the books are further off than that
             ledger.undo(known)
             ledger.measured()
-            state.sender.forced = set(known_forced)
+            state.offloader.forced = set(known_forced)
             most_unmeasured = max(1, most_unmeasured // 2)
         least_us = best.costs_us
 
     for _ in range(rounds):
         start = ledger.mark()
-        forced = frozenset(state.sender.forced)
+        forced = frozenset(state.offloader.forced)
         if not _take_back(state, draw):
             break
         state.most_again_us = least_us
         _relieve(state, best.over, draw)
         if _fits(state, best.over):
-            keep_again(state, best.over, len(state.runs))
+            keep_after_all(state, best.over, len(state.runs))
         if _fits(state, best.over) and state.costs_us() < least_us - effort.IMPROVEMENT_US:
             least_us = state.costs_us()
             unmeasured += 1
         else:
             ledger.undo(start)
-            state.sender.forced = set(forced)
+            state.offloader.forced = set(forced)
         if unmeasured >= most_unmeasured:
             settle()
     if unmeasured:
@@ -94,11 +94,11 @@ def squeeze(state: RematState, smallest: Found, rounds: int) -> Found:
         found = _settled(state)
         over, unmeasured = found.over, 0
         lacking = _lacking(state, over)
-        smallest = min(smallest, found, key=lambda found: found.resided.live_bytes)
+        smallest = min(smallest, found, key=lambda found: found.residency.live_bytes)
 
     for _ in range(rounds):
         start = ledger.mark()
-        forced = frozenset(state.sender.forced)
+        forced = frozenset(state.offloader.forced)
         again = state.ledger.repeated()
         if not again:
             break
@@ -111,7 +111,7 @@ def squeeze(state: RematState, smallest: Found, rounds: int) -> Found:
             unmeasured += 1
         else:
             ledger.undo(start)
-            state.sender.forced = set(forced)
+            state.offloader.forced = set(forced)
         if unmeasured >= effort.MEASURE_AFTER or (unmeasured and not lacking):
             settle()
             if not lacking:
@@ -132,9 +132,11 @@ def _relieve(state: RematState, over: NDArray[np.int64], draw: random.Random) ->
     priced = (*state.ledger.movable, *range(-len(state.runs), 0))
     noise = effort.PRICE_NOISE
     drawn, least, width = draw.random, 1 - noise, (1 + noise) - (1 - noise)
-    state.whims = {b: least + width * drawn() for b in priced}  # what uniform() is, in a third of the time
+    state.price_perturbations = {
+        b: least + width * drawn() for b in priced
+    }  # what uniform() is, in a third of the time
     state.relieve(over)
-    state.whims = {}
+    state.price_perturbations = {}
 
 
 def _nearest(again: Sequence[Again], position: int, count: int, draw: random.Random) -> list[Again]:
@@ -152,17 +154,17 @@ def _settled(state: RematState) -> Found:
     """The decisions as they are measured; where that does not fit, with a little more room made."""
     state.most_again_us = math.inf
     for _ in range(effort.SETTLE_ROUNDS):
-        state.sender.schedule()
-        resided, over = state.measured()
+        state.offloader.schedule()
+        residency, over = state.measured()
         if over.max() <= 0:
             break
         state.relieve(over)
     else:
-        resided, over = state.measured()
-    return Found(resided, over, state.costs_us())
+        residency, over = state.measured()
+    return Found(residency, over, state.costs_us())
 
 
-def keep_again(state: RematState, over: NDArray[np.int64], most: int) -> None:
+def keep_after_all(state: RematState, over: NDArray[np.int64], most: int) -> None:
     """Keep after all, by the books, of what takes longest to make again and so many what fits."""
     ledger = state.ledger
     order = sorted([(-ledger.again_us_of(ledger.made[b], before), before, b) for b, before in ledger.repeated()])
@@ -186,10 +188,10 @@ def keep_again(state: RematState, over: NDArray[np.int64], most: int) -> None:
             ledger.undo(start)
 
 
-def stay_after_all(state: RematState, over: NDArray[np.int64]) -> None:
+def drop_offloads(state: RematState, over: NDArray[np.int64]) -> None:
     """Leave in the arena, by the books, what went to the host without need, the smallest first."""
     ledger = state.ledger
-    for buffer in sorted(state.sender.unhurried(), key=lambda b: (ledger.size_bytes[b], b)):
+    for buffer in sorted(state.offloader.unhurried(), key=lambda b: (ledger.size_bytes[b], b)):
         start = ledger.mark()
         ledger.stay(buffer)
         if not _fits(state, over):
@@ -204,7 +206,7 @@ def _take_back(state: RematState, draw: random.Random) -> bool:
     """Take some decisions back: anywhere, or before runs near each other. Whether there was any."""
     ledger = state.ledger
     again = state.ledger.repeated()
-    sent = sorted(state.sender.forced)
+    sent = sorted(state.offloader.forced)
     leaner = sorted(ledger.leaner)
     if not again and not sent and not leaner:
         return False
@@ -217,14 +219,14 @@ def _take_back(state: RematState, draw: random.Random) -> bool:
     else:
         chosen = draw.sample(again, min(count, len(again)))
     _drop(state, chosen)
-    unhurried = state.sender.unhurried()
+    unhurried = state.offloader.unhurried()
     if unhurried and draw.random() < effort.SWAP_OFFLOAD_SHARE:
         # Others may be worth more of the link.
         stays = draw.sample(unhurried, min(len(unhurried), draw.choice(effort.NEIGHBOURHOOD_SIZES[:2])))
         for buffer in stays:
             ledger.stay(buffer)
-        state.sender.send((*draw.sample([b for b, _ in chosen], len(chosen)), *stays))
+        state.offloader.send((*draw.sample([b for b, _ in chosen], len(chosen)), *stays))
     for buffer in draw.sample(sent, min(draw.randrange(count + 1), len(sent))):
-        state.sender.forced.discard(buffer)
+        state.offloader.forced.discard(buffer)
         ledger.stay(buffer)
     return True

@@ -1,7 +1,7 @@
-"""Send values to the host over the run that takes most, and say when their copies start.
+"""Offloads values to the host over the peak, and schedules their copies.
 
 A link carries one copy in each direction at a time. So what goes out has to be out before the peak, and what comes back
-starts after it; what has time for both costs nothing, and kernels wait for the rest.
+starts after it; where there is time for both the offload costs nothing, and kernels wait for the rest.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from mbc.optimize.schedule.regions import Run
 from mbc.plan.model import Copy, Stream
 
 
-class Sender:
-    """The copies of one program. `peak`: the run over which values are away; `sent`: the part of what was too much
-    there that is; `forced`: values on the host that kernels wait for."""
+class Offloader:
+    """The copies of one program. `peak`: the run over which values are offloaded; `sent`: the offloaded share of the
+    excess there; `forced`: offloaded values that kernels wait for."""
 
     def __init__(self, draft: Draft, link: HostLink, runs: Sequence[Run], ledger: Ledger, host_bytes: int) -> None:
         self._runs = runs
         self._ledger = ledger
         self._host_bytes = host_bytes
         self._times_us = np.array([run.time_us for run in runs] + [0.0])
-        # Out before the peak and back after it, the directions are in each other's way only where states go, too.
+        # Out before the peak and back after it, the two directions overlap only where states are offloaded, too.
         busy_both = any(isinstance(launch.work, Copy) for launch in draft.train.launches)
         sizes = {b: ledger.size_bytes[b] for b in ledger.movable}
         self._out_us = {b: link.copy_us(size, Stream.TO_HOST, busy_both) for b, size in sizes.items()}
@@ -40,8 +40,8 @@ class Sender:
         self.forced: set[int] = set()
 
     def send_away(self, over: NDArray[np.int64], part: float, recompute: bool) -> None:
-        """Offload while nothing has to wait for it, until this part of what the worst run exceeds the room by is away,
-        or the link is full. `recompute`: what is slowest to make again goes first."""
+        """Offload while nothing has to wait for it, until this share of the worst run's excess is offloaded, or the
+        link is full. `recompute`: values that are slowest to recompute go first."""
         starts_us = self.starts_us()
         peak = self.peak = int(np.argmax(over))
         needed = wanted = int(over[peak] * part)
@@ -72,7 +72,7 @@ class Sender:
         self.schedule()
 
     def send(self, buffers: Sequence[int]) -> None:
-        """Send more values to the host over the peak, those that nothing has to wait for."""
+        """Offload more values over the peak, those that nothing has to wait for."""
         ledger = self._ledger
         starts_us = self.starts_us()
         queues = self._queues(starts_us)
@@ -143,7 +143,7 @@ class Sender:
         return self._out_us[buffer] + self._back_us[buffer]
 
     def starts_us(self) -> NDArray[np.float64]:
-        """When the launches at each run start, what is made again before it included."""
+        """When the launches at each run start, recomputations before it included."""
         spent = self._times_us + self._ledger.recomputed_us()
         return np.concatenate(([0.0], np.cumsum(spent)[:-1]))
 

@@ -1,4 +1,4 @@
-"""States that lie in host memory between steps: they are in the arena for their update only.
+"""Optimizer states offloaded to host memory between steps: they are in the arena for their update only.
 
 A state of the optimizer is read and written once a step. It is fetched some time before its update, and its
 next version has some time to leave; both cost nothing but bandwidth while other work covers them.
@@ -39,7 +39,7 @@ def persistent_bytes(draft: Draft) -> int:
     return sum(aligned(buffer.size_bytes) for buffer in kept if buffer.space is Space.ARENA)
 
 
-def states_of(graph: TrainingGraph, draft: Draft, wanted_bytes: int, host_bytes: int) -> tuple[int, ...]:
+def states_to_offload(graph: TrainingGraph, draft: Draft, wanted_bytes: int, host_bytes: int) -> tuple[int, ...]:
     """The largest of the movable states, until they are so many bytes, or all that the host memory holds."""
     chosen: list[int] = []
     for state in sorted(movable_states(graph, draft), key=lambda b: (-draft.buffers[b].size_bytes, b)):
@@ -51,7 +51,7 @@ def states_of(graph: TrainingGraph, draft: Draft, wanted_bytes: int, host_bytes:
     return tuple(sorted(chosen))
 
 
-def at_host(graph: TrainingGraph, draft: Draft, states: Collection[int], link: HostLink, lead: float) -> Draft:
+def offload_states(graph: TrainingGraph, draft: Draft, states: Collection[int], link: HostLink, lead: float) -> Draft:
     """The draft with these persistent buffers in host memory, each fetched for its uses and, where a program makes
     its next version, sent back.
 

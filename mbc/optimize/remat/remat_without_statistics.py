@@ -1,9 +1,8 @@
-"""How runs are repeated that leave batch statistics beside what they make: by the same product alone.
+"""Recomputes a convolution with statistics in its epilogue by the same convolution without them.
 
-Without statistics the product takes less, and gives the same bits where the same source makes both
-(`mbc.kernels.cuda.bare`). Statistics, which are small, are then kept whatever the room is
-(`mbc.optimize.remat.undo_log`): made again with the product they would seem to cost nothing, and take the launch that
-makes both.
+Without statistics the convolution takes less, and gives the same bits where both are built from the same source
+(`mbc.kernels.cuda.bare`). Statistics, which are small, are always kept (`mbc.optimize.remat.undo_log`): recomputed with
+the convolution they would seem to cost nothing, and force the launch that computes both.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from mbc.optimize.schedule.regions import Run
 from mbc.plan.model import Kernel, Launch
 
 
-def repeated_bare(
+def repeated_without_statistics(
     table: CandidateTable, draft: Draft, runs: Sequence[Run], program: Sequence[Operation]
 ) -> tuple[Run, ...]:
     """The runs of a training program, with the launch that repeats each where another one is faster. `program`: the

@@ -17,9 +17,9 @@ from mbc.hardware.transfers import HostLink
 from mbc.ir.graph import Operation, TrainingGraph
 from mbc.optimize import effort
 from mbc.optimize.remat.apply_decisions import Decisions, rewrite
-from mbc.optimize.remat.fused_remat import AlongRuns
+from mbc.optimize.remat.fused_remat import FusedRematRuns
 from mbc.optimize.remat.live_bytes_ledger import Gap, Ledger
-from mbc.optimize.remat.offload import Sender
+from mbc.optimize.remat.offload import Offloader
 from mbc.optimize.remat.optimizer_offload import persistent_bytes
 from mbc.optimize.remat.undo_log import Leaner
 from mbc.optimize.schedule.depth_first_micro_batches import Division
@@ -48,7 +48,7 @@ class Means:
 
 
 @dataclass(frozen=True, slots=True)
-class Resided:
+class Residency:
     """`live_bytes`: most bytes alive at once in the training program, runs of `leaner` with less workspace than in
     `draft`, which take `leaner_us` longer for it. `draft` has its final aliases. `sent`: the part of what was too much
     that goes to the host, over run `peak`; kernels wait for that of `forced`."""
@@ -63,13 +63,13 @@ class Resided:
     leaner_us: float = 0.0
 
 
-Measured = tuple[Resided, NDArray[np.int64]]
+Measured = tuple[Residency, NDArray[np.int64]]
 Points = Mapping[tuple[str, ...], Sequence[tuple[int, float]]]
 
 
 class RematState:
-    """What is decided of one draft, in its ledger and its sender, and the steps by which it changes: gap by gap where
-    room is lacking. Mutable. `runs`: of the training program."""
+    """What is decided of one draft, in its ledger and its offloader, and the steps by which it changes: gap by gap
+    where room is lacking. Mutable. `runs`: of the training program."""
 
     def __init__(
         self,
@@ -77,26 +77,26 @@ class RematState:
         draft: Draft,
         link: HostLink,
         means: Means,
-        room_bytes: int,
+        available_bytes: int,
         known_us: float,
         groups: Sequence[Operation],
         points: Points,
-        along: AlongRuns,
+        fused_remat: FusedRematRuns,
         runs: Sequence[Run],
     ) -> None:
         self._works = works_in_place(graph, groups)
         self.draft = taken_over(draft, draft.infer, self._works)  # which nothing here changes
         self._link = link
         self.means = means
-        self.room_bytes = room_bytes
+        self.available_bytes = available_bytes
         self.runs = runs
-        self.small_bytes = int(room_bytes * effort.ALWAYS_KEPT_SHARE)
+        self.small_bytes = int(available_bytes * effort.ALWAYS_KEPT_SHARE)
         self._in_place = tuple(in_place(draft, self.runs, self._works))
-        self.along = along
+        self.along = fused_remat
         self.ledger = Ledger(draft, self.runs, self.small_bytes, self._in_place, self.along)
         self._persistent_bytes = persistent_bytes(draft)
-        self.sender = Sender(draft, link, self.runs, self.ledger, means.host_bytes)
-        self.whims: dict[int, float] = {}  # by what the price of a value counts more
+        self.offloader = Offloader(draft, link, self.runs, self.ledger, means.host_bytes)
+        self.price_perturbations: dict[int, float] = {}  # by what the price of a value counts more
         launches = draft.train.launches
         self._points = [points.get(launches[run.start].operations, ()) for run in self.runs]
         self.forbidden: set[tuple[int, int]] = set()  # values that are not to be made again before a run
@@ -105,7 +105,7 @@ class RematState:
             effort.MAX_RECOMPUTED_STEPS * step_us, effort.RECOMPUTE_OVERSHOOT * (known_us - step_us)
         )
 
-    def go_on(self, start: Resided) -> None:
+    def go_on(self, start: Residency) -> None:
         self.ledger.undo(self.ledger.empty)
         for offload in start.decisions.offloads:
             self.ledger.offload(offload.buffer, offload.out, offload.back)
@@ -113,7 +113,7 @@ class RematState:
             self.ledger.repeat(recompute.buffer, recompute.before)
         for run, how in start.leaner:
             self.ledger.lean(run, how)
-        self.sender.sent, self.sender.peak, self.sender.forced = start.sent, start.peak, set(start.forced)
+        self.offloader.sent, self.offloader.peak, self.offloader.forced = start.sent, start.peak, set(start.forced)
 
     def again_too_long(self) -> bool:
         return self.ledger.again_us > self.most_again_us
@@ -121,7 +121,9 @@ class RematState:
     def costs_us(self) -> float:
         """What is made again, less workspace, and copies that kernels wait for."""
         ledger = self.ledger
-        return ledger.again_us + ledger.leaner_us() + sum(map(self.sender.both_ways_us, sorted(self.sender.forced)))
+        return (
+            ledger.again_us + ledger.leaner_us() + sum(map(self.offloader.both_ways_us, sorted(self.offloader.forced)))
+        )
 
     # What is taken
 
@@ -138,16 +140,16 @@ class RematState:
         if leaner:
             less = {self._operations(run): how.less_bytes for run, how in leaner.items()}
             live -= np.array([less.get(launch.operations, 0) for launch in draft.train.launches])
-        over = np.full(len(self.runs) + 1, -self.room_bytes, np.int64)
-        np.maximum.at(over, np.array(rewritten.position), live - self.room_bytes)
-        sender = self.sender
-        return Resided(
+        over = np.full(len(self.runs) + 1, -self.available_bytes, np.int64)
+        np.maximum.at(over, np.array(rewritten.position), live - self.available_bytes)
+        offloader = self.offloader
+        return Residency(
             draft,
             decisions,
             int(live.max()),
-            sender.sent,
-            sender.peak,
-            frozenset(sender.forced),
+            offloader.sent,
+            offloader.peak,
+            frozenset(offloader.forced),
             tuple(sorted(leaner.items())),
             self.ledger.leaner_us() if leaner else 0.0,
         ), over
@@ -209,7 +211,9 @@ class RematState:
             return False
         workspace_bytes, time_us = max(fitting)
         more_us = max(0.0, time_us - self.runs[position].time_us)
-        if (more_us - known.more_us) * ledger.times(position) * self.whims.get(-1 - position, 1.0) > most_us:
+        if (more_us - known.more_us) * ledger.times(position) * self.price_perturbations.get(
+            -1 - position, 1.0
+        ) > most_us:
             return False
         ledger.lean(position, Leaner(all_bytes - workspace_bytes, more_us))
         return True
@@ -232,21 +236,21 @@ class RematState:
     def _least_prices(self, position: int) -> list[tuple[float, int, int]]:
         """The gaps over a run, as a price no more than `_price`, the value and where the gap ends."""
         found: list[tuple[float, int, int]] = []
-        whims, sizes = self.whims, self.ledger.size_bytes
+        price_perturbations, sizes = self.price_perturbations, self.ledger.size_bytes
         for buffer, before, time_us in self.ledger.gaps(position):
             if self.means.offload > 0:
                 time_us = min(time_us, self._copies_us(buffer))
-            found.append((time_us * whims.get(buffer, 1.0) / sizes[buffer], buffer, before))
+            found.append((time_us * price_perturbations.get(buffer, 1.0) / sizes[buffer], buffer, before))
         return found
 
     def _a_byte(self, buffer: int, time_us: float) -> float:
-        return time_us * self.whims.get(buffer, 1.0) / self.ledger.size_bytes[buffer]
+        return time_us * self.price_perturbations.get(buffer, 1.0) / self.ledger.size_bytes[buffer]
 
     def _apply(self, gap: Gap) -> None:
         if self._recompute_us(gap) <= self._forced_us(gap):
             self.ledger.recompute(gap.buffer, gap.before)
         else:
-            self.sender.forced.add(gap.buffer)
+            self.offloader.forced.add(gap.buffer)
             self.ledger.offload(gap.buffer, gap.after + 1, gap.before)
 
     def _recompute_us(self, gap: Gap) -> float:
@@ -257,7 +261,7 @@ class RematState:
     def _forced_us(self, gap: Gap) -> float:
         """What an offload costs where kernels wait for it. A short copy is none, but where nothing else is left."""
         copies_us = self._copies_us(gap.buffer)
-        if not self.sender.worth_sending(gap.buffer) and self._recompute_us(gap) < math.inf:
+        if not self.offloader.worth_sending(gap.buffer) and self._recompute_us(gap) < math.inf:
             return math.inf
         return copies_us
 
@@ -268,4 +272,4 @@ class RematState:
             return math.inf
         if ledger.sent_bytes + ledger.size_bytes[buffer] > self.means.host_bytes:
             return math.inf
-        return self.sender.both_ways_us(buffer)
+        return self.offloader.both_ways_us(buffer)

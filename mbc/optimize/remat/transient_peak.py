@@ -1,4 +1,5 @@
-"""Bytes that are taken just before a run only, while values are made again there one after another."""
+"""The transient peak: bytes that are live just before a run only, while values are recomputed there one after
+another."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from collections.abc import Collection, Sequence
 from mbc.optimize.schedule.regions import Run
 
 
-def passing_bytes(
+def transient_bytes(
     again: Sequence[int],
     runs: Sequence[Run],
     sizes: Sequence[int],
@@ -15,13 +16,14 @@ def passing_bytes(
     before: int,
     staying: Collection[int],
 ) -> int:
-    """By how much more is taken while the runs of `again` are repeated, in this order, than by run `before` itself.
+    """By how many bytes the peak, while the runs of `again` are repeated in this order, exceeds that of run `before`
+    itself.
 
-    `sizes`: bytes by value; `scratch_bytes`: workspace by run; `staying`: values that are made again and there for run
-    `before` or later. The others are gone when they were read last.
+    `sizes`: bytes by value; `scratch_bytes`: workspace by run; `staying`: recomputed values that stay live for run
+    `before` or later. The others are freed after their last read.
     """
     last = {b: i for i, run in enumerate(again) for b in runs[run].reads} if len(again) > 1 else {}
-    # Beside what is there for the run: its own outputs and workspace, and what will stay, are still to come.
+    # On top of what is live for the run: its own outputs and workspace, and what will stay, are still to come.
     level = -sum([sizes[b] for b in runs[before].writes]) - scratch_bytes[before]
     level -= sum([sizes[b] for b in staying])
     gone = [0] * len(again)

@@ -1,8 +1,9 @@
-"""Entries of what is made again, read, sent away and run with less workspace, and the bytes that they take.
+"""The undo log of decisions (recomputations, reads, offloads, smaller workspaces), and the live bytes that they lead
+to.
 
-Every entry can be taken back in the order in which it was made, within microseconds: a round of improving makes a
-hundred, and most rounds are taken back. What a run writes over counts as one value where nobody needs it any more; what
-exists between repetitions only is counted where they are (`mbc.optimize.remat.transient_peak`).
+Every entry can be taken back in the order in which it was made, within microseconds: a round of local search makes a
+hundred, and most rounds are undone. An operand that a run overwrites counts as one value where nothing needs it any
+more; what exists between repetitions only is counted where they are (`mbc.optimize.remat.transient_peak`).
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mbc.optimize.remat.fused_remat import AlongRuns
-from mbc.optimize.remat.transient_peak import passing_bytes
+from mbc.optimize.remat.fused_remat import FusedRematRuns
+from mbc.optimize.remat.transient_peak import transient_bytes
 from mbc.optimize.schedule.emit_launches import Draft
 from mbc.optimize.schedule.regions import Run
 from mbc.plan.model import Space, aligned
@@ -32,18 +33,20 @@ class Leaner:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """The books at a moment: so many entries, and what is copied faster than it is taken back entry by entry."""
+    """A point of the log to return to: the number of entries, and what is restored faster by a copy than entry by
+    entry."""
 
     entries: int
     taken_bytes: NDArray[np.int64]
     spans: NDArray[np.int64]
-    passing_bytes: dict[int, int]
+    transient_bytes: dict[int, int]
     changed: frozenset[int]
 
 
-class Books:
-    """Mutable. `small_bytes`: values up to that size are always kept. `in_place`: runs and the values that they write
-    over if nobody needs them any more. `along`: repetitions that cost less than their run."""
+class UndoLog:
+    """Mutable. `small_bytes`: values up to that size are always kept. `in_place`: runs and the values that they
+    overwrite if nothing needs them any more. `fused_remat`: fused rematerializations, which cost less than their
+    run."""
 
     def __init__(
         self,
@@ -51,12 +54,12 @@ class Books:
         runs: Sequence[Run],
         small_bytes: int,
         in_place: Collection[tuple[int, int]] = (),
-        along: AlongRuns | None = None,
+        fused_remat: FusedRematRuns | None = None,
     ) -> None:
         self.runs = runs
-        self._along = along or {}
+        self._fused_remat = fused_remat or {}
         self._displaced: dict[tuple[int, int], list[tuple[int, int]]] = {}  # by a repetition: what it changes
-        for key, run in self._along.items():
+        for key, run in self._fused_remat.items():
             for other in run.matters:
                 self._displaced.setdefault(other, []).append(key)
         self.size_bytes = [aligned(b.size_bytes) if b.space is Space.ARENA else 0 for b in draft.buffers]
@@ -80,7 +83,7 @@ class Books:
                 alias = draft.buffers[buffer].alias
                 if alias is not None:
                     self._valid_until[alias] = i
-        left_out = (b for run in runs for b in run.writes if b not in run.made_again)  # of what is made again
+        left_out = (b for run in runs for b in run.writes if b not in run.made_again)  # of what is recomputed
         fixed = frozenset((*draft.persistent, *draft.train.exit, *self._valid_until, *left_out))
         self.movable = [
             b
@@ -99,7 +102,7 @@ class Books:
         self._taken_bytes: NDArray[np.int64] = np.zeros(len(runs) + 1, np.int64)  # more at each run than at first
         self._measured_bytes = self._taken_bytes.copy()  # the same when it was measured last
         self._runs_again: dict[int, set[int]] = {}  # position -> runs
-        self._passing_bytes: dict[int, int] = {}  # by position, as they are counted
+        self._transient_bytes: dict[int, int] = {}  # by position, as they are counted
         self._changed: set[int] = set()  # positions at which they may be others by now
         self.leaner: dict[int, Leaner] = {}  # by run
         for buffer in self.movable:
@@ -110,42 +113,42 @@ class Books:
     def delta_bytes(self) -> NDArray[np.int64]:
         """What more is taken at each run than when it was measured last."""
         for position in tuple(self._changed):
-            self._count_passing(position)
+            self._count_transient(position)
         return self._taken_bytes - self._measured_bytes
 
     def delta_at(self, position: int) -> int:
         """The same at one run; what exists between repetitions at others is left to be counted when it is asked for."""
         if position in self._changed:
-            self._count_passing(position)
+            self._count_transient(position)
         return int(self._taken_bytes[position]) - int(self._measured_bytes[position])
 
     def measured(self) -> None:
         """What is taken at each run has been measured with all that is entered."""
         for position in tuple(self._changed):
-            self._count_passing(position)
+            self._count_transient(position)
         self._measured_bytes = self._taken_bytes.copy()
 
     def again_us_of(self, run: int, position: int, beside: Collection[tuple[int, int]] = ()) -> float:
-        """Microseconds of a run just before another, or along with what stands there. `beside`: other repetitions that
-        there will be."""
-        along = self._along.get((run, position))
-        found = along.beside(self._again, beside) if along else None
+        """Microseconds of repeating a run just before another, or fused with the launch there. `beside`: other
+        repetitions that there will be."""
+        fused_remat = self._fused_remat.get((run, position))
+        found = fused_remat.beside(self._again, beside) if fused_remat else None
         return found.more_us if found else self._alone_us[run]
 
     def moved_by(self, run: int, position: int) -> Sequence[int]:
-        """The movable values that have to be there where a run is repeated just before another, or along with what
-        stands there."""
-        along = self._along.get((run, position))
-        return [b for b in self._moves[run] if b not in along.spared] if along else self._moves[run]
+        """The movable values that have to be live where a run is repeated just before another, or fused with the launch
+        there."""
+        fused_remat = self._fused_remat.get((run, position))
+        return [b for b in self._moves[run] if b not in fused_remat.spared] if fused_remat else self._moves[run]
 
     def _readable(self, run: int, position: int) -> bool:
         """Whether nothing that a run reads where it is repeated has been written over by then."""
-        along = self._along.get((run, position))
-        spared = along.spared if along else ()
+        fused_remat = self._fused_remat.get((run, position))
+        spared = fused_remat.spared if fused_remat else ()
         return all(self._valid_until.get(b, position) >= position or b in spared for b in self.runs[run].reads)
 
     def displaced_us(self, run: int, position: int) -> float:
-        """What others that are made again along take more beside a run just before another."""
+        """Additional time of other fused rematerializations where a run is repeated just before another."""
         key = run, position
         if key not in self._displaced:
             return 0.0
@@ -171,12 +174,12 @@ class Books:
         return self._scratch_bytes[run]
 
     def mark(self) -> Mark:
-        """For `undo`: the books as they are now."""
-        copies = self._taken_bytes.copy(), self._spans.copy(), self._passing_bytes.copy(), frozenset(self._changed)
+        """For `undo`: the state of the log now."""
+        copies = self._taken_bytes.copy(), self._spans.copy(), self._transient_bytes.copy(), frozenset(self._changed)
         return Mark(len(self._journal), *copies)
 
     def undo(self, mark: Mark) -> None:
-        """Take back everything that was entered since."""
+        """Undo every entry since."""
         journal = self._journal
         self._chains.clear()
         while len(journal) > mark.entries:
@@ -184,7 +187,7 @@ class Books:
             take_back(*entry)
         self._taken_bytes[:] = mark.taken_bytes
         self._spans[:] = mark.spans
-        self._passing_bytes = mark.passing_bytes.copy()
+        self._transient_bytes = mark.transient_bytes.copy()
         self._changed = set(mark.changed)
 
     # Entries, and what the journal takes them back with.
@@ -234,7 +237,7 @@ class Books:
     def _divide(
         self, sign: int, buffer: int, stay: int, whole: tuple[int, int], parts: tuple[tuple[int, int], tuple[int, int]]
     ) -> None:
-        """Count that one stay is two, over runs [start, stop), the second one from where the value is made again; -1:
+        """Count that one stay is two, over runs [start, stop), the second one from where the value is recomputed; -1:
         that these are one."""
         size_bytes = sign * self.size_bytes[buffer]
         (start, stop), (again, end) = parts
@@ -343,25 +346,25 @@ class Books:
         last = reads[k - 1] if k and reads[k - 1] > start else start
         stop = last + 1
         if stay and stop == start + 1 and buffer not in self.runs[start].reads:
-            return start, start  # a step on the way to something else, gone again before the run
+            return start, start  # an intermediate of a recomputation chain, freed before the run
         if not stay and buffer in self.offloads and self.offloads[buffer][0] > last:
             return start, max(stop, self.offloads[buffer][0])
         return start, stop - ((last, buffer) in self._in_place)
 
-    def _count_passing(self, position: int) -> None:
-        taken = self._passing_at(position)
-        self._taken_bytes[position] += taken - self._passing_bytes.pop(position, 0)
+    def _count_transient(self, position: int) -> None:
+        taken = self._transient_at(position)
+        self._taken_bytes[position] += taken - self._transient_bytes.pop(position, 0)
         if taken:
-            self._passing_bytes[position] = taken
+            self._transient_bytes[position] = taken
         self._changed.remove(position)
 
-    def _passing_at(self, position: int) -> int:
+    def _transient_at(self, position: int) -> int:
         again = self._runs_again.get(position)
         if not again:
             return 0
         made = [buffer for run in again for buffer in self._again[run, position]]
         staying = {b for b in made if self._stay(b, bisect_right(self.starts[b], position))[1] > position}
-        return passing_bytes(sorted(again), self.runs, self.size_bytes, self._scratch_bytes, position, staying)
+        return transient_bytes(sorted(again), self.runs, self.size_bytes, self._scratch_bytes, position, staying)
 
 
 def _scratch_bytes(draft: Draft, run: Run) -> int:

@@ -1,9 +1,9 @@
-"""Let kernels wait for copies, and copies for kernels, at as few kernels as possible.
+"""Coalesce waits: kernels wait for copies, and copies for kernels, at as few kernels as possible.
 
-A kernel at an end of a wait for a copy starts late (decision 020), and no later at the ends of several. So a copy that
-is in no hurry waits for a later kernel than it must, and a kernel waits earlier than it must for a copy that is over by
-then, where waits can share a kernel. That is to pierce intervals by as few points as possible: each that is about to
-end without one gets its last kernel, and so do all that are open then.
+A kernel at either end of a wait for a copy starts late (decision 020), and no later at the ends of several. So a copy
+that is in no hurry waits for a later kernel than it must, and a kernel waits earlier than it must for a copy that is
+over by then, where waits can share a kernel. That is to pierce intervals by as few points as possible: each that is
+about to end without one gets its last kernel, and so do all that are open then.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mbc.optimize.schedule.synchronise import essential
 from mbc.plan.model import Program, Stream
 
 
-def meet(program: Program, contention: Contention | None) -> tuple[Program, float]:
+def coalesce_waits(program: Program, contention: Contention | None) -> tuple[Program, float]:
     """The program with stronger waits where that is predicted to be faster, and its time in microseconds."""
     if contention is None or all(launch.stream not in COPIES for launch in program.launches):
         return program, simulate(program, contention=contention)

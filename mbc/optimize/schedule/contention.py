@@ -1,4 +1,5 @@
-"""What copies cost the kernels beside them, by the kind of each kernel, and kernels each other."""
+"""Contention: how much copies slow down concurrent kernels, by the kind of each kernel, and how much kernels of two
+streams slow down each other."""
 
 from __future__ import annotations
 
@@ -15,12 +16,12 @@ from mbc.plan.model import Buffer, Copy, Launch, Program, Stream
 
 # A kernel that takes over so many times as long as moving its bytes does not wait for memory.
 COMPUTING = 2.0
-# A kernel that reaches this share of what the GPU can do at most fills it: there is no room for another beside it. And
-# what a launch takes longer for waiting for another stream's kernel. Both as they predict six steps of ResNet-18 and 50
-# of batches 1 to 32 best, within 5 % (decision 019).
+# A kernel that reaches this share of what the GPU can do at most fills it: no other kernel runs concurrently. And the
+# cost of a wait for the other stream's kernel. Both as they predict six steps of ResNet-18 and 50 of batches 1 to 32
+# best, within 5 % (decision 019).
 FILLING = 0.6
 WAIT_US = 5.0
-# What a kernel that waits for a copy takes longer, and one that a copy waits for: as gaps between the kernels of three
+# Cost of a wait between a kernel and a copy, for a kernel at either end of it: as gaps between the kernels of three
 # steps of ResNet-50 show it, captured into graphs (decision 020).
 COPY_WAIT_US = 7.0
 _ALONE = Slowdown()
@@ -29,7 +30,7 @@ _ALONE = Slowdown()
 def contention(
     program: Program, graph: TrainingGraph, buffers: Sequence[Buffer], device: DeviceSpec
 ) -> Contention | None:
-    """How the launches of a program disturb each other on `device`; None where all run one after the other."""
+    """How the launches of a program slow down each other on `device`; None where all run serially."""
     if all(launch.stream is Stream.COMPUTE for launch in program.launches):
         return None
     link = device.host_link
@@ -53,7 +54,7 @@ def _fills(program: Program, graph: TrainingGraph, buffers: Sequence[Buffer], de
     if graph.precision is Precision.FP64:
         return (1.0,) * len(program.launches)  # which runs on no GPU
     bytes_per_us = device.copy_gb_s * 1e3
-    # Of its own kind of arithmetic: what multiplies whole words fills a GPU whose tensor cores would be faster.
+    # Of its own kind of arithmetic: FFMA kernels fill a GPU whose tensor cores would be faster.
     flops_per_us = peak_tflops(device, graph.precision) * 1e6
     operations = {op.name: op for op in (*graph.train, *graph.infer)}
     found: list[float] = []

@@ -1,4 +1,5 @@
-"""How long launches beside others go on, in launches of the others."""
+"""Liveness across two streams of kernels: until which launch of the main stream each launch of the concurrent stream
+may still run."""
 
 from __future__ import annotations
 
@@ -12,14 +13,14 @@ from mbc.optimize.schedule.synchronise import synchronise
 from mbc.plan.model import Buffer, Program, Stream
 
 
-def waiting_for_data(program: Program, buffers: Sequence[Buffer], owner: Sequence[int]) -> Program:
+def data_waits_only(program: Program, buffers: Sequence[Buffer], owner: Sequence[int]) -> Program:
     """With waits as if no byte were used twice."""
     starts = [0, *accumulate(buffer.size_bytes for buffer in buffers)]
     return replace(program, waits=synchronise(program, buffers, [starts[owner[i]] for i in range(len(buffers))]))
 
 
-def one_after_the_other(program: Program) -> Program:
-    """Without launches beside others, in the order in which they are listed."""
+def serial_program(program: Program) -> Program:
+    """All launches on one stream, in the order in which they are listed."""
     if all(launch.stream is not Stream.BESIDE for launch in program.launches):
         return program
     launches = (
@@ -29,8 +30,8 @@ def one_after_the_other(program: Program) -> Program:
     return replace(program, launches=tuple(launches))
 
 
-def lasting(program: Program, buffers: Sequence[Buffer], owner: Sequence[int]) -> Sequence[int]:
-    """For each launch the last one that runs at the same time: itself, but for launches beside others.
+def last_concurrent(program: Program, buffers: Sequence[Buffer], owner: Sequence[int]) -> Sequence[int]:
+    """For each launch the last one that runs at the same time: itself, except on the concurrent stream.
 
     Bytes that are taken again before that make streams wait for each other, which costs time and is right all the same.
     `owner`: for each buffer the one whose bytes it has.
@@ -39,7 +40,7 @@ def lasting(program: Program, buffers: Sequence[Buffer], owner: Sequence[int]) -
     found = list(range(len(launches)))
     if all(launch.stream is not Stream.BESIDE for launch in launches):
         return found
-    times = timeline(waiting_for_data(program, buffers, owner))
+    times = timeline(data_waits_only(program, buffers, owner))
     compute = [i for i, launch in enumerate(launches) if launch.stream is Stream.COMPUTE]
     starts_us = [times.starts_us[i] for i in compute]
     for i, launch in enumerate(launches):

@@ -1,11 +1,12 @@
-"""Strips: operations executed together, micro-batch by micro-batch, so that what one hands to the next exists for one
-micro-batch only.
+"""Depth-first execution in micro-batches, across layers: consecutive operations run together, one micro-batch after
+another, so that a value between two of them exists for one micro-batch only.
 
-The training program is cut where no large value is handed on; a stretch that hands large values on, all of whose runs
-work row by row or add up over rows, becomes a strip. A large value of the forward pass that only its strip reads there
-is not kept for the backward pass: the strips that need it make its micro-batch again first, by the same kernels on the
-same rows. A sum over rows, such as a batch norm's statistics, is complete after its strip only, so strips end there.
-Beside it stands TSPLIT (Nie et al., "TSPLIT: fine-grained GPU memory management", 2022), which splits single tensors.
+The training program is cut where no large value is live. A stretch with large values between its runs, all of which
+work row by row or reduce over rows, becomes a depth-first group. A large value of the forward pass that only its group
+reads there is not kept for the backward pass: the groups that need it recompute its micro-batch first, by the same
+kernels on the same rows. A reduction over rows, such as a batch norm's statistics, is complete only after its group, so
+groups end there. Related work: TSPLIT (Nie et al., "TSPLIT: fine-grained GPU memory management", 2022), which splits
+single tensors.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from mbc.plan.model import Access, Buffer, Copy, Kernel, Launch, Mode, Program, 
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """Values of more than `large_bytes` are to be handed on in micro-batches of `rows` rows. One that takes longer to
-    make than `again_us` for each of its bytes is kept as a whole for the backward pass."""
+    """Values of more than `large_bytes` exist in micro-batches of `rows` rows only. One that takes longer than
+    `again_us` per byte to recompute is kept as a whole for the backward pass."""
 
     large_bytes: int
     rows: int
@@ -36,9 +37,9 @@ class Division:
 
 
 @dataclass(frozen=True, slots=True)
-class _Strip:
-    """Runs [start, stop): those of `first` are launched before, those of `last` behind the strip. `again`: runs of the
-    forward pass whose micro-batches are made again."""
+class _Group:
+    """Runs [start, stop) that execute depth-first: those of `first` are launched before the group, those of `last`
+    after it. `again`: runs of the forward pass whose micro-batches are recomputed."""
 
     start: int
     stop: int
@@ -51,27 +52,28 @@ class _Strip:
 def divided_operations(
     table: CandidateTable, draft: Draft, operations: Sequence[Operation], division: Division
 ) -> Mapping[str, int]:
-    """Rows of a micro-batch by operation or group, of all that would be in strips. `draft` is one without any;
-    `operations`: what it launches."""
+    """Rows of a micro-batch by operation or group, of all that would be in depth-first groups. `draft` is one without
+    any; `operations`: what it launches."""
     names: dict[str, int] = {}
     for program in (draft.train, draft.infer):
         found = _Cutter(table, draft, program, operations, division, settled=False)
-        for strip in found.strips():
-            for run in (*strip.again, *strip.rows):
+        for group in found.groups():
+            for run in (*group.again, *group.rows):
                 launched = program.launches[found.runs[run].start].operations
                 if launched:  # a conversion is none
                     names[SEPARATOR.join(launched)] = division.rows
     return names
 
 
-def interleaved(table: CandidateTable, draft: Draft, operations: Sequence[Operation], division: Division) -> Draft:
-    """The draft with its strips, `draft` having those of `operations` that `divided_operations` names divided so."""
+def depth_first(table: CandidateTable, draft: Draft, operations: Sequence[Operation], division: Division) -> Draft:
+    """The draft executed depth-first, `draft` having those of `operations` that `divided_operations` names divided
+    so."""
     buffers = list(draft.buffers)
 
     def of(program: Program) -> Program:
         cutter = _Cutter(table, draft, program, operations, division, settled=True)
-        strips = cutter.strips()
-        return _Writer(table.graph, program, buffers, cutter.runs, division, cutter.given_up).write(strips)
+        groups = cutter.groups()
+        return _Writer(table.graph, program, buffers, cutter.runs, division, cutter.given_up).write(groups)
 
     train, infer = of(draft.train), of(draft.infer)
     # A buffer may take over the bytes of one with a lower number only: numbers follow the launches.
@@ -82,7 +84,7 @@ def interleaved(table: CandidateTable, draft: Draft, operations: Sequence[Operat
 
 
 class _Cutter:
-    """Finds the strips of a program. `settled`: only runs that are divided already can be in one."""
+    """Finds the depth-first groups of a program. `settled`: only runs that are divided already can be in one."""
 
     def __init__(
         self,
@@ -114,15 +116,15 @@ class _Cutter:
         self._middle = max(losses, default=len(self.runs))  # where the forward pass ends
         self._batched = [any(map(self._per_sample, (*run.reads, *run.writes))) for run in self.runs]
         self._by_rows = [self._is_by_rows(run, settled) for run in self.runs]
-        self.given_up: frozenset[int] = frozenset()  # values that backward strips make again
+        self.given_up: frozenset[int] = frozenset()  # values that backward groups recompute
 
-    def strips(self) -> tuple[_Strip, ...]:
+    def groups(self) -> tuple[_Group, ...]:
         stretches = self._stretches()
         inside = {i: number for number, stretch in enumerate(stretches) for i in range(stretch.start, stretch.stop)}
         dividing = {inside[self._made[b]] for b in self._large() if self._handed_on_inside(b, inside)}
         given_up = {b for b in self._large() if self._can_give_up(b, inside, dividing)}
         given_up -= {b for b in given_up if self._is_dear(b, given_up)}
-        # One that a strip cannot make again from what is there is kept after all.
+        # One that a group cannot recompute from live values is kept after all.
         while True:
             wanted = [self._wanted(stretch, given_up) for stretch in stretches]
             kept = {
@@ -135,16 +137,16 @@ class _Cutter:
                 break
             given_up -= kept
         self.given_up = frozenset(given_up)
-        strips: list[_Strip] = []
+        groups: list[_Group] = []
         for number, stretch in enumerate(stretches):
             again = self._chain(wanted[number], given_up, stretch)
             assert again is not None, "each value can be made again, and so can all"
             if again or number in dividing:
-                strips.append(replace(stretch, again=again))
-        return tuple(strips)
+                groups.append(replace(stretch, again=again))
+        return tuple(groups)
 
-    def _wanted(self, stretch: _Strip, given_up: Collection[int]) -> list[int]:
-        """The given-up values of other strips that this one reads."""
+    def _wanted(self, stretch: _Group, given_up: Collection[int]) -> list[int]:
+        """The given-up values of other groups that this one reads."""
         return [
             b
             for i in stretch.rows
@@ -163,7 +165,7 @@ class _Cutter:
             return self._per_sample(run.writes[0])
         operation = self._operations[launches[0].operations]
         kind = kind_of(operation)
-        # What is no sum over rows, and not per sample, needs all rows at once.
+        # What is no reduction over rows, and not per sample, needs all rows together.
         if not kind.divisible or not (kind.accumulates or all(map(self._per_sample, run.writes))):
             return False
         if not any(map(self._per_sample, (*run.reads, *run.writes))):
@@ -194,13 +196,13 @@ class _Cutter:
         reads = self._reads.get(buffer, ())
         return max((i for i in reads if made >= self._middle or i < self._middle), default=made)
 
-    def _stretches(self) -> list[_Strip]:
-        """Maximal stretches of runs that could be strips, in order."""
+    def _stretches(self) -> list[_Group]:
+        """Maximal stretches of runs that could be depth-first groups, in order."""
         joined = [False] * (len(self.runs) + 1)  # with the run before
         for buffer in self._large():
             for i in range(self._made[buffer] + 1, self._last_near(buffer) + 1):
                 joined[i] = True
-        found: list[_Strip] = []
+        found: list[_Group] = []
         start = 0
         while start < len(self.runs):
             stop = start + 1
@@ -210,9 +212,9 @@ class _Cutter:
             start = stop
         return found
 
-    def _parted(self, start: int, stop: int) -> list[_Strip]:
-        """Stretches without what needs all rows at once."""
-        found: list[_Strip] = []
+    def _parted(self, start: int, stop: int) -> list[_Group]:
+        """Stretches without what needs all rows together."""
+        found: list[_Group] = []
         while start < stop:
             if self._batched[start] and not self._by_rows[start]:
                 start += 1
@@ -227,8 +229,8 @@ class _Cutter:
             start = end
         return found
 
-    def _stretch(self, start: int, stop: int) -> _Strip | None:
-        """Runs [start, stop) as a strip; None where they cannot be one."""
+    def _stretch(self, start: int, stop: int) -> _Group | None:
+        """Runs [start, stop) as a depth-first group; None where they cannot be one."""
         rows = [i for i in range(start, stop) if self._batched[i]]
         if not all(self._by_rows[i] for i in rows):
             return None
@@ -248,10 +250,10 @@ class _Cutter:
                 late.update(self.runs[i].writes)
         if any(b in late for i in (*rows, *first) for b in self.runs[i].reads):
             return None
-        return _Strip(start, stop, tuple(first), tuple(rows), tuple(last))
+        return _Group(start, stop, tuple(first), tuple(rows), tuple(last))
 
     def _overwrites(self, run: int, rows: Sequence[int]) -> bool:
-        """Whether a run updates a state that runs of the strip still need as it was."""
+        """Whether a run updates a state that runs of the group still need as it was."""
         old = {self._draft.buffers[b].alias for b in self.runs[run].writes} - {None}
         return any(not old.isdisjoint(self.runs[i].reads) for i in rows)
 
@@ -268,7 +270,7 @@ class _Cutter:
         return all(i in inside and self._by_rows[i] for i in later) and self.runs[made].again
 
     def _is_dear(self, buffer: int, given_up: Collection[int]) -> bool:
-        """Whether making a value again takes longer than its bytes are worth, what else is needed later not counted."""
+        """Whether recomputing a value takes longer than its bytes are worth, what else is needed later not counted."""
         total_us = 0.0
         pending = [buffer] if self._reads[buffer][-1] >= self._middle else []
         while pending:
@@ -277,9 +279,9 @@ class _Cutter:
             pending += [b for b in run.reads if b in given_up and self._reads[b][-1] < self._middle]
         return total_us > self._division.again_us * self._draft.buffers[buffer].size_bytes
 
-    def _chain(self, wanted: Sequence[int], given_up: Collection[int], stretch: _Strip) -> tuple[int, ...] | None:
-        """The runs that make given-up values in a strip, of what is kept, in order; None where one of their states is
-        updated before."""
+    def _chain(self, wanted: Sequence[int], given_up: Collection[int], stretch: _Group) -> tuple[int, ...] | None:
+        """The runs that recompute given-up values in a group from kept ones, in order; None where one of their states
+        is updated before."""
         found: set[int] = set()
         pending = list(wanted)
         while pending:
@@ -298,7 +300,7 @@ class _Cutter:
 
 @dataclass
 class _Writer:
-    """Writes a program with its strips. New buffers are added to `buffers`."""
+    """Writes a program with its depth-first groups. New buffers are added to `buffers`."""
 
     graph: TrainingGraph
     program: Program
@@ -309,37 +311,37 @@ class _Writer:
     launches: list[Launch] = field(default_factory=list[Launch])
     _readers: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
 
-    def write(self, strips: Sequence[_Strip]) -> Program:
+    def write(self, groups: Sequence[_Group]) -> Program:
         for i, run in enumerate(self.runs):
             for buffer in run.reads:
                 self._readers.setdefault(buffer, []).append(i)
-        starts = {strip.start: strip for strip in strips}
-        cloned = frozenset(b for strip in strips for i in strip.again for b in self.runs[i].reads)
+        starts = {group.start: group for group in groups}
+        cloned = frozenset(b for group in groups for i in group.again for b in self.runs[i].reads)
         i = 0
         while i < len(self.runs):
-            strip = starts.get(i)
-            if strip is None:
+            group = starts.get(i)
+            if group is None:
                 self._run(i)
                 i += 1
                 continue
-            for run in strip.first:
+            for run in group.first:
                 self._run(run)
-            self._strip(strip, cloned)
-            for run in strip.last:
+            self._write_group(group, cloned)
+            for run in group.last:
                 self._run(run)
-            i = strip.stop
+            i = group.stop
         return replace(self.program, launches=tuple(self.launches))
 
     def _run(self, run: int) -> None:
         self.launches += self.program.launches[self.runs[run].start : self.runs[run].stop]
 
-    def _strip(self, strip: _Strip, cloned: frozenset[int]) -> None:
-        """`cloned`: what runs that are made again read."""
-        members = {*strip.rows, *strip.again}
+    def _write_group(self, group: _Group, cloned: frozenset[int]) -> None:
+        """`cloned`: what repeated runs read."""
+        members = {*group.rows, *group.again}
         here = {b for i in members for b in self.runs[i].writes if self._per_sample(b)}
         elsewhere = {b for b in here if any(i not in members for i in self._readers.get(b, ()))}
         elsewhere |= cloned | set(self.program.exit)
-        again = {b for i in strip.again for b in self.runs[i].writes}
+        again = {b for i in group.again for b in self.runs[i].writes}
         inner = {b for b in here if b in again or b in self.given_up or b not in elsewhere}
         for number, part in enumerate(self.division.parts(self.graph.batch)):
             moved: dict[int, int] = {}
@@ -347,9 +349,9 @@ class _Writer:
                 old = self.buffers[b]
                 size_bytes = old.size_bytes // old.rows.count * part.count
                 moved[b] = self._new(replace(old, rows=part, size_bytes=size_bytes))
-            for i in strip.again:
+            for i in group.again:
                 self._part(self.runs[i], number, part, moved, again=True)
-            for i in strip.rows:
+            for i in group.rows:
                 self._part(self.runs[i], number, part, moved, again=False)
 
     def _part(self, run: Run, number: int, part: Rows, moved: Mapping[int, int], again: bool) -> None:

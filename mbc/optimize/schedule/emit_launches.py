@@ -1,4 +1,4 @@
-"""Write the chosen kernels down as launches over buffers, in the order of the graph.
+"""Emit the chosen kernels as launches over buffers, in the order of the graph.
 
 States are updated as soon as that is possible, and conversions launched just before their first reader. Workspaces are
 numbered after all other buffers, so that the numbers of these do not depend on how operations are divided.
@@ -30,7 +30,7 @@ class Draft:
     infer: Program
 
 
-def order(table: CandidateTable, choices: Choices) -> Draft:
+def emit_launches(table: CandidateTable, choices: Choices) -> Draft:
     """Both programs over one list of buffers."""
     graph = table.graph
     buffers: list[Buffer] = []

@@ -1,4 +1,4 @@
-"""Let outputs take over the bytes of an input that nobody reads afterwards, where the operation works in place."""
+"""In-place operations: an output takes over the bytes of an input that nothing reads afterwards."""
 
 from __future__ import annotations
 

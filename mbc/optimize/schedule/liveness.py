@@ -1,4 +1,4 @@
-"""When the bytes of each buffer are taken, in launch order."""
+"""Liveness: the launches during which each buffer holds bytes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from mbc.optimize.schedule.cross_stream_liveness import lasting
+from mbc.optimize.schedule.cross_stream_liveness import last_concurrent
 from mbc.plan.model import Buffer, Program, Space, aligned
 
 
@@ -39,7 +39,7 @@ def owners(buffers: Sequence[Buffer]) -> list[int]:
 def blocks(
     program: Program, buffers: Sequence[Buffer], persistent: frozenset[int], space: Space = Space.ARENA
 ) -> tuple[Block, ...]:
-    """The blocks of one space that a program needs beside the persistent ones, ordered by start."""
+    """The blocks of one space that a program needs besides the persistent ones, ordered by start."""
     found: list[Block] = []
     for root, (start, stop, members) in _lives(program, buffers, persistent, space).items():
         others = (b for b in members if b != root)
@@ -52,7 +52,7 @@ def _lives(
 ) -> Mapping[int, tuple[int, int, list[int]]]:
     """By the owner of their bytes: the launches [start, stop) over which buffers hold them, and these buffers."""
     owner = owners(buffers)
-    until = lasting(program, buffers, owner)
+    until = last_concurrent(program, buffers, owner)
     end = len(program.launches)
     first = dict.fromkeys(program.entry, 0)
     last = dict.fromkeys(program.entry, 0)
@@ -82,7 +82,7 @@ def _lives(
 
 
 def live_of(program: Program, buffers: Sequence[Buffer], persistent: frozenset[int]) -> NDArray[np.int64]:
-    """Bytes of the arena that are alive at each launch of a program, beside the persistent ones."""
+    """Live bytes of the arena at each launch of a program, without the persistent ones."""
     changes = np.zeros(len(program.launches) + 1, np.int64)
     lives = _lives(program, buffers, persistent, Space.ARENA)
     sizes = np.array([aligned(buffers[root].size_bytes) for root in lives], np.int64)
@@ -92,7 +92,7 @@ def live_of(program: Program, buffers: Sequence[Buffer], persistent: frozenset[i
 
 
 def peak_bytes(blocks_: Sequence[Block]) -> tuple[int, int]:
-    """The most bytes alive at once, and the launch at which they are."""
+    """The peak live bytes, and the launch at which they occur."""
     changes: dict[int, int] = {}
     for block in blocks_:
         changes[block.start] = changes.get(block.start, 0) + block.size_bytes
@@ -106,7 +106,7 @@ def peak_bytes(blocks_: Sequence[Block]) -> tuple[int, int]:
 
 
 def live_bytes(blocks_: Sequence[Block], launches: int) -> list[int]:
-    """Bytes alive at each launch."""
+    """Live bytes at each launch."""
     changes = [0] * (launches + 1)
     for block in blocks_:
         changes[block.start] += block.size_bytes

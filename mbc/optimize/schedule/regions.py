@@ -1,4 +1,5 @@
-"""A training program as its runs: all launches of one operation (its micro-batches), one conversion or one strip.
+"""A training program as its runs: all launches of one operation (its micro-batches), one layout conversion, or one
+depth-first group.
 
 Decisions about what stays in memory are made at the runs of a program, by their index: how an operation is divided
 does not move them.
@@ -18,10 +19,10 @@ from mbc.plan.model import Copy, Launch, Mode, Program, Stream
 @dataclass(frozen=True, slots=True)
 class Run:
     """Launches [start, stop) of a program, which make `writes` of `reads`. Workspaces are in neither, nor are
-    micro-batches of values that are handed on within a strip.
+    micro-batches of values inside a depth-first group.
 
-    `again`: whether running it twice gives the same bits and changes nothing else. `repeat`: what is then launched to
-    make that of `writes` which is large, its last operand, the others being kept; None: its own launches.
+    `again`: whether running it twice gives the same bits and changes nothing else. `repeat`: the launch that recomputes
+    the large one of `writes`, its last operand, the others being kept; None: its own launches.
     """
 
     start: int
@@ -34,12 +35,12 @@ class Run:
 
     @property
     def again_us(self) -> float:
-        """What it takes to be repeated."""
+        """Time of its repetition."""
         return self.time_us if self.repeat is None else self.repeat.work.time_us
 
     @property
     def made_again(self) -> tuple[int, ...]:
-        """What of `writes` is made when it is repeated."""
+        """Those of `writes` that a repetition makes."""
         return self.writes if self.repeat is None else (self.repeat.accesses[-1].buffer,)
 
 

@@ -1,5 +1,5 @@
-"""The predicted time of a program: each stream runs its launches in order and stops for its waits, and what runs at the
-same time on two streams slows each other down."""
+"""Simulates a program: each stream runs its launches in order and stops for its waits, and launches that run
+concurrently slow down each other."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _IDLE_US = 1e-9  # less than that is left of a launch that has ended, rounding b
 
 @dataclass(frozen=True, slots=True)
 class Contention:
-    """What launches do to each other. `slowdowns`: of each kernel while copies run (those of other launches mean
-    nothing); `to_host`, `to_device`: time of a copy while the other direction is busy, over alone. `fills`: the share
-    of the GPU that each kernel fills, 0 to 1: two at the same time take turns with what there is not for both.
-    `wait_us`: what a kernel takes longer for waiting for one of the other stream of kernels. `copy_wait_us`: what it
-    takes longer for waiting for a copy, or for a copy that waits for it.
+    """How concurrent launches slow down each other. `slowdowns`: of each kernel while copies run (unused for other
+    launches); `to_host`, `to_device`: time of a copy while the other direction is busy, over alone. `fills`: the share
+    of the GPU that each kernel fills, 0 to 1: two concurrent kernels share what does not suffice for both. `wait_us`:
+    what a kernel takes longer for waiting for one of the other stream of kernels. `copy_wait_us`: what it takes longer
+    for waiting for a copy, or for a copy that waits for it.
     """
 
     slowdowns: tuple[Slowdown, ...]
@@ -92,8 +92,8 @@ def _undisturbed(program: Program, alone_us: Sequence[float], waits: dict[int, l
 def _disturbed(
     program: Program, alone_us: Sequence[float], waits: dict[int, list[int]], contention: Contention
 ) -> Timeline:
-    """From the end of one launch to the next end of any, every running one progresses at the rate that the others
-    leave it."""
+    """From one end of a launch to the next, every running launch progresses at the rate that contention with the others
+    allows."""
     count = len(program.launches)
     alone_us = [time + wait for time, wait in zip(alone_us, _waiting_us(program, contention), strict=True)]
     queues = {stream: deque[int]() for stream in Stream}

@@ -1,7 +1,8 @@
-"""Launches that stand for many operations in pieces, each as early as what it reads is there.
+"""Split updates: a launch of many operations (all parameter updates, all casts) is split into several, each as early as
+its operands are ready.
 
 One launch that updates all parameters waits for the last gradient, and one that casts them all comes before the first
-layer. In pieces most of them can run beside the launches in between, and gradients need not wait for the last one.
+layer. Split, most of them can run concurrently with the launches in between, and gradients are freed earlier.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from mbc.hardware.spec import DeviceSpec
 from mbc.ir.graph import Operation
 from mbc.ops.fused import join
 from mbc.optimize import effort
-from mbc.optimize.fusion.horizontal import is_gathered
+from mbc.optimize.fusion.horizontal import fuses_horizontally
 from mbc.optimize.schedule.emit_launches import Draft
 from mbc.optimize.schedule.liveness import owners
 from mbc.plan.group import operation_of
@@ -33,34 +34,36 @@ class _Member:
 
 
 def divisible_us(draft: Draft, operations: Mapping[str, Operation]) -> float:
-    """What launches take that may be run in pieces."""
+    """Time of the launches that may be split."""
     return sum(launch.work.time_us for launch in draft.train.launches if _divides(launch, operations))
 
 
-def in_pieces(draft: Draft, count: int, operations: Mapping[str, Operation], device: DeviceSpec) -> Draft:
-    """The training program with every launch that may be in up to `count` pieces of about the same bytes, whole where
-    it has too few operations. `operations` by name."""
+def split_into(draft: Draft, count: int, operations: Mapping[str, Operation], device: DeviceSpec) -> Draft:
+    """The training program with every launch that may be split in up to `count` parts of about the same bytes, whole
+    where it has too few operations. `operations` by name."""
     divisible = (i for i, launch in enumerate(draft.train.launches) if _divides(launch, operations))
-    return _in_pieces(draft, dict.fromkeys(divisible, count), operations, device, apart=False)
+    return _split(draft, dict.fromkeys(divisible, count), operations, device, apart=False)
 
 
-def within(draft: Draft, room_bytes: int, operations: Mapping[str, Operation], device: DeviceSpec) -> Draft:
-    """The training program with those launches in pieces that hold much of the room until the last of what they read is
-    there."""
+def split_within(draft: Draft, available_bytes: int, operations: Mapping[str, Operation], device: DeviceSpec) -> Draft:
+    """The training program with those launches split that keep a large share of the available bytes live until the last
+    of their operands is ready."""
     persistent = frozenset(draft.persistent)
     counts: dict[int, int] = {}
     for i, launch in enumerate(draft.train.launches):
         if _divides(launch, operations):
             read = {a.buffer for a in launch.accesses if a.mode is Mode.READ} - persistent
             held_bytes = sum(draft.buffers[buffer].size_bytes for buffer in read)
-            counts[i] = min(effort.UPDATE_MAX_PIECES, max(1, int(held_bytes / (effort.UPDATE_HELD_SHARE * room_bytes))))
-    return _in_pieces(draft, counts, operations, device, apart=True)
+            counts[i] = min(
+                effort.UPDATE_MAX_PIECES, max(1, int(held_bytes / (effort.UPDATE_HELD_SHARE * available_bytes)))
+            )
+    return _split(draft, counts, operations, device, apart=True)
 
 
-def _in_pieces(
+def _split(
     draft: Draft, counts: Mapping[int, int], operations: Mapping[str, Operation], device: DeviceSpec, apart: bool
 ) -> Draft:
-    """`apart`: what could run at the same place is one piece."""
+    """`apart`: members that could run at the same place are one part."""
     launches = draft.train.launches
     owner = owners(draft.buffers)
     before: dict[int, list[Launch]] = {}  # by the place in front of which they come
@@ -68,16 +71,16 @@ def _in_pieces(
     for i, count in counts.items():
         launch = launches[i]
         accesses = _by_value(launch, operations, draft.buffers)
-        pieces = _cut(_members(i, accesses, launches, draft.buffers, owner, operations), count)
-        pieces = _joined(pieces) if apart else pieces
-        if len(pieces) == 1:
+        parts = _cut(_members(i, accesses, launches, draft.buffers, owner, operations), count)
+        parts = _joined(parts) if apart else parts
+        if len(parts) == 1:
             continue
         stays.remove(i)
-        all_bytes = sum(member.touched_bytes for piece in pieces for member in piece)
-        for piece in pieces:
-            share = sum(member.touched_bytes for member in piece) / all_bytes
-            ready = max(member.ready for member in piece)
-            before.setdefault(ready, []).append(_launch(launch, piece, accesses, share, device))
+        all_bytes = sum(member.touched_bytes for part in parts for member in part)
+        for part in parts:
+            share = sum(member.touched_bytes for member in part) / all_bytes
+            ready = max(member.ready for member in part)
+            before.setdefault(ready, []).append(_launch(launch, part, accesses, share, device))
     order = (
         launch for i, whole in enumerate(launches) for launch in (*before.get(i, ()), *((whole,) if i in stays else ()))
     )
@@ -89,7 +92,7 @@ def _divides(launch: Launch, operations: Mapping[str, Operation]) -> bool:
         len(launch.operations) > 1
         and isinstance(launch.work, Kernel)
         and launch.work.time_us >= effort.UPDATE_SPLIT_MIN_US
-        and all(is_gathered(operations[name]) for name in launch.operations)
+        and all(fuses_horizontally(operations[name]) for name in launch.operations)
     )
 
 
@@ -131,35 +134,35 @@ def _by_value(
 
 
 def _cut(members: Sequence[_Member], count: int) -> list[list[_Member]]:
-    """In order, in pieces of about the same bytes. None has one member alone, which is no group: it goes with those
+    """In order, in parts of about the same bytes. None has one member alone, which is no group: it goes with those
     before it, the first one with those behind."""
     behind = list(accumulate(member.touched_bytes for member in members))
     found: dict[int, list[_Member]] = {}
     for member, end in zip(members, behind, strict=True):
         middle = end - member.touched_bytes / 2
         found.setdefault(min(count - 1, int(middle * count / behind[-1])), []).append(member)
-    pieces: list[list[_Member]] = []
-    for piece in found.values():
-        if pieces and (len(piece) == 1 or len(pieces[-1]) == 1):
-            pieces[-1] += piece
+    parts: list[list[_Member]] = []
+    for part in found.values():
+        if parts and (len(part) == 1 or len(parts[-1]) == 1):
+            parts[-1] += part
         else:
-            pieces.append(piece)
-    return pieces
+            parts.append(part)
+    return parts
 
 
-def _joined(pieces: Sequence[list[_Member]]) -> list[list[_Member]]:
+def _joined(parts: Sequence[list[_Member]]) -> list[list[_Member]]:
     """Those in one that are ready at the same place."""
     found: dict[int, list[_Member]] = {}
-    for piece in pieces:
-        found.setdefault(max(member.ready for member in piece), []).extend(piece)
+    for part in parts:
+        found.setdefault(max(member.ready for member in part), []).extend(part)
     return list(found.values())
 
 
 def _launch(
-    whole: Launch, piece: Sequence[_Member], accesses: Mapping[str, Access], share: float, device: DeviceSpec
+    whole: Launch, part: Sequence[_Member], accesses: Mapping[str, Access], share: float, device: DeviceSpec
 ) -> Launch:
-    """A piece takes its share of the bytes' time: an estimate."""
-    members = [member.operation for member in piece]
+    """A part takes the time of the whole by its share of the bytes: an estimate."""
+    members = [member.operation for member in part]
     joined = join(members, [name for operation in members for name in operation.outputs])
     moving_us = max(0.0, whole.work.time_us - device.launch_us)
     return replace(

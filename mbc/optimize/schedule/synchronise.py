@@ -1,5 +1,5 @@
-"""Which launch must wait for which launch of another stream: for the data that it reads, and for every byte that it
-overwrites while another stream may still use it. Waits that others imply are left out."""
+"""Waits between streams: a launch waits for the data that it reads, and before it overwrites bytes that another stream
+may still use. Waits that others imply are left out."""
 
 from __future__ import annotations
 

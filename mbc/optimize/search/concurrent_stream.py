@@ -1,9 +1,10 @@
-"""A second stream of kernels, for launches that leave most of the GPU idle and whose results are not needed soon.
+"""The concurrent stream: a second stream of kernels, for launches that leave most of the GPU idle and whose results are
+not needed soon.
 
 A small batch leaves most multiprocessors without work, and a gradient of a parameter is read at the end of the step
-only: it can be computed beside the launches that hand the gradient on. Which bytes are shared says `synchronise`, so
-that addresses and waits stay what they are for copies; here is said which launches go, and how long what they touch
-has to last for that.
+only: it can be computed concurrently with the launches that propagate the gradient. `synchronise` orders accesses to
+shared bytes, as it does for copies; this module selects the launches, and how long their operands have to stay live for
+that.
 """
 
 from __future__ import annotations
@@ -15,20 +16,20 @@ from itertools import accumulate
 from mbc.optimize import effort
 from mbc.optimize.placement.addresses import assign_addresses
 from mbc.optimize.schedule.contention import contention
-from mbc.optimize.schedule.cross_stream_liveness import waiting_for_data
+from mbc.optimize.schedule.cross_stream_liveness import data_waits_only
 from mbc.optimize.schedule.emit_launches import Draft
 from mbc.optimize.schedule.liveness import owners
 from mbc.optimize.schedule.simulate import simulate
-from mbc.optimize.schedule.split_updates import divisible_us, in_pieces
+from mbc.optimize.schedule.split_updates import divisible_us, split_into
 from mbc.optimize.search.solution import Fitted
 from mbc.plan.model import Buffer, Mode, Program, Stream
 
 
-def beside(alone: Fitted, room_bytes: int) -> Fitted:
-    """A step whose launches run one after the other with some of its training program beside others, where that is
-    faster by prediction, takes little more memory, and no more than `room_bytes`; else `alone`."""
+def use_concurrent_stream(alone: Fitted, available_bytes: int) -> Fitted:
+    """The serial step `alone` with some launches of its training program on the concurrent stream, where that is
+    predicted to be faster, takes little more memory, and no more than `available_bytes`; else `alone`."""
     table = alone.table
-    room_bytes = min(room_bytes, int(effort.CONCURRENT_MAX_ARENA * alone.placed.arena_bytes))
+    available_bytes = min(available_bytes, int(effort.CONCURRENT_MAX_ARENA * alone.placed.arena_bytes))
     best, best_us = alone.draft, effort.CONCURRENT_MAX_TIME * alone.step_us
     for draft in _drafts(alone):
         slack_us = _slack_us(draft.train, draft.buffers)
@@ -45,30 +46,30 @@ def beside(alone: Fitted, room_bytes: int) -> Fitted:
             tried.add(moved)
             # Before anything is placed, which takes longest.
             found = _moved(draft, moved)
-            train = waiting_for_data(found.train, found.buffers, owners(found.buffers))
+            train = data_waits_only(found.train, found.buffers, owners(found.buffers))
             step_us = simulate(train, contention=contention(train, table.graph, found.buffers, table.device))
             if step_us < best_us:
                 best, best_us = found, step_us
     if best is alone.draft:
         return alone
-    placed = assign_addresses(best, room_bytes)
+    placed = assign_addresses(best, available_bytes)
     fitted = Fitted(best, placed, table)
     faster = fitted.step_us <= effort.CONCURRENT_MAX_TIME * alone.step_us
-    return fitted if faster and placed.arena_bytes <= room_bytes else alone
+    return fitted if faster and placed.arena_bytes <= available_bytes else alone
 
 
 def _drafts(alone: Fitted) -> Iterator[Draft]:
-    """As it is, and with launches of many operations in pieces, where that could be worth it."""
+    """As it is, and with split updates, where that could be worth it."""
     yield alone.draft
     graph = alone.table.graph
     operations = {operation.name: operation for operation in graph.train}
     if divisible_us(alone.draft, operations) > (1 - effort.CONCURRENT_MAX_TIME) * alone.step_us:
         for count in effort.UPDATE_PIECES:
-            yield in_pieces(alone.draft, count, operations, alone.table.device)
+            yield split_into(alone.draft, count, operations, alone.table.device)
 
 
 def _moved(draft: Draft, moved: frozenset[int]) -> Draft:
-    """With these launches on the other stream of kernels."""
+    """With these launches on the concurrent stream."""
     launches = tuple(
         replace(launch, stream=Stream.BESIDE) if i in moved else launch for i, launch in enumerate(draft.train.launches)
     )
@@ -76,8 +77,8 @@ def _moved(draft: Draft, moved: frozenset[int]) -> Draft:
 
 
 def _slack_us(program: Program, buffers: Sequence[Buffer]) -> list[float]:
-    """For how long each launch may go on after those before it, one after the other, before anything touches what it
-    writes or overwrites what it reads."""
+    """The slack of each launch in the serial schedule: how long after its end its outputs are first touched or its
+    operands first overwritten."""
     launches = program.launches
     times_us = [launch.work.time_us if launch.stream is Stream.COMPUTE else 0.0 for launch in launches]
     starts_us = [0.0, *accumulate(times_us)]

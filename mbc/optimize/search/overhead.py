@@ -1,4 +1,4 @@
-"""Device memory that a plan leaves to the context, libraries, modules and graphs (decision 001)."""
+"""Overhead: device memory that a plan reserves for the context, libraries, modules and graphs (decision 001)."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ HOST_BYTES_MAPPED = 512  # by one byte on the device
 
 
 def usual_bytes(device: DeviceSpec, precision: Precision) -> int:
-    """What every plan leaves. Nothing in fp64, which runs on the CPU only."""
+    """What every plan reserves. Nothing in fp64, which runs on the CPU only."""
     return 0 if precision is Precision.FP64 else device.overhead_bytes or UNMEASURED_BYTES
 
 
 def reserved_bytes(device: DeviceSpec, precision: Precision, draft: Draft) -> int:
-    """What the plan of a draft leaves."""
+    """What the plan of a draft reserves."""
     usual = usual_bytes(device, precision)
     if not usual:
         return 0

@@ -1,4 +1,4 @@
-"""Between what and what a program's time should lie, where it is not all measured."""
+"""The prediction interval of a program's time, where not all of it is measured."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def time_range_us(
     low, high = simulate(program, low_us, disturbed), simulate(program, high_us, disturbed)
     if disturbed is None:
         return low, high
-    # Copies that start sooner may get into each other's way sooner: shorter launches can make a longer step.
+    # Copies that start sooner may contend sooner: shorter launches can make a longer step.
     own = simulate(program, None, disturbed)
     return min(low, own), max(high, own)
 
@@ -75,7 +75,7 @@ def _spread(launch: Launch, graph: TrainingGraph, buffers: Sequence[Buffer]) -> 
 
 
 def _is_bare(launch: Launch, work: Kernel, graph: TrainingGraph, buffers: Sequence[Buffer]) -> bool:
-    """Whether a library has to do without workspace. A filter gradient takes some for itself."""
+    """Whether a library call has no workspace. A filter gradient takes some for itself."""
     touched = [buffers[access.buffer] for access in launch.accesses]
     given_bytes = sum(b.size_bytes for b in touched if b.value is None)
     if work.provider == "cudnn" and work.name == "convolution_backward_filter":

@@ -1,4 +1,4 @@
-"""What planning would ask a profile: a graph's distinct operations and the micro-batches they may be divided into."""
+"""The requests to profile for a graph: its distinct operations and the micro-batches that they may be divided into."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mbc.optimize import effort
 from mbc.optimize.candidates.table import CandidateTable, Rules, conversion_request, request_of
 from mbc.optimize.fusion.horizontal import bundles
 from mbc.optimize.fusion.select_groups import Group, possible_groups
-from mbc.optimize.remat.fused_remat import all_alongs
+from mbc.optimize.remat.fused_remat import all_fused_remats
 from mbc.options import Policy
 from mbc.plan.group import operation_of
 from mbc.plan.model import Buffer, Kernel, Launch, Plan, Rows
@@ -33,7 +33,7 @@ def needs(graph: TrainingGraph, device: DeviceSpec, policy: Policy) -> tuple[Nee
     if graph.precision is Precision.FP64:
         return ()
     plain = CandidateTable(graph, device, PROVIDERS, None, Rules(Policy.UNDIVIDED))
-    # Plans with signs of relu and without are told apart by measured time. Here are the values of both.
+    # Plans with ReLU bit masks and without are compared by measured time, so both are requested.
     table = plain.of(with_signs(graph, relus_behind_sums(graph)))
     powers = [1 << k for k in range(graph.batch.bit_length())]
     sizes = {
@@ -44,7 +44,7 @@ def needs(graph: TrainingGraph, device: DeviceSpec, policy: Policy) -> tuple[Nee
     weights: dict[Request, float] = {}
     first: dict[Request, Operation] = {}
     steps = [o for known in (plain, table) for o in _launches(known.graph.train, possible_groups(known)[0], known)]
-    steps += [along.operation for known in (plain, table) for along in all_alongs(known)]
+    steps += [fused_remat.operation for known in (plain, table) for fused_remat in all_fused_remats(known)]
     launches = [(o, 1.0) for o in dict.fromkeys(steps)]
     launches += [(o, effort.INFERENCE_WEIGHT) for o in _launches(graph.infer, possible_groups(plain)[1], plain)]
     for operation, weight in launches:

@@ -1,9 +1,10 @@
-"""Workspaces of a step whose values are decided, and addresses for both.
+"""Reclaims the bytes between placed values for workspaces, in a step whose values are decided, and assigns addresses to
+both.
 
-Every operation may have what is free beside all that is alive at its moment. But workspaces are of any size and there
-for one launch, so that what is free by counting bytes may lie in pieces. Where that does not fit, values are placed
-first, which are mostly multiples of each other, and each operation has the widest room between them at its moment. Then
-those that lose most time by that are placed along with the values, as long as all of these still fit.
+Every operation may use the bytes that are not live when it runs. But workspaces are of any size and live for one
+launch, so that the free bytes may be fragmented. Where that does not fit, values are placed first, whose sizes are
+mostly multiples of each other, and each operation gets the widest gap between them when it runs. Then the workspaces of
+those that lose most time by that are placed together with the values, as long as all of these still fit.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from mbc.optimize.placement.allocate import fit_within
 from mbc.optimize.remat.optimizer_offload import persistent_bytes
 from mbc.optimize.schedule.emit_launches import Draft
 from mbc.optimize.schedule.liveness import Block, blocks
-from mbc.optimize.search.reselect import rechosen
+from mbc.optimize.search.reselect import reselect
 from mbc.optimize.search.solution import UNLIMITED_BYTES, Fitted, Problem, free_bytes
 from mbc.optimize.selection.select import Choices
 from mbc.plan.model import Launch, Mode, aligned
@@ -30,7 +31,7 @@ from mbc.plan.model import Launch, Mode, aligned
 @dataclass(frozen=True, slots=True)
 class Decided:
     """A step with its values decided. `draft`: with workspaces as they are in `choices`. `divided`: operations in
-    strips, which keep their division."""
+    depth-first groups, which keep their division."""
 
     problem: Problem
     draft: Draft
@@ -38,23 +39,23 @@ class Decided:
     divided: Collection[str]
 
     def placed(self, spared_bytes: int) -> tuple[Fitted, bool]:
-        """With workspaces and addresses, over the room where no placement within it was found; and whether kernels are
-        as fast as they can be then. `spared_bytes`: of the room, what workspaces had better leave."""
-        problem, room_bytes = self.problem, self.problem.room_bytes
-        whole = self._with_workspaces(free_bytes(self.draft, room_bytes - spared_bytes))
+        """With workspaces and addresses, over the available bytes where no placement within them was found; and whether
+        kernels are as fast as they can be then. `spared_bytes`: available bytes that workspaces should not use."""
+        problem, available_bytes = self.problem, self.problem.available_bytes
+        whole = self._with_workspaces(free_bytes(self.draft, available_bytes - spared_bytes))
         for found in self._found(whole):
-            placed = assign_addresses(found.draft, room_bytes, known=found.known)
-            if placed.arena_bytes <= room_bytes:
+            placed = assign_addresses(found.draft, available_bytes, known=found.known)
+            if placed.arena_bytes <= available_bytes:
                 as_fast = found.kernels_us <= (1 + effort.RECLAIM_NEGLIGIBLE) * _kernels_us(whole)
                 return Fitted(found.draft, placed, problem.table), as_fast
-        return Fitted(whole, assign_addresses(whole, room_bytes), problem.table), False
+        return Fitted(whole, assign_addresses(whole, available_bytes), problem.table), False
 
     def _found(self, whole: Draft) -> Iterator[_Placed]:
-        """What may be within the room, the fastest first."""
+        """What may fit, the fastest first."""
         together = self._placed_with(whole, None, {})
         if together is not None:
             yield together
-        free = free_bytes(self.draft, self.problem.room_bytes)
+        free = free_bytes(self.draft, self.problem.available_bytes)
         between = self._placed_with(self._with_workspaces(free), frozenset(), free)
         if between is not None:
             yield self._firmer(between, free)
@@ -80,9 +81,9 @@ class Decided:
         return best
 
     def _placed_with(self, whole: Draft, firm: frozenset[str] | None, free: Mapping[str, int]) -> _Placed | None:
-        """The values, and the workspaces of `firm` operations as in `whole` (None: of all), placed within the room, if
-        that is found quickly; other operations have what room these leave of what is `free`."""
-        left_bytes = self.problem.room_bytes - persistent_bytes(whole)
+        """The values, and the workspaces of `firm` operations as in `whole` (None: of all), placed within the available
+        bytes, if that is found quickly; other operations get what these leave of what is `free`."""
+        left_bytes = self.problem.available_bytes - persistent_bytes(whole)
         placed = _blocks(whole, firm)
         offsets = fit_within(placed, left_bytes)
         if offsets is None:
@@ -92,12 +93,14 @@ class Decided:
             widest = _widest(whole, placed, offsets, left_bytes)
             limits = {name: min(widest[name], free[name]) for name in widest.keys() - firm}
             draft = self._with_workspaces({**free, **limits})
-        # Other workspaces, divided in another way, change neither the order of the rest nor what is alive together.
+        # Other workspaces, divided in another way, change neither the order of the rest nor which values are live
+        # together.
         known = {block.buffers[0]: offset for block, offset in zip(_blocks(draft, firm), offsets, strict=True)}
         return _Placed(draft, known)
 
     def _with_workspaces(self, free: Mapping[str, int]) -> Draft:
-        """The same decisions and layouts; every operation has the workspace that is free where it runs, again, too."""
+        """The same decisions and layouts; every operation, repetitions included, gets the workspace that is free where
+        it runs."""
         table, most = self.problem.table, self.problem.most
         slices: dict[str, Sequence[Slice]] = {}
         operations = {op.name: op for op in (*self.choices.train, *self.choices.infer) if not kind_of(op).view}
@@ -106,7 +109,7 @@ class Decided:
             if name in self.divided or name not in most:  # what was gathered needs none
                 continue
             if any(len(made_by.get(value, ())) > 1 for value in operation.outputs):
-                continue  # another kernel makes it again, and the same bits only of this one
+                continue  # another kernel recomputes it, with the same bits only as this one
             choice = self.choices.operations[name]
             limit = min(most[name], free.get(name, most[name]))
             menu = table.menus(operation)[choice.layouts]
@@ -114,7 +117,7 @@ class Decided:
             point = ([point for point in menu if aligned(point.workspace_bytes) <= limit] or menu[:1])[-1]
             if point is not choice.point:
                 slices[name] = point.slices
-        return rechosen(table, self.draft, operations, slices)
+        return reselect(table, self.draft, operations, slices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,15 +172,15 @@ def _blocks(draft: Draft, operations: frozenset[str] | None) -> tuple[Block, ...
     return tuple(filter(there, blocks(draft.train, draft.buffers, frozenset(draft.persistent))))
 
 
-def _widest(draft: Draft, placed: Sequence[Block], offsets: Sequence[int], room_bytes: int) -> Mapping[str, int]:
-    """The widest room between blocks while each operation of a step runs, by name."""
+def _widest(draft: Draft, placed: Sequence[Block], offsets: Sequence[int], available_bytes: int) -> Mapping[str, int]:
+    """The widest gap between blocks while each operation of a step runs, by name."""
     columns = [(offset, offset + b.size_bytes, b.start, b.stop) for offset, b in zip(offsets, placed, strict=True)]
     low, high, start, stop = np.array(sorted(columns), np.int64).reshape(-1, 4).T
     found: dict[str, int] = {}
     for i, launch in enumerate(draft.train.launches):
         if launch.operations:
             there = (start <= i) & (stop > i)
-            rooms = np.append(low[there], room_bytes) - np.append(0, high[there])
+            rooms = np.append(low[there], available_bytes) - np.append(0, high[there])
             found[_name(launch)] = min(found.get(_name(launch), UNLIMITED_BYTES), int(rooms.max()))
     return found
 

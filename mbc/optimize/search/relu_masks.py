@@ -1,5 +1,5 @@
-"""Which relus leave their signs for their gradients (`mbc.ir.transforms.relu_masks`): those where that was measured to
-be faster."""
+"""Selects the ReLUs that store a bit mask for their gradient (`mbc.ir.transforms.relu_masks`): those where that was
+measured to be faster."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from mbc.optimize.selection.select import choose
 from mbc.plan.model import Mode
 
 
-def by_signs(table: CandidateTable) -> CandidateTable:
-    """A table of the same step with signs for each relu where the launches that write and read them take less time
-    than those in the place of which they come, which are channels last, as they are.
+def with_relu_masks(table: CandidateTable) -> CandidateTable:
+    """A table of the same step with a bit mask for each ReLU where the launches that write and read it take less time
+    than those that they replace, both in channels last.
 
-    All have to be measured: a profile that does not know signs gives the plans that it gave before there were any.
+    All have to be measured: a profile without bit masks gives the plans that it gave before there were any.
     """
     every = table.of(with_signs(table.graph, relus_behind_sums(table.graph)))
     program = every.graph.train
@@ -38,7 +38,7 @@ def by_signs(table: CandidateTable) -> CandidateTable:
         relu, backward = makers[op.inputs[0]], gradients[op.outputs[0]]
         names = relu, op.name, backward
         before, after = _running(plain_launches, names), _running(signed_launches, names)
-        # A data gradient that one of the two steps makes on the way may be made by itself in the other.
+        # A data gradient that one of the two steps computes in a fused launch may have its own in the other.
         launches = *before, *after
         products = [names_of(launch)[: leading_products(launch.attributes)] for launch in launches]
         names = *names, *chain.from_iterable(products)
@@ -56,12 +56,12 @@ def by_signs(table: CandidateTable) -> CandidateTable:
     return table.of(with_signs(table.graph, relus)) if relus else table
 
 
-def signs_of_kept(unsigned: CandidateTable, signed: CandidateTable, draft: Draft) -> CandidateTable:
-    """A table of the same step with those signs of `signed` whose relu's output is made once in `draft`, which has no
-    signs.
+def masks_of_kept(unsigned: CandidateTable, signed: CandidateTable, draft: Draft) -> CandidateTable:
+    """A table of the same step with those bit masks of `signed` whose ReLU's output is computed once in `draft`, which
+    has no masks.
 
-    Where it is made again along with the sums of its gradient, that launch has the signs at hand: they would take room
-    and time for nothing.
+    Where it is recomputed by the launch of its gradient's reductions, that launch has the signs in registers: a mask
+    would take bytes and time for nothing.
     """
     rows = Counter[str | None]()
     for launch in draft.train.launches:

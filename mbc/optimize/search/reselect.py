@@ -1,4 +1,4 @@
-"""Other kernels and divisions for the operations of a draft, all else as it is."""
+"""Reselects kernels and divisions for operations of a draft, all else unchanged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mbc.optimize.schedule.emit_launches import Draft, launches_of, renumbered
 from mbc.plan.model import Buffer, Launch, Program
 
 
-def rechosen(
+def reselect(
     table: CandidateTable,
     draft: Draft,
     operations: Mapping[str, Operation],

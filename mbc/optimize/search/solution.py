@@ -1,4 +1,4 @@
-"""What is to be fitted, and a step that was: a draft with addresses."""
+"""A problem (a step and its available bytes), and its solution: a draft with addresses."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from mbc.ops.fused import SEPARATOR
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.fusion.select_groups import Programs
 from mbc.optimize.placement.addresses import Placed
-from mbc.optimize.remat.optimizer_offload import at_host, persistent_bytes, states_of
+from mbc.optimize.remat.optimizer_offload import offload_states, persistent_bytes, states_to_offload
 from mbc.optimize.remat.state import Means
-from mbc.optimize.schedule.coalesce_waits import meet
+from mbc.optimize.schedule.coalesce_waits import coalesce_waits
 from mbc.optimize.schedule.contention import contention
-from mbc.optimize.schedule.depth_first_micro_batches import interleaved
-from mbc.optimize.schedule.emit_launches import Draft, order
+from mbc.optimize.schedule.depth_first_micro_batches import depth_first
+from mbc.optimize.schedule.emit_launches import Draft, emit_launches
 from mbc.optimize.schedule.liveness import blocks, live_bytes
-from mbc.optimize.schedule.split_updates import within
+from mbc.optimize.schedule.split_updates import split_within
 from mbc.optimize.schedule.synchronise import synchronise
 from mbc.optimize.selection.select import Choices, choose
 from mbc.plan.model import Copy, Program
@@ -27,13 +27,13 @@ UNLIMITED_BYTES = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A step and the room it has. `most`: workspace of operations by name, whatever is free. `programs`: what runs as a
-    group; None where operations run by themselves. `gathered`: whether one launch updates many parameters; only where
-    none does may the optimizer's states go to the host."""
+    """A step and its available bytes. `most`: workspace of operations by name, whatever is free. `programs`: what runs
+    as a group; None where operations run by themselves. `gathered`: whether one launch updates many parameters; only
+    where none does may the optimizer's states be offloaded."""
 
     table: CandidateTable
     most: Mapping[str, int]
-    room_bytes: int
+    available_bytes: int
     programs: Programs | None = None
     gathered: bool = True
 
@@ -48,14 +48,14 @@ class Problem:
 
     @property
     def fastest_us(self) -> float:
-        """The step where there is room for everything."""
+        """The step without a limit of memory."""
         return self.choose(self.most).train_us
 
     def holds(self, found: Fitted) -> bool:
-        return found.placed.arena_bytes <= self.room_bytes
+        return found.placed.arena_bytes <= self.available_bytes
 
     def best(self, found: Sequence[Fitted]) -> Fitted:
-        """The fastest that is within the room; where none is, the smallest."""
+        """The fastest that fits; where none does, the smallest."""
         fitting = [f for f in found if self.holds(f)]
         if fitting:
             return min(fitting, key=lambda f: f.step_us)
@@ -64,7 +64,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Fitted:
-    """A draft with addresses. It is over the room where nothing was found that is not."""
+    """A draft with addresses. It exceeds the available bytes where nothing was found that fits."""
 
     draft: Draft
     placed: Placed
@@ -84,28 +84,28 @@ class Fitted:
         """One of the draft's programs with its waits, and its predicted time."""
         buffers, table = self.draft.buffers, self.table
         program = replace(program, waits=synchronise(program, buffers, self.placed.offsets))
-        return meet(program, contention(program, table.graph, buffers, table.device))
+        return coalesce_waits(program, contention(program, table.graph, buffers, table.device))
 
 
-def ordered(table: CandidateTable, choices: Choices, means: Means, room_bytes: int | None) -> Draft:
-    """The launches as they are chosen, in strips and with states at the host where `means` says so, in pieces where
-    whole ones would hold much of the room (None: whole)."""
-    draft = order(table, choices)
+def ordered(table: CandidateTable, choices: Choices, means: Means, available_bytes: int | None) -> Draft:
+    """The launches as they are chosen, depth-first and with states offloaded where `means` says so, updates split where
+    whole ones would keep a large share of the available bytes live (None: whole)."""
+    draft = emit_launches(table, choices)
     if means.division is not None:
-        draft = interleaved(table, draft, (*choices.train, *choices.infer), means.division)
-    if room_bytes is not None:
+        draft = depth_first(table, draft, (*choices.train, *choices.infer), means.division)
+    if available_bytes is not None:
         by_name = {operation.name: operation for operation in table.graph.train}
-        draft = within(draft, room_bytes, by_name, table.device)
-    states = states_of(table.graph, draft, means.states_bytes, means.host_bytes)
+        draft = split_within(draft, available_bytes, by_name, table.device)
+    states = states_to_offload(table.graph, draft, means.states_bytes, means.host_bytes)
     if not states:
         return draft
-    return at_host(table.graph, draft, states, table.device.host_link, means.lead)
+    return offload_states(table.graph, draft, states, table.device.host_link, means.lead)
 
 
-def free_bytes(draft: Draft, room_bytes: int) -> Mapping[str, int]:
-    """Bytes that each operation finds free beside all that is kept while it runs; below zero where that is too much."""
+def free_bytes(draft: Draft, available_bytes: int) -> Mapping[str, int]:
+    """Bytes that are free while each operation runs; below zero where what is kept is too much."""
     persistent = frozenset(draft.persistent)
-    room_bytes -= persistent_bytes(draft)
+    available_bytes -= persistent_bytes(draft)
     found: dict[str, int] = {}
     for program in (draft.train, draft.infer):
         kept = [b for b in blocks(program, draft.buffers, persistent) if draft.buffers[b.buffers[0]].value is not None]
@@ -113,5 +113,5 @@ def free_bytes(draft: Draft, room_bytes: int) -> Mapping[str, int]:
         for launch, taken_bytes in zip(program.launches, live, strict=True):
             if launch.operations:
                 name = SEPARATOR.join(launch.operations)
-                found[name] = min(found.get(name, UNLIMITED_BYTES), room_bytes - taken_bytes)
+                found[name] = min(found.get(name, UNLIMITED_BYTES), available_bytes - taken_bytes)
     return found

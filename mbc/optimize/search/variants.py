@@ -1,7 +1,8 @@
-"""Ways to make room: values chosen under several limits of workspace, and the best of what comes out placed.
+"""Variants of a step that fit the available bytes: values chosen under several limits of workspace, and the best
+variants placed.
 
 Workspace and kept values compete for the same bytes. So values are chosen under several limits of workspace; of what
-fits, each operation then takes the workspace that is free at its moment, and the fastest step that can be placed wins.
+fits, each operation then gets the workspace that is free when it runs, and the fastest step that can be placed wins.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from mbc.ops.fused import kind_of, names_of
 from mbc.optimize import effort
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.placement.addresses import Placed, assign_addresses
-from mbc.optimize.remat.fused_remat import along_runs, alongs_of, readers_late
-from mbc.optimize.remat.greedy import reside
-from mbc.optimize.remat.remat_without_statistics import repeated_bare
-from mbc.optimize.remat.state import Means, Points, Resided
+from mbc.optimize.remat.fused_remat import defer_readers, fused_remat_runs, fused_remats_of
+from mbc.optimize.remat.greedy import choose_residency
+from mbc.optimize.remat.remat_without_statistics import repeated_without_statistics
+from mbc.optimize.remat.state import Means, Points, Residency
 from mbc.optimize.schedule.depth_first_micro_batches import divided_operations
-from mbc.optimize.schedule.emit_launches import Draft, order
+from mbc.optimize.schedule.emit_launches import Draft, emit_launches
 from mbc.optimize.schedule.regions import runs_of
 from mbc.optimize.search.reclaim_workspace import Decided
 from mbc.optimize.search.solution import Fitted, Problem, ordered
@@ -30,177 +31,187 @@ from mbc.plan.model import Space, aligned
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
-    """`ordered`: the draft as it was before anything was decided. `divided`: operations in strips, which keep their
-    division."""
+class _Variant:
+    """`ordered`: the draft as it was before anything was decided. `divided`: operations in depth-first groups, which
+    keep their division."""
 
     ordered: Draft
     time_us: float
-    resided: Resided
+    residency: Residency
     choices: Choices
     means: Means
     divided: Collection[str]
 
 
-def make_room(problem: Problem, means: Means, known_us: float, late: bool) -> Iterator[Fitted]:
-    """Steps that make room, placed: the most promising way; where placing takes more than the room, again in less.
+def placed_variants(problem: Problem, means: Means, known_us: float, late: bool) -> Iterator[Fitted]:
+    """Variants of the step with addresses, the most promising first; where a placement exceeds the available bytes, the
+    variant is tried again for fewer.
 
-    `late`: who reads what could be made again along with another launch comes behind it
+    `late`: readers of a value that another launch could recompute come after that launch
     (`mbc.optimize.remat.fused_remat`)."""
-    table, room_bytes = problem.table, problem.room_bytes
-    ways = _ways(problem, means, known_us, late)
+    table, available_bytes = problem.table, problem.available_bytes
+    variants = _variants(problem, means, known_us, late)
     fewest = effort.THOROUGH_MIN_ROUNDS
-    thorough = bool(ways) and fewest * len(ways[0].ordered.train.launches) <= effort.THOROUGH_SEARCH_WORK
-    if thorough and math.isinf(known_us) and all(way.resided.live_bytes > room_bytes for way in ways):
-        nearest = sorted(ways, key=lambda way: way.resided.live_bytes)[: effort.MAX_THOROUGH]
-        nearest = [way for way in nearest if way.resided.live_bytes <= effort.FAR * room_bytes]
-        ways += [_improved(problem, way, room_bytes) for way in nearest]
-    fitting = [way for way in ways if way.resided.live_bytes <= room_bytes]
+    thorough = bool(variants) and fewest * len(variants[0].ordered.train.launches) <= effort.THOROUGH_SEARCH_WORK
+    if (
+        thorough
+        and math.isinf(known_us)
+        and all(variant.residency.live_bytes > available_bytes for variant in variants)
+    ):
+        nearest = sorted(variants, key=lambda variant: variant.residency.live_bytes)[: effort.MAX_THOROUGH]
+        nearest = [variant for variant in nearest if variant.residency.live_bytes <= effort.FAR * available_bytes]
+        variants += [_improved(problem, variant, available_bytes) for variant in nearest]
+    fitting = [variant for variant in variants if variant.residency.live_bytes <= available_bytes]
     if not fitting:
-        if ways:
-            smallest = min(ways, key=lambda way: way.resided.live_bytes).resided.draft
+        if variants:
+            smallest = min(variants, key=lambda variant: variant.residency.live_bytes).residency.draft
             yield Fitted(smallest, assign_addresses(smallest, thorough=False), table)
         return
-    # The fastest first; one that placing takes more than the room for is tried again in less.
+    # The fastest first; one whose placement exceeds the available bytes is tried again for fewer.
     promising = _different(fitting)
     if thorough:
         most_us = effort.THOROUGH_WITHIN * promising[0].time_us
-        near = [way for way in promising if way.time_us <= most_us][: effort.MAX_THOROUGH]
-        improved = [_improved(problem, way, room_bytes) for way in near]
+        near = [variant for variant in promising if variant.time_us <= most_us][: effort.MAX_THOROUGH]
+        improved = [_improved(problem, variant, available_bytes) for variant in near]
         promising = _different((*improved, *promising[len(near) :]))
-    tried = [(way.time_us, number, 0, way) for number, way in enumerate(promising)]
+    tried = [(variant.time_us, number, 0, variant) for number, variant in enumerate(promising)]
     heapq.heapify(tried)
     best_us = known_us
-    longer = 1.0  # than a way seemed to take: where addresses are tight, kernels wait longer for copies
-    affordable = effort.PLACEMENTS_WORK // len(fitting[0].resided.draft.train.launches)
+    longer = 1.0  # than a variant seemed to take: where addresses are tight, kernels wait longer for copies
+    affordable = effort.PLACEMENTS_WORK // len(fitting[0].residency.draft.train.launches)
     most_placed = min(effort.MAX_PLACEMENTS, max(effort.MIN_PLACEMENTS, affordable))
     last = len(fitting) + most_placed
     for number in range(len(fitting), last):
         if not tried or longer * tried[0][0] >= best_us or number > last:
             return
-        _, _, spared_bytes, way = heapq.heappop(tried)
-        found, as_fast = Decided(problem, way.resided.draft, way.choices, way.divided).placed(spared_bytes)
+        _, _, spared_bytes, variant = heapq.heappop(tried)
+        found, as_fast = Decided(problem, variant.residency.draft, variant.choices, variant.divided).placed(
+            spared_bytes
+        )
         yield found
-        lacking_bytes = found.placed.arena_bytes - room_bytes
+        lacking_bytes = found.placed.arena_bytes - available_bytes
         if lacking_bytes <= 0:
             last = min(last, number + effort.PLACEMENTS_AFTER_FIT)
         if lacking_bytes <= 0 and found.step_us < best_us:
             best_us = found.step_us
-            longer = max(1.0, best_us / way.time_us) if as_fast else longer
+            longer = max(1.0, best_us / variant.time_us) if as_fast else longer
         if as_fast:
             continue
         spared_bytes = max(
-            2 * spared_bytes, int(effort.SPARED_FACTOR * lacking_bytes), int(effort.MIN_SPARED_SHARE * room_bytes)
+            2 * spared_bytes, int(effort.SPARED_FACTOR * lacking_bytes), int(effort.MIN_SPARED_SHARE * available_bytes)
         )
-        if spared_bytes > effort.MAX_SPARED_SHARE * room_bytes:
+        if spared_bytes > effort.MAX_SPARED_SHARE * available_bytes:
             continue
-        way = _improved(problem, way, room_bytes - spared_bytes)
-        if way.resided.live_bytes <= room_bytes - spared_bytes:
-            heapq.heappush(tried, ((1 - effort.RETRY_BONUS) * way.time_us, number, spared_bytes, way))
+        variant = _improved(problem, variant, available_bytes - spared_bytes)
+        if variant.residency.live_bytes <= available_bytes - spared_bytes:
+            heapq.heappush(tried, ((1 - effort.RETRY_BONUS) * variant.time_us, number, spared_bytes, variant))
 
 
-def _different(ways: Sequence[_Way]) -> Sequence[_Way]:
+def _different(variants: Sequence[_Variant]) -> Sequence[_Variant]:
     """The fastest of those that decide the same in the same layouts: they differ in workspace, which is chosen anew."""
-    different: dict[object, _Way] = {}
-    for way in sorted(ways, key=lambda way: way.time_us):
-        layouts = tuple(buffer.layout for buffer in way.ordered.buffers if buffer.value is not None)
-        different.setdefault((way.resided.decisions, layouts), way)
+    different: dict[object, _Variant] = {}
+    for variant in sorted(variants, key=lambda variant: variant.time_us):
+        layouts = tuple(buffer.layout for buffer in variant.ordered.buffers if buffer.value is not None)
+        different.setdefault((variant.residency.decisions, layouts), variant)
     return list(different.values())
 
 
-def _ways(problem: Problem, means: Means, known_us: float, late: bool) -> list[_Way]:
-    """The step fitted under several limits of workspace; under those that are best for it, with less sent to the
-    host."""
-    table, most, room_bytes = problem.table, problem.most, problem.room_bytes
+def _variants(problem: Problem, means: Means, known_us: float, late: bool) -> list[_Variant]:
+    """The step fitted under several limits of workspace; under those that are best for it, with less offloaded."""
+    table, most, available_bytes = problem.table, problem.most, problem.available_bytes
     known: set[tuple[float, ...]] = set()
-    found: list[_Way] = []
+    found: list[_Variant] = []
     left, best_us, worse = effort.VARIANTS_WORK, known_us, 0
     parts = deque(effort.WORKSPACE_SHARES)
     while parts:
         part = parts.popleft()
-        limit_bytes = int(part * room_bytes)
+        limit_bytes = int(part * available_bytes)
         limits = {name: min(limit, limit_bytes) for name, limit in most.items()}
         choices = problem.choose(limits)
         divided: Mapping[str, int] = {}
         if means.division is not None:
             operations = (*choices.train, *choices.infer)
-            divided = divided_operations(table, order(table, choices), operations, means.division)
+            divided = divided_operations(table, emit_launches(table, choices), operations, means.division)
             choices = problem.choose(limits, divided)
         points = tuple(float(c.point.workspace_bytes) for c in choices.operations.values())
         if points in known or choices.train_us >= best_us:
             continue
         known.add(points)
         if late:
-            choices = readers_late(table, choices)
-        draft = ordered(table, choices, means, room_bytes)
-        found.append(_way(problem, draft, choices, means, divided, room_bytes, best_us))
+            choices = defer_readers(table, choices)
+        draft = ordered(table, choices, means, available_bytes)
+        found.append(_variant(problem, draft, choices, means, divided, available_bytes, best_us))
         left -= len(choices.operations)
-        better = found[-1].resided.live_bytes <= room_bytes and found[-1].time_us < best_us
+        better = found[-1].residency.live_bytes <= available_bytes and found[-1].time_us < best_us
         if better:
             best_us = found[-1].time_us
         worse = 0 if better else worse + 1
         if math.isfinite(best_us) and (left < 0 or worse > 1):
             break
-        live_bytes = found[-1].resided.live_bytes
-        if math.isfinite(known_us) and live_bytes > effort.HOPELESS * room_bytes:
+        live_bytes = found[-1].residency.live_bytes
+        if math.isfinite(known_us) and live_bytes > effort.HOPELESS * available_bytes:
             return found
-        if math.isinf(best_us) and live_bytes - limit_bytes > effort.HOPELESS * room_bytes:
+        if math.isinf(best_us) and live_bytes - limit_bytes > effort.HOPELESS * available_bytes:
             parts = deque(list(parts)[-1:])  # what needs least workspace may need fewer conversions, too
     if not means.recompute:
         return found
-    near = [way for way in found if way.resided.live_bytes <= effort.FAR * room_bytes]
-    for way in sorted(near, key=lambda way: (way.resided.live_bytes > room_bytes, way.time_us))[:2]:
-        sent = way.resided.sent
+    near = [variant for variant in found if variant.residency.live_bytes <= effort.FAR * available_bytes]
+    for variant in sorted(near, key=lambda variant: (variant.residency.live_bytes > available_bytes, variant.time_us))[
+        :2
+    ]:
+        sent = variant.residency.sent
         for part in effort.OFFLOAD_SHARES:
             # More than the link can carry makes no difference.
             if part < min(sent, means.offload) and left > 0:
                 here = replace(means, offload=part)
-                found.append(_again(problem, way, here, room_bytes, best_us))
-                left -= len(way.choices.operations)
+                found.append(_again(problem, variant, here, available_bytes, best_us))
+                left -= len(variant.choices.operations)
     return found
 
 
-def _way(
+def _variant(
     problem: Problem,
     draft: Draft,
     choices: Choices,
     means: Means,
     divided: Collection[str],
-    room_bytes: int,
+    available_bytes: int,
     known_us: float = math.inf,
     work: int = effort.QUICK_SEARCH_WORK,
-    start: Resided | None = None,
-) -> _Way:
+    start: Residency | None = None,
+) -> _Variant:
     table = problem.table
     at_home = (draft.buffers[b] for b in draft.persistent)
     taken_bytes = sum(aligned(buffer.size_bytes) for buffer in at_home if buffer.space is Space.HOST)
     left = replace(means, host_bytes=means.host_bytes - taken_bytes)
-    runs = repeated_bare(table, draft, runs_of(table.graph, draft, draft.train), choices.train)
-    along = along_runs(table, draft, runs, choices.train)
-    groups = (*choices.train, *choices.infer, *(found.operation for found in alongs_of(table)))
-    # What others make again is made by what gives their bits.
-    others = {run for run, _ in along}.union(i for i, run in enumerate(runs) if run.repeat is not None)
+    runs = repeated_without_statistics(table, draft, runs_of(table.graph, draft, draft.train), choices.train)
+    fused_remat = fused_remat_runs(table, draft, runs, choices.train)
+    groups = (*choices.train, *choices.infer, *(found.operation for found in fused_remats_of(table)))
+    # What other launches recompute runs by kernels with the same bits.
+    others = {run for run, _ in fused_remat}.union(i for i, run in enumerate(runs) if run.repeat is not None)
     kept = {draft.train.launches[runs[i].start].operations for i in others}
     points = {names: found for names, found in _points(problem, choices, divided).items() if names not in kept}
     link = table.device.host_link
-    resided = reside(table.graph, draft, link, left, room_bytes, known_us, groups, work, start, points, along, runs)
-    return _Way(draft, _step_us(resided.draft, table) + resided.leaner_us, resided, choices, means, divided)
+    residency = choose_residency(
+        table.graph, draft, link, left, available_bytes, known_us, groups, work, start, points, fused_remat, runs
+    )
+    return _Variant(draft, _step_us(residency.draft, table) + residency.leaner_us, residency, choices, means, divided)
 
 
 def _step_us(draft: Draft, table: CandidateTable) -> float:
-    """The time of a step as it seems to be. Streams wait for each other's bytes, which takes addresses to know; a
-    single one does not."""
+    """The estimated time of a step. Streams wait for each other's bytes, which takes addresses to know; a single one
+    does not."""
     several = len({launch.stream for launch in draft.train.launches}) > 1
     placed = assign_addresses(draft, thorough=False) if several else Placed((), 0, 0, 0)
     return Fitted(draft, placed, table).step_us
 
 
 def _points(problem: Problem, choices: Choices, divided: Collection[str]) -> Points:
-    """What operations that are not in strips would take with less workspace, in the same layouts."""
+    """What operations that are not in depth-first groups would take with less workspace, in the same layouts."""
     found: dict[tuple[str, ...], list[tuple[int, float]]] = {}
     for operation in choices.train:
         name = operation.name
-        if kind_of(operation).view or name in divided or name not in problem.most:  # what was gathered needs none
+        if kind_of(operation).view or name in divided or name not in problem.most:  # horizontally fused: needs none
             continue
         choice = choices.operations[name]
         menu = problem.table.menus(operation)[choice.layouts]
@@ -210,23 +221,23 @@ def _points(problem: Problem, choices: Choices, divided: Collection[str]) -> Poi
     return found
 
 
-def _again(problem: Problem, way: _Way, means: Means, room_bytes: int, known_us: float) -> _Way:
-    """The same choices by other means."""
-    return _way(problem, way.ordered, way.choices, means, way.divided, room_bytes, known_us)
+def _again(problem: Problem, variant: _Variant, means: Means, available_bytes: int, known_us: float) -> _Variant:
+    """The same choices with other techniques."""
+    return _variant(problem, variant.ordered, variant.choices, means, variant.divided, available_bytes, known_us)
 
 
-def _improved(problem: Problem, way: _Way, room_bytes: int) -> _Way:
-    """The same way with more work on its decisions, in as much room or less."""
+def _improved(problem: Problem, variant: _Variant, available_bytes: int) -> _Variant:
+    """The same variant with more rounds of local search, in as many bytes or fewer."""
 
-    def found(start: Resided | None) -> _Way:
-        asked = problem, way.ordered, way.choices, way.means, way.divided, room_bytes, math.inf
-        return _way(*asked, effort.THOROUGH_SEARCH_WORK, start)
+    def found(start: Residency | None) -> _Variant:
+        asked = problem, variant.ordered, variant.choices, variant.means, variant.divided, available_bytes, math.inf
+        return _variant(*asked, effort.THOROUGH_SEARCH_WORK, start)
 
-    improved = found(way.resided)
-    if improved.resided.live_bytes > room_bytes:
+    improved = found(variant.residency)
+    if improved.residency.live_bytes > available_bytes:
         improved = found(None)
     for _ in range(effort.MAX_REPEATS):
-        before, improved = improved, found(improved.resided)
+        before, improved = improved, found(improved.residency)
         if improved.time_us > (1 - effort.REPEAT_GAIN) * before.time_us:
             break
     return improved

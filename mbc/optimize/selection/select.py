@@ -1,4 +1,4 @@
-"""Choose a kernel, a layout and a division for every operation: one optimum over each program.
+"""Selects a kernel, a layout and a division for every operation: one optimum over each program.
 
 Under a given limit of workspace for each operation the best point of its menu in each layout is known, and
 `mbc.optimize.selection.layout_mincut` finds the layouts that are fastest together, conversions counted. Without limits
@@ -16,7 +16,7 @@ from mbc.ir.types import Layout
 from mbc.ops.fused import kind_of
 from mbc.optimize.candidates.pareto import Menu, Point
 from mbc.optimize.candidates.table import CandidateTable, least_workspace_bytes
-from mbc.optimize.fusion.horizontal import Choice, gather
+from mbc.optimize.fusion.horizontal import Choice, fuse_horizontally
 from mbc.optimize.fusion.select_groups import Programs, plain
 from mbc.optimize.selection.layout_mincut import Labelling, Options, label
 from mbc.units import show_apart, show_enough
@@ -100,7 +100,9 @@ def _choose(
 
 def _gathered(table: CandidateTable, found: Choices, updates: bool) -> Choices:
     """With small operations of one kind in one launch."""
-    step, inference = (gather(table, program, found.operations, updates) for program in (found.train, found.infer))
+    step, inference = (
+        fuse_horizontally(table, program, found.operations, updates) for program in (found.train, found.infer)
+    )
     operations = {**found.operations, **step.choices, **inference.choices}
     return Choices(
         step.program,

@@ -1,4 +1,4 @@
-"""Workspace division: one total that all operations of a program share out, each keeping its own part.
+"""Workspace division: one total divided among all operations of a program, each with a part of its own.
 
 micro-cuDNN's integer program (Oyama et al. 2018): one point of the menu of every operation, the workspaces together
 within the total, the least time. Layouts are settled first, by pricing workspace (Lagrange): at the price at which the
@@ -100,7 +100,7 @@ def divided(menus: Mapping[str, Menu], total_bytes: int) -> Mapping[str, int]:
     solver.parameters.max_deterministic_time = effort.KNAPSACK_DETERMINISTIC_TIME
     status = solver.solve(model)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        # The layouts settled by price leave no room for their smallest workspaces.
+        # The layouts settled by price exceed the total even with their smallest workspaces.
         raise MbcError("MBC201", "the operations find no division of the total", "raise --workspace-total")
     return {
         name: next(

@@ -19,16 +19,16 @@ from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, Update
 from mbc.ops.pooling import MaxPool
 from mbc.ops.shape import ChannelSlice
 from mbc.ops.update import AdamW, Sgd
-from mbc.optimize.fusion.catalogue import PATTERNS, RELU_ALONG
+from mbc.optimize.fusion.catalogue import PATTERNS, RELU_FUSED_REMAT
 from mbc.optimize.fusion.catalogue_conv1x1 import (
-    BOTH_ALONG,
-    CONVOLUTION_ALONG,
-    DATA_ALONG,
+    CONVOLUTION_FUSED_REMAT,
+    DATA_GRADIENT_FUSED_REMAT,
     DATA_SUMS,
-    INSIDE_SUMS,
-    MADE_INSIDE,
-    PAIR_ALONG,
+    PAIR_FUSED_REMAT,
     PAIR_SUMS,
+    RELU_AND_CONVOLUTION_FUSED_REMAT,
+    REMAT_INSIDE,
+    REMAT_INSIDE_REDUCTIONS,
 )
 from mbc.optimize.fusion.pattern import Part, Pattern, Statement
 from tests.kernels.cuda.cases import LONG, SHAPES, Case, Operand, Shape, bytes_below, control, m, positive, w
@@ -121,7 +121,7 @@ def _fits(shape: Shape, window: Window, number: int) -> bool:
 
 
 def _cases() -> Iterable[Case]:
-    for pattern in (*PATTERNS, *RELU_ALONG):
+    for pattern in (*PATTERNS, *RELU_FUSED_REMAT):
         if any(KINDS[statement.kind].flops for statement in pattern.statements):
             continue
         shapes = [*SHAPES, *LONG]
@@ -224,12 +224,12 @@ def _reads_signs(pattern: Pattern) -> bool:
 POINT_FORMS = tuple(
     (pattern, part, sizes)
     for patterns, all_sizes in (
-        (CONVOLUTION_ALONG[:1], POINTS),
-        ((*CONVOLUTION_ALONG[1:], *BOTH_ALONG), BEHIND_POINTS),
-        ((*DATA_SUMS, *DATA_ALONG), GRADIENT_POINTS),
-        (INSIDE_SUMS, POINTS[1:2]),
-        ((*PAIR_SUMS, *PAIR_ALONG), PAIR_POINTS),
-        ((*MADE_INSIDE[:2], MADE_INSIDE[-1]), POINTS[:1]),
+        (CONVOLUTION_FUSED_REMAT[:1], POINTS),
+        ((*CONVOLUTION_FUSED_REMAT[1:], *RELU_AND_CONVOLUTION_FUSED_REMAT), BEHIND_POINTS),
+        ((*DATA_SUMS, *DATA_GRADIENT_FUSED_REMAT), GRADIENT_POINTS),
+        (REMAT_INSIDE_REDUCTIONS, POINTS[1:2]),
+        ((*PAIR_SUMS, *PAIR_FUSED_REMAT), PAIR_POINTS),
+        ((*REMAT_INSIDE[:2], REMAT_INSIDE[-1]), POINTS[:1]),
     )
     for pattern in patterns
     for part in pattern.launches

@@ -14,7 +14,7 @@ from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import DTYPE_CODES, Request
 from mbc.ops.base import Array
 from mbc.ops.signs import CHANNELS
-from mbc.optimize.fusion.catalogue import RELU_ALONG
+from mbc.optimize.fusion.catalogue import RELU_FUSED_REMAT
 from mbc.optimize.fusion.pattern import Part, Pattern, Statement
 from tests.kernels.cuda.cases import Shape
 from tests.kernels.cuda.groups import SAME, group
@@ -114,11 +114,11 @@ def _apart(pattern: Pattern, shape: Shape, affine: bool) -> tuple[Operation, Ope
 @pytest.mark.parametrize("precision", VANISHING)
 @pytest.mark.parametrize("layout", Layout)
 @pytest.mark.parametrize("affine", [True, False], ids=["affine", "plain"])
-@pytest.mark.parametrize("number", range(len(RELU_ALONG)))
+@pytest.mark.parametrize("number", range(len(RELU_FUSED_REMAT)))
 def test_equal_to_the_bit(
     number: int, affine: bool, layout: Layout, precision: Precision, libraries: dict[Precision, Library]
 ):
-    for pattern in (RELU_ALONG[number], _swapped(RELU_ALONG[number])):
+    for pattern in (RELU_FUSED_REMAT[number], _swapped(RELU_FUSED_REMAT[number])):
         for shape in SHAPES:
             if _has_signs(pattern) and shape[1] % CHANNELS != 0:
                 continue
@@ -127,20 +127,20 @@ def test_equal_to_the_bit(
                 first, second = _apart(_by_output(pattern), shape, affine)
                 bench.known |= bench.run(first)
                 wanted = {"y": bench.known["y"], **bench.run(second)}
-                along = group(pattern, pattern.launches[0], shape, affine)
-                assert bench.run(along) == wanted, (shape, vanishing)
-                inputs = along.inputs
+                fused_remat = group(pattern, pattern.launches[0], shape, affine)
+                assert bench.run(fused_remat) == wanted, (shape, vanishing)
+                inputs = fused_remat.inputs
                 places = {"y": next(name for name in ("r", "x2", "x") if name in inputs)}
                 if "d" in wanted:
                     places["d"] = "a" if "a" in inputs else "dy"
-                assert bench.run(along, places) == wanted, (shape, vanishing, places)
+                assert bench.run(fused_remat, places) == wanted, (shape, vanishing, places)
 
 
 @pytest.mark.parametrize("precision", [Precision.BF16, Precision.FP16])
-@pytest.mark.parametrize("number", range(len(RELU_ALONG)))
+@pytest.mark.parametrize("number", range(len(RELU_FUSED_REMAT)))
 def test_the_mask_is_that_of_what_is_stored(number: int, precision: Precision, libraries: dict[Precision, Library]):
     """Some of what is positive vanishes: with it in fp32 more would come through."""
-    pattern, shape = RELU_ALONG[number], SHAPES[0]
+    pattern, shape = RELU_FUSED_REMAT[number], SHAPES[0]
     bench = Bench(libraries[precision], shape, precision, Layout.CHANNELS_LAST, vanishing=True)
     made = bench.run(group(pattern, pattern.launches[0], shape, affine=True))
     y = from_bytes(made["y"], bench.type_of("y"), bench.layout)

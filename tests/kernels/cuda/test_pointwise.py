@@ -16,7 +16,7 @@ from mbc.kernels.cuda import KERNELS
 from mbc.kernels.cuda.conv import conv1x1 as pointwise
 from mbc.measure.statistics_harness import distances, moments
 from mbc.ops.convolution import Convolution
-from mbc.optimize.fusion.catalogue_conv1x1 import CONVOLUTION_ALONG
+from mbc.optimize.fusion.catalogue_conv1x1 import CONVOLUTION_FUSED_REMAT
 from mbc.optimize.fusion.pattern import Part, Pattern
 from tests.kernels.cuda.cases import Case, w
 from tests.kernels.cuda.groups import POINT_FORMS, POINTS, Sizes, point_operand, points
@@ -35,7 +35,7 @@ from tests.kernels.statistics import grouped
 pytestmark = pytest.mark.skipif(GXX is None, reason="no g++ on this machine")
 PRODUCTS = ("conv1x1.cu", "conv1x1_backward_data.cu", "conv1x1_bn_backward.cu", "dual_conv1x1.cu")
 FILES = (*PRODUCTS, "batch_norm_relu.cu", "batch_norm.cu", "bn_backward_remat.cu")
-FORWARD = CONVOLUTION_ALONG[0]
+FORWARD = CONVOLUTION_FUSED_REMAT[0]
 # What is written over something that is read.
 PLACES = (("d", "a"), ("d", "b"), ("d", "dy"), ("d", "y"), ("y", "r"), ("y", "x"), ("dx", "d"), ("dx", "dy"))
 MADE_BY = {"convolution": "pointwise", "convolution_backward_data": "pointwise_backward_data"}
@@ -95,8 +95,8 @@ def test_equal_to_the_launches_by_themselves(
     """By one block for its filters, which goes through all tiles; by as many as there are tiles."""
     monkeypatch.setattr(pointwise, "MOST_BLOCKS", blocks)
     bench = Bench(library, pattern, sizes)
-    along = points(pattern, part, sizes)
-    made = bench.run(along)
+    fused_remat = points(pattern, part, sizes)
+    made = bench.run(fused_remat)
     products = {n: pattern.statements[n] for n in part.runs if pattern.statements[n].kind in MADE_BY}
     for n, statement in products.items():
         bench.known |= bench.run(points(pattern, Part((n,), statement.outputs), sizes), MADE_BY[statement.kind])
@@ -108,9 +108,9 @@ def test_equal_to_the_launches_by_themselves(
         found, other = (np.frombuffer(values.pop(name), np.float32) for values in (made, wanted))
         assert relative_error(found, other) < 1e-5
     assert made == wanted
-    places = [(new, old) for new, old in PLACES if new in made and old in along.inputs]
+    places = [(new, old) for new, old in PLACES if new in made and old in fused_remat.inputs]
     for name, old in places:
-        again = bench.run(along, places={name: old})
+        again = bench.run(fused_remat, places={name: old})
         assert {name: again[name] for name in made} == made
 
 

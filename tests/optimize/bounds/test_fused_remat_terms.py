@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from mbc.optimize.bounds.fused_remat_terms import Both, Extras
+from mbc.optimize.bounds.fused_remat_terms import FusedRematCosts, JointRemat
 
 APART_US = 40.0
 
 
 def test_one_value_that_shares_a_launch_with_either_of_two():
     """Both with the dearer launch would take 25."""
-    found = Extras(
+    found = FusedRematCosts(
         {"wide": {"sums1": 20.0, "sums2": 8.0}, "relu1": {"sums1": 5.0}, "relu2": {"sums2": 5.0}},
-        (Both("wide", "relu1", "sums1", 20.0), Both("wide", "relu2", "sums2", 8.0)),
+        (JointRemat("wide", "relu1", "sums1", 20.0), JointRemat("wide", "relu2", "sums2", 8.0)),
     )
     assert not found.pairs
     all_us = sum(found.again_us((value,), APART_US) for value in ("wide", "relu1", "relu2"))
@@ -19,8 +19,8 @@ def test_one_value_that_shares_a_launch_with_either_of_two():
 
 
 def test_two_values_that_share_one_launch():
-    both = Both("wide", "relu", "sums", 20.0)
-    found = Extras({"wide": {"sums": 12.0}, "relu": {"sums": 5.0}}, (both,))
+    both = JointRemat("wide", "relu", "sums", 20.0)
+    found = FusedRematCosts({"wide": {"sums": 12.0}, "relu": {"sums": 5.0}}, (both,))
     assert found.pairs == (both,)
     assert found.pair_us(both, APART_US, APART_US) == (12, 5, 20)
     assert found.pair_us(both, 14.0, APART_US) == (12, 5, 14 + 5)
@@ -28,6 +28,6 @@ def test_two_values_that_share_one_launch():
 
 
 def test_the_first_value_along_with_other_sums():
-    both = Both("wide", "relu", "sums", 20.0)
-    found = Extras({"wide": {"sums": 12.0, "others": 13.0}, "relu": {"sums": 5.0}}, (both,))
+    both = JointRemat("wide", "relu", "sums", 20.0)
+    found = FusedRematCosts({"wide": {"sums": 12.0, "others": 13.0}, "relu": {"sums": 5.0}}, (both,))
     assert found.pair_us(both, APART_US, APART_US) == (12, 5, 13 + 5)

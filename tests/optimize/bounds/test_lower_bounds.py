@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from mbc.hardware.transfers import Slowdown
 from mbc.kernels import PROVIDERS
-from mbc.optimize.bounds.lower_bounds import Way, beside_us, earliest_us
+from mbc.optimize.bounds.lower_bounds import LaunchOption, critical_path_us, earliest_us
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.fusion.select_groups import fuse
 from mbc.optimize.placement.addresses import assign_addresses
-from mbc.optimize.schedule.emit_launches import order
+from mbc.optimize.schedule.emit_launches import emit_launches
 from mbc.optimize.schedule.in_place import take_over
 from mbc.optimize.schedule.simulate import Contention, simulate
 from mbc.optimize.search.solution import Fitted
@@ -30,16 +30,16 @@ GROUPED = tuple(Favouring(provider) for provider in PROVIDERS)
 
 
 @st.composite
-def ways(draw: st.DrawFn) -> list[Way]:
+def ways(draw: st.DrawFn) -> list[LaunchOption]:
     """Of values of which some can be made in several ways, some together, and some of each other."""
     needed, made = (st.sets(st.sampled_from(NAMES), min_size=least, max_size=2) for least in (0, 1))
     times = st.integers(0, 9).map(float)
     drawn = draw(st.lists(st.tuples(needed, made, times), min_size=1, max_size=9))
-    return [Way(tuple(sorted(inputs)), tuple(sorted(outputs)), time_us) for inputs, outputs, time_us in drawn]
+    return [LaunchOption(tuple(sorted(inputs)), tuple(sorted(outputs)), time_us) for inputs, outputs, time_us in drawn]
 
 
 @given(ways())
-def test_when_values_can_be_there_is_the_least_of_all_derivations(given: list[Way]) -> None:
+def test_when_values_can_be_there_is_the_least_of_all_derivations(given: list[LaunchOption]) -> None:
     made = {name for way in given for name in way.outputs}
 
     def least(name: str, above: frozenset[str]) -> float:
@@ -72,7 +72,10 @@ def test_no_way_to_run_a_small_program_is_faster(data: st.DataObject) -> None:
     reads = [data.draw(st.sets(st.integers(0, i - 1), max_size=2)) if i else set[int]() for i in range(count)]
     times_us = [data.draw(st.integers(1, 9)) for _ in range(count)]
     fills = [data.draw(st.sampled_from((0.0, 0.3, 0.8, 1.0))) for _ in range(count)]
-    chain = [Way(tuple(NAMES[j] for j in reads[i]), (NAMES[i],), float(time_us)) for i, time_us in enumerate(times_us)]
+    chain = [
+        LaunchOption(tuple(NAMES[j] for j in reads[i]), (NAMES[i],), float(time_us))
+        for i, time_us in enumerate(times_us)
+    ]
     bound_us = max(sum(times_us) / len(STREAMS), *earliest_us(chain).values(), 0.0)
     best_us = float("inf")
     for run in orders(reads):
@@ -101,20 +104,20 @@ def test_no_choice_and_no_streams_are_faster(network: str, grouped: bool, lean: 
     programs = fuse(found) if data.draw(st.booleans()) else None
     limits = {op.name: 0 for op in found.graph.train} if lean else {}
     choices = choose(found, limits, programs=programs)
-    draft = take_over(found.graph, order(found, choices), (*choices.train, *choices.infer))
+    draft = take_over(found.graph, emit_launches(found, choices), (*choices.train, *choices.infer))
     gone = data.draw(st.sets(st.integers(0, len(draft.train.launches) - 1), min_size=1))
     launches = tuple(
         replace(launch, stream=Stream.BESIDE) if i in gone else launch for i, launch in enumerate(draft.train.launches)
     )
     draft = replace(draft, train=replace(draft.train, launches=launches))
-    bound_us = beside_us(found, draft.train, draft.buffers, fastest_us)
+    bound_us = critical_path_us(found, draft.train, draft.buffers, fastest_us)
     assert 0 < bound_us <= Fitted(draft, assign_addresses(draft), found).step_us * (1 + 1e-9)
 
 
 def test_what_is_divided_makes_no_chain_and_what_runs_alone_has_no_such_bound() -> None:
     for micro_batch, chained in ((0, True), (2, False)):
         found, draft = table("residual", "fp32", micro_batch), draft_of("residual", "fp32", micro_batch)
-        assert beside_us(found, draft.train, draft.buffers, 100.0) == 0.0
+        assert critical_path_us(found, draft.train, draft.buffers, 100.0) == 0.0
         launches = (replace(draft.train.launches[0], stream=Stream.BESIDE), *draft.train.launches[1:])
-        bound_us = beside_us(found, replace(draft.train, launches=launches), draft.buffers, 100.0)
+        bound_us = critical_path_us(found, replace(draft.train, launches=launches), draft.buffers, 100.0)
         assert (bound_us > 50.0) == chained and bound_us >= 50.0

@@ -14,7 +14,7 @@ from mbc.kernels.base import Candidate, Request
 from mbc.kernels.cuda.conv import conv1x1_bn_backward as pointwise_normalize
 from mbc.optimize.bounds.measured_floor import step_floor
 from mbc.optimize.candidates.table import CandidateTable, Rules
-from mbc.optimize.fusion.bitwise_remat_match import with_repeated
+from mbc.optimize.fusion.bitwise_remat_match import with_bitwise_remat
 from mbc.optimize.search.profiling_requests import needs
 from mbc.optimize.search.search import Limits, search
 from mbc.options import Policy
@@ -133,8 +133,8 @@ def test_elsewhere_it_is_read(profile: Measured | None):
 
 def test_the_floor_takes_the_fastest_of_what_is_made_again():
     slower = table(Measured(makers=2.0))
-    assert with_repeated(slower) is not slower
-    assert step_floor(with_repeated(slower)).products_us <= step_floor(slower).products_us
+    assert with_bitwise_remat(slower) is not slower
+    assert step_floor(with_bitwise_remat(slower)).products_us <= step_floor(slower).products_us
 
 
 def test_what_determinism_costs_is_told_by_the_same_groups():

@@ -8,7 +8,7 @@ from mbc.ir.types import Layout
 from mbc.kernels import PROVIDERS
 from mbc.ops.fused import names_of
 from mbc.optimize.candidates.table import CandidateTable, Rules
-from mbc.optimize.fusion.horizontal import gather
+from mbc.optimize.fusion.horizontal import fuse_horizontally
 from mbc.optimize.selection.select import choose
 from tests.optimize.planned import H200, table
 
@@ -26,7 +26,7 @@ def test_a_cast_that_changes_the_layout_keeps_a_launch_of_its_own() -> None:
     assert len(casts) > 2
 
     def gathered(choices) -> set[str]:
-        program = gather(known, found.infer, choices).program
+        program = fuse_horizontally(known, found.infer, choices).program
         return {name for o in program if o.kind.startswith("cast") for name in names_of(o) if len(names_of(o)) > 1}
 
     assert {o.name for o in casts} <= gathered(found.operations)

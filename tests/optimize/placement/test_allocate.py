@@ -49,11 +49,11 @@ def test_placement_is_legal(blocks: list[Block]) -> None:
 @given(block_lists(30), st.integers(0, 4))
 @settings(max_examples=100)
 def test_what_fits_is_within_the_room(blocks: list[Block], more: int) -> None:
-    room_bytes = peak_bytes(blocks)[0] + more * UNIT
-    offsets = fit_within(blocks, room_bytes)
+    available_bytes = peak_bytes(blocks)[0] + more * UNIT
+    offsets = fit_within(blocks, available_bytes)
     if offsets is not None:
         assert not overlaps(blocks, offsets)
-        assert all(offset + block.size_bytes <= room_bytes for offset, block in zip(offsets, blocks, strict=True))
+        assert all(offset + block.size_bytes <= available_bytes for offset, block in zip(offsets, blocks, strict=True))
     assert fit_within(blocks, sum(block.size_bytes for block in blocks)) is not None
 
 

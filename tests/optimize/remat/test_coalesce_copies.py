@@ -7,13 +7,13 @@ from itertools import pairwise
 import pytest
 
 from mbc.optimize import effort
-from mbc.optimize.remat.state import Resided
+from mbc.optimize.remat.state import Residency
 from mbc.plan.model import Stream
 from tests.optimize.remat.test_greedy import BOTH
-from tests.optimize.remat.test_local_search import SEEDS, WORK, resided
+from tests.optimize.remat.test_local_search import SEEDS, WORK, residency
 
 
-def groups(found: Resided) -> int:
+def groups(found: Residency) -> int:
     """How often copies back are listed with something else before them."""
     streams = [launch.stream for launch in found.draft.train.launches]
     return sum(b is Stream.TO_DEVICE and a is not Stream.TO_DEVICE for a, b in pairwise(streams))
@@ -22,9 +22,9 @@ def groups(found: Resided) -> int:
 def test_copies_come_back_together_within_the_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(effort, "MIN_COPY_US", 0.0)  # these networks are small
     monkeypatch.setattr(effort, "COALESCE_SPARE_SHARE", 0.0)
-    together = {seed: resided(seed, BOTH, WORK) for seed in SEEDS}
-    assert all(found.live_bytes <= room_bytes for found, room_bytes in together.values())
+    together = {seed: residency(seed, BOTH, WORK) for seed in SEEDS}
+    assert all(found.live_bytes <= available_bytes for found, available_bytes in together.values())
     monkeypatch.setattr(effort, "COALESCE_SPARE_SHARE", 1.0)  # no room is enough for that
-    alone = {seed: resided(seed, BOTH, WORK)[0] for seed in SEEDS}
+    alone = {seed: residency(seed, BOTH, WORK)[0] for seed in SEEDS}
     assert all(together[seed][0].decisions == alone[seed].decisions for seed in SEEDS)
     assert sum(groups(found) for found, _ in together.values()) < sum(map(groups, alone.values()))

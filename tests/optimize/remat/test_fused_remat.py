@@ -11,8 +11,8 @@ from mbc.ops.fused import join, names_of
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.fusion.select_groups import fuse
 from mbc.optimize.remat.apply_decisions import Decisions, Recompute, rewrite
-from mbc.optimize.remat.fused_remat import along_runs, alongs_of, readers_late
-from mbc.optimize.schedule.emit_launches import order
+from mbc.optimize.remat.fused_remat import defer_readers, fused_remat_runs, fused_remats_of
+from mbc.optimize.schedule.emit_launches import emit_launches
 from mbc.optimize.schedule.regions import runs_of
 from mbc.optimize.selection.select import choose
 from mbc.plan.model import Access, Kernel, Launch, Mode, Stream
@@ -21,7 +21,7 @@ from tests.optimize.fusion.test_select_groups import table as favouring
 from tests.optimize.search.test_fused_within_budget import kept, made_again, within
 
 
-def along(precision: str, share: float) -> list[Launch]:
+def fused_remat(precision: str, share: float) -> list[Launch]:
     """Launches that make sums and, again, what these are through."""
     return [
         launch
@@ -32,7 +32,7 @@ def along(precision: str, share: float) -> list[Launch]:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_launch_of_sums_writes_what_was_dropped(precision: str):
-    found = along(precision, 0.85)
+    found = fused_remat(precision, 0.85)
     assert found
     assert all(sum(access.mode is not Mode.READ for access in launch.accesses) >= 3 for launch in found)
 
@@ -45,13 +45,13 @@ def test_nothing_is_made_again_where_all_fits():
 def test_readers_come_behind_the_sums_and_before_who_needs_them(precision: str):
     made = graph(precision)
     table = CandidateTable(made, UNCLUSTERED, PROVIDERS)
-    choices = readers_late(table, choose(table, {}, programs=fuse(table)))
+    choices = defer_readers(table, choose(table, {}, programs=fuse(table)))
     places = {name: place for place, op in enumerate(choices.train) for name in names_of(op)}
     outputs = {name: place for place, op in enumerate(choices.train) for name in op.outputs}
     for place, operation in enumerate(choices.train):
         assert all(outputs.get(name, -1) < place for name in operation.inputs)
     late = 0
-    for found in alongs_of(table):
+    for found in fused_remats_of(table):
         sums = places[names_of(found.operation)[-1]]
         if found.stands_for(choices.train[sums]):
             late += any(found.values[0] in operation.inputs for operation in choices.train[sums + 1 :])
@@ -63,7 +63,7 @@ def test_sums_that_write_more_are_not_stood_for():
     made = graph("fp32")
     by_name = {operation.name: operation for operation in made.train}
     checked = 0
-    for found in alongs_of(CandidateTable(made, UNCLUSTERED, PROVIDERS)):
+    for found in fused_remats_of(CandidateTable(made, UNCLUSTERED, PROVIDERS)):
         members = [by_name[name] for name in names_of(found.operation) if name in found.sums]
         between = [name for member in members[:-1] for name in member.outputs]
         wanted = [name for name in found.operation.outputs if name not in found.values]
@@ -77,11 +77,11 @@ def test_sums_that_write_more_are_not_stood_for():
 def test_what_is_read_in_another_layout_only_is_converted_behind_the_sums():
     made = graph("fp32")
     table = favouring(made, gpu=UNCLUSTERED)
-    choices = readers_late(table, choose(table, {}, programs=fuse(table)))
-    draft = order(table, choices)
+    choices = defer_readers(table, choose(table, {}, programs=fuse(table)))
+    draft = emit_launches(table, choices)
     runs = runs_of(made, draft, draft.train)
     (maker, position), found = next(
-        (at, run) for at, run in along_runs(table, draft, runs, choices.train).items() if at[1] > run.sums
+        (at, run) for at, run in fused_remat_runs(table, draft, runs, choices.train).items() if at[1] > run.sums
     )
     # Whoever reads the value reads a copy of it instead.
     (old,), other = found.targets, len(draft.buffers)
@@ -103,10 +103,10 @@ def test_what_is_read_in_another_layout_only_is_converted_behind_the_sums():
     train = replace(draft.train, launches=(*launches[:stop], convert, *map(renamed, launches[stop:])))
     copied = replace(draft, buffers=(*draft.buffers, replace(draft.buffers[old], alias=None)), train=train)
     runs = runs_of(made, copied, train)
-    alongs = along_runs(table, copied, runs, choices.train)
-    (again,) = (run for (by, at), run in alongs.items() if (by, at) == (maker, position + 1))
+    fused_remats = fused_remat_runs(table, copied, runs, choices.train)
+    (again,) = (run for (by, at), run in fused_remats.items() if (by, at) == (maker, position + 1))
     decisions = Decisions((Recompute(old, position + 1), Recompute(other, position + 1)))
-    written = rewrite(copied, runs, decisions, UNCLUSTERED.host_link, alongs).draft.train.launches
+    written = rewrite(copied, runs, decisions, UNCLUSTERED.host_link, fused_remats).draft.train.launches
     conversions = [i for i, launch in enumerate(written) if launch.work == convert.work]
     sums = [i for i, launch in enumerate(written) if launch.operations == again.launch.operations]
     assert len(conversions) == 2 and conversions[0] < sums[0] < conversions[1]

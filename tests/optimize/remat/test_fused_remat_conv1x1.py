@@ -14,15 +14,15 @@ from mbc.kernels.base import Candidate, Request
 from mbc.kernels.cuda.conv import conv1x1 as pointwise
 from mbc.kernels.statistics import WITH_STATISTICS
 from mbc.ops.fused import gives_product
-from mbc.optimize.bounds.budget_lp import within_us
-from mbc.optimize.bounds.fused_remat_terms import extras_of
+from mbc.optimize.bounds.budget_lp import budget_bound_us
+from mbc.optimize.bounds.fused_remat_terms import fused_remat_costs
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.fusion.select_groups import fuse, groups_of
 from mbc.optimize.remat.apply_decisions import Decisions, Recompute, rewrite
-from mbc.optimize.remat.fused_remat import all_alongs, along_runs, alongs_of, readers_late
+from mbc.optimize.remat.fused_remat import all_fused_remats, defer_readers, fused_remat_runs, fused_remats_of
 from mbc.optimize.remat.live_bytes_ledger import Ledger
 from mbc.optimize.remat.state import Means
-from mbc.optimize.schedule.emit_launches import order
+from mbc.optimize.schedule.emit_launches import emit_launches
 from mbc.optimize.schedule.regions import runs_of
 from mbc.optimize.search.profiling_requests import needs
 from mbc.optimize.selection.select import choose
@@ -49,7 +49,7 @@ train { optimizer = sgd(momentum=0.9)  precision = bf16 }
 SHARE = 0.65  # of what keeping everything takes
 ALONG_SHARE = 1.05  # of the time of the sums by themselves
 SLOWER = 1e4  # than what is to be planned
-ALONG = frozenset(kernel.name for kernel in pointwise.ALONG)
+FUSED_REMAT = frozenset(kernel.name for kernel in pointwise.FUSED_REMAT)
 
 
 def is_joint(kind: str) -> bool:
@@ -59,11 +59,11 @@ def is_joint(kind: str) -> bool:
 @dataclass(frozen=True)
 class Measured(NoSizes):
     """A profile that has measured what would be estimated, all by its bytes, so that a convolution takes as long as on
-    large images; but for launches that keep to themselves what they make again. `along`: whether products along with
-    sums were measured; `joint`: with relu's output, too; `forward`: what the kernel that they repeat takes, others 1;
-    `both`: what joint launches take of what they would."""
+    large images; but for launches that keep to themselves what they make again. `fused_remat`: whether products along
+    with sums were measured; `joint`: with relu's output, too; `forward`: what the kernel that they repeat takes, others
+    1; `both`: what joint launches take of what they would."""
 
-    along: bool = True
+    fused_remat: bool = True
     joint: bool = True
     forward: float = 0.9
     both: float = 1.0
@@ -71,7 +71,7 @@ class Measured(NoSizes):
     origin: str = "made up"
 
     def candidates(self, request: Request) -> Iterable[Candidate]:
-        if (gives_product(request.attributes) and not self.along) or (is_joint(request.kind) and not self.joint):
+        if (gives_product(request.attributes) and not self.fused_remat) or (is_joint(request.kind) and not self.joint):
             return ()
         if is_inside(request):
             return ()
@@ -83,7 +83,7 @@ class Measured(NoSizes):
 
     def _time_us(self, request: Request, c: Candidate) -> float:
         moved = sum(t.size_bytes for t in (*request.inputs, *request.outputs)) / 1e3
-        if c.name in ALONG:
+        if c.name in FUSED_REMAT:
             operands = sum(t.size_bytes for t in request.inputs[:2]) / 1e3
             return ALONG_SHARE * (moved - operands) * (self.both if is_joint(request.kind) else 1.0)
         if c.name == "pointwise":
@@ -103,7 +103,7 @@ def planned(profile: Measured | None, share: float = 0.0) -> Plan:
 
 def products_along(plan: Plan) -> list[Launch]:
     launches = (launch for launch in plan.train.launches if isinstance(launch.work, Kernel))
-    return [launch for launch in launches if launch.work.name in ALONG]
+    return [launch for launch in launches if launch.work.name in FUSED_REMAT]
 
 
 def jointly(plan: Plan) -> list[Launch]:
@@ -114,7 +114,7 @@ def jointly(plan: Plan) -> list[Launch]:
 
 @pytest.mark.parametrize("profile", [Measured(joint=False), Measured()], ids=["by itself", "with relu's output"])
 def test_what_was_dropped_is_made_again_with_the_same_bits(profile: Measured):
-    plan, without = planned(profile, SHARE), planned(replace(profile, along=False, joint=False), SHARE)
+    plan, without = planned(profile, SHARE), planned(replace(profile, fused_remat=False, joint=False), SHARE)
     assert products_along(plan)
     assert bool(jointly(plan)) == profile.joint
     assert plan.bounds.within_us <= plan.predictions.train_us < without.predictions.train_us
@@ -132,12 +132,14 @@ def test_only_what_the_same_kernel_made():
     assert "pointwise" not in {launch.work.name for launch in plan.train.launches if isinstance(launch.work, Kernel)}
 
 
-@pytest.mark.parametrize("profile", [None, Measured(along=False)], ids=["estimated", "never measured"])
+@pytest.mark.parametrize("profile", [None, Measured(fused_remat=False)], ids=["estimated", "never measured"])
 def test_without_a_measurement_none_is_taken_but_all_are_asked_for(profile: Measured | None):
     known = table(profile)
-    assert not [along for along in alongs_of(known) if gives_product(along.operation.attributes)]
+    assert not [
+        fused_remat for fused_remat in fused_remats_of(known) if gives_product(fused_remat.operation.attributes)
+    ]
     assert not products_along(planned(profile, SHARE))
-    wanted = {a.operation.kind for a in all_alongs(known) if gives_product(a.operation.attributes)}
+    wanted = {a.operation.kind for a in all_fused_remats(known) if gives_product(a.operation.attributes)}
     assert any(map(is_joint, wanted)) and wanted <= {
         need.undivided.kind for need in needs(graph_of(SOURCE), H200, Policy.UNDIVIDED)
     }
@@ -151,25 +153,25 @@ class Pairs:
         if signs:
             known = known.of(with_signs(graph_of(SOURCE), relus_behind_sums(graph_of(SOURCE))))
         self.table = known
-        choices = readers_late(known, choose(known, {}, programs=fuse(known)))
-        self.draft = order(known, choices)
+        choices = defer_readers(known, choose(known, {}, programs=fuse(known)))
+        self.draft = emit_launches(known, choices)
         self.runs = runs_of(known.graph, self.draft, self.draft.train)
-        self.alongs = along_runs(known, self.draft, self.runs, choices.train)
-        sums = {key: along.sums for key, along in self.alongs.items()}
+        self.fused_remats = fused_remat_runs(known, self.draft, self.runs, choices.train)
+        sums = {key: fused_remat.sums for key, fused_remat in self.fused_remats.items()}
         self.found = [(a, b) for a in sums for b in sums if sums[a] == sums[b] and a[0] < b[0]]
 
     def target(self, key: tuple[int, int]) -> int:
-        return self.alongs[key].targets[0]
+        return self.fused_remats[key].targets[0]
 
     def made(self, *keys: tuple[int, int]) -> tuple[Launch, ...]:
         """The step that makes them again."""
         both = tuple(Recompute(self.target(key), key[1]) for key in sorted(keys))
-        return rewrite(self.draft, self.runs, Decisions(both), H200.host_link, self.alongs).draft.train.launches
+        return rewrite(self.draft, self.runs, Decisions(both), H200.host_link, self.fused_remats).draft.train.launches
 
     def check_books(self, first: tuple[int, int], last: tuple[int, int], beside_us: float) -> None:
         """`beside_us`: what the first value takes where the last one is made along."""
-        ledger = Ledger(self.draft, self.runs, 0, (), self.alongs)
-        first_us, last_us = self.alongs[first].more_us, self.alongs[last].more_us
+        ledger = Ledger(self.draft, self.runs, 0, (), self.fused_remats)
+        first_us, last_us = self.fused_remats[first].more_us, self.fused_remats[last].more_us
         for one, other in ((first, last), (last, first)):
             for key in (one, other):
                 ledger.repeat(self.target(key), key[1])
@@ -187,7 +189,9 @@ def test_of_two_along_the_same_sums_the_one_made_last_is():
     assert pairs.found
     for first, last in pairs.found:
         made = pairs.made(first, last)
-        (sums,) = (i for i, launch in enumerate(made) if launch.operations == pairs.alongs[last].launch.operations)
+        (sums,) = (
+            i for i, launch in enumerate(made) if launch.operations == pairs.fused_remats[last].launch.operations
+        )
         again = pairs.runs[first[0]]
         operations = pairs.draft.train.launches[again.start].operations
         alone = [i for i, launch in enumerate(made) if launch.operations == operations]
@@ -199,7 +203,7 @@ def test_of_two_along_the_same_sums_the_one_made_last_is():
 @pytest.mark.parametrize("signs", [False, True], ids=["by output", "by signs"])
 def test_of_two_along_the_same_sums_both_are_where_that_was_measured(signs: bool):
     pairs = Pairs(Measured(), signs)
-    joint = [(pair, run) for pair in pairs.found if (run := pairs.alongs[pair[0]].joint) is not None]
+    joint = [(pair, run) for pair in pairs.found if (run := pairs.fused_remats[pair[0]].joint) is not None]
     assert joint
     for (first, last), run in joint:
         made = pairs.made(first, last)
@@ -207,7 +211,7 @@ def test_of_two_along_the_same_sums_both_are_where_that_was_measured(signs: bool
         (sums,) = (launch for launch in made if launch.operations == run.launch.operations)
         assert isinstance(sums.work, Kernel) and sums.work.name.endswith("_signed") == signs
         assert set(run.targets) == {pairs.target(first), pairs.target(last)}
-        assert run.more_us == pytest.approx(sums.work.time_us - _time_us(pairs.alongs[last].launch))
+        assert run.more_us == pytest.approx(sums.work.time_us - _time_us(pairs.fused_remats[last].launch))
         pairs.check_books(first, last, run.more_us)
 
 
@@ -216,14 +220,14 @@ def test_both_are_not_where_one_of_them_is_read_before():
     pairs = Pairs(Measured())
     checked = 0
     for first, last in pairs.found:
-        run = pairs.alongs[first].joint
-        for reader, position in run.rivals - pairs.alongs[first].rivals if run else ():
+        run = pairs.fused_remats[first].joint
+        for reader, position in run.rivals - pairs.fused_remats[first].rivals if run else ():
             (output,) = (b for b in pairs.runs[reader].writes if b in Ledger(pairs.draft, pairs.runs, 0).movable)
             decisions = [Recompute(pairs.target(key), key[1]) for key in (first, last)]
             decisions.append(Recompute(output, position))
-            written = rewrite(pairs.draft, pairs.runs, Decisions(tuple(decisions)), H200.host_link, pairs.alongs)
+            written = rewrite(pairs.draft, pairs.runs, Decisions(tuple(decisions)), H200.host_link, pairs.fused_remats)
             assert len(written.draft.train.launches) == len(pairs.draft.train.launches) + 3
-            ledger = Ledger(pairs.draft, pairs.runs, 0, (), pairs.alongs)
+            ledger = Ledger(pairs.draft, pairs.runs, 0, (), pairs.fused_remats)
             for decision in decisions:
                 ledger.repeat(decision.buffer, decision.before)
             alone_us = sum(pairs.runs[key[0]].time_us for key in (first, last))
@@ -242,12 +246,12 @@ def test_the_bound_has_no_higher_prices_than_the_books(signs: bool):
     pairs = Pairs(Measured(), signs)
     known, buffers = pairs.table, pairs.draft.buffers
     groups = (launch for group in groups_of(known)[0] for launch in group.launches)
-    extras = extras_of(known, (*known.graph.train, *groups))
-    joint = [(pair, run) for pair in pairs.found if (run := pairs.alongs[pair[0]].joint) is not None]
+    extras = fused_remat_costs(known, (*known.graph.train, *groups))
+    joint = [(pair, run) for pair in pairs.found if (run := pairs.fused_remats[pair[0]].joint) is not None]
     assert joint
     for pair, run in joint:
         values = tuple(buffers[pairs.target(key)].value for key in pair)
-        first_us, last_us = (pairs.alongs[key].more_us for key in pair)
+        first_us, last_us = (pairs.fused_remats[key].more_us for key in pair)
         (both,) = (both for both in extras.both if (both.first, both.last) == values)
         assert 0 < extras.least_us(both.first) <= first_us * (1 + 1e-9)
         assert extras.least_us(both.last) <= last_us * (1 + 1e-9)
@@ -262,5 +266,5 @@ def test_in_the_bound_two_share_a_launch_only_where_both_are_away():
         forward = [op for op in known.graph.train if op.kind in ("convolution", "relu")]
         kept_bytes = sum(known.graph.values[op.outputs[0]].type.size_bytes for op in forward)
         fastest_us = choose(known, {}, programs=fuse(known)).train_us
-        bounds_us.append(within_us(known, Means(True, 0.0, 0), kept_bytes * 9 // 10, fastest_us) - fastest_us)
+        bounds_us.append(budget_bound_us(known, Means(True, 0.0, 0), kept_bytes * 9 // 10, fastest_us) - fastest_us)
     assert 0 < bounds_us[0] < bounds_us[1]

@@ -17,11 +17,11 @@ from mbc.hardware.spec import find_spec
 from mbc.ir.transforms.training_step import differentiate
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.remat.apply_decisions import Decisions, rewrite
-from mbc.optimize.remat.greedy import reside
+from mbc.optimize.remat.greedy import choose_residency
 from mbc.optimize.remat.live_bytes_ledger import Ledger
 from mbc.optimize.remat.optimizer_offload import persistent_bytes
 from mbc.optimize.remat.state import Means
-from mbc.optimize.schedule.emit_launches import Draft, order
+from mbc.optimize.schedule.emit_launches import Draft, emit_launches
 from mbc.optimize.schedule.in_place import take_over
 from mbc.optimize.schedule.liveness import blocks, live_bytes
 from mbc.optimize.schedule.regions import Run, runs_of
@@ -44,18 +44,18 @@ OVERHEAD = find_spec("h200").overhead_bytes
 @functools.cache
 def kept_bytes(network: str) -> int:
     made = table(network)
-    return reside(made.graph, draft_of(network), made.device.host_link, BOTH, 1 << 60).live_bytes
+    return choose_residency(made.graph, draft_of(network), made.device.host_link, BOTH, 1 << 60).live_bytes
 
 
 @pytest.mark.parametrize("network", ["residual", "dense"])
 @pytest.mark.parametrize("means", [RECOMPUTE, OFFLOAD, BOTH], ids=["recompute", "offload", "both"])
 def test_less_room_is_kept_to(network: str, means: Means) -> None:
     made = table(network)
-    room_bytes = int(0.9 * kept_bytes(network))
-    resided = reside(made.graph, draft_of(network), made.device.host_link, means, room_bytes)
-    assert resided.live_bytes <= room_bytes
-    assert bool(resided.decisions.recomputes) <= means.recompute
-    assert bool(resided.decisions.offloads) <= (means.offload > 0)
+    available_bytes = int(0.9 * kept_bytes(network))
+    residency = choose_residency(made.graph, draft_of(network), made.device.host_link, means, available_bytes)
+    assert residency.live_bytes <= available_bytes
+    assert bool(residency.decisions.recomputes) <= means.recompute
+    assert bool(residency.decisions.offloads) <= (means.offload > 0)
 
 
 @given(part=st.floats(0.45, 1.0), network=st.sampled_from(["residual", "dense"]), without=st.sampled_from(
@@ -137,7 +137,7 @@ def cost(made: CandidateTable, draft: Draft, runs: tuple[Run, ...], decisions: D
 @pytest.mark.parametrize("seed", range(6))
 def test_recomputing_takes_no_longer_than_any_choice_on_a_chain(seed: int) -> None:
     made = chain(seed)
-    draft = order(made, choose(made, {}))
+    draft = emit_launches(made, choose(made, {}))
     runs = runs_of(made.graph, draft, draft.train)
     fresh = Ledger(draft, runs, 4096)
     named = [draft.train.launches[run.start].operations for run in runs]
@@ -153,9 +153,9 @@ def test_recomputing_takes_no_longer_than_any_choice_on_a_chain(seed: int) -> No
             ways.append(cost(made, draft, runs, ledger.decisions()))
     most, least = max(live for live, _ in ways), min(live for live, _ in ways)
     for part in (0.0, 0.25, 0.5, 0.75):
-        room_bytes = int(least + part * (most - least))
-        resided = reside(made.graph, draft, made.device.host_link, RECOMPUTE, room_bytes)
-        live, time_us = cost(made, draft, runs, resided.decisions)
-        best_us = min(time_us for live, time_us in ways if live <= room_bytes)
-        assert live <= room_bytes
+        available_bytes = int(least + part * (most - least))
+        residency = choose_residency(made.graph, draft, made.device.host_link, RECOMPUTE, available_bytes)
+        live, time_us = cost(made, draft, runs, residency.decisions)
+        best_us = min(time_us for live, time_us in ways if live <= available_bytes)
+        assert live <= available_bytes
         assert time_us <= best_us * (1 + 1e-9)

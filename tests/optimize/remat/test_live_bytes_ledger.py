@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mbc.optimize.remat.state import RematState
-from mbc.optimize.remat.transient_peak import passing_bytes
+from mbc.optimize.remat.transient_peak import transient_bytes
 from mbc.optimize.remat.undo_log import Leaner
 from mbc.optimize.schedule.regions import Run, runs_of
 from tests.optimize.remat.test_greedy import RECOMPUTE
@@ -120,9 +120,9 @@ def test_what_passes_between_repetitions_is_counted() -> None:
     sizes = (100, 40, 10, 5)
     nothing = (0, 0, 0, 0)
     # While value 1 is made, value 0 is there; neither 2 nor 3 is yet.
-    assert passing_bytes((0, 1, 2), runs, sizes, nothing, 3, {2}) == 100 + 40 - 10 - 5
+    assert transient_bytes((0, 1, 2), runs, sizes, nothing, 3, {2}) == 100 + 40 - 10 - 5
     # What stays is no more than is counted anyway.
-    assert passing_bytes((0, 1, 2), runs, sizes, nothing, 3, {0, 1, 2}) == 0
+    assert transient_bytes((0, 1, 2), runs, sizes, nothing, 3, {0, 1, 2}) == 0
     # A repetition has its workspace, and the run has its own.
-    assert passing_bytes((0,), runs, sizes, (30, 0, 0, 0), 3, {0}) == 30 - 5
-    assert passing_bytes((0,), runs, sizes, (30, 0, 0, 20), 3, {0}) == 30 - 20 - 5
+    assert transient_bytes((0,), runs, sizes, (30, 0, 0, 0), 3, {0}) == 30 - 5
+    assert transient_bytes((0,), runs, sizes, (30, 0, 0, 20), 3, {0}) == 30 - 20 - 5

@@ -14,9 +14,9 @@ from mbc.ir.transforms.training_step import differentiate
 from mbc.optimize import effort
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.remat import local_search as improve
-from mbc.optimize.remat.greedy import reside
-from mbc.optimize.remat.state import Means, RematState, Resided
-from mbc.optimize.schedule.emit_launches import Draft, order
+from mbc.optimize.remat.greedy import choose_residency
+from mbc.optimize.remat.state import Means, RematState, Residency
+from mbc.optimize.schedule.emit_launches import Draft, emit_launches
 from mbc.optimize.schedule.regions import runs_of
 from mbc.optimize.selection.select import choose
 from mbc.plan.model import Stream
@@ -54,18 +54,18 @@ train {{ optimizer = sgd() }}
     lowered = lower(parse(Source("residual.mbc", text)), (), None)
     graph = differentiate(lowered.network, lowered.optimizer, lowered.precision)
     made = CandidateTable(graph, calibrated(find_spec("h200"), None), ONE_BY_ONE, None, Rules())
-    return made, order(made, choose(made, {}))
+    return made, emit_launches(made, choose(made, {}))
 
 
-def resided(seed: int, means: Means, work: int, part: float = PART) -> tuple[Resided, int]:
+def residency(seed: int, means: Means, work: int, part: float = PART) -> tuple[Residency, int]:
     made, draft = network(seed)
     link = made.device.host_link
-    kept_bytes = reside(made.graph, draft, link, means, 1 << 60).live_bytes
-    room_bytes = int(part * kept_bytes)
-    return reside(made.graph, draft, link, means, room_bytes, work=work), room_bytes
+    kept_bytes = choose_residency(made.graph, draft, link, means, 1 << 60).live_bytes
+    available_bytes = int(part * kept_bytes)
+    return choose_residency(made.graph, draft, link, means, available_bytes, work=work), available_bytes
 
 
-def time_us(seed: int, found: Resided) -> float:
+def time_us(seed: int, found: Residency) -> float:
     made, draft = network(seed)
     return cost(made, draft, runs_of(made.graph, draft, draft.train), found.decisions)[1]
 
@@ -73,9 +73,9 @@ def time_us(seed: int, found: Resided) -> float:
 def test_less_is_made_again() -> None:
     gained = 0
     for seed in SEEDS:
-        (chosen, room_bytes), (improved, _) = resided(seed, RECOMPUTE, 0), resided(seed, RECOMPUTE, WORK)
-        assert chosen.live_bytes <= room_bytes
-        assert improved.live_bytes <= room_bytes
+        (chosen, available_bytes), (improved, _) = residency(seed, RECOMPUTE, 0), residency(seed, RECOMPUTE, WORK)
+        assert chosen.live_bytes <= available_bytes
+        assert improved.live_bytes <= available_bytes
         before_us, after_us = time_us(seed, chosen), time_us(seed, improved)
         assert after_us <= before_us
         gained += after_us < before_us
@@ -94,13 +94,13 @@ def test_what_was_found_counts_where_nothing_is_left_to_take_back(monkeypatch: p
     gained = 0
     for seed in SEEDS:
         rounds = 0
-        (chosen, _), (improved, room_bytes) = resided(seed, RECOMPUTE, 0), resided(seed, RECOMPUTE, WORK)
-        assert improved.live_bytes <= room_bytes
+        (chosen, _), (improved, available_bytes) = residency(seed, RECOMPUTE, 0), residency(seed, RECOMPUTE, WORK)
+        assert improved.live_bytes <= available_bytes
         gained += time_us(seed, improved) < time_us(seed, chosen)
     assert gained
 
 
-def sent_bytes(seed: int, found: Resided) -> list[int]:
+def sent_bytes(seed: int, found: Residency) -> list[int]:
     return [network(seed)[1].buffers[decision.buffer].size_bytes for decision in found.decisions.offloads]
 
 
@@ -109,8 +109,8 @@ def test_improving_keeps_to_the_room_and_to_the_host(monkeypatch: pytest.MonkeyP
     means = Means(recompute=True, offload=1.0, host_bytes=8 << 20)
     sent = 0
     for seed in SEEDS:
-        found, room_bytes = resided(seed, means, WORK)
-        assert found.live_bytes <= room_bytes
+        found, available_bytes = residency(seed, means, WORK)
+        assert found.live_bytes <= available_bytes
         assert sum(sent_bytes(seed, found)) <= means.host_bytes
         sent += len(found.decisions.offloads)
     assert sent, "nothing was sent: the test shows nothing"
@@ -122,11 +122,11 @@ def test_short_copies_are_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(effort, "MIN_COPY_US", shortest_us)
     link = network(0)[0].device.host_link
     for seed in SEEDS:
-        sent = sent_bytes(seed, resided(seed, BOTH, WORK, 0.5)[0])
+        sent = sent_bytes(seed, residency(seed, BOTH, WORK, 0.5)[0])
         assert sent and all(link.copy_us(size_bytes, Stream.TO_HOST) >= shortest_us for size_bytes in sent)
 
 
 def test_improving_is_repeatable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(effort, "MIN_COPY_US", 0.0)
-    assert resided(1, BOTH, WORK)[0].decisions.offloads
-    assert resided(1, BOTH, WORK)[0].decisions == resided(1, BOTH, WORK)[0].decisions
+    assert residency(1, BOTH, WORK)[0].decisions.offloads
+    assert residency(1, BOTH, WORK)[0].decisions == residency(1, BOTH, WORK)[0].decisions

@@ -15,7 +15,7 @@ from mbc.hardware.spec import find_spec
 from mbc.ir.graph import Role
 from mbc.ir.transforms.training_step import differentiate
 from mbc.optimize.candidates.table import CandidateTable, Rules
-from mbc.optimize.remat.optimizer_offload import at_host, movable_states
+from mbc.optimize.remat.optimizer_offload import movable_states, offload_states
 from mbc.optimize.schedule.emit_launches import Draft
 from mbc.optimize.schedule.in_place import take_over
 from mbc.optimize.search.search import Limits, search
@@ -36,7 +36,7 @@ IDS = ["-".join(map(str, case)) for case in CASES]
 def moved(case: Case, every: int = 1, lead: float = 2.0) -> Draft:
     """With one in `every` states of the optimizer at the host."""
     draft, made = draft_of(*case), table(*case)
-    return at_host(made.graph, draft, movable_states(made.graph, draft)[::every], made.device.host_link, lead)
+    return offload_states(made.graph, draft, movable_states(made.graph, draft)[::every], made.device.host_link, lead)
 
 
 def planned(case: Case, every: int = 1, lead: float = 2.0) -> Plan:
@@ -162,17 +162,17 @@ def wide() -> CandidateTable:
 def test_states_go_to_the_host_when_that_is_what_it_takes(wide: CandidateTable, part: float) -> None:
     kept = search(wide, Limits(), 1 << 40)
     overhead = kept.predictions.overhead_bytes
-    room_bytes = int(part * kept.predictions.arena_bytes)
-    plan = search(wide, Limits(), overhead + room_bytes)
+    available_bytes = int(part * kept.predictions.arena_bytes)
+    plan = search(wide, Limits(), overhead + available_bytes)
     verify_plan(plan)
-    assert plan.predictions.arena_bytes <= room_bytes and plan.bounds.floor_bytes <= room_bytes
+    assert plan.predictions.arena_bytes <= available_bytes and plan.bounds.floor_bytes <= available_bytes
     homes = [b for b in plan.train.entry if plan.buffers[b].space is Space.HOST]
-    lacking_bytes = kept.predictions.arena_bytes - room_bytes
+    lacking_bytes = kept.predictions.arena_bytes - available_bytes
     away_bytes = sum(plan.buffers[b].size_bytes for b in homes)
     assert homes and away_bytes > 0.5 * lacking_bytes
     assert states(trained(plan)) == states(trained(kept))
     with pytest.raises(BudgetError):
-        search(wide, Limits(without=frozenset({"offload"})), overhead + room_bytes)
+        search(wide, Limits(without=frozenset({"offload"})), overhead + available_bytes)
 
 
 def test_only_as_many_states_go_as_are_lacking_and_as_the_host_holds(wide: CandidateTable) -> None:

@@ -16,13 +16,13 @@ from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.fusion.select_groups import fuse
 from mbc.optimize.remat.apply_decisions import rewrite
 from mbc.optimize.remat.live_bytes_ledger import Ledger
-from mbc.optimize.remat.remat_without_statistics import repeated_bare
-from mbc.optimize.schedule.emit_launches import Draft, order
+from mbc.optimize.remat.remat_without_statistics import repeated_without_statistics
+from mbc.optimize.schedule.emit_launches import Draft, emit_launches
 from mbc.optimize.schedule.regions import runs_of
 from mbc.optimize.selection.select import choose
 from mbc.plan.model import Kernel, Plan
 from tests.optimize.planned import H200, graph_of, planned_for, trained
-from tests.optimize.remat.test_fused_remat_conv1x1 import ALONG, SHARE, SLOWER, SOURCE, Measured
+from tests.optimize.remat.test_fused_remat_conv1x1 import FUSED_REMAT, SHARE, SLOWER, SOURCE, Measured
 
 ALONE = ("beside", "offload")
 
@@ -38,7 +38,7 @@ class Summing(Measured):
         moved_us = sum(t.size_bytes for t in (*request.inputs, *request.outputs)) / 1e3
         if c.name in map(bare, KERNELS):
             return self.alone * moved_us
-        if c.name in ALONG:
+        if c.name in FUSED_REMAT:
             return SLOWER * moved_us
         return moved_us if bare(c.name) else super()._time_us(request, c)
 
@@ -69,8 +69,8 @@ def test_with_them_where_that_takes_no_longer():
 def test_what_is_made_again_takes_what_the_books_say():
     known = CandidateTable(graph_of(SOURCE), H200, PROVIDERS, Summing(), Rules())  # type: ignore[arg-type]
     choices = choose(known, {}, programs=fuse(known))
-    draft = order(known, choices)
-    runs = repeated_bare(known, draft, runs_of(known.graph, draft, draft.train), choices.train)
+    draft = emit_launches(known, choices)
+    runs = repeated_without_statistics(known, draft, runs_of(known.graph, draft, draft.train), choices.train)
     ledger = Ledger(draft, runs, small_bytes=0)
     repeated = [run for run in runs if run.repeat is not None]
     assert repeated

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from mbc.optimize import effort
-from mbc.optimize.remat.greedy import reside
+from mbc.optimize.remat.greedy import choose_residency
 from mbc.optimize.remat.segment_remat import cut_into_segments
-from mbc.optimize.remat.state import RematState, Resided
+from mbc.optimize.remat.state import RematState, Residency
 from mbc.optimize.schedule.regions import runs_of
 from tests.optimize.remat.test_greedy import RECOMPUTE, cost
 from tests.optimize.remat.test_local_search import network
@@ -36,12 +36,12 @@ def test_a_segment_is_made_again_once(seed: int, parts: int) -> None:
     assert 0 < found.ledger.again_us < forward_us
 
 
-def least(seed: int, part: float) -> tuple[Resided, float, int]:
+def least(seed: int, part: float) -> tuple[Residency, float, int]:
     made, draft = network(seed)
-    kept_bytes = reside(made.graph, draft, made.device.host_link, RECOMPUTE, 1 << 60).live_bytes
-    room_bytes = int(part * kept_bytes)
-    found = reside(made.graph, draft, made.device.host_link, RECOMPUTE, room_bytes)
-    return found, cost(made, draft, runs_of(made.graph, draft, draft.train), found.decisions)[1], room_bytes
+    kept_bytes = choose_residency(made.graph, draft, made.device.host_link, RECOMPUTE, 1 << 60).live_bytes
+    available_bytes = int(part * kept_bytes)
+    found = choose_residency(made.graph, draft, made.device.host_link, RECOMPUTE, available_bytes)
+    return found, cost(made, draft, runs_of(made.graph, draft, draft.train), found.decisions)[1], available_bytes
 
 
 def test_segments_fit_where_choosing_gap_by_gap_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,12 +49,12 @@ def test_segments_fit_where_choosing_gap_by_gap_does_not(monkeypatch: pytest.Mon
     monkeypatch.setattr(effort, "SEGMENT_SHARES", ())
     without = {seed: least(seed, 0.3) for seed in SEEDS}
     gained = 0
-    for seed, (found, time_us, room_bytes) in with_segments.items():
+    for seed, (found, time_us, available_bytes) in with_segments.items():
         other, other_us, _ = without[seed]
-        assert found.live_bytes <= max(room_bytes, other.live_bytes)
-        if other.live_bytes > room_bytes:
-            gained += found.live_bytes <= room_bytes
-        elif found.live_bytes <= room_bytes:
+        assert found.live_bytes <= max(available_bytes, other.live_bytes)
+        if other.live_bytes > available_bytes:
+            gained += found.live_bytes <= available_bytes
+        elif found.live_bytes <= available_bytes:
             assert time_us <= other_us * (1 + 1e-9)
             gained += time_us < other_us
     assert gained, "segments were never better: the test shows nothing"
@@ -68,13 +68,13 @@ def test_workspace_is_given_up_where_that_takes_less_time() -> None:
     runs = runs_of(made.graph, draft, draft.train)
     sized = [i for i in np.argsort(-over) if i < len(runs) and found.ledger.scratch_bytes(int(i)) > 0]
     run = int(sized[0])
-    room_bytes = int(over[run]) - 4096
+    available_bytes = int(over[run]) - 4096
     names = draft.train.launches[runs[run].start].operations
     workspace_bytes = found.ledger.scratch_bytes(run)
     points = {names: ((workspace_bytes - 4096, runs[run].time_us + 0.5), (0, runs[run].time_us + 1000.0))}
     link = made.device.host_link
-    leaner = reside(made.graph, draft, link, RECOMPUTE, room_bytes, points=points)
-    without = reside(made.graph, draft, link, RECOMPUTE, room_bytes)
-    assert leaner.live_bytes <= room_bytes
+    leaner = choose_residency(made.graph, draft, link, RECOMPUTE, available_bytes, points=points)
+    without = choose_residency(made.graph, draft, link, RECOMPUTE, available_bytes)
+    assert leaner.live_bytes <= available_bytes
     assert len(leaner.decisions.recomputes) < len(without.decisions.recomputes)
     assert (leaner.leaner[0][0], leaner.leaner_us) == (run, 0.5)

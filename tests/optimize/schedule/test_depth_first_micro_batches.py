@@ -6,8 +6,8 @@ import pytest
 
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.fusion.select_groups import Programs
-from mbc.optimize.schedule.depth_first_micro_batches import Division, divided_operations, interleaved
-from mbc.optimize.schedule.emit_launches import Draft, order
+from mbc.optimize.schedule.depth_first_micro_batches import Division, depth_first, divided_operations
+from mbc.optimize.schedule.emit_launches import Draft, emit_launches
 from mbc.optimize.schedule.in_place import take_over
 from mbc.optimize.selection.select import choose
 from mbc.plan.model import Plan
@@ -35,9 +35,9 @@ def in_strips(made: CandidateTable, division: Division, programs: Programs | Non
     """Operations, or groups, divided and one after another, and in strips."""
     whole = choose(made, {}, None, programs)
     operations = (*whole.train, *whole.infer)
-    divided = divided_operations(made, order(made, whole), operations, division)
-    draft = order(made, choose(made, {}, divided, programs))
-    return draft, interleaved(made, draft, operations, division)
+    divided = divided_operations(made, emit_launches(made, whole), operations, division)
+    draft = emit_launches(made, choose(made, {}, divided, programs))
+    return draft, depth_first(made, draft, operations, division)
 
 
 def plan(network: str, precision: str, draft: Draft) -> Plan:

@@ -11,11 +11,11 @@ from mbc.ir.graph import Operation
 from mbc.kernels import PROVIDERS
 from mbc.optimize import effort
 from mbc.optimize.candidates.table import CandidateTable, Rules
-from mbc.optimize.fusion.horizontal import is_gathered
+from mbc.optimize.fusion.horizontal import fuses_horizontally
 from mbc.optimize.fusion.select_groups import fuse
-from mbc.optimize.schedule.emit_launches import Draft, order
+from mbc.optimize.schedule.emit_launches import Draft, emit_launches
 from mbc.optimize.schedule.in_place import take_over
-from mbc.optimize.schedule.split_updates import in_pieces, within
+from mbc.optimize.schedule.split_updates import split_into, split_within
 from mbc.optimize.selection.select import choose
 from mbc.plan.model import Launch, Mode
 from mbc.plan.verify import verify_plan
@@ -44,19 +44,21 @@ def whole(network: str, precision: str) -> Draft:
     programs = fuse(made)
     groups = (*programs.train, *programs.infer)
     choices = choose(made, {}, programs=programs)
-    return take_over(made.graph, order(made, choices), (*groups, *choices.train, *choices.infer))
+    return take_over(made.graph, emit_launches(made, choices), (*groups, *choices.train, *choices.infer))
 
 
 def cut(monkeypatch: pytest.MonkeyPatch, network: str, precision: str, count: int) -> Draft:
     monkeypatch.setattr(effort, "UPDATE_SPLIT_MIN_US", 0.0)
-    return in_pieces(whole(network, precision), count, operations(network, precision), table(network, precision).device)
+    return split_into(
+        whole(network, precision), count, operations(network, precision), table(network, precision).device
+    )
 
 
 def many(draft: Draft, by_name: dict[str, Operation]) -> list[Launch]:
     return [
         launch
         for launch in draft.train.launches
-        if launch.operations and all(is_gathered(by_name[name]) for name in launch.operations)
+        if launch.operations and all(fuses_horizontally(by_name[name]) for name in launch.operations)
     ]
 
 
@@ -129,7 +131,7 @@ def test_within_a_room_an_update_waits_for_no_more_than_it_may_hold(monkeypatch:
 
     (all_bytes,) = held(draft)
     plenty = int(all_bytes / effort.UPDATE_HELD_SHARE) + 1
-    assert within(draft, plenty, by_name, device) == draft
-    tight = within(draft, plenty // 4, by_name, device)
+    assert split_within(draft, plenty, by_name, device) == draft
+    tight = split_within(draft, plenty // 4, by_name, device)
     assert len(held(tight)) > 1 and max(held(tight)) < all_bytes
     verify_plan(plan_of(kept_plan("residual", "bf16"), tight))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from mbc.optimize.placement.addresses import assign_addresses
 from mbc.optimize.schedule.in_place import take_over
 from mbc.optimize.schedule.simulate import simulate
 from mbc.optimize.search import search
-from mbc.optimize.search.concurrent_stream import beside
+from mbc.optimize.search.concurrent_stream import use_concurrent_stream
 from mbc.optimize.search.solution import Fitted
 from mbc.options import Options
 from mbc.plan.model import Copy, Launch, Plan, Stream
@@ -58,7 +59,7 @@ def kinds(network: str, precision: str, launch: Launch) -> list[str]:
 def plans(network: str, precision: str) -> tuple[Plan, Plan]:
     """One after the other, and beside each other."""
     alone, kept = fitted(network, precision), kept_plan(network, precision)
-    return plan_of(kept, alone.draft), plan_of(kept, beside(alone, ROOM_BYTES).draft)
+    return plan_of(kept, alone.draft), plan_of(kept, use_concurrent_stream(alone, ROOM_BYTES).draft)
 
 
 def streams(launches: tuple[Launch, ...]) -> set[Stream]:
@@ -68,19 +69,19 @@ def streams(launches: tuple[Launch, ...]) -> set[Stream]:
 @pytest.mark.parametrize("case", CASES)
 def test_gradients_of_parameters_go_beside_where_the_gpu_is_idle(case: tuple[str, str]) -> None:
     alone = fitted(*case)
-    found = beside(alone, ROOM_BYTES)
+    found = use_concurrent_stream(alone, ROOM_BYTES)
     gone = [launch for launch in found.draft.train.launches if launch.stream is Stream.BESIDE]
     assert sum("backward_filter" in kind for launch in gone for kind in kinds(*case, launch)) >= 2
     assert found.placed.live_bytes == alone.placed.live_bytes and found.step_us < alone.step_us
     assert [replace(x, stream=Stream.COMPUTE) for x in found.draft.train.launches] == list(alone.draft.train.launches)
-    assert beside(alone, alone.placed.live_bytes - 1) is alone  # no room for it
+    assert use_concurrent_stream(alone, alone.placed.live_bytes - 1) is alone  # no room for it
 
 
 def test_what_fills_the_gpu_stays() -> None:
     alone = fitted("residual", "fp32")
     slow = replace(alone.table.device, copy_gb_s=alone.table.device.copy_gb_s / 1e7)
     alone = replace(alone, table=replace(alone.table, device=slow))
-    assert beside(alone, ROOM_BYTES) is alone
+    assert use_concurrent_stream(alone, ROOM_BYTES) is alone
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -114,11 +115,11 @@ def test_inputs_travel_ahead_unless_the_step_saves_more(monkeypatch: pytest.Monk
     rooms: list[int] = []
     saves_us = 0.0
 
-    def beside(one: Fitted, room_bytes: int) -> Fitted:
-        rooms.append(room_bytes)
-        return replace(one) if room_bytes >= needs_bytes else one
+    def use_concurrent_stream(one: Fitted, available_bytes: int) -> Fitted:
+        rooms.append(available_bytes)
+        return replace(one) if available_bytes >= needs_bytes else one
 
-    monkeypatch.setattr(search, "beside", beside)
+    monkeypatch.setattr(search, "beside", use_concurrent_stream)
     monkeypatch.setattr(Fitted, "step_us", property(lambda one: 1e3 - (one is not alone) * saves_us))
     needs_bytes = alone.placed.arena_bytes
     assert search._beside(alone, wide_bytes) is not alone and rooms == [needs_bytes]  # there is room for both
@@ -141,6 +142,11 @@ def test_a_small_batch_is_planned_so() -> None:
     assert bounds.fastest_us / 2 < bounds.beside_us == bounds.least_us < found.predictions.train_us < bounds.fastest_us
     assert plain.bounds.beside_us == 0.0 and plain.bounds.least_us == bounds.fastest_us
     shown = totals_text(found)
-    assert "bound of known kernels beside each other" in shown and "known kernels, one after the other" in shown
-    assert "each other" not in totals_text(plain)
-    assert "over the bound of known kernels beside each other" in summary(found)[1]
+    assert "critical-path lower bound" in shown and "best serial schedule" in shown
+    assert "critical-path" not in totals_text(plain)
+    lines = summary(found)
+    assert any(re.search(r"^  bound +\d+\.\d% above the critical-path lower bound$", line) for line in lines)
+    assert any(re.search(r"^  serial +\d+\.\d% faster than the best serial schedule$", line) for line in lines)
+    assert any(
+        re.search(r"^  launches +\d+ of the step, \d+ of them on the concurrent stream; ", line) for line in lines
+    )

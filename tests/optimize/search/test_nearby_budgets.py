@@ -1,4 +1,5 @@
-"""A little less room is tried, too, where what is found hangs on chance: `_luckier` of `mbc.optimize.search.search`."""
+"""A little less room is tried, too, where what is found hangs on chance: `_with_other_budgets` of
+`mbc.optimize.search.search`."""
 
 from __future__ import annotations
 
@@ -28,13 +29,13 @@ def luckier(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[int, Any]], tuple
     def run(by_room: dict[int, Any]) -> tuple[Any, list[int]]:
         tried: list[int] = []
 
-        def faster(forms: Any, limits: Any, means: Any, room_bytes: int) -> Any:
-            tried.append(room_bytes)
-            return by_room[room_bytes]
+        def faster(forms: Any, limits: Any, means: Any, available_bytes: int) -> Any:
+            tried.append(available_bytes)
+            return by_room[available_bytes]
 
         monkeypatch.setattr(search, "_faster", faster)
         nothing: Any = None
-        return search._luckier(forms, nothing, nothing, ROOM_BYTES), tried
+        return search._with_other_budgets(forms, nothing, nothing, ROOM_BYTES), tried
 
     return run
 

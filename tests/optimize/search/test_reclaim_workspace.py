@@ -9,7 +9,7 @@ import pytest
 
 from mbc.optimize.placement.allocate import fit_within
 from mbc.optimize.remat.optimizer_offload import persistent_bytes
-from mbc.optimize.schedule.emit_launches import Draft, order
+from mbc.optimize.schedule.emit_launches import Draft, emit_launches
 from mbc.optimize.schedule.in_place import take_over
 from mbc.optimize.schedule.liveness import Block, blocks, peak_bytes
 from mbc.optimize.search import reclaim_workspace as workspaces
@@ -21,12 +21,12 @@ from tests.optimize.planned import FASTER, kept_plan, plan_of, roomy_problem
 NETWORK = "residual"
 
 
-def decided(room_bytes: int) -> Decided:
+def decided(available_bytes: int) -> Decided:
     """Everything kept, and no workspace yet."""
-    problem = roomy_problem(NETWORK, room_bytes)
+    problem = roomy_problem(NETWORK, available_bytes)
     choices = problem.choose(dict.fromkeys(problem.most, 0))
     graph = problem.table.graph
-    return Decided(problem, take_over(graph, order(problem.table, choices)), choices, ())
+    return Decided(problem, take_over(graph, emit_launches(problem.table, choices)), choices, ())
 
 
 def train_blocks(draft: Draft) -> tuple[Block, ...]:
@@ -54,13 +54,13 @@ def test_with_room_for_all_kernels_are_the_fastest() -> None:
 
 @pytest.mark.parametrize("more_bytes", [0, 4096, 8192])
 def test_workspaces_find_room_between_values(more_bytes: int) -> None:
-    room_bytes = least_bytes() + more_bytes
-    made = decided(room_bytes)
+    available_bytes = least_bytes() + more_bytes
+    made = decided(available_bytes)
     by_counting = Problem(made.problem.table, made.problem.most, 1 << 40)
-    whole, _ = replace(made, problem=by_counting).placed((1 << 40) - room_bytes)
-    assert whole.placed.arena_bytes > room_bytes  # what is free lies in pieces
+    whole, _ = replace(made, problem=by_counting).placed((1 << 40) - available_bytes)
+    assert whole.placed.arena_bytes > available_bytes  # what is free lies in pieces
     found, _ = made.placed(0)
-    assert found.placed.arena_bytes <= room_bytes
+    assert found.placed.arena_bytes <= available_bytes
     assert kernels_us(whole.draft) <= kernels_us(found.draft) < kernels_us(made.draft)
     verify_plan(plan_of(kept_plan(NETWORK), found.draft))
     assert not overlapping(found.draft, found.placed.offsets)

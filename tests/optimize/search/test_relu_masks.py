@@ -18,7 +18,7 @@ from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate, Request
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.search.profiling_requests import needs
-from mbc.optimize.search.relu_masks import by_signs
+from mbc.optimize.search.relu_masks import with_relu_masks
 from mbc.optimize.search.search import Limits, search
 from mbc.options import Policy
 from mbc.plan.model import Plan
@@ -94,7 +94,7 @@ def unsigned() -> CandidateTable:
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_signs_are_taken_where_they_were_measured_as_faster(precision: str):
     known = table(Measured(), precision)
-    assert signs_of(by_signs(known)) == ["first.signs", "second.signs", "third.signs"]
+    assert signs_of(with_relu_masks(known)) == ["first.signs", "second.signs", "third.signs"]
     assert launched(planned(known).train) >= {
         "batch_normalize_add_relu_signs",
         "batch_normalize_twice_add_relu_signs",
@@ -116,12 +116,12 @@ def test_signs_are_taken_where_they_were_measured_as_faster(precision: str):
 )
 def test_elsewhere_the_step_stays(profile: Measured | None):
     known = table(profile)
-    assert by_signs(known) is known
+    assert with_relu_masks(known) is known
 
 
 def test_relus_are_chosen_one_by_one():
     known = table(Measured(times=lambda kind: 9.0 if kind == FORWARD[1] else 1.0))
-    assert signs_of(by_signs(known)) == ["first.signs", "third.signs"]
+    assert signs_of(with_relu_masks(known)) == ["first.signs", "third.signs"]
 
 
 def trained(plan: Plan) -> tuple[dict[str, bytes], list[float]]:
@@ -167,7 +167,7 @@ def test_sums_make_again_what_others_read_of_a_relu_with_signs(monkeypatch: pyte
 
 def test_within_a_budget_a_small_gain_is_not_looked_for():
     known = table(Measured(times=lambda kind: 1.5 if "signs" in kind else 1.0))
-    assert signs_of(by_signs(known))
+    assert signs_of(with_relu_masks(known))
     assert within(known, 2.0).graph != known.graph
     assert within(known, 0.7).graph == known.graph  # with signs it would take 1 % less
 

@@ -10,25 +10,25 @@ import pytest
 from mbc.optimize import effort
 from mbc.optimize.remat.state import Means
 from mbc.optimize.search import variants as ways
-from mbc.optimize.search.variants import make_room
+from mbc.optimize.search.variants import placed_variants
 from tests.optimize.planned import roomy_problem
 
 KEPT = Means(recompute=True, offload=0.0, host_bytes=0)
 
 
-def ways_to(room_bytes: int, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def ways_to(available_bytes: int, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """All that are looked at where nothing is known that fits, by the bytes that they take."""
     looked_at: list[Any] = []
     found = ways._way
 
     def noted(*arguments: Any) -> Any:
         way = found(*arguments)
-        looked_at.append(way.resided.live_bytes)
+        looked_at.append(way.residency.live_bytes)
         return way
 
     with monkeypatch.context() as patched:
         patched.setattr(ways, "_way", noted)
-        assert list(make_room(roomy_problem("residual", room_bytes), KEPT, math.inf, late=False))
+        assert list(placed_variants(roomy_problem("residual", available_bytes), KEPT, math.inf, late=False))
     return looked_at
 
 

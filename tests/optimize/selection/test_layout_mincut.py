@@ -20,7 +20,7 @@ from mbc.kernels.base import Arguments, Candidate, Request
 from mbc.ops import KINDS
 from mbc.ops.fused import Fused
 from mbc.optimize.candidates.table import CandidateTable
-from mbc.optimize.schedule.emit_launches import order
+from mbc.optimize.schedule.emit_launches import emit_launches
 from mbc.optimize.schedule.simulate import simulate
 from mbc.optimize.selection.select import best_within, choose
 from mbc.source import Source
@@ -188,7 +188,7 @@ def test_no_labelling_is_faster(times_us: Mapping[tuple[str, Layout], float], ch
     choices = choose(table, {})
     assert abs(choices.train_us - by_brute_force(table, GRAPH)) < 1e-3
     # And the launches of the plan take just that: one conversion a value and layout.
-    assert abs(simulate(order(table, choices).train) - choices.train_us) < 1e-3
+    assert abs(simulate(emit_launches(table, choices).train) - choices.train_us) < 1e-3
 
 
 TIMES = st.dictionaries(
@@ -223,7 +223,7 @@ def test_nothing_near_or_at_random_is_faster_in_a_wide_network(
         return total_us(table, WIDE_GRAPH, options, operations, states)
 
     assert abs(total(()) - choices.train_us) < 1e-3
-    assert abs(simulate(order(table, choices).train) - choices.train_us) < 1e-3
+    assert abs(simulate(emit_launches(table, choices).train) - choices.train_us) < 1e-3
     names = [*chosen, *(s for s in home if layout_matters(WIDE_GRAPH.values[s].type.shape))]
     near = [(a,) for a in names] + random.sample(list(itertools.combinations(names, 2)), 100)
     far = [random.sample(names, random.randint(3, len(names))) for _ in range(50)]

@@ -18,7 +18,7 @@ from mbc.kernels.base import Acceptance, Arguments, Call, Candidate, Request
 from mbc.kernels.cuda import OWN
 from mbc.optimize.bounds.lower_bounds import floor_bytes
 from mbc.optimize.candidates.table import CandidateTable, Rules
-from mbc.optimize.schedule.emit_launches import order
+from mbc.optimize.schedule.emit_launches import emit_launches
 from mbc.optimize.schedule.in_place import take_over
 from mbc.optimize.search.search import Limits, search
 from mbc.optimize.selection.select import choose
@@ -185,7 +185,7 @@ def test_filter_gradients_stay_whole_where_no_kernel_adds_up() -> None:
 
 def test_outputs_take_over_inputs_that_die() -> None:
     candidates = table(10.0, 10.0)
-    draft = take_over(candidates.graph, order(candidates, choose(candidates, {})))
+    draft = take_over(candidates.graph, emit_launches(candidates, choose(candidates, {})))
     aliased = {b.value for b in draft.buffers if b.alias is not None}
     assert "next.conv0.weight" in aliased, "updates happen in place"
     assert "d.relu1" not in aliased, "the gradient of a sum goes to two readers"

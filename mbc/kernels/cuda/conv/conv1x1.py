@@ -1,7 +1,7 @@
 """1x1 convolutions at a stride of one, in bf16 and fp16: alone, with batch statistics in the epilogue, and recomputed
-inside the reductions of batch normalisation's backward pass, which read it (`CONVOLUTION_ALONG` of
-`mbc.optimize.fusion.catalogue_conv1x1`), with ReLU's output recomputed, too (`BOTH_ALONG`), or without writing it
-(`INSIDE_SUMS`).
+inside the reductions of batch normalisation's backward pass, which read it (`CONVOLUTION_FUSED_REMAT` of
+`mbc.optimize.fusion.catalogue_conv1x1`), with ReLU's output recomputed, too (`RELU_AND_CONVOLUTION_FUSED_REMAT`), or
+without writing it (`REMAT_INSIDE_REDUCTIONS`).
 
 The same source computes them all, in the same order of additions: what is recomputed is the same to the bit. How long
 reductions take with a GEMM in the same launch is not known where nobody has measured it: it is estimated at what both
@@ -119,12 +119,12 @@ def _beside_bytes(request: Request) -> int:
 def _rings(request: Request) -> tuple[int, int]:
     """Stages of pixels and tiles beside that there is room for; an even number of the first."""
     stage_bytes, tile_bytes = PIXELS * CHANNELS * request.inputs[0].dtype.size_bytes, _beside_bytes(request)
-    room_bytes = SHARED_BYTES - _kept_bytes(request)
+    available_bytes = SHARED_BYTES - _kept_bytes(request)
     if not tile_bytes:
-        return min(MOST_STAGES, room_bytes // stage_bytes // 2 * 2), 0
-    enough = room_bytes >= ENOUGH_STAGES * stage_bytes + LEAST_BESIDE * tile_bytes
+        return min(MOST_STAGES, available_bytes // stage_bytes // 2 * 2), 0
+    enough = available_bytes >= ENOUGH_STAGES * stage_bytes + LEAST_BESIDE * tile_bytes
     stages = ENOUGH_STAGES if enough else LEAST_STAGES
-    return stages, max(0, min(MOST_BESIDE, (room_bytes - stages * stage_bytes) // tile_bytes))
+    return stages, max(0, min(MOST_BESIDE, (available_bytes - stages * stage_bytes) // tile_bytes))
 
 
 def _shared_bytes(request: Request) -> int:
@@ -179,9 +179,9 @@ def with_more(product: OwnKernel, launcher: str, behind: str, wirings: Iterable[
         if not (wired(request) and all(map(product.takes, products))):
             return False
         # The signs of a pixel's filters are copied 16 bytes at once.
-        by_signs = any(i.dtype is DType.UINT8 for i in _beside(request))
+        with_relu_masks = any(i.dtype is DType.UINT8 for i in _beside(request))
         enough = _rings(request)[1] >= LEAST_BESIDE // len(products)
-        return enough and (not by_signs or _made(request).shape[1] % FILTERS == 0)
+        return enough and (not with_relu_masks or _made(request).shape[1] % FILTERS == 0)
 
     return replace(
         product, kind=f"{product.kind}+{behind}", reals=eps, time_us=_one_by_one_us, launcher=launcher, takes=takes
@@ -223,13 +223,13 @@ def inside(kernel: OwnKernel) -> OwnKernel:
     return _repeating(replace(kernel, offered=offered))
 
 
-def _along(launcher: str, between: str, wirings: Iterable[Wiring]) -> OwnKernel:
+def _fused_remat(launcher: str, between: str, wirings: Iterable[Wiring]) -> OwnKernel:
     return _repeating(with_sums(BY_ITSELF, launcher, between, wirings))
 
 
 def _of_gradient(between: str, wiring: Wiring) -> OwnKernel:
     """`between`: the operations whose result is the gradient that is summed up."""
-    return _along("_".join(filter(None, ("pointwise", *between.split("+"), "sums"))), between, (wiring,))
+    return _fused_remat("_".join(filter(None, ("pointwise", *between.split("+"), "sums"))), between, (wiring,))
 
 
 def _inside(between: str, wiring: Wiring) -> OwnKernel:
@@ -259,7 +259,7 @@ def _of_both(added: bool, signed: bool) -> OwnKernel:
     the sums. y may be written over r, d over a gradient."""
     launcher = f"pointwise_add_relu_and_sums{'_of_two' if added else ''}{'_signed' if signed else ''}"
     wirings = (_behind_add(operands, swapped, added, signed) for operands in AFFINE for swapped in (False, True))
-    return normalizing(_along(launcher, normalized(added, signed), wirings))
+    return normalizing(_fused_remat(launcher, normalized(added, signed), wirings))
 
 
 FORMS = tuple(product((False, True), repeat=2))  # of a sum of two gradients, and by signs, or not
@@ -269,10 +269,10 @@ _BEHIND_RELU: tuple[tuple[str, Wiring], ...] = (
     ("relu_backward_signs", (((0, 1), (2, 3), (6, 7, 4, 5)), (6, 7, 8, 9))),
     ("add+relu_backward_signs", (((0, 1), (2, 3), (8, 4), (7, 9, 5, 6)), (7, 9, 10, 11))),
 )
-ALONG = (
+FUSED_REMAT = (
     _of_gradient("", (((0, 1), (5, 2, 3, 4)), (5, 6, 7))),
     *(_of_gradient(*behind) for behind in _BEHIND_RELU),
     *(_of_both(*form) for form in FORMS),
 )
 INSIDE = tuple(_inside(*behind) for behind in _BEHIND_RELU)
-KERNELS = (BY_ITSELF, _WITH_STATISTICS, *ALONG, *INSIDE)
+KERNELS = (BY_ITSELF, _WITH_STATISTICS, *FUSED_REMAT, *INSIDE)

@@ -1,6 +1,6 @@
 """Gradients of the image of 1x1 convolutions at a stride of one, in bf16 and fp16: the GEMM of
 `mbc.kernels.cuda.conv.conv1x1` with transposed weights. Alone, and with the reductions of batch normalisation's
-backward pass that are over it (`DATA_SUMS` and `DATA_ALONG` of `mbc.optimize.fusion.catalogue_conv1x1`).
+backward pass that are over it (`DATA_SUMS` and `DATA_GRADIENT_FUSED_REMAT` of `mbc.optimize.fusion.catalogue_conv1x1`).
 
 What is called channels there are here those of the gradient that is read, and filters those of the one that is written.
 A result is rounded as if it had been stored before anything else reads it.

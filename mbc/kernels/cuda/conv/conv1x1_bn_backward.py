@@ -1,5 +1,5 @@
 """The backward pass of batch normalisation over the result of a 1x1 convolution, in bf16 and fp16: that is recomputed
-inside by the GEMM of `mbc.kernels.cuda.conv.conv1x1` (`MADE_INSIDE` of `mbc.optimize.fusion.catalogue_conv1x1`), from
+inside by the GEMM of `mbc.kernels.cuda.conv.conv1x1` (`REMAT_INSIDE` of `mbc.optimize.fusion.catalogue_conv1x1`), from
 an image that has fewer channels, so that there is less to read.
 """
 

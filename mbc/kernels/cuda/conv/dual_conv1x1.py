@@ -1,6 +1,7 @@
 """Two 1x1 GEMMs in one launch, in bf16 and fp16: what the reductions of batch normalisation's backward pass are over,
-recomputed from its image, and the gradient that comes back to them (`PAIR_SUMS` and `PAIR_ALONG` of
-`mbc.optimize.fusion.catalogue_conv1x1`). Both are as in `mbc.kernels.cuda.conv.conv1x1`, rounded as if they had been
+recomputed from its image, and the gradient that comes back to them (`PAIR_SUMS` and `PAIR_FUSED_REMAT` of
+`mbc.optimize.fusion.catalogue_conv1x1`). Both are as in `mbc.kernels.cuda.conv.conv1x1`,
+rounded as if they had been
 stored, and neither is written. Accesses are told by `behind_relu` and `relu_along`.
 """
 

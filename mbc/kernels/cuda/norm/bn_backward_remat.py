@@ -1,5 +1,5 @@
-"""Reductions of batch normalisation's backward pass that recompute ReLU's output in the same launch (`RELU_ALONG` of
-`mbc.optimize.fusion.catalogue`)."""
+"""Reductions of batch normalisation's backward pass that recompute ReLU's output in the same launch (`RELU_FUSED_REMAT`
+of `mbc.optimize.fusion.catalogue`)."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _behind_add(operands: int, operands2: int, added: bool, swapped: bool, signe
     return ((*start, through, (0, d, 1, 2)), (y, d, d + 1, d + 2))
 
 
-def _along(
+def _fused_remat(
     forward: str, launcher: str, wirings: Iterable[Wiring], added: bool = False, signed: bool = False
 ) -> OwnKernel:
     backward = "relu_backward_signs" if signed else "relu_backward"
@@ -84,9 +84,9 @@ def _along(
 _FORMS = tuple(product((False, True), repeat=2))
 
 KERNELS = (
-    _along("batch_normalize+relu", "batch_normalize_relu_and_sums", map(_of_x, AFFINE)),
+    _fused_remat("batch_normalize+relu", "batch_normalize_relu_and_sums", map(_of_x, AFFINE)),
     *(
-        _along(
+        _fused_remat(
             "batch_normalize+add+relu",
             "batch_normalize_add_relu_and_sums",
             (_behind_add(n, 0, added, swapped, signed) for n in AFFINE for swapped in (False, True)),
@@ -96,7 +96,7 @@ KERNELS = (
         for added, signed in _FORMS
     ),
     *(
-        _along(
+        _fused_remat(
             "batch_normalize*+add+relu",
             "batch_normalize_twice_add_relu_and_sums",
             (_behind_add(n, n2, added, swapped, signed) for n in AFFINE for n2 in AFFINE for swapped in (False, True)),
