@@ -156,7 +156,7 @@ def _commands(folder: Path) -> Iterator[tuple[list[str], int]]:
     yield ["show", package], 0
     yield ["show", package, "--roofline"], 0
     yield ["show", network, "--gpu", "h200", "--set", "memory.device=622MB"], 0
-    yield ["show", network, "--gpu", "h200", "--set", "memory.device=621MB"], 1
+    yield ["show", network, "--gpu", "h200", "--set", "memory.device=619MB"], 1
 
 
 def _found(area: str) -> list[Found]:
