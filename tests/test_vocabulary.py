@@ -47,7 +47,11 @@ OLD = (
         r"hand(?:s|ed|ing)? (?:\w+ )?on in micro-batches", "depth-first execution in micro-batches", pending="front mbc"
     ),
     Old(r"(?:in|groups in|into|of) strips", "depth-first execution in micro-batches", pending="mbc templates"),
-    Old(r"alive at once|alive when|what is alive|is alive then", "live bytes, peak live bytes", pending="front mbc commands"),
+    Old(
+        r"alive at once|alive when|what is alive|is alive then",
+        "live bytes, peak live bytes",
+        pending="front mbc commands",
+    ),
     Old(r"where most is taken|most is taken|the most that is taken", "live bytes, peak live bytes", pending="mbc"),
     Old(r"what no plan needs less than|no plan beats", "lower bound (set by OP)", pending="mbc commands"),
     Old(r"no placement beats", "peak live bytes", pending="mbc commands"),
