@@ -2,6 +2,7 @@
 # make test  set up and run every check and test (some 17 minutes on two cores)
 # make test ORACLE=1  the same with PyTorch (CPU) installed as an independent reference: without it the tests that
 #            compare with PyTorch are skipped, and say so
+# make docs  build the docs site, strictly, into build/site (installs MkDocs in .venv)
 # make evidence  list the results of benchmarks that are older than the code; fails where one on correctness is
 #
 # PYTHON is the interpreter that .venv is made from (3.11 or newer); VENV_FLAGS goes to `python -m venv`.
@@ -18,7 +19,7 @@ SET_UP_CUDA := $(VENV)/set-up-cuda.stamp
 TORCH := torch==2.13.0
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: run test setup cuda oracle lint types pytest evidence clean
+.PHONY: run test setup cuda oracle lint types pytest docs evidence clean
 .DELETE_ON_ERROR:
 
 # Without a GPU the digits are too small for more threads to help, and on a busy machine they wait for each other.
@@ -65,6 +66,10 @@ pytest: setup $(if $(ORACLE),oracle)
 
 oracle: setup
 	@$(BIN)/python -c 'import torch' 2>/dev/null || $(PIP) $(TORCH)
+
+docs: setup
+	@$(BIN)/python -c 'import mkdocs, mkdocstrings' 2>/dev/null || $(PIP) --editable '.[docs]'
+	$(BIN)/python -m mkdocs build
 
 evidence: setup
 	$(BIN)/python benchmarks/stale.py --strict

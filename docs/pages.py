@@ -1,0 +1,33 @@
+"""A hook of MkDocs: pages of the site that lie outside docs/, and the links to them.
+
+The page of the benchmarks (with its pictures) and the change log keep their places in the repository, where people
+look for them; in the site they are benchmarks/README.md and CHANGELOG.md.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").replace("](docs/", "](")
+    files.append(File.generated(config, "CHANGELOG.md", content=changes))
+    benchmarks = ROOT / "benchmarks"
+    page = (benchmarks / "README.md").read_text(encoding="utf-8").replace("](../docs/", "](../")
+    files.append(File.generated(config, "benchmarks/README.md", content=page))
+    for path in sorted((benchmarks / "results").rglob("*")):
+        name = path.relative_to(benchmarks).as_posix()
+        if f"]({name})" in page:
+            files.append(File.generated(config, f"benchmarks/{name}", abs_src_path=str(path)))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Links out of docs/, as they are in the repository, lead to the pages above."""
+    return markdown.replace("](../benchmarks/", "](benchmarks/").replace("](../CHANGELOG.md", "](CHANGELOG.md")

@@ -1,0 +1,216 @@
+"""Texts use the terms of docs/glossary.md: none has a phrase that the project used before, but the glossary itself.
+
+`python tests/test_vocabulary.py [AREA ...]` lists what is found, those phrases included that are still to be replaced.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import pytest
+
+from mbc.cli import main
+
+ROOT = Path(__file__).resolve().parents[1]
+GLOSSARY = ROOT / "docs" / "glossary.md"
+AREAS = ("docs", "front", "mbc", "templates")
+
+
+@dataclass(frozen=True)
+class Old:
+    """A phrase that is not to be used: a regular expression of whole words, in which a space matches a line break, too,
+    with the comment sign of the next line. `say` are terms of the glossary. `pending` names the areas that still have
+    the phrase; a test says when one no longer does."""
+
+    phrase: str
+    say: str
+    pending: str = ""
+
+    @cached_property
+    def pattern(self) -> re.Pattern[str]:
+        return re.compile(rf"(?<![\w`/-])(?:{self.phrase.replace(' ', _SPACE)})(?![\w`-])", re.IGNORECASE)
+
+
+_SPACE = r"(?:\s+(?:(?:#+|//+|\*|>)[ \t]+)?)"
+OLD = (
+    Old(r"ma(?:de|kes?|king) (?:\w+ ){0,2}again", "recompute, rematerialize", pending="front mbc templates"),
+    Old(r"(?:made|makes?) again along|back along with", "fused rematerialization", pending="front mbc templates"),
+    Old(r"along with (?:the |any |other )?sums", "fused rematerialization", pending="mbc templates"),
+    Old(r"(?:sent|sends?|go|goes|gone|going|went) to the host", "offload, prefetch", pending="mbc"),
+    Old(r"fetched back|sent away", "offload, prefetch", pending="mbc"),
+    Old(
+        r"hand(?:s|ed|ing)? (?:\w+ )?on in micro-batches", "depth-first execution in micro-batches", pending="front mbc"
+    ),
+    Old(r"(?:in|groups in|into|of) strips", "depth-first execution in micro-batches", pending="mbc templates"),
+    Old(
+        r"alive at once|alive when|what is alive|is alive then",
+        "live bytes, peak live bytes",
+        pending="front mbc commands",
+    ),
+    Old(r"where most is taken|most is taken|the most that is taken", "live bytes, peak live bytes", pending="mbc"),
+    Old(r"what no plan needs less than|no plan beats", "lower bound (set by OP)", pending="mbc commands"),
+    Old(r"no placement beats", "peak live bytes", pending="mbc commands"),
+    Old(r"(?:kernels|launches|others?|runs?) beside (?:others?|kernels|launches)", "concurrent stream", pending="mbc"),
+    Old(r"beside each other|go beside", "concurrent stream; critical-path lower bound", pending="front mbc commands"),
+    Old(
+        r"fastest choice(?: of known kernels)?,? one after the other",
+        "best serial schedule",
+        pending="front mbc commands",
+    ),
+    Old(
+        r"groups? of operations|launch(?:es)? that covers? several operations",
+        "fused operation, fusion group",
+        pending="front mbc",
+    ),
+    Old(
+        r"halves of (?:words|them)|multipl(?:y|ies) halves|words? of fp32|product of words",
+        "emulated fp32 (3xFP16)",
+        pending="front mbc templates",
+    ),
+    Old(r"three products for one", "emulated fp32 (3xFP16)", pending="front"),
+    Old(
+        r"of one place|places? of (?:a|the) filter|several places",
+        "pointwise (1x1) convolution; filter tap",
+        pending="mbc templates",
+    ),
+    Old(
+        r"relu'?s? signs|signs of relu|(?:by|without|with|its|their) signs",
+        "ReLU bit mask",
+        pending="front mbc templates",
+    ),
+    Old(r"leaves? (?:the |their |its )?(?:batch )?statistics", "statistics in the epilogue", pending="front mbc"),
+    Old(r"statistics (?:of its result )?that (?:a )?convolutions? leaves?", "statistics in the epilogue"),
+    Old(r"on (?:the|its|their) way (?:in|out|into|to)|on the way", "prologue, epilogue", pending="front mbc templates"),
+    Old(r"comes? along|shipped profile|profile as shipped", "bundled profile", pending="front"),
+    Old(r"terms? of (?:a|the) sums?|\d+ terms", "K is the length of the reduction", pending="mbc templates"),
+    Old(
+        r"to the image|gradients? of (?:a convolution's|their|the|its) images?",
+        "data gradient",
+        pending="mbc templates",
+    ),
+    Old(
+        r"multiplying warp\w*|warps that multiply|copiers?|multipliers?",
+        "producer, consumer warpgroup",
+        pending="mbc templates",
+    ),
+    Old(r"waits meet|they meet|threads meet", "coalesced waits", pending="templates"),
+    Old(r"convoys?|copies travel together", "coalesced copies", pending="mbc"),
+    Old(r"the books|books know|books that", "ledger of live bytes; undo log", pending="mbc"),
+    Old(
+        r"(?:makes?|made|making) room|room is made|less room|the room",
+        "memory that is free, free bytes",
+        pending="mbc templates",
+    ),
+    Old(r"taken back|takes? back", "to undo, to revert a decision", pending="mbc"),
+    Old(r"(?:in|into|to) pieces", "split update; micro-batch", pending="mbc templates"),
+    Old(r"ways that|the ways", "candidate, variant", pending="mbc"),
+    Old(r"windows (?:that )?lie side by side", "non-overlapping transposed convolution", pending="mbc templates"),
+    Old(r"foretold|foretells?", "prediction interval; scaled time"),
+    Old(r"states at (?:home|the host)", "offload, prefetch", pending="mbc"),
+)
+
+_BY_SCRIPT = re.compile(r"<!-- figures: .*?<!-- end of figures -->", re.DOTALL)  # benchmarks/pictures.py writes these
+
+
+@dataclass(frozen=True)
+class Found:
+    place: str
+    line: int
+    old: Old
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.place}:{self.line}: {self.text!r}: say {self.old.say!r}"
+
+
+def _files(area: str) -> list[Path]:
+    """The files of an area, sorted; the glossary is in none."""
+    patterns = {
+        "docs": ["docs/**/*.md", "CHANGELOG.md", "benchmarks/README.md"],
+        "front": ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "examples/**/README.md"],
+        "mbc": ["mbc/**/*.py"],
+        "templates": ["templates/**/*"],
+    }[area]
+    found = {path for pattern in patterns for path in ROOT.glob(pattern) if path.is_file()}
+    return sorted(found - {GLOSSARY})
+
+
+def _search(place: str, text: str) -> Iterator[Found]:
+    """Old phrases of a text, by line. What a script writes is judged in the script."""
+    text = _BY_SCRIPT.sub(lambda match: "\n" * match.group().count("\n"), text)
+    for old in OLD:
+        for match in old.pattern.finditer(text):
+            line = text.count("\n", 0, match.start()) + 1
+            yield Found(place, line, old, " ".join(match.group().split()))
+
+
+def _commands(folder: Path) -> Iterator[tuple[list[str], int]]:
+    """Commands whose whole output is read, with their exit codes: help texts, and plans with and without a budget."""
+    yield ["--help"], 0
+    for name in ("compile", "train", "show", "diff", "verify", "check", "fit", "profile", "bench", "gpus", "doctor"):
+        yield [name, "--help"], 0
+    network, package = str(ROOT / "examples" / "01_digits" / "net.mbc"), str(folder / "package")
+    yield ["compile", network, "--gpu", "h200", "--output", package], 0
+    yield ["verify", package], 0
+    yield ["show", package], 0
+    yield ["show", package, "--roofline"], 0
+    yield ["show", network, "--gpu", "h200", "--set", "memory.device=622MB"], 0
+    yield ["show", network, "--gpu", "h200", "--set", "memory.device=619MB"], 1
+
+
+def _found(area: str) -> list[Found]:
+    return [found for path in _files(area)
+            for found in _search(path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8"))]  # fmt: skip
+
+
+def _judge(area: str, found: list[Found]) -> None:
+    wrong = [str(one) for one in found if area not in one.old.pending.split()]
+    assert not wrong, "phrases that docs/glossary.md replaces:\n" + "\n".join(wrong)
+    left = {one.old for one in found}
+    clean = [old.phrase for old in OLD if area in old.pending.split() and old not in left]
+    assert not clean, f"replaced everywhere, so no longer pending in {area}: {clean}"
+
+
+@pytest.mark.parametrize("area", AREAS)
+def test_texts_use_the_terms_of_the_glossary(area: str) -> None:
+    assert _files(area)
+    _judge(area, _found(area))
+
+
+def test_commands_use_the_terms_of_the_glossary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", "")  # nothing to build with
+    found: list[Found] = []
+    for command, expected in _commands(tmp_path):
+        try:
+            code = main(command)
+        except SystemExit as end:  # help texts end so
+            code = end.code
+        assert (code or 0) == expected, command
+        written = capsys.readouterr()
+        found += _search(f"mbc {' '.join(command)}", written.out + written.err)
+    _judge("commands", found)
+
+
+def test_a_phrase_is_found_across_a_line_break_and_with_its_line() -> None:
+    (found,) = _search("x.py", "one\n# a value is made\n# again here\n")
+    assert (found.line, found.text, found.old.say) == (2, "made # again", "recompute, rematerialize")
+
+
+def test_what_to_say_is_in_the_glossary() -> None:
+    terms = GLOSSARY.read_text(encoding="utf-8").casefold()
+    for old in OLD:
+        for term in old.say.split("; "):
+            assert term.casefold() in terms, term
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:] or AREAS:
+        for one in _found(name):
+            print(one)
