@@ -119,7 +119,7 @@ def test_inputs_travel_ahead_unless_the_step_saves_more(monkeypatch: pytest.Monk
         rooms.append(available_bytes)
         return replace(one) if available_bytes >= needs_bytes else one
 
-    monkeypatch.setattr(search, "beside", use_concurrent_stream)
+    monkeypatch.setattr(search, "use_concurrent_stream", use_concurrent_stream)
     monkeypatch.setattr(Fitted, "step_us", property(lambda one: 1e3 - (one is not alone) * saves_us))
     needs_bytes = alone.placed.arena_bytes
     assert search._beside(alone, wide_bytes) is not alone and rooms == [needs_bytes]  # there is room for both
