@@ -33,7 +33,7 @@ def luckier(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[int, Any]], tuple
             tried.append(available_bytes)
             return by_room[available_bytes]
 
-        monkeypatch.setattr(search, "_faster", faster)
+        monkeypatch.setattr(search, "_with_or_without_masks", faster)
         nothing: Any = None
         return search._with_other_budgets(forms, nothing, nothing, ROOM_BYTES), tried
 
