@@ -19,7 +19,7 @@ SET_UP_CUDA := $(VENV)/set-up-cuda.stamp
 TORCH := torch==2.13.0
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: run test setup cuda oracle lint types pytest docs evidence clean
+.PHONY: run test test-all setup cuda oracle lint types pytest docs evidence clean
 .DELETE_ON_ERROR:
 
 # Without a GPU the digits are too small for more threads to help, and on a busy machine they wait for each other.
@@ -32,6 +32,10 @@ run: setup cuda $(BUILD)/digits.train.npz
 	@echo "plan: $(BUILD)/digits/plan.json (read it with: $(BIN)/mbc show $(BUILD)/digits)"
 
 test: lint types pytest
+
+# Beside that what takes longer and shows less often: the digests of all plans.
+test-all: export MBC_ALL_TESTS = 1
+test-all: test
 
 setup: $(SET_UP)
 

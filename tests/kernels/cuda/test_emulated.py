@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import math
 import shutil
-import subprocess
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -43,6 +42,7 @@ from tests.kernels.cuda.launching import (
     from_bytes,
     relative_error,
 )
+from tests.kernels.cuda.objects import shared_library
 
 EMULATOR = Path(__file__).parent / "emulator"
 PRECISIONS = (Precision.FP32, Precision.BF16)  # one library holds both; fp16 takes the same way through each kernel
@@ -63,17 +63,12 @@ def build(where: Path, working: int, names: Sequence[str] = ()) -> Library:
     """The sources of these names, or all, in one library."""
     assert GXX is not None
     templates = folder("templates")
-    source = where / "kernels.cpp"
-    kernels = sorted(templates.glob("kernels/*/*.cu"))
-    names = names or [file.name for file in kernels]
-    source.write_text("".join(f'#include "{name}"\n' for name in names))
+    sources = {file.name: file for file in sorted(templates.glob("*/**/*.cu"))}
+    kernels = [file.name for file in sorted(templates.glob("kernels/*/*.cu"))]
     folders = sorted({file.parent for file in templates.glob("kernels/*/*.cu*")})
     include = [EMULATOR, templates / "include", templates / "host", *folders]
-    command = [GXX, "-std=c++17", "-O1", "-fPIC", "-shared", "-Wno-unknown-pragmas"]
-    command += [f"-DMBC_WORKING={working}", *(f"-I{path}" for path in include)]
     result = where / "kernels.so"
-    done = subprocess.run([*command, str(source), "-o", str(result)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    shared_library(GXX, [sources[name] for name in names or kernels], include, working, result)
     return Library(ctypes.CDLL(str(result)), HostMemory())
 
 

@@ -1,0 +1,53 @@
+"""Kernel sources compiled for the CPU, an object a file, kept from run to run and shared by the processes of one run.
+
+An object is named by the digest of its preprocessed text and the command, so that nothing stale is ever used.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import subprocess
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+KEPT = ROOT / "build" / "emulator"
+MOST_KEPT = 400  # objects, the oldest go first: several states of all sources
+FLAGS = ("-std=c++17", "-O1", "-fPIC", "-Wno-unknown-pragmas")
+
+
+def shared_library(
+    compiler: str, sources: Sequence[Path], includes: Sequence[Path], working: int, result: Path
+) -> None:
+    """Compile what is not kept, side by side, and link everything. AssertionError with what the compiler says."""
+    command = (compiler, *FLAGS, f"-DMBC_WORKING={working}", *(f"-I{path}" for path in includes), "-x", "c++")
+    KEPT.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
+        objects = list(pool.map(lambda source: _object(command, source), sources))
+    _run((compiler, "-shared", "-o", str(result), *map(str, objects)))
+    for old in sorted(KEPT.glob("*.o"), key=lambda path: path.stat().st_mtime)[:-MOST_KEPT]:
+        old.unlink(missing_ok=True)
+
+
+def _object(command: Sequence[str], source: Path) -> Path:
+    text = _run((*command, "-E", "-P", str(source)))
+    key = hashlib.sha256(repr(command).encode() + text).hexdigest()[:32]
+    made = KEPT / f"{source.stem}-{key}.o"
+    with (KEPT / f"{made.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another worker may be making it
+        if made.exists():
+            os.utime(made)
+        else:
+            part = made.with_suffix(f".{os.getpid()}.part")
+            _run((*command, "-c", str(source), "-o", str(part)))
+            part.replace(made)
+    return made
+
+
+def _run(command: Sequence[str]) -> bytes:
+    done = subprocess.run(command, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode(errors="replace")
+    return done.stdout
