@@ -56,10 +56,10 @@ def _parts(request: Request, layout: Layout) -> int:
     if layout is Layout.CHANNELS_LAST:
         vectors = math.ceil(filters / VECTOR)
         columns = math.ceil(vectors / WARP)
-        fused_remat = math.ceil(vectors / columns)
+        along = math.ceil(vectors / columns)
     else:
-        fused_remat, columns = 1, filters
-    pixels = THREADS // fused_remat * LEAST_PIXELS  # of one part
+        along, columns = 1, filters
+    pixels = THREADS // along * LEAST_PIXELS  # of one part
     return max(1, min(rows * height * width // pixels, MOST_BLOCKS // columns))
 
 

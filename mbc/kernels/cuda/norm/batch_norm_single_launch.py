@@ -40,7 +40,7 @@ class SingleLaunchArguments(Struct):
     channels: int
     affine: int
     count: int
-    fused_remat: int
+    along: int
     parts: int
 
 
@@ -50,22 +50,22 @@ def tiling(x: TensorType, operands: int) -> tuple[int, int]:
     vectors, rows = max(1, c.channels * x.dtype.size_bytes // VECTOR_BYTES), c.rows * c.inner
     held = 2 if operands > 2 else 4  # rows, by a thread
 
-    def least_parts(fused_remat: int) -> int:
+    def least_parts(along: int) -> int:
         parts = 1
-        while parts < MOST_PARTS and rows * fused_remat > parts * THREADS * held:
+        while parts < MOST_PARTS and rows * along > parts * THREADS * held:
             parts *= 2
         return parts
 
-    fused_remat = min(SECTOR, vectors)
-    parts = least_parts(fused_remat)
-    if fused_remat == SECTOR and -(-vectors // fused_remat) * parts > MOST_BLOCKS:
-        fused_remat = LINE
-        parts = least_parts(fused_remat)
-    while fused_remat < MOST_ALONG and -(-vectors // fused_remat) > MOST_BLOCKS:
-        fused_remat *= 2
-    while parts > 1 and -(-vectors // fused_remat) * parts > MOST_BLOCKS:
+    along = min(SECTOR, vectors)
+    parts = least_parts(along)
+    if along == SECTOR and -(-vectors // along) * parts > MOST_BLOCKS:
+        along = LINE
+        parts = least_parts(along)
+    while along < MOST_ALONG and -(-vectors // along) > MOST_BLOCKS:
+        along *= 2
+    while parts > 1 and -(-vectors // along) * parts > MOST_BLOCKS:
         parts //= 2
-    return fused_remat, parts
+    return along, parts
 
 
 def _arguments(at: Slice) -> SingleLaunchArguments:
