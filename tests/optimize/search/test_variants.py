@@ -19,7 +19,7 @@ KEPT = Means(recompute=True, offload=0.0, host_bytes=0)
 def ways_to(available_bytes: int, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """All that are looked at where nothing is known that fits, by the bytes that they take."""
     looked_at: list[Any] = []
-    found = ways._way
+    found = ways._variant
 
     def noted(*arguments: Any) -> Any:
         way = found(*arguments)
@@ -27,7 +27,7 @@ def ways_to(available_bytes: int, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return way
 
     with monkeypatch.context() as patched:
-        patched.setattr(ways, "_way", noted)
+        patched.setattr(ways, "_variant", noted)
         assert list(placed_variants(roomy_problem("residual", available_bytes), KEPT, math.inf, late=False))
     return looked_at
 
