@@ -39,7 +39,7 @@ class Old:
 _SPACE = r"(?:\s+(?:(?:#+|//+|\*|>)[ \t]+)?)"
 OLD = (
     Old(r"ma(?:de|kes?|king) (?:\w+ ){0,2}again", "recompute, rematerialize", pending="mbc"),
-    Old(r"(?:made|makes?) again along|back along with", "fused rematerialization", pending="mbc"),
+    Old(r"(?:made|makes?) again along|back along with", "fused rematerialization"),
     Old(r"along with (?:the |any |other )?sums", "fused rematerialization"),
     Old(r"(?:sent|sends?|go|goes|gone|going|went) to the host", "offload, prefetch", pending="mbc"),
     Old(r"fetched back|sent away", "offload, prefetch"),

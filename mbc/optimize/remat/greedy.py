@@ -1,7 +1,7 @@
-"""Choose for every gap between two uses of a value whether it is kept, made again or sent to the host.
+"""Choose for every gap between two uses of a value whether it is kept, recomputed or sent to the host.
 
 First as much goes to the host as its link can carry unseen, what is slowest to make again first. Then, where most is
-taken, the gap that costs least time for its bytes is made again, until everything fits; how much is taken is found
+taken, the gap that costs least time for its bytes is recomputed, until everything fits; how much is taken is found
 from the rewritten program, and the choice goes on from there. What proves not to be needed is kept after all. What was
 found so is then improved (`mbc.optimize.remat.local_search`).
 """
@@ -48,7 +48,7 @@ def choose_residency(
     `known_us`: a step that fits; one that would take much longer is given up. `work`: rounds that improve what fits,
     times the runs of the program. `start`: what was found for the same draft and as much room or more, to go on from.
     `points`: bytes of workspace and time of the other ways to run operations that are launched together, by their
-    names. `fused_remat`: what can be made again along with other runs, whose operations are among `groups`.
+    names. `fused_remat`: what can be recomputed along with other runs, whose operations are among `groups`.
     `runs`: of the training program, where some are repeated by other launches.
     """
     runs = tuple(runs) or runs_of(graph, draft, draft.train)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from mbc.optimize import effort
 from mbc.optimize.remat.state import RematState, Residency
 
-Again = tuple[int, int]  # a value, and the run before which it is made again
+Again = tuple[int, int]  # a value, and the run before which it is recomputed
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ def _relieve(state: RematState, over: NDArray[np.int64], draw: random.Random) ->
 
 
 def _nearest(again: Sequence[Again], position: int, count: int, draw: random.Random) -> list[Again]:
-    """Of what is made again before runs near a position; of equally near ones any."""
+    """Of what is recomputed before runs near a position; of equally near ones any."""
     return sorted(again, key=lambda decision: abs(decision[1] - position) + draw.random())[:count]
 
 

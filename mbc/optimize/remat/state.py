@@ -99,7 +99,7 @@ class RematState:
         self.price_perturbations: dict[int, float] = {}  # by what the price of a value counts more
         launches = draft.train.launches
         self._points = [points.get(launches[run.start].operations, ()) for run in self.runs]
-        self.forbidden: set[tuple[int, int]] = set()  # values that are not to be made again before a run
+        self.forbidden: set[tuple[int, int]] = set()  # values that are not to be recomputed before a run
         step_us = sum(run.time_us for run in self.runs)
         self.most_again_us = min(
             effort.MAX_RECOMPUTED_STEPS * step_us, effort.RECOMPUTE_OVERSHOOT * (known_us - step_us)
@@ -119,7 +119,7 @@ class RematState:
         return self.ledger.again_us > self.most_again_us
 
     def costs_us(self) -> float:
-        """What is made again, less workspace, and copies that kernels wait for."""
+        """What is recomputed, less workspace, and copies that kernels wait for."""
         ledger = self.ledger
         return (
             ledger.again_us + ledger.leaner_us() + sum(map(self.offloader.both_ways_us, sorted(self.offloader.forced)))
@@ -128,7 +128,7 @@ class RematState:
     # What is taken
 
     def measured(self) -> Measured:
-        """The program as decided, and by how much each run and what is made again before it exceed the room."""
+        """The program as decided, and by how much each run and what is recomputed before it exceed the room."""
         measured = self.measure(self.ledger.decisions(), self.ledger.leaner)
         self.ledger.measured()
         return measured
@@ -219,7 +219,7 @@ class RematState:
         return True
 
     def forbid_at(self, position: int) -> bool:
-        """Where what is made again before a run is too much together, the largest of it has to come from elsewhere."""
+        """Where what is recomputed before a run is too much together, the largest of it has to come from elsewhere."""
         ledger = self.ledger
         found = [b for b in ledger.repeated_at(position) if (b, position) not in self.forbidden]
         if not found:
