@@ -188,13 +188,13 @@ def sums_of(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def trace_steps(folder: Path, steps: int, eager: bool, path: Path) -> None:
     """Trace so many steps of a built package, or one launch by launch, into a file."""
-    import torch
-    from torch.profiler import ProfilerActivity, profile
+    import torch  # pyright: ignore[reportMissingImports]
+    from torch.profiler import ProfilerActivity, profile  # pyright: ignore[reportMissingImports]
 
     with profile(activities=[ProfilerActivity.CUDA]):
         torch.ones(1, device="cuda").sum().item()  # the profiler is there before graphs are made
     with open_module(folder, "cuda", eager=eager) as module:
-        from pycuda import gpuarray
+        from pycuda import gpuarray  # pyright: ignore[reportMissingImports]
 
         arrays = [gpuarray.to_gpu(array) for array in random_inputs(module.plan.graph)]
         for _ in range(0 if eager else WARM_STEPS):

@@ -36,7 +36,7 @@ def test_one_fewer_each_time():
     orders.append({*orders[-1], "workspace"})
     assert [set(s.without) for s in stairs] == orders
     assert [s.fits for s in stairs] == [True, True, False, False, False]
-    assert [s.figures.needed_bytes for s in stairs] == [10**9 * (1 + 6 * n) for n in range(5)]
+    assert [s.figures.needed_bytes for s in stairs if s.figures is not None] == [10**9 * (1 + 6 * n) for n in range(5)]
     assert [budget for _, budget in asked] == [None, None, None, 13 * 10**9, None, 19 * 10**9, None, 25 * 10**9]
     text = staircase_text(stairs)
     assert text.count("exceeds the budget") == 3 and "offload, recompute, split, workspace" in text
@@ -54,7 +54,9 @@ def test_what_is_left_out_from_the_start():
 def test_no_plan_at_all():
     growing = iter(range(20, 1000))
     stairs = staircase(planner([], lambda without: next(growing) * 10**9))
-    assert all(s.figures is None and not s.fits and s.refusal.code == "MBC204" for s in stairs)
+    assert all(
+        s.figures is None and not s.fits and s.refusal is not None and s.refusal.code == "MBC204" for s in stairs
+    )
     assert staircase_text(stairs).count("no plan was found") == 5
 
 

@@ -29,7 +29,8 @@ def with_statistics(
     groups: int = 1,
 ) -> Request:
     """Padded so that only the stride makes the result smaller."""
-    a = Convolution(image[2:], (kernel, kernel), (stride, stride), (kernel // 2,) * 4, groups=groups)
+    pad = kernel // 2
+    a = Convolution(image[2:], (kernel, kernel), (stride, stride), (pad, pad, pad, pad), groups=groups)
     group = grouped(a)
     assert isinstance(group.attributes, Fused)
     shapes = (image, (filters, image[1] // groups, kernel, kernel))

@@ -70,7 +70,7 @@ def test_pooling_has_the_windows_of_pytorch(size: int, kernel: int, stride: int,
     theirs = torch.nn.functional.max_pool2d(wide, kernel, stride, pad, ceil_mode=ceil).numpy()
     np.testing.assert_array_equal(y, theirs)
     for count_pad in (False, True):
-        (y,) = call("avg_pool", AveragePool(*window, count_pad), x)
+        (y,) = call("avg_pool", AveragePool(*window, count_pad=count_pad), x)
         theirs = torch.nn.functional.avg_pool2d(wide, kernel, stride, pad, ceil, count_pad).numpy()
         np.testing.assert_allclose(y, theirs, rtol=1e-14)
 

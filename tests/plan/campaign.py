@@ -61,7 +61,7 @@ def _within(network: str, share: float, *without: str) -> Plan:
 def _fused() -> Plan:
     favouring = tuple(Favouring(provider) for provider in PROVIDERS)
     graph = table("residual", "bf16").graph
-    return search(CandidateTable(graph, H200, favouring, None, Rules()), Limits(), 1 << 40)  # type: ignore[arg-type]
+    return search(CandidateTable(graph, H200, favouring, None, Rules()), Limits(), 1 << 40)
 
 
 def _measured() -> Plan:
@@ -111,6 +111,7 @@ def results(plan: Plan, transfers: Transfers) -> dict[str, bytes]:
     with Module(plan, seed=3, device="cpu", transfers=transfers) as net:
         random = np.random.default_rng(0)
         shape = plan.graph.values["image"].type.shape
+        image = np.zeros(shape, np.float32)
         found: dict[str, bytes] = {}
         for step in range(2):
             image = random.standard_normal(shape).astype(np.float32)

@@ -62,8 +62,8 @@ def test_figures_of_the_last_step(net: Module):
     for _ in range(40):
         net.step(image, target, lr=0.02)
     assert net.metrics == {"accuracy": net.accuracy}
+    assert net.accuracy is not None and net.accuracy >= 0.8
     assert net.correct == net.accuracy * 6
-    assert net.accuracy >= 0.8
 
 
 def test_forward_takes_fewer_rows(net: Module):
@@ -72,7 +72,7 @@ def test_forward_takes_fewer_rows(net: Module):
     assert isinstance(whole, np.ndarray) and whole.shape == (6, 5)
     for rows in (1, 4):
         part = net.forward(image[:rows])
-        assert part.shape == (rows, 5)
+        assert isinstance(part, np.ndarray) and part.shape == (rows, 5)
         np.testing.assert_allclose(part, whole[:rows], rtol=1e-5, atol=1e-6)
 
 
@@ -220,7 +220,7 @@ def test_unknown_devices_and_seeds():
     assert code_of(Module, small_plan(), seed=-1).code == "MBC167"
     error = code_of(Module, small_plan(), seed="x")
     assert error.code == "MBC167" and error.message == "the seed 'x' is no whole number"
-    assert Module(small_plan(), seed=np.int64(3), device="cpu").control["seed"] == 3
+    assert Module(small_plan(), seed=np.int64(3), device="cpu").control["seed"] == 3  # pyright: ignore[reportArgumentType]
 
 
 def test_learning_rates_that_are_no_numbers(net: Module):

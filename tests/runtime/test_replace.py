@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,8 +81,8 @@ def test_a_file_that_is_taken_away_before_it_is_locked_is_made_again(tmp_path: P
     make = replace.tempfile.mkstemp
     made: list[str] = []
 
-    def take_away(**named: object) -> tuple[int, str]:
-        number, name = make(**named)  # type: ignore[call-overload]
+    def take_away(**named: Any) -> tuple[int, str]:
+        number, name = make(**named)
         made.append(name)
         if len(made) == 1:
             Path(name).unlink()

@@ -334,7 +334,7 @@ def test_nvcc_compiles_every_kernel(working: int, tmp_path: Path):
 
 def _first_layer(size: int, kernel: int, stride: int, pad: int) -> Request:
     """The filter pass of a convolution of three channels, 64 filters."""
-    a = Convolution((size, size), (kernel, kernel), (stride, stride), (pad,) * 4)
+    a = Convolution((size, size), (kernel, kernel), (stride, stride), (pad, pad, pad, pad))
     out = (size + 2 * pad - kernel) // stride + 1
     shapes = ((4, 3, size, size), (4, 64, out, out), (64, 3, kernel, kernel))
     x, dy, dw = (TensorType(shape, DType.FP32) for shape in shapes)

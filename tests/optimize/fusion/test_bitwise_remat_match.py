@@ -71,7 +71,7 @@ class Measured(NoSizes):
 
 
 def table(profile: Measured | None) -> CandidateTable:
-    return CandidateTable(graph_of(SOURCE), H200, PROVIDERS, profile, Rules())  # type: ignore[arg-type]
+    return CandidateTable(graph_of(SOURCE), H200, PROVIDERS, profile, Rules())
 
 
 def planned(profile: Measured | None, *without: str) -> Plan:

@@ -146,7 +146,7 @@ def test_elsewhere_operations_run_by_themselves(profile: Measured | None):
 def test_the_floor_counts_what_is_not_moved():
     """Where relu comes behind it, a gradient is neither written nor read."""
     with_data, without = (
-        step_floor(CandidateTable(graph_of(SOURCE), H200, PROVIDERS, profile, Rules()))  # type: ignore[arg-type]
+        step_floor(CandidateTable(graph_of(SOURCE), H200, PROVIDERS, profile, Rules()))
         for profile in (Measured(), Measured(data=False))
     )
     layers = [f"bottleneck{i}.{name}" for i in range(4) for name in ("narrow", "wide")]

@@ -76,6 +76,7 @@ def trained(plan: Plan, transfers: Transfers) -> dict[str, bytes]:
     net = Module(plan, seed=5, device="cpu", transfers=transfers)
     random = np.random.default_rng(0)
     shape = plan.graph.values["image"].type.shape
+    loss = 0.0
     for _ in range(2):
         image = random.standard_normal(shape).astype(np.float32)
         loss = float(net.step(image, random.integers(0, 3, shape[0]), lr=0.05))

@@ -94,7 +94,7 @@ class Measured(NoSizes):
 
 
 def table(profile: Measured | None, batch: int = 0) -> CandidateTable:
-    return CandidateTable(graph_of(SOURCE, batch), H200, PROVIDERS, profile, Rules())  # type: ignore[arg-type]
+    return CandidateTable(graph_of(SOURCE, batch), H200, PROVIDERS, profile, Rules())
 
 
 def planned(profile: Measured | None, share: float = 0.0) -> Plan:
@@ -102,8 +102,7 @@ def planned(profile: Measured | None, share: float = 0.0) -> Plan:
 
 
 def products_along(plan: Plan) -> list[Launch]:
-    launches = (launch for launch in plan.train.launches if isinstance(launch.work, Kernel))
-    return [launch for launch in launches if launch.work.name in FUSED_REMAT]
+    return [x for x in plan.train.launches if isinstance(x.work, Kernel) and x.work.name in FUSED_REMAT]
 
 
 def jointly(plan: Plan) -> list[Launch]:

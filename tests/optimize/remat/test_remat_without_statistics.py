@@ -67,7 +67,7 @@ def test_with_them_where_that_takes_no_longer():
 
 
 def test_what_is_made_again_takes_what_the_books_say():
-    known = CandidateTable(graph_of(SOURCE), H200, PROVIDERS, Summing(), Rules())  # type: ignore[arg-type]
+    known = CandidateTable(graph_of(SOURCE), H200, PROVIDERS, Summing(), Rules())
     choices = choose(known, {}, programs=fuse(known))
     draft = emit_launches(known, choices)
     runs = repeated_without_statistics(known, draft, runs_of(known.graph, draft, draft.train), choices.train)

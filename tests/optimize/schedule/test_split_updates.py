@@ -34,8 +34,8 @@ def operations(network: str, precision: str) -> dict[str, Operation]:
 def grouped(network: str, precision: str) -> CandidateTable:
     """With kernels for groups, which are taken."""
     alone = table(network, precision)
-    providers = tuple(map(Favouring, PROVIDERS))  # type: ignore[arg-type]
-    return CandidateTable(alone.graph, alone.device, providers, None, Rules())  # type: ignore[arg-type]
+    providers = tuple(map(Favouring, PROVIDERS))
+    return CandidateTable(alone.graph, alone.device, providers, None, Rules())
 
 
 @functools.cache

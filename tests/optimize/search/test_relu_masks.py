@@ -73,7 +73,7 @@ class Measured(NoSizes):
 
 
 def table(profile: Measured | None = None, precision: str = "fp32") -> CandidateTable:
-    return CandidateTable(graph(precision), UNCLUSTERED, PROVIDERS, profile, Rules())  # type: ignore[arg-type]
+    return CandidateTable(graph(precision), UNCLUSTERED, PROVIDERS, profile, Rules())
 
 
 def planned(known: CandidateTable, budget_bytes: int = 1 << 40) -> Plan:
@@ -159,7 +159,7 @@ def test_within_a_budget_relus_have_signs_whose_output_is_kept():
 
 def test_sums_make_again_what_others_read_of_a_relu_with_signs(monkeypatch: pytest.MonkeyPatch):
     """What a plan with some signs may make again after all."""
-    monkeypatch.setattr("mbc.optimize.search.search.masks_of_kept", lambda unsigned, signed, draft: signed)  # type: ignore
+    monkeypatch.setattr("mbc.optimize.search.search.masks_of_kept", lambda unsigned, signed, draft: signed)
     signed = within(table(Measured()), 0.9)
     assert any(name.endswith("_signed") for name in launched(signed.train))
     assert trained(signed) == trained(planned(unsigned()))
