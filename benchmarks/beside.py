@@ -1,4 +1,4 @@
-"""Steps with kernels beside each other and one after the other (`--without beside`), and whether the bits are the same.
+"""Steps with a concurrent stream and without (`--without beside`), and whether the bits are the same.
 
 python benchmarks/beside.py [--profile FILE] [--only NAME ...] [--runs 2] [--steps 60]
 """

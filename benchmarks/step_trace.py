@@ -3,13 +3,13 @@
 PyTorch's profiler (kineto, CUPTI) runs in the process of the module and writes two traces. In the first the step runs
 launch by launch, each waited for, which says what kernels a launch consists of. In the second it is replayed as it
 always is, as one graph, whose kernels have names and times but no launch: the n-th run of a kernel belongs to the n-th
-launch that runs it. (Of launches that run the same kernel beside each other one may be taken for the other.)
+launch that runs it. (Of launches that run the same kernel at the same time one may be taken for the other.)
 
     python benchmarks/step_trace.py PLAN [--steps 5] [--name NAME] [--keep FOLDER] [--read]
 
 PLAN: a file of build/plans (as `capped.py --plan-only` leaves it), or a built package. Writes
 `results/step_trace_<name>.json`: a row a launch, in the plan's order, and sums by kind; `--keep` has the raw traces,
-from which `--read` makes it again.
+from which `--read` writes it anew.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ ORDER = (
     "mbc.optimize.bounds",
     "mbc.optimize.search",
     "mbc.optimize",  # nothing but its index
-    # The ways in.
+    # Entry points.
     "mbc.measuring",  # measures what a search will ask for
     "mbc.compiler",  # all stages
     "mbc.fit",  # many compilations

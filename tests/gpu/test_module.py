@@ -35,7 +35,7 @@ train { optimizer = sgd(momentum=0.9, weight_decay=1e-4) }
 
 # Relative L2 distance allowed between GPU and interpreter, of every state after one step. The momentum is the gradient
 # itself. fp32: the figure that the project promises. fp16 rounds operands to 10 bits of mantissa (5e-4 a
-# product), bf16 to 7 (4e-3), and every activation and its gradient is rounded again on the way. tf32 has the bits of
+# product), bf16 to 7 (4e-3), and every activation and its gradient is rounded again at each step. tf32 has the bits of
 # fp16, but tensor cores cut them off where the interpreter rounds: 2e-2 was seen.
 TOLERANCES = {"fp32": 1e-5, "tf32": 3e-2, "bf16": 6e-2, "fp16": 1e-2}
 

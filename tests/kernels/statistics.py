@@ -1,4 +1,4 @@
-"""Requests for a convolution that leaves the statistics of what it makes."""
+"""Requests for a convolution with statistics of its result in the epilogue."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ def outcome(name: str, kind: str, seed: int) -> tuple[Outcome, str]:
 
 
 def _same(found: Mapping[str, bytes], wanted: Mapping[str, bytes], reordered: bool) -> bool:
-    """To the bit; within rounding where terms of a sum are added in another order."""
+    """To the bit; within rounding where a reduction adds in another order."""
     if found == wanted or not reordered:
         return found == wanted
     pairs = ((_numbers(key, found[key]), _numbers(key, wanted[key])) for key in wanted)

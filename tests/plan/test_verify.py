@@ -598,7 +598,7 @@ def rebuilt(plan: Plan, launches: list[Launch], buffers: list[Buffer], offsets: 
 
 
 def by_way_of_the_host(stream_out: Stream, stream_in: Stream) -> Plan:
-    """r0 is sent to the host after the forward pass and comes back to another buffer for its backward pass."""
+    """r0 is offloaded after the forward pass and prefetched to another buffer for its backward pass."""
     plan = plain()
     buffers, offsets, launches = list(plan.buffers), list(plan.offsets), list(plan.train.launches)
     kept = buffer_of(plan, "r0")

@@ -27,7 +27,7 @@ from mbc.runtime.places import find_places
 from mbc.runtime.shadow import access_region
 from mbc.units import show_size
 from tests.runtime.fake_pycuda import FakeLibrary, Gpu, Stream, device_bytes
-from tests.runtime.nets import batch, copier_plan, package, small_plan
+from tests.runtime.nets import batch, package, same_shape_plan, small_plan
 
 
 class OnDevice:
@@ -502,13 +502,13 @@ def test_an_output_feeds_another_module(gpu: Gpu, tmp_path: Path):
     # As anybody would read it: through DLPack, on a stream that has to wait for the program.
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    first, then = Module(package(tmp_path / "a", small_plan())), Module(package(tmp_path / "b", copier_plan()))
+    first, then = Module(package(tmp_path / "a", small_plan())), Module(package(tmp_path / "b", same_shape_plan()))
     expected = then.forward(first.forward(batch()[0]))
     np.testing.assert_array_equal(then.forward(first.forward(batch()[0], copy=False)), expected)
 
 
 def test_an_output_does_not_feed_its_own_module(gpu: Gpu, tmp_path: Path):
-    net = Module(package(tmp_path, copier_plan()), device="cuda")
+    net = Module(package(tmp_path, same_shape_plan()), device="cuda")
     shown = net.forward(np.ones((6, 5), np.float32), copy=False)
     with pytest.raises(MbcError) as caught:
         net.forward(shown)

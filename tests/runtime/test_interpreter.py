@@ -256,7 +256,7 @@ def test_without_a_shadow_nothing_is_watched():
 
 
 def offloaded(plan: Plan) -> Plan:
-    """`plan` with one activation sent to the host after its first use and brought back for its last."""
+    """`plan` with one activation offloaded after its first use and prefetched for its last."""
     launches = list(plan.train.launches)
     source = launches[launch_of(plan, "convolution")].accesses[2].buffer
     uses = [

@@ -1,5 +1,5 @@
-"""Sums that make relu's output again on the way: all that they write is what the launches write that they stand for, to
-the bit."""
+"""Reductions with fused rematerialization of ReLU's output: all that they write is what the launches write that they
+replace, to the bit."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Bench:
 
 
 def _by_output(pattern: Pattern) -> Pattern:
-    """The same, where relu's gradient reads relu's output in the place of its signs."""
+    """The same, where the gradient of ReLU reads its output in the place of bit masks."""
     through = Statement.parse("d = relu_backward(y, dy)")
     kept = (s for s in pattern.statements if s.kind != "relu_signs")
     return replace(pattern, statements=tuple(through if s.kind == "relu_backward_signs" else s for s in kept))

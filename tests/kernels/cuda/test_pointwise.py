@@ -1,5 +1,5 @@
-"""Convolutions of one place made again along with sums, and gradients of their images: all that is written is what the
-launches write that they stand for, to the bit, but for the order of the sums."""
+"""Pointwise convolutions, recomputed in the kernel of the reductions over them, and their data gradients: all that is
+written is what the launches write that they replace, to the bit, but for the order of the reductions."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_equal_to_the_launches_by_themselves(
 
 @pytest.mark.parametrize("sizes", POINTS, ids=str)
 def test_the_same_with_statistics(sizes: Sizes, library: tuple[Precision, Library]):
-    """What is made again along with sums may be what was made along with statistics."""
+    """Fused rematerialization may repeat a kernel that had statistics in its epilogue."""
     bench = Bench(library, FORWARD, sizes)
     alone = points(FORWARD, Part((0,), ("x",)), sizes)
     assert isinstance(alone.attributes, Convolution)

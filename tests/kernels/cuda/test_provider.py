@@ -146,8 +146,8 @@ def _offered(
     return {candidate.name for candidate in OWN.candidates(request, H200)}
 
 
-def _depthwise(attributes: Convolution, channels: int = 32, multiplier: int = 1, kind: str = "") -> set[str]:
-    return _offered(attributes, channels, channels * multiplier, kind)
+def _depthwise(attributes: Convolution, channels: int = 32, depth_multiplier: int = 1, kind: str = "") -> set[str]:
+    return _offered(attributes, channels, channels * depth_multiplier, kind)
 
 
 @pytest.mark.parametrize("kind", ("", "_backward_data", "_backward_filter"))
@@ -155,7 +155,7 @@ def test_depthwise_convolutions_have_two_kernels(kind: str):
     pad, both = (1, 1, 1, 1), {f"convolution{kind}", f"depthwise{kind}"}
     assert _depthwise(Convolution((9, 8), (3, 3), (1, 1), pad, (1, 1), 32), kind=kind) == both
     assert _depthwise(Convolution((9, 8), (3, 3), (2, 2), (0, 1, 0, 1), (1, 1), 32), kind=kind) == both
-    assert _depthwise(Convolution((9, 8), (3, 3), (2, 2), pad, (1, 1), 32), multiplier=3, kind=kind) == both
+    assert _depthwise(Convolution((9, 8), (3, 3), (2, 2), pad, (1, 1), 32), depth_multiplier=3, kind=kind) == both
     for other in (
         Convolution((9, 8), (3, 3), (1, 1), pad, (2, 2), 32),
         Convolution((9, 8), (3, 3), (2, 1), pad, (1, 1), 32),

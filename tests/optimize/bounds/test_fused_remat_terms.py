@@ -1,4 +1,4 @@
-"""What values take at least that come back along with sums: no more than what is possible with made-up prices."""
+"""The lower bound on the time of fused rematerialization is no higher than what made-up prices allow."""
 
 from __future__ import annotations
 

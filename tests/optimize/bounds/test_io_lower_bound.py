@@ -82,7 +82,7 @@ def test_precision_halves_activations():
     for precision in ("fp32", "bf16"):
         made = lower(parse(Source("n.mbc", source)), (("train.precision", precision),), None)
         sizes.append(fewest_bytes(differentiate(made.network, made.optimizer, made.precision)))
-    # Both inputs come in fp32 and the image is cast on the way: 6 bytes an element more.
+    # Both inputs come in fp32 and the image is cast: 6 bytes an element more.
     assert sizes[1] < 0.7 * sizes[0]
 
 

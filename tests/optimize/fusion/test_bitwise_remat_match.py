@@ -1,5 +1,5 @@
-"""What a convolution of one place made is made again where batch normalisation's backward pass would read it, if all
-kernels that make it give the same bits."""
+"""The result of a pointwise convolution is recomputed inside the backward pass of batch normalisation if all kernels
+that compute it give the same bits."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ BYTES_PER_US = H200.copy_gb_s * 1e3
 
 @dataclass(frozen=True)
 class Measured(NoSizes):
-    """A profile that has measured what would be estimated, all by its bytes. Of launches that make again what a
-    convolution made it has these (`again`). `makers`: times that its kernels take; infinite: these were not measured,
+    """A profile that has measured what would be estimated, all by its bytes. Of launches that recompute the result of
+    a convolution it has these (`again`). `makers`: times that its kernels take; infinite: these were not measured,
     and others take longer than any estimate."""
 
     again: bool = True

@@ -1,5 +1,5 @@
-"""Two products of convolutions of one place in a launch, what sums are over and the gradient that comes back to them:
-where that was measured, with the same numbers; what is made again is not kept."""
+"""Two GEMMs of pointwise convolutions in a launch, the recomputed operand of reductions and the gradient that they
+need: where that was measured, with the same numbers; what is recomputed is not kept."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LAYERS = tuple(f"bottleneck{i}.wide" for i in range(3))  # whose images are larg
 
 
 def launched(plan: Plan) -> Counter[str]:
-    """Launches by kernel, of those that make again what they do not write."""
+    """Launches by kernel, of those that recompute what they do not write."""
     names = (launch.work.name for launch in plan.train.launches if isinstance(launch.work, Kernel))
     return Counter(name for name in names if name in {kernel.name for kernel in KERNELS})
 
@@ -36,7 +36,7 @@ def kept(plan: Plan) -> set[str]:
     return {made[value] for value in values if value in made}
 
 
-@pytest.mark.parametrize("signs", [False, True], ids=["by output", "by signs"])
+@pytest.mark.parametrize("signs", [False, True], ids=["by output", "by masks"])
 def test_neither_is_written(signs: bool):
     """Of two gradients that are added the one that a kernel can run: `down` of the last block has a step of two."""
     plan, without = planned(Measured(inside=True, signs=signs)), planned(Measured(signs=signs))

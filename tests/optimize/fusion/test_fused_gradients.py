@@ -1,5 +1,5 @@
-"""The data gradient of a convolution of one place, made on the way to the sums over it: where that was measured, with
-the same numbers, within a budget with relu's output made again along."""
+"""The data gradient of a pointwise convolution, computed in the prologue of the reductions over it: where that was
+measured, with the same numbers, within a budget with fused rematerialization of ReLU's output."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def launches(plan: Plan) -> dict[str, list[str]]:
     return found
 
 
-@pytest.mark.parametrize("signs", [False, True], ids=["by output", "by signs"])
+@pytest.mark.parametrize("signs", [False, True], ids=["by output", "by masks"])
 def test_gradients_that_only_sums_read_are_not_written(signs: bool):
     """Of two that are added the one that a kernel can run: `down` of the last block has a step of two."""
     plan, without = planned(Measured(signs=signs)), planned(Measured(data=False, signs=signs))

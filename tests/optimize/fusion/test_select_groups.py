@@ -1,4 +1,4 @@
-"""Groups of operations: where patterns fit, what is taken, and that plans with groups compute what plans without do."""
+"""Fusion groups: where patterns fit, which are selected, and that plans with groups compute what plans without do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convolutions that leave the statistics of what they make: where they may, and that only a measurement takes them."""
+"""Convolutions with statistics in the epilogue: where they may be, and that only measured ones are taken."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ def names(plan: Plan) -> list[tuple[str, ...]]:
 
 @pytest.mark.parametrize("share", [1.0, 0.85, 0.7])
 def test_steps_with_it_compute_what_steps_without_do(share: float):
-    """Within a budget, too, where what it makes is made again."""
+    """Within a budget, too, where its result is recomputed."""
     single = exact(APART)
     states = sum(single.graph.values[state.value].type.size_bytes for state in single.graph.states)
     rest = single.predictions.arena_bytes - states

@@ -36,7 +36,7 @@ def last_position(case: Case, run: Run) -> int:
 
 @functools.cache
 def movable(case: Case) -> tuple[int, ...]:
-    """Buffers that may go to the host."""
+    """Buffers that may be offloaded."""
     draft = draft_of(*case)
     made = {b for run in runs(case) for b in run.writes if draft.buffers[b].alias is None}
     return tuple(sorted((made | set(draft.train.entry)) - set(draft.persistent)))
@@ -100,7 +100,7 @@ def test_any_decisions_give_a_sound_plan_and_the_same_bits(case: Case, data: st.
 
 @functools.cache
 def everything_at_once(network: str) -> Plan:
-    """Every value that can be is made again before its last reader, and every other one comes from the host."""
+    """Every value that can be is recomputed before its last reader, and every other one is prefetched."""
     case = (network, "fp32", 0)
     found = runs(case)
     recomputes: list[tuple[int, int]] = []

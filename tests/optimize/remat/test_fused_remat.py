@@ -1,4 +1,4 @@
-"""What is made again along with the sums that follow: fewer bytes, the same bits, and no later than it is read."""
+"""Fused rematerialization in reductions: fewer bytes, the same bits, and no later than it is read."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def test_improving_keeps_to_the_room_and_to_the_host(monkeypatch: pytest.MonkeyP
 
 
 def test_short_copies_are_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither at first nor in place of others; here everything that is sent could be made again, too."""
+    """Neither at first nor in place of others; here everything that is offloaded could be recomputed, too."""
     shortest_us = 40.0
     monkeypatch.setattr(effort, "MIN_COPY_US", shortest_us)
     link = network(0)[0].device.host_link

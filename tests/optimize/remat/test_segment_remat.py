@@ -1,4 +1,4 @@
-"""Segments that are made again as a whole, and workspace that is given up: steps that take little room."""
+"""Segments that are recomputed as a whole, and workspace that is given up: steps within little memory."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Launches of many operations in pieces: nothing is lost or done twice, each comes as early as it can, and results stay
-what they are."""
+"""Split updates: nothing is lost or done twice, each launch is as early as it can be, and results are the same."""
 
 from __future__ import annotations
 
@@ -116,7 +115,7 @@ def test_an_update_comes_when_its_gradient_is_there(monkeypatch: pytest.MonkeyPa
 
 
 def test_within_a_room_an_update_waits_for_no_more_than_it_may_hold(monkeypatch: pytest.MonkeyPatch):
-    """What a piece reads is a part of the room at most, or belongs to two operations: one alone is no group."""
+    """What a part reads is a share of the budget at most, or belongs to two operations: one alone is no group."""
     monkeypatch.setattr(effort, "UPDATE_SPLIT_MIN_US", 0.0)
     draft, by_name = whole("residual", "bf16"), operations("residual", "bf16")
     device = table("residual", "bf16").device

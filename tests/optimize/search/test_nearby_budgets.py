@@ -1,4 +1,4 @@
-"""A little less room is tried, too, where what is found hangs on chance: `_with_other_budgets` of
+"""Slightly smaller budgets are tried, too, where what is found depends on chance: `_with_other_budgets` of
 `mbc.optimize.search.search`."""
 
 from __future__ import annotations

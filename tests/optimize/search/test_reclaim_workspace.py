@@ -34,7 +34,7 @@ def train_blocks(draft: Draft) -> tuple[Block, ...]:
 
 
 def least_bytes() -> int:
-    """The room that values alone take."""
+    """The bytes that values alone take."""
     draft = decided(0).draft
     return persistent_bytes(draft) + peak_bytes(train_blocks(draft))[0]
 
@@ -58,7 +58,7 @@ def test_workspaces_find_room_between_values(more_bytes: int) -> None:
     made = decided(available_bytes)
     by_counting = Problem(made.problem.table, made.problem.most, 1 << 40)
     whole, _ = replace(made, problem=by_counting).placed((1 << 40) - available_bytes)
-    assert whole.placed.arena_bytes > available_bytes  # what is free lies in pieces
+    assert whole.placed.arena_bytes > available_bytes  # free memory is fragmented
     found, _ = made.placed(0)
     assert found.placed.arena_bytes <= available_bytes
     assert kernels_us(whole.draft) <= kernels_us(found.draft) < kernels_us(made.draft)

@@ -1,4 +1,4 @@
-"""Signs of relu are planned where a profile says that they are faster, and nowhere else."""
+"""ReLU bit masks are planned where a profile says that they are faster, and nowhere else."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def trained(plan: Plan) -> tuple[dict[str, bytes], list[float]]:
 
 
 def within(known: CandidateTable, share: float) -> Plan:
-    """Planned for so much of the arena that keeping everything takes without signs."""
+    """Planned for so much of the arena that keeping everything takes without bit masks."""
     arena_bytes = planned(unsigned()).predictions.arena_bytes
     return planned(known, int(share * arena_bytes) + UNCLUSTERED.overhead_bytes)
 
@@ -148,7 +148,7 @@ def test_plans_with_signs_are_no_slower_and_give_the_same_bits(share: float):
 
 
 def test_within_a_budget_relus_have_signs_whose_output_is_kept():
-    """Sums that make it again along would not read them."""
+    """Fused rematerialization in reductions would not read them."""
     plain, signed = within(unsigned(), 0.9), within(table(Measured()), 0.9)
     kept = [
         name for name in ("first", "second", "third") if sum(name in x.operations for x in plain.train.launches) == 1
@@ -158,7 +158,7 @@ def test_within_a_budget_relus_have_signs_whose_output_is_kept():
 
 
 def test_sums_make_again_what_others_read_of_a_relu_with_signs(monkeypatch: pytest.MonkeyPatch):
-    """What a plan with some signs may make again after all."""
+    """What a plan with some bit masks may recompute after all."""
     monkeypatch.setattr("mbc.optimize.search.search.masks_of_kept", lambda unsigned, signed, draft: signed)
     signed = within(table(Measured()), 0.9)
     assert any(name.endswith("_signed") for name in launched(signed.train))
@@ -169,7 +169,7 @@ def test_within_a_budget_a_small_gain_is_not_looked_for():
     known = table(Measured(times=lambda kind: 1.5 if "signs" in kind else 1.0))
     assert signs_of(with_relu_masks(known))
     assert within(known, 2.0).graph != known.graph
-    assert within(known, 0.7).graph == known.graph  # with signs it would take 1 % less
+    assert within(known, 0.7).graph == known.graph  # with masks it would take 1 % less
 
 
 def test_both_forms_are_asked_of_a_profile():

@@ -186,7 +186,7 @@ def test_contention_tells_kernels_by_their_time_and_bytes() -> None:
     assert found is not None
     assert found.slowdowns == (link.streaming, link.cached, link.computing, link.computing, ALONE)
     assert found.to_host == link.to_host_gb_s / link.to_host_both_gb_s > 1
-    # What each fills matters only where kernels run beside each other.
+    # What each fills matters only with a concurrent stream.
     assert found.fills == (0,) * 5
     aside = (*launches, replace(launches[3], stream=Stream.BESIDE))
     together = contention(Program(aside, (), (), ()), graph, [small, large], spec)
