@@ -154,7 +154,7 @@ def upward(found: Sequence[Import]) -> list[str]:
     return [f"{i.importer} -> {i.imported}" for i in found if room(i.imported) > room(i.importer)]
 
 
-def test_every_file_has_a_room_and_every_room_a_file():
+def test_every_file_has_a_place_and_every_place_a_file():
     assert {ORDER[room(name)] for name in modules()} == set(ORDER)
 
 

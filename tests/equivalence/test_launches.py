@@ -288,7 +288,7 @@ def test_a_step_that_does_not_count_is_said(monkeypatch: pytest.MonkeyPatch):
     assert caught.value.message == "the loss of step 1 is nan, so there is nothing to compare"
 
 
-def test_launches_without_room_are_compared_in_smaller_parts(monkeypatch: pytest.MonkeyPatch):
+def test_launches_without_enough_memory_are_compared_in_smaller_parts(monkeypatch: pytest.MonkeyPatch):
     plan = small_plan("bf16")
     load = launches.InNumpy.load
     rows: list[int] = []

@@ -37,7 +37,7 @@ from mbc.runtime.module import Module
 from mbc.runtime.transfers import Transfers
 from mbc.source import Source
 from tests.optimize.planned import H200, Favouring, kept_plan, table
-from tests.optimize.search import test_concurrent_stream as test_beside
+from tests.optimize.search import test_concurrent_stream
 from tests.plan.mutate import KINDS_OF_MUTATIONS, mutate
 
 KINDS = KINDS_OF_MUTATIONS
@@ -80,7 +80,7 @@ PLANS: Mapping[str, Callable[[], Plan]] = {
     "recomputing": lambda: _within("residual", 0.85, "offload", "split"),
     "divided": lambda: kept_plan("residual", "fp32", 2),
     "measured": _measured,
-    "concurrent": lambda: test_beside.plans("residual", "fp32")[1],
+    "concurrent": lambda: test_concurrent_stream.plans("residual", "fp32")[1],
 }
 
 

@@ -147,7 +147,7 @@ def test_stalls_are_blamed_on_what_ends_last():
     assert seen
 
 
-def test_waiting_for_kernels_beside_is_no_stall():
+def test_waiting_for_a_concurrent_kernel_is_no_stall():
     others = 0
     for seed in SEEDS:
         plan = offloaded_plan(seed, (Stream.COMPUTE, Stream.BESIDE))

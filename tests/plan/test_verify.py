@@ -597,7 +597,7 @@ def rebuilt(plan: Plan, launches: list[Launch], buffers: list[Buffer], offsets: 
     return with_figures(changed)
 
 
-def by_way_of_the_host(stream_out: Stream, stream_in: Stream) -> Plan:
+def offloaded_and_prefetched(stream_out: Stream, stream_in: Stream) -> Plan:
     """r0 is offloaded after the forward pass and prefetched to another buffer for its backward pass."""
     plan = plain()
     buffers, offsets, launches = list(plan.buffers), list(plan.offsets), list(plan.train.launches)
@@ -619,7 +619,7 @@ def by_way_of_the_host(stream_out: Stream, stream_in: Stream) -> Plan:
 
 
 def test_offload():
-    plan = by_way_of_the_host(Stream.TO_HOST, Stream.TO_DEVICE)
+    plan = offloaded_and_prefetched(Stream.TO_HOST, Stream.TO_DEVICE)
     assert plan.predictions.host_bytes > 0
     verify_plan(plan)
     assert is_right(plan)
@@ -629,7 +629,7 @@ def test_offload():
 
 
 def test_kernel_on_host_memory():
-    plan = by_way_of_the_host(Stream.TO_HOST, Stream.TO_DEVICE)
+    plan = offloaded_and_prefetched(Stream.TO_HOST, Stream.TO_DEVICE)
     launches = [
         replace(x, work=Kernel("mbc", "convert", (), 1.0, False)) if isinstance(x.work, Copy) else x
         for x in plan.train.launches

@@ -103,7 +103,7 @@ def test_a_step_returns_while_the_one_before_it_waits(gpu: Gpu, tmp_path: Path):
     assert [float(loss) for loss in losses]
 
 
-def test_room_for_the_inputs_of_the_next_step(gpu: Gpu, tmp_path: Path):
+def test_memory_for_the_inputs_of_the_next_step(gpu: Gpu, tmp_path: Path):
     plan = small_plan()
     ahead = prefetch_bytes(plan)
     assert ahead == 6 * 2 * 6 * 6 * 4 + (-6 * 2 * 6 * 6 * 4 % 256) + 256
@@ -351,7 +351,7 @@ def test_an_overhead_beyond_the_budget(gpu: Gpu, tmp_path: Path, monkeypatch: py
     assert "prefetch" not in caught.value.remedy
 
 
-def test_an_overhead_that_leaves_no_room_for_prefetching(gpu: Gpu, tmp_path: Path):
+def test_an_overhead_that_leaves_no_memory_for_prefetching(gpu: Gpu, tmp_path: Path):
     plan = small_plan()
     # The overhead was thought to be less than it is.
     plan = replace(

@@ -77,7 +77,7 @@ def test_several_write_the_same_file(tmp_path: Path):
     assert file.read_bytes() in (letter * 10_000 for letter in (b"a", b"b", b"c"))
 
 
-def test_a_file_that_is_taken_away_before_it_is_locked_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_file_that_is_removed_before_it_is_locked_is_created_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     make = replace.tempfile.mkstemp
     made: list[str] = []
 

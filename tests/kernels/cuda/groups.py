@@ -215,7 +215,7 @@ PAIR_POINTS: tuple[Sizes, ...] = ((2, 24, (5, 9), 136), (1, 200, (7, 19), 256))
 MORE_CHANNELS = 40
 
 
-def _reads_signs(pattern: Pattern) -> bool:
+def _reads_masks(pattern: Pattern) -> bool:
     kinds = {statement.kind for statement in pattern.statements}
     return "relu_backward_signs" in kinds and "relu_signs" not in kinds
 
@@ -235,7 +235,7 @@ POINT_FORMS = tuple(
     for part in pattern.launches
     if 0 in part.runs
     for sizes in all_sizes
-    if sizes[-1] % 128 == 0 or not _reads_signs(pattern)
+    if sizes[-1] % 128 == 0 or not _reads_masks(pattern)
 )
 
 

@@ -67,7 +67,7 @@ def orders(reads: Sequence[set[int]]) -> Iterator[tuple[int, ...]]:
 
 @settings(max_examples=40)
 @given(st.data())
-def test_no_way_to_run_a_small_program_is_faster(data: st.DataObject) -> None:
+def test_no_schedule_of_a_small_program_is_faster(data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 4))
     reads = [data.draw(st.sets(st.integers(0, i - 1), max_size=2)) if i else set[int]() for i in range(count)]
     times_us = [data.draw(st.integers(1, 9)) for _ in range(count)]

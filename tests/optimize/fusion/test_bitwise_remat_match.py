@@ -88,7 +88,7 @@ def launches(plan: Plan) -> dict[str, list[tuple[str, str]]]:
 
 
 @pytest.mark.parametrize("makers", [1.0, 2.0], ids=["made by the fastest", "made by slower ones"])
-def test_made_again_by_the_same_kernel(makers: float):
+def test_recomputed_by_the_same_kernel(makers: float):
     """With statistics kernels of the same bits are fastest, or slower by less than what is saved."""
     plan, without = planned(Measured(makers=makers)), planned(Measured(again=False, makers=makers))
     found = launches(plan)
@@ -104,12 +104,12 @@ def test_made_again_by_the_same_kernel(makers: float):
     assert trained(plan) == trained(without)
 
 
-def test_without_recomputation_nothing_is_made_again():
+def test_without_recomputation_nothing_is_recomputed():
     assert launches(planned(Measured(), "recompute")) == launches(planned(Measured(again=False)))
 
 
 @pytest.mark.parametrize("layer", ["expand", "wide"])
-def test_what_is_made_again_is_not_kept(layer: str):
+def test_what_is_recomputed_is_not_kept(layer: str):
     plan = planned(Measured())
     made = next(o for o in graph_of(SOURCE).train if o.name == layer).outputs[0]
     numbers = [
@@ -131,7 +131,7 @@ def test_elsewhere_it_is_read(profile: Measured | None):
     assert kernels.isdisjoint(kernel.name for kernel in pointwise_normalize.KERNELS)
 
 
-def test_the_floor_takes_the_fastest_of_what_is_made_again():
+def test_the_floor_takes_the_fastest_recomputation():
     slower = table(Measured(makers=2.0))
     assert with_bitwise_remat(slower) is not slower
     assert step_floor(with_bitwise_remat(slower)).products_us <= step_floor(slower).products_us

@@ -50,7 +50,7 @@ def test_neither_is_written(signs: bool):
     assert trained(plan) == trained(without)
 
 
-def test_relus_output_is_made_again_along():
+def test_fused_rematerialization_of_relus_output():
     plan = planned(Measured(inside=True), SHARE)
     assert launched(plan)["pointwise_pair_add_relu_and_sums_of_two"]
     assert plan.bounds.within_us <= plan.predictions.train_us

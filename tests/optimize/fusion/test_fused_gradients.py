@@ -121,7 +121,7 @@ def test_so_are_those_of_parts_of_concatenations():
     assert trained(plan) == trained(without)
 
 
-def test_relus_output_is_made_again_along():
+def test_fused_rematerialization_of_relus_output():
     plan = planned(Measured(), SHARE)
     found = launches(plan)
     assert "pointwise_data_normalize_relu_and_sums" in found and "pointwise_data_add_relu_and_sums_of_two" in found
@@ -130,7 +130,7 @@ def test_relus_output_is_made_again_along():
     assert trained(plan) == trained(planned(Measured()))
 
 
-def test_signs_are_read_where_only_that_gains():
+def test_bit_masks_are_read_where_only_that_gains():
     """By relu's output the gradient is made by itself."""
     found = launches(planned(Measured(signs=True, slow=f"{IN_GROUPS}add+relu_backward+")))
     assert len(found["pointwise_data_add_relu_sums_signed"]) == 3 and "pointwise_data_add_relu_sums" not in found

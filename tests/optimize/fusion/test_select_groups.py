@@ -145,7 +145,7 @@ def test_groups_compute_what_their_operations_do(optimizer: str, affine: str):
         np.testing.assert_allclose(states[name], value, rtol=1e-9, atol=1e-12, err_msg=name)
 
 
-def test_groups_in_low_precision_are_no_further_off_than_their_operations():
+def test_fused_operations_in_low_precision_are_as_exact_as_single_ones():
     exact, _ = trained(planned(graph("fp32"), fused=False))
     off: dict[bool, float] = {}
     for fused in (True, False):
@@ -207,7 +207,7 @@ def test_a_group_that_is_slower_than_its_operations_is_left_alone():
     assert not [kind for kind in kinds if kind.startswith("batch_normalize+relu+")]
 
 
-def test_estimated_groups_do_not_stand_beside_measured_operations():
+def test_estimated_groups_do_not_compete_with_measured_operations():
     steps = graph("bf16")
 
     class Measured(NoSizes):
@@ -223,7 +223,7 @@ def test_estimated_groups_do_not_stand_beside_measured_operations():
     assert programs == plain(steps)
 
 
-def test_what_a_profile_expects_stands_beside_what_it_measured():
+def test_what_a_profile_expects_competes_with_what_it_measured():
     """Times between measured sizes and of earlier editions are no model's estimates."""
     steps = graph("bf16")
 

@@ -112,7 +112,7 @@ def jointly(plan: Plan) -> list[Launch]:
 
 
 @pytest.mark.parametrize("profile", [Measured(joint=False), Measured()], ids=["by itself", "with relu's output"])
-def test_what_was_dropped_is_made_again_with_the_same_bits(profile: Measured):
+def test_what_was_dropped_is_recomputed_with_the_same_bits(profile: Measured):
     plan, without = planned(profile, SHARE), planned(replace(profile, fused_remat=False, joint=False), SHARE)
     assert fused_products(plan)
     assert bool(jointly(plan)) == profile.joint
@@ -167,7 +167,7 @@ class Pairs:
         both = tuple(Recompute(self.target(key), key[1]) for key in sorted(keys))
         return rewrite(self.draft, self.runs, Decisions(both), H200.host_link, self.fused_remats).draft.train.launches
 
-    def check_books(self, first: tuple[int, int], last: tuple[int, int], beside_us: float) -> None:
+    def check_ledger(self, first: tuple[int, int], last: tuple[int, int], beside_us: float) -> None:
         """`beside_us`: what the first value takes where the last one is made along."""
         ledger = Ledger(self.draft, self.runs, 0, (), self.fused_remats)
         first_us, last_us = self.fused_remats[first].more_us, self.fused_remats[last].more_us
@@ -182,7 +182,7 @@ class Pairs:
             assert ledger.again_us == pytest.approx(0.0)
 
 
-def test_of_two_along_the_same_sums_the_one_made_last_is():
+def test_of_two_in_the_same_reductions_the_one_made_last_is_fused():
     """relu's output is made of what the convolution makes, which has a launch of its own then, before."""
     pairs = Pairs(Measured(joint=False))
     assert pairs.found
@@ -196,7 +196,7 @@ def test_of_two_along_the_same_sums_the_one_made_last_is():
         alone = [i for i, launch in enumerate(made) if launch.operations == operations]
         assert len(made) == len(pairs.draft.train.launches) + 1
         assert len(alone) == 2 and alone[1] < sums
-        pairs.check_books(first, last, again.time_us)
+        pairs.check_ledger(first, last, again.time_us)
 
 
 @pytest.mark.parametrize("signs", [False, True], ids=["by output", "by masks"])
@@ -211,7 +211,7 @@ def test_two_in_the_same_reductions_are_both_fused_where_that_was_measured(signs
         assert isinstance(sums.work, Kernel) and sums.work.name.endswith("_signed") == signs
         assert set(run.targets) == {pairs.target(first), pairs.target(last)}
         assert run.more_us == pytest.approx(sums.work.time_us - _time_us(pairs.fused_remats[last].launch))
-        pairs.check_books(first, last, run.more_us)
+        pairs.check_ledger(first, last, run.more_us)
 
 
 def test_both_are_not_where_one_of_them_is_read_before():

@@ -35,7 +35,7 @@ def decide(found: RematState, rng: random.Random) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_books_know_what_the_program_takes(seed: int) -> None:
+def test_the_ledger_has_the_bytes_of_the_program(seed: int) -> None:
     found = chooser(seed)
     kept = found.measured()[1]
     decide(found, random.Random(seed))
@@ -50,7 +50,7 @@ def test_the_books_know_what_the_program_takes(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_what_is_taken_back_leaves_no_trace(seed: int) -> None:
+def test_what_is_undone_leaves_no_trace(seed: int) -> None:
     found = chooser(seed)
     found.measured()
     start = found.ledger.mark()

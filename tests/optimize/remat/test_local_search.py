@@ -70,7 +70,7 @@ def time_us(seed: int, found: Residency) -> float:
     return cost(made, draft, runs_of(made.graph, draft, draft.train), found.decisions)[1]
 
 
-def test_less_is_made_again() -> None:
+def test_less_is_recomputed() -> None:
     gained = 0
     for seed in SEEDS:
         (chosen, available_bytes), (improved, _) = residency(seed, RECOMPUTE, 0), residency(seed, RECOMPUTE, WORK)
@@ -82,7 +82,7 @@ def test_less_is_made_again() -> None:
     assert gained, "every first choice was the best: the test shows nothing"
 
 
-def test_what_was_found_counts_where_nothing_is_left_to_take_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_found_counts_where_nothing_is_left_to_undo(monkeypatch: pytest.MonkeyPatch) -> None:
     take_back, rounds = improve._take_back, 0
 
     def soon_nothing(chooser: RematState, draw: random.Random) -> bool:
@@ -104,7 +104,7 @@ def sent_bytes(seed: int, found: Residency) -> list[int]:
     return [network(seed)[1].buffers[decision.buffer].size_bytes for decision in found.decisions.offloads]
 
 
-def test_improving_keeps_to_the_room_and_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_search_keeps_to_the_budget_and_to_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(effort, "MIN_COPY_US", 0.0)  # these networks are small
     means = Means(recompute=True, offload=1.0, host_bytes=8 << 20)
     sent = 0

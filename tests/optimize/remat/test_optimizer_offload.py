@@ -59,7 +59,7 @@ def states(net: Module) -> dict[str, bytes]:
 
 @pytest.mark.parametrize(("every", "lead"), [(1, 2.0), (2, 2.0), (1, 0.0)])
 @pytest.mark.parametrize("case", CASES, ids=IDS)
-def test_states_at_the_host_change_no_bit(case: Case, every: int, lead: float) -> None:
+def test_states_in_host_memory_change_no_bit(case: Case, every: int, lead: float) -> None:
     plan = planned(case, every, lead)
     verify_plan(plan)
     assert load_plan(dump_plan(plan), "p") == plan
@@ -160,7 +160,7 @@ def wide() -> CandidateTable:
 
 
 @pytest.mark.parametrize("part", [0.9, 0.75, 0.65])
-def test_states_go_to_the_host_when_that_is_what_it_takes(wide: CandidateTable, part: float) -> None:
+def test_states_are_offloaded_when_that_is_what_it_takes(wide: CandidateTable, part: float) -> None:
     kept = search(wide, Limits(), 1 << 40)
     overhead = kept.predictions.overhead_bytes
     available_bytes = int(part * kept.predictions.arena_bytes)
@@ -176,7 +176,7 @@ def test_states_go_to_the_host_when_that_is_what_it_takes(wide: CandidateTable, 
         search(wide, Limits(without=frozenset({"offload"})), overhead + available_bytes)
 
 
-def test_only_as_many_states_go_as_are_lacking_and_as_the_host_holds(wide: CandidateTable) -> None:
+def test_only_as_many_states_are_offloaded_as_are_needed_and_as_host_memory_holds(wide: CandidateTable) -> None:
     kept = search(wide, Limits(), 1 << 40)
     budget_bytes = kept.predictions.overhead_bytes + int(0.9 * kept.predictions.arena_bytes)
     plan = search(wide, Limits(), budget_bytes)

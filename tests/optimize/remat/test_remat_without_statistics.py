@@ -53,7 +53,7 @@ def again(plan: Plan) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("share", [SHARE, 0.7, 0.55])
-def test_made_again_without_statistics_with_the_same_bits(share: float):
+def test_recomputed_without_statistics_with_the_same_bits(share: float):
     """Also where memory is so small that statistics could be recomputed, too."""
     plan = planned_for(Summing(), SOURCE, share, ALONE)
     assert again(plan) and all(name == bare(first) for first, name in again(plan))
@@ -66,7 +66,7 @@ def test_with_them_where_that_takes_no_longer():
     assert again(plan) and all(name == first for first, name in again(plan))
 
 
-def test_what_is_made_again_takes_what_the_books_say():
+def test_what_is_recomputed_takes_what_the_ledger_says():
     known = CandidateTable(graph_of(SOURCE), H200, PROVIDERS, Summing(), Rules())
     choices = choose(known, {}, programs=fuse(known))
     draft = emit_launches(known, choices)
@@ -107,7 +107,7 @@ class Roomy(Summing):
         return (*found, *larger)
 
 
-def test_what_is_made_again_keeps_its_kernel_where_there_is_room_for_another():
+def test_what_is_recomputed_keeps_its_kernel_where_memory_allows_another():
     plan = planned_for(Roomy(), SOURCE, SHARE, ALONE)
     kernels: dict[str, list[str]] = {}
     for launch in plan.train.launches:

@@ -24,7 +24,7 @@ def chooser(seed: int) -> RematState:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("parts", [2, 4])
-def test_a_segment_is_made_again_once(seed: int, parts: int) -> None:
+def test_a_segment_is_recomputed_once(seed: int, parts: int) -> None:
     found = chooser(seed)
     kept, over = found.measured()
     cut_into_segments(found.ledger, int(np.argmax(over)), kept.live_bytes // parts)

@@ -75,7 +75,7 @@ def test_every_piece_is_a_group_that_its_kernel_takes(
 
 @pytest.mark.parametrize(("network", "precision"), CASES)
 @pytest.mark.parametrize("count", [2, 3, 8])
-def test_pieces_do_what_the_whole_does(
+def test_split_updates_do_what_the_whole_does(
     network: str, precision: str, count: int, monkeypatch: pytest.MonkeyPatch
 ):  # fmt: skip
     found, kept = cut(monkeypatch, network, precision, count), kept_plan(network, precision)
@@ -114,7 +114,7 @@ def test_an_update_comes_when_its_gradient_is_there(monkeypatch: pytest.MonkeyPa
     assert len(places) > 1 and places[0] < backward < places[-1]
 
 
-def test_within_a_room_an_update_waits_for_no_more_than_it_may_hold(monkeypatch: pytest.MonkeyPatch):
+def test_within_a_budget_an_update_waits_for_no_more_than_it_may_hold(monkeypatch: pytest.MonkeyPatch):
     """What a part reads is a share of the budget at most, or belongs to two operations: one alone is no group."""
     monkeypatch.setattr(effort, "UPDATE_SPLIT_MIN_US", 0.0)
     draft, by_name = whole("residual", "bf16"), operations("residual", "bf16")

@@ -67,7 +67,7 @@ def streams(launches: tuple[Launch, ...]) -> set[Stream]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_gradients_of_parameters_go_beside_where_the_gpu_is_idle(case: tuple[str, str]) -> None:
+def test_filter_gradients_go_to_the_concurrent_stream_where_the_gpu_is_idle(case: tuple[str, str]) -> None:
     alone = fitted(*case)
     found = use_concurrent_stream(alone, ROOM_BYTES)
     gone = [launch for launch in found.draft.train.launches if launch.stream is Stream.BESIDE]

@@ -43,7 +43,7 @@ def kernels_us(draft: Draft) -> float:
     return sum(launch.work.time_us for launch in draft.train.launches)
 
 
-def test_with_room_for_all_kernels_are_the_fastest() -> None:
+def test_with_enough_memory_kernels_are_the_fastest() -> None:
     made = decided(1 << 40)
     found, as_fast = made.placed(0)
     assert as_fast
@@ -53,7 +53,7 @@ def test_with_room_for_all_kernels_are_the_fastest() -> None:
 
 
 @pytest.mark.parametrize("more_bytes", [0, 4096, 8192])
-def test_workspaces_find_room_between_values(more_bytes: int) -> None:
+def test_workspaces_are_placed_between_values(more_bytes: int) -> None:
     available_bytes = least_bytes() + more_bytes
     made = decided(available_bytes)
     by_counting = Problem(made.problem.table, made.problem.most, 1 << 40)

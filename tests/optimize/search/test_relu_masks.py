@@ -82,7 +82,7 @@ def planned(known: CandidateTable, budget_bytes: int = 1 << 40) -> Plan:
     return plan
 
 
-def signs_of(known: CandidateTable) -> list[str]:
+def masks_of(known: CandidateTable) -> list[str]:
     return [op.name for op in known.graph.train if op.kind == "relu_signs"]
 
 
@@ -92,9 +92,9 @@ def unsigned() -> CandidateTable:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_signs_are_taken_where_they_were_measured_as_faster(precision: str):
+def test_bit_masks_are_taken_where_they_were_measured_as_faster(precision: str):
     known = table(Measured(), precision)
-    assert signs_of(with_relu_masks(known)) == ["first.signs", "second.signs", "third.signs"]
+    assert masks_of(with_relu_masks(known)) == ["first.signs", "second.signs", "third.signs"]
     assert launched(planned(known).train) >= {
         "batch_normalize_add_relu_signs",
         "batch_normalize_twice_add_relu_signs",
@@ -121,7 +121,7 @@ def test_elsewhere_the_step_stays(profile: Measured | None):
 
 def test_relus_are_chosen_one_by_one():
     known = table(Measured(times=lambda kind: 9.0 if kind == FORWARD[1] else 1.0))
-    assert signs_of(with_relu_masks(known)) == ["first.signs", "third.signs"]
+    assert masks_of(with_relu_masks(known)) == ["first.signs", "third.signs"]
 
 
 def trained(plan: Plan) -> tuple[dict[str, bytes], list[float]]:
@@ -141,13 +141,13 @@ def within(known: CandidateTable, share: float) -> Plan:
 
 
 @pytest.mark.parametrize("share", [2.0, 0.9, 0.75, 0.7])
-def test_plans_with_signs_are_no_slower_and_give_the_same_bits(share: float):
+def test_plans_with_bit_masks_are_no_slower_and_give_the_same_bits(share: float):
     signed = within(table(Measured()), share)
     assert signed.predictions.train_us <= within(unsigned(), share).predictions.train_us
     assert trained(signed) == trained(planned(unsigned()))
 
 
-def test_within_a_budget_relus_have_signs_whose_output_is_kept():
+def test_within_a_budget_relus_have_bit_masks_whose_output_is_kept():
     """Fused rematerialization in reductions would not read them."""
     plain, signed = within(unsigned(), 0.9), within(table(Measured()), 0.9)
     kept = [
@@ -157,7 +157,7 @@ def test_within_a_budget_relus_have_signs_whose_output_is_kept():
     assert [op.name for op in signed.graph.train if op.kind == "relu_signs"] == ["third.signs"]
 
 
-def test_sums_make_again_what_others_read_of_a_relu_with_signs(monkeypatch: pytest.MonkeyPatch):
+def test_reductions_recompute_what_others_read_of_a_relu_with_bit_masks(monkeypatch: pytest.MonkeyPatch):
     """What a plan with some bit masks may recompute after all."""
     monkeypatch.setattr("mbc.optimize.search.search.masks_of_kept", lambda unsigned, signed, draft: signed)
     signed = within(table(Measured()), 0.9)
@@ -167,7 +167,7 @@ def test_sums_make_again_what_others_read_of_a_relu_with_signs(monkeypatch: pyte
 
 def test_within_a_budget_a_small_gain_is_not_looked_for():
     known = table(Measured(times=lambda kind: 1.5 if "signs" in kind else 1.0))
-    assert signs_of(with_relu_masks(known))
+    assert masks_of(with_relu_masks(known))
     assert within(known, 2.0).graph != known.graph
     assert within(known, 0.7).graph == known.graph  # with masks it would take 1 % less
 

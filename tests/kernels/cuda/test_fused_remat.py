@@ -97,7 +97,7 @@ def _by_output(pattern: Pattern) -> Pattern:
     return replace(pattern, statements=tuple(through if s.kind == "relu_backward_signs" else s for s in kept))
 
 
-def _has_signs(pattern: Pattern) -> bool:
+def _has_masks(pattern: Pattern) -> bool:
     return any(s.kind == "relu_signs" for s in pattern.statements)
 
 
@@ -120,7 +120,7 @@ def test_equal_to_the_bit(
 ):
     for pattern in (RELU_FUSED_REMAT[number], _swapped(RELU_FUSED_REMAT[number])):
         for shape in SHAPES:
-            if _has_signs(pattern) and shape[1] % CHANNELS != 0:
+            if _has_masks(pattern) and shape[1] % CHANNELS != 0:
                 continue
             for vanishing in (False, True):
                 bench = Bench(libraries[precision], shape, precision, layout, vanishing)
