@@ -116,7 +116,7 @@ def main() -> None:
     job = Job(network.name, network.source, network.settings, network.network, arguments.gpu)
     job = job.with_options(profile=arguments.profile).with_settings(("memory.device", f"{1 << 60} B"))
     rows = paper_rows()
-    plain = job.with_options(without=frozenset({"offload", "recompute", "split"}))
+    plain = job.with_options(without=frozenset({"offload", "recompute", "micro_batches"}))
     rows.append(attempt(lambda: plan_row(plain.plan()), "mbc: liveness and placement"))
     rows.append(attempt(lambda: plan_row(job.plan()), "mbc: no limit"))
     full = attempt(lambda: within_target(job, arguments.target), f"mbc: {arguments.target / MIB:.0f} MiB")

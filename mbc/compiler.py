@@ -58,7 +58,7 @@ def compile_plan(source: Source, options: Options, stages: Stages | None = None)
 
     # What could run each operation on this GPU, and how fast.
     device = stages.run("find device", lambda: find_device(options.gpu), repr)
-    policy = Policy.UNDIVIDED if "split" in options.without else options.policy
+    policy = Policy.UNDIVIDED if "micro_batches" in options.without else options.policy
     rules = Rules(policy, lowered.deterministic, options.providers, options.micro_batch)
     providers = (INTERPRETER,) if graph.precision is Precision.FP64 else PROVIDERS
     host_bytes = free_host_bytes(device, options.gpu) if lowered.host_bytes is None else lowered.host_bytes

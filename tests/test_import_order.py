@@ -23,6 +23,7 @@ ORDER = (
     "mbc.units",
     "mbc.resources",  # where templates, grammar and data lie
     "mbc.options",  # all that a compilation can be told
+    "mbc.aliases",  # old names in data
     "mbc.collection",  # of garbage
     "mbc.provenance",  # digests of the code
     # Meaning.
@@ -57,7 +58,7 @@ ORDER = (
     "mbc.measuring",  # measures what a search will ask for
     "mbc.compiler",  # all stages
     "mbc.fit",  # many compilations
-    "mbc.staircase",
+    "mbc.ablation",
     "mbc.train",  # many steps
     "mbc.equivalence",  # steps compared
     "mbc.bench",  # steps raced

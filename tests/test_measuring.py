@@ -226,7 +226,7 @@ def test_sizes_that_cannot_gain_are_not_missed():
 def test_what_was_measured_as_a_part_is_missed_as_a_whole():
     need = Need((request(4), request(2)), 1.0)
     found = {request(4): [measurement(1, 8.0)], request(2): [measurement(1, 4.0)]}
-    parts = Extent(1 << 30, for_parts=True)
+    parts = Extent(1 << 30, micro_batches_only=True)
     known = profile(found, {request(4): parts, request(2): parts})
     assert missing([need], known, 1) == (Need((request(4),), 1.0),)
     assert missing([Need(need.requests, 1.0, whole=False)], known, 1) == ()

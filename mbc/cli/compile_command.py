@@ -70,7 +70,7 @@ def summary(plan: Plan) -> list[str]:
     known = "measured" if p.measured_share >= 1 else "estimated" if p.measured_share <= 0 else (
         f"{p.measured_share:.0%} of the step measured, the rest estimated"
     )  # fmt: skip
-    concurrent = sum(launch.stream is Stream.BESIDE for launch in plan.train.launches)
+    concurrent = sum(launch.stream is Stream.CONCURRENT for launch in plan.train.launches)
     placed = f"{p.arena_bytes / b.live_bytes - 1:.1%} above" if b.live_bytes > 0 else "no more than"
     arena = f"  arena      {show_size(p.arena_bytes)} ({placed} peak live bytes, {show_size(b.live_bytes)})"
     overhead = "measured" if p.overhead_measured else "reserved: never measured on this GPU"
@@ -116,8 +116,8 @@ def _against_bounds(plan: Plan) -> list[str]:
     """How the step compares with each bound of its time, one a line."""
     step_us, bounds = plan.predictions.train_us, plan.bounds
     lines: list[str] = []
-    if bounds.beside_us > 0:
-        lines.append(f"  bound      {step_us / bounds.beside_us - 1:.1%} above the critical-path lower bound")
+    if bounds.critical_path_us > 0:
+        lines.append(f"  bound      {step_us / bounds.critical_path_us - 1:.1%} above the critical-path lower bound")
     if bounds.fastest_us > 0:
         slower = step_us / bounds.fastest_us - 1
         compared = f"{-slower:.1%} faster" if slower < 0 else f"{slower:.1%} slower"
@@ -159,8 +159,8 @@ def _figures(planned: Planned, built: Package, build_seconds: float) -> dict[str
         "floor_operation": b.floor_operation,
         "fastest_us": b.fastest_us,
         "nondeterministic_us": b.nondeterministic_us,
-        "within_us": b.within_us,
-        "beside_us": b.beside_us,
+        "within_budget_us": b.within_budget_us,
+        "critical_path_us": b.critical_path_us,
         "package": str(built.folder),
         "library": None if built.library is None else str(built.library),
         "missing": [

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print a plan as tables, or as JSON with the memory at every launch; or what each technique contributes."""
-    if arguments.staircase:
-        return _staircase(arguments)
+    if arguments.ablation:
+        return _ablation(arguments)
     check_plannable(arguments.plan, options(arguments))
     plan = find_plan(arguments.plan, options(arguments))
     if arguments.roofline:
@@ -39,14 +39,14 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _staircase(arguments: argparse.Namespace) -> int:
+def _ablation(arguments: argparse.Namespace) -> int:
+    from mbc.ablation import ablation
     from mbc.compiler import Stages, compile_plan
     from mbc.fit import with_budget
-    from mbc.report.staircase import staircase_document, staircase_text
-    from mbc.staircase import staircase
+    from mbc.report.ablation import ablation_document, ablation_text
 
     if plan_file(arguments.plan) is not None:
-        raise MbcError("MBC188", f"'{arguments.plan}' is planned already", "give its source (.mbc) to --staircase")
+        raise MbcError("MBC188", f"'{arguments.plan}' is planned already", "give its source (.mbc) to --ablation")
     source = Source(arguments.plan, read_text(Path(arguments.plan)))
     asked = options(arguments)
     with notes(), busy(f"planning {arguments.plan}") as say:
@@ -57,10 +57,9 @@ def _staircase(arguments: argparse.Namespace) -> int:
             which = f"without {', '.join(sorted(without))}" if without else "with all techniques"
             return compile_plan(source, told, Stages(announce=lambda stage: say(f"{which}: {stage}")))
 
-        stairs = staircase(plan_with, asked.without)
-    print(
-        json.dumps(staircase_document(stairs), indent=2) if arguments.json else staircase_text(stairs, output_width())
-    )
+        ablations = ablation(plan_with, asked.without)
+    shown = json.dumps(ablation_document(ablations), indent=2) if arguments.json else None
+    print(shown or ablation_text(ablations, output_width()))
     return 0
 
 

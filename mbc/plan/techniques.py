@@ -67,7 +67,7 @@ class Techniques:
     recomputed: tuple[Recomputed, ...]
     offloaded: tuple[Offloaded, ...]
     divided: tuple[Divided, ...]
-    handed_on: tuple[DepthFirst, ...] = ()
+    depth_first: tuple[DepthFirst, ...] = ()
 
     def away_bytes(self, launch: int) -> tuple[int, int]:
         """What is not in the arena at a launch: to be recomputed, and offloaded."""

@@ -23,7 +23,7 @@ def merged(first: Profile, second: Profile, newer_wins: bool = True) -> Profile:
     `first`, which wins also where both are of one time. MBC076 where the machines are not alike.
 
     A request's extent is the wider one; where both were limited in words, both are said. Constants and overheads are
-    those of `first`, where it has them. Times of earlier editions are kept for planning, but in no file.
+    those of `first`, where it has them. Times of earlier versions are kept for planning, but in no file.
     """
     if not first.identity.alike(second.identity):
         raise MbcError(
@@ -77,9 +77,9 @@ def _union(best_first: list[dict[CandidateKey, Measurement]]) -> Mapping[Candida
 def _wider(best_first: list[Extent]) -> Extent:
     limit = max(e.workspace_limit_bytes for e in best_first)
     widest = [e for e in best_first if e.workspace_limit_bytes == limit]
-    widest = [e for e in widest if not e.for_parts] or widest
+    widest = [e for e in widest if not e.micro_batches_only] or widest
     words = dict.fromkeys(e.left_out for e in widest if e.left_out)
-    return Extent(limit, "; ".join(words), best_first[0].date, widest[0].for_parts)
+    return Extent(limit, "; ".join(words), best_first[0].date, widest[0].micro_batches_only)
 
 
 def write_profile(profile: Profile, path: Path) -> None:

@@ -195,14 +195,14 @@ def totals_text(plan: Plan) -> str:
             over(predictions.arena_bytes, bounds.floor_bytes),
         ),
     ]
-    if bounds.within_us > bounds.fastest_us:
-        least = time_cell(bounds.within_us, guess), over(predictions.train_us, bounds.within_us)
+    if bounds.within_budget_us > bounds.fastest_us:
+        least = time_cell(bounds.within_budget_us, guess), over(predictions.train_us, bounds.within_budget_us)
         limits.insert(1, ("best serial schedule within the budget (knapsack)", *least))
     if bounds.nondeterministic_us:
         price = time_cell(bounds.nondeterministic_us, guess), over(predictions.train_us, bounds.nondeterministic_us)
         limits.insert(1, ("best serial schedule without deterministic = true", *price))
-    if bounds.beside_us:
-        least = time_cell(bounds.beside_us, guess), over(predictions.train_us, bounds.beside_us)
+    if bounds.critical_path_us:
+        least = time_cell(bounds.critical_path_us, guess), over(predictions.train_us, bounds.critical_path_us)
         limits.insert(0, ("critical-path lower bound", *least))
     totals = render((Column("in all"), Column("", right=True), Column("")), rows)
     return (

@@ -48,7 +48,7 @@ def test_compile_says_what_was_decided(mbc):
 
 def test_compile_as_json(mbc):
     done = mbc("compile", "tiny.mbc", "-o", "out/net", "--gpu", "t4", "--set", "batch=16", "--json",
-               "--without", "beside")  # fmt: skip
+               "--without", "concurrent_stream")  # fmt: skip
     assert done.code == 0, done.err
     figures = done.json
     assert figures["batch"] == 16 and figures["architecture"] == "sm_75" and figures["package"] == "out/net"

@@ -52,7 +52,7 @@ REQUESTS = (
     with_statistics((18, 32, 14, 14), 64, 3, stride=2),
     with_statistics((5, 8, 9, 9), 24, 3),  # no whole tile of anything
 )
-IDS = ("pointwise", "square", "strided", "small")
+IDS = ("conv1x1", "square", "strided", "small")
 
 
 @pytest.mark.parametrize("asked", REQUESTS, ids=IDS)

@@ -150,7 +150,7 @@ def test_stalls_are_blamed_on_what_ends_last():
 def test_waiting_for_kernels_beside_is_no_stall():
     others = 0
     for seed in SEEDS:
-        plan = offloaded_plan(seed, (Stream.COMPUTE, Stream.BESIDE))
+        plan = offloaded_plan(seed, (Stream.COMPUTE, Stream.CONCURRENT))
         launches, times = plan.train.launches, timeline(plan.train)
         found = {stall.launch for stall in stalls(plan.train, times)}
         for i, launch in enumerate(launches):
@@ -191,8 +191,8 @@ def test_the_scale_is_the_budget_where_that_is_near():
 def test_what_strips_hand_on_is_never_there_as_a_whole(large_bytes):
     plan = stripped_plan("residual", "fp32", stripped("residual", "fp32", 2, large_bytes)[1])
     found = techniques(plan, plan.train)
-    assert found.handed_on and all(h.rows == 2 for h in found.handed_on)
-    for handed in found.handed_on:
+    assert found.depth_first and all(h.rows == 2 for h in found.depth_first)
+    for handed in found.depth_first:
         held = {access.buffer for launch in plan.train.launches for access in launch.accesses}
         buffers = [plan.buffers[b] for b in held if plan.buffers[b].value == handed.value]
         size_bytes = plan.graph.values[handed.value].type.size_bytes
@@ -200,6 +200,6 @@ def test_what_strips_hand_on_is_never_there_as_a_whole(large_bytes):
         assert abs(handed.saved_bytes - size_bytes * 4 // 6) <= 512
     text = techniques_text(plan, plan.train, 120)
     assert re.search(r"^depth-first +\d+ values +\S+ \S+ never live as a whole", text, re.MULTILINE)
-    assert re.search(rf"^{re.escape(found.handed_on[0].value)} +2 ", text, re.MULTILINE)
+    assert re.search(rf"^{re.escape(found.depth_first[0].value)} +2 ", text, re.MULTILINE)
     document = plan_document(plan)["train"]["techniques"]
-    assert len(document["handed_on"]) == len(found.handed_on)
+    assert len(document["depth_first"]) == len(found.depth_first)

@@ -58,7 +58,7 @@ def test_what_was_left_out_is_said_as_far_as_it_still_was():
     both = merged(profile({A: []}, {A: wide}), profile({A: []}, {A: wider}))
     assert both.extents[signature(A)].left_out == "engines after the best 8; engines compiled at run time"
     assert merged(profile({A: []}, {A: wide}), profile({A: []}, {A: narrow})).extents[signature(A)] == wide
-    parts = Extent(64, "candidates in layouts that gain nothing", for_parts=True)
+    parts = Extent(64, "candidates in layouts that gain nothing", micro_batches_only=True)
     assert merged(profile({A: []}, {A: wide}), profile({A: []}, {A: parts})).extents[signature(A)] == wide
     assert merged(profile({A: []}, {A: narrow}), profile({A: []}, {A: parts})).extents[signature(A)] == parts
 

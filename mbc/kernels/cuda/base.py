@@ -167,7 +167,7 @@ class OwnKernel:
     aligned     whether operands have to begin at multiples of 16 bytes, as whole buffers of a plan do
     repeats     of a group that makes again what was made: by which kernels, where not all give the same bits
     bare        of a group that leaves statistics of what it makes: the kernel that makes only that, to the bit
-    edition     one more when the kernel was rewritten: what was measured of another edition does not count
+    version     one more when the kernel was rewritten: what was measured of another version does not count
     """
 
     kind: str
@@ -192,7 +192,7 @@ class OwnKernel:
     aligned: bool = False
     repeats: tuple[str, ...] = ()
     bare: str = ""
-    edition: int = 1
+    version: int = 1
 
     @property
     def name(self) -> str:
@@ -219,8 +219,8 @@ class OwnKernel:
 
     @property
     def settings(self) -> tuple[tuple[str, int], ...]:
-        """What tells its candidates from those of its earlier editions."""
-        return (("edition", self.edition),) if self.edition > 1 else ()
+        """What tells its candidates from those of its earlier versions."""
+        return (("version", self.version),) if self.version > 1 else ()
 
 
 def _stored_types(precision: Precision) -> frozenset[DType]:

@@ -15,7 +15,7 @@ from mbc.optimize.fusion.select_groups import all_groups, groups_of, kept, possi
 from mbc.optimize.remat.fused_remat import fused_remats_of
 from mbc.plan.model import Buffer, Program, Stream, aligned
 
-KERNEL_STREAMS = (Stream.COMPUTE, Stream.BESIDE)
+KERNEL_STREAMS = (Stream.COMPUTE, Stream.CONCURRENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ def critical_path_us(table: CandidateTable, train: Program, buffers: Sequence[Bu
     "Bounds on multiprocessing timing anomalies" (1969). Operations in micro-batches may start on a part of their
     operands, and then make no chain.
     """
-    if all(launch.stream is not Stream.BESIDE for launch in train.launches):
+    if all(launch.stream is not Stream.CONCURRENT for launch in train.launches):
         return 0.0
     shared_us = fastest_us / len(KERNEL_STREAMS)
     if _divided(table, train, buffers):

@@ -145,7 +145,7 @@ class CandidateTable:
 
     def timed(self, operation: Operation) -> bool:
         """Whether the profile has times of admitted kernels for the whole mini-batch: measured, between measured sizes,
-        or of an earlier edition of the kernel."""
+        or of an earlier version of the kernel."""
         key = "timed", operation.name, operation.outputs
         known = self._named.get(key)
         if known is None:

@@ -215,7 +215,7 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     # Of a concatenation, one part of which was not read before (`mbc.ir.transforms.concat_statistics`).
     *(
-        Pattern.of("m, v = batch_statistics(x)", f"mean, variance = join_statistics({pairs})")
+        Pattern.of("m, v = batch_statistics(x)", f"mean, variance = concat_statistics({pairs})")
         for pairs in ("m0, v0, m, v", "m, v, m0, v0")
     ),
     # Statistics in the epilogue of a convolution.

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from mbc.optimize.fusion.pattern import Part, Pattern
 
 NORMALIZE = "batch_normalize(x, mean, variance, gamma?, beta?)"
-SUMS = "dgamma, dbeta = batch_normalize_sums(x, d, mean, variance)"
+SUMS = "dgamma, dbeta = batch_normalize_backward_reduce(x, d, mean, variance)"
 THROUGH_RELU = "d = relu_backward(y, dy)"
-MAKE_MASK = "signs = relu_signs(y)"
-BY_MASK = "d = relu_backward_signs(dy, signs)"
+MAKE_MASK = "signs = relu_mask(y)"
+BY_MASK = "d = relu_backward_masked(dy, signs)"
 BACKWARD = "dx = batch_normalize_backward(x, d, mean, variance, dgamma, dbeta, gamma?)"
 _DATA = "dy = convolution_backward_data(g, w)"
 _DATA_ADDED = (_DATA.replace("dy", "a"), "dy = add(a, b)")

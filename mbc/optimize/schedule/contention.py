@@ -34,7 +34,7 @@ def contention(
     if all(launch.stream is Stream.COMPUTE for launch in program.launches):
         return None
     link = device.host_link
-    beside = any(launch.stream is Stream.BESIDE for launch in program.launches)
+    beside = any(launch.stream is Stream.CONCURRENT for launch in program.launches)
     return Contention(
         tuple(
             _ALONE if isinstance(launch.work, Copy) else _slowdown(launch, buffers, device)

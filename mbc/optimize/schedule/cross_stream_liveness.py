@@ -21,10 +21,10 @@ def data_waits_only(program: Program, buffers: Sequence[Buffer], owner: Sequence
 
 def serial_program(program: Program) -> Program:
     """All launches on one stream, in the order in which they are listed."""
-    if all(launch.stream is not Stream.BESIDE for launch in program.launches):
+    if all(launch.stream is not Stream.CONCURRENT for launch in program.launches):
         return program
     launches = (
-        replace(launch, stream=Stream.COMPUTE) if launch.stream is Stream.BESIDE else launch
+        replace(launch, stream=Stream.COMPUTE) if launch.stream is Stream.CONCURRENT else launch
         for launch in program.launches
     )
     return replace(program, launches=tuple(launches))
@@ -38,13 +38,13 @@ def last_concurrent(program: Program, buffers: Sequence[Buffer], owner: Sequence
     """
     launches = program.launches
     found = list(range(len(launches)))
-    if all(launch.stream is not Stream.BESIDE for launch in launches):
+    if all(launch.stream is not Stream.CONCURRENT for launch in launches):
         return found
     times = timeline(data_waits_only(program, buffers, owner))
     compute = [i for i, launch in enumerate(launches) if launch.stream is Stream.COMPUTE]
     starts_us = [times.starts_us[i] for i in compute]
     for i, launch in enumerate(launches):
-        if launch.stream is Stream.BESIDE:
+        if launch.stream is Stream.CONCURRENT:
             before = bisect_left(starts_us, times.ends_us[i])
             found[i] = max(i, compute[before - 1]) if before else i
     return found

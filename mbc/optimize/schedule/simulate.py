@@ -148,7 +148,7 @@ def _slower(running: dict[Stream, int], contention: Contention) -> dict[Stream, 
         Stream.TO_HOST: contention.to_host if both else 1.0,
         Stream.TO_DEVICE: contention.to_device if both else 1.0,
     }
-    kernels = [stream for stream in (Stream.COMPUTE, Stream.BESIDE) if stream in running]
+    kernels = [stream for stream in (Stream.COMPUTE, Stream.CONCURRENT) if stream in running]
     crowd = max(1.0, sum(contention.fills[running[stream]] for stream in kernels)) if len(kernels) > 1 else 1.0
     for stream in kernels:
         slowdown = contention.slowdowns[running[stream]]

@@ -71,7 +71,8 @@ def _drafts(alone: Fitted) -> Iterator[Draft]:
 def _moved(draft: Draft, moved: frozenset[int]) -> Draft:
     """With these launches on the concurrent stream."""
     launches = tuple(
-        replace(launch, stream=Stream.BESIDE) if i in moved else launch for i, launch in enumerate(draft.train.launches)
+        replace(launch, stream=Stream.CONCURRENT) if i in moved else launch
+        for i, launch in enumerate(draft.train.launches)
     )
     return replace(draft, train=replace(draft.train, launches=launches))
 

@@ -26,12 +26,12 @@ def with_relu_masks(table: CandidateTable) -> CandidateTable:
     """
     every = table.of(with_signs(table.graph, relus_behind_sums(table.graph)))
     program = every.graph.train
-    signs = [op for op in program if op.kind == "relu_signs"]
+    signs = [op for op in program if op.kind == "relu_mask"]
     if not any(map(every.timed, signs)):
         return table
     chosen = choose(table, {}, programs=fuse(table))
     makers = {value: op.name for op in program for value in op.outputs}
-    gradients = {op.inputs[1]: op.name for op in program if op.kind == "relu_backward_signs"}
+    gradients = {op.inputs[1]: op.name for op in program if op.kind == "relu_backward_masked"}
     plain_launches, signed_launches = _by_name(chosen.train), _by_name(fuse(every).train)
     relus: list[str] = []
     for op in signs:
@@ -68,7 +68,7 @@ def masks_of_kept(unsigned: CandidateTable, signed: CandidateTable, draft: Draft
         for access in launch.accesses:
             if launch.operations and access.mode is Mode.WRITE:
                 rows[draft.buffers[access.buffer].value] += access.rows.count
-    signs = {op.inputs[0] for op in signed.graph.train if op.kind == "relu_signs"}
+    signs = {op.inputs[0] for op in signed.graph.train if op.kind == "relu_mask"}
     kept = {value for value in signs if rows[value] <= unsigned.whole.count}
     if kept == signs:
         return signed

@@ -96,7 +96,7 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
     if not copies and placed.arena_bytes > effort.PLACEMENT_GOOD_ENOUGH * placed.live_bytes:
         # No stream waits for another, so that addresses cost no time: the arena is no larger than it has to be.
         placed = min(placed, assign_addresses(draft), key=lambda p: p.arena_bytes)
-    if not copies and "beside" not in limits.without:
+    if not copies and "concurrent_stream" not in limits.without:
         fitted = _beside(Fitted(draft, placed, table), budget_bytes - overhead_bytes)
         draft, placed = fitted.draft, fitted.placed
     if placed.arena_bytes + overhead_bytes > budget_bytes:

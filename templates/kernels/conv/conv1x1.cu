@@ -58,7 +58,7 @@ const char* run_conv1x1_of_both(const MbcCall& call) {
 
 }  // namespace mbc
 
-extern "C" const char* mbc_pointwise(const MbcCall& call) {
+extern "C" const char* mbc_conv1x1(const MbcCall& call) {
   using namespace mbc;
   return on_tensor_cores<Conv1x1Arguments>(call, [&](auto of) {
     using T = decltype(of);
@@ -66,7 +66,7 @@ extern "C" const char* mbc_pointwise(const MbcCall& call) {
   });
 }
 // Accesses: image, weights, result, mean, variance, workspace.
-extern "C" const char* mbc_pointwise_statistics(const MbcCall& call) {
+extern "C" const char* mbc_conv1x1_statistics(const MbcCall& call) {
   using namespace mbc;
   return on_tensor_cores<Conv1x1Arguments>(call, [&](auto of) {
     using T = decltype(of);
@@ -75,48 +75,48 @@ extern "C" const char* mbc_pointwise_statistics(const MbcCall& call) {
                             out<typename Statistics<T>::State>(call, 5));
   });
 }
-extern "C" const char* mbc_pointwise_sums(const MbcCall& call) {
+extern "C" const char* mbc_conv1x1_bn_reduce(const MbcCall& call) {
   using namespace mbc;
   return on_tensor_cores<Conv1x1Arguments>(call, [&](auto of) {
     using T = decltype(of);
     run_conv1x1_sums<Makes::X, T>(call, InMemory<T, true, false>{{nullptr, in<T>(call, 2)}}, 1, 0);
   });
 }
-extern "C" const char* mbc_pointwise_relu_backward_sums(const MbcCall& call) {
+extern "C" const char* mbc_conv1x1_relu_backward_bn_reduce(const MbcCall& call) {
   return mbc::conv1x1_relu_sums<mbc::Makes::X, false, false>(call);
 }
-extern "C" const char* mbc_pointwise_add_relu_backward_sums(const MbcCall& call) {
+extern "C" const char* mbc_conv1x1_add_relu_backward_bn_reduce(const MbcCall& call) {
   return mbc::conv1x1_relu_sums<mbc::Makes::X, true, false>(call);
 }
-extern "C" const char* mbc_pointwise_relu_backward_signs_sums(const MbcCall& call) {
+extern "C" const char* mbc_conv1x1_relu_backward_masked_bn_reduce(const MbcCall& call) {
   return mbc::conv1x1_relu_sums<mbc::Makes::X, false, true>(call);
 }
-extern "C" const char* mbc_pointwise_add_relu_backward_signs_sums(const MbcCall& call) {
+extern "C" const char* mbc_conv1x1_add_relu_backward_masked_bn_reduce(const MbcCall& call) {
   return mbc::conv1x1_relu_sums<mbc::Makes::X, true, true>(call);
 }
 // `inside`: what the convolution makes is read nowhere else.
-extern "C" const char* mbc_pointwise_inside_relu_backward_sums(const MbcCall& call) {
+extern "C" const char* mbc_conv1x1_unstored_relu_backward_bn_reduce(const MbcCall& call) {
   return mbc::conv1x1_relu_sums<mbc::Makes::X_INSIDE, false, false>(call);
 }
-extern "C" const char* mbc_pointwise_inside_relu_backward_signs_sums(const MbcCall& call) {
+extern "C" const char* mbc_conv1x1_unstored_relu_backward_masked_bn_reduce(const MbcCall& call) {
   return mbc::conv1x1_relu_sums<mbc::Makes::X_INSIDE, false, true>(call);
 }
-extern "C" const char* mbc_pointwise_inside_add_relu_backward_sums(const MbcCall& call) {
+extern "C" const char* mbc_conv1x1_unstored_add_relu_backward_bn_reduce(const MbcCall& call) {
   return mbc::conv1x1_relu_sums<mbc::Makes::X_INSIDE, true, false>(call);
 }
-extern "C" const char* mbc_pointwise_inside_add_relu_backward_signs_sums(const MbcCall& call) {
+extern "C" const char* mbc_conv1x1_unstored_add_relu_backward_masked_bn_reduce(const MbcCall& call) {
   return mbc::conv1x1_relu_sums<mbc::Makes::X_INSIDE, true, true>(call);
 }
-// `_signed`: where a plan has the bit mask of what is recomputed it is not read, since the launch computes it anyway.
-extern "C" const char* mbc_pointwise_add_relu_and_sums(const MbcCall& call) {
+// `_masked`: where a plan has the bit mask of what is recomputed it is not read, since the launch computes it anyway.
+extern "C" const char* mbc_conv1x1_add_relu_remat_bn_reduce(const MbcCall& call) {
   return mbc::run_conv1x1_of_both<false>(call);
 }
-extern "C" const char* mbc_pointwise_add_relu_and_sums_signed(const MbcCall& call) {
+extern "C" const char* mbc_conv1x1_add_relu_remat_bn_reduce_masked(const MbcCall& call) {
   return mbc::run_conv1x1_of_both<false>(call);
 }
-extern "C" const char* mbc_pointwise_add_relu_and_sums_of_two(const MbcCall& call) {
+extern "C" const char* mbc_conv1x1_add_relu_remat_bn_reduce_two_grads(const MbcCall& call) {
   return mbc::run_conv1x1_of_both<true>(call);
 }
-extern "C" const char* mbc_pointwise_add_relu_and_sums_of_two_signed(const MbcCall& call) {
+extern "C" const char* mbc_conv1x1_add_relu_remat_bn_reduce_two_grads_masked(const MbcCall& call) {
   return mbc::run_conv1x1_of_both<true>(call);
 }

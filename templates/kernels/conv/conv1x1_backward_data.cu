@@ -34,41 +34,41 @@ const char* data_normalize_relu_sums(const MbcCall& call) {
 
 }  // namespace mbc
 
-extern "C" const char* mbc_pointwise_backward_data(const MbcCall& call) {
+extern "C" const char* mbc_conv1x1_backward_data(const MbcCall& call) {
   using namespace mbc;
   return on_tensor_cores<Conv1x1Arguments>(call, [&](auto of) {
     using T = decltype(of);
     run_conv1x1<Makes::GRADIENT>(call, out<T>(call, 2), InMemory<T, false, false>{}, NoReduction{}, nullptr);
   });
 }
-extern "C" const char* mbc_pointwise_data_relu_sums(const MbcCall& call) {
+extern "C" const char* mbc_conv1x1_backward_data_relu_bn_reduce(const MbcCall& call) {
   return mbc::gradient_relu_sums<mbc::Makes::GRADIENT, false, false>(call);
 }
-extern "C" const char* mbc_pointwise_data_relu_sums_signed(const MbcCall& call) {
+extern "C" const char* mbc_conv1x1_backward_data_relu_bn_reduce_masked(const MbcCall& call) {
   return mbc::gradient_relu_sums<mbc::Makes::GRADIENT, false, true>(call);
 }
-extern "C" const char* mbc_pointwise_data_add_relu_sums(const MbcCall& call) {
+extern "C" const char* mbc_conv1x1_backward_data_add_relu_bn_reduce(const MbcCall& call) {
   return mbc::gradient_relu_sums<mbc::Makes::GRADIENT, true, false>(call);
 }
-extern "C" const char* mbc_pointwise_data_add_relu_sums_signed(const MbcCall& call) {
+extern "C" const char* mbc_conv1x1_backward_data_add_relu_bn_reduce_masked(const MbcCall& call) {
   return mbc::gradient_relu_sums<mbc::Makes::GRADIENT, true, true>(call);
 }
-extern "C" const char* mbc_pointwise_data_normalize_relu_sums(const MbcCall& call) {
+extern "C" const char* mbc_conv1x1_backward_data_bn_relu_bn_reduce(const MbcCall& call) {
   return mbc::data_normalize_relu_sums<false>(call);
 }
-extern "C" const char* mbc_pointwise_data_normalize_relu_and_sums(const MbcCall& call) {
+extern "C" const char* mbc_conv1x1_backward_data_bn_relu_remat_bn_reduce(const MbcCall& call) {
   return mbc::data_normalize_relu_sums<true>(call);
 }
-// `_signed`: where a plan has the bit mask of what is recomputed it is not read, since the launch computes it anyway.
-extern "C" const char* mbc_pointwise_data_add_relu_and_sums(const MbcCall& call) {
+// `_masked`: where a plan has the bit mask of what is recomputed it is not read, since the launch computes it anyway.
+extern "C" const char* mbc_conv1x1_backward_data_add_relu_remat_bn_reduce(const MbcCall& call) {
   return mbc::gradient_add_relu_and_sums<mbc::Makes::GRADIENT, false>(call);
 }
-extern "C" const char* mbc_pointwise_data_add_relu_and_sums_signed(const MbcCall& call) {
+extern "C" const char* mbc_conv1x1_backward_data_add_relu_remat_bn_reduce_masked(const MbcCall& call) {
   return mbc::gradient_add_relu_and_sums<mbc::Makes::GRADIENT, false>(call);
 }
-extern "C" const char* mbc_pointwise_data_add_relu_and_sums_of_two(const MbcCall& call) {
+extern "C" const char* mbc_conv1x1_backward_data_add_relu_remat_bn_reduce_two_grads(const MbcCall& call) {
   return mbc::gradient_add_relu_and_sums<mbc::Makes::GRADIENT, true>(call);
 }
-extern "C" const char* mbc_pointwise_data_add_relu_and_sums_of_two_signed(const MbcCall& call) {
+extern "C" const char* mbc_conv1x1_backward_data_add_relu_remat_bn_reduce_two_grads_masked(const MbcCall& call) {
   return mbc::gradient_add_relu_and_sums<mbc::Makes::GRADIENT, true>(call);
 }

@@ -34,7 +34,7 @@ void sum_up(const MbcCall& call, int gradient, int workspace, const R& sums) {
 }  // namespace mbc
 
 // Accesses: image, weights, gradient, mean, variance, dgamma, dbeta, gamma if there is one; dx.
-extern "C" const char* mbc_pointwise_normalize_backward(const MbcCall& call) {
+extern "C" const char* mbc_conv1x1_unstored_bn_backward(const MbcCall& call) {
   using namespace mbc;
   return on_tensor_cores<Conv1x1BnBackwardArguments>(call, [&](auto of) {
     const bool affine = arguments<Conv1x1BnBackwardArguments>(call).affine;
@@ -42,7 +42,7 @@ extern "C" const char* mbc_pointwise_normalize_backward(const MbcCall& call) {
   });
 }
 // Accesses: image, weights, mean, variance, scale and shift if there are, the gradient behind relu, dgamma, dbeta; dx.
-extern "C" const char* mbc_pointwise_normalize_relu_backward(const MbcCall& call) {
+extern "C" const char* mbc_conv1x1_unstored_bn_relu_backward(const MbcCall& call) {
   using namespace mbc;
   return on_tensor_cores<Conv1x1BnBackwardArguments>(call, [&](auto of) {
     using T = decltype(of);
@@ -55,7 +55,7 @@ extern "C" const char* mbc_pointwise_normalize_relu_backward(const MbcCall& call
 }
 // Accesses: image, weights, mean, variance, scale and shift if there are, the gradient behind relu; dgamma, dbeta,
 // workspace.
-extern "C" const char* mbc_pointwise_normalize_relu_sums(const MbcCall& call) {
+extern "C" const char* mbc_conv1x1_unstored_bn_relu_bn_reduce(const MbcCall& call) {
   using namespace mbc;
   return on_tensor_cores<Conv1x1RematArguments>(call, [&](auto of) {
     using T = decltype(of);
@@ -66,7 +66,7 @@ extern "C" const char* mbc_pointwise_normalize_relu_sums(const MbcCall& call) {
   });
 }
 // Accesses: image, weights, gradient, mean, variance; dgamma, dbeta, workspace.
-extern "C" const char* mbc_pointwise_normalize_sums(const MbcCall& call) {
+extern "C" const char* mbc_conv1x1_unstored_bn_reduce(const MbcCall& call) {
   using namespace mbc;
   return on_tensor_cores<Conv1x1Arguments>(call, [&](auto of) {
     sum_up<decltype(of)>(call, 2, 7, sums_of(call, 3, 5, eps(call, 0)));

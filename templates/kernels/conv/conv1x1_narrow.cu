@@ -217,7 +217,7 @@ const char* for_type_and_filters(const MbcCall& call, const Run& run) {
 
 }  // namespace mbc
 
-extern "C" const char* mbc_few_filters(const MbcCall& call) {
+extern "C" const char* mbc_conv1x1_narrow(const MbcCall& call) {
   using namespace mbc;
   return for_type_and_filters(call, [&](auto element, auto count, const Conv1x1Narrow& f) {
     using T = decltype(element);
@@ -230,7 +230,7 @@ extern "C" const char* mbc_few_filters(const MbcCall& call) {
   });
 }
 
-extern "C" const char* mbc_few_filters_backward_data(const MbcCall& call) {
+extern "C" const char* mbc_conv1x1_narrow_backward_data(const MbcCall& call) {
   using namespace mbc;
   return for_type_and_filters(call, [&](auto element, auto count, const Conv1x1Narrow& f) {
     using T = decltype(element);
@@ -243,7 +243,7 @@ extern "C" const char* mbc_few_filters_backward_data(const MbcCall& call) {
   });
 }
 
-extern "C" const char* mbc_few_filters_backward_filter(const MbcCall& call) {
+extern "C" const char* mbc_conv1x1_narrow_backward_filter(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<Conv1x1NarrowArguments>(call);
   return for_type_and_filters(call, [&](auto element, auto count, const Conv1x1Narrow& f) {

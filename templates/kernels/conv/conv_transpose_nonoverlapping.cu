@@ -266,11 +266,11 @@ void run_conv_transpose(const MbcCall& call) {
 
 }  // namespace mbc
 
-extern "C" const char* mbc_convolution_backward_data_apart(const MbcCall& call) {
+extern "C" const char* mbc_conv_transpose_nonoverlapping(const MbcCall& call) {
   using namespace mbc;
   return on_tensor_cores<ConvTransposeArguments>(call, [&](auto of) { run_conv_transpose<false, decltype(of)>(call); });
 }
-extern "C" const char* mbc_convolution_backward_data_bias_add_concat(const MbcCall& call) {
+extern "C" const char* mbc_conv_transpose_bias_add_concat(const MbcCall& call) {
   using namespace mbc;
   return on_tensor_cores<ConvTransposeArguments>(call, [&](auto of) { run_conv_transpose<true, decltype(of)>(call); });
 }

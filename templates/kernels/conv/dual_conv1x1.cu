@@ -9,28 +9,28 @@
 //            ReLU's output where it is recomputed for others.
 #include "conv1x1_backward_data.cuh"
 
-extern "C" const char* mbc_pointwise_pair_relu_sums(const MbcCall& call) {
+extern "C" const char* mbc_dual_conv1x1_relu_bn_reduce(const MbcCall& call) {
   return mbc::gradient_relu_sums<mbc::Makes::BOTH, false, false>(call);
 }
-extern "C" const char* mbc_pointwise_pair_relu_sums_signed(const MbcCall& call) {
+extern "C" const char* mbc_dual_conv1x1_relu_bn_reduce_masked(const MbcCall& call) {
   return mbc::gradient_relu_sums<mbc::Makes::BOTH, false, true>(call);
 }
-extern "C" const char* mbc_pointwise_pair_add_relu_sums(const MbcCall& call) {
+extern "C" const char* mbc_dual_conv1x1_add_relu_bn_reduce(const MbcCall& call) {
   return mbc::gradient_relu_sums<mbc::Makes::BOTH, true, false>(call);
 }
-extern "C" const char* mbc_pointwise_pair_add_relu_sums_signed(const MbcCall& call) {
+extern "C" const char* mbc_dual_conv1x1_add_relu_bn_reduce_masked(const MbcCall& call) {
   return mbc::gradient_relu_sums<mbc::Makes::BOTH, true, true>(call);
 }
-// `_signed`: where a plan has the bit mask of what is recomputed it is not read, since the launch computes it anyway.
-extern "C" const char* mbc_pointwise_pair_add_relu_and_sums(const MbcCall& call) {
+// `_masked`: where a plan has the bit mask of what is recomputed it is not read, since the launch computes it anyway.
+extern "C" const char* mbc_dual_conv1x1_add_relu_remat_bn_reduce(const MbcCall& call) {
   return mbc::gradient_add_relu_and_sums<mbc::Makes::BOTH, false>(call);
 }
-extern "C" const char* mbc_pointwise_pair_add_relu_and_sums_signed(const MbcCall& call) {
+extern "C" const char* mbc_dual_conv1x1_add_relu_remat_bn_reduce_masked(const MbcCall& call) {
   return mbc::gradient_add_relu_and_sums<mbc::Makes::BOTH, false>(call);
 }
-extern "C" const char* mbc_pointwise_pair_add_relu_and_sums_of_two(const MbcCall& call) {
+extern "C" const char* mbc_dual_conv1x1_add_relu_remat_bn_reduce_two_grads(const MbcCall& call) {
   return mbc::gradient_add_relu_and_sums<mbc::Makes::BOTH, true>(call);
 }
-extern "C" const char* mbc_pointwise_pair_add_relu_and_sums_of_two_signed(const MbcCall& call) {
+extern "C" const char* mbc_dual_conv1x1_add_relu_remat_bn_reduce_two_grads_masked(const MbcCall& call) {
   return mbc::gradient_add_relu_and_sums<mbc::Makes::BOTH, true>(call);
 }

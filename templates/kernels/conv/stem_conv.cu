@@ -109,7 +109,7 @@ void run_stem_conv(const MbcCall& call, const StemConv& f) {
 
 }  // namespace mbc
 
-extern "C" const char* mbc_convolution_few_channels(const MbcCall& call) {
+extern "C" const char* mbc_stem_conv(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<StemConvArguments>(call);
   return in_sixteen_bits(a.type, [&](auto of) {

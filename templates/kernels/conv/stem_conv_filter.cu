@@ -138,7 +138,7 @@ void run_stem_conv_filter(const MbcCall& call, const StemConv& f, int64_t parts,
 
 }  // namespace mbc
 
-extern "C" const char* mbc_convolution_few_channels_filter(const MbcCall& call) {
+extern "C" const char* mbc_stem_conv_backward_filter(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<StemConvArguments>(call);
   return in_sixteen_bits(a.type, [&](auto of) {

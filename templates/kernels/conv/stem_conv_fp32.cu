@@ -111,7 +111,7 @@ void run_stem_conv_fp32(const MbcCall& call, const StemConv& f) {
 
 }  // namespace mbc
 
-extern "C" const char* mbc_convolution_few_channels_fp32(const MbcCall& call) {
+extern "C" const char* mbc_stem_conv_fp32(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<StemConvArguments>(call);
   if (a.type != MBC_FP32) return "this kernel takes fp32 only";
@@ -125,6 +125,6 @@ extern "C" const char* mbc_convolution_few_channels_fp32(const MbcCall& call) {
   return launched();
 }
 // The same; `image_layout` says that channels come first.
-extern "C" const char* mbc_convolution_few_channels_fp32_of_planes(const MbcCall& call) {
-  return mbc_convolution_few_channels_fp32(call);
+extern "C" const char* mbc_stem_conv_fp32_nchw(const MbcCall& call) {
+  return mbc_stem_conv_fp32(call);
 }

@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(TAP_THREADS)
 
 }  // namespace mbc
 
-extern "C" const char* mbc_convolution_taps_filter(const MbcCall& call) {
+extern "C" const char* mbc_convolution_backward_filter_tf32(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<Tf32FilterArguments>(call);
   const auto *x = in<float>(call, 0), *dy = in<float>(call, 1);

@@ -292,7 +292,7 @@ const char* run_weight_stationary(
 
 }  // namespace mbc
 
-extern "C" const char* mbc_convolution_of_short_patches(const MbcCall& call) {
+extern "C" const char* mbc_weight_stationary_conv(const MbcCall& call) {
   using namespace mbc;
   return in_sixteen_bits(MBC_WORKING, [&](auto of) {
     const auto& a = arguments<HaloArguments>(call);
@@ -301,11 +301,11 @@ extern "C" const char* mbc_convolution_of_short_patches(const MbcCall& call) {
   });
 }
 // The same; `backward` says that weights are transposed and rotated.
-extern "C" const char* mbc_convolution_backward_data_of_short_patches(const MbcCall& call) {
-  return mbc_convolution_of_short_patches(call);
+extern "C" const char* mbc_weight_stationary_conv_backward_data(const MbcCall& call) {
+  return mbc_weight_stationary_conv(call);
 }
 // Accesses: image, weights, result, mean, variance, workspace.
-extern "C" const char* mbc_convolution_of_short_patches_statistics(const MbcCall& call) {
+extern "C" const char* mbc_weight_stationary_conv_statistics(const MbcCall& call) {
   using namespace mbc;
   return in_sixteen_bits(MBC_WORKING, [&](auto of) {
     using T = decltype(of);

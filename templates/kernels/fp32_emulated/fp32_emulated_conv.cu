@@ -176,7 +176,7 @@ void run_fp32_emulated(const MbcCall& call, const Fp32EmulatedArguments& a) {
 
 }  // namespace mbc
 
-extern "C" const char* mbc_convolution_in_halves(const MbcCall& call) {
+extern "C" const char* mbc_fp32_emulated_conv(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<Fp32EmulatedArguments>(call);
   if (const char* problem = unaligned(call)) return problem;
@@ -187,6 +187,6 @@ extern "C" const char* mbc_convolution_in_halves(const MbcCall& call) {
   return launched();
 }
 // The same; `backward` says that weights are transposed and rotated.
-extern "C" const char* mbc_convolution_backward_data_in_halves(const MbcCall& call) {
-  return mbc_convolution_in_halves(call);
+extern "C" const char* mbc_fp32_emulated_conv_backward_data(const MbcCall& call) {
+  return mbc_fp32_emulated_conv(call);
 }

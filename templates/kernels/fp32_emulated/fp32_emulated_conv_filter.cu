@@ -233,7 +233,7 @@ void run_fp32_emulated_filter(const MbcCall& call, const Fp32EmulatedArguments& 
 
 }  // namespace mbc
 
-extern "C" const char* mbc_convolution_backward_filter_in_halves(const MbcCall& call) {
+extern "C" const char* mbc_fp32_emulated_conv_backward_filter(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<Fp32EmulatedArguments>(call);
   if (const char* problem = unaligned(call)) return problem;

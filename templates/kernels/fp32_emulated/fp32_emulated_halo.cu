@@ -312,7 +312,7 @@ __global__ void __launch_bounds__(HALO_THREADS, 1)
 
 }  // namespace mbc
 
-extern "C" const char* mbc_convolution_of_patches(const MbcCall& call) {
+extern "C" const char* mbc_fp32_emulated_halo(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<HaloArguments>(call);
   if (const char* problem = unaligned(call)) return problem;
@@ -330,6 +330,6 @@ extern "C" const char* mbc_convolution_of_patches(const MbcCall& call) {
   return launched();
 }
 // The same; `backward` says that weights are transposed and rotated.
-extern "C" const char* mbc_convolution_backward_data_of_patches(const MbcCall& call) {
-  return mbc_convolution_of_patches(call);
+extern "C" const char* mbc_fp32_emulated_halo_backward_data(const MbcCall& call) {
+  return mbc_fp32_emulated_halo(call);
 }

@@ -292,7 +292,7 @@ void run_fp32_emulated_halo_filter(const MbcCall& call, const Fp32EmulatedArgume
 
 }  // namespace mbc
 
-extern "C" const char* mbc_convolution_backward_filter_of_patches(const MbcCall& call) {
+extern "C" const char* mbc_fp32_emulated_halo_backward_filter(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<Fp32EmulatedArguments>(call);
   if (const char* problem = unaligned(call)) return problem;

@@ -238,12 +238,12 @@ const char* run_fp32_emulated_linear(const MbcCall& call) {
 
 }  // namespace mbc
 
-extern "C" const char* mbc_linear_in_halves(const MbcCall& call) {
+extern "C" const char* mbc_fp32_emulated_linear(const MbcCall& call) {
   return mbc::run_fp32_emulated_linear<mbc::Pass::FORWARD>(call);
 }
-extern "C" const char* mbc_linear_backward_data_in_halves(const MbcCall& call) {
+extern "C" const char* mbc_fp32_emulated_linear_backward_data(const MbcCall& call) {
   return mbc::run_fp32_emulated_linear<mbc::Pass::DATA>(call);
 }
-extern "C" const char* mbc_linear_backward_filter_in_halves(const MbcCall& call) {
+extern "C" const char* mbc_fp32_emulated_linear_backward_filter(const MbcCall& call) {
   return mbc::run_fp32_emulated_linear<mbc::Pass::FILTER>(call);
 }

@@ -120,7 +120,7 @@ const char* normalize_twice_add_relu(const MbcCall& call) {
 
 // By relu's output, which stands before the gradient, or by its bit mask, which stands behind it and is channels last.
 template <bool ADD, bool BITMASK>
-const char* relu_backward_sums(const MbcCall& call) {
+const char* relu_backward_bn_reduce(const MbcCall& call) {
   const auto& a = arguments<FusedSumArguments>(call);
   constexpr int DY = ADD || BITMASK ? 0 : 1, RELU = ADD ? 2 : 1 - DY, X = ADD ? 3 : 2, MEAN = X + 1, D = MEAN + 2;
   void* workspace = a.parts > 1 ? call.pointers[D + 3] : nullptr;
@@ -201,13 +201,13 @@ extern "C" const char* mbc_batch_normalize_relu(const MbcCall& call) {
 }
 
 extern "C" const char* mbc_batch_normalize_add_relu(const MbcCall& call) { return mbc::normalize_add_relu<false>(call); }
-extern "C" const char* mbc_batch_normalize_add_relu_signs(const MbcCall& call) {
+extern "C" const char* mbc_batch_normalize_add_relu_mask(const MbcCall& call) {
   return mbc::normalize_add_relu<true>(call);
 }
-extern "C" const char* mbc_batch_normalize_twice_add_relu(const MbcCall& call) {
+extern "C" const char* mbc_dual_batch_normalize_add_relu(const MbcCall& call) {
   return mbc::normalize_twice_add_relu<false>(call);
 }
-extern "C" const char* mbc_batch_normalize_twice_add_relu_signs(const MbcCall& call) {
+extern "C" const char* mbc_dual_batch_normalize_add_relu_mask(const MbcCall& call) {
   return mbc::normalize_twice_add_relu<true>(call);
 }
 
@@ -242,21 +242,21 @@ extern "C" const char* mbc_batch_normalize_relu_backward_add_slice(const MbcCall
 extern "C" const char* mbc_batch_normalize_relu_backward_add_slice_and_part(const MbcCall& call) {
   return mbc::normalize_relu_backward<true, false, true>(call);
 }
-extern "C" const char* mbc_batch_normalize_relu_sums(const MbcCall& call) {
+extern "C" const char* mbc_batch_normalize_relu_bn_reduce(const MbcCall& call) {
   return mbc::normalize_relu_sums<false>(call);
 }
-extern "C" const char* mbc_batch_normalize_relu_sums_of_slice(const MbcCall& call) {
+extern "C" const char* mbc_batch_normalize_relu_bn_reduce_of_slice(const MbcCall& call) {
   return mbc::normalize_relu_sums<true>(call);
 }
-extern "C" const char* mbc_relu_backward_sums(const MbcCall& call) { return mbc::relu_backward_sums<false, false>(call); }
-extern "C" const char* mbc_relu_backward_signs_sums(const MbcCall& call) {
-  return mbc::relu_backward_sums<false, true>(call);
+extern "C" const char* mbc_relu_backward_bn_reduce(const MbcCall& call) { return mbc::relu_backward_bn_reduce<false, false>(call); }
+extern "C" const char* mbc_relu_backward_masked_bn_reduce(const MbcCall& call) {
+  return mbc::relu_backward_bn_reduce<false, true>(call);
 }
-extern "C" const char* mbc_add_relu_backward_sums(const MbcCall& call) {
-  return mbc::relu_backward_sums<true, false>(call);
+extern "C" const char* mbc_add_relu_backward_bn_reduce(const MbcCall& call) {
+  return mbc::relu_backward_bn_reduce<true, false>(call);
 }
-extern "C" const char* mbc_add_relu_backward_signs_sums(const MbcCall& call) {
-  return mbc::relu_backward_sums<true, true>(call);
+extern "C" const char* mbc_add_relu_backward_masked_bn_reduce(const MbcCall& call) {
+  return mbc::relu_backward_bn_reduce<true, true>(call);
 }
 
 extern "C" const char* mbc_relu_backward_channel_sum(const MbcCall& call) {

@@ -25,7 +25,7 @@ struct BatchStatisticsArguments {
 };
 
 // `joined`: other channels, whose statistics are there already. `before`: whether theirs come first.
-struct StatisticsBesideArguments {
+struct StatisticsConcatArguments {
   int64_t type;
   int64_t layout;
   int64_t rows;
@@ -37,7 +37,7 @@ struct StatisticsBesideArguments {
 };
 
 // Followed by the channels of every pair, `pairs` integers.
-struct JoinStatisticsArguments {
+struct ConcatStatisticsArguments {
   int64_t pairs;
 };
 
@@ -50,7 +50,7 @@ struct BatchNormalizeArguments {
   int64_t affine;
 };
 
-struct BatchNormalizeSumsArguments {
+struct BatchNormalizeBackwardReduceArguments {
   int64_t type;
   int64_t layout;
   int64_t rows;
@@ -83,11 +83,11 @@ struct Pair {
 
 // Statistics next to those of other channels, which it copies in the same launch.
 template <typename T>
-struct StatisticsBeside : Statistics<T> {
+struct StatisticsConcat : Statistics<T> {
   Pair from, to;
   int64_t joined, channels;
 
-  StatisticsBeside(const Statistics<T>& own, Pair from_, Pair to_, int64_t joined_, int64_t channels_)
+  StatisticsConcat(const Statistics<T>& own, Pair from_, Pair to_, int64_t joined_, int64_t channels_)
       : Statistics<T>(own), from(from_), to(to_), joined(joined_), channels(channels_) {}
   // One thread for each channel comes here.
   __device__ float known(int64_t c) const {
@@ -106,7 +106,7 @@ struct Pairs {
   int64_t first[MANY], channels[MANY];
 };
 
-__global__ void join_statistics(Pairs pairs, Pair to) {
+__global__ void concat_statistics(Pairs pairs, Pair to) {
   const Pair from = pairs.from[blockIdx.y];
   const int64_t first = pairs.first[blockIdx.y], channels = pairs.channels[blockIdx.y];
   for (int64_t i = thread_index(); i < channels; i += thread_count()) {
@@ -142,9 +142,9 @@ extern "C" const char* mbc_batch_statistics(const MbcCall& call) {
   return launched();
 }
 
-extern "C" const char* mbc_batch_statistics_beside(const MbcCall& call) {
+extern "C" const char* mbc_batch_statistics_concat(const MbcCall& call) {
   using namespace mbc;
-  const auto& a = arguments<StatisticsBesideArguments>(call);
+  const auto& a = arguments<StatisticsConcatArguments>(call);
   void* workspace = a.parts > 1 ? call.pointers[5] : nullptr;
   float *mean = out<float>(call, 3), *variance = out<float>(call, 4);
   const int64_t own = a.before ? a.joined : 0, others = a.before ? 0 : a.channels;
@@ -153,15 +153,15 @@ extern "C" const char* mbc_batch_statistics_beside(const MbcCall& call) {
     const T* x = in<T>(call, 0);
     const Statistics<T> alone{x, a.layout == MBC_CHANNELS_LAST ? 1 : a.inner, mean + own, variance + own};
     reduce_channels<false>(call.stream, a.layout, a.rows, a.channels, a.inner, a.parts, Operands<T>{x, nullptr}, workspace,
-                           StatisticsBeside<T>(alone, from, to, a.joined, a.channels));
+                           StatisticsConcat<T>(alone, from, to, a.joined, a.channels));
   });
   return launched();
 }
 
-extern "C" const char* mbc_join_statistics(const MbcCall& call) {
+extern "C" const char* mbc_concat_statistics(const MbcCall& call) {
   using namespace mbc;
-  const auto& a = arguments<JoinStatisticsArguments>(call);
-  const int64_t* channels = call.integers + sizeof(JoinStatisticsArguments) / sizeof(int64_t);
+  const auto& a = arguments<ConcatStatisticsArguments>(call);
+  const int64_t* channels = call.integers + sizeof(ConcatStatisticsArguments) / sizeof(int64_t);
   const int made = static_cast<int>(2 * a.pairs);
   int64_t first = 0;
   for (int64_t pair = 0; pair < a.pairs;) {
@@ -177,14 +177,14 @@ extern "C" const char* mbc_join_statistics(const MbcCall& call) {
       most = most < channels[pair] ? channels[pair] : most;
     }
     const dim3 grid(blocks_for(most), many);
-    MBC_LAUNCH(join_statistics, grid, THREADS, call.stream, pairs, Pair{out<float>(call, made), out<float>(call, made + 1)});
+    MBC_LAUNCH(concat_statistics, grid, THREADS, call.stream, pairs, Pair{out<float>(call, made), out<float>(call, made + 1)});
   }
   return launched();
 }
 
-extern "C" const char* mbc_batch_normalize_sums(const MbcCall& call) {
+extern "C" const char* mbc_batch_normalize_backward_reduce(const MbcCall& call) {
   using namespace mbc;
-  const auto& a = arguments<BatchNormalizeSumsArguments>(call);
+  const auto& a = arguments<BatchNormalizeBackwardReduceArguments>(call);
   void* workspace = a.parts > 1 ? call.pointers[6] : nullptr;
   const Sums sums{in<float>(call, 2), in<float>(call, 3), out<float>(call, 4), out<float>(call, 5),
                   static_cast<float>(call.reals[0]), a.accumulate};

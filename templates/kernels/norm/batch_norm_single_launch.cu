@@ -240,17 +240,17 @@ const char* relu_backward(const MbcCall& call) {
 
 }  // namespace mbc
 
-extern "C" const char* mbc_batch_normalize_at_once(const MbcCall& call) {
+extern "C" const char* mbc_batch_normalize_single_launch(const MbcCall& call) {
   return mbc::forward<false, mbc::Normalize>(call);
 }
-extern "C" const char* mbc_batch_normalize_relu_at_once(const MbcCall& call) {
+extern "C" const char* mbc_batch_normalize_relu_single_launch(const MbcCall& call) {
   return mbc::forward<false, mbc::NormalizeRelu>(call);
 }
-extern "C" const char* mbc_batch_normalize_add_relu_at_once(const MbcCall& call) {
+extern "C" const char* mbc_batch_normalize_add_relu_single_launch(const MbcCall& call) {
   return mbc::forward<true, mbc::NormalizeAddRelu>(call);
 }
 
-extern "C" const char* mbc_batch_normalize_backward_at_once(const MbcCall& call) {
+extern "C" const char* mbc_batch_normalize_backward_single_launch(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<SingleLaunchArguments>(call);
   const int made = a.affine ? 5 : 4;
@@ -261,7 +261,7 @@ extern "C" const char* mbc_batch_normalize_backward_at_once(const MbcCall& call)
   return launched();
 }
 
-extern "C" const char* mbc_batch_normalize_relu_backward_at_once(const MbcCall& call) {
+extern "C" const char* mbc_batch_normalize_relu_backward_single_launch(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<SingleLaunchArguments>(call);
   const int dy = a.affine ? 5 : 3;
@@ -273,9 +273,9 @@ extern "C" const char* mbc_batch_normalize_relu_backward_at_once(const MbcCall& 
   });
   return launched();
 }
-extern "C" const char* mbc_relu_backward_batch_normalize_at_once(const MbcCall& call) {
+extern "C" const char* mbc_relu_backward_batch_normalize_single_launch(const MbcCall& call) {
   return mbc::relu_backward<false>(call);
 }
-extern "C" const char* mbc_add_relu_backward_batch_normalize_at_once(const MbcCall& call) {
+extern "C" const char* mbc_add_relu_backward_batch_normalize_single_launch(const MbcCall& call) {
   return mbc::relu_backward<true>(call);
 }

@@ -70,7 +70,7 @@ const char* normalize_twice_add_relu_and_sums(const MbcCall& call) {
 
 }  // namespace mbc
 
-extern "C" const char* mbc_batch_normalize_relu_and_sums(const MbcCall& call) {
+extern "C" const char* mbc_batch_normalize_relu_remat_bn_reduce(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<BnBackwardRematArguments>(call);
   const int dy = a.affine ? 5 : 3;
@@ -82,29 +82,29 @@ extern "C" const char* mbc_batch_normalize_relu_and_sums(const MbcCall& call) {
   });
   return launched();
 }
-// `_signed`: where a plan has the bit mask of what is recomputed it is not read, since the launch computes it anyway.
+// `_masked`: where a plan has the bit mask of what is recomputed it is not read, since the launch computes it anyway.
 // Two groups have two kernels, which are told apart by name.
-extern "C" const char* mbc_batch_normalize_add_relu_and_sums(const MbcCall& call) {
+extern "C" const char* mbc_batch_normalize_add_relu_remat_bn_reduce(const MbcCall& call) {
   return mbc::normalize_add_relu_and_sums<false>(call);
 }
-extern "C" const char* mbc_batch_normalize_add_relu_and_sums_signed(const MbcCall& call) {
+extern "C" const char* mbc_batch_normalize_add_relu_remat_bn_reduce_masked(const MbcCall& call) {
   return mbc::normalize_add_relu_and_sums<false>(call);
 }
-extern "C" const char* mbc_batch_normalize_add_relu_and_sums_of_two(const MbcCall& call) {
+extern "C" const char* mbc_batch_normalize_add_relu_remat_bn_reduce_two_grads(const MbcCall& call) {
   return mbc::normalize_add_relu_and_sums<true>(call);
 }
-extern "C" const char* mbc_batch_normalize_add_relu_and_sums_of_two_signed(const MbcCall& call) {
+extern "C" const char* mbc_batch_normalize_add_relu_remat_bn_reduce_two_grads_masked(const MbcCall& call) {
   return mbc::normalize_add_relu_and_sums<true>(call);
 }
-extern "C" const char* mbc_batch_normalize_twice_add_relu_and_sums(const MbcCall& call) {
+extern "C" const char* mbc_dual_batch_normalize_add_relu_remat_bn_reduce(const MbcCall& call) {
   return mbc::normalize_twice_add_relu_and_sums<false>(call);
 }
-extern "C" const char* mbc_batch_normalize_twice_add_relu_and_sums_signed(const MbcCall& call) {
+extern "C" const char* mbc_dual_batch_normalize_add_relu_remat_bn_reduce_masked(const MbcCall& call) {
   return mbc::normalize_twice_add_relu_and_sums<false>(call);
 }
-extern "C" const char* mbc_batch_normalize_twice_add_relu_and_sums_of_two(const MbcCall& call) {
+extern "C" const char* mbc_dual_batch_normalize_add_relu_remat_bn_reduce_two_grads(const MbcCall& call) {
   return mbc::normalize_twice_add_relu_and_sums<true>(call);
 }
-extern "C" const char* mbc_batch_normalize_twice_add_relu_and_sums_of_two_signed(const MbcCall& call) {
+extern "C" const char* mbc_dual_batch_normalize_add_relu_remat_bn_reduce_two_grads_masked(const MbcCall& call) {
   return mbc::normalize_twice_add_relu_and_sums<true>(call);
 }

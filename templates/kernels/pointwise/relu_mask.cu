@@ -66,7 +66,7 @@ __global__ void relu_backward_mask(const T* dy, const uint8_t* relu_mask, T* dx,
 
 }  // namespace mbc
 
-extern "C" const char* mbc_relu_signs(const MbcCall& call) {
+extern "C" const char* mbc_relu_mask(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<ReluMaskArguments>(call);
   MBC_FOR_TYPE(a.type, T, {
@@ -80,7 +80,7 @@ extern "C" const char* mbc_relu_signs(const MbcCall& call) {
   return launched();
 }
 
-extern "C" const char* mbc_relu_backward_signs(const MbcCall& call) {
+extern "C" const char* mbc_relu_backward_masked(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<ReluMaskArguments>(call);
   MBC_FOR_TYPE(a.type, T, {

@@ -115,7 +115,7 @@ AddedThroughRelu<T, SLICED, U> added_through_relu(const MbcCall& call, int numbe
 }
 
 template <bool SLICED>
-const char* max_pool_backward_add_sums(const MbcCall& call) {
+const char* max_pool_backward_add_bn_reduce(const MbcCall& call) {
   const auto& a = arguments<PoolArguments>(call);
   const int64_t affine = behind_pool(call, 0), parts = behind_pool(call, 1), accumulate = behind_pool(call, 2);
   const int index = affine ? 5 : 3, dgamma = index + 3;
@@ -132,7 +132,7 @@ const char* max_pool_backward_add_sums(const MbcCall& call) {
 }
 
 template <bool SLICED>
-const char* max_pool_backward_add_normalize(const MbcCall& call) {
+const char* max_pool_backward_add_bn_backward(const MbcCall& call) {
   const auto& a = arguments<PoolArguments>(call);
   const int64_t affine = behind_pool(call, 0), count = behind_pool(call, 1);
   const int index = affine ? 5 : 3, dgamma = index + 3;
@@ -150,7 +150,7 @@ const char* max_pool_backward_add_normalize(const MbcCall& call) {
 
 }  // namespace mbc
 
-extern "C" const char* mbc_relu_max_pool_backward_sums(const MbcCall& call) {
+extern "C" const char* mbc_relu_max_pool_backward_bn_reduce(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<PoolArguments>(call);
   const int64_t parts = behind_pool(call, 1), accumulate = behind_pool(call, 2);
@@ -164,7 +164,7 @@ extern "C" const char* mbc_relu_max_pool_backward_sums(const MbcCall& call) {
   return launched();
 }
 
-extern "C" const char* mbc_relu_max_pool_backward_normalize(const MbcCall& call) {
+extern "C" const char* mbc_relu_max_pool_backward_bn_backward(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<PoolArguments>(call);
   const int64_t affine = behind_pool(call, 0), count = behind_pool(call, 1);
@@ -179,15 +179,15 @@ extern "C" const char* mbc_relu_max_pool_backward_normalize(const MbcCall& call)
   return launched();
 }
 
-extern "C" const char* mbc_max_pool_backward_add_sums(const MbcCall& call) {
-  return mbc::max_pool_backward_add_sums<false>(call);
+extern "C" const char* mbc_max_pool_backward_add_bn_reduce(const MbcCall& call) {
+  return mbc::max_pool_backward_add_bn_reduce<false>(call);
 }
-extern "C" const char* mbc_max_pool_backward_add_slice_sums(const MbcCall& call) {
-  return mbc::max_pool_backward_add_sums<true>(call);
+extern "C" const char* mbc_max_pool_backward_add_slice_bn_reduce(const MbcCall& call) {
+  return mbc::max_pool_backward_add_bn_reduce<true>(call);
 }
-extern "C" const char* mbc_max_pool_backward_add_normalize(const MbcCall& call) {
-  return mbc::max_pool_backward_add_normalize<false>(call);
+extern "C" const char* mbc_max_pool_backward_add_bn_backward(const MbcCall& call) {
+  return mbc::max_pool_backward_add_bn_backward<false>(call);
 }
-extern "C" const char* mbc_max_pool_backward_add_slice_normalize(const MbcCall& call) {
-  return mbc::max_pool_backward_add_normalize<true>(call);
+extern "C" const char* mbc_max_pool_backward_add_slice_bn_backward(const MbcCall& call) {
+  return mbc::max_pool_backward_add_bn_backward<true>(call);
 }

@@ -24,7 +24,7 @@ struct MultiTensorCastArguments {
   int64_t to_type;
 };
 
-struct UpdateRunningsArguments {
+struct MultiTensorUpdateRunningArguments {
   int64_t tensors;
   int64_t control;
 };
@@ -175,19 +175,19 @@ __global__ void multi_tensor_update_running(Chunks chunks, Running all, const Mb
 
 }  // namespace mbc
 
-extern "C" const char* mbc_sgd_updates(const MbcCall& call) {
+extern "C" const char* mbc_multi_tensor_sgd(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<MultiTensorUpdateArguments>(call);
   const SgdSettings settings{static_cast<float>(call.reals[0]), static_cast<float>(call.reals[1]), a.nesterov != 0};
   return a.momentum ? run_updates<Sgd<true>>(call, settings) : run_updates<Sgd<false>>(call, settings);
 }
 
-extern "C" const char* mbc_adamw_updates(const MbcCall& call) {
+extern "C" const char* mbc_multi_tensor_adamw(const MbcCall& call) {
   using namespace mbc;
   return run_updates<Adamw>(call, AdamwSettings{call.reals[0], call.reals[1], call.reals[2], call.reals[3]});
 }
 
-extern "C" const char* mbc_casts(const MbcCall& call) {
+extern "C" const char* mbc_multi_tensor_cast(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<MultiTensorCastArguments>(call);
 #if MBC_WORKING != 0
@@ -199,9 +199,9 @@ extern "C" const char* mbc_casts(const MbcCall& call) {
 }
 
 // Fields after the pointers: how many values a channel's statistics are of. Reals: the momentum of every tensor.
-extern "C" const char* mbc_update_runnings(const MbcCall& call) {
+extern "C" const char* mbc_multi_tensor_update_running(const MbcCall& call) {
   using namespace mbc;
-  const auto& a = arguments<UpdateRunningsArguments>(call);
+  const auto& a = arguments<MultiTensorUpdateRunningArguments>(call);
   Running all{};
   const auto at = [&](int64_t index) { return out<float>(call, static_cast<int>(index)); };
   in_turns<6>(

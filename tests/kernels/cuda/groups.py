@@ -57,7 +57,7 @@ SIGNED: tuple[Shape, ...] = ((2, 136, 3, 5), (1, 24, 7, 3))
 
 
 def _attributes(statement: Statement, shape: Shape, window: Window) -> Attributes:
-    if statement.kind in ("batch_normalize", "batch_normalize_sums"):
+    if statement.kind in ("batch_normalize", "batch_normalize_backward_reduce"):
         return BatchNormalize(EPS)
     if statement.kind == "batch_normalize_backward":
         count = 1
@@ -217,7 +217,7 @@ MORE_CHANNELS = 40
 
 def _reads_signs(pattern: Pattern) -> bool:
     kinds = {statement.kind for statement in pattern.statements}
-    return "relu_backward_signs" in kinds and "relu_signs" not in kinds
+    return "relu_backward_masked" in kinds and "relu_mask" not in kinds
 
 
 # Signs are read 128 filters at once.

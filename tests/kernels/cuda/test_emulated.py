@@ -18,7 +18,7 @@ from mbc.kernels.base import DTYPE_CODES, Arguments, Candidate
 from mbc.kernels.cuda import KERNELS, OWN
 from mbc.kernels.cuda.base import OwnKernel
 from mbc.kernels.cuda.conv import conv1x1 as pointwise
-from mbc.kernels.cuda.conv import conv1x1_narrow as few_filters
+from mbc.kernels.cuda.conv import conv1x1_narrow as conv1x1_narrow
 from mbc.kernels.cuda.conv import conv_transpose_nonoverlapping as apart
 from mbc.kernels.cuda.conv import stem_conv as few_channels
 from mbc.kernels.cuda.conv import tf32_filter_gradient as taps
@@ -247,7 +247,7 @@ def test_a_kernel_that_needs_aligned_operands_says_so(name: str, library: Librar
 @pytest.mark.parametrize(
     ("kernel", "field", "value", "said"),
     [
-        *((k, "filters", few_filters.MOST_FILTERS + 1, "more than eight filters") for k in few_filters.KERNELS),
+        *((k, "filters", conv1x1_narrow.MOST_FILTERS + 1, "more than eight filters") for k in conv1x1_narrow.KERNELS),
         *((k, "channels", 192, "neither 64 nor 128 channels") for k in short_patches.KERNELS),
         *((k, "pitch", patches.MOST_PLACES, "larger than shared") for k in (*short_patches.KERNELS, *patches.KERNELS)),
         *((k, "type", DTYPE_CODES["fp32"], "take no fp32") for k in apart.KERNELS),

@@ -13,7 +13,7 @@ from mbc.ir.graph import Operation
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import DTYPE_CODES, Request
 from mbc.ops.base import Array
-from mbc.ops.signs import CHANNELS
+from mbc.ops.relu_mask import CHANNELS
 from mbc.optimize.fusion.catalogue import RELU_FUSED_REMAT
 from mbc.optimize.fusion.pattern import Part, Pattern, Statement
 from tests.kernels.cuda.cases import Shape
@@ -93,12 +93,12 @@ class Bench:
 def _by_output(pattern: Pattern) -> Pattern:
     """The same, where relu's gradient reads relu's output in the place of its signs."""
     through = Statement.parse("d = relu_backward(y, dy)")
-    kept = (s for s in pattern.statements if s.kind != "relu_signs")
-    return replace(pattern, statements=tuple(through if s.kind == "relu_backward_signs" else s for s in kept))
+    kept = (s for s in pattern.statements if s.kind != "relu_mask")
+    return replace(pattern, statements=tuple(through if s.kind == "relu_backward_masked" else s for s in kept))
 
 
 def _has_signs(pattern: Pattern) -> bool:
-    return any(s.kind == "relu_signs" for s in pattern.statements)
+    return any(s.kind == "relu_mask" for s in pattern.statements)
 
 
 def _apart(pattern: Pattern, shape: Shape, affine: bool) -> tuple[Operation, Operation]:

@@ -38,7 +38,7 @@ FILES = (*PRODUCTS, "batch_norm_relu.cu", "batch_norm.cu", "bn_backward_remat.cu
 FORWARD = CONVOLUTION_FUSED_REMAT[0]
 # What is written over something that is read.
 PLACES = (("d", "a"), ("d", "b"), ("d", "dy"), ("d", "y"), ("y", "r"), ("y", "x"), ("dx", "d"), ("dx", "dy"))
-MADE_BY = {"convolution": "pointwise", "convolution_backward_data": "pointwise_backward_data"}
+MADE_BY = {"convolution": "conv1x1", "convolution_backward_data": "conv1x1_backward_data"}
 
 
 @pytest.fixture(scope="module", params=[Precision.BF16, Precision.FP16])
@@ -121,7 +121,7 @@ def test_the_same_with_statistics(sizes: Sizes, library: tuple[Precision, Librar
     alone = points(FORWARD, Part((0,), ("x",)), sizes)
     assert isinstance(alone.attributes, Convolution)
     made = bench.run(replace(grouped(alone.attributes), inputs=alone.inputs))
-    assert made["x"] == bench.run(alone, "pointwise")["x"]
+    assert made["x"] == bench.run(alone, "conv1x1")["x"]
 
 
 def test_statistics_of_results_far_from_zero(library: tuple[Precision, Library], monkeypatch: pytest.MonkeyPatch):
@@ -148,4 +148,4 @@ def test_statistics_of_results_far_from_zero(library: tuple[Precision, Library],
 def test_not_taken(channels: int, stride: int):
     a = Convolution((5, 5), (1, 1), (stride, stride))
     case = Case("not taken", "convolution", a, (w(2, channels, 5, 5), w(64, channels, 1, 1)))
-    assert not KERNELS["pointwise"].takes(case.request(Precision.BF16))
+    assert not KERNELS["conv1x1"].takes(case.request(Precision.BF16))

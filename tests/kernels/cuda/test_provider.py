@@ -172,7 +172,7 @@ MANY = 200_000  # rows, with which the images below have 2^31 elements and more
 
 @pytest.mark.parametrize("kind", ("", "_backward_data", "_backward_filter"))
 def test_few_filters_are_up_to_eight_of_one_place(kind: str):
-    name, a = f"few_filters{kind}", Convolution((14, 14), (1, 1))
+    name, a = f"conv1x1_narrow{kind}", Convolution((14, 14), (1, 1))
     for channels, filters, rows in ((8, 1, 8), (64, 8, MANY), (1024, 5, 8)):
         assert name in _offered(a, channels, filters, kind, rows=rows)
     assert name in _offered(a, 12, 8, kind, Precision.FP32)
@@ -188,7 +188,7 @@ def test_few_filters_are_up_to_eight_of_one_place(kind: str):
 
 
 def test_windows_apart_are_those_that_lie_side_by_side():
-    name, kind, a = "convolution_backward_data_apart", "_backward_data", Convolution((14, 14), (2, 2), (2, 2))
+    name, kind, a = "conv_transpose_nonoverlapping", "_backward_data", Convolution((14, 14), (2, 2), (2, 2))
     assert name in _offered(a, 64, 192, kind) and name in _offered(a, 64, 64, kind, Precision.FP16)
     assert name not in _offered(a, 64, 64, kind, Precision.FP32)
     assert name not in _offered(a, 64, 64, kind, rows=MANY)
@@ -226,7 +226,7 @@ def test_short_patches_keep_all_weights_of_a_block_in_shared_memory(kind: str):
 
 
 def test_what_is_copied_beside_a_product_comes_in_whole_vectors():
-    kernel = KERNELS["convolution_backward_data_bias_add_concat"]
+    kernel = KERNELS["conv_transpose_bias_add_concat"]
     request = next(r for c in GROUPS if c.kind == kernel.kind and kernel.takes(r := c.request(Precision.BF16)))
     *others, beside = request.inputs
     rows, channels, *size = beside.shape
@@ -344,7 +344,7 @@ def _first_layer(size: int, kernel: int, stride: int, pad: int) -> Request:
 @pytest.mark.parametrize("gpu, small, large", [("h200", True, True), ("a100-80", True, True), ("l4", True, False)])
 def test_a_gpu_is_offered_what_its_shared_memory_has_room_for(gpu: str, small: bool, large: bool):
     def offered(request: Request) -> bool:
-        return any("few_channels" in c.name for c in OWN.candidates(request, find_spec(gpu)))
+        return any("stem_conv" in c.name for c in OWN.candidates(request, find_spec(gpu)))
 
     assert offered(_first_layer(224, 7, 2, 3)) is small
     assert offered(_first_layer(224, 11, 4, 2)) is large
@@ -352,5 +352,5 @@ def test_a_gpu_is_offered_what_its_shared_memory_has_room_for(gpu: str, small: b
 
 def test_whole_blocks_of_the_filter_pass_fit_as_they_are_meant_to():
     request = replace(_first_layer(224, 7, 2, 3), precision=Precision.TF32)
-    kernel = KERNELS["convolution_few_channels_filter_fp32"]
+    kernel = KERNELS["stem_conv_backward_filter_fp32"]
     assert kernel.takes(request) and kernel.shared(request) + 1024 <= (228 << 10) // 3

@@ -30,7 +30,7 @@ train { optimizer = sgd() }
 """
 UNDIVIDED = Rules()
 SLOWER = 1.5  # than estimated
-HALVES = "convolution_in_halves"
+HALVES = "fp32_emulated_conv"
 EARLY, LATE = "2026-11-21T12:00:00", "2026-11-22T12:00:00"
 
 
@@ -140,7 +140,7 @@ def test_the_range_is_that_of_the_provider_at_as_many_times_the_rows():
 
 def test_a_step_in_micro_batches_has_that_range():
     made = table(128, step_at(64), Rules(micro_batch=16))
-    plan = search(made, Limits(without=frozenset(("beside",))), 1 << 40)
+    plan = search(made, Limits(without=frozenset(("concurrent_stream",))), 1 << 40)
     launch = next(x for x in plan.train.launches if x.operations == (first(made).name,))
     assert isinstance(launch.work, Kernel)
     alone = Program((launch,), (), (), ())

@@ -40,8 +40,8 @@ def kept(plan: Plan) -> set[str]:
 def test_neither_is_written(signs: bool):
     """Of two gradients that are added the one that a kernel can run: `down` of the last block has a step of two."""
     plan, without = planned(Measured(inside=True, signs=signs)), planned(Measured(signs=signs))
-    form = "_signed" if signs else ""
-    assert launched(plan) == {f"pointwise_pair_add_relu_sums{form}": 3, "pointwise_normalize_sums": 1}
+    form = "_masked" if signs else ""
+    assert launched(plan) == {f"dual_conv1x1_add_relu_bn_reduce{form}": 3, "conv1x1_unstored_bn_reduce": 1}
     assert kept(without) == set(LAYERS) and not kept(plan) and not launched(without)
     makers = {launch.operations[:1]: launch.work for launch in reversed(plan.train.launches)}
     assert {makers[layer,].name for layer in LAYERS if isinstance(makers[layer,], Kernel)} <= set(MAKERS)
@@ -51,8 +51,8 @@ def test_neither_is_written(signs: bool):
 
 def test_relus_output_is_made_again_along():
     plan = planned(Measured(inside=True), SHARE)
-    assert launched(plan)["pointwise_pair_add_relu_and_sums_of_two"]
-    assert plan.bounds.within_us <= plan.predictions.train_us
+    assert launched(plan)["dual_conv1x1_add_relu_remat_bn_reduce_two_grads"]
+    assert plan.bounds.within_budget_us <= plan.predictions.train_us
     assert trained(plan) == trained(planned(Measured()))
 
 

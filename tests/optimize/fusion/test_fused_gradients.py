@@ -70,7 +70,7 @@ class Measured(NoSizes):
     origin: str = "made up"
 
     def candidates(self, request: Request) -> Iterable[Candidate]:
-        with_data, inside, signs = request.kind.startswith(IN_GROUPS), is_inside(request), "signs" in request.kind
+        with_data, inside, signs = request.kind.startswith(IN_GROUPS), is_inside(request), "mask" in request.kind
         if (with_data and not self.data) or (inside and not self.inside) or (signs and not self.signs):
             return ()
         moved_us = sum(t.size_bytes for t in (*request.inputs, *request.outputs)) / BYTES_PER_US
@@ -84,7 +84,7 @@ class Measured(NoSizes):
 
 def _times(request: Request, c: Candidate) -> float:
     last = all(lying == "nhwc" for t, lying in zip(request.inputs, c.layouts, strict=False) if t.ordered)
-    return SLOWER if "at_once" in c.name else 1.0 if last else 2.0
+    return SLOWER if "single_launch" in c.name else 1.0 if last else 2.0
 
 
 def planned(profile: Measured | None, share: float = 0.0, source: str = SOURCE) -> Plan:
@@ -105,9 +105,9 @@ def test_gradients_that_only_sums_read_are_not_written(signs: bool):
     """Of two that are added the one that a kernel can run: `down` of the last block has a step of two."""
     plan, without = planned(Measured(signs=signs)), planned(Measured(data=False, signs=signs))
     found = launches(plan)
-    signed = ["_signed"] if signs else [""]
-    names = {f"pointwise_data{added}_relu_sums{form}" for added in ("", "_add") for form in signed}
-    assert found.keys() >= names and len(found.pop("pointwise_data_normalize_relu_sums")) == 4
+    signed = ["_masked"] if signs else [""]
+    names = {f"conv1x1_backward_data{added}_relu_bn_reduce{form}" for added in ("", "_add") for form in signed}
+    assert found.keys() >= names and len(found.pop("conv1x1_backward_data_bn_relu_bn_reduce")) == 4
     assert sum(map(len, found.values())) == 5
     assert any("bottleneck3.narrow.backward_data" in operations for operations in found.values())
     assert plan.predictions.train_us < without.predictions.train_us and not launches(without)
@@ -116,7 +116,9 @@ def test_gradients_that_only_sums_read_are_not_written(signs: bool):
 
 def test_so_are_those_of_parts_of_concatenations():
     plan, without = planned(Measured(), source=DENSE), planned(Measured(data=False), source=DENSE)
-    assert [first.split(".")[-2] for first in launches(plan)["pointwise_data_normalize_relu_sums"]] == ["narrow"] * 3
+    assert [first.split(".")[-2] for first in launches(plan)["conv1x1_backward_data_bn_relu_bn_reduce"]] == [
+        "narrow"
+    ] * 3
     assert plan.predictions.train_us < without.predictions.train_us and not launches(without)
     assert trained(plan) == trained(without)
 
@@ -124,8 +126,11 @@ def test_so_are_those_of_parts_of_concatenations():
 def test_relus_output_is_made_again_along():
     plan = planned(Measured(), SHARE)
     found = launches(plan)
-    assert "pointwise_data_normalize_relu_and_sums" in found and "pointwise_data_add_relu_and_sums_of_two" in found
-    assert plan.bounds.within_us <= plan.predictions.train_us
+    assert (
+        "conv1x1_backward_data_bn_relu_remat_bn_reduce" in found
+        and "conv1x1_backward_data_add_relu_remat_bn_reduce_two_grads" in found
+    )
+    assert plan.bounds.within_budget_us <= plan.predictions.train_us
     assert plan.predictions.train_us < planned(Measured(data=False), SHARE).predictions.train_us
     assert trained(plan) == trained(planned(Measured()))
 
@@ -133,7 +138,10 @@ def test_relus_output_is_made_again_along():
 def test_signs_are_read_where_only_that_gains():
     """By relu's output the gradient is made by itself."""
     found = launches(planned(Measured(signs=True, slow=f"{IN_GROUPS}add+relu_backward+")))
-    assert len(found["pointwise_data_add_relu_sums_signed"]) == 3 and "pointwise_data_add_relu_sums" not in found
+    assert (
+        len(found["conv1x1_backward_data_add_relu_bn_reduce_masked"]) == 3
+        and "conv1x1_backward_data_add_relu_bn_reduce" not in found
+    )
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def measured(steps: TrainingGraph, faster: float) -> Profile:
 
 
 def planned(steps: TrainingGraph, faster: float, budget_bytes: int = 10**12) -> Plan:
-    plan = search(table(steps, measured(steps, faster)), Limits(without=frozenset({"beside"})), budget_bytes)
+    plan = search(table(steps, measured(steps, faster)), Limits(without=frozenset({"concurrent_stream"})), budget_bytes)
     verify_plan(plan)
     return plan
 

@@ -26,7 +26,7 @@ def fused_remat(precision: str, share: float) -> list[Launch]:
     return [
         launch
         for launch in made_again(within(precision, share))
-        if launch.operations and "sums" in launch.operations[-1]
+        if launch.operations and "reduce" in launch.operations[-1]
     ]
 
 

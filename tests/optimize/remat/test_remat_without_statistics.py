@@ -24,7 +24,7 @@ from mbc.plan.model import Kernel, Plan
 from tests.optimize.planned import H200, graph_of, planned_for, trained
 from tests.optimize.remat.test_fused_remat_conv1x1 import FUSED_REMAT, SHARE, SLOWER, SOURCE, Measured
 
-ALONE = ("beside", "offload")
+ALONE = ("concurrent_stream", "offload")
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def test_made_again_without_statistics_with_the_same_bits(share: float):
     """Also where the room is so small that statistics could be made again, too."""
     plan = planned_for(Summing(), SOURCE, share, ALONE)
     assert again(plan) and all(name == bare(first) for first, name in again(plan))
-    assert plan.bounds.within_us <= plan.predictions.train_us
+    assert plan.bounds.within_budget_us <= plan.predictions.train_us
     assert trained(plan) == trained(planned_for(Summing(), SOURCE, 0.0, ALONE))
 
 
@@ -113,5 +113,5 @@ def test_what_is_made_again_keeps_its_kernel_where_there_is_room_for_another():
     for launch in plan.train.launches:
         if isinstance(launch.work, Kernel) and launch.operations and "wide" in launch.operations[0]:
             kernels.setdefault(launch.operations[0], []).append(launch.work.name)
-    repeated = {tuple(names[:2]) for names in kernels.values() if names[1:2] == [bare("pointwise_statistics")]}
-    assert repeated == {("pointwise_statistics", "pointwise")}
+    repeated = {tuple(names[:2]) for names in kernels.values() if names[1:2] == [bare("conv1x1_statistics")]}
+    assert repeated == {("conv1x1_statistics", "conv1x1")}

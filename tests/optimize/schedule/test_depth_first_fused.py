@@ -50,7 +50,7 @@ train { optimizer = sgd(momentum=0.9)  precision = fp32 }
 # Groups of which a part is a sum over rows.
 SUMS = {
     PLAIN: {"relu_backward+channel_sum", "relu_backward+max_pool_backward+channel_sum"},
-    NORMALIZED: {"batch_normalize+relu+relu_backward+batch_normalize_sums"},
+    NORMALIZED: {"batch_normalize+relu+relu_backward+batch_normalize_backward_reduce"},
 }
 
 

@@ -30,7 +30,7 @@ from tests.optimize.remat.test_apply_decisions import trained
 
 ROOT = Path(__file__).parents[3]
 ROOM_BYTES = 140 * 10**9
-NONE_AND_THIS = (frozenset[str](), frozenset({"beside"}))
+NONE_AND_THIS = (frozenset[str](), frozenset({"concurrent_stream"}))
 CASES = [("residual", "fp32"), ("residual", "bf16"), ("dense", "fp16")]
 
 
@@ -70,7 +70,7 @@ def streams(launches: tuple[Launch, ...]) -> set[Stream]:
 def test_gradients_of_parameters_go_beside_where_the_gpu_is_idle(case: tuple[str, str]) -> None:
     alone = fitted(*case)
     found = use_concurrent_stream(alone, ROOM_BYTES)
-    gone = [launch for launch in found.draft.train.launches if launch.stream is Stream.BESIDE]
+    gone = [launch for launch in found.draft.train.launches if launch.stream is Stream.CONCURRENT]
     assert sum("backward_filter" in kind for launch in gone for kind in kinds(*case, launch)) >= 2
     assert found.placed.live_bytes == alone.placed.live_bytes and found.step_us < alone.step_us
     assert [replace(x, stream=Stream.COMPUTE) for x in found.draft.train.launches] == list(alone.draft.train.launches)
@@ -88,7 +88,7 @@ def test_what_fills_the_gpu_stays() -> None:
 def test_the_step_is_shorter_and_the_same_to_the_bit(case: tuple[str, str]) -> None:
     plain, found = plans(*case)
     assert streams(plain.train.launches) == {Stream.COMPUTE}
-    assert streams(found.train.launches) == {Stream.COMPUTE, Stream.BESIDE}
+    assert streams(found.train.launches) == {Stream.COMPUTE, Stream.CONCURRENT}
     assert simulate(found.train) < 0.97 * simulate(plain.train)
     verify_plan(found)
     right = trained(plain, Transfers.IN_ORDER)
@@ -135,12 +135,18 @@ def test_a_small_batch_is_planned_so() -> None:
     settings = (("depth", "18"), ("batch", "8"), ("train.precision", "bf16"))
     asked = Options(gpu="h200", settings=settings)
     found, plain = (compile_plan(source, replace(asked, without=without)) for without in NONE_AND_THIS)
-    assert streams(found.train.launches) == {Stream.COMPUTE, Stream.BESIDE}
+    assert streams(found.train.launches) == {Stream.COMPUTE, Stream.CONCURRENT}
     assert streams(plain.train.launches) == {Stream.COMPUTE}
     assert found.predictions.train_us < 0.95 * plain.predictions.train_us
     bounds = found.bounds
-    assert bounds.fastest_us / 2 < bounds.beside_us == bounds.least_us < found.predictions.train_us < bounds.fastest_us
-    assert plain.bounds.beside_us == 0.0 and plain.bounds.least_us == bounds.fastest_us
+    assert (
+        bounds.fastest_us / 2
+        < bounds.critical_path_us
+        == bounds.least_us
+        < found.predictions.train_us
+        < bounds.fastest_us
+    )
+    assert plain.bounds.critical_path_us == 0.0 and plain.bounds.least_us == bounds.fastest_us
     shown = totals_text(found)
     assert "critical-path lower bound" in shown and "best serial schedule" in shown
     assert "critical-path" not in totals_text(plain)

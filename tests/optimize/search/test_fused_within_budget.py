@@ -66,7 +66,7 @@ def test_groups_run_again_and_give_the_same_bits(precision: str, share: float):
 @pytest.mark.parametrize("share", [0.9, 0.8, 0.7, 0.6])
 def test_the_bound_holds_of_groups_too(share: float):
     """No plan is faster than its bound, and a smaller budget bounds no lower."""
-    bounds = [within("bf16", part).bounds.within_us for part in (share, share + 0.05)]
+    bounds = [within("bf16", part).bounds.within_budget_us for part in (share, share + 0.05)]
     assert bounds[0] >= bounds[1] > 0
     assert within("bf16", share).predictions.train_us >= bounds[0] * (1 - 1e-9)
 
@@ -91,7 +91,7 @@ def test_what_a_group_computes_again_is_not_taken_to_be_kept():
     plan = planned(
         steps, budget_bytes=planned(steps, gpu=UNCLUSTERED).predictions.arena_bytes + OVERHEAD_BYTES, gpu=UNCLUSTERED
     )
-    assert plan.predictions.train_us >= plan.bounds.within_us * (1 - 1e-9) > 0
+    assert plan.predictions.train_us >= plan.bounds.within_budget_us * (1 - 1e-9) > 0
 
 
 def test_many_launches_take_of_the_budget(monkeypatch: pytest.MonkeyPatch):
@@ -108,7 +108,7 @@ def test_many_launches_take_of_the_budget(monkeypatch: pytest.MonkeyPatch):
 def test_groups_stay_where_little_fits_at_once():
     plan = within("bf16", 0.4)
     assert any(len(launch.operations) > 1 for launch in plan.train.launches)
-    assert plan.predictions.train_us >= plan.bounds.within_us * (1 - 1e-9) > 0
+    assert plan.predictions.train_us >= plan.bounds.within_budget_us * (1 - 1e-9) > 0
 
 
 def test_page_tables_of_much_host_memory_are_reserved_for():

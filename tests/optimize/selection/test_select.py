@@ -39,7 +39,7 @@ network small(batch = 8, classes = 4) {
 train { optimizer = sgd(momentum=0.9) }
 """
 FIRST, LAST = Layout.CHANNELS_FIRST, Layout.CHANNELS_LAST
-NO_LIMIT = Limits(without=frozenset({"beside"}))  # bounds are of launches one after the other
+NO_LIMIT = Limits(without=frozenset({"concurrent_stream"}))  # bounds are of launches one after the other
 CHOOSE = Rules()
 
 

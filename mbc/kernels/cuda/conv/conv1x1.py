@@ -158,7 +158,7 @@ BY_ITSELF = OwnKernel(
     arguments,
     layouts=channels_last,
     time_us=_time_us,
-    launcher="pointwise",
+    launcher="conv1x1",
     takes=_takes,
     shared=_shared_bytes,
     tensor_cores=True,
@@ -190,18 +190,18 @@ def with_more(product: OwnKernel, launcher: str, behind: str, wirings: Iterable[
 
 def with_sums(product: OwnKernel, launcher: str, between: str, wirings: Iterable[Wiring]) -> OwnKernel:
     """The same of sums; `between`: the operations between."""
-    behind = "+".join(filter(None, (between, "batch_normalize_sums")))
+    behind = "+".join(filter(None, (between, "batch_normalize_backward_reduce")))
     return replace(with_more(product, launcher, behind, wirings), workspace=_partial_bytes, launches=2)
 
 
 def through(added: bool, signed: bool) -> str:
     """The operations of a gradient through relu, by its output or its signs (`signed`), of the sum of two (`added`)."""
-    return f"{'add+' if added else ''}relu_backward{'_signs' if signed else ''}"
+    return f"{'add+' if added else ''}relu_backward{'_masked' if signed else ''}"
 
 
 def normalized(added: bool, signed: bool) -> str:
     """The same behind those that make relu's output again, of a residual sum; and its signs."""
-    return f"batch_normalize+add+relu{'+relu_signs' if signed else ''}+{through(added, signed)}"
+    return f"batch_normalize+add+relu{'+relu_mask' if signed else ''}+{through(added, signed)}"
 
 
 def normalizing(kernel: OwnKernel) -> OwnKernel:
@@ -229,13 +229,13 @@ def _fused_remat(launcher: str, between: str, wirings: Iterable[Wiring]) -> OwnK
 
 def _of_gradient(between: str, wiring: Wiring) -> OwnKernel:
     """`between`: the operations whose result is the gradient that is summed up."""
-    return _fused_remat("_".join(filter(None, ("pointwise", *between.split("+"), "sums"))), between, (wiring,))
+    return _fused_remat("_".join(filter(None, ("conv1x1", *between.split("+"), "bn_reduce"))), between, (wiring,))
 
 
 def _inside(between: str, wiring: Wiring) -> OwnKernel:
     """The same where the product is not written."""
     inputs, given = wiring
-    launcher = f"pointwise_inside_{between.replace('+', '_')}_sums"
+    launcher = f"conv1x1_unstored_{between.replace('+', '_')}_bn_reduce"
     return inside(with_sums(BY_ITSELF, launcher, between, ((inputs, given[1:]),)))
 
 
@@ -257,7 +257,7 @@ def _of_both(added: bool, signed: bool) -> OwnKernel:
     """Accesses: image, weights, mean, variance, scale and shift if the normalisation has them (`affine`), r, the
     gradient (of two: and the second one), x, y, d, dgamma, dbeta, workspace. Reals: eps of the normalisation, and of
     the sums. y may be written over r, d over a gradient."""
-    launcher = f"pointwise_add_relu_and_sums{'_of_two' if added else ''}{'_signed' if signed else ''}"
+    launcher = f"conv1x1_add_relu_remat_bn_reduce{'_two_grads' if added else ''}{'_masked' if signed else ''}"
     wirings = (_behind_add(operands, swapped, added, signed) for operands in AFFINE for swapped in (False, True))
     return normalizing(_fused_remat(launcher, normalized(added, signed), wirings))
 
@@ -266,8 +266,8 @@ FORMS = tuple(product((False, True), repeat=2))  # of a sum of two gradients, an
 _BEHIND_RELU: tuple[tuple[str, Wiring], ...] = (
     ("relu_backward", (((0, 1), (2, 3), (6, 7, 4, 5)), (6, 7, 8, 9))),
     ("add+relu_backward", (((0, 1), (2, 3), (4, 8), (7, 9, 5, 6)), (7, 9, 10, 11))),
-    ("relu_backward_signs", (((0, 1), (2, 3), (6, 7, 4, 5)), (6, 7, 8, 9))),
-    ("add+relu_backward_signs", (((0, 1), (2, 3), (8, 4), (7, 9, 5, 6)), (7, 9, 10, 11))),
+    ("relu_backward_masked", (((0, 1), (2, 3), (6, 7, 4, 5)), (6, 7, 8, 9))),
+    ("add+relu_backward_masked", (((0, 1), (2, 3), (8, 4), (7, 9, 5, 6)), (7, 9, 10, 11))),
 )
 FUSED_REMAT = (
     _of_gradient("", (((0, 1), (5, 2, 3, 4)), (5, 6, 7))),

@@ -19,7 +19,7 @@ _BY_ITSELF = replace(
     BY_ITSELF,
     kind="convolution_backward_data",
     file="conv/conv1x1_backward_data.cu",
-    launcher="pointwise_backward_data",
+    launcher="conv1x1_backward_data",
 )
 
 
@@ -71,42 +71,42 @@ def _behind_add(operands: int, added: bool, signed: bool, made: bool = False) ->
 
 
 def behind_relu(kernel: OwnKernel, name: str, added: bool, signed: bool, made: bool = False) -> OwnKernel:
-    """`name[_add]_relu_sums[_signed]`. Accesses: gradient, weights, [b], y or its signs, x, mean, variance; d, dgamma,
-    dbeta, workspace. If x is `made`, too, its image and weights come first instead of it. Reals: eps of the sums. d may
-    be written over b.
+    """`name[_add]_relu_bn_reduce[_masked]`. Accesses: gradient, weights, [b], y or its signs, x, mean, variance; d,
+    dgamma, dbeta, workspace. If x is `made`, too, its image and weights come first instead of it. Reals: eps of the
+    sums. d may be written over b.
 
     d is the product (rounded) + b, through relu. The sums are over what is written before it is rounded, and x."""
-    launcher = f"{name}{'_add' if added else ''}_relu_sums{'_signed' if signed else ''}"
+    launcher = f"{name}{'_add' if added else ''}_relu_bn_reduce{'_masked' if signed else ''}"
     return with_sums(kernel, launcher, through(added, signed), _through_relu(added, signed, made))
 
 
 def _without_add(written: bool) -> OwnKernel:
-    """`pointwise_data_normalize_relu[_and]_sums`. Accesses: gradient, weights, x, mean, variance, scale and shift if
-    the normalisation has them (`affine`); dy, [y], dgamma, dbeta, workspace. Reals: eps of the normalisation, and of
-    the sums. y may be written over x.
+    """`conv1x1_backward_data_bn_relu[_remat]_bn_reduce`. Accesses: gradient, weights, x, mean, variance, scale and
+    shift if the normalisation has them (`affine`); dy, [y], dgamma, dbeta, workspace. Reals: eps of the normalisation,
+    and of the sums. y may be written over x.
 
     dy is the product (rounded), y = relu(normalize(x)), as it is stored. The sums are over dy where y lets it through,
     and x."""
-    launcher = f"pointwise_data_normalize_relu{'_and' if written else ''}_sums"
+    launcher = f"conv1x1_backward_data_bn_relu{'_remat' if written else ''}_bn_reduce"
     wirings = (_of_relu(operands, written) for operands in AFFINE)
     return normalizing(with_sums(_BY_ITSELF, launcher, "batch_normalize+relu+relu_backward", wirings))
 
 
 def relu_along(kernel: OwnKernel, name: str, added: bool, signed: bool, made: bool = False) -> OwnKernel:
-    """`name_add_relu_and_sums[_of_two][_signed]`. Accesses: gradient, weights, x, mean, variance, scale and shift if
-    the normalisation has them (`affine`), r, [b]; y, d, dgamma, dbeta, workspace. If x is `made`, too: as above. Reals:
-    eps of the normalisation, and of the sums. y may be written over x or r, d over b.
+    """`name_add_relu_remat_bn_reduce[_two_grads][_masked]`. Accesses: gradient, weights, x, mean, variance,
+    scale and shift if the normalisation has them (`affine`), r, [b]; y, d, dgamma, dbeta, workspace. If x is `made`,
+    too: as above. Reals: eps of the normalisation, and of the sums. y may be written over x or r, d over b.
 
     y = relu(normalize(x) + r), d is the product (rounded) + b where y, as it is stored, lets it through. The sums are
     over what is written of d before it is rounded, and x."""
-    launcher = f"{name}_add_relu_and_sums{'_of_two' if added else ''}{'_signed' if signed else ''}"
+    launcher = f"{name}_add_relu_remat_bn_reduce{'_two_grads' if added else ''}{'_masked' if signed else ''}"
     wirings = (wiring for operands in AFFINE for wiring in _behind_add(operands, added, signed, made))
     return with_sums(kernel, launcher, normalized(added, signed), wirings)
 
 
 KERNELS = (
     _BY_ITSELF,
-    *(behind_relu(_BY_ITSELF, "pointwise_data", *form) for form in FORMS),
+    *(behind_relu(_BY_ITSELF, "conv1x1_backward_data", *form) for form in FORMS),
     *(_without_add(written) for written in (False, True)),
-    *(normalizing(relu_along(_BY_ITSELF, "pointwise_data", *form)) for form in FORMS),
+    *(normalizing(relu_along(_BY_ITSELF, "conv1x1_backward_data", *form)) for form in FORMS),
 )

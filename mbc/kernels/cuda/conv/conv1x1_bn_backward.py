@@ -71,18 +71,18 @@ def _through_relu(operands: int, backward: bool) -> Wiring:
 # Reals of these two: eps of the normalisation, and of its backward pass or of the sums.
 # image, weights, d, mean, variance; dgamma, dbeta, workspace. Reals: eps.
 KERNELS = (
-    _applying("pointwise_normalize_backward", "batch_normalize_backward", _plain(True), _plain(False)),
+    _applying("conv1x1_unstored_bn_backward", "batch_normalize_backward", _plain(True), _plain(False)),
     _applying(
-        "pointwise_normalize_relu_backward",
+        "conv1x1_unstored_bn_relu_backward",
         f"{_THROUGH_RELU}+batch_normalize_backward",
         *(_through_relu(operands, backward=True) for operands in AFFINE),
     ),
     normalizing(
         _summing(
-            "pointwise_normalize_relu_sums",
+            "conv1x1_unstored_bn_relu_bn_reduce",
             _THROUGH_RELU,
             *(_through_relu(operands, backward=False) for operands in AFFINE),
         )
     ),
-    _summing("pointwise_normalize_sums", "", (((0, 1), (5, 2, 3, 4)), (6, 7))),
+    _summing("conv1x1_unstored_bn_reduce", "", (((0, 1), (5, 2, 3, 4)), (6, 7))),
 )

@@ -90,18 +90,18 @@ _FORWARD = OwnKernel(
     _arguments,
     layouts=pixel_by_pixel,
     time_us=_time_us,
-    launcher="few_filters",
+    launcher="conv1x1_narrow",
     takes=_takes,
     aligned=True,
 )
-_BACKWARD_DATA = replace(_FORWARD, kind="convolution_backward_data", launcher="few_filters_backward_data")
+_BACKWARD_DATA = replace(_FORWARD, kind="convolution_backward_data", launcher="conv1x1_narrow_backward_data")
 _BACKWARD_FILTER = replace(
     _FORWARD,
     kind="convolution_backward_filter",
     workspace=_partial_bytes,
     launches=2,
     accumulates=True,
-    launcher="few_filters_backward_filter",
+    launcher="conv1x1_narrow_backward_filter",
 )
 
 KERNELS = (_FORWARD, _BACKWARD_DATA, _BACKWARD_FILTER)

@@ -81,7 +81,7 @@ _BY_ITSELF = OwnKernel(
     _arguments,
     layouts=channels_last,
     time_us=_time_us,
-    launcher="convolution_backward_data_apart",
+    launcher="conv_transpose_nonoverlapping",
     takes=_takes,
     shared=shared_of(SHARED_BYTES),
     tensor_cores=True,
@@ -95,7 +95,7 @@ KERNELS = (
         _BY_ITSELF,
         kind="convolution_backward_data+bias_add+concat",
         integers=_concat_arguments,
-        launcher="convolution_backward_data_bias_add_concat",
+        launcher="conv_transpose_bias_add_concat",
         takes=_takes_concat,
     ),
 )

@@ -34,5 +34,5 @@ _PAIR = replace(
 )
 
 KERNELS = tuple(
-    inside(of(_PAIR, "pointwise_pair", *form, made=True)) for of in (behind_relu, relu_along) for form in FORMS
+    inside(of(_PAIR, "dual_conv1x1", *form, made=True)) for of in (behind_relu, relu_along) for form in FORMS
 )

@@ -158,8 +158,8 @@ _FORWARD = OwnKernel(
     _arguments,
     layouts=pixel_by_pixel,
     time_us=_time_us,
-    launcher="convolution_few_channels",
-    edition=2,
+    launcher="stem_conv",
+    version=2,
     takes=_takes(DType.BF16, DType.FP16),
     tensor_cores=True,
 )
@@ -173,8 +173,8 @@ _BACKWARD_FILTER = OwnKernel(
     time_us=_time_us,
     launches=2,
     accumulates=True,
-    launcher="convolution_few_channels_filter",
-    edition=3,
+    launcher="stem_conv_backward_filter",
+    version=3,
     takes=_takes(DType.BF16, DType.FP16),
     tensor_cores=True,
 )
@@ -184,10 +184,10 @@ def _in_fp32(kernel: OwnKernel) -> tuple[OwnKernel, OwnKernel]:
     """Of the image as it lies in either layout: inputs of a network in fp32 are used as they arrive."""
     launcher = f"{kernel.launcher}_fp32"
     file = kernel.file.replace(".cu", "_fp32.cu")
-    last = replace(kernel, file=file, launcher=launcher, takes=_takes(DType.FP32), edition=1)
+    last = replace(kernel, file=file, launcher=launcher, takes=_takes(DType.FP32), version=1)
     first = replace(
         last,
-        launcher=f"{launcher}_of_planes",
+        launcher=f"{launcher}_nchw",
         layouts=_image_first,
         integers=partial(_arguments, image=Layout.CHANNELS_FIRST),
     )

@@ -82,7 +82,7 @@ KERNELS = (
         time_us=_time_us,
         launches=2,
         accumulates=True,
-        launcher="convolution_taps_filter",
+        launcher="convolution_backward_filter_tf32",
         takes=_takes,
         tensor_cores=True,
     ),

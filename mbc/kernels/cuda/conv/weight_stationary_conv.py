@@ -81,7 +81,7 @@ _FORWARD = OwnKernel(
     patch_arguments,
     layouts=channels_last,
     time_us=_time_us,
-    launcher="convolution_of_short_patches",
+    launcher="weight_stationary_conv",
     takes=_takes,
     shared=_shared_bytes,
     tensor_cores=True,
@@ -91,7 +91,7 @@ _FORWARD = OwnKernel(
 _BACKWARD_DATA = replace(
     _FORWARD,
     kind="convolution_backward_data",
-    launcher="convolution_backward_data_of_short_patches",
+    launcher="weight_stationary_conv_backward_data",
 )
 
 

@@ -154,7 +154,7 @@ _FORWARD = OwnKernel(
     workspace=_weights_bytes,
     time_us=_time_us,
     launches=2,
-    launcher="convolution_in_halves",
+    launcher="fp32_emulated_conv",
     takes=_takes,
     shared=shared_of(SHARED_BYTES),
     tensor_cores=True,
@@ -164,14 +164,14 @@ _FORWARD = OwnKernel(
 _BACKWARD_DATA = replace(
     _FORWARD,
     kind="convolution_backward_data",
-    launcher="convolution_backward_data_in_halves",
+    launcher="fp32_emulated_conv_backward_data",
     takes=_takes_data,
 )
 _BACKWARD_FILTER = replace(
     _FORWARD,
     kind="convolution_backward_filter",
     file="fp32_emulated/fp32_emulated_conv_filter.cu",
-    launcher="convolution_backward_filter_in_halves",
+    launcher="fp32_emulated_conv_backward_filter",
     workspace=_filter_bytes,
     launches=4,
     accumulates=True,

@@ -122,7 +122,7 @@ def _of_patches(kernel: OwnKernel) -> OwnKernel:
         integers=patch_arguments,
         workspace=_weights_bytes,
         time_us=time_us,
-        launcher=f"{kernel.kind}_of_patches",
+        launcher=f"fp32_emulated_halo{kernel.kind.removeprefix('convolution')}",
         takes=takes,
         shared=shared_of(SHARED_BYTES),
     )

@@ -69,7 +69,7 @@ KERNELS = (
         workspace=_workspace_bytes,
         time_us=_time_us,
         launches=3,
-        launcher="convolution_backward_filter_of_patches",
+        launcher="fp32_emulated_halo_backward_filter",
         takes=_takes,
         shared=shared_of(SHARED_BYTES),
     ),

@@ -127,7 +127,7 @@ _FORWARD = OwnKernel(
     workspace=_workspace_bytes,
     time_us=_time_us,
     launches=3,  # where terms are in parts, as they mostly are; those of the gradient of weights mostly not
-    launcher="linear_in_halves",
+    launcher="fp32_emulated_linear",
     takes=_takes,
     shared=shared_of(SHARED_BYTES),
     tensor_cores=True,
@@ -137,11 +137,11 @@ _FORWARD = OwnKernel(
 
 KERNELS = (
     _FORWARD,
-    replace(_FORWARD, kind="linear_backward_data", launcher="linear_backward_data_in_halves"),
+    replace(_FORWARD, kind="linear_backward_data", launcher="fp32_emulated_linear_backward_data"),
     replace(
         _FORWARD,
         kind="linear_backward_filter",
-        launcher="linear_backward_filter_in_halves",
+        launcher="fp32_emulated_linear_backward_filter",
         launches=2,
         accumulates=True,
     ),

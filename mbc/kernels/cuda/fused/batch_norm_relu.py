@@ -127,7 +127,7 @@ def _sum(at: Slice) -> FusedSumArguments:
 
 
 def _mapped(kind: str, launcher: str, *wirings: Wiring, reals: Callable[[Slice], tuple[float, ...]]) -> OwnKernel:
-    return OwnKernel(kind, FILE, FusedMapArguments, _map, reals, launcher=launcher, takes=taking(*wirings), edition=2)
+    return OwnKernel(kind, FILE, FusedMapArguments, _map, reals, launcher=launcher, takes=taking(*wirings), version=2)
 
 
 def _slice_and_part(at: Slice) -> tuple[int, ...]:
@@ -138,12 +138,12 @@ def _slice_and_part(at: Slice) -> tuple[int, ...]:
 
 def _with_signs(kernel: OwnKernel) -> OwnKernel:
     """A new kernel that writes or reads the signs of eight channels as a byte."""
-    return replace(kernel, layouts=channels_last, edition=1)
+    return replace(kernel, layouts=channels_last, version=1)
 
 
 def _of_slice(kernel: OwnKernel) -> OwnKernel:
     """A new kernel that reads a slice of a tensor where it lies."""
-    return replace(kernel, more=slice_of, time_us=touched_us, edition=1)
+    return replace(kernel, more=slice_of, time_us=touched_us, version=1)
 
 
 def _summed(
@@ -165,7 +165,7 @@ def _summed(
         accumulates=True,
         launcher=launcher,
         takes=taking(*wirings),
-        edition=2,
+        version=2,
     )
 
 
@@ -182,28 +182,28 @@ KERNELS = (
     ),
     _with_signs(
         _mapped(
-            "batch_normalize+add+relu+relu_signs",
-            "batch_normalize_add_relu_signs",
+            "batch_normalize+add+relu+relu_mask",
+            "batch_normalize_add_relu_mask",
             *map(_signed, _ADDED),
             reals=eps,
         )
     ),
     _mapped(
         "batch_normalize*+add+relu",
-        "batch_normalize_twice_add_relu",
+        "dual_batch_normalize_add_relu",
         *_TWICE,
         reals=eps,
     ),
     _with_signs(
         _mapped(
-            "batch_normalize*+add+relu+relu_signs",
-            "batch_normalize_twice_add_relu_signs",
+            "batch_normalize*+add+relu+relu_mask",
+            "dual_batch_normalize_add_relu_mask",
             *map(_signed, _TWICE),
             reals=eps,
         )
     ),
     _mapped("bias_add+relu", "bias_add_relu", (((0, 1), (2,)), (3,)), reals=no_reals),
-    replace(_mapped("add*", "add_three", *adds(3, ((0, 1),)), reals=no_reals), edition=1),
+    replace(_mapped("add*", "add_three", *adds(3, ((0, 1),)), reals=no_reals), version=1),
     _mapped(
         f"{_FORWARD_AGAIN}+batch_normalize_backward",
         "batch_normalize_relu_backward",
@@ -239,38 +239,38 @@ KERNELS = (
         layouts=channels_last,
     ),
     _summed(
-        f"{_FORWARD_AGAIN}+batch_normalize_sums",
-        "batch_normalize_relu_sums",
+        f"{_FORWARD_AGAIN}+batch_normalize_backward_reduce",
+        "batch_normalize_relu_bn_reduce",
         *(_through_relu(n, backward=False, sliced=False) for n in AFFINE),
     ),
     _of_slice(
         _summed(
-            f"{_FORWARD_SLICED}+batch_normalize_sums",
-            "batch_normalize_relu_sums_of_slice",
+            f"{_FORWARD_SLICED}+batch_normalize_backward_reduce",
+            "batch_normalize_relu_bn_reduce_of_slice",
             *(_through_relu(n, backward=False, sliced=True) for n in AFFINE),
         )
     ),
     _summed(
-        "relu_backward+batch_normalize_sums",
-        "relu_backward_sums",
+        "relu_backward+batch_normalize_backward_reduce",
+        "relu_backward_bn_reduce",
         (((0, 1), (2, 5, 3, 4)), (5, 6, 7)),
     ),
     _summed(
-        "add+relu_backward+batch_normalize_sums",
-        "add_relu_backward_sums",
+        "add+relu_backward+batch_normalize_backward_reduce",
+        "add_relu_backward_bn_reduce",
         (((0, 1), (2, 6), (3, 7, 4, 5)), (7, 8, 9)),
     ),
     _with_signs(
         _summed(
-            "relu_backward_signs+batch_normalize_sums",
-            "relu_backward_signs_sums",
+            "relu_backward_masked+batch_normalize_backward_reduce",
+            "relu_backward_masked_bn_reduce",
             (((0, 1), (2, 5, 3, 4)), (5, 6, 7)),
         )
     ),
     _with_signs(
         _summed(
-            "add+relu_backward_signs+batch_normalize_sums",
-            "add_relu_backward_signs_sums",
+            "add+relu_backward_masked+batch_normalize_backward_reduce",
+            "add_relu_backward_masked_bn_reduce",
             (((0, 1), (6, 2), (3, 7, 4, 5)), (7, 8, 9)),
         )
     ),

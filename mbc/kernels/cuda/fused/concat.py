@@ -32,7 +32,7 @@ SLICE_BLOCKS = 4 * 132
 
 
 @dataclass(frozen=True, slots=True)
-class StatisticsBesideArguments(Struct):
+class StatisticsConcatArguments(Struct):
     type: int
     layout: int
     rows: int
@@ -48,10 +48,10 @@ _BEHIND_KNOWN = (((0,), (1, 2, 3, 4)), (5, 6))
 _BEFORE_KNOWN = (((0,), (3, 4, 1, 2)), (5, 6))
 
 
-def _beside(at: Slice) -> StatisticsBesideArguments:
+def _beside(at: Slice) -> StatisticsConcatArguments:
     x, joined, _ = at.request.inputs
     join = members(at.request).members[-1]
-    return StatisticsBesideArguments(*image_of(at, x), parts(x, at.layout), joined.elements, int(join.inputs[0] == 1))
+    return StatisticsConcatArguments(*image_of(at, x), parts(x, at.layout), joined.elements, int(join.inputs[0] == 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,13 +147,13 @@ def _channels_joined(at: Slice) -> tuple[int, ...]:
 
 KERNELS = (
     OwnKernel(
-        "batch_statistics+join_statistics",
+        "batch_statistics+concat_statistics",
         "norm/batch_norm.cu",
-        StatisticsBesideArguments,
+        StatisticsConcatArguments,
         _beside,
         workspace=statistics_workspace,
         launches=2,
-        launcher="batch_statistics_beside",
+        launcher="batch_statistics_concat",
         takes=taking(_BEHIND_KNOWN, _BEFORE_KNOWN),
     ),
     OwnKernel(
@@ -198,6 +198,6 @@ KERNELS = (
         launches=2,
         launcher="channel_slice_sum",
         takes=taking((((0,), (1,)), (1, 2))),
-        edition=2,
+        version=2,
     ),
 )

@@ -60,7 +60,7 @@ class BatchStatisticsArguments(Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class JoinStatisticsArguments(Struct):
+class ConcatStatisticsArguments(Struct):
     pairs: int
 
 
@@ -75,7 +75,7 @@ class BatchNormalizeArguments(Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class BatchNormalizeSumsArguments(Struct):
+class BatchNormalizeBackwardReduceArguments(Struct):
     type: int
     layout: int
     rows: int
@@ -134,8 +134,8 @@ def _statistics(at: Slice) -> BatchStatisticsArguments:
     return BatchStatisticsArguments(*image_of(at), parts(at.request.inputs[0], at.layout))
 
 
-def _join(at: Slice) -> JoinStatisticsArguments:
-    return JoinStatisticsArguments(len(at.request.inputs) // 2)
+def _join(at: Slice) -> ConcatStatisticsArguments:
+    return ConcatStatisticsArguments(len(at.request.inputs) // 2)
 
 
 def _channels_of_pairs(at: Slice) -> tuple[int, ...]:
@@ -146,8 +146,10 @@ def _normalize(at: Slice) -> BatchNormalizeArguments:
     return BatchNormalizeArguments(*image_of(at), affine=int(len(at.request.inputs) == 5))
 
 
-def _sums(at: Slice) -> BatchNormalizeSumsArguments:
-    return BatchNormalizeSumsArguments(*image_of(at), parts(at.request.inputs[0], at.layout), int(at.accumulate))
+def _sums(at: Slice) -> BatchNormalizeBackwardReduceArguments:
+    return BatchNormalizeBackwardReduceArguments(
+        *image_of(at), parts(at.request.inputs[0], at.layout), int(at.accumulate)
+    )
 
 
 def _backward(at: Slice) -> BatchNormalizeBackwardArguments:
@@ -187,7 +189,7 @@ def statistics_workspace(request: Request, layout: Layout) -> int:
 
 
 KERNELS = (
-    OwnKernel("bias_add", "norm/bias.cu", BiasAddArguments, _bias_add, edition=3),
+    OwnKernel("bias_add", "norm/bias.cu", BiasAddArguments, _bias_add, version=3),
     OwnKernel(
         "channel_sum",
         "norm/bias.cu",
@@ -196,7 +198,7 @@ KERNELS = (
         workspace=sum_workspace,
         launches=2,
         accumulates=True,
-        edition=3,
+        version=3,
     ),
     OwnKernel(
         "batch_statistics",
@@ -205,30 +207,30 @@ KERNELS = (
         _statistics,
         workspace=statistics_workspace,
         launches=2,
-        edition=3,
+        version=3,
     ),
     OwnKernel(
-        "join_statistics",
+        "concat_statistics",
         "norm/batch_norm.cu",
-        JoinStatisticsArguments,
+        ConcatStatisticsArguments,
         _join,
         more=_channels_of_pairs,
         layouts=channels_first,
     ),
-    OwnKernel("batch_normalize", "norm/batch_norm.cu", BatchNormalizeArguments, _normalize, _eps, edition=3),
+    OwnKernel("batch_normalize", "norm/batch_norm.cu", BatchNormalizeArguments, _normalize, _eps, version=3),
     OwnKernel(
-        "batch_normalize_sums",
+        "batch_normalize_backward_reduce",
         "norm/batch_norm.cu",
-        BatchNormalizeSumsArguments,
+        BatchNormalizeBackwardReduceArguments,
         _sums,
         _eps,
         workspace=sums_workspace,
         launches=2,
         accumulates=True,
-        edition=3,
+        version=3,
     ),
     OwnKernel(
-        "batch_normalize_backward", "norm/batch_norm.cu", BatchNormalizeBackwardArguments, _backward, _eps, edition=3
+        "batch_normalize_backward", "norm/batch_norm.cu", BatchNormalizeBackwardArguments, _backward, _eps, version=3
     ),
     OwnKernel(
         "update_running",

@@ -105,7 +105,7 @@ def _kernel(kind: str, launcher: str, *wirings: Wiring) -> OwnKernel:
         SingleLaunchArguments,
         _arguments,
         eps,
-        launcher=f"{launcher}_at_once",
+        launcher=f"{launcher}_single_launch",
         takes=_small(wirings),
         layouts=channels_last,
         clusters=True,
@@ -152,7 +152,7 @@ def _backward_behind_relu(gamma: bool, added: bool) -> Wiring:
 
 _SCALED = (True, False)
 _STATISTICS = "batch_statistics+batch_normalize"
-_SUMS = "batch_normalize_sums+batch_normalize_backward"
+_SUMS = "batch_normalize_backward_reduce+batch_normalize_backward"
 
 KERNELS = (
     _kernel(_STATISTICS, "batch_normalize", *(_forward(n, relu=False) for n in AFFINE)),

@@ -66,16 +66,17 @@ def _behind_add(operands: int, operands2: int, added: bool, swapped: bool, signe
 def _fused_remat(
     forward: str, launcher: str, wirings: Iterable[Wiring], added: bool = False, signed: bool = False
 ) -> OwnKernel:
-    backward = "relu_backward_signs" if signed else "relu_backward"
+    forward = f"{forward}{'+relu_mask' if signed else ''}"
+    backward = f"{'add+' if added else ''}relu_backward{'_masked' if signed else ''}"
     return OwnKernel(
-        f"{forward}{'+relu_signs' if signed else ''}{'+add' if added else ''}+{backward}+batch_normalize_sums",
+        f"{forward}+{backward}+batch_normalize_backward_reduce",
         FILE,
         BnBackwardRematArguments,
         _arguments,
         eps,
         workspace=sums_workspace,
         launches=2,
-        launcher=launcher + ("_of_two" if added else "") + ("_signed" if signed else ""),
+        launcher=launcher + ("_two_grads" if added else "") + ("_masked" if signed else ""),
         takes=taking(*wirings),
     )
 
@@ -84,11 +85,11 @@ def _fused_remat(
 _FORMS = tuple(product((False, True), repeat=2))
 
 KERNELS = (
-    _fused_remat("batch_normalize+relu", "batch_normalize_relu_and_sums", map(_of_x, AFFINE)),
+    _fused_remat("batch_normalize+relu", "batch_normalize_relu_remat_bn_reduce", map(_of_x, AFFINE)),
     *(
         _fused_remat(
             "batch_normalize+add+relu",
-            "batch_normalize_add_relu_and_sums",
+            "batch_normalize_add_relu_remat_bn_reduce",
             (_behind_add(n, 0, added, swapped, signed) for n in AFFINE for swapped in (False, True)),
             added,
             signed,
@@ -98,7 +99,7 @@ KERNELS = (
     *(
         _fused_remat(
             "batch_normalize*+add+relu",
-            "batch_normalize_twice_add_relu_and_sums",
+            "dual_batch_normalize_add_relu_remat_bn_reduce",
             (_behind_add(n, n2, added, swapped, signed) for n in AFFINE for n2 in AFFINE for swapped in (False, True)),
             added,
             signed,

@@ -199,7 +199,7 @@ KERNELS = (
         workspace=_pixels_workspace,
         launches=2,
         launcher="softmax_cross_entropy_pixels",
-        edition=2,
+        version=2,
         takes=_takes_pixels,
     ),
     OwnKernel(
@@ -209,7 +209,7 @@ KERNELS = (
         _entropy_backward,
         _entropy_backward_reals,
         launcher="softmax_cross_entropy_pixels_backward",
-        edition=2,
+        version=2,
         takes=_takes_pixels,
     ),
     OwnKernel(

@@ -112,8 +112,8 @@ def _kept(at: Slice) -> tuple[float, ...]:
 
 KERNELS = (
     OwnKernel("convert", "pointwise/convert.cu", ConvertArguments, _convert, layouts=_any_layouts),
-    OwnKernel("cast", "pointwise/convert.cu", ConvertArguments, _convert, layouts=_any_layouts, edition=2),
-    OwnKernel("concat", "fused/concat.cu", ConcatArguments, _concat, more=_channels_of_inputs, edition=2),
+    OwnKernel("cast", "pointwise/convert.cu", ConvertArguments, _convert, layouts=_any_layouts, version=2),
+    OwnKernel("concat", "fused/concat.cu", ConcatArguments, _concat, more=_channels_of_inputs, version=2),
     OwnKernel("channel_slice", "fused/concat.cu", ChannelSliceArguments, _channel_slice),
     OwnKernel("dropout", "pointwise/dropout.cu", DropoutArguments, _dropout, _kept),
     OwnKernel("dropout_backward", "pointwise/dropout.cu", DropoutArguments, _dropout, _kept),

@@ -152,7 +152,7 @@ def _summed(kind: str, file: str, launcher: str, state_bytes: int, *wirings: Wir
         accumulates=True,
         launcher=launcher,
         takes=taking(*wirings),
-        edition=2,
+        version=2,
     )
 
 
@@ -166,7 +166,7 @@ def _normalized(kind: str, launcher: str, *wirings: Wiring) -> OwnKernel:
         more=_normalize_more,
         launcher=launcher,
         takes=taking(*wirings),
-        edition=2,
+        version=2,
     )
 
 
@@ -191,7 +191,7 @@ KERNELS = (
         more=lambda at: affines(at.request),
         launcher="batch_normalize_relu_max_pool",
         takes=taking(*(_before_pool(n, 2, given) for n in AFFINE for given in (1, 2))),
-        edition=2,
+        version=2,
     ),
     OwnKernel(
         "batch_normalize+relu+max_pool",
@@ -227,26 +227,28 @@ KERNELS = (
         _behind_pool(3, (4,), (4, 5)),
     ),
     _summed(
-        f"{_BEHIND}+batch_normalize_sums",
+        f"{_BEHIND}+batch_normalize_backward_reduce",
         BATCH_NORM,
-        "relu_max_pool_backward_sums",
+        "relu_max_pool_backward_bn_reduce",
         SUMS_BYTES,
         _behind_pool(6, (3, 7, 4, 5), (8, 9)),
     ),
-    _normalized(f"{_BEHIND}+batch_normalize_backward", "relu_max_pool_backward_normalize", *_BEHIND_NORMALIZE),
+    _normalized(f"{_BEHIND}+batch_normalize_backward", "relu_max_pool_backward_bn_backward", *_BEHIND_NORMALIZE),
     _summed(
-        f"{_ADDED}+batch_normalize_sums",
+        f"{_ADDED}+batch_normalize_backward_reduce",
         BATCH_NORM,
-        "max_pool_backward_add_sums",
+        "max_pool_backward_add_bn_reduce",
         SUMS_BYTES,
         *_through_add(backward=False),
     ),
-    _normalized(f"{_ADDED}+batch_normalize_backward", "max_pool_backward_add_normalize", *_through_add(backward=True)),
+    _normalized(
+        f"{_ADDED}+batch_normalize_backward", "max_pool_backward_add_bn_backward", *_through_add(backward=True)
+    ),
     _with_slice(
         _summed(
-            f"{_ADDED_SLICE}+batch_normalize_sums",
+            f"{_ADDED_SLICE}+batch_normalize_backward_reduce",
             BATCH_NORM,
-            "max_pool_backward_add_slice_sums",
+            "max_pool_backward_add_slice_bn_reduce",
             SUMS_BYTES,
             *_through_add(backward=False, sliced=True),
         )
@@ -254,7 +256,7 @@ KERNELS = (
     _with_slice(
         _normalized(
             f"{_ADDED_SLICE}+batch_normalize_backward",
-            "max_pool_backward_add_slice_normalize",
+            "max_pool_backward_add_slice_bn_backward",
             *_through_add(backward=True, sliced=True),
         )
     ),

@@ -109,8 +109,8 @@ def _upsample(at: Slice) -> UpsampleArguments:
 
 
 KERNELS = (
-    OwnKernel("max_pool", "pool/max_pool.cu", PoolArguments, _pool, edition=3),
-    OwnKernel("max_pool_backward", "pool/max_pool_backward.cu", PoolArguments, _pool, edition=3),
+    OwnKernel("max_pool", "pool/max_pool.cu", PoolArguments, _pool, version=3),
+    OwnKernel("max_pool_backward", "pool/max_pool_backward.cu", PoolArguments, _pool, version=3),
     OwnKernel("avg_pool", "pool/avg_pool.cu", PoolArguments, _pool),
     OwnKernel("avg_pool_backward", "pool/avg_pool.cu", PoolArguments, _pool),
     OwnKernel("lrn", "pool/lrn.cu", LrnArguments, _lrn, _lrn_reals),

@@ -33,7 +33,7 @@ class MultiTensorCastArguments(Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class UpdateRunningsArguments(Struct):
+class MultiTensorUpdateRunningArguments(Struct):
     tensors: int
     control: int
 
@@ -131,9 +131,9 @@ def _fields_of_casts(at: Slice) -> tuple[int, ...]:
     )
 
 
-def _runnings(at: Slice) -> UpdateRunningsArguments:
+def _runnings(at: Slice) -> MultiTensorUpdateRunningArguments:
     members = _members(at.request)
-    return UpdateRunningsArguments(len(members), members[0].inputs[4])
+    return MultiTensorUpdateRunningArguments(len(members), members[0].inputs[4])
 
 
 def _fields_of_runnings(at: Slice) -> tuple[int, ...]:
@@ -167,7 +167,7 @@ KERNELS = (
         layouts=_any_layouts,
         lies=_lie_alike,
         time_us=_time_us,
-        launcher="sgd_updates",
+        launcher="multi_tensor_sgd",
         takes=_takes_updates,
     ),
     OwnKernel(
@@ -180,7 +180,7 @@ KERNELS = (
         layouts=_any_layouts,
         lies=_lie_alike,
         time_us=_time_us,
-        launcher="adamw_updates",
+        launcher="multi_tensor_adamw",
         takes=_takes_updates,
     ),
     OwnKernel(
@@ -192,20 +192,20 @@ KERNELS = (
         layouts=_any_layouts,
         lies=_lie_alike,
         time_us=_time_us,
-        launcher="casts",
+        launcher="multi_tensor_cast",
         takes=_alike,
     ),
     OwnKernel(
         "update_running*",
         FILE,
-        UpdateRunningsArguments,
+        MultiTensorUpdateRunningArguments,
         _runnings,
         _momenta,
         more=_fields_of_runnings,
         layouts=_any_layouts,
         lies=_lie_alike,
         time_us=_time_us,
-        launcher="update_runnings",
+        launcher="multi_tensor_update_running",
         takes=_takes_running,
     ),
 )

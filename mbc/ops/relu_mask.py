@@ -42,7 +42,7 @@ def _let_through(dy: Array, signs: Array) -> Array:
 
 OPS = (
     OpKind(
-        "relu_signs",
+        "relu_mask",
         NoAttributes,
         _signs,
         lambda a, inputs, call: (_pack(inputs[0]),),
@@ -51,7 +51,7 @@ OPS = (
     ),
     # The gradient comes first, so that the first operand is an image here as elsewhere.
     OpKind(
-        "relu_backward_signs",
+        "relu_backward_masked",
         NoAttributes,
         _gradient,
         lambda a, inputs, call: (_let_through(inputs[0], inputs[1]),),
