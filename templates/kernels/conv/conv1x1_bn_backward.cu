@@ -21,14 +21,14 @@ inline NormalizeBackward normalize_backward(const MbcCall& call, int mean, bool 
 
 template <typename T, typename F>
 void apply_backward(const MbcCall& call, int gradient, int dx, const F& f) {
-  const Applied<T, F> source({nullptr, in<T>(call, gradient)}, out<T>(call, dx), f);
-  run_conv1x1<Makes::X_INSIDE, T>(call, nullptr, source, OfChannels<F>{f}, nullptr);
+  const MapSource<T, F> source({nullptr, in<T>(call, gradient)}, out<T>(call, dx), f);
+  run_conv1x1<GemmResult::X_NOT_STORED, T>(call, nullptr, source, ChannelMap<F>{f}, nullptr);
 }
 
 template <typename T, typename R>
-void sum_up(const MbcCall& call, int gradient, int workspace, const R& sums) {
-  const InMemory<T, true, false> source{{nullptr, in<T>(call, gradient)}};
-  run_conv1x1<Makes::X_INSIDE, T>(call, nullptr, source, sums, out<Sums::State>(call, workspace));
+void run_reduction(const MbcCall& call, int gradient, int workspace, const R& sums) {
+  const TensorSource<T, true, false> source{{nullptr, in<T>(call, gradient)}};
+  run_conv1x1<GemmResult::X_NOT_STORED, T>(call, nullptr, source, sums, out<BnBackwardReduction::State>(call, workspace));
 }
 
 }  // namespace mbc
@@ -62,13 +62,13 @@ extern "C" const char* mbc_pointwise_normalize_relu_sums(const MbcCall& call) {
     const bool affine = arguments<Conv1x1RematArguments>(call).affine;
     const int dy = affine ? 6 : 4;
     const Normalize forward = normalize(call, 2, affine, eps(call, 0));
-    sum_up<T>(call, dy, dy + 3, ReluSums<T>(sums_of(call, 2, dy + 1, eps(call, 1)), forward));
+    run_reduction<T>(call, dy, dy + 3, BnReluBackwardReduction<T>(sums_of(call, 2, dy + 1, eps(call, 1)), forward));
   });
 }
 // Accesses: image, weights, gradient, mean, variance; dgamma, dbeta, workspace.
 extern "C" const char* mbc_pointwise_normalize_sums(const MbcCall& call) {
   using namespace mbc;
   return on_tensor_cores<Conv1x1Arguments>(call, [&](auto of) {
-    sum_up<decltype(of)>(call, 2, 7, sums_of(call, 3, 5, eps(call, 0)));
+    run_reduction<decltype(of)>(call, 2, 7, sums_of(call, 3, 5, eps(call, 0)));
   });
 }

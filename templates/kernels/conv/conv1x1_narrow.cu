@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(THREADS, FILTERS > 2 ? 2 : 4)
         }
     }
     const int64_t pixel = first + 8 * t + g;
-    float made[FILTERS];
+    float result[FILTERS];
 #pragma unroll
     for (int k = 0; k < FILTERS; ++k) {
       float pair[2];
@@ -107,13 +107,13 @@ __global__ void __launch_bounds__(THREADS, FILTERS > 2 ? 2 : 4)
         const float low = sums[h][k], high = sums[2 + h][k];
         pair[h] = (t / 2 != 0 ? high : low) + __shfl_xor_sync(0xffffffffu, t / 2 != 0 ? low : high, 2);
       }
-      made[k] = (t % 2 != 0 ? pair[1] : pair[0]) + __shfl_xor_sync(0xffffffffu, t % 2 != 0 ? pair[0] : pair[1], 1);
+      result[k] = (t % 2 != 0 ? pair[1] : pair[0]) + __shfl_xor_sync(0xffffffffu, t % 2 != 0 ? pair[0] : pair[1], 1);
     }
     if (pixel >= f.pixels) continue;
     constexpr int PIECE = OfPixel<T, FILTERS>::PIECE;
 #pragma unroll
     for (int k = 0; k < FILTERS; k += PIECE)
-      store_floats(y + pixel * FILTERS + k, reinterpret_cast<const float(&)[PIECE]>(made[k]));
+      store_floats(y + pixel * FILTERS + k, reinterpret_cast<const float(&)[PIECE]>(result[k]));
   }
 }
 
@@ -137,12 +137,12 @@ __global__ void __launch_bounds__(THREADS, FILTERS > 2 ? 2 : 4)
 #pragma unroll
     for (int i = 0; i < NARROW_PIXELS; ++i)
       if (i < at.left) {
-        float made[N] = {};
+        float result[N] = {};
 #pragma unroll
         for (int k = 0; k < FILTERS; ++k)
 #pragma unroll
-          for (int j = 0; j < N; ++j) made[j] += gradient[i][k] * to_float(w[k][j]);
-        store_floats(to + i * at.step * f.channels, made);
+          for (int j = 0; j < N; ++j) result[j] += gradient[i][k] * to_float(w[k][j]);
+        store_floats(to + i * at.step * f.channels, result);
       }
   }
 }
@@ -188,8 +188,8 @@ __global__ void __launch_bounds__(THREADS, FILTERS > 2 ? 2 : 3)
       float sum = 0.0f;
 #pragma unroll 4
       for (unsigned down = 0; down < blockDim.y; ++down) sum += shared[j][down * blockDim.x + across];
-      const int64_t term = static_cast<int64_t>(blockIdx.y) * f.channels + first + i;
-      if (first + static_cast<int32_t>(i) < f.channels) partial[term * FILTERS + k] = sum;
+      const int64_t part_row = static_cast<int64_t>(blockIdx.y) * f.channels + first + i;
+      if (first + static_cast<int32_t>(i) < f.channels) partial[part_row * FILTERS + k] = sum;
     }
   }
 }
@@ -235,10 +235,10 @@ extern "C" const char* mbc_few_filters_backward_data(const MbcCall& call) {
   return for_type_and_filters(call, [&](auto element, auto count, const Conv1x1Narrow& f) {
     using T = decltype(element);
     const ChannelTiling tiling(f.channels / WIDTH<T>);
-    const int64_t wanted = divide_up(f.pixels, tiling.down() * NARROW_PIXELS);
+    const int64_t wanted = divide_up(f.pixels, tiling.threads_y() * NARROW_PIXELS);
     const int64_t most = multiprocessors() * 4 * MAP_WAVES / tiling.columns;
     const dim3 grid(tiling.columns, static_cast<unsigned>(min(wanted, max(int64_t{1}, most))));
-    MBC_LAUNCH((conv1x1_narrow_data<T, decltype(count)::value>), grid, dim3(tiling.along, tiling.down()), call.stream,
+    MBC_LAUNCH((conv1x1_narrow_data<T, decltype(count)::value>), grid, dim3(tiling.threads_x, tiling.threads_y()), call.stream,
                in<T>(call, 0), in<T>(call, 1), out<T>(call, 2), f);
   });
 }
@@ -251,7 +251,7 @@ extern "C" const char* mbc_few_filters_backward_filter(const MbcCall& call) {
     float* partial = out<float>(call, 3);
     const ChannelTiling tiling(f.channels / WIDTH<T>);
     const dim3 grid(tiling.columns, static_cast<unsigned>(a.parts));
-    MBC_LAUNCH((conv1x1_narrow_filter<T, decltype(count)::value>), grid, dim3(tiling.along, tiling.down()), call.stream,
+    MBC_LAUNCH((conv1x1_narrow_filter<T, decltype(count)::value>), grid, dim3(tiling.threads_x, tiling.threads_y()), call.stream,
                in<T>(call, 0), in<T>(call, 1), partial, f);
     const FilterParts parts(f.channels, static_cast<int32_t>(a.filters));
     add_parts(call.stream, partial, out<float>(call, 2), parts, a.parts, a.accumulate != 0);

@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(THREADS, Size::BLOCKS)
   for (int64_t i = run.begin + threadIdx.y; i < run.end; i += blockDim.y, at.advance(steps)) {
     const int32_t oy = static_cast<int32_t>(at.middle) * Size::HEIGHT, ox = static_cast<int32_t>(at.inner) * Size::WIDTH;
     float sum[Size::HEIGHT][Size::WIDTH][N] = {};
-    const T* plane = x + g.image.plane(at.outer, N > 1 ? k : k / g.multiplier);
+    const T* plane = x + g.image.plane(at.outer, N > 1 ? k : k / g.depth_multiplier);
     if constexpr (N > 1)
       forward_tile<Size>(plane, shared, g, oy, ox, sum);
     else
@@ -165,7 +165,7 @@ __global__ void __launch_bounds__(THREADS, Size::BLOCKS)
     if constexpr (N > 1) {
       data_tile<Size>(dy + g.output.plane(at.outer, c), shared, g, v, u, sum);
     } else {
-      for (int64_t k = c * g.multiplier; k < (c + 1) * g.multiplier; ++k)
+      for (int64_t k = c * g.depth_multiplier; k < (c + 1) * g.depth_multiplier; ++k)
         data_tile<Size>(dy + g.output.plane(at.outer, k), ThreadFilter<T>{w + k * Size::K * Size::K}, g, v, u, sum);
     }
     store_tile(sum, dx + g.image.plane(at.outer, c), g.image, v * S - g.pad_top, u * S - g.pad_left, pairs);
@@ -186,7 +186,7 @@ extern "C" const char* mbc_depthwise(const MbcCall& call) {
   MBC_FOR_TYPE(a.type, T, {
     return run_depthwise<DEPTHWISE_VECTOR<T>>(a, in<T>(call, 0), in<T>(call, 2), [&](auto size) {
       using Size = decltype(size);
-      const DepthwiseGrid grid(a.layout, a.channels * a.multiplier, Size::N);
+      const DepthwiseGrid grid(a.layout, a.channels * a.depth_multiplier, Size::N);
       const Steps steps(divide_up(a.out_width, Size::WIDTH), divide_up(a.out_height, Size::HEIGHT), grid.block.y);
       T* y = out<T>(call, 2);
       MBC_LAUNCH((depthwise_forward<T, Size>), grid.over(a.rows * steps.inner * steps.middle), grid.block, call.stream,

@@ -64,11 +64,11 @@ struct Geometry {
 };
 
 // Sample and position of a flat number of a pixel.
-struct Place {
+struct PixelIndex {
   int64_t n;
   int32_t y, x;
 };
-__device__ inline Place place(const Image& image, int64_t number) {
+__device__ inline PixelIndex pixel_index(const Image& image, int64_t number) {
   const int64_t line = quotient(number, image.width), n = quotient(line, image.height);
   return {n, static_cast<int32_t>(line - n * image.height), static_cast<int32_t>(number - line * image.width)};
 }
@@ -99,10 +99,10 @@ struct Windows {
   Geometry g;
 
   struct Row {
-    Place at;
+    PixelIndex at;
     int64_t channel;
   };
-  __device__ Row row(int64_t group, int64_t pixel) const { return {place(g.output, pixel), group * g.group_channels}; }
+  __device__ Row row(int64_t group, int64_t pixel) const { return {pixel_index(g.output, pixel), group * g.group_channels}; }
   __device__ float at(const Row& row, int64_t k) const {
     const Tap t = tap(g.last, k, g.group_channels, g.kernel_height, g.kernel_width);
     int32_t y, x_;
@@ -128,22 +128,22 @@ struct OutputPixels {
   Geometry g;
 
   __device__ void put(int64_t group, int64_t, int64_t m, int64_t n, float value) const {
-    const Place at = place(g.output, m);
+    const PixelIndex at = pixel_index(g.output, m);
     y[g.output.at(at.n, group * g.group_filters + n, at.y, at.x)] = from_float<T>(value);
   }
 };
 
 // Backward data. Rows: image pixels; sum: filters and taps.
 template <typename T>
-struct Covers {
+struct GradientWindows {
   const T* dy;
   Geometry g;
 
   struct Row {
-    Place at;
+    PixelIndex at;
     int64_t filter;
   };
-  __device__ Row row(int64_t group, int64_t pixel) const { return {place(g.image, pixel), group * g.group_filters}; }
+  __device__ Row row(int64_t group, int64_t pixel) const { return {pixel_index(g.image, pixel), group * g.group_filters}; }
   __device__ float at(const Row& row, int64_t k) const {
     const Tap t = tap(g.last, k, g.group_filters, g.kernel_height, g.kernel_width);
     int32_t y, x;
@@ -175,7 +175,7 @@ struct ImagePixels {
   Geometry g;
 
   __device__ void put(int64_t group, int64_t, int64_t m, int64_t n, float value) const {
-    const Place at = place(g.image, m);
+    const PixelIndex at = pixel_index(g.image, m);
     dx[g.image.at(at.n, group * g.group_channels + n, at.y, at.x)] = from_float<T>(value);
   }
 };
@@ -189,7 +189,7 @@ struct Gradients {
   using Row = int64_t;
   __device__ Row row(int64_t group, int64_t k) const { return group * g.group_filters + k; }
   __device__ float at(Row filter, int64_t pixel) const {
-    const Place at = place(g.output, pixel);
+    const PixelIndex at = pixel_index(g.output, pixel);
     return to_float(dy[g.output.at(at.n, filter, at.y, at.x)]);
   }
 };
@@ -209,7 +209,7 @@ struct WindowsByTap {
     return {t, group * g.group_channels + t.c};
   }
   __device__ float at(const Row& row, int64_t pixel) const {
-    const Place at = place(g.output, pixel);
+    const PixelIndex at = pixel_index(g.output, pixel);
     int32_t y, x_;
     if (!g.under(at.y, at.x, row.tap.r, row.tap.s, y, x_)) return 0.0f;
     return to_float(x[g.image.at(at.n, row.channel, y, x_)]);
@@ -323,7 +323,7 @@ void run_data(const MbcCall& call, const ConvolutionArguments& a, const Geometry
   const T *dy = in<T>(call, 0), *w = in<T>(call, 1);
   T* dx = out<T>(call, 2);
   if (a.tiled)
-    run_tiled_gemm(call.stream, Covers<T>{dy, g}, FiltersByChannel<T>{w, g}, ImagePixels<T>{dx, g},
+    run_tiled_gemm(call.stream, GradientWindows<T>{dy, g}, FiltersByChannel<T>{w, g}, ImagePixels<T>{dx, g},
                 a.rows * a.height * a.width, g.group_channels, g.taps() * g.group_filters, a.groups, 1);
   else
     for_each_pixel<1>(call.stream, a.layout, a.rows, g.image, false, DirectData<T>{dy, w, dx, g});
@@ -341,10 +341,10 @@ void run_filter(const MbcCall& call, const ConvolutionArguments& a, const Geomet
                 g.filter_size(), g.out_pixels(), a.groups, a.parts);
   } else {
     const Tiling tiling(g.last ? a.filters : 1);
-    const dim3 grid(static_cast<unsigned>(divide_up(a.filters, tiling.along)), static_cast<unsigned>(g.filter_size()),
+    const dim3 grid(static_cast<unsigned>(divide_up(a.filters, tiling.threads_x)), static_cast<unsigned>(g.filter_size()),
                     static_cast<unsigned>(a.parts));
-    MBC_LAUNCH((direct_filter<T>), grid, dim3(tiling.along, tiling.down()), call.stream, x, dy, result, g,
-               a.filters, a.parts, Steps(g.output.width, g.output.height, tiling.down()));
+    MBC_LAUNCH((direct_filter<T>), grid, dim3(tiling.threads_x, tiling.threads_y()), call.stream, x, dy, result, g,
+               a.filters, a.parts, Steps(g.output.width, g.output.height, tiling.threads_y()));
   }
   if (a.parts > 1)
     MBC_LAUNCH(add_parts, blocks_for(elements), THREADS, call.stream, target, dw, elements, a.parts,

@@ -10,27 +10,27 @@
 #include "conv1x1_backward_data.cuh"
 
 extern "C" const char* mbc_pointwise_pair_relu_sums(const MbcCall& call) {
-  return mbc::gradient_relu_sums<mbc::Makes::BOTH, false, false>(call);
+  return mbc::run_gradient_relu_reduction<mbc::GemmResult::X_AND_GRADIENT, false, false>(call);
 }
 extern "C" const char* mbc_pointwise_pair_relu_sums_signed(const MbcCall& call) {
-  return mbc::gradient_relu_sums<mbc::Makes::BOTH, false, true>(call);
+  return mbc::run_gradient_relu_reduction<mbc::GemmResult::X_AND_GRADIENT, false, true>(call);
 }
 extern "C" const char* mbc_pointwise_pair_add_relu_sums(const MbcCall& call) {
-  return mbc::gradient_relu_sums<mbc::Makes::BOTH, true, false>(call);
+  return mbc::run_gradient_relu_reduction<mbc::GemmResult::X_AND_GRADIENT, true, false>(call);
 }
 extern "C" const char* mbc_pointwise_pair_add_relu_sums_signed(const MbcCall& call) {
-  return mbc::gradient_relu_sums<mbc::Makes::BOTH, true, true>(call);
+  return mbc::run_gradient_relu_reduction<mbc::GemmResult::X_AND_GRADIENT, true, true>(call);
 }
 // `_signed`: where a plan has the bit mask of what is recomputed it is not read, since the launch computes it anyway.
 extern "C" const char* mbc_pointwise_pair_add_relu_and_sums(const MbcCall& call) {
-  return mbc::gradient_add_relu_and_sums<mbc::Makes::BOTH, false>(call);
+  return mbc::run_gradient_add_relu_remat<mbc::GemmResult::X_AND_GRADIENT, false>(call);
 }
 extern "C" const char* mbc_pointwise_pair_add_relu_and_sums_signed(const MbcCall& call) {
-  return mbc::gradient_add_relu_and_sums<mbc::Makes::BOTH, false>(call);
+  return mbc::run_gradient_add_relu_remat<mbc::GemmResult::X_AND_GRADIENT, false>(call);
 }
 extern "C" const char* mbc_pointwise_pair_add_relu_and_sums_of_two(const MbcCall& call) {
-  return mbc::gradient_add_relu_and_sums<mbc::Makes::BOTH, true>(call);
+  return mbc::run_gradient_add_relu_remat<mbc::GemmResult::X_AND_GRADIENT, true>(call);
 }
 extern "C" const char* mbc_pointwise_pair_add_relu_and_sums_of_two_signed(const MbcCall& call) {
-  return mbc::gradient_add_relu_and_sums<mbc::Makes::BOTH, true>(call);
+  return mbc::run_gradient_add_relu_remat<mbc::GemmResult::X_AND_GRADIENT, true>(call);
 }

@@ -201,14 +201,14 @@ __device__ inline void write_pixels(
       T* to = y + ((tile.n * f.out_height + out_y) * f.out_width + out_x) * f.filters + first + threadIdx.x % 4 * W;
 #pragma unroll
       for (int v = 0; v < 2 * TILES / W; ++v, to += 4 * W) {
-        float made[W];
+        float result[W];
 #pragma unroll
-        for (int e = 0; e < W; ++e) made[e] = sums[m][(v * W + e) / 2][2 * h + e % 2];
+        for (int e = 0; e < W; ++e) result[e] = sums[m][(v * W + e) / 2][2 * h + e % 2];
         if (f.wide) {
-          store_floats(to, made);
+          store_floats(to, result);
         } else {
 #pragma unroll
-          for (int e = 0; e < W; ++e) to[e] = from_float<T>(made[e]);
+          for (int e = 0; e < W; ++e) to[e] = from_float<T>(result[e]);
         }
       }
     }

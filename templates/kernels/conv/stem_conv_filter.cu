@@ -40,7 +40,7 @@ __device__ inline void fetch_band_ahead(const T* x, T* image, const StemConv& f,
 // Where eight filters of a pixel's gradient lie in a row in shared memory, in 16 bytes: so that those of eight
 // neighbouring pixels are in different banks.
 template <int TILES>
-__device__ inline int32_t place(int32_t pixel, int32_t eight) {
+__device__ inline int32_t gradient_offset(int32_t pixel, int32_t eight) {
   return pixel * TILES + (eight ^ pixel / (8 / TILES) % TILES);
 }
 
@@ -61,19 +61,19 @@ __global__ void __launch_bounds__(STEM_THREADS_OF_128_REGISTERS)
   RowsAhead ahead(f);
   const auto fetch_next = [&] {
     ahead.template fetch<TILES, STAGE>(dy, shared, f, first, [](int32_t pixel, int32_t eight) {
-      return place<TILES>(pixel, eight);
+      return gradient_offset<TILES>(pixel, eight);
     });
   };
 
-  uint32_t terms[2][2];  // in a band, of the pixel at the beginning of the band; tile; row g or g + 8
+  uint32_t element_offsets[2][2];  // in a band, of the pixel at the beginning of the band; tile; row g or g + 8
 #pragma unroll
   for (int m = 0; m < 2; ++m)
 #pragma unroll
-    for (int h = 0; h < 2; ++h) terms[m][h] = KElement(f, (2 * group + m) * 16 + g + 8 * h).in_band(f);
+    for (int h = 0; h < 2; ++h) element_offsets[m][h] = KElement(f, (2 * group + m) * 16 + g + 8 * h).in_band(f);
   // What this thread shows of 16 pixels by 16 filters: matrices of 8 x 8, (pixels, filters) low low, high low, low
   // high, high high.
   const int32_t shown = lane / 8 % 2 * 8 + lane % 8, shown_eight = lane / 16;
-  const int32_t apart = f.stride_width * f.channels;
+  const int32_t pixel_stride = f.stride_width * f.channels;
   float sums[2][TILES][4] = {};
 
   fetch_band_ahead(x, images, f, blockIdx.x);
@@ -94,20 +94,20 @@ __global__ void __launch_bounds__(STEM_THREADS_OF_128_REGISTERS)
       if (row == 0) fetch_band_ahead(x, other, f, number + gridDim.x);
       fetch_next();
       for (int32_t piece = sharer; piece < tile.across; piece += f.sharers()) {
-        const int32_t at = row * f.stride_height * f.pitch + (piece * 16 + 2 * t) * apart;
+        const int32_t at = row * f.stride_height * f.pitch + (piece * 16 + 2 * t) * pixel_stride;
         uint32_t a[2][4];
 #pragma unroll
         for (int m = 0; m < 2; ++m)
 #pragma unroll
           for (int h = 0; h < 2; ++h) {
-            const T* from = image + terms[m][h] + at;
-            a[m][h] = word_of(from[0], from[apart]);
-            a[m][2 + h] = word_of(from[8 * apart], from[9 * apart]);
+            const T* from = image + element_offsets[m][h] + at;
+            a[m][h] = word_of(from[0], from[pixel_stride]);
+            a[m][2 + h] = word_of(from[8 * pixel_stride], from[9 * pixel_stride]);
           }
 #pragma unroll
         for (int i = 0; i < TILES / 2; ++i) {
           uint32_t b[4];
-          ldmatrix_x4_trans(b, shared + stage * STAGE + place<TILES>(piece * 16 + shown, 2 * i + shown_eight));
+          ldmatrix_x4_trans(b, shared + stage * STAGE + gradient_offset<TILES>(piece * 16 + shown, 2 * i + shown_eight));
 #pragma unroll
           for (int m = 0; m < 2; ++m) {
             mma_m16n8k16<T>(sums[m][2 * i], a[m], b[0], b[1]);
@@ -141,7 +141,7 @@ void run_stem_conv_filter(const MbcCall& call, const StemConv& f, int64_t parts,
 extern "C" const char* mbc_convolution_few_channels_filter(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<StemConvArguments>(call);
-  return in_sixteen_bits(a.type, [&](auto of) {
+  return with_working_type(a.type, [&](auto of) {
     using T = decltype(of);
     const StemConv f(a, false, aligned(in<T>(call, 1), 16), aligned(in<T>(call, 0), 16));
     if (f.filters % 64 == 0)

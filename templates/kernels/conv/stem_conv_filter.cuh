@@ -33,16 +33,16 @@ struct RowsAhead {
 
   __device__ explicit RowsAhead(const StemConv& f)
       : number(blockIdx.x), row(0), stage(0), tile(f.tile(blockIdx.x)) {}
-  // A pixel has V times 16 bytes, of filters from `first` on; `place(pixel, v)`: where they lie in a stage of STAGE.
-  template <int V, int STAGE, typename T, typename Place>
-  __device__ void fetch(const T* dy, uint4* ring, const StemConv& f, int32_t first, Place place) {
+  // A pixel has V times 16 bytes, of filters from `first` on; `offset_of(pixel, v)`: where they lie in a stage of STAGE.
+  template <int V, int STAGE, typename T, typename Offset>
+  __device__ void fetch(const T* dy, uint4* ring, const StemConv& f, int32_t first, Offset offset_of) {
     if (number < f.tiles) {
-      const int32_t v = threadIdx.x % V, apart = blockDim.x / V;  // whole warps: a thread has the same of each pixel
+      const int32_t v = threadIdx.x % V, pixel_stride = blockDim.x / V;  // whole warps: a thread has the same of each pixel
       const T* from =
           dy + ((tile.n * f.out_height + tile.y0 + row) * f.out_width + tile.x0) * f.filters + first + v * WIDTH<T>;
-      for (int32_t pixel = threadIdx.x / V; pixel < tile.across * 16; pixel += apart) {
+      for (int32_t pixel = threadIdx.x / V; pixel < tile.across * 16; pixel += pixel_stride) {
         const bool inside = pixel < tile.columns;
-        copy_vector(ring + stage * STAGE + place(pixel, v), from + (inside ? pixel * f.filters : 0), inside, f.wide);
+        copy_vector(ring + stage * STAGE + offset_of(pixel, v), from + (inside ? pixel * f.filters : 0), inside, f.wide);
       }
       stage = stage + 1 == STEM_STAGES ? 0 : stage + 1;
       if (++row == tile.rows) {
@@ -57,15 +57,15 @@ struct RowsAhead {
 
 // The gradient of filters as blocks leave it, one part each: elements of a window by filters.
 struct FilterParts {
-  int32_t terms, filters;
+  int32_t elements, filters;
   int32_t planes, rows, run, padded_run;  // of a window, and elements of a row: of the filter, and here
 
   explicit FilterParts(const StemConv& f)
-      : terms(f.steps * 16), filters(f.filters), planes(f.planes), rows(f.kernel_height), run(f.run),
+      : elements(f.steps * 16), filters(f.filters), planes(f.planes), rows(f.kernel_height), run(f.run),
         padded_run(f.padded_run) {}
   // Without padding.
-  FilterParts(int32_t terms_, int32_t filters_)
-      : terms(terms_), filters(filters_), planes(1), rows(1), run(terms_), padded_run(terms_) {}
+  FilterParts(int32_t elements_, int32_t filters_)
+      : elements(elements_), filters(filters_), planes(1), rows(1), run(elements_), padded_run(elements_) {}
 };
 
 // A block's part, elements of a window by filters: two tiles of 16 elements a warp, those of warps that shared pixels
@@ -93,9 +93,9 @@ __device__ inline void write_part(
   for (int m = 0; m < 2; ++m)
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int32_t term = (2 * group + m) * 16 + g + 8 * h;
-      if (term >= f.steps * 16) continue;
-      float* to = partial + (static_cast<int64_t>(blockIdx.x) * f.steps * 16 + term) * f.filters + first + 2 * t;
+      const int32_t element = (2 * group + m) * 16 + g + 8 * h;
+      if (element >= f.steps * 16) continue;
+      float* to = partial + (static_cast<int64_t>(blockIdx.x) * f.steps * 16 + element) * f.filters + first + 2 * t;
 #pragma unroll
       for (int j = 0; j < TILES; ++j)
         store(to + 8 * j, Vec<float, 2>{{sums[m][j][2 * h], sums[m][j][2 * h + 1]}});
@@ -106,7 +106,7 @@ __device__ inline void write_part(
 static __global__ void stem_conv_filter_sum(
     const float* partial, float* dw, FilterParts f, int64_t parts, bool accumulate) {
   __shared__ double sums[SUM_SHARERS][SUM_ELEMENTS];
-  const int64_t size = static_cast<int64_t>(f.terms) * f.filters;
+  const int64_t size = static_cast<int64_t>(f.elements) * f.filters;
   const int64_t i = static_cast<int64_t>(blockIdx.x) * SUM_ELEMENTS + threadIdx.x;
   const int64_t share = (parts + SUM_SHARERS - 1) / SUM_SHARERS, first = threadIdx.y * share;
   const int64_t last = first + share < parts ? first + share : parts;
@@ -118,8 +118,8 @@ static __global__ void stem_conv_filter_sum(
   sums[threadIdx.y][threadIdx.x] = sum;
   __syncthreads();
   if (threadIdx.y != 0 || i >= size) return;
-  const int32_t term = static_cast<int32_t>(i / f.filters), filter = static_cast<int32_t>(i - term * f.filters);
-  const int32_t line = term / f.padded_run, at = term - line * f.padded_run, plane = line / f.rows;
+  const int32_t element = static_cast<int32_t>(i / f.filters), filter = static_cast<int32_t>(i - element * f.filters);
+  const int32_t line = element / f.padded_run, at = element - line * f.padded_run, plane = line / f.rows;
   if (plane >= f.planes || at >= f.run) return;
   const int32_t row = line - plane * f.rows;
   float* to = dw + ((static_cast<int64_t>(filter) * f.rows + row) * f.run + at) * f.planes + plane;
@@ -131,7 +131,7 @@ static __global__ void stem_conv_filter_sum(
 
 inline void add_parts(
     cudaStream_t stream, const float* partial, float* dw, const FilterParts& f, int64_t parts, bool accumulate) {
-  const unsigned blocks = static_cast<unsigned>(divide_up(static_cast<int64_t>(f.terms) * f.filters, SUM_ELEMENTS));
+  const unsigned blocks = static_cast<unsigned>(divide_up(static_cast<int64_t>(f.elements) * f.filters, SUM_ELEMENTS));
   MBC_LAUNCH(stem_conv_filter_sum, blocks, dim3(SUM_ELEMENTS, SUM_SHARERS), stream, partial, dw, f, parts,
              accumulate);
 }

@@ -34,15 +34,15 @@ __global__ void __launch_bounds__(STEM_MOST_THREADS) stem_conv_filter_fp32(
   const int32_t first = blockIdx.y * TILES * 8;
 
   RowsAhead ahead(f);
-  const auto place = [](int32_t pixel, int32_t four) { return pixel * (PITCH / 4) + four; };
-  const auto fetch_next = [&] { ahead.fetch<V, STAGE / 4>(dy, shared, f, first, place); };
+  const auto gradient_offset = [](int32_t pixel, int32_t four) { return pixel * (PITCH / 4) + four; };
+  const auto fetch_next = [&] { ahead.fetch<V, STAGE / 4>(dy, shared, f, first, gradient_offset); };
 
-  uint32_t terms[2][2];  // in the image, of the pixel at the beginning of the band; tile; row g or g + 8
+  uint32_t element_offsets[2][2];  // in the image, of the pixel at the beginning of the band; tile; row g or g + 8
 #pragma unroll
   for (int m = 0; m < 2; ++m)
 #pragma unroll
-    for (int h = 0; h < 2; ++h) terms[m][h] = KElement(f, (2 * group + m) * 16 + g + 8 * h).in_band(f);
-  const int32_t apart = f.stride_width * f.together;
+    for (int h = 0; h < 2; ++h) element_offsets[m][h] = KElement(f, (2 * group + m) * 16 + g + 8 * h).in_band(f);
+  const int32_t pixel_stride = f.stride_width * f.together;
   float sums[2][TILES][4] = {}, part[2][SPLIT ? TILES : 1][4] = {};
 
 #pragma unroll
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(STEM_MOST_THREADS) stem_conv_filter_fp32(
       cp_async_wait<STEM_STAGES - 2>();
       if (!SPLIT) {
         for (int32_t pixel = threadIdx.x / V; pixel < tile.across * 16; pixel += blockDim.x / V)
-          round_to_tf32(shared + stage * (STAGE / 4) + place(pixel, threadIdx.x % V));
+          round_to_tf32(shared + stage * (STAGE / 4) + gradient_offset(pixel, threadIdx.x % V));
       }
       __syncthreads();  // everybody's copies have arrived, and the row before this one is done with
       fetch_next();
@@ -66,15 +66,15 @@ __global__ void __launch_bounds__(STEM_MOST_THREADS) stem_conv_filter_fp32(
 #pragma unroll
         for (int eight = 0; eight < 2; ++eight) {
           const int32_t pixel = piece * 16 + 8 * eight + t;
-          const float* here = image + row * f.stride_height * f.pitch + pixel * apart;
+          const float* here = image + row * f.stride_height * f.pitch + pixel * pixel_stride;
           const float* gradient = gradients + stage * STAGE + pixel * PITCH + g;
           float a[2][4], b[TILES][2];
 #pragma unroll
           for (int m = 0; m < 2; ++m)
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-              a[m][h] = here[terms[m][h]];
-              a[m][2 + h] = here[terms[m][h] + 4 * apart];
+              a[m][h] = here[element_offsets[m][h]];
+              a[m][2 + h] = here[element_offsets[m][h] + 4 * pixel_stride];
             }
 #pragma unroll
           for (int j = 0; j < TILES; ++j)

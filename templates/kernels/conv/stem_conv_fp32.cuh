@@ -9,9 +9,9 @@ namespace mbc {
 // is dropped: it is 2^-22 of the product, in the mean ("3xTF32", NVIDIA CUTLASS, example 27). Cutting off takes two
 // instructions where rounding takes five, for an error of 4e-7 instead of 1.5e-7. An infinite word leaves NaN, and so
 // may one under an element of K that is padding: what is not finite stays so, as in Winograd's algorithm.
-__device__ inline float take_small(float& word) {
+__device__ inline float split_off_tf32(float& word) {
   const float whole = word;
-  word = cut_to_tf32(whole);
+  word = truncate_to_tf32(whole);
   return whole - word;
 }
 
@@ -66,11 +66,11 @@ __device__ inline void mma_tiles(float (&sums)[2][TILES][4], float (&a)[2][4], f
 #pragma unroll
     for (int m = 0; m < 2; ++m)
 #pragma unroll
-      for (int w = 0; w < 4; ++w) small_a[m][w] = take_small(a[m][w]);
+      for (int w = 0; w < 4; ++w) small_a[m][w] = split_off_tf32(a[m][w]);
 #pragma unroll
     for (int j = 0; j < TILES; ++j)
 #pragma unroll
-      for (int w = 0; w < 2; ++w) small_b[j][w] = take_small(b[j][w]);
+      for (int w = 0; w < 2; ++w) small_b[j][w] = split_off_tf32(b[j][w]);
 #pragma unroll
     for (int j = 0; j < TILES; ++j)
 #pragma unroll

@@ -154,10 +154,10 @@ __global__ void __launch_bounds__(TAP_THREADS)
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int32_t tile = threadIdx.x / 32 * TAP_TILES + m, tap = tile / (TAP_CHANNELS / 16);
-      const int64_t term = static_cast<int64_t>(tap) * f.channels + channel + tile % (TAP_CHANNELS / 16) * 16 + g + 8 * h;
+      const int64_t part_row = static_cast<int64_t>(tap) * f.channels + channel + tile % (TAP_CHANNELS / 16) * 16 + g + 8 * h;
 #pragma unroll
       for (int n = 0; n < N; ++n)
-        store(part + term * f.filters + filter + n * 8 + 2 * t,
+        store(part + part_row * f.filters + filter + n * 8 + 2 * t,
               Vec<float, 2>{{sums[m][n][2 * h], sums[m][n][2 * h + 1]}});
     }
 }

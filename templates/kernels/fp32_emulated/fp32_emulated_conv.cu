@@ -57,7 +57,7 @@ __device__ inline void produce_stages(
     const float* __restrict__ x, const char* __restrict__ prepared, char* stages,
     Pipeline<EmulatedStage<N>::COUNT>& pipeline, const EmulatedConv& f) {
   using Stage = EmulatedStage<N>;
-  constexpr int SIXTEENS = EMULATED_ROW / 32, APART = WARPGROUP / SIXTEENS, MINE = EMULATED_M / APART;
+  constexpr int SIXTEENS = EMULATED_ROW / 32, ROW_STRIDE = WARPGROUP / SIXTEENS, MINE = EMULATED_M / ROW_STRIDE;
   const int32_t sixteen = threadIdx.x % SIXTEENS, mine = threadIdx.x / SIXTEENS;  // of either half of a pixel
   int32_t iteration = 0;
   for (int32_t number = blockIdx.x; number < f.tiles; number += gridDim.x) {
@@ -69,8 +69,8 @@ __device__ inline void produce_stages(
     for (int i = 0; i < MINE; ++i) {
       const int32_t y = row * f.stride_height - f.pad_top, left = column * f.stride_width - f.pad_left;
       at[i] = ((n * f.height + y) * f.width + left) * f.channels + sixteen * 4;
-      corner[i] = pixel + i * APART < f.pixels ? y * 65536 + left : f.height * 65536;
-      for (column += APART; column >= f.out_width; column -= f.out_width)
+      corner[i] = pixel + i * ROW_STRIDE < f.pixels ? y * 65536 + left : f.height * 65536;
+      for (column += ROW_STRIDE; column >= f.out_width; column -= f.out_width)
         if (++row == f.out_height) {
           row = 0;
           ++n;
@@ -100,7 +100,7 @@ __device__ inline void produce_stages(
 #pragma unroll
           for (int half = 0; half < 2; ++half)
             cp_async_16(reinterpret_cast<uint4*>(stage + Stage::IMAGE +
-                                                   image_offset(mine + i * APART, sixteen + half * SIXTEENS)),
+                                                   image_offset(mine + i * ROW_STRIDE, sixteen + half * SIXTEENS)),
                           pixel + half * SIXTEENS * 4, inside);
         }
         full.cp_async_arrive();

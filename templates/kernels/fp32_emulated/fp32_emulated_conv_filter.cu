@@ -90,7 +90,7 @@ struct EmulatedFilter : ConvolutionShape, PixelGrid {
         pixels(static_cast<int32_t>(a.rows * a.out_height * a.out_width)),
         stages(static_cast<int32_t>(divide_up(pixels, EMULATED_K))),
         columns(kernel_height * kernel_width * channels / 64),
-        across(static_cast<int32_t>(divide_up(columns, blocks))), stage(place(EMULATED_K)) {}
+        across(static_cast<int32_t>(divide_up(columns, blocks))), stage(locate(EMULATED_K)) {}
   // Of a part, the first stage.
   __device__ int32_t begin(int32_t part) const {
     return static_cast<int32_t>(static_cast<int64_t>(stages) * part / gridDim.y);
@@ -102,8 +102,8 @@ __device__ inline void produce_filter_stages(
     const char* __restrict__ split, const float* __restrict__ dy, char* stages,
     Pipeline<FilterStage<WIDE>::COUNT>& pipeline, const EmulatedFilter& f) {
   using Stage = FilterStage<WIDE>;
-  constexpr int APART = WARPGROUP / 8, MINE = EMULATED_K / APART;  // pixels between a thread's, of the image
-  constexpr int SIXTEENS = Stage::FILTERS / 4, DY_APART = WARPGROUP / SIXTEENS;
+  constexpr int PIXEL_STRIDE = WARPGROUP / 8, MINE = EMULATED_K / PIXEL_STRIDE;  // pixels between a thread's, of the image
+  constexpr int SIXTEENS = Stage::FILTERS / 4, DY_STRIDE = WARPGROUP / SIXTEENS;
   const int32_t sixteen = threadIdx.x % 8, mine = threadIdx.x / 8, dy_mine = threadIdx.x / SIXTEENS;
   // Of a column's filter tap; and from a pixel's.
   int32_t down[Stage::BLOCKS], right[Stage::BLOCKS], offset[Stage::BLOCKS];
@@ -119,7 +119,7 @@ __device__ inline void produce_filter_stages(
   const int32_t begin = f.begin(blockIdx.y), iterations = f.begin(blockIdx.y + 1) - begin;
   GridPixel at[MINE];
 #pragma unroll
-  for (int i = 0; i < MINE; ++i) at[i] = f.place(begin * EMULATED_K + mine + i * APART);
+  for (int i = 0; i < MINE; ++i) at[i] = f.locate(begin * EMULATED_K + mine + i * PIXEL_STRIDE);
   int32_t left_over = f.pixels - begin * EMULATED_K;  // pixels from the stage on
   const char* of_thread = split + sixteen * 16;
   const float* gradients = dy + (static_cast<int64_t>(begin) * EMULATED_K + dy_mine) * f.filters +
@@ -129,14 +129,14 @@ __device__ inline void produce_filter_stages(
     pipeline.producer_acquire(iteration);
     char* to = stage + Stage::GRADIENTS + (dy_mine * Stage::PITCH + threadIdx.x % SIXTEENS * 4) * 4;
 #pragma unroll
-    for (int i = 0; i < EMULATED_K; i += DY_APART) {
+    for (int i = 0; i < EMULATED_K; i += DY_STRIDE) {
       const bool there = i + dy_mine < left_over;
       cp_async_16(reinterpret_cast<uint4*>(to + i * Stage::PITCH * 4), there ? gradients : dy, there);
-      gradients += DY_APART * f.filters;
+      gradients += DY_STRIDE * f.filters;
     }
 #pragma unroll
     for (int i = 0; i < MINE; ++i) {
-      const int32_t pixel = mine + i * APART;
+      const int32_t pixel = mine + i * PIXEL_STRIDE;
       const int32_t y = at[i].line * f.stride_height - f.pad_top, left = at[i].column * f.stride_width - f.pad_left;
       const int32_t corner = ((at[i].image * f.height + y) * f.width + left) * f.channels;
       const uint32_t height = pixel < left_over ? f.height : 0;

@@ -35,15 +35,15 @@ constexpr int WEIGHTS_BYTES = FRAGMENTS_BYTES + HALO_FILTERS * 4, WEIGHTS = 2;
 constexpr int HALO_SPLITTER_REGISTERS = 56, HALO_CONSUMER_REGISTERS = 200;  // of 64 K in all
 constexpr int SPLITTING = SPLITTERS - 32, FRAGMENT_THREADS = 256;
 // Halo pixels from one of a thread to its next, and how many of its are read together.
-constexpr int SPLIT_APART = SPLITTING / 8, SPLIT_AT_ONCE = 4, SPLIT_ROUND = SPLIT_APART * SPLIT_AT_ONCE;
+constexpr int SPLIT_STRIDE = SPLITTING / 8, SPLIT_AT_ONCE = 4, SPLIT_ROUND = SPLIT_STRIDE * SPLIT_AT_ONCE;
 constexpr int LOCATED_PIXELS = (MOST_HALO_PIXELS / SPLIT_ROUND + 1) * SPLIT_ROUND;
 
 struct EmulatedHaloConv : HaloConv {
-  GridPixel next_found;
+  GridPixel locate_step;
 
   static_assert(HALO_CHANNELS == EMULATED_K);
   explicit EmulatedHaloConv(const HaloArguments& a)
-      : HaloConv(a), next_found(place(8 * SPLIT_APART)) {}
+      : HaloConv(a), locate_step(locate(8 * SPLIT_STRIDE)) {}
   __device__ int32_t stages() const { return taps * chunks; }
 };
 
@@ -121,12 +121,12 @@ __device__ inline void produce_weights(
 // threads split, which are all that they need.
 __device__ inline void locate_halo_pixels(
     int32_t* offsets, int32_t tile, int32_t mine, int32_t eight, const EmulatedHaloConv& f) {
-  const int32_t left = f.left(tile), first = mine + eight * SPLIT_APART;
-  GridPixel at = f.first_seen(tile, first);
+  const int32_t left = f.left(tile), first = mine + eight * SPLIT_STRIDE;
+  GridPixel at = f.first_halo_pixel(tile, first);
   __syncwarp();  // the last tile's are not needed any more
-  for (int32_t i = first; i < LOCATED_PIXELS; i += 8 * SPLIT_APART) {
-    offsets[i] = i < f.halo_pixels() ? f.seen(at, left) : -1;
-    f.advance(at, f.next_found);
+  for (int32_t i = first; i < LOCATED_PIXELS; i += 8 * SPLIT_STRIDE) {
+    offsets[i] = i < f.halo_pixels() ? f.input_offset(at, left) : -1;
+    f.advance(at, f.locate_step);
   }
   __syncwarp();
 }
@@ -135,7 +135,7 @@ __device__ inline void locate_halo_pixels(
 __device__ inline void find_outputs(int32_t* offsets, int32_t tile, int32_t thread, const EmulatedHaloConv& f) {
   const int32_t first = f.first(tile), left = f.left(tile);
   for (int32_t i = thread; i < HALO_GROUPS * 8; i += SPLITTING)
-    offsets[i] = f.made(f.place(first + i / 8 * f.group + i % 8), left);
+    offsets[i] = f.output_offset(f.locate(first + i / 8 * f.group + i % 8), left);
 }
 
 // Eight channels of every halo pixel, several pixels read at once.
@@ -146,12 +146,12 @@ __device__ inline void for_halo_pixels(
     Vec<float, 4> words[SPLIT_AT_ONCE][2];
 #pragma unroll
     for (int e = 0; e < SPLIT_AT_ONCE; ++e) {
-      const int32_t offset = offsets[i + e * SPLIT_APART];
+      const int32_t offset = offsets[i + e * SPLIT_STRIDE];
 #pragma unroll
       for (int h = 0; h < 2; ++h) words[e][h] = offset >= 0 ? load<4>(x + offset + 4 * h) : Vec<float, 4>{};
     }
 #pragma unroll
-    for (int e = 0; e < SPLIT_AT_ONCE; ++e) use(i + e * SPLIT_APART, words[e]);
+    for (int e = 0; e < SPLIT_AT_ONCE; ++e) use(i + e * SPLIT_STRIDE, words[e]);
   }
 }
 
@@ -191,13 +191,13 @@ __device__ inline void split_halos(
       const SplitScale scale(largest);
       pipelines.halos.producer_acquire(iteration);
       if (chunk == 0) find_outputs(pipelines.outputs[number % 2], tile, thread, f);
-      char* halo = halos + iteration % HALOS * HALO_BYTES + eight * f.apart;
-      for_halo_pixels(of_thread, pipelines.offsets, mine, halo_pixels, [&](int32_t place, const Vec<float, 4>(&words)[2]) {
+      char* halo = halos + iteration % HALOS * HALO_BYTES + eight * f.chunk_pitch;
+      for_halo_pixels(of_thread, pipelines.offsets, mine, halo_pixels, [&](int32_t pixel, const Vec<float, 4>(&words)[2]) {
         uint4 high, low;
         split_eight(words, scale.up, high, low);
-        if (place >= halo_pixels) return;
-        *reinterpret_cast<uint4*>(halo + place * 16) = high;
-        *reinterpret_cast<uint4*>(halo + 8 * f.apart + place * 16) = low;
+        if (pixel >= halo_pixels) return;
+        *reinterpret_cast<uint4*>(halo + pixel * 16) = high;
+        *reinterpret_cast<uint4*>(halo + 8 * f.chunk_pitch + pixel * 16) = low;
       });
       if (thread == 0) pipelines.down[iteration % HALOS] = scale.down;
       fence_proxy_async();
@@ -247,8 +247,8 @@ __device__ inline void consume_tiles(
           wgmma_fence();
 #pragma unroll
           for (int s = 0; s < 2; ++s) {
-            const CoreMatrices high{line, f.group * 16, f.apart, across * 16 + (first_step + s) * 2 * f.apart};
-            const CoreMatrices low{line, f.group * 16, f.apart, high.begin + 8 * f.apart};
+            const CoreMatrices high{line, f.group * 16, f.chunk_pitch, across * 16 + (first_step + s) * 2 * f.chunk_pitch};
+            const CoreMatrices low{line, f.group * 16, f.chunk_pitch, high.begin + 8 * f.chunk_pitch};
             wgmma_rs_f16<false>(part, weights[s][1], high, first_step + s > 0);
             wgmma_rs_f16<false>(part, weights[s][0], low, true);
             wgmma_rs_f16<false>(part, weights[s][0], high, true);

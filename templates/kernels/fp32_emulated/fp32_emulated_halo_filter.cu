@@ -32,7 +32,7 @@ constexpr int HALO_STAGE_PIXELS = EMULATED_K + HALO_WIDTH - 1;  // of the image,
 constexpr int HALO_CHUNK = (HALO_STAGE_PIXELS | 1) * 16, HALO_HALF = 8 * HALO_CHUNK, HALO_BLOCK = 2 * HALO_HALF;
 // 64 K in all, of which each starts with 128 a thread.
 constexpr int SPLITTER_REGISTERS = 48, SUMMING_CONSUMER_REGISTERS = 208;
-constexpr int HALO_APART = SPLITTERS / 8;  // pixels from one of a thread to its next
+constexpr int HALO_STRIDE = SPLITTERS / 8;  // pixels from one of a thread to its next
 // As in mbc/kernels/cuda/fp32_emulated/fp32_emulated_halo_filter.py: they look for the largest of each 64 channels.
 constexpr int FOUND_BLOCKS = 256;
 
@@ -86,7 +86,7 @@ struct HaloFilter : ConvolutionShape, PixelGrid {
         PixelGrid{out_height, larger(out_width, width + larger(pad_left, out_width + HALO_WIDTH - 1 - width - pad_left))},
         images(static_cast<int32_t>(a.rows)),
         stages(static_cast<int32_t>(divide_up(a.rows * a.out_height * pitch, EMULATED_K))), blocks(channels / 64),
-        across(kernel_height * blocks), step(place(HALO_APART)) {}
+        across(kernel_height * blocks), step(locate(HALO_STRIDE)) {}
   // Of a part, the first stage.
   __device__ int32_t begin(int32_t part) const {
     return static_cast<int32_t>(static_cast<int64_t>(stages) * part / gridDim.y);
@@ -123,7 +123,7 @@ __device__ inline void split_stages(
   const float* image = x + tile % f.across % f.blocks * 64;
   const float* gradients = dy + tile / f.across * FILTER_BLOCKS * 64;
   const int32_t begin = f.begin(blockIdx.y), iterations = f.begin(blockIdx.y + 1) - begin;
-  GridPixel at = f.place(begin * EMULATED_K + mine);
+  GridPixel at = f.locate(begin * EMULATED_K + mine);
   EightWords words[Stage::BLOCKS];
   const auto fetch = [&] {
     const int32_t y = at.line + line - f.pad_top, left = at.column - f.pad_left, channel = channel_of(chunk, 0);
@@ -151,7 +151,7 @@ __device__ inline void split_stages(
   for (int32_t iteration = 0; iteration < iterations; ++iteration) {
     pipeline.producer_acquire(iteration);
 #pragma unroll 1  // what is split at a time has to fit into registers
-    for (int i = 0; i < EMULATED_K; i += HALO_APART) {
+    for (int i = 0; i < EMULATED_K; i += HALO_STRIDE) {
       char* const to = stage(iteration) + i * 16;
       words[0].split(up[chunk], to, before(iteration), i == 0 && is_before(iteration));
 #pragma unroll
@@ -171,7 +171,7 @@ __device__ inline void consume_halos(
     const char* stages, const float* down, float* __restrict__ partial,
     Pipeline<HaloFilterStage<FILTER_BLOCKS>::COUNT>& pipeline, const HaloFilter& f) {
   using Stage = HaloFilterStage<FILTER_BLOCKS>;
-  constexpr int APART = CONSUMERS / Stage::SHARING;  // between the stages of a warpgroup
+  constexpr int STAGE_STRIDE = CONSUMERS / Stage::SHARING;  // between the stages of a warpgroup
   const int32_t lane = threadIdx.x % 32, warp = threadIdx.x % WARPGROUP / 32;
   const int32_t group = static_cast<int32_t>(threadIdx.x - SPLITTERS) / WARPGROUP;
   const int32_t block = 1 + group % FILTER_BLOCKS, first = group / FILTER_BLOCKS;  // of gradients; stage
@@ -179,13 +179,13 @@ __device__ inline void consume_halos(
   // Of the four matrices that a warp reads at once: eight pixels of 16 filters, then the next eight.
   const int32_t row = block * HALO_BLOCK + (warp * 2 + lane / 8 % 2) * HALO_CHUNK + (lane / 16 * 8 + lane % 8) * 16;
   float sums[HALO_WIDTH][8][4] = {}, part[2][8][4];
-  const auto add = [&](int place) {
+  const auto add = [&](int tap) {
 #pragma unroll
     for (int j = 0; j < 8; ++j)
 #pragma unroll
-      for (int v = 0; v < 4; ++v) sums[place][j][v] += part[place % 2][j][v];
+      for (int v = 0; v < 4; ++v) sums[tap][j][v] += part[tap % 2][j][v];
   };
-  for (int32_t iteration = first; iteration < iterations; iteration += APART) {
+  for (int32_t iteration = first; iteration < iterations; iteration += STAGE_STRIDE) {
     const char* stage = stages + iteration % Stage::COUNT * Stage::BYTES;
     pipeline.consumer_wait(iteration);
     uint32_t high[EMULATED_K_STEPS][4], low[EMULATED_K_STEPS][4];
@@ -196,20 +196,20 @@ __device__ inline void consume_halos(
       ldmatrix_x4_trans(low[step], reinterpret_cast<const uint4*>(from + HALO_HALF));
     }
 #pragma unroll
-    for (int place = 0; place < HALO_WIDTH; ++place) {
+    for (int tap = 0; tap < HALO_WIDTH; ++tap) {
       wgmma_fence();
 #pragma unroll
       for (int step = 0; step < EMULATED_K_STEPS; ++step) {
-        const CoreMatrices highs{stage, HALO_CHUNK, 8 * 16, (step * 16 + place) * 16};
+        const CoreMatrices highs{stage, HALO_CHUNK, 8 * 16, (step * 16 + tap) * 16};
         const CoreMatrices lows{stage, HALO_CHUNK, 8 * 16, highs.begin + HALO_HALF};
-        wgmma_rs_f16<true>(part[place % 2], low[step], highs, step > 0);
-        wgmma_rs_f16<true>(part[place % 2], high[step], lows, true);
-        wgmma_rs_f16<true>(part[place % 2], high[step], highs, true);
+        wgmma_rs_f16<true>(part[tap % 2], low[step], highs, step > 0);
+        wgmma_rs_f16<true>(part[tap % 2], high[step], lows, true);
+        wgmma_rs_f16<true>(part[tap % 2], high[step], highs, true);
       }
       wgmma_commit();
-      if (place == 0) continue;
-      wgmma_wait<1>(part[(place - 1) % 2]);
-      add(place - 1);
+      if (tap == 0) continue;
+      wgmma_wait<1>(part[(tap - 1) % 2]);
+      add(tap - 1);
     }
     wgmma_wait(part[(HALO_WIDTH - 1) % 2]);
     pipeline.consumer_release(iteration);
@@ -217,7 +217,7 @@ __device__ inline void consume_halos(
   }
 
   const int32_t tile = static_cast<int32_t>(blockIdx.x), column = tile % f.across, line = column / f.blocks;
-  const int64_t number = static_cast<int64_t>(blockIdx.y) * APART + first;
+  const int64_t number = static_cast<int64_t>(blockIdx.y) * STAGE_STRIDE + first;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int32_t chunk = warp * 2 + h;
@@ -228,9 +228,9 @@ __device__ inline void consume_halos(
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
 #pragma unroll
-      for (int place = 0; place < HALO_WIDTH; ++place) {
-        const float* two = sums[place][j] + 2 * h;
-        store(to + place * f.channels + channel_of(j, lane % 4 * 2),
+      for (int tap = 0; tap < HALO_WIDTH; ++tap) {
+        const float* two = sums[tap][j] + 2 * h;
+        store(to + tap * f.channels + channel_of(j, lane % 4 * 2),
               Vec<float, 2>{{two[0] * of_filter * down[j], two[1] * of_filter * down[j]}});
       }
     }

@@ -163,10 +163,10 @@ template <typename T, int N, bool BIAS>
 void run_copy_columns(cudaStream_t stream, const ManyColumns<T>& columns, T* y, int64_t rows, int64_t width,
                       int64_t pitch) {
   const ChannelTiling tiling(width / N);
-  const int64_t wanted = divide_up(rows, tiling.down() * COPY_ROWS);
+  const int64_t wanted = divide_up(rows, tiling.threads_y() * COPY_ROWS);
   const int64_t most = multiprocessors() * COPY_BLOCKS * MAP_WAVES / tiling.columns;
   const dim3 grid(tiling.columns, static_cast<unsigned>(min(wanted, max(int64_t{1}, most))));
-  MBC_LAUNCH((copy_columns<T, N, BIAS>), grid, dim3(tiling.along, tiling.down()), stream, columns, y, rows, width, pitch);
+  MBC_LAUNCH((copy_columns<T, N, BIAS>), grid, dim3(tiling.threads_x, tiling.threads_y()), stream, columns, y, rows, width, pitch);
 }
 
 template <bool BIAS, typename T>
@@ -202,7 +202,7 @@ template <typename T, int N, bool BOTH, typename F>
 __global__ void __launch_bounds__(THREADS, NORMALIZE_BLOCKS)
     concat_normalize_relu(ManyColumns<T> columns, T* joined, T* y, int64_t rows, int64_t channels, F f) {
   using Channel = typename F::Channel;
-  __shared__ Shelf<Channel, N> shelf;
+  __shared__ ChannelTable<Channel, N> table;
   const int64_t c = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * N;
   const int64_t start = static_cast<int64_t>(blockIdx.y) * blockDim.y + threadIdx.y;
   const int64_t step = static_cast<int64_t>(gridDim.y) * blockDim.y;
@@ -216,43 +216,43 @@ __global__ void __launch_bounds__(THREADS, NORMALIZE_BLOCKS)
   wait_for_prior_grid();
   launch_dependents();
   Channel channel[N];
-  const auto turn = [&](auto meanwhile) {
+  const auto process_rows = [&](auto while_loading) {
     Held<T, N> x[COPY_ROWS];
 #pragma unroll
     for (int k = 0; k < COPY_ROWS; ++k)
       if (k < left) x[k] = hold<N>(from + k * from_step);
-    meanwhile();
+    while_loading();
 #pragma unroll
     for (int k = 0; k < COPY_ROWS; ++k)
       if (k < left) {
-        float made[N];
+        float result[N];
 #pragma unroll
-        for (int j = 0; j < N; ++j) made[j] = f(channel[j], to_float(x[k][j]), 0.0f);
+        for (int j = 0; j < N; ++j) result[j] = f(channel[j], to_float(x[k][j]), 0.0f);
         if constexpr (BOTH) store_held(joined + at + k * to_step, x[k]);
-        store_floats(y + at + k * to_step, made);
+        store_floats(y + at + k * to_step, result);
       }
     left -= COPY_ROWS;
     from += COPY_ROWS * from_step;
     at += COPY_ROWS * to_step;
   };
-  turn([&] {
-    shelf.fill(channels, f);
+  process_rows([&] {
+    table.fill(channels, f);
     __syncthreads();
 #pragma unroll
-    for (int j = 0; j < N; ++j) channel[j] = shelf.take(j);
+    for (int j = 0; j < N; ++j) channel[j] = table.take(j);
   });
-  while (left > 0) turn([] {});
+  while (left > 0) process_rows([] {});
 }
 
 template <int N, bool BOTH, typename T, typename F>
 void run_concat_normalize_relu(cudaStream_t stream, const ManyColumns<T>& columns, T* joined, T* y, int64_t rows,
                                int64_t channels, const F& f) {
   const ChannelTiling tiling(channels / N);
-  const int64_t wanted = divide_up(rows, tiling.down() * COPY_ROWS);
+  const int64_t wanted = divide_up(rows, tiling.threads_y() * COPY_ROWS);
   const int64_t wave = max(int64_t{1}, multiprocessors() * NORMALIZE_BLOCKS / tiling.columns);
   const int64_t waves = min(int64_t{MAP_WAVES}, max(int64_t{1}, wanted * COPY_ROWS / (wave * WAVE_ROWS)));
   const dim3 grid(tiling.columns, static_cast<unsigned>(min(wanted, wave * waves)));
-  MBC_LAUNCH((concat_normalize_relu<T, N, BOTH, F>), grid, dim3(tiling.along, tiling.down()), stream, columns, joined, y,
+  MBC_LAUNCH((concat_normalize_relu<T, N, BOTH, F>), grid, dim3(tiling.threads_x, tiling.threads_y()), stream, columns, joined, y,
              rows, channels, f);
 }
 

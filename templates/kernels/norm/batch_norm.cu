@@ -25,7 +25,7 @@ struct BatchStatisticsArguments {
 };
 
 // `joined`: other channels, whose statistics are there already. `before`: whether theirs come first.
-struct StatisticsBesideArguments {
+struct ConcatStatisticsArguments {
   int64_t type;
   int64_t layout;
   int64_t rows;
@@ -83,11 +83,11 @@ struct Pair {
 
 // Statistics next to those of other channels, which it copies in the same launch.
 template <typename T>
-struct StatisticsBeside : Statistics<T> {
+struct StatisticsAndCopy : Statistics<T> {
   Pair from, to;
   int64_t joined, channels;
 
-  StatisticsBeside(const Statistics<T>& own, Pair from_, Pair to_, int64_t joined_, int64_t channels_)
+  StatisticsAndCopy(const Statistics<T>& own, Pair from_, Pair to_, int64_t joined_, int64_t channels_)
       : Statistics<T>(own), from(from_), to(to_), joined(joined_), channels(channels_) {}
   // One thread for each channel comes here.
   __device__ float known(int64_t c) const {
@@ -144,7 +144,7 @@ extern "C" const char* mbc_batch_statistics(const MbcCall& call) {
 
 extern "C" const char* mbc_batch_statistics_beside(const MbcCall& call) {
   using namespace mbc;
-  const auto& a = arguments<StatisticsBesideArguments>(call);
+  const auto& a = arguments<ConcatStatisticsArguments>(call);
   void* workspace = a.parts > 1 ? call.pointers[5] : nullptr;
   float *mean = out<float>(call, 3), *variance = out<float>(call, 4);
   const int64_t own = a.before ? a.joined : 0, others = a.before ? 0 : a.channels;
@@ -153,7 +153,7 @@ extern "C" const char* mbc_batch_statistics_beside(const MbcCall& call) {
     const T* x = in<T>(call, 0);
     const Statistics<T> alone{x, a.layout == MBC_CHANNELS_LAST ? 1 : a.inner, mean + own, variance + own};
     reduce_channels<false>(call.stream, a.layout, a.rows, a.channels, a.inner, a.parts, Operands<T>{x, nullptr}, workspace,
-                           StatisticsBeside<T>(alone, from, to, a.joined, a.channels));
+                           StatisticsAndCopy<T>(alone, from, to, a.joined, a.channels));
   });
   return launched();
 }
@@ -162,7 +162,7 @@ extern "C" const char* mbc_join_statistics(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<JoinStatisticsArguments>(call);
   const int64_t* channels = call.integers + sizeof(JoinStatisticsArguments) / sizeof(int64_t);
-  const int made = static_cast<int>(2 * a.pairs);
+  const int output = static_cast<int>(2 * a.pairs);
   int64_t first = 0;
   for (int64_t pair = 0; pair < a.pairs;) {
     Pairs pairs{};
@@ -177,7 +177,7 @@ extern "C" const char* mbc_join_statistics(const MbcCall& call) {
       most = most < channels[pair] ? channels[pair] : most;
     }
     const dim3 grid(blocks_for(most), many);
-    MBC_LAUNCH(join_statistics, grid, THREADS, call.stream, pairs, Pair{out<float>(call, made), out<float>(call, made + 1)});
+    MBC_LAUNCH(join_statistics, grid, THREADS, call.stream, pairs, Pair{out<float>(call, output), out<float>(call, output + 1)});
   }
   return launched();
 }
@@ -186,7 +186,7 @@ extern "C" const char* mbc_batch_normalize_sums(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<BatchNormalizeSumsArguments>(call);
   void* workspace = a.parts > 1 ? call.pointers[6] : nullptr;
-  const Sums sums{in<float>(call, 2), in<float>(call, 3), out<float>(call, 4), out<float>(call, 5),
+  const BnBackwardReduction sums{in<float>(call, 2), in<float>(call, 3), out<float>(call, 4), out<float>(call, 5),
                   static_cast<float>(call.reals[0]), a.accumulate};
   MBC_FOR_TYPE(a.type, T, {
     reduce_channels<true>(call.stream, a.layout, a.rows, a.channels, a.inner, a.parts,

@@ -43,7 +43,7 @@ namespace mbc {
 
 // A slice of a wider tensor, which is written by itself as well.
 template <typename T>
-struct TakenOut {
+struct SliceSource {
   static constexpr int OPERANDS = 1;
   const T* wide;
   Slice slice;
@@ -51,7 +51,7 @@ struct TakenOut {
 
   template <int N>
   using Fetched = Held<T, N>;
-  bool whole() const { return aligned(wide, 16) && aligned(y, 16) && slice.gap % WIDTH<T> == 0; }
+  bool vectorizable() const { return aligned(wide, 16) && aligned(y, 16) && slice.gap % WIDTH<T> == 0; }
   template <int N>
   __device__ Fetched<N> fetch(int64_t at) const { return hold<N>(wide + slice(at)); }
   template <int N, typename Of>
@@ -99,7 +99,7 @@ extern "C" const char* mbc_channel_slice_sum(const MbcCall& call) {
   void* workspace = a.parts > 1 ? call.pointers[3] : nullptr;
   MBC_FOR_TYPE(a.type, T, {
     const T* wide = in<T>(call, 0) + a.start * (a.layout == MBC_CHANNELS_LAST ? 1 : a.inner);
-    const TakenOut<T> source{wide, {a.layout, a.channels, a.all, a.inner}, out<T>(call, 1)};
+    const SliceSource<T> source{wide, {a.layout, a.channels, a.all, a.inner}, out<T>(call, 1)};
     reduce_channels_of<T>(call.stream, a.layout, a.rows, a.channels, a.inner, a.parts, source, workspace,
                           ChannelSum{out<float>(call, 2), a.accumulate});
   });

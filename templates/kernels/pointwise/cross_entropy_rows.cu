@@ -85,7 +85,7 @@ __global__ void cross_entropy_rows(const T* logits, const int32_t* target, Score
     score.loss += valid ? s.loss(own, classes, smoothing) : NAN;  // `guard` then leaves this step out
     if (s.best == t) score.correct += 1.0;
   }
-  leave(score, partial, loss, correct, static_cast<double>(rows));
+  store_score(score, partial, loss, correct, static_cast<double>(rows));
 }
 
 template <typename T, int K>

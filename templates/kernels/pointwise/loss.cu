@@ -81,7 +81,7 @@ __global__ void cross_entropy(const T* logits, const int32_t* target, Score* par
     score.loss += s.loss(to_float(row[t * stride]), classes, smoothing);
     if (s.best == t) score.correct += 1.0;
   }
-  leave(score, partial, loss, correct, static_cast<double>(positions));
+  store_score(score, partial, loss, correct, static_cast<double>(positions));
 }
 
 template <typename T, bool ADJACENT>
@@ -113,7 +113,7 @@ __global__ void mse(const T* prediction, const T* target, Score* partial, float*
     const float difference = to_float(prediction[i]) - to_float(target[i]);
     score.loss += static_cast<double>(difference * difference);
   }
-  leave(score, partial, loss, nullptr, static_cast<double>(elements));
+  store_score(score, partial, loss, nullptr, static_cast<double>(elements));
 }
 
 template <typename T>

@@ -65,7 +65,7 @@ __device__ inline Score sum_block(Score score) {
   return shared[0];
 }
 
-__device__ inline void leave(Score score, Score* partial, float* loss, float* correct, double count) {
+__device__ inline void store_score(Score score, Score* partial, float* loss, float* correct, double count) {
   score = sum_block(score);
   if (threadIdx.x != 0 || threadIdx.y != 0) return;
   if (gridDim.x == 1) {
@@ -82,7 +82,7 @@ static __global__ void merge_scores(const Score* partial, int64_t parts, float* 
     score.loss += partial[i].loss;
     score.correct += partial[i].correct;
   }
-  leave(score, nullptr, loss, correct, count);
+  store_score(score, nullptr, loss, correct, count);
 }
 
 inline void merge(const Score* partial, int64_t parts, float* loss, float* correct, int64_t count, cudaStream_t stream) {

@@ -15,18 +15,18 @@
 namespace mbc {
 
 // What is pooled is `before` of an element, and with RELU relu of that. DIRECT: of the element itself.
-struct AsItIs {
+struct IdentityPrologue {
   static constexpr bool DIRECT = true, RELU = false, WRITTEN = false;
   struct Channel {};
   __device__ Channel load(int64_t) const { return {}; }
   __device__ float before(const Channel&, float x) const { return x; }
 };
 
-struct ReluAlone : AsItIs {
+struct ReluPrologue : IdentityPrologue {
   static constexpr bool RELU = true;
 };
 
-struct Biased {
+struct BiasReluPrologue {
   static constexpr bool DIRECT = false, RELU = true, WRITTEN = false;
   const float* bias;
   using Channel = float;
@@ -34,7 +34,7 @@ struct Biased {
   __device__ float before(float b, float x) const { return x + b; }
 };
 
-struct Normalized {
+struct NormalizeReluPrologue {
   static constexpr bool DIRECT = false, RELU = true, WRITTEN = false;
   Normalize normalize;
   using Channel = Normalize::Channel;
@@ -43,7 +43,7 @@ struct Normalized {
 };
 
 // What is pooled is written as well; each pixel is in one window.
-struct NormalizedWritten : Normalized {
+struct NormalizeReluStoredPrologue : NormalizeReluPrologue {
   static constexpr bool WRITTEN = true;
 };
 
@@ -155,13 +155,13 @@ struct Best {
 
 #ifndef MBC_EMULATED
 template <typename T>
-struct Two;
+struct PairOf;
 template <>
-struct Two<__nv_bfloat16> {
+struct PairOf<__nv_bfloat16> {
   using Type = __nv_bfloat162;
 };
 template <>
-struct Two<__half> {
+struct PairOf<__half> {
   using Type = __half2;
 };
 #endif
@@ -179,7 +179,7 @@ __device__ inline uint32_t canonical(uint32_t pair) {
   }
   return Packed<T, 2>::of(values).words[0];
 #else
-  using Pair = typename Two<T>::Type;
+  using Pair = typename PairOf<T>::Type;
   const uint32_t nothing = 0;
   Pair value, zero;
   memcpy(&value, &pair, sizeof(pair));
@@ -221,9 +221,9 @@ struct Keys {
       pair = canonical<T, F::RELU>(pair);
       if constexpr (F::WRITTEN) v.words[i] = pair;
       if constexpr (SIGNED) pair = ordered(pair);
-      const uint32_t place = static_cast<uint32_t>(K - 1 - position);
-      key[2 * i] = max(key[2 * i], static_cast<int32_t>(pair << 16 | place));
-      key[2 * i + 1] = max(key[2 * i + 1], static_cast<int32_t>((pair & 0xffff0000u) | place));
+      const uint32_t tie_break = static_cast<uint32_t>(K - 1 - position);
+      key[2 * i] = max(key[2 * i], static_cast<int32_t>(pair << 16 | tie_break));
+      key[2 * i + 1] = max(key[2 * i + 1], static_cast<int32_t>((pair & 0xffff0000u) | tie_break));
     }
   }
   __device__ void write(T* y, uint8_t* index, int32_t) const {
@@ -345,8 +345,8 @@ const char* max_pool(const MbcCall& call, int output, F f) {
     const bool done = wide && a.layout == MBC_CHANNELS_LAST && for_usual_window<T>(a, [&](auto size) {
       using S = std::conditional_t<F::WRITTEN, Fixed<2, 2, 2, 2>, decltype(size)>;  // no window overlaps another
       const Strips strips(a.channels / N, a.rows, a.out_width, a.out_height, S::LOWEST, MANY_THREADS / (a.channels / N));
-      const dim3 grid(static_cast<unsigned>(divide_up(strips.count, strips.down)), strips.tiles);
-      MBC_LAUNCH((max_pool_strips<T, N, S, F>), grid, dim3(strips.along, strips.down), call.stream, x, image, y,
+      const dim3 grid(static_cast<unsigned>(divide_up(strips.count, strips.threads_y)), strips.tiles);
+      MBC_LAUNCH((max_pool_strips<T, N, S, F>), grid, dim3(strips.threads_x, strips.threads_y), call.stream, x, image, y,
                  index, Window(a), strips, f);
     });
     if (!done)
@@ -360,29 +360,29 @@ const char* max_pool(const MbcCall& call, int output, F f) {
 
 extern "C" const char* mbc_max_pool(const MbcCall& call) {
   using namespace mbc;
-  return max_pool(call, 1, AsItIs{});
+  return max_pool(call, 1, IdentityPrologue{});
 }
 
 // What the pool is of exists nowhere.
 extern "C" const char* mbc_relu_max_pool(const MbcCall& call) {
   using namespace mbc;
-  return max_pool(call, 1, ReluAlone{});
+  return max_pool(call, 1, ReluPrologue{});
 }
 
 extern "C" const char* mbc_bias_add_relu_max_pool(const MbcCall& call) {
   using namespace mbc;
-  return max_pool(call, 2, Biased{in<float>(call, 1)});
+  return max_pool(call, 2, BiasReluPrologue{in<float>(call, 1)});
 }
 
 extern "C" const char* mbc_batch_normalize_relu_max_pool(const MbcCall& call) {
   using namespace mbc;
-  const bool affine = behind_pool(call, 0) != 0;
-  return max_pool(call, affine ? 5 : 3, Normalized{normalize(call, 1, affine, eps(call, 0))});
+  const bool affine = group_integer(call, 0) != 0;
+  return max_pool(call, affine ? 5 : 3, NormalizeReluPrologue{normalize(call, 1, affine, eps(call, 0))});
 }
 
 // What the pool is of is read by others, too.
 extern "C" const char* mbc_batch_normalize_relu_and_max_pool(const MbcCall& call) {
   using namespace mbc;
-  const bool affine = behind_pool(call, 0) != 0;
-  return max_pool(call, affine ? 5 : 3, NormalizedWritten{{normalize(call, 1, affine, eps(call, 0))}});
+  const bool affine = group_integer(call, 0) != 0;
+  return max_pool(call, affine ? 5 : 3, NormalizeReluStoredPrologue{{normalize(call, 1, affine, eps(call, 0))}});
 }

@@ -29,7 +29,7 @@ struct PoolArguments {
 namespace mbc {
 
 // Integers of a group that follow those of its pool.
-inline int64_t behind_pool(const MbcCall& call, int number) {
+inline int64_t group_integer(const MbcCall& call, int number) {
   return call.integers[sizeof(PoolArguments) / sizeof(int64_t) + number];
 }
 
@@ -106,15 +106,15 @@ struct Packed : Held<T, N> {
 
   __device__ static Packed at(const T* from) { return *reinterpret_cast<const Packed*>(from); }
   __device__ static Packed of(const float (&values)[N]) {
-    Packed made;
+    Packed packed;
 #pragma unroll
     for (int i = 0; i < WORDS; ++i) {
       T elements[IN_WORD];
 #pragma unroll
       for (int k = 0; k < IN_WORD; ++k) elements[k] = from_float<T>(values[i * IN_WORD + k]);
-      memcpy(&made.words[i], elements, sizeof(Word));
+      memcpy(&packed.words[i], elements, sizeof(Word));
     }
-    return made;
+    return packed;
   }
   __device__ float value(int j) const {
     if constexpr (std::is_same_v<T, __nv_bfloat16> && IN_WORD == 2) {  // an fp32 without its lower half
@@ -180,15 +180,15 @@ constexpr int64_t MANY_THREADS = int64_t{1} << 19;  // several for every thread 
 // Channels last: a thread keeps its channels and one column, and goes down a strip of rows, so that what the rows of
 // windows share is read once. A strip has `height` of the `rows` rows.
 struct Strips {
-  unsigned along, down, tiles;  // threads along the channels, threads along columns and strips, blocks along channels
+  unsigned threads_x, threads_y, tiles;  // threads along the channels, threads along columns and strips, blocks along channels
   uint32_t width, height, rows, per_image;
   int64_t count;
 
   // `lowest`: as low as strips may become so that there are at least `least` of them.
   Strips(int64_t vectors, int64_t images, int64_t columns, int64_t row_count, int64_t lowest, int64_t least) {
     tiles = static_cast<unsigned>(divide_up(vectors, 32));
-    along = static_cast<unsigned>(divide_up(vectors, tiles));
-    down = THREADS / along;
+    threads_x = static_cast<unsigned>(divide_up(vectors, tiles));
+    threads_y = THREADS / threads_x;
     width = static_cast<uint32_t>(columns);
     rows = static_cast<uint32_t>(row_count);
     int64_t each = divide_up(row_count, 16);  // strips of an image's column

@@ -44,7 +44,7 @@ struct GridPixel {
 struct PixelGrid {
   int32_t lines, pitch;
 
-  __host__ __device__ GridPixel place(int32_t index) const {
+  __host__ __device__ GridPixel locate(int32_t index) const {
     const int32_t line = index / pitch, image = line / lines;
     return {image, line - image * lines, index - line * pitch};
   }

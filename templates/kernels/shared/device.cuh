@@ -92,13 +92,13 @@ struct Slice {
 
 // Threads of a block over [rows, columns] with the columns adjacent in memory: as many along the columns as are useful.
 struct Tiling {
-  unsigned along;    // threads along the columns, a power of two up to 32
+  unsigned threads_x;    // threads along the columns, a power of two up to 32
   unsigned columns;  // blocks that cover the columns
-  unsigned down() const { return THREADS / along; }
+  unsigned threads_y() const { return THREADS / threads_x; }
 
-  explicit Tiling(int64_t column_count) : along(32) {
-    while (along > 1 && along / 2 >= column_count) along /= 2;
-    columns = static_cast<unsigned>(divide_up(column_count, along));
+  explicit Tiling(int64_t column_count) : threads_x(32) {
+    while (threads_x > 1 && threads_x / 2 >= column_count) threads_x /= 2;
+    columns = static_cast<unsigned>(divide_up(column_count, threads_x));
   }
 };
 

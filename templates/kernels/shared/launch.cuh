@@ -126,7 +126,7 @@ void launch_with(int attributes, cudaLaunchAttribute* attribute, void (*kernel)(
   cudaLaunchKernelEx(&config, kernel, given...);
 }
 
-inline cudaLaunchAttribute early() {
+inline cudaLaunchAttribute programmatic_launch() {
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
@@ -135,13 +135,13 @@ inline cudaLaunchAttribute early() {
 
 template <typename Kernel, typename... Given>
 void launch_next(Kernel* kernel, dim3 grid, dim3 block, cudaStream_t stream, const Given&... given) {
-  cudaLaunchAttribute attributes[]{early()};
+  cudaLaunchAttribute attributes[]{programmatic_launch()};
   launch_with(1, attributes, kernel, grid, block, stream, given...);
 }
 
 template <typename Kernel, typename... Given>
 void launch_cluster(Kernel* kernel, dim3 grid, dim3 block, cudaStream_t stream, const Given&... given) {
-  cudaLaunchAttribute attributes[]{{}, early()};
+  cudaLaunchAttribute attributes[]{{}, programmatic_launch()};
   attributes[0].id = cudaLaunchAttributeClusterDimension;
   attributes[0].val.clusterDim.x = 1;
   attributes[0].val.clusterDim.y = grid.y;
@@ -164,10 +164,10 @@ __device__ inline void cluster_wait() {
 // mapa (distributed shared memory): what another block of the cluster, by its rank in it, has where this one has `mine`
 // in shared memory.
 template <typename Shared>
-__device__ inline const Shared& of_block(const Shared& mine, unsigned place) {
+__device__ inline const Shared& map_shared_rank(const Shared& mine, unsigned rank) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   uint64_t at;
-  asm("mapa.u64 %0, %1, %2;" : "=l"(at) : "l"(&mine), "r"(place));
+  asm("mapa.u64 %0, %1, %2;" : "=l"(at) : "l"(&mine), "r"(rank));
   return *reinterpret_cast<const Shared*>(at);
 #else
   return mine;

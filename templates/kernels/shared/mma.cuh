@@ -54,7 +54,7 @@ __device__ inline void mma_m16n8k8_tf32(float (&d)[4], const float (&a)[4], floa
 }
 
 // A word truncated to tf32; NaN of the GPU's own stay what they are.
-__device__ inline float cut_to_tf32(float x) { return __uint_as_float(__float_as_uint(x) & 0xffffe000u); }
+__device__ inline float truncate_to_tf32(float x) { return __uint_as_float(__float_as_uint(x) & 0xffffe000u); }
 
 // cvt.rna.tf32: the nearest in tf32.
 __device__ inline float to_tf32(float x) {
@@ -122,7 +122,7 @@ __device__ inline void round_to_tf32(uint4* four) {
 // What `run` says with an element of what this library works in, which is the type of the operands, where tensor cores
 // have it.
 template <typename Run>
-const char* in_sixteen_bits(int64_t type, const Run& run) {
+const char* with_working_type(int64_t type, const Run& run) {
 #if MBC_WORKING != 0
   if (type == MBC_WORKING) return run(MbcWorking());
 #endif
@@ -133,7 +133,7 @@ const char* in_sixteen_bits(int64_t type, const Run& run) {
 template <typename Arguments, typename Run>
 const char* on_tensor_cores(const MbcCall& call, const Run& run) {
   if (const char* problem = unaligned(call)) return problem;
-  return in_sixteen_bits(arguments<Arguments>(call).type, [&](auto of) {
+  return with_working_type(arguments<Arguments>(call).type, [&](auto of) {
     run(of);
     return launched();
   });

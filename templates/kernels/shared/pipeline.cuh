@@ -20,7 +20,7 @@ struct PipelineState {
     stage -= stages;
     phase ^= 1;
   }
-  __device__ PipelineState behind(int32_t stages) const { return {stage + stages, phase}; }  // unless the pipeline wraps
+  __device__ PipelineState ahead(int32_t stages) const { return {stage + stages, phase}; }  // unless the pipeline wraps
 };
 
 // A pair of mbarriers for each stage: producers wait for `empty` and arrive at `full`, consumers the reverse.
