@@ -1,20 +1,20 @@
 // 1x1 convolutions at a stride of one, in bf16 and fp16, channels last: alone, with batch statistics in the epilogue,
-// and recomputed inside the reductions of batch normalisation's backward pass, which write what is recomputed or keep
-// it inside.
+// and recomputed inside the reductions of batch normalisation's backward pass (fused rematerialization), with or
+// without writing the recomputed result.
 //
 // The kernel is in conv1x1.cuh: M = pixels, N = filters, K = channels; a tile of 64 pixels x 128 filters, five
-// warpgroups (producer, two consumers, two that write and reduce), wgmma m64n128k16 in bf16 or fp16. Limit: bytes, not
+// warpgroups (producer, two consumers, two for the epilogue), wgmma m64n128k16 in bf16 or fp16. Limit: bytes, not
 // tensor cores.
 //
-// Bytes      alone: pixels and weights are read, the result is written. With a reduction what it needs besides
-//            (gradients, ReLU's output or its bit mask) is read as well, and the masked gradient is written.
+// Bytes      alone: pixels and weights in, the result out. With a reduction also in: gradients, and ReLU's output or
+//            bit mask; out: the gradient through ReLU.
 #include "conv1x1.cuh"
 #include "batch_statistics.cuh"
 
 namespace mbc {
 
-// Behind image and weights come `operands` of the gradient, mean and variance; x if it is written, what else `outputs`
-// says, dgamma, dbeta, workspace.
+// Accesses: image and weights, `operands` of the gradient, mean and variance; x if it is written, `outputs` others,
+// dgamma, dbeta, workspace.
 template <GemmResult M, typename T, typename S>
 void run_conv1x1_reduction(const MbcCall& call, const S& source, int operands, int outputs) {
   const int mean = 2 + operands, x = mean + 2, dgamma = x + (M == GemmResult::X) + outputs;
@@ -22,9 +22,9 @@ void run_conv1x1_reduction(const MbcCall& call, const S& source, int operands, i
                    out<BnBackwardReduction::State>(call, dgamma + 2));
 }
 
-// Of the gradient through relu, by its output or its bit mask (BITMASK), which is written as well; ADD: of a sum of
-// two. Operands are those two and what tells ReLU, otherwise ReLU's output and the gradient, or the gradient and the
-// mask.
+// Over the gradient through ReLU, by ReLU's output or its bit mask (BITMASK); that gradient is written as well. ADD: of
+// the sum of two. Operands: the two gradients, then ReLU's output or mask; otherwise ReLU's output and the gradient, or
+// the gradient and the mask.
 template <GemmResult M, bool ADD, bool BITMASK>
 const char* run_relu_backward_reduction(const MbcCall& call) {
   return on_tensor_cores<Conv1x1Arguments>(call, [&](auto of) {
@@ -94,7 +94,7 @@ extern "C" const char* mbc_pointwise_relu_backward_signs_sums(const MbcCall& cal
 extern "C" const char* mbc_pointwise_add_relu_backward_signs_sums(const MbcCall& call) {
   return mbc::run_relu_backward_reduction<mbc::GemmResult::X, true, true>(call);
 }
-// `inside`: what the convolution makes is read nowhere else.
+// `inside`: the result of the convolution is read nowhere else, and not written.
 extern "C" const char* mbc_pointwise_inside_relu_backward_sums(const MbcCall& call) {
   return mbc::run_relu_backward_reduction<mbc::GemmResult::X_NOT_STORED, false, false>(call);
 }
@@ -107,7 +107,7 @@ extern "C" const char* mbc_pointwise_inside_add_relu_backward_sums(const MbcCall
 extern "C" const char* mbc_pointwise_inside_add_relu_backward_signs_sums(const MbcCall& call) {
   return mbc::run_relu_backward_reduction<mbc::GemmResult::X_NOT_STORED, true, true>(call);
 }
-// `_signed`: where a plan has the bit mask of what is recomputed it is not read, since the launch computes it anyway.
+// `_signed`: the plan has the bit mask of what is recomputed; the launch computes it anyway, and does not read it.
 extern "C" const char* mbc_pointwise_add_relu_and_sums(const MbcCall& call) {
   return mbc::run_add_relu_remat<false>(call);
 }

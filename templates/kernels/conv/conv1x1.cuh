@@ -1,17 +1,18 @@
-// 1x1 convolutions at a stride of one, in bf16 and fp16, channels last. The GEMM takes next to no time, the bytes that
-// it writes do. So it can be recomputed inside the reductions of batch normalisation's backward pass, which would read
-// its result: they get it in the epilogue, as it is written. So do the batch statistics in the forward pass.
+// 1x1 convolutions at a stride of one, in bf16 and fp16, channels last, with reductions in the epilogue. Bytes limit
+// the GEMM, not tensor cores: so it can be recomputed inside the reductions of batch normalisation's backward pass,
+// which would otherwise read its result. Batch statistics of the forward pass are reduced in the epilogue, too.
 //
-// GEMM       M = pixels, N = filters, K = channels. BACKWARD it is the gradient of the image: `channels` are those of the
-//            gradient that is read, `filters` those of the image, and rows of the weights are K.
+// GEMM       M = pixels, N = filters, K = channels. With BACKWARD it is the data gradient: `channels` are those of the
+//            gradient that is read, `filters` those of the image, and rows of the weights are K (MN-major B).
 // Tile       64 pixels x 128 filters; a pipeline stage is 64 pixels of K = 64. A block keeps the weights of its filters
 //            and goes from one tile of pixels to the next.
-// Warps      640 threads. Warpgroup 0 is the producer: for each consumer some of its threads copy pixels (cp.async),
-//            half of it the staged operands of the epilogue, if there are any, as many tiles ahead as there is room for.
-//            Warpgroups 1 and 2 are consumers, which run at the same time, each on a tile of its own, or of two GEMMs
-//            each on one of the same tile: wgmma m64n128k16, A and B in shared memory, rows of 128 bytes with swizzle.
-//            Warpgroups 3 and 4 write: they read rounded results from shared memory, write them and reduce.
-// Shared     16,384 bytes of weights for each K = 64, 8,192 a stage, two results of 16,384, and the staged operands.
+// Warps      640 threads. Warpgroup 0 is the producer: some threads copy pixels for each consumer (cp.async); if the
+//            epilogue has other operands, half of the threads stage these, as many tiles ahead as shared memory holds.
+//            Warpgroups 1 and 2 are consumers that run at the same time: each on its own tile, or, of two GEMMs, each
+//            one GEMM of the same tile. wgmma m64n128k16, A and B in shared memory, rows of 128 bytes with swizzle.
+//            Warpgroups 3 and 4 are the epilogue: they read rounded results from shared memory, store and reduce them.
+// Shared     16,384 bytes of weights for each K = 64, 8,192 a stage, two results of 16,384, and the staged operands: of
+//            64 x 128, 16,384 bytes each, a bit mask 1,024.
 // Registers  64 a producer thread, 104 each of the others (setmaxnreg).
 // Limit      bytes.
 //
@@ -26,8 +27,8 @@
 
 namespace mbc {
 
-// 16 bytes of every APART-th of 64 rows, of which only `left` are there. Most often all are: then it takes few
-// instructions, and copies are many.
+// 16 bytes of every ROW_STRIDE-th of 64 rows, of which only `left` exist. The usual case, all of them, has a loop of
+// its own of few instructions.
 template <int ROW_STRIDE, typename Element>
 __device__ inline void copy_rows(const Element* from, int32_t row_elements, int32_t left, char* to, int32_t to_stride) {
   if (left > CONV1X1_PIXELS - ROW_STRIDE) {
@@ -41,12 +42,12 @@ __device__ inline void copy_rows(const Element* from, int32_t row_elements, int3
   }
 }
 
-// 64 rows of 128 bytes, of which `left` are there, or none that this thread copies, with the swizzle of wgmma: the
-// `sixteen`-th 16 bytes of every APART-th row from `mine` on.
+// 64 rows of 128 bytes, of which `left` exist, with the swizzle of wgmma: the `sixteen`-th 16 bytes of every
+// ROW_STRIDE-th row from `mine` on.
 template <int ROW_STRIDE, typename T>
 __device__ inline void copy_operand(
     const T* rows, int32_t row_elements, int32_t left, int32_t mine, int32_t sixteen, char* to) {
-  constexpr int SAME = 8;  // rows that lie alike
+  constexpr int SAME = 8;  // the swizzle repeats every 8 rows
 #pragma unroll
   for (int i = 0; i < SAME; i += ROW_STRIDE) {
     const int32_t row = mine + i;
@@ -55,7 +56,7 @@ __device__ inline void copy_operand(
   }
 }
 
-// For one of the consumers, by some warps of its own, and its share of the weights, which are `kept` there.
+// By the warps that copy for one of the consumers: its share of the weights, which stay at `kept`, then its pixels.
 template <int SHARES, typename P, GemmResult M, typename S, typename R>
 __device__ inline void produce_tiles(const P& gemm, char* kept, const Conv1x1Stages<M, S>& stages,
                                      Conv1x1Pipelines& pipelines, const Conv1x1<M, S, R>& f) {
@@ -150,7 +151,7 @@ __device__ inline void consume_tiles(const P& gemm, const char* kept, const Conv
     pipelines.pixels.consumer_release(last);
     pipelines.results.producer_acquire(result);
     int32_t first = row;
-    // Where results go is found anew for every tile: compilers would keep addresses, for which registers do not last.
+    // Makes the compiler recompute addresses for every tile: registers do not suffice to keep them.
     asm volatile("" : "+r"(first));
     char* to = stages.of_results(result) + lane % 4 * 4;
 #pragma unroll
@@ -163,8 +164,8 @@ __device__ inline void consume_tiles(const P& gemm, const char* kept, const Conv
   }
 }
 
-// A thread writes eight filters of one pixel after another, and reduces by R what S has of them.
-// `found`: its sums, in shared memory that nobody needs when all results are there.
+// The epilogue: a thread stores eight filters of one pixel after another, and reduces by R what the source S yields.
+// `found`: the states of threads, in shared memory that is free once all results are computed.
 template <GemmResult M, typename T, typename S, typename R>
 __device__ inline void write_tiles(const Conv1x1Stages<M, S>& stages, Conv1x1Pipelines& pipelines, T* __restrict__ output,
                                     const S& source, const R& r, typename R::State* found,
@@ -172,7 +173,7 @@ __device__ inline void write_tiles(const Conv1x1Stages<M, S>& stages, Conv1x1Pip
   constexpr int AT_ONCE = S::OPERANDS > 2 ? 2 : 4;  // pixels
   const int32_t thread = threadIdx.x - (1 + CONV1X1_CONSUMERS) * WARPGROUP;
   const int32_t eight = thread % CONV1X1_EIGHTS, mine = thread / CONV1X1_EIGHTS;
-  // Results lie like the staged operands, but for this, which is the same for all pixels of a thread.
+  // The offset by which results, which are swizzled, differ from staged operands; the same for all pixels of a thread.
   const int32_t exchanged = result_offset(mine, eight) - (mine * RESULT_ROW + eight * 16);
   const int32_t filter = f.first_filter() + eight * 8, count = f.count();
   const bool there = filter < f.filters;
@@ -238,7 +239,7 @@ __global__ void __launch_bounds__(CONV1X1_THREADS, 1)
   __shared__ Conv1x1Pipelines pipelines;
   constexpr int PRODUCERS = CONV1X1_PRODUCERS<M, S>, SHARES = Gemms<M, T>::SHARES;
   const Conv1x1Stages<M, S> stages(aligned_shared(shared), f);
-  auto* found = reinterpret_cast<typename R::State*>(stages.kept);  // and of pixels
+  auto* found = reinterpret_cast<typename R::State*>(stages.kept);  // reuses weights and stages
   if (threadIdx.x == 0) {
     pipelines.kept.start(CONV1X1_CONSUMERS * PRODUCERS);
     pipelines.pixels.start(PRODUCERS, 1);
@@ -273,7 +274,7 @@ __global__ void __launch_bounds__(CONV1X1_THREADS, 1)
   }
 }
 
-// Pixels and weights of each GEMM are the first operands.
+// Pixels and weights of each GEMM come first among the operands.
 template <GemmResult M, typename T>
 Gemms<M, T> gemms_of(const MbcCall& call) {
   const auto channels = static_cast<int32_t>(arguments<Conv1x1Arguments>(call).channels);
@@ -285,13 +286,13 @@ Gemms<M, T> gemms_of(const MbcCall& call) {
   }
 }
 
-// made: where the result goes, if it is written.
+// `output`: where the result is stored, if it is.
 template <GemmResult M, typename T, typename S, typename R>
 void run_conv1x1(const MbcCall& call, T* output, const S& source, const R& r, typename R::State* partial) {
   const auto& a = arguments<Conv1x1Arguments>(call);
   const Gemms<M, T> gemms = gemms_of<M, T>(call);
   const Conv1x1<M, S, R> f(a, gemms.chunks());
-  static_assert(CONV1X1_ROWS % 8 == 0);  // so that a thread finds all its results alike
+  static_assert(CONV1X1_ROWS % 8 == 0);  // the swizzle is the same for all results of a thread
   MBC_LAUNCH_SHARED((conv1x1<M, T, S, R>), static_cast<unsigned>(a.blocks * f.across), CONV1X1_THREADS,
                     f.shared_bytes(), call.stream, gemms, output, source, r, partial, f);
   if constexpr (REDUCES<R>) merge_all_parts(call.stream, a.blocks, a.filters, partial, r);

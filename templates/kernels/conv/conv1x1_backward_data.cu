@@ -1,18 +1,18 @@
-// Gradient of the image of 1x1 convolutions in bf16 and fp16: alone, and as the prologue of the reductions of batch
-// normalisation's backward pass over what ReLU lets through of it.
+// Data gradient of 1x1 convolutions in bf16 and fp16: alone, and with the reductions of batch normalisation's backward
+// pass over the gradient through ReLU in its epilogue.
 //
-// The kernel is in conv1x1.cuh: M = pixels, N = channels of the image, K = filters; a tile of 64 pixels x 128 filters,
-// five warpgroups (producer, two consumers, two that write and reduce), wgmma m64n128k16 in bf16 or fp16. Limit: bytes,
+// The kernel is in conv1x1.cuh: M = pixels, N = channels of the image, K = filters; a tile of 64 pixels x 128 channels,
+// five warpgroups (producer, two consumers, two for the epilogue), wgmma m64n128k16 in bf16 or fp16. Limit: bytes,
 // not tensor cores.
 //
-// Bytes      the gradient and weights are read; with a reduction also x and what tells ReLU's mask, and the masked
-//            gradient is written, so that the gradient before ReLU exists nowhere.
+// Bytes      alone: gradient and weights in, the data gradient out. With a reduction also x and ReLU's output or bit
+//            mask in, and the gradient through ReLU out in place of the data gradient, which exists nowhere.
 #include "conv1x1_backward_data.cuh"
 
 namespace mbc {
 
 // Accesses: gradient, weights, x, mean, variance, scale and shift if there are; the gradient, dgamma, dbeta, workspace.
-// ALONG: behind the gradient ReLU's output is written.
+// REMAT: ReLU's output is written after the gradient.
 template <bool REMAT>
 const char* run_data_normalize_relu_reduction(const MbcCall& call) {
   return on_tensor_cores<Conv1x1Arguments>(call, [&](auto of) {
@@ -59,7 +59,7 @@ extern "C" const char* mbc_pointwise_data_normalize_relu_sums(const MbcCall& cal
 extern "C" const char* mbc_pointwise_data_normalize_relu_and_sums(const MbcCall& call) {
   return mbc::run_data_normalize_relu_reduction<true>(call);
 }
-// `_signed`: where a plan has the bit mask of what is recomputed it is not read, since the launch computes it anyway.
+// `_signed`: the plan has the bit mask of what is recomputed; the launch computes it anyway, and does not read it.
 extern "C" const char* mbc_pointwise_data_add_relu_and_sums(const MbcCall& call) {
   return mbc::run_gradient_add_relu_remat<mbc::GemmResult::GRADIENT, false>(call);
 }

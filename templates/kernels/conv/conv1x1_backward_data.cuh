@@ -1,18 +1,18 @@
-// Reductions of batch normalisation's backward pass over what ReLU lets through of the gradient of an image, which a
-// 1x1 convolution computes in the same launch (see conv1x1.cuh). x, the reductions' other operand, is read, or it is
-// recomputed by a second GEMM of the same launch (BOTH).
+// Reductions of batch normalisation's backward pass over the gradient through ReLU, which comes from the data gradient
+// of a 1x1 convolution in the same launch (see conv1x1.cuh). x, the reductions' other operand, is read, or recomputed
+// by a second GEMM of the launch (X_AND_GRADIENT).
 #pragma once
 
 #include "conv1x1.cuh"
 
 namespace mbc {
 
-// Image and weights of x if it is recomputed, then gradient and weights.
+// Image and weights of x if it is recomputed; gradient and weights.
 template <GemmResult M>
 constexpr int GEMM_OPERANDS = 2 * GEMMS<M>;
 
-// Accesses behind those: what is added to the gradient if anything is (ADD), ReLU's output or its bit mask (BITMASK), x
-// if it is read, mean, variance; the gradient through relu, dgamma, dbeta, workspace.
+// Accesses after those: a gradient that is added (ADD), ReLU's output or its bit mask (BITMASK), x if it is read, mean,
+// variance; the gradient through ReLU, dgamma, dbeta, workspace.
 template <GemmResult M, bool ADD, bool BITMASK>
 const char* run_gradient_relu_reduction(const MbcCall& call) {
   return on_tensor_cores<Conv1x1Arguments>(call, [&](auto of) {
@@ -28,8 +28,8 @@ const char* run_gradient_relu_reduction(const MbcCall& call) {
   });
 }
 
-// Accesses behind those: x if it is read, mean, variance, scale and shift if there are, r, what is added to the
-// gradient if anything is; ReLU's output, which is recomputed, the gradient through it, dgamma, dbeta, workspace.
+// Accesses after those: x if it is read, mean, variance, scale and shift if there are, r, a gradient that is added
+// (ADD); ReLU's output, which is recomputed, the gradient through it, dgamma, dbeta, workspace.
 template <GemmResult M, bool ADD>
 const char* run_gradient_add_relu_remat(const MbcCall& call) {
   return on_tensor_cores<Conv1x1Arguments>(call, [&](auto of) {

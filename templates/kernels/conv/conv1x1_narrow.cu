@@ -1,11 +1,11 @@
-// 1x1 convolutions to at most eight filters (a network's last layer), channels last, in every precision: forward,
-// gradient of the image and of the filters. No tensor cores: so few filters keep up with memory without them.
+// 1x1 convolutions to at most eight filters (a network's last layer), channels last, in every precision: forward, data
+// gradient and filter gradient. FMA instead of tensor cores: with so few filters memory is the limit either way.
 //
-// Bytes      forward: image in, result out. Data: gradient in, gradient of the image out. Filter: image and gradient
-//            in, one partial sum a block out, which `add_parts` adds up in order.
+// Bytes      forward: image in, result out. Data: gradient in, data gradient out. Filter: image and gradient in, a
+//            partial filter gradient a block out (split-K), which `add_parts` adds in order.
 // Threads    256. Forward: four threads share a pixel, each takes every fourth 16 bytes of its channels; shuffles leave
 //            each with one of four pixels. Data and filter: a thread keeps 16 bytes of channels and walks down the
-//            pixels. Four pixels of a thread are on their way at once.
+//            pixels. A thread has four pixels in flight.
 // Shared     forward: weights in fp32, [filters, channels]. Filter: one float a thread for each of its channels.
 // Registers  launch bounds: 4 blocks a multiprocessor up to two filters (3 in the filter pass), 2 above.
 // Limit      memory bandwidth.
@@ -17,7 +17,7 @@ struct Conv1x1NarrowArguments {
   int64_t pixels;  // of all images
   int64_t channels;
   int64_t filters;
-  int64_t parts;  // of the filter pass: blocks that share out the pixels
+  int64_t parts;  // of the filter pass: blocks among which pixels are divided (split-K)
   int64_t accumulate;
 };
 
@@ -31,7 +31,7 @@ struct Conv1x1Narrow {
   int32_t channels;
 };
 
-// What the filters have of one pixel.
+// A pixel of the output or its gradient: all filters.
 template <typename T, int FILTERS>
 struct OfPixel {
   static constexpr int WHOLE = FILTERS & -FILTERS;  // that are aligned together, whichever the pixel
@@ -45,7 +45,7 @@ struct OfPixel {
   __device__ float operator[](int k) const { return to_float(pieces[k / PIECE][k % PIECE]); }
 };
 
-// The pixels of a thread that keeps to a vector of channels: from one on, each `step` behind the one before.
+// The pixels of a thread that keeps a vector of channels: every `step`-th.
 struct PixelsDown {
   int64_t pixel;
   int32_t channel, step, left;
@@ -62,8 +62,8 @@ struct PixelsDown {
   }
 };
 
-// Four threads share a pixel, each takes every fourth vector of it; a warp makes 32 pixels, each thread a part of four.
-// They then give each other what they have of three, so that each ends with one.
+// Four threads share a pixel, each takes every fourth vector of it; a warp computes 32 pixels, each thread partial sums
+// of four. Shuffles transpose and add these, so that each thread ends with one pixel.
 template <typename T, int FILTERS>
 __global__ void __launch_bounds__(THREADS, FILTERS > 2 ? 2 : 4)
     conv1x1_narrow(const T* __restrict__ x, const T* __restrict__ weight, T* __restrict__ y, Conv1x1Narrow f) {
@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(THREADS, FILTERS > 2 ? 2 : 4)
   }
 }
 
-// A thread keeps the weights of its channels and goes down the pixels.
+// A thread keeps the weights of its channels in registers and walks down the pixels.
 template <typename T, int FILTERS>
 __global__ void __launch_bounds__(THREADS, FILTERS > 2 ? 2 : 4)
     conv1x1_narrow_data(const T* __restrict__ dy, const T* __restrict__ weight, T* __restrict__ dx, Conv1x1Narrow f) {
@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(THREADS, FILTERS > 2 ? 2 : 4)
   }
 }
 
-// A thread keeps the sums of its channels and goes down the pixels; those of a block are then added in order.
+// A thread accumulates its channels and walks down the pixels; the sums of a block are then added in order.
 template <typename T, int FILTERS>
 __global__ void __launch_bounds__(THREADS, FILTERS > 2 ? 2 : 3)
     conv1x1_narrow_filter(const T* __restrict__ x, const T* __restrict__ dy, float* __restrict__ partial,
@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(THREADS, FILTERS > 2 ? 2 : 3)
   const unsigned threads = blockDim.x * blockDim.y, thread = threadIdx.y * blockDim.x + threadIdx.x;
 #pragma unroll
   for (int k = 0; k < FILTERS; ++k) {
-    __syncthreads();  // those of the filter before this one are done with
+    __syncthreads();  // the filter before this one is read
 #pragma unroll
     for (int j = 0; j < N; ++j) shared[j][thread] = sums[k][j];
     __syncthreads();

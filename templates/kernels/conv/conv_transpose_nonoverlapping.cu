@@ -1,6 +1,5 @@
-// Transposed convolution whose windows do not overlap (stride = filter size), in bf16 and fp16, which is also the
-// gradient of the image of such a convolution; optionally with a bias and into its part of a concatenation. Channels
-// last.
+// Non-overlapping transposed convolution (stride = filter size), in bf16 and fp16, which is also the data gradient of
+// such a convolution; optionally with a bias and into its part of a concatenation. Channels last.
 //
 // GEMM       M = pixels of the smaller image, N = filter taps * channels, K = filters. The result is rearranged as it
 //            is written: each pixel becomes as many pixels of the larger image as a filter has taps.
@@ -12,7 +11,7 @@
 //            shared memory.
 // Epilogue   rounded as the convolution alone rounds, then the bias; four threads exchange words, so that each writes
 //            16 bytes.
-// Shared     4 stages of 49,152 bytes; with a concatenation 24,576 bytes more for what is on its way.
+// Shared     4 stages of 49,152 bytes; with a concatenation 24,576 bytes more for copies in flight.
 // Registers  80 a thread of warpgroup 0, 208 a consumer thread (setmaxnreg).
 // Limit      the bytes that are written.
 //
@@ -47,7 +46,7 @@ struct ConvTransposeStage {
 struct ConvTranspose : ConvolutionShape {
   int32_t pixels, chunks, across;  // of the smaller image; filters by the stage, columns by the block
   int64_t columns, all, start;     // of the GEMM; of the tensor that is written
-  bool kept;                       // each stage gets the same weights again and again, so that they stay in it
+  bool kept;                       // a stage always has the same weights, which are copied once
 
   explicit ConvTranspose(const ConvTransposeArguments& a)
       : ConvolutionShape(a), pixels(static_cast<int32_t>(a.rows * a.out_height * a.out_width)),
@@ -59,7 +58,7 @@ struct ConvTranspose : ConvolutionShape {
   __host__ __device__ int32_t tiles() const { return (pixels + TRANSPOSE_PIXELS - 1) / TRANSPOSE_PIXELS; }
   int64_t image_pixels() const { return int64_t{pixels} * kernel_height * kernel_width; }
 
-  // A block makes the same columns of one tile of pixels after another.
+  // A block computes the same columns of one tile of pixels after another.
   __device__ int32_t first_column() const { return static_cast<int32_t>(blockIdx.x) % across * TRANSPOSE_COLUMNS; }
   __device__ int32_t first_tile() const { return static_cast<int32_t>(blockIdx.x) / across; }
   __device__ int32_t step() const { return static_cast<int32_t>(gridDim.x) / across; }
@@ -70,7 +69,7 @@ struct ConvTranspose : ConvolutionShape {
     const int64_t line = static_cast<int64_t>(at.image) * height + at.line * kernel_height;
     return (line * width + at.column * kernel_width) * all + start;
   }
-  // How far behind it the element of a column of the GEMM is.
+  // The offset from there to the element of a column of the GEMM.
   __device__ int64_t of_column(int32_t column) const {
     const int32_t tap = column / channels, down = tap / kernel_width;
     return static_cast<int64_t>(down * width + tap - down * kernel_width) * all + column - tap * channels;
@@ -111,8 +110,8 @@ __device__ inline void produce_operands(const T* __restrict__ dy, const T* __res
   }
 }
 
-// The other part of a concatenation, shared out among all blocks. What is on its way waits in `buffer`, where a thread
-// has addresses of its own: registers would not last for as much.
+// Copies the other part of a concatenation, divided among all blocks. Copies in flight go through a `buffer` in shared
+// memory, in which a thread has addresses of its own: registers would not suffice.
 struct ConcatCopy {
   static constexpr int THREADS = WARPGROUP - PRODUCERS, AT_ONCE = 4, STAGES = 6;
   static constexpr int BYTES = THREADS * AT_ONCE * STAGES * 16;
@@ -163,13 +162,13 @@ __device__ inline void exchange(uint32_t (&words)[4], int t) {
   }
 }
 
-// What the columns of a block have, which it writes again and again.
+// Constants of the columns of a block.
 struct ConvTransposeColumns {
   int64_t offset[ConvTransposeStage::BLOCKS];  // of 64 columns, from where a window begins
   alignas(32) float bias[TRANSPOSE_COLUMNS];
 };
 
-// Rounded as a convolution by itself is, and then with the bias.
+// Rounds as the convolution alone does, then adds the bias.
 template <typename T, bool BIAS>
 __device__ inline void write_tile(const float (&sums)[TRANSPOSE_COLUMNS / 8][4], const ConvTransposeColumns& columns,
                                   T* __restrict__ y, int32_t first, const ConvTranspose& f) {
@@ -250,7 +249,7 @@ __global__ void __launch_bounds__(PIPELINE_THREADS, 1)
   }
 }
 
-// Operands are those of the GEMM, and of a concatenation a bias and its other part.
+// Operands: those of the GEMM; with a concatenation, a bias and the other part.
 template <bool CONCAT, typename T>
 void run_conv_transpose(const MbcCall& call) {
   const ConvTranspose f(arguments<ConvTransposeArguments>(call));

@@ -1,8 +1,8 @@
-// Depthwise 3 x 3 convolutions at strides of 1 and 2: forward and gradient of the image. Each channel has filters of
-// its own, so that nothing is shared between channels.
+// Depthwise 3 x 3 convolutions at strides of 1 and 2: forward and data gradient. Each channel has filters of its own,
+// so that nothing is shared between channels.
 //
 // Bytes      image in, result out, once each; windows that overlap are read from registers or from the cache.
-// Tile       a thread makes a small tile of output pixels of N neighbouring channels in registers (depthwise.cuh):
+// Tile       a thread computes a small tile of output pixels of N neighbouring channels in registers (depthwise.cuh):
 //            channels last 16 bytes of channels, channels first one channel and up to 8 x 2 pixels.
 // Threads    256, along channels and down the tiles; blocks walk over tiles.
 // Shared     channels last: the filters of the block's channels, transposed to [tap, channel].
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(THREADS, Size::BLOCKS)
   }
 }
 
-// Adds what the gradient `plane` gives to the image pixels at the positions (v, u) of the stride and beyond.
+// Adds what the gradient `plane` contributes to image pixels at positions (v, u) of the stride and after.
 template <typename Size, typename T, typename Filter>
 __device__ inline void data_tile(const T* plane, const Filter& filter, const Depthwise& g, int32_t v, int32_t u,
                                  float (&sum)[Size::UP * Size::S][Size::ACROSS * Size::S][Size::N]) {

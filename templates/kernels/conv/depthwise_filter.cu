@@ -1,7 +1,7 @@
 // Gradient of depthwise 3 x 3 filters at strides of 1 and 2.
 //
-// Bytes      image and gradient in, once each; nine sums a channel out, in `parts` that `depthwise_sum` adds up in
-//            order, in fp64.
+// Bytes      image and gradient in, once each; nine sums a channel out, in `parts` (split-K) that `depthwise_sum`
+//            adds in order, in fp64.
 // Tile       a thread keeps the nine sums of N channels (4 channels last, 1 channels first) and walks over its share of
 //            the tiles; sums of a block are added tap by tap through shared memory, by halves.
 // Threads    256, along channels and down the tiles.

@@ -5,7 +5,7 @@
 //            taps * channels, K = output pixels. Otherwise a thread makes one output element (of a filter gradient, a
 //            block makes each), which is better where a group has few channels.
 // Tile       64 x 64, K = 16, by 256 threads of 4 x 4 FMA accumulators each; 8,704 bytes of shared memory.
-// Parts      the filter pass splits K over `parts` blocks, which `add_parts` adds up in order.
+// Split-K    the filter pass, over `parts` blocks, whose results `add_parts` adds in order.
 // Limit      FMA and address arithmetic: it is there to be always possible, not to be fast.
 #include "conv_operands.cuh"
 #include "images.cuh"
@@ -63,7 +63,7 @@ struct Geometry {
   }
 };
 
-// Sample and position of a flat number of a pixel.
+// Sample, row and column of a pixel's flat index.
 struct PixelIndex {
   int64_t n;
   int32_t y, x;
@@ -92,7 +92,7 @@ __device__ inline int64_t tap_number(const Geometry& g, int32_t c, int32_t r, in
               : (static_cast<int64_t>(c) * g.kernel_height + r) * g.kernel_width + s;
 }
 
-// Rows: output pixels; sum: channels and taps of the image.
+// A of the forward pass. Rows: output pixels; K: channels and taps of the image.
 template <typename T>
 struct Windows {
   const T* x;
@@ -111,7 +111,7 @@ struct Windows {
   }
 };
 
-// Rows: filters of a group; sum: their elements in memory order.
+// B of the forward pass. Rows: filters of a group; K: their elements in memory order.
 template <typename T>
 struct Filters {
   const T* w;
@@ -133,7 +133,7 @@ struct OutputPixels {
   }
 };
 
-// Backward data. Rows: image pixels; sum: filters and taps.
+// A of the data gradient. Rows: image pixels; K: filters and taps.
 template <typename T>
 struct GradientWindows {
   const T* dy;
@@ -152,7 +152,7 @@ struct GradientWindows {
   }
 };
 
-// Rows: channels of a group; sum: filters and taps.
+// B of the data gradient. Rows: channels of a group; K: filters and taps.
 template <typename T>
 struct FiltersByChannel {
   const T* w;
@@ -180,7 +180,7 @@ struct ImagePixels {
   }
 };
 
-// Backward filter. Rows: filters of a group; sum: output pixels.
+// A of the filter gradient. Rows: filters of a group; K: output pixels.
 template <typename T>
 struct Gradients {
   const T* dy;
@@ -194,7 +194,7 @@ struct Gradients {
   }
 };
 
-// Rows: elements of a filter; sum: output pixels.
+// B of the filter gradient. Rows: elements of a filter; K: output pixels.
 template <typename T>
 struct WindowsByTap {
   const T* x;

@@ -1,14 +1,14 @@
-// Operands of reductions that come from shared memory: the results of a launch's GEMMs, and other operands, staged
-// there by the producer. Each is one operand of a source like those that read memory (see channel_reduce.cuh), so that
-// reductions are of the same numbers by the same functions.
+// Operands of reductions in shared memory: results of a launch's GEMMs, and operands that the producer stages. The
+// sources are those that read global memory (see channel_reduce.cuh) with other pointers, so that reductions of a
+// GEMM's result are the same functions of the same numbers.
 #pragma once
 
 #include "batch_norm_relu.cuh"
 
 namespace mbc {
 
-// The GEMMs of a launch: x, which is written, or stays INSIDE; the gradient of it; or both, of which neither is
-// written.
+// What the GEMMs of a launch compute: x, which is stored or not; the gradient of x; or both, of which neither is
+// stored.
 enum class GemmResult { X, X_NOT_STORED, GRADIENT, X_AND_GRADIENT };
 template <GemmResult M>
 constexpr bool COMPUTES_X = M != GemmResult::GRADIENT;
@@ -17,7 +17,7 @@ constexpr bool COMPUTES_GRADIENT = M == GemmResult::GRADIENT || M == GemmResult:
 template <GemmResult M>
 constexpr int GEMMS = COMPUTES_X<M> + COMPUTES_GRADIENT<M>;
 
-// What F makes of x and a gradient of it by what channels have.
+// Stores F(channel, x, gradient of x).
 template <typename T, typename F>
 struct MapSource : TensorSource<T, true, false> {
   using Memory = TensorSource<T, true, false>;
@@ -34,7 +34,7 @@ struct MapSource : TensorSource<T, true, false> {
   }
 };
 
-// What a source reads: tiles of T, results of GEMMs among them, and of bits.
+// What a source reads: tiles of T, results of GEMMs included, and a tile of a bit mask.
 template <typename S>
 constexpr int OPERAND_TILES = 1;
 template <typename T>
@@ -93,8 +93,8 @@ __device__ inline const T*& gradient_operand(ReluBackwardSource<T, ADD, true, Re
   return source.dy;
 }
 
-// The result of a GEMM itself, for whoever reads it next. Where a gradient goes through relu on its way to others, they
-// read what comes through.
+// Stores the result of a GEMM itself. A data gradient that goes through ReLU is not stored: others read the gradient
+// through ReLU.
 template <GemmResult M, typename T, bool TWO, typename Fetched>
 __device__ inline void store_gemm_result(const TensorSource<T, TWO, false>&, T* to, const Fetched& fetched) {
   if constexpr (M == GemmResult::X) store_held(to, fetched.a);
@@ -109,11 +109,11 @@ __device__ inline void store_gemm_result(const ReluBackwardSource<T, ADD, true, 
 template <typename Element>
 constexpr int BITS = std::is_same_v<Element, uint8_t> ? 1 : 8 * sizeof(Element);
 
-// Where nothing is summed up,
+// Without a reduction,
 struct NoReduction {
   using State = float;
 };
-// be it that F has to know what channels have.
+// or with the constants of channels for F alone.
 template <typename F>
 struct ChannelMap {
   using State = float;
@@ -129,7 +129,7 @@ constexpr bool REDUCES<NoReduction> = false;
 template <typename F>
 constexpr bool REDUCES<ChannelMap<F>> = false;
 
-// Reductions of which mean and variance are operands from `mean` on, dgamma and dbeta from `dgamma` on.
+// Mean and variance are operands from `mean` on, dgamma and dbeta from `dgamma` on.
 inline BnBackwardReduction sums_of(const MbcCall& call, int mean, int dgamma, float eps) {
   float *const first = out<float>(call, dgamma), *const second = out<float>(call, dgamma + 1);
   return {in<float>(call, mean), in<float>(call, mean + 1), first, second, eps, 0};
@@ -152,7 +152,7 @@ struct ThreadReduction {
 #pragma unroll
     for (int j = 0; j < 8; ++j) running[j] = r.begin(source.template first<8>(first, j));
   }
-  // And what `source` writes meanwhile, for eight elements from `at` on.
+  // Eight elements from `at` on, of which `source` may store something.
   template <typename S, typename Fetched>
   __device__ void add(const R& r, const S& source, Fetched& fetched, int64_t at) {
     ++count;

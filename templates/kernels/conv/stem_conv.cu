@@ -1,8 +1,8 @@
-// Forward convolution of images with few channels (a network's first layer) in bf16 and fp16, channels last.
+// Stem convolution (a network's first, of at most seven channels), forward, in bf16 and fp16, channels last.
 //
 // GEMM       M = output pixels, N = filters, K = elements of a window: its rows one after another, each a run of
 //            kernel_width * channels elements, padded to whole words only (stem_conv.cuh).
-// Tile       a block works on a band of output rows, 64 columns wide, of 64 or 32 filters. A warp makes 2 rows x 16
+// Tile       a block works on a band of output rows, 64 columns wide, of 64 or 32 filters. A warp computes 2 rows x 16
 //            columns at a time, K = 16 a step.
 // Warps      4, all alike: copy the band of the image, then mma.sync m16n8k16.
 // Shared     all weights of the block's filters as fragments, an offset and a mask for every second element of K, and
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(STEM_THREADS, 4)
 
   for (int64_t number = blockIdx.x; number < f.tiles; number += gridDim.x) {
     const StemTile here = f.tile(number);
-    __syncthreads();  // the band before this one is done with
+    __syncthreads();  // the band before this one is read
     fetch_band(x, image, f, here);
     __syncthreads();
 

@@ -1,4 +1,5 @@
-// How the gradient of the filters of convolutions with few channels is put together of what blocks and warps made.
+// Filter gradients of stem convolutions: prefetching rows of gradients, and adding the parts of warps and blocks
+// (split-K).
 #pragma once
 
 #include "stem_conv.cuh"
@@ -12,7 +13,7 @@ constexpr int STEM_THREADS_OF_128_REGISTERS = 512;
 static_assert(STEM_MOST_THREADS <= STEM_THREADS_OF_128_REGISTERS, "blocks are no larger");
 constexpr int SUM_ELEMENTS = 32, SUM_SHARERS = 16;  // of a block that adds parts
 
-// 16 bytes that exist, or zeros, to shared memory; `wide`: they are aligned.
+// Copies 16 bytes to shared memory, or zeros where they are not `there`; `wide`: they are aligned.
 template <typename T>
 __device__ inline void copy_vector(uint4* to, const T* from, bool there, bool wide) {
   if (wide) {
@@ -24,8 +25,8 @@ __device__ inline void copy_vector(uint4* to, const T* from, bool there, bool wi
   }
 }
 
-// The rows of gradients that a block is going to need, tiles of other images included, and the stage of a ring in
-// shared memory where the next one goes.
+// The next row of gradients that a block is going to need, across tiles, and its stage in the pipeline in shared
+// memory.
 struct RowsAhead {
   int64_t number;
   int32_t row, stage;
@@ -33,7 +34,7 @@ struct RowsAhead {
 
   __device__ explicit RowsAhead(const StemConv& f)
       : number(blockIdx.x), row(0), stage(0), tile(f.tile(blockIdx.x)) {}
-  // A pixel has V times 16 bytes, of filters from `first` on; `offset_of(pixel, v)`: where they lie in a stage of STAGE.
+  // A pixel has V times 16 bytes, of filters from `first` on; `offset_of(pixel, v)`: their offset in a stage of STAGE.
   template <int V, int STAGE, typename T, typename Offset>
   __device__ void fetch(const T* dy, uint4* ring, const StemConv& f, int32_t first, Offset offset_of) {
     if (number < f.tiles) {
@@ -55,7 +56,7 @@ struct RowsAhead {
   }
 };
 
-// The gradient of filters as blocks leave it, one part each: elements of a window by filters.
+// The partial filter gradients of blocks, [parts, elements of a window, filters].
 struct FilterParts {
   int32_t elements, filters;
   int32_t planes, rows, run, padded_run;  // of a window, and elements of a row: of the filter, and here
@@ -68,8 +69,8 @@ struct FilterParts {
       : elements(elements_), filters(filters_), planes(1), rows(1), run(elements_), padded_run(elements_) {}
 };
 
-// A block's part, elements of a window by filters: two tiles of 16 elements a warp, those of warps that shared pixels
-// added in order. `shared` is free for it.
+// Stores the partial filter gradient of a block: two tiles of 16 elements of the window a warp; warps that divided
+// pixels are added in order, through `shared`.
 template <int TILES>
 __device__ inline void write_part(
     float (&sums)[2][TILES][4], float* shared, float* partial, const StemConv& f, int32_t group, int32_t sharer,
@@ -102,7 +103,7 @@ __device__ inline void write_part(
     }
 }
 
-// The parts in order: every thread some of them, then those of an element.
+// Adds parts in order, in fp64: SUM_SHARERS threads an element, then their sums.
 static __global__ void stem_conv_filter_sum(
     const float* partial, float* dw, FilterParts f, int64_t parts, bool accumulate) {
   __shared__ double sums[SUM_SHARERS][SUM_ELEMENTS];

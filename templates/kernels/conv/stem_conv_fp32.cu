@@ -1,10 +1,10 @@
-// Forward convolution of images with few channels (a network's first layer) in fp32 (3xTF32) and tf32. The image may
+// Stem convolution (a network's first, of at most seven channels), forward, in fp32 (3xTF32) and tf32. The image may
 // have its channels first; the result has them last.
 //
 // GEMM       M = output pixels, N = filters, K = elements of a window (stem_conv.cuh).
 // Tile       as in stem_conv.cu: a band of output rows, 64 columns wide, of 32 filters (tf32 and at most 192 K: 64). A
-//            warp makes 2 rows x 16 columns at a time, K = 8 a step. In fp32 sums of 32 K are added up outside tensor
-//            cores, which truncate what they add.
+//            warp computes 2 rows x 16 columns at a time, K = 8 a step. In fp32, accumulators of K = 32 are added
+//            outside tensor cores, which truncate instead of rounding.
 // Warps      4, all alike: copy the band with cp.async, then mma.sync m16n8k8 of tf32, three for one in fp32 (SPLIT).
 // Shared     all weights of the block's filters as fragments, an offset for every element of K, and the band of the
 //            image.
@@ -21,7 +21,7 @@
 namespace mbc {
 
 constexpr int STEM_WARPS_FP32 = 4, STEM_THREADS_FP32 = 32 * STEM_WARPS_FP32;
-constexpr int WIDE_STEPS = 12;  // of K = 16, up to which weights of 64 filters leave room for other blocks
+constexpr int WIDE_STEPS = 12;  // of K = 16, up to which weights of 64 filters leave shared memory for other blocks
 
 template <bool SPLIT, int TILES>
 __global__ void __launch_bounds__(STEM_THREADS_FP32, 4)
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(STEM_THREADS_FP32, 4)
 
   for (int64_t number = blockIdx.x; number < f.tiles; number += gridDim.x) {
     const StemTile here = f.tile(number);
-    __syncthreads();  // the band before this one is done with
+    __syncthreads();  // the band before this one is read
     fetch_band_of_words(x, image, f, here);
     cp_async_wait<0>();
     if (!SPLIT) round_band(image, f, here);
@@ -124,7 +124,7 @@ extern "C" const char* mbc_convolution_few_channels_fp32(const MbcCall& call) {
     run_stem_conv_fp32<false, 4>(call, f);
   return launched();
 }
-// The same; `image_layout` says that channels come first.
+// The same for images with channels first (`image_layout`).
 extern "C" const char* mbc_convolution_few_channels_fp32_of_planes(const MbcCall& call) {
   return mbc_convolution_few_channels_fp32(call);
 }

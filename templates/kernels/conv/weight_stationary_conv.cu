@@ -1,15 +1,16 @@
-// Convolution in bf16 and fp16 of 64 or 128 channels with filters of several taps, forward, and the gradient of the
-// image at a stride of one; optionally with batch statistics in the epilogue. Weights stay in shared memory for the
-// life of a block. Channels last; filters are a multiple of 64.
+// Convolution in bf16 and fp16 of 64 or 128 channels with filters of several taps, forward and data gradient, at a
+// stride of one; optionally with batch statistics in the epilogue. Weights stay in shared memory for the life of a
+// block. Channels last; filters are a multiple of 64.
 //
 // GEMM       M = filters, N = output pixels, K = filter taps * channels.
-// Tile       64 filters x 256 pixels (halo.cuh). A pipeline stage is the halo of a tile with all 64 channels, or with
-//            32 of 128, for which there is less room. What pixels see under the next filter tap is the same operand,
-//            some pixels further on: core matrices without swizzle may begin at any multiple of 16 bytes.
+// Tile       64 filters x 256 pixels (halo.cuh). A pipeline stage is the halo of a tile with all of 64 channels, or
+//            with 32 of 128, whose weights leave less shared memory. The operand of the next filter tap is the same
+//            one, shifted by some pixels: core matrices without swizzle may begin at any multiple of 16 bytes.
 // Warps      384 threads, a ping-pong schedule. Warpgroup 0 is the producer: halos with cp.async, up to three ahead.
 //            Warpgroups 1 and 2 are consumers that take every other tile each: wgmma m64n256k16, weights (A) and pixels
-//            (B) in shared memory. While one rounds, writes and sums its tile up, tensor cores work for the other.
-// Epilogue   results go through the halo that they were made of, to leave by rows of 64 filters, 16 bytes a thread.
+//            (B) in shared memory. While one rounds, stores and reduces its tile, tensor cores work for the other.
+// Epilogue   results are transposed in the shared memory of their halo, then stored by rows of 64 filters, 16 bytes a
+//            thread.
 // Shared     3 halos of 48,512 bytes (128 channels: 24,256), and 1,040 bytes for 8 K of 64 filters: at 3 x 3 taps
 //            74,880 bytes for 64 channels, 149,760 for 128.
 // Registers  168 a thread; with statistics 72 a producer and 216 a consumer thread (setmaxnreg).
@@ -24,7 +25,7 @@
 #include "batch_statistics.cuh"
 
 struct HaloStatisticsArguments : HaloArguments {
-  int64_t blocks;  // for each 64 filters; not those that a GPU has room for, so that reductions are the same on all
+  int64_t blocks;  // for each 64 filters; not by the GPU's size, so that reductions are the same on all
 };
 
 namespace mbc {
@@ -37,10 +38,10 @@ struct WeightStationaryConv : HaloConv {
   // Chunks of 8 channels: of all, and of a halo. Pixels that are copied together.
   static constexpr int ALL = CHANNELS / 8, EIGHTS = CHANNELS == 64 ? 8 : 4, COPY_STRIDE = WARPGROUP / EIGHTS;
   static constexpr int HALOS = ALL / EIGHTS, HALO_BYTES = MOST_HALO_PIXELS * EIGHTS * 16;
-  // Core matrices of 8 K of all filters, so far apart that those of a filter lie in different banks.
+  // Core matrices of K = 8 of all filters; the pitch avoids bank conflicts.
   static constexpr int KEPT_PITCH = HALO_FILTERS * 16 + 16;  // as in mbc/kernels/cuda/conv/weight_stationary_conv.py
-  // Results lie for a while in the halo that they were computed from, as many pixels at a time as it has room for, and
-  // leave it by lines of 64 filters.
+  // Results are staged in the halo that they were computed from, as many pixels at a time as fit, in rows of 64
+  // filters.
   static constexpr int ROUNDS = 8 / EIGHTS, ROUND_PIXELS = HALO_GROUPS * 8 / ROUNDS;
   static constexpr int RESULT_PITCH = HALO_FILTERS * 2 + 16, RESULT_STRIDE = WARPGROUP / 8;
   static_assert(ROUND_PIXELS * RESULT_PITCH <= HALO_BYTES);
@@ -55,7 +56,7 @@ struct WeightStationaryPipelines {
   Pipeline<STATIONARY_HALOS> halos;
   Barrier kept;                  // all weights
   Barrier started[CONSUMERS];  // all wgmma of a tile, by this warpgroup
-  Barrier warpgroup_barrier[CONSUMERS];  // of this warpgroup's warps, an even number of times a tile
+  Barrier warpgroup_barrier[CONSUMERS];  // of this warpgroup's warps; an even number of phases a tile
 
   __device__ void start() {
     kept.start(CONSUMERS * WARPGROUP);
@@ -67,14 +68,14 @@ struct WeightStationaryPipelines {
   }
 };
 
-// Filters 2 i and 2 i + 1 of 16 are rows i and i + 8 of the tile, so that a thread has neighbours.
+// Filters 2 i and 2 i + 1 of 16 are rows i and i + 8 of the tile, so that a thread holds two neighbouring filters.
 __device__ inline int32_t row_of_filter(int32_t n) { return n / 16 * 16 + n % 2 * 8 + n % 16 / 2; }
 
 template <typename T, int CHANNELS>
 __device__ inline void keep_weights(const T* __restrict__ weight, char* kept, const WeightStationaryConv<CHANNELS>& f) {
   const int32_t first = static_cast<int32_t>(blockIdx.x) % f.across * HALO_FILTERS;
   for (int32_t i = threadIdx.x - WARPGROUP; i < f.taps * f.ALL * HALO_FILTERS; i += CONSUMERS * WARPGROUP) {
-    // Neighbours read neighbours.
+    // Neighbouring threads read neighbouring elements.
     const int32_t tap = i / (f.ALL * HALO_FILTERS), n = f.backward ? i % HALO_FILTERS : i / f.ALL % HALO_FILTERS;
     const int32_t eight = f.backward ? i / HALO_FILTERS % f.ALL : i % f.ALL;
     Vec<T, 8> k_vector;
@@ -110,7 +111,7 @@ __device__ inline void produce_halos(
   }
 }
 
-// Starts all wgmma of a halo. `while_running`: when the first ones are under way.
+// Starts all wgmma of a halo; calls `while_running` after the first group.
 template <typename T, int CHANNELS, typename WhileRunning>
 __device__ inline void start_halo(
     float (&sums)[32][4], const char* kept, const char* line, bool adds, const WeightStationaryConv<CHANNELS>& f,
@@ -149,7 +150,7 @@ struct ThreadStatistics {
   }
 };
 
-// Puts together what the threads of a warp have of the same eight channels, in a part of its own for each warp.
+// Merges the states of the threads of a warp for the same eight channels into a partial state, one for each warp.
 template <typename T>
 __device__ inline void store_statistics(const ThreadStatistics<T>& statistics, typename Statistics<T>::State* part) {
   using State = typename Statistics<T>::State;
@@ -167,7 +168,7 @@ __device__ inline void store_statistics(const ThreadStatistics<T>& statistics, t
   }
 }
 
-// `partial`: what every warp finds of its filters, where statistics are asked for.
+// `partial`: the statistics' states of each warp, with STATISTICS.
 template <typename T, int CHANNELS, bool STATISTICS>
 __device__ inline void consume_tiles(
     const char* kept, char* halos, T* __restrict__ y, typename Statistics<T>::State* partial,
@@ -209,7 +210,7 @@ __device__ inline void consume_tiles(
     char* const results = halo + warp * 16 * 2 + lane / 4 * 4;
 #pragma unroll
     for (int round = 0; round < f.ROUNDS; ++round) {
-      warpgroup_sync(0);  // nobody reads the halo any more
+      warpgroup_sync(0);  // the halo is read
 #pragma unroll
       for (int j = 0; j < f.ROUND_PIXELS / 8; ++j)
 #pragma unroll
@@ -263,8 +264,8 @@ __global__ void __launch_bounds__(PIPELINE_THREADS, 1)
   }
 }
 
-// A block keeps its filters: between its tiles are those of other filters. `blocks` for each 64 filters, or 0: as many
-// as there is room for.
+// A block keeps the weights of its filters: it takes every `across`-th tile. `blocks` for each 64 filters; 0: one for
+// each multiprocessor.
 template <typename T, int CHANNELS, bool STATISTICS>
 void run_weight_stationary(
     const MbcCall& call, const HaloArguments& a, int64_t blocks, typename Statistics<T>::State* partial) {
@@ -280,7 +281,7 @@ template <typename T, bool STATISTICS>
 const char* run_weight_stationary(
     const MbcCall& call, const HaloArguments& a, int64_t blocks, typename Statistics<T>::State* partial) {
   if (const char* problem = unaligned(call)) return problem;
-  if (HaloConv(a).halo_pixels() > MOST_HALO_PIXELS) return "a patch is larger than shared memory";
+  if (HaloConv(a).halo_pixels() > MOST_HALO_PIXELS) return "a halo is larger than shared memory";
   if (a.channels == 64)
     run_weight_stationary<T, 64, STATISTICS>(call, a, blocks, partial);
   else if (a.channels == 128)
@@ -300,7 +301,7 @@ extern "C" const char* mbc_convolution_of_short_patches(const MbcCall& call) {
     return launched();
   });
 }
-// The same; `backward` says that weights are transposed and rotated.
+// The same with transposed and rotated weights (`backward`).
 extern "C" const char* mbc_convolution_backward_data_of_short_patches(const MbcCall& call) {
   return mbc_convolution_of_short_patches(call);
 }

@@ -2,11 +2,10 @@
 // are multiples of 64.
 //
 // GEMM       M = filters, N = filter taps * channels, K = output pixels, split over `parts` blocks (split-K) that
-//            `add_parts` adds up in order, in fp64.
+//            `add_parts` adds in order, in fp64.
 // Tile       128 filters x 128 columns; WIDE: 64 filters x 256 columns. Columns come in blocks of 64 channels, which
-//            may belong to different taps. A stage is K = 64 pixels.
-// Launches   `find_largest` and `split_tensor` split the image once, since each word is read for every filter tap; then
-//            the GEMM, then `add_parts`.
+//            may belong to different taps; a stage is K = 64 pixels.
+// Launches   `find_largest` (scale), `split_tensor` (the image, once for all filter taps), the GEMM, `add_parts`.
 // Warps      384 threads. Warpgroup 0 is the producer: gradients as they are and the split image, both with cp.async.
 //            Warpgroups 1 and 2 are consumers: each splits its gradients in registers (A) and starts wgmma m64n128k16
 //            with the image in shared memory (B, rows are K). They take other filters, or, WIDE, other columns.
@@ -24,10 +23,10 @@
 
 namespace mbc {
 
-// As in mbc/kernels/cuda/fp32_emulated/fp32_emulated_conv.py: bytes of what they find.
+// As in mbc/kernels/cuda/fp32_emulated/fp32_emulated_conv.py (LARGEST_BYTES).
 constexpr int LARGEST_BLOCKS = 512, LARGEST_THREADS = 256;
 
-// What each block finds to be the largest of its share.
+// The largest magnitude in each block's share.
 __global__ void find_largest(const float* __restrict__ x, float* found, int64_t count) {
   __shared__ float of_warps[LARGEST_THREADS / 32];
   float largest = 0.0f;
@@ -74,7 +73,7 @@ __global__ void split_tensor(
 template <bool WIDE>
 struct FilterStage {
   static constexpr int FILTERS = WIDE ? 64 : 128, BLOCKS = WIDE ? 4 : 2;  // of a block; of 64 columns
-  static constexpr int PITCH = FILTERS + 4;  // words of a pixel: what a warp reads at once is in different banks
+  static constexpr int PITCH = FILTERS + 4;  // words of a pixel; avoids bank conflicts
   static constexpr int HALF = BLOCKS * SWIZZLE_BLOCK;  // bytes of either half of the image
   static constexpr int GRADIENTS = 2 * HALF;           // where they begin
   static constexpr int BYTES = GRADIENTS + EMULATED_K * PITCH * 4;
@@ -105,13 +104,13 @@ __device__ inline void produce_filter_stages(
   constexpr int PIXEL_STRIDE = WARPGROUP / 8, MINE = EMULATED_K / PIXEL_STRIDE;  // pixels between a thread's, of the image
   constexpr int SIXTEENS = Stage::FILTERS / 4, DY_STRIDE = WARPGROUP / SIXTEENS;
   const int32_t sixteen = threadIdx.x % 8, mine = threadIdx.x / 8, dy_mine = threadIdx.x / SIXTEENS;
-  // Of a column's filter tap; and from a pixel's.
+  // Row and column of each block of columns' filter tap, and its offset from a pixel.
   int32_t down[Stage::BLOCKS], right[Stage::BLOCKS], offset[Stage::BLOCKS];
 #pragma unroll
   for (int b = 0; b < Stage::BLOCKS; ++b) {
     const int32_t column = static_cast<int32_t>(blockIdx.x) % f.across * Stage::BLOCKS + b;
     const int32_t tap = column / (f.channels / 64);
-    // What lies beyond the last column is not there for any pixel.
+    // Beyond the last column: outside of the image for every pixel.
     down[b] = column < f.columns ? tap / f.kernel_width : f.height + f.pad_top;
     right[b] = tap % f.kernel_width;
     offset[b] = (down[b] * f.width + right[b]) * f.channels + (column - tap * (f.channels / 64)) * 64;
@@ -201,7 +200,7 @@ __global__ void __launch_bounds__(PIPELINE_THREADS, 1)
   char* stages = aligned_shared(shared);
   __shared__ float of_warps[PIPELINE_THREADS / 32];
   if (threadIdx.x == 0) pipeline.start(WARPGROUP);
-  const float down = SplitScale(largest_of(found, of_warps)).down;  // all threads meet: the pipeline is ready
+  const float down = SplitScale(largest_of(found, of_warps)).down;  // with a barrier, after which the pipeline is initialised
   if (threadIdx.x < WARPGROUP) {
     setmaxnreg_dec<PRODUCER_REGISTERS>();
     produce_filter_stages<WIDE>(split, dy, stages, pipeline, f);

@@ -3,9 +3,9 @@
 // GEMM       forward   M = outputs, N = samples, K = inputs       (weights are A, read and split once)
 //            data      M = inputs,  N = samples, K = outputs      (weights are A)
 //            filter    M = outputs, N = inputs,  K = samples
-// Tile       128 rows x 128 columns, or x 64 where there are at most 64 columns. A stage is K = 64. Where there are
-//            fewer tiles than multiprocessors K is divided into `parts` (split-K), which `add_parts` adds up in order,
-//            in fp64. A persistent block goes on with the next tile and part.
+// Tile       128 rows x 128 columns, or x 64 where there are at most 64 columns; a stage is K = 64. With fewer tiles
+//            than multiprocessors K is divided into `parts` (split-K), which `add_parts` adds in order, in fp64. Blocks
+//            are persistent.
 // Warps      384 threads. Warpgroup 0 is the producer: fp32 rows with cp.async, and columns, which `prepare_columns`
 //            has split before, with one cp.async.bulk a stage. Warpgroups 1 and 2 are consumers of 64 rows each: they
 //            split rows in registers (A) and start wgmma m64nNk16 with columns in shared memory (B).
@@ -24,8 +24,8 @@
 struct Fp32EmulatedLinearArguments {
   int64_t rows;
   int64_t columns;
-  int64_t depth;
-  int64_t parts;  // into which K is split
+  int64_t depth;  // K
+  int64_t parts;  // of K (split-K)
   int64_t accumulate;
 };
 
@@ -33,18 +33,18 @@ namespace mbc {
 
 enum class Pass { FORWARD, DATA, FILTER };
 
-// A line in memory has all K of a row, or (MN_MAJOR) all rows of one K.
+// A: a line in memory has all K of a row, or (MN_MAJOR) all rows of one K.
 template <Pass PASS>
 struct Lines {
   static constexpr bool MN_MAJOR = PASS != Pass::FORWARD;
   static constexpr int WORDS = MN_MAJOR ? EMULATED_M : EMULATED_K;  // of a stage
   static constexpr int COUNT = EMULATED_M * EMULATED_K / WORDS;
 
-  // Where the `sixteen`-th 16 bytes of a line lie: what a warp reads at once is in different banks.
+  // Offset of the `sixteen`-th 16 bytes of a line, swizzled against bank conflicts.
   __device__ static int32_t offset(int32_t line, int32_t sixteen) {
     return MN_MAJOR ? line * WORDS * 4 + ((sixteen ^ line / 4 % 4 * 2) * 16) : image_offset(line, sixteen);
   }
-  // The four words that thread t of a row's four has of each K = 16.
+  // The four words of K = 16 of thread t of a row's four (`FetchedRows`).
   __device__ static Vec<float, 4> fetch(const char* lines, int32_t row, int step, int t) {
     if (!MN_MAJOR) return load<4>(reinterpret_cast<const float*>(lines + image_offset(row, 4 * step + t)));
     const float* words = reinterpret_cast<const float*>(lines) + (16 * step + 4 * t) * WORDS + (row ^ 8 * t);
@@ -54,8 +54,8 @@ struct Lines {
 
 struct EmulatedGemm {
   int32_t rows, columns, depth;
-  int32_t stages, parts;         // of all K
-  int32_t across, tiles, units;  // tiles of columns, and of both; and of parts, which blocks make one by one
+  int32_t stages, parts;         // of K
+  int32_t across, tiles, units;  // tiles of columns, of both, and times parts
   bool accumulate;
 
   EmulatedGemm(const Fp32EmulatedLinearArguments& a, int n)
@@ -78,7 +78,7 @@ struct Unit {
         begin(f.begin(part)), end(f.begin(part + 1)) {}
 };
 
-// Columns as tensor cores read them: for every stage of N a block of `EmulatedStage::COPIED` bytes.
+// Splits columns into the layout that wgmma reads: for every stage of N a block of `EmulatedStage::COPIED` bytes.
 template <int N, Pass PASS>
 __global__ void prepare_columns(const float* __restrict__ words, char* prepared, EmulatedGemm f) {
   __shared__ float tile[N][EMULATED_K + 1];

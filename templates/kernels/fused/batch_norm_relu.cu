@@ -1,13 +1,13 @@
 // Batch normalisation, biases and ReLU fused with their neighbours (additions, slices), in one pass over memory.
 //
-// ReLU's mask is told by the activation that was stored, by a bit mask, or computed again from what is read anyway. All
-// agree to the bit, since the forward and the backward pass compute it by the same function.
+// ReLU's backward pass is by its stored output, by a bit mask, or by its output recomputed from operands that are read
+// anyway. All agree to the bit, since the forward and the backward pass use the same functions.
 //
 // Bytes      every operand in once, every result out once; a bit mask takes one bit an element.
-// Kernels    maps (`map_channels`, channels.cuh) and reductions (`reduce_channels_of`, channel_reduce.cuh) with the
-//            operands and functions that are put together here.
+// Kernels    maps (`map_channels`, channels.cuh) and reductions (`reduce_channels_of`, channel_reduce.cuh) instantiated
+//            with the sources and functors below.
 // Threads    256. Channels last a thread keeps 16 bytes of channels and walks down the rows.
-// Shared     what a block's channels have; of reductions the partial sums of its threads.
+// Shared     constants of a block's channels; of reductions the partial sums of its threads.
 // Registers  launch bounds: 3 or 4 blocks a multiprocessor, by the words that a thread keeps (`blocks_per_sm`).
 // Limit      memory bandwidth.
 #include "channel_sum.cuh"
@@ -50,7 +50,7 @@ struct AddThree {
   __device__ float operator()(const Channel&, float a, float b, float c) const { return a + b + c; }
 };
 
-// The same with another gradient of x added.
+// NormalizeReluBackward, with another gradient of x added.
 template <typename T>
 struct NormalizeReluBackwardAdd : NormalizeReluBackward<T> {
   using Channel = typename NormalizeReluBackward<T>::Channel;
@@ -64,8 +64,8 @@ void map_fused(const MbcCall& call, const FusedMapArguments& a, const Operands<T
   map_channels<MORE, SLICED>(call.stream, a.layout, a.rows, a.channels, a.inner, x, y, f);
 }
 
-// Of a launch that reads a slice: which it is, behind the other integers. Where a part of what is made is written by
-// itself, too, which one.
+// The integers that follow the arguments of a launch that reads a slice: which slice, and which part of the result is
+// stored in a tensor of its own, too.
 struct SliceFields {
   int64_t start;
   int64_t all;  // channels of the tensor
@@ -77,7 +77,7 @@ const SliceFields& slice_fields(const MbcCall& call) {
   return *reinterpret_cast<const SliceFields*>(call.integers + sizeof(Arguments) / sizeof(int64_t));
 }
 
-// Its first element, and how to go on.
+// The slice's first element, and its stride.
 template <typename Arguments, typename T>
 const T* slice_of(const MbcCall& call, const T* wide, Slice& slice) {
   const auto& a = arguments<Arguments>(call);
@@ -118,7 +118,7 @@ const char* normalize_twice_add_relu(const MbcCall& call) {
   return map_residual<BITMASK>(call, second, y, f);
 }
 
-// By relu's output, which stands before the gradient, or by its bit mask, which stands behind it and is channels last.
+// By ReLU's output, an operand before the gradient, or its bit mask (channels last), an operand after it.
 template <bool ADD, bool BITMASK>
 const char* relu_backward_sums(const MbcCall& call) {
   const auto& a = arguments<FusedSumArguments>(call);
@@ -140,8 +140,8 @@ const char* relu_backward_sums(const MbcCall& call) {
   return launched();
 }
 
-// ADD: a slice of another gradient is added. PART: and a part of the sum is written by itself, too. SLICED: the
-// gradient behind relu is a slice.
+// ADD: a slice of another gradient is added. PART: a part of the sum is stored in a tensor of its own, too. SLICED: the
+// gradient of ReLU's output is a slice.
 template <bool ADD, bool SLICED, bool PART = false>
 const char* normalize_relu_backward(const MbcCall& call) {
   const auto& a = arguments<FusedMapArguments>(call);

@@ -1,14 +1,14 @@
 // Batch normalisation with the statistics of the whole mini-batch, in fp32 whatever the storage type: statistics,
 // normalisation, the two reductions of the backward pass (dgamma, dbeta), the gradient of x, and running statistics.
 //
-// Bytes      statistics: x in. Normalise: x in, y out. Backward reductions: x and the gradient in. Gradient: both in
-//            again, one out. Each is one pass; a backward pass needs its reductions before its gradient.
+// Bytes      statistics: x in. Normalise: x in, y out. Backward reductions: x and the gradient in. Gradient: both in,
+//            one out. Each is one pass over memory; the gradient needs the reductions.
 // Reduction  `parts` blocks a tile of channels leave a partial state each, a second kernel merges them in order, in
-//            fp64 (channel_reduce.cuh). `parts` comes with the plan: results do not depend on the GPU. Variances are of
-//            distances from an element near by, merged after Chan, Golub and LeVeque (batch_statistics.cuh).
+//            fp64 (channel_reduce.cuh). `parts` comes with the plan: results do not depend on the GPU. Variances are
+//            computed from shifted data and merged after Chan, Golub and LeVeque (batch_statistics.cuh).
 // Threads    256. Channels last a thread keeps 16 bytes of channels and walks down the rows; channels first a block has
 //            one channel.
-// Shared     what a block's channels have (mean, scale and so on), and the partial states of its threads.
+// Shared     constants of a block's channels (mean, scale and so on), and the partial states of its threads.
 // Limit      memory bandwidth; of small tensors the launches, see batch_norm_single_launch.cu.
 #include "batch_norm.cuh"
 #include "channels.cuh"
@@ -24,7 +24,7 @@ struct BatchStatisticsArguments {
   int64_t parts;
 };
 
-// `joined`: other channels, whose statistics are there already. `before`: whether theirs come first.
+// `joined`: other channels, whose statistics exist already and are copied. `before`: theirs come first.
 struct ConcatStatisticsArguments {
   int64_t type;
   int64_t layout;
@@ -81,7 +81,7 @@ struct Pair {
   float *mean, *variance;
 };
 
-// Statistics next to those of other channels, which it copies in the same launch.
+// Statistics of a part of a concatenation; those of the other channels are copied in the same launch.
 template <typename T>
 struct StatisticsAndCopy : Statistics<T> {
   Pair from, to;
@@ -89,7 +89,7 @@ struct StatisticsAndCopy : Statistics<T> {
 
   StatisticsAndCopy(const Statistics<T>& own, Pair from_, Pair to_, int64_t joined_, int64_t channels_)
       : Statistics<T>(own), from(from_), to(to_), joined(joined_), channels(channels_) {}
-  // One thread for each channel comes here.
+  // Called by one thread for each channel.
   __device__ float known(int64_t c) const {
 #pragma unroll 8
     for (int64_t i = c; i < joined; i += channels) {

@@ -1,19 +1,20 @@
-// Batch normalisation in one launch each way, for small tensors: statistics and normalisation, and the reductions of
-// the backward pass and the gradient that follows from them. Channels last.
+// Batch normalisation of small tensors in one launch each way: statistics and normalisation; backward reductions and
+// the gradient of x. Channels last.
 //
-// Bytes      x (and what is added) in, y out; backward x and the gradient in, the gradient of x out. Rows beyond the
+// Bytes      x (and the residual) in, y out; backward x and the gradient in, the gradient of x out. Rows beyond the
 //            first few of a thread, which stay in registers, are read twice, the second time mostly from the cache.
 // Tile       a thread-block cluster of `parts` blocks (up to 8, compute capability 9.0; one block before) has a tile of
 //            `tile_vectors` vectors of channels, each block a share of the rows.
-// Threads    256, `tile_vectors` of them across the channels; sums of a warp by shuffles, of a block in shared memory, of a
-//            cluster through distributed shared memory, each in a fixed order.
-// Shared     two sums of each warp for the tile's channels, what a block tells its cluster, what channels have.
-// Limit      latency: two or three passes over little data and two cluster barriers, where separate launches take
-//            longer.
+// Threads    256, `tile_vectors` of them across the channels; sums of a warp by shuffles, of a block in shared memory,
+//            of a cluster through distributed shared memory, each in a fixed order.
+// Shared     two sums of each warp for the tile's channels, the partial sums that other blocks of the cluster read, and
+//            constants of channels.
+// Registers  up to four rows of a thread (two with more than two operands) stay in registers between the passes.
+// Limit      latency: two or three passes over little data and two cluster barriers; separate launches take longer.
 #include "batch_norm_single_launch.cuh"
 #include "batch_norm_relu.cuh"
 
-// `tile_vectors` and `parts` as in batch_norm_single_launch.cuh. `count`: of what is averaged, backwards.
+// `tile_vectors` and `parts` as in batch_norm_single_launch.cuh. `count`: elements of a channel, in the backward pass.
 struct SingleLaunchArguments {
   int64_t type;
   int64_t rows;
@@ -47,7 +48,7 @@ __global__ void __launch_bounds__(THREADS)
   float gamma = 1.0f, beta = 0.0f;
   if (owns_channel && forward.gamma) gamma = forward.gamma[own], beta = forward.beta[own];
 
-  // Of a thread's rows the distances from its first one, so that a mean far from zero costs no digits.
+  // Shifted data: distances from a thread's first row, so that a mean far from zero costs no digits.
   float shift[N], sum[1][N] = {}, square[1][N] = {};
 #pragma unroll
   for (int j = 0; j < N; ++j) shift[j] = part.count > 0 ? source.template first<N>(held.held[0], j) : 0.0f;
@@ -109,7 +110,7 @@ __global__ void __launch_bounds__(THREADS)
   cluster_await_readers();
 }
 
-// R sums what S reads, x and the gradient of what was made of it; F makes the gradient of x.
+// R reduces what S reads, x and the gradient of the normalised x; F computes the gradient of x.
 template <typename T, int N, typename S, typename R, typename F>
 __global__ void __launch_bounds__(THREADS)
     backward_single_launch(S source, T* output, int64_t rows, int64_t channels, R r, F f) {
@@ -180,7 +181,7 @@ __global__ void __launch_bounds__(THREADS)
   cluster_await_readers();
 }
 
-// x, scale and shift if there are any, and what is added; mean, variance and what is made come out.
+// Accesses: x, scale and shift if there are, the residual (ADD); mean, variance, y.
 template <bool ADD, typename F>
 const char* forward(const MbcCall& call) {
   const auto& a = arguments<SingleLaunchArguments>(call);
@@ -224,7 +225,7 @@ inline NormalizeBackward normalize_backward_of(const MbcCall& call, int mean, in
           eps(call, 0), static_cast<float>(arguments<SingleLaunchArguments>(call).count)};
 }
 
-// The gradient through ReLU by its stored output, which is written as well. ADD: it is a sum of two.
+// The gradient through ReLU, by ReLU's stored output, is written as well. ADD: it is a sum of two.
 template <bool ADD>
 const char* relu_backward(const MbcCall& call) {
   const auto& a = arguments<SingleLaunchArguments>(call);

@@ -1,9 +1,12 @@
 // A reduction over a tensor and a map by its result, in one launch: for tensors so small that a launch takes longer
-// than what it reads. Channels last.
+// than the bytes that it reads. Channels last.
 //
-// A cluster of blocks (from compute capability 9.0) shares a tile of channels, each block with rows of its own. Threads
-// hold the first few rows that they read; a block's sums are told to the others of its cluster, added in order by each,
-// and every block goes over its own rows again.
+// A cluster of blocks (from compute capability 9.0) shares a tile of channels, each block has rows of its own:
+//
+//            channels of a tile           1. each block reduces its rows; threads keep the first few in registers
+//   block 0  rows 0 .. r - 1      ]       2. cluster_sync: partial sums are in (distributed) shared memory
+//   block 1  rows r .. 2 r - 1    ] one   3. each block adds the partial sums of all, in order
+//   ...                           ]       4. each block maps its rows by the result
 #pragma once
 
 #include "channel_reduce.cuh"
@@ -36,7 +39,7 @@ struct Part {
   __device__ bool owns_channel(int64_t channels) const { return thread < tile && first + thread < channels; }
 };
 
-// Sums over the rows of a block. In the end thread t < tile has that of the tile's channel t, added in a fixed order.
+// Sums over the rows of a block, in a fixed order. In the end thread t < tile has that of the tile's channel t.
 template <int N, int SUMS>
 struct BlockSum {
   float warps[WARPS][SUMS][MOST_TILE];
@@ -51,7 +54,7 @@ struct BlockSum {
       for (unsigned j = 0; j < N; ++j)
         if (j < left.count) warps[thread / WARP][s][threadIdx.x * N + left.first + j] = x[s][j];
   }
-  // Behind a barrier.
+  // After a barrier of the block.
   __device__ float block_sum(int sum, unsigned channel) const {
     float all = 0.0f;
 #pragma unroll
@@ -63,8 +66,8 @@ struct BlockSum {
   struct Left {
     unsigned first, count;  // of the vector's channels, those that a lane adds up
   };
-  // The lanes of a warp with the same channels add up by shuffles, and share out among themselves which of MANY
-  // channels each adds up from there on.
+  // Butterfly reduction by shuffles over the lanes of a warp that have the same channels; at each step the lanes divide
+  // the MANY channels that are left between them.
   template <int MANY, unsigned STEP = WARP / 2>
   __device__ void fold(float (&x)[SUMS][N], unsigned lane, Left& left) const {
     if constexpr (STEP > 0) {
@@ -85,12 +88,12 @@ struct BlockSum {
   }
 };
 
-// What blocks of a cluster tell one another of a channel.
+// Partial sums of a block for a channel.
 struct BlockPartial {
   float a, b;
 };
 
-// What all blocks of the cluster have told of a channel, once all have met.
+// The partial sums of all blocks of the cluster for a channel, after `cluster_sync`.
 struct ClusterPartials {
   BlockPartial parts[MOST_PARTS];
 
@@ -108,7 +111,7 @@ struct ClusterPartials {
   }
 };
 
-// All blocks of a cluster have told. One that has heard parts, and must not leave before all others have.
+// Partial sums of all blocks are written; this block has read them; all have, so that it may exit.
 __device__ inline void cluster_sync() {
   if (gridDim.y > 1) cluster_arrive(), cluster_wait();
 }
@@ -119,7 +122,7 @@ __device__ inline void cluster_await_readers() {
   if (gridDim.y > 1) cluster_wait();
 }
 
-// Rows at a time, of which a thread goes on to hold the first ones.
+// The rows of a thread, K at a time; the first K stay in registers.
 template <typename S, int N>
 struct Rows {
   static constexpr int K = S::OPERANDS > 2 ? 2 : 4;
@@ -134,14 +137,14 @@ struct Rows {
     for (int k = 0; k < K; ++k)
       if (row + k < part.count) held[k] = source.template fetch<N>(part.begin + (row + k) * part.stride);
   }
-  // Those that were fetched from `row` on.
+  // For those that were fetched from `row` on.
   template <typename Each>
   __device__ void for_held(int row, Each each) {
 #pragma unroll
     for (int k = 0; k < K; ++k)
       if (row + k < part.count) each(held[k], part.begin + (row + k) * part.stride);
   }
-  // All rows, of which the first K are held.
+  // For all rows; the first K are in registers.
   template <typename Each>
   __device__ void all(Each each) {
     for_held(0, each);
@@ -155,7 +158,8 @@ struct Rows {
   }
 };
 
-// `tile_vectors`: vectors of a row that a block takes, a power of two; `parts`: blocks of a cluster. Both come with the plan.
+// `tile_vectors`: vectors of a row that a block takes, a power of two; `parts`: blocks of a cluster. Both come with the
+// plan.
 template <typename... Parameters, typename... Given>
 void launch_single(cudaStream_t stream, void (*kernel)(Parameters...), int width, int64_t channels, int64_t tile_vectors,
                     int64_t parts, const Given&... given) {

@@ -1,5 +1,5 @@
 // Bias of every channel: its addition, and its gradient, the sum of a channel (also of a slice of a wider tensor, which
-// is written by itself on the way).
+// is copied in the same launch).
 //
 // Bytes      addition: x in, y out. Gradient: the gradient in; of a slice, the slice out as well.
 // Reduction  `parts` blocks leave a sum each, a second kernel adds them in order, in fp64 (channel_reduce.cuh).
@@ -26,7 +26,7 @@ struct ChannelSumArguments {
   int64_t accumulate;
 };
 
-// `start`, `all`: of what the slice is, from which channel on, and how many there are.
+// `start`: the first channel of the slice; `all`: channels of the whole tensor.
 struct SliceSumArguments {
   int64_t type;
   int64_t layout;
@@ -41,7 +41,7 @@ struct SliceSumArguments {
 
 namespace mbc {
 
-// A slice of a wider tensor, which is written by itself as well.
+// Reads a slice of a wider tensor, and stores it.
 template <typename T>
 struct SliceSource {
   static constexpr int OPERANDS = 1;

@@ -1,12 +1,11 @@
-// Reductions of batch normalisation's backward pass over a gradient behind ReLU that recompute ReLU's output on the
-// way, for whoever reads it next (fused rematerialization). It is what the forward kernels write, to the bit.
+// Reductions of batch normalisation's backward pass over the gradient through ReLU, which recompute and store ReLU's
+// output for later readers (fused rematerialization), to the bit as the forward kernels do.
 //
-// Bytes      x, what was added to it, and the gradient (or two that are added up) in; ReLU's output, the masked
-//            gradient and two sums a channel out. A launch of its own for ReLU's output would read most of that once
-//            more.
+// Bytes      x, the residual, and the gradient (or two that are added) in; ReLU's output, the gradient through ReLU and
+//            two sums a channel out. A launch of its own for ReLU's output would read most of that a second time.
 // Reduction  `parts` blocks leave partial sums, a second kernel merges them in order, in fp64 (channel_reduce.cuh).
 // Threads    256. Channels last a thread keeps 16 bytes of channels and walks down the rows.
-// Shared     what a block's channels have, and the partial sums of its threads.
+// Shared     constants of a block's channels, and the partial sums of its threads.
 // Limit      memory bandwidth.
 #include "batch_norm_relu.cuh"
 
@@ -37,7 +36,8 @@ inline BnBackwardReduction sums_of_first(const MbcCall& call, int out_index, flo
           arguments<BnBackwardRematArguments>(call).accumulate};
 }
 
-// F makes y of x and of operand `residual`; behind `operands` operands comes the gradient, or the two that are added to it.
+// F computes y from x and operand `residual`; behind `operands` operands comes the gradient, or the two that are added
+// to it.
 template <bool ADD, typename F>
 const char* remat_sums(const MbcCall& call, const F& f, int residual, int operands, float eps) {
   const auto& a = arguments<BnBackwardRematArguments>(call);
@@ -82,8 +82,8 @@ extern "C" const char* mbc_batch_normalize_relu_and_sums(const MbcCall& call) {
   });
   return launched();
 }
-// `_signed`: where a plan has the bit mask of what is recomputed it is not read, since the launch computes it anyway.
-// Two groups have two kernels, which are told apart by name.
+// `_signed`: the plan has the bit mask of what is recomputed; the launch computes it anyway, and does not read it.
+// Each of these two fusion groups has a kernel name of its own.
 extern "C" const char* mbc_batch_normalize_add_relu_and_sums(const MbcCall& call) {
   return mbc::normalize_add_relu_and_sums<false>(call);
 }

@@ -1,11 +1,11 @@
 // Softmax cross entropy of few classes at many positions (segmentation), and its gradient: a thread takes all classes
-// of W positions, with nothing to be shared.
+// of W positions.
 //
 // Bytes      logits and class numbers in; the gradient out. Up to four classes are kept in registers (`Kept`), so that
-//            logits are read once; of more each is read in its turn (`Positions`).
-// Threads    256. Channels first a thread's positions are neighbours, read at once; channels last they are 256 apart,
-//            so that neighbouring threads read what lies side by side.
-// Reduction  `parts` blocks leave a sum in fp64 each, one block adds them in order (loss.cuh).
+//            logits are read once; more are read class by class, from the cache the second time (`Positions`).
+// Threads    256. Channels first a thread's positions are adjacent, one vector; channels last they are 256 apart, so
+//            that reads of neighbouring threads coalesce.
+// Reduction  `parts` blocks write a sum in fp64 each, one block adds them in order (loss.cuh).
 // Limit      memory bandwidth.
 #include "mbc_control.h"
 #include "loss.cuh"
@@ -14,8 +14,8 @@ namespace mbc {
 
 constexpr int MOST_KEPT = 4, KEPT_POSITIONS = 4;
 
-// Channels first (LAST false) positions are neighbours and read at once; channels last they are a block's threads
-// apart, so that neighbouring threads read and write what lies side by side.
+// Channels first (LAST false) positions are adjacent, one vector; channels last they are a block's threads apart, so
+// that accesses of neighbouring threads coalesce.
 template <typename T, int WIDE, bool LAST>
 struct Positions {
   using Element = T;
@@ -42,7 +42,7 @@ struct Positions {
       for (int w = 0; w < W; ++w) v[w] = to_float(held[w]);
     }
   }
-  // What becomes of class c, and when all classes are made.
+  // Stores the gradient of class c; `finish` is called after the last class.
   __device__ void keep(T* dlogits, int c, const float (&v)[W]) const {
     if constexpr (LAST) {
 #pragma unroll
@@ -217,7 +217,7 @@ void for_kept(int64_t classes, bool last, Run run) {
   }
 }
 
-// Calls `run` with the way in which a launch takes the positions of `logits`, and of `dlogits` where it writes these.
+// Calls `run` with the type by which a launch reads the positions of `logits`, and writes `dlogits`, if it does.
 template <typename T, typename Arguments, typename Run>
 void for_positions(const Arguments& a, const T* logits, const T* dlogits, const int32_t* target, Run run) {
   constexpr int N = WIDTH<T>;

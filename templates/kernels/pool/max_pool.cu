@@ -1,20 +1,21 @@
-// Maximum pooling of an image, or of what a bias, batch normalisation or ReLU makes of it in the prologue. An index
-// tells where in its window an element was found, if the backward pass asks for it.
+// Maximum pooling, optionally with a bias, batch normalisation or ReLU in the prologue. An index, the position of the
+// maximum in its window, is written if the backward pass needs it.
 //
 // Of equal elements the first one wins, in the order of rows and then of columns; a NaN wins over all numbers.
 //
-// Bytes      image in once, result and one byte an element of index out; what is pooled is written as well if others
+// Bytes      image in once, result and one byte an element of index out; the result of the prologue as well, if others
 //            read it.
-// Kernels    channels last with the usual windows (`max_pool_strips`): a thread keeps 16 bytes of channels and goes
-//            down a strip of the output, what rows of two windows share stays in registers. Else (`MaxPool`) a thread
-//            makes an output element, or 16 bytes of channels.
-// Limit      memory bandwidth; in 16 bits comparing elements, which is done on keys of element and place.
+// Kernels    channels last with the usual windows (`max_pool_strips`): a thread keeps 16 bytes of channels and walks
+//            down a strip of the output; maxima of rows that two windows share stay in registers. Else (`MaxPool`) a
+//            thread computes an output element, or 16 bytes of channels.
+// Limit      memory bandwidth; in 16 bits comparing elements, which is done on keys of element and position.
 #include "batch_norm.cuh"
 #include "pool.cuh"
 
 namespace mbc {
 
-// What is pooled is `before` of an element, and with RELU relu of that. DIRECT: of the element itself.
+// Prologues: pooled is `before` of an element, with RELU relu of that; DIRECT: `before` is the identity; WRITTEN: the
+// result of the prologue is stored as well.
 struct IdentityPrologue {
   static constexpr bool DIRECT = true, RELU = false, WRITTEN = false;
   struct Channel {};
@@ -42,12 +43,12 @@ struct NormalizeReluPrologue {
   __device__ float before(const Channel& channel, float x) const { return normalize(channel, x, 0.0f); }
 };
 
-// What is pooled is written as well; each pixel is in one window.
+// Windows must not overlap, since each stores its pixels.
 struct NormalizeReluStoredPrologue : NormalizeReluPrologue {
   static constexpr bool WRITTEN = true;
 };
 
-// Rounded as it is where it is stored: which one is the largest is then the same.
+// Rounded as a stored image is, so that the maximum is at the same position.
 template <typename T, typename F>
 __device__ inline float pooled(const F& f, const typename F::Channel& channel, float x) {
   const float value = F::RELU ? relu(f.before(channel, x)) : f.before(channel, x);
@@ -60,15 +61,15 @@ __device__ inline bool wins(float value, float over) { return value > over || is
 template <typename T, typename F>
 struct MaxPool {
   const T* x;
-  T* image;  // what is pooled, where it is WRITTEN
+  T* image;  // the result of the prologue, if WRITTEN
   T* y;
-  uint8_t* index;  // null: not wanted
+  uint8_t* index;  // null: not written
   Window window;
   F f;
 
   template <int N>
   __device__ void make(const Pixel& p, int64_t at) const {
-    constexpr int K = 4;  // columns read at once
+    constexpr int K = 4;  // columns in flight
     const int32_t above = p.y * window.stride_height - window.pad_top;
     const int32_t before = p.x * window.stride_width - window.pad_left;
     const int32_t top = window.top(p.y), left = window.left(p.x), right = window.right(p.x);
@@ -115,7 +116,7 @@ struct MaxPool {
   }
 };
 
-// The best so far of N channels, and where it was, of K positions.
+// The maximum so far of N channels, and its position of K.
 template <typename T, int N, int K>
 struct Best {
   float value[N];
@@ -125,13 +126,13 @@ struct Best {
 #pragma unroll
     for (int j = 0; j < N; ++j) value[j] = -INFINITY, where[j] = -1;
   }
-  // What another one found later, `offset` positions further on.
+  // Merges a later one, `offset` positions further on.
   __device__ void take(const Best& later, int32_t offset) {
 #pragma unroll
     for (int j = 0; j < N; ++j)
       if (wins(later.value[j], value[j])) value[j] = later.value[j], where[j] = later.where[j] + offset;
   }
-  // Elements one further on; `v` becomes what is pooled, where that is written.
+  // Merges the elements at `position`; `v` becomes the result of the prologue, if WRITTEN.
   template <typename F>
   __device__ void take(Packed<T, N>& v, const F& f, const typename F::Channel (&channel)[N], int32_t position) {
     float elements[N];
@@ -142,7 +143,7 @@ struct Best {
     }
     if constexpr (F::WRITTEN) v = Packed<T, N>::of(elements);
   }
-  // `start`: the first position that is no padding, which wins where all is as low as can be.
+  // `start`: the first position that is no padding, which wins where all elements are -infinity.
   __device__ void write(T* y, uint8_t* index, int32_t start) const {
     Packed<T, N>::of(value).write(y);
     if (index == nullptr) return;
@@ -166,7 +167,7 @@ struct PairOf<__half> {
 };
 #endif
 
-// Two elements, with relu if wanted: -0 becomes 0, and every NaN the one that is greater than all numbers.
+// Two elements, optionally with relu: -0 becomes 0, and every NaN the one that compares greater than all numbers.
 template <typename T, bool RELU>
 __device__ inline uint32_t canonical(uint32_t pair) {
 #ifdef MBC_EMULATED
@@ -190,11 +191,11 @@ __device__ inline uint32_t canonical(uint32_t pair) {
 #endif
 }
 
-// Sixteen bits that compare as signed integers like the numbers that they stand for; its own inverse.
+// Maps floating-point numbers of 16 bits to signed integers of the same order; its own inverse.
 __device__ inline uint32_t ordered(uint32_t pair) { return pair ^ ((pair >> 15 & 0x00010001u) * 0x7fffu); }
 
-// Elements of two bytes: value and position in one integer, of which the larger wins with one instruction. What is
-// pooled is rounded as it is where it is stored; of equals the first wins, of several NaNs too.
+// Elements of two bytes: value and position in one integer, so that one integer maximum does both. Of equal elements
+// the first wins, of several NaNs too.
 template <typename T, int N, int K, bool SIGNED>
 struct Keys {
   static constexpr int32_t NONE = INT32_MIN + 0xffff;  // below minus infinity, and still when moved on
@@ -248,12 +249,12 @@ struct Keys {
   }
 };
 
-// Windows of size S, channels last, N channels a thread. A row that windows share is searched once for all of them.
+// Windows of size S, channels last, N channels a thread. A row that windows share is searched once.
 template <typename T, int N, typename S, typename F>
 __global__ void __launch_bounds__(THREADS, 2)
     max_pool_strips(const T* __restrict__ x, T* __restrict__ image, T* __restrict__ y, uint8_t* __restrict__ index,
                     Window window, Strips strips, F f) {
-  constexpr int G = S::CARRIED == 0 ? 2 : 1;  // windows one below the other: six or eight vectors on their way
+  constexpr int G = S::CARRIED == 0 ? 2 : 1;  // windows one below the other: six or eight vectors in flight
   constexpr int FRESH = G * S::STRIDE_HEIGHT, KEPT = S::CARRIED == 0 ? 1 : S::CARRIED;
   const int64_t item = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
   const int64_t c = (static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x) * N;
@@ -330,7 +331,7 @@ __global__ void __launch_bounds__(THREADS, 2)
   }
 }
 
-// `output`: which pointer is the first that is written: what is pooled, if it is; the pooled image; the index.
+// `output`: the first pointer that is written, of: the result of the prologue, if WRITTEN; the pooled image; the index.
 template <typename F>
 const char* max_pool(const MbcCall& call, int output, F f) {
   constexpr int WRITTEN = F::WRITTEN ? 1 : 0;
@@ -363,7 +364,7 @@ extern "C" const char* mbc_max_pool(const MbcCall& call) {
   return max_pool(call, 1, IdentityPrologue{});
 }
 
-// What the pool is of exists nowhere.
+// The result of the prologue is not stored.
 extern "C" const char* mbc_relu_max_pool(const MbcCall& call) {
   using namespace mbc;
   return max_pool(call, 1, ReluPrologue{});
@@ -380,7 +381,7 @@ extern "C" const char* mbc_batch_normalize_relu_max_pool(const MbcCall& call) {
   return max_pool(call, affine ? 5 : 3, NormalizeReluPrologue{normalize(call, 1, affine, eps(call, 0))});
 }
 
-// What the pool is of is read by others, too.
+// The result of the prologue is stored for others.
 extern "C" const char* mbc_batch_normalize_relu_and_max_pool(const MbcCall& call) {
   using namespace mbc;
   const bool affine = group_integer(call, 0) != 0;

@@ -1,8 +1,11 @@
-// The gradient of maximum pooling, and the epilogues that use it without writing it.
+// Data gradient of maximum pooling, with epilogues that use it without storing it.
 //
-// It is gathered: every pixel looks at the windows that hold it, so that no two threads write one element and the order
-// of the sums is fixed, by rows of windows and then by columns. Where windows do not overlap, each one writes its
-// pixels.
+// It gathers: every pixel reads the windows that contain it, so that no two threads write one element and the order of
+// additions is fixed, by rows of windows and then by columns. Channels last with the usual windows (`gather_strip`), a
+// thread walks down a column of cells, each of one window stride:
+//
+//   windows of 3 x 3, stride 2            cell = 2 x 2 pixels, which up to 4 windows contain
+//   . . . .   rows of the upper windows that reach into the next cell are `carried` in registers
 #pragma once
 
 #include <algorithm>
@@ -12,8 +15,8 @@
 
 namespace mbc {
 
-// The gradient of the pooled image. With p, the pooled image itself, it passes through ReLU, which may stand
-// before or behind the pool.
+// The gradient of the pooled image. MASKED: through ReLU by p, the pooled image itself; ReLU may come before or after
+// the pool.
 template <typename T, bool MASKED>
 struct PooledGradient {
   const uint8_t* index;
@@ -40,12 +43,12 @@ struct PooledGradient {
   }
 };
 
-// What becomes of a pixel's gradient d: an object U has
-//   OPERANDS                              how many images it reads
-//   Channel load(int64_t c)               what a channel has
-//   Fetched<N> fetch<N>(int64_t at)        what else it needs of N elements from `at` on
-//   use<N>(channel, fetched, at, d)        writes; d may become what is summed
-//   first<N>(fetched, d, j), second        what a reduction takes of element j (channel_reduce.cuh)
+// U, the epilogue, what is done with a pixel's gradient d, has
+//   OPERANDS                              number of images that it reads
+//   Channel load(int64_t c)               constants of a channel
+//   Fetched<N> fetch<N>(int64_t at)        reads its operands of N elements from `at` on
+//   use<N>(channel, fetched, at, d)        may store, and change d for a reduction
+//   first<N>(fetched, d, j), second        operands of a reduction for element j (channel_reduce.cuh)
 template <typename T>
 struct WriteGradient {
   static constexpr int OPERANDS = 0;
@@ -76,7 +79,7 @@ struct Gather {
 
   template <int N>
   __device__ void sum(const Pixel& p, float (&d)[N]) const {
-    constexpr int K = 2;  // windows read at once: more seldom hold one column
+    constexpr int K = 2;  // windows in flight: more rarely contain one column
 #pragma unroll
     for (int j = 0; j < N; ++j) d[j] = 0.0f;
     const int32_t first = window.first_column(p.x), last = window.last_column(p.x);
@@ -118,7 +121,7 @@ struct GatherPixel {
   }
 };
 
-// The same as what a reduction reads.
+// The same as a source of a reduction.
 template <typename T, bool MASKED, typename U>
 struct GatherSource {
   static constexpr int OPERANDS = 3;
@@ -156,13 +159,13 @@ struct GatherSource {
   __device__ float second(const Fetched<N>& f, int j) const { return u.template second<N>(f.own, f.d, j); }
 };
 
-// Windows of size S, channels last. A thread goes down a column of cells of a window's stride; what a row of windows
-// gives to the cells below is carried along. `of(j)`: what its j-th channel has. `each(fetched, d)` is called for every
-// pixel, after it was used.
+// Windows of size S, channels last. A thread walks down a column of cells of a window's stride; contributions of a row
+// of windows to the cells below are carried in registers. `of(j)`: constants of its j-th channel. `each(fetched, d)` is
+// called for every pixel, after `use`.
 template <typename T, int N, typename S, bool MASKED, typename U, typename Of, typename Each>
 __device__ void gather_strip(const PooledGradient<T, MASKED>& pooled, const Window& window, const U& u, const Of& of,
                              const Strip& strip, int64_t c, Each each) {
-  constexpr int G = S::CARRIED == 0 && U::OPERANDS == 0 ? 2 : 1;  // rows of windows read at once
+  constexpr int G = S::CARRIED == 0 && U::OPERANDS == 0 ? 2 : 1;  // rows of windows in flight
   constexpr int SH = S::STRIDE_HEIGHT, SW = S::STRIDE_WIDTH, KEPT = S::CARRIED == 0 ? 1 : S::CARRIED;
   using Windows = typename PooledGradient<T, MASKED>::template Fetched<N>;
   const int32_t height = static_cast<int32_t>(window.input.height), width = static_cast<int32_t>(window.input.width);
@@ -192,7 +195,7 @@ __device__ void gather_strip(const PooledGradient<T, MASKED>& pooled, const Wind
       }
     }
   };
-  // What the row of windows w adds to row i and column j under it.
+  // Adds the contributions of the row of windows w to row i and column j under it.
   const auto add = [&](float(&d)[N], const float (&gradients)[S::WINDOWS_ACROSS][N], const Windows(&w)[S::WINDOWS_ACROSS], int i,
                        int j) {
 #pragma unroll
@@ -323,7 +326,7 @@ inline int64_t cells(int64_t extent, int64_t pad, int64_t stride) {
   return (pad + extent - 1) / stride - pad / stride + 1;
 }
 
-// Calls `run(Fixed<...>, strips)` where strips are known to be right; whether it did. `least`: see `Strips`.
+// Calls `run(Fixed<...>, strips)` where strips apply; returns whether they do. `least`: see `Strips`.
 template <typename T, typename Run>
 bool for_strips(const PoolArguments& a, int64_t vectors, bool wide, int64_t least, Run run) {
   return wide && a.layout == MBC_CHANNELS_LAST && for_usual_window<T>(a, [&](auto size) {

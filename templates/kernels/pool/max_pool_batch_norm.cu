@@ -1,10 +1,10 @@
-// Gradient of a batch normalisation from that of the pooled image behind it, or from that and another gradient of what
-// was pooled. Two launches, reductions and gradient of x, both of which gather: the gradient between pool and
-// normalisation exists nowhere.
+// Backward pass of batch normalisation before a maximum pool, from the gradient of the pooled image, optionally added
+// to another gradient of the pool's input. Two launches, reductions and gradient of x, both of which gather: the
+// gradient between pool and normalisation exists nowhere.
 //
 // Bytes      reductions: x, gradient and index of the pooled image (and the other gradient) in, two sums a channel out.
 //            Gradient: the same in, the gradient of x out.
-// Reduction  `parts` blocks leave partial sums, a second kernel merges them in order, in fp64 (channel_reduce.cuh).
+// Reduction  `parts` blocks write partial sums, a second kernel merges them in order, in fp64 (channel_reduce.cuh).
 // Threads    channels last a thread keeps 16 bytes of channels and walks over pixels (max_pool_backward.cuh).
 // Limit      memory bandwidth.
 #include "batch_norm.cuh"
@@ -12,7 +12,7 @@
 
 namespace mbc {
 
-// Sums over x and the gradient.
+// An epilogue for reductions over x and the gradient.
 template <typename T>
 struct ReductionOverX {
   static constexpr int OPERANDS = 1;
@@ -35,7 +35,7 @@ struct ReductionOverX {
   __device__ float second(const Fetched<N>&, const float (&d)[N], int j) const { return d[j]; }
 };
 
-// Through the normalisation.
+// An epilogue that stores the gradient of x.
 template <typename T>
 struct NormalizeBackwardEpilogue {
   static constexpr int OPERANDS = 1;
@@ -58,8 +58,8 @@ struct NormalizeBackwardEpilogue {
   }
 };
 
-// Added to another gradient first, which may be a slice of a wider one, and through relu, whose output is computed
-// again from x.
+// An epilogue before epilogue U: adds another gradient, which may be a slice of a wider one, then ReLU's backward pass
+// by its output, which is recomputed from x.
 template <typename T, bool SLICED, typename U>
 struct AddReluBackwardEpilogue {
   static constexpr int OPERANDS = 1 + U::OPERANDS;
@@ -104,7 +104,8 @@ struct AddReluBackwardEpilogue {
   }
 };
 
-// What is added: all of it, or of a slice, whose numbers are the group's integers from `number` on, what is in it.
+// SLICED: the first channel of the slice and the channels of the whole tensor are the group's integers `number` and the
+// next.
 template <bool SLICED, typename T, typename U>
 AddReluBackwardEpilogue<T, SLICED, U> add_relu_backward_epilogue(const MbcCall& call, int number, const T* addend,
                                                   const Normalize& forward, const U& u) {

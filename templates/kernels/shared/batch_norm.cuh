@@ -1,4 +1,5 @@
-// What batch normalisation does to one element, and the sums of its backward pass: by itself or with its neighbours.
+// Batch normalisation of one element, forward and backward, and the reductions of its backward pass, as functors that
+// maps (channels.cuh) and reductions (channel_reduce.cuh) are instantiated with.
 #pragma once
 
 #include "channel_reduce.cuh"
@@ -72,7 +73,7 @@ struct BnBackwardReduction {
 
 __device__ inline float inverse_deviation(float variance, float eps) { return 1.0f / sqrtf(variance + eps); }
 
-// What is largest of what rounds to zero: an activation that was stored is positive where it was above.
+// The largest value that rounds to zero in T: a stored activation is positive where it was larger than this.
 template <typename T>
 constexpr float ROUNDS_TO_ZERO = 0.0f;
 template <>
@@ -96,7 +97,7 @@ struct Normalize {
   }
 };
 
-// A NaN comes through, as it does through relu by itself.
+// NaN stays NaN, as in the relu kernel.
 __device__ inline float relu(float x) { return x < 0.0f ? 0.0f : x; }
 
 struct NormalizeRelu {
@@ -115,7 +116,7 @@ struct NormalizeBackward {
   struct Channel {
     float mean, scale, slope, shift;
   };
-  // What does not wait for the sums.
+  // What does not depend on the reductions.
   struct Prepared {
     float mean, inverse, scale;
   };
@@ -142,7 +143,7 @@ struct NormalizeBackward {
 
 inline float eps(const MbcCall& call, int index) { return static_cast<float>(call.reals[index]); }
 
-// Mean and variance stand at `first`, scale and shift, if any, behind them.
+// Operands: mean and variance from `first` on, then scale and shift, if there are any.
 inline Normalize normalize(const MbcCall& call, int first, bool affine, float eps) {
   return {in<float>(call, first), in<float>(call, first + 1), affine ? in<float>(call, first + 2) : nullptr,
           affine ? in<float>(call, first + 3) : nullptr, eps};

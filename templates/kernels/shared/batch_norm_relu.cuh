@@ -1,4 +1,5 @@
-// What fused groups share: residual sums behind batch normalisation, gradients through ReLU, and its output recomputed.
+// Shared by fused kernels of batch normalisation and ReLU: residual sums, gradients through ReLU, and sources that
+// recompute ReLU's output.
 #pragma once
 
 #include "batch_norm.cuh"
@@ -25,7 +26,7 @@ struct NormalizeTwiceAddRelu {
   }
 };
 
-// dx from x and the gradient behind relu.
+// dx from x and the gradient of ReLU's output, which is recomputed.
 template <typename T>
 struct NormalizeReluBackward {
   Normalize forward;
@@ -55,7 +56,7 @@ struct NormalizeReluBackward {
   }
 };
 
-// Sums over what relu lets through, of x and the gradient behind relu.
+// The reductions over x and the gradient of ReLU's output, which is recomputed.
 template <typename T>
 struct BnReluBackwardReduction : BnBackwardReduction {
   Normalize forward;
@@ -75,7 +76,7 @@ struct BnReluBackwardReduction : BnBackwardReduction {
 __device__ inline float mean_of(const Normalize::Channel& channel) { return channel.mean; }
 __device__ inline float mean_of(const NormalizeTwiceAddRelu::Channel& channel) { return channel.one.mean; }
 
-// Sums of a gradient of x beside F, which makes something of x by what channels have.
+// The reductions, where the source needs the channel constants of F, by which it recomputes ReLU's output from x.
 template <typename F>
 struct RematReduction : BnBackwardReduction {
   F f;
@@ -89,7 +90,7 @@ struct RematReduction : BnBackwardReduction {
   }
 };
 
-// What relu let through, by what it made,
+// ReLU's backward pass by its output,
 template <typename T>
 struct ReluByOutput {
   template <int N>
@@ -119,8 +120,8 @@ struct ReluByMask {
   __device__ static bool passes(uint32_t bits, int j) { return bits >> j & 1; }
 };
 
-// The gradient through ReLU, written as well. `addend`: added to dy, where ADD. `x` is what the sums are over beside
-// the gradient, where TWO.
+// A source: the gradient through ReLU, which is stored as well. ADD: `addend` is added to dy first. TWO: `x` is the
+// other operand of the reduction.
 template <typename T, bool ADD, bool TWO, typename Relu = ReluByOutput<T>>
 struct ReluBackwardSource {
   static constexpr int OPERANDS = 2 + ADD + TWO;
@@ -145,7 +146,7 @@ struct ReluBackwardSource {
     if constexpr (TWO) f.x = hold<N>(x + at);
     return f;
   }
-  // In fp32: sums are over what is written before it is rounded.
+  // In fp32: reductions are over the gradient before it is rounded.
   template <int N>
   __device__ float gradient(const Fetched<N>& f, int j) const {
     float value = to_float(f.d[j]);
@@ -170,10 +171,10 @@ struct ReluBackwardSource {
   }
 };
 
-// x and the gradient behind relu, whose output is made of x alone.
+// A source: x and the gradient of ReLU's output, which is recomputed from x alone and stored.
 template <typename T>
 struct RematReluSource : TensorSource<T, true, false> {
-  static constexpr int OPERANDS = 3;  // with y, for which registers have to last, too
+  static constexpr int OPERANDS = 3;  // y needs registers, too
   using Memory = TensorSource<T, true, false>;
   T* y;
   NormalizeRelu f;
@@ -189,8 +190,8 @@ struct RematReluSource : TensorSource<T, true, false> {
   }
 };
 
-// The gradient through relu, by the activation that is made of x and of `residual`. Where the stored one would be read,
-// `residual` is, and takes its place: both may lie in the same memory.
+// A source: the gradient through ReLU, by ReLU's output, which is recomputed from x and `residual` and stored. The
+// residual is read in its place: both may be the same memory.
 template <typename T, bool ADD, typename F>
 struct RematAddReluSource : ReluBackwardSource<T, ADD, true> {
   using Stored = ReluBackwardSource<T, ADD, true>;

@@ -1,9 +1,9 @@
-// Mean and variance of a channel, a sum for channel_reduce.cuh.
+// Mean and variance of a channel, a reduction for channel_reduce.cuh.
 //
-// A variance is of distances from an element near by (a thread's first one), so that a mean far from zero costs no
-// digits; the threads of a block are merged eight at a time by distances from their common mean (Chan, Golub and
-// LeVeque, "Algorithms for computing the sample variance", 1983), so that no single far-off element does; parts are
-// added in fp64.
+// A thread uses shifted data, distances from its first element, so that a mean far from zero costs no digits. The
+// threads of a block are merged eight at a time by distances from their common mean (Chan, Golub and LeVeque,
+// "Algorithms for computing the sample variance", 1983), so that no outlier costs digits either. Parts are added in
+// fp64.
 #pragma once
 
 #include "channel_reduce.cuh"
@@ -16,7 +16,7 @@ struct Statistics {
   int64_t channel_stride;
   float *mean, *variance;
 
-  // A thread sums distances from the first element that it meets, and their squares.
+  // Sums of a thread's distances from its first element, `shift`, and of their squares.
   struct Running {
     float shift, sum, squares;
   };
@@ -84,7 +84,7 @@ struct Statistics {
   }
 };
 
-// Of what the same launch makes: no element of it is there for all from the beginning.
+// Of the result of the same launch, of which no element exists beforehand as a common shift: that is 0.
 template <typename T>
 struct EpilogueStatistics : Statistics<T> {
   __device__ float load(int64_t) const { return 0.0f; }

@@ -1,28 +1,34 @@
-// Reductions over everything but the channel, with the sums of parts in a fixed order.
+// Reductions over everything but the channel, deterministic: parts are merged in a fixed order.
 #pragma once
 
 #include "channels.cuh"
 
 namespace mbc {
 
-// Reductions over everything but the channel, in two stages: `parts` blocks a channel (or a tile of channels) leave a
-// state each in the workspace [parts, channels], a second kernel adds them in order, in fp64. With one part the first
-// stage finishes by itself and needs no workspace. `parts` comes with the plan: it must not depend on the GPU.
+// Two stages: `parts` blocks a channel (or a tile of channels) write a partial state each to the workspace [parts,
+// channels], a second kernel adds them in order, in fp64. With one part the first stage finishes alone and needs no
+// workspace. `parts` comes with the plan: it must not depend on the GPU.
 //
-// R has
-//   Channel load(c)                        what a channel has, loaded once a block
-//   Running begin(a)                       what a thread starts from, whose first element is a
-//   push<K>(Running&, channel, a, b)       K elements of one channel for one thread
-//   State settle(channel, Running, count)  what a thread has after `count` elements, in fp32
-//   State merged(many, each)               of `many` threads, `each(i)` the i-th
+// R, the reduction, has
+//   Channel load(c)                        constants of a channel, loaded once a block
+//   Running begin(a)                       the initial value of a thread whose first element is a
+//   push<K>(Running&, channel, a, b)       accumulates K elements of one channel
+//   State settle(channel, Running, count)  the state of a thread after `count` elements, in fp32
+//   State merged(many, each)               the common state of `many` threads, `each(i)` the i-th
 //   Total total(State), add(Total&, Total) of a part, and of two, in fp64
-//   Known known(c)                         what else the result is made of, read while parts are still on their way
+//   Known known(c)                         other operands of the result, read while parts are in flight
 //   finish(c, Known, Total)                writes the result
 //
-// S is where the elements come from. It has `template <int N> struct Fetched`, `fetch<N>(at)` that reads N elements of
-// every operand, `finish<N>(fetched, of, at)` that may write what comes of them and of what R's channels have, of(j)
-// for the j-th element, and keep it in `fetched`, `first(fetched, j)` and `second(fetched, j)`, which R gets,
-// `vectorizable()`, whether its operands are aligned for vectors, and `OPERANDS`.
+// S, the source, has `template <int N> struct Fetched`; `fetch<N>(at)`, which reads N elements of every operand;
+// `finish<N>(fetched, of, at)`, which may store something computed from them and R's channel constants (of(j) for the
+// j-th element) and keep it in `fetched`; `first(fetched, j)` and `second(fetched, j)`, which R gets; `vectorizable()`,
+// whether its operands are aligned for vectors; and `OPERANDS`.
+//
+// Channels last, thread (x, y) of a block reduces, N channels wide:
+//
+//               channels 0 .. N-1   N .. 2N-1   ...        threads of a column are then merged in shared memory
+//   row y         thread (0, y)    thread (1, y)
+//   row y + step  thread (0, y)    thread (1, y)           step = gridDim.y * blockDim.y
 template <typename T, bool TWO, bool SLICED>
 struct TensorSource {
   static constexpr int OPERANDS = TWO ? 2 : 1;
@@ -51,7 +57,7 @@ struct TensorSource {
   }
 };
 
-// The states of all threads of a block, those of thread (x, y) at [j][y][x] for its N channels, into those of y = 0.
+// Merges the states of all threads of a block, at [j][y][x] for channel j of thread (x, y), into those of y = 0.
 template <int N, typename State, typename R>
 __device__ void merge_threads(State* shared, const R& r) {
   constexpr unsigned AT_ONCE = 8;
@@ -129,12 +135,12 @@ __global__ void reduce_channels_first(S source, int64_t rows, int64_t channels, 
   if (threadIdx.y == 0) store_partial(partial, shared[0], channels, c, r);
 }
 
-// Whether a thread keeps what its channels have. With many operands registers do not last for more than a word of
-// each: it is taken off the shelf again for every row.
+// Whether a thread keeps channel constants in registers. With many operands registers suffice for one word of each
+// only: others are read from shared memory for every row.
 template <typename S, typename R>
 constexpr bool CHANNELS_IN_REGISTERS = S::OPERANDS <= 2 || sizeof(typename R::Channel) <= sizeof(float);
 
-// What a thread sums in is needed twice, as it was and as it becomes.
+// Accumulators are counted twice: old and new values.
 template <typename S, typename R, int N>
 constexpr int REDUCE_BLOCKS = blocks_per_sm(
     N * (2 * sizeof(typename R::Running) + (CHANNELS_IN_REGISTERS<S, R> ? sizeof(typename R::Channel) : sizeof(float))) / 4 +
@@ -143,7 +149,7 @@ constexpr int REDUCE_BLOCKS = blocks_per_sm(
 template <int N, typename S, typename R>
 __global__ void __launch_bounds__(THREADS, (REDUCE_BLOCKS<S, R, N>))
     reduce_channels_last(S source, int64_t rows, int64_t channels, typename R::State* partial, R r) {
-  constexpr int K = S::OPERANDS > 1 ? 2 : 4;  // rows read at once
+  constexpr int K = S::OPERANDS > 1 ? 2 : 4;  // rows in flight
   using Channel = typename R::Channel;
   __shared__ typename R::State shared[N * THREADS];
   __shared__ ChannelTable<Channel, N> table;
@@ -151,8 +157,8 @@ __global__ void __launch_bounds__(THREADS, (REDUCE_BLOCKS<S, R, N>))
   launch_dependents();
   const int64_t c = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * N;
   const unsigned thread = threadIdx.y * blockDim.x + threadIdx.x;
-  // All blocks walk together from the last row to the first: what the kernel before wrote last may still be in the
-  // cache, and what is read last here is what the next one begins with.
+  // All blocks walk from the last row to the first: what the kernel before wrote last may still be in the cache, and
+  // the next kernel begins with what is read last here.
   const int64_t start = static_cast<int64_t>(blockIdx.y) * blockDim.y + threadIdx.y;
   const int64_t step = static_cast<int64_t>(gridDim.y) * blockDim.y;
   const int count = c < channels && start < rows ? static_cast<int>((rows - start - 1) / step + 1) : 0;
@@ -204,7 +210,7 @@ __global__ void __launch_bounds__(THREADS, (REDUCE_BLOCKS<S, R, N>))
     if (c < channels) store_partial(partial, shared[j * THREADS + threadIdx.x], channels, c + j, r);
 }
 
-// Few channels a block, so that there are many blocks: what has to be read is little, but each read takes its time.
+// Few channels a block, so that there are many blocks: latency is the limit, not bytes.
 template <typename R>
 __global__ void merge_parts(const typename R::State* partial, int64_t parts, int64_t channels, R r) {
   using Total = typename R::Total;

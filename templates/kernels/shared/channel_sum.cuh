@@ -1,4 +1,4 @@
-// The gradient of a bias.
+// The sum of a channel, a reduction for channel_reduce.cuh: the gradient of a bias.
 #pragma once
 
 #include "channel_reduce.cuh"

@@ -1,20 +1,19 @@
-// Kernels in which every channel has something of its own: a bias, a mean, a sum.
+// Maps with constants for each channel: a bias, a mean, a scale.
 //
-// A tensor [rows, channels, inner] is stored channels first, ((n * channels) + c) * inner + s, or channels last,
-// ((n * inner) + s) * channels + c. Channels first, a vector lies in one channel and threads walk over (plane, inner).
-// Channels last, a thread keeps its channels and walks down the rows, so that what a channel has is loaded once.
+// A tensor [rows, channels, inner] is stored channels first, ((n * channels) + c) * inner + s, or channels last, ((n *
+// inner) + s) * channels + c. Channels first, a vector belongs to one channel and threads walk over (plane, inner).
+// Channels last, a thread keeps its channels and walks down the rows, so that channel constants are loaded once.
 #pragma once
 
 #include "device.cuh"
 
 namespace mbc {
 
-// Blocks that a multiprocessor is to hold at once, by the words that a thread keeps: with its loop beside them they
-// must fit its share of the registers.
+// Resident blocks of a multiprocessor for launch bounds, by the words that a thread keeps in registers.
 constexpr int blocks_per_sm(size_t words) { return words <= 48 ? 4 : 3; }
 
-// Threads of a block over the vectors of a row, shared out evenly: few are idle, and with one column of blocks what
-// they read lies in one piece.
+// Threads of a block over the vectors of a row, divided evenly: few are idle, and with one column of blocks a block's
+// reads are contiguous.
 struct ChannelTiling {
   unsigned columns, threads_x;  // blocks that cover the vectors; vectors of a block, up to 32
   unsigned threads_y() const { return THREADS / threads_x; }
@@ -34,7 +33,7 @@ struct Operands {
   bool vectorizable(int width) const { return aligned(a, 16) && aligned(b, 16) && aligned(c, 16) && slice.gap % width == 0; }
 };
 
-// MORE: operands beside the first. SLICED: whether the last of them is a slice.
+// MORE: operands after the first. SLICED: whether the last of them is a slice.
 template <typename T, int N, int MORE, bool SLICED>
 struct Loaded {
   Held<T, N> a, b, c;
@@ -54,14 +53,14 @@ struct Loaded {
   }
 };
 
-// What the channels of a block have, computed by one thread each and not by all that need it: roots and divisions cost
-// more than a few rows of a small tensor. In shared memory word by word, so that neighbours meet in no bank.
+// Channel constants of a block in shared memory, each computed by one thread: roots and divisions cost more than a few
+// rows of a small tensor. Stored word by word, against bank conflicts.
 template <typename Channel, int N>
 struct ChannelTable {
   static constexpr int WORDS = std::is_empty_v<Channel> ? 0 : sizeof(Channel) / sizeof(float);
   float words[WORDS * N * 32 + 1];
 
-  // Those of the block's tile; to be taken after a barrier.
+  // Fills in those of the block's tile; to be read after a barrier.
   template <typename F>
   __device__ void fill(int64_t channels, const F& f, unsigned tile = blockIdx.x) {
     if constexpr (WORDS > 0) {
@@ -74,7 +73,7 @@ struct ChannelTable {
       }
     }
   }
-  // That of the tile's i-th channel.
+  // Those of the tile's i-th channel.
   __device__ void put(unsigned i, const Channel& channel) {
     if constexpr (WORDS > 0) {
       float own[WORDS];
@@ -83,7 +82,7 @@ struct ChannelTable {
       for (int w = 0; w < WORDS; ++w) words[(w * N + i % N) * 32 + i / N] = own[w];
     }
   }
-  // The j-th of this thread's.
+  // Those of this thread's j-th channel.
   __device__ Channel take(int j) const {
     Channel channel{};
     if constexpr (WORDS > 0) {
@@ -96,11 +95,11 @@ struct ChannelTable {
   }
 };
 
-// Where what a map makes goes: to a tensor of the same shape,
+// Where the result of a map is stored: in a tensor of the same shape,
 template <typename T>
 struct StoreResult {
   template <int N>
-  static constexpr int NEIGHBOURS = 1;  // threads that write something together
+  static constexpr int NEIGHBOURS = 1;  // threads that store something together
   T* y;
 
   bool vectorizable(int) const { return aligned(y, 16); }
@@ -108,7 +107,7 @@ struct StoreResult {
   __device__ void store(int64_t at, int64_t, int64_t, const float (&result)[N]) const { store_floats(y + at, result); }
 };
 
-// or there, and some of its channels to one of their own, too,
+// or there, and a slice of channels in a tensor of its own, too,
 template <typename T>
 struct StoreWithSlice {
   template <int N>
@@ -124,11 +123,11 @@ struct StoreWithSlice {
   }
 };
 
-// or there, and whether each element is positive, as it is stored, to a bit; both channels last.
+// or there, and as a bit mask whether each element, as stored, is positive; both channels last.
 template <typename T>
 struct StoreWithReluMask {
   template <int N>
-  static constexpr int NEIGHBOURS = 8 / N;  // that have a byte together
+  static constexpr int NEIGHBOURS = 8 / N;  // threads that share a byte
   T* y;
   uint8_t* relu_mask;
 
@@ -153,7 +152,7 @@ struct StoreWithReluMask {
 };
 
 // F has `using Channel`, `Channel load(int64_t c) const` and `float operator()(const Channel&, float a, float b)
-// const`, which gets a third element of functions of three.
+// const`, with a third element where MORE is 2.
 template <typename T, int N, int MORE, bool SLICED, typename F>
 __global__ void map_channels_first(Operands<T> x, T* y, int64_t vectors, Steps steps, F f) {
   const int64_t stride = thread_count();
@@ -172,7 +171,7 @@ __global__ void map_channels_first(Operands<T> x, T* y, int64_t vectors, Steps s
 template <typename F, int N, int MORE>
 constexpr int MAP_BLOCKS = MORE > 1 ? 2 : blocks_per_sm(N * sizeof(typename F::Channel) / 4 + 16);
 template <int MORE>
-constexpr int MAP_ROWS = MORE > 0 ? 2 : 4;  // read at once: 64 bytes on their way for every thread
+constexpr int MAP_ROWS = MORE > 0 ? 2 : 4;  // in flight: 64 bytes a thread
 constexpr int MAP_WAVES = 3, WAVE_ROWS = 16;  // waves of blocks at most, and rows that a thread should have in each
 
 template <typename T, int N, int MORE, bool SLICED, typename Out, typename F>

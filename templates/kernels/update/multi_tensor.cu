@@ -2,8 +2,8 @@
 // hundreds of parameters, most of them small.
 //
 // Bytes      as the operation on one tensor (optimizer.cu).
-// Tile       tensors are cut into chunks of 4,096 elements, a block each. A launch takes up to `MOST_TENSORS` = 64 tensors, as
-//            many as its arguments have room for; a block finds its tensor by bisection.
+// Tile       tensors are cut into chunks of 4,096 elements, a block each. A launch takes up to `MOST_TENSORS` = 64
+//            tensors, as many as fit into kernel arguments; a block finds its tensor by bisection.
 // Threads    256, four vectors of four elements each.
 // Limit      memory bandwidth.
 //
@@ -50,8 +50,8 @@ struct Chunks {
   __device__ int64_t end(int tensor) const { return min(begin(tensor) + CHUNK_ELEMENTS, elements[tensor]); }
 };
 
-// Takes the tensors of a call launch by launch: `add(slot, fields)` adds one to a launch, `launch(chunks, blocks)`
-// starts the launch.
+// Divides the tensors of a call among launches: `add(slot, number, fields)` adds one, `launch(chunks, blocks)`
+// launches.
 template <int FIELDS, typename Add, typename Launch>
 void for_each_launch(const int64_t* fields, int64_t tensors, Add add, Launch launch) {
   for (int64_t done = 0; done < tensors; done += MOST_TENSORS) {
@@ -74,7 +74,7 @@ void for_each_launch(const int64_t* fields, int64_t tensors, Add add, Launch lau
   }
 }
 
-// Of updates: everything is where it was, so that inputs are outputs, too.
+// Updates are in place.
 struct Updated {
   float *p[MOST_TENSORS], *a[MOST_TENSORS], *b[MOST_TENSORS];
   const float* g[MOST_TENSORS];

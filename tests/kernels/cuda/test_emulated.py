@@ -199,7 +199,7 @@ def test_an_infinite_word_leaves_the_words_beside_it_alone(kernel: OwnKernel, li
 
 @pytest.mark.parametrize("kernel", fp32_emulated_halo.KERNELS, ids=lambda kernel: kernel.name)
 def test_an_infinite_pixel_leaves_those_that_do_not_see_it_alone(kernel: OwnKernel, library: Library):
-    """The scale of a patch is that of its finite words."""
+    """The scale of a halo is that of its finite words."""
     takes = (c for c in CASES if c.kind == kernel.kind and kernel.takes(c.request(Precision.FP32)))
     case = max(takes, key=lambda c: min(c.request(Precision.FP32).outputs[0].shape[2:]))
     trial = Trial(library, case, Precision.FP32)
