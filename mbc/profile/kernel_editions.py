@@ -1,4 +1,4 @@
-"""What a profile says of mbc's own kernels as they were before they were rewritten, or could add to what is there."""
+"""Kernel editions: a profile's measurements of earlier editions of mbc's own kernels count as estimates."""
 
 from __future__ import annotations
 
