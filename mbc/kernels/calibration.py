@@ -194,7 +194,7 @@ def peak_tflops(device: DeviceSpec, precision: Precision) -> float:
 
 
 def busy(height: int, width: int, depth: int, device: DeviceSpec) -> float:
-    """Share of the multiprocessors that a product of this size keeps busy, its sum of `depth` terms split (0: not): its
+    """Share of the multiprocessors that a GEMM of this size keeps busy, with split-K (`depth` is K; 0: not split): its
     tiles run in waves, and the last wave is not full."""
     tiles = math.ceil(height / _TILE) * math.ceil(width / _TILE) * max(1, math.ceil(depth / _DEPTH))
     waves = math.ceil(tiles / device.multiprocessors)

@@ -1,4 +1,4 @@
-"""New profiles out of those that are there: several merged, and the part of one that a planner can use."""
+"""Merges profiles, and extracts the part of one that a planner can use."""
 
 from __future__ import annotations
 

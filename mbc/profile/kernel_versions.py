@@ -1,4 +1,4 @@
-"""What a profile says of mbc's own kernels as they were before they were rewritten, or could add to what is there."""
+"""Kernel versions: a profile's measurements of earlier versions of mbc's own kernels count as estimates."""
 
 from __future__ import annotations
 

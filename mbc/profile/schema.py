@@ -1,4 +1,4 @@
-"""How a profile is stored in an SQLite file: its tables, what a row says, and what may be wrong with it."""
+"""The SQLite schema of a profile: tables, rows, and validation."""
 
 from __future__ import annotations
 

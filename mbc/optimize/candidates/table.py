@@ -15,7 +15,7 @@ from mbc.hardware.spec import DeviceSpec
 from mbc.ir.graph import Operation, TrainingGraph
 from mbc.ir.types import Layout, TensorType, layout_matters
 from mbc.kernels.base import Candidate, Provider, Request
-from mbc.kernels.cuda import repeats
+from mbc.kernels.cuda import bitwise_equal_to
 from mbc.kernels.statistics import WITH_STATISTICS
 from mbc.ops.base import NoAttributes
 from mbc.ops.convolution import Convolution
@@ -236,7 +236,7 @@ class CandidateTable:
             for c in candidates
             if (c.deterministic or not self.rules.deterministic)
             and (not self.rules.providers or c.provider in self.rules.providers)
-            and all(repeats(kernel, c.name) for kernel in repeaters)
+            and all(bitwise_equal_to(kernel, c.name) for kernel in repeaters)
         )
 
     def slice_rows(self, operation: Operation) -> tuple[int, ...]:

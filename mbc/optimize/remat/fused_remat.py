@@ -9,7 +9,7 @@ update waits for it.
 
 So is the output of a convolution with more output than input channels, which the reductions themselves read: it is
 recomputed in their prologue. Another kernel would round it differently, and change the reductions, so that it has to be
-the same one (`repeats`).
+the same one (`bitwise_equal_to`).
 
 Both are recomputed by one launch where that was measured, else the convolution's output before the reductions.
 """
@@ -20,7 +20,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mbc.ir.graph import Operation
-from mbc.kernels.cuda import repeats
+from mbc.kernels.cuda import bitwise_equal_to
 from mbc.kernels.statistics import WITH_STATISTICS
 from mbc.ops import KINDS
 from mbc.ops.fused import has_product, join, kind_of, names_of
@@ -296,7 +296,7 @@ def _fused_remat_run(
         return None
     candidate = piece.candidate
     work = launches[0].work
-    if not isinstance(work, Kernel) or (not fused_remat.inside and not repeats(candidate.name, work.name)):
+    if not isinstance(work, Kernel) or (not fused_remat.inside and not bitwise_equal_to(candidate.name, work.name)):
         return None
     rows = {access.buffer: access.rows for access in touched}
     count = len(operation.inputs)

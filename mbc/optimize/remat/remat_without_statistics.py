@@ -1,8 +1,8 @@
 """Recomputes a convolution with statistics in its epilogue by the same convolution without them.
 
 Without statistics the convolution takes less, and gives the same bits where both are built from the same source
-(`mbc.kernels.cuda.bare`). Statistics, which are small, are always kept (`mbc.optimize.remat.undo_log`): recomputed with
-the convolution they would seem to cost nothing, and force the launch that computes both.
+(`mbc.kernels.cuda.without_statistics`). Statistics, which are small, are always kept (`mbc.optimize.remat.undo_log`):
+recomputed with the convolution they would seem to cost nothing, and force the launch that computes both.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mbc.ir.graph import Operation
-from mbc.kernels.cuda import bare
+from mbc.kernels.cuda import without_statistics
 from mbc.kernels.statistics import WITH_STATISTICS
 from mbc.ops.fused import names_of
 from mbc.optimize.candidates.table import CandidateTable
@@ -44,7 +44,11 @@ def _bare(table: CandidateTable, draft: Draft, launch: Launch, convolution: Oper
     accesses = tuple(by_value[name] for name in (*convolution.inputs, *convolution.outputs))
     layouts = tuple(draft.buffers[access.buffer].layout for access in accesses)
     for candidate in table.offered(convolution):
-        same = (candidate.name, candidate.layouts, candidate.measured) == (bare(work.name), layouts, work.measured)
+        same = (candidate.name, candidate.layouts, candidate.measured) == (
+            without_statistics(work.name),
+            layouts,
+            work.measured,
+        )
         if same and not candidate.workspace_bytes:
             kernel = Kernel(
                 candidate.provider, candidate.name, candidate.settings, candidate.time_us, candidate.measured

@@ -1,5 +1,5 @@
-// ReLU's bit mask from its output, and ReLU's gradient by the mask. A byte holds eight channels of a pixel, which lie
-// `inner` elements apart: channels last, where they are adjacent, 1.
+// ReLU's bit mask from its output, and ReLU's gradient by the mask. A byte holds eight channels of a pixel, at a
+// stride of `inner` elements: 1 for channels last.
 //
 // Bytes      mask: the output in, one bit an element out. Gradient: the gradient and the mask in, the gradient out.
 // Threads    256 in a grid-stride loop, a byte of the mask each at a time.

@@ -1,5 +1,5 @@
-"""Convolutions of one place made again along with sums, and gradients of their images: all that is written is what the
-launches write that they stand for, to the bit, but for the order of the sums."""
+"""1x1 convolutions with fused rematerialization, and their data gradients: results are those of the launches that they
+replace, to the bit but for the order of reductions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mbc.ir.graph import Operation
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import DTYPE_CODES
 from mbc.kernels.cuda import KERNELS
-from mbc.kernels.cuda.conv import conv1x1 as pointwise
+from mbc.kernels.cuda.conv import conv1x1
 from mbc.measure.statistics_harness import distances, moments
 from mbc.ops.convolution import Convolution
 from mbc.optimize.fusion.catalogue_conv1x1 import CONVOLUTION_FUSED_REMAT
@@ -78,7 +78,7 @@ def _named(value: Pattern | Part | Sizes) -> str:
     return ".".join(value.gives) if isinstance(value, Part) else str(value)
 
 
-@pytest.mark.parametrize("blocks", [1, pointwise.MOST_BLOCKS])
+@pytest.mark.parametrize("blocks", [1, conv1x1.MOST_BLOCKS])
 @pytest.mark.parametrize(
     ("pattern", "part", "sizes"),
     POINT_FORMS,
@@ -93,7 +93,7 @@ def test_equal_to_the_launches_by_themselves(
     monkeypatch: pytest.MonkeyPatch,
 ):
     """By one block for its filters, which goes through all tiles; by as many as there are tiles."""
-    monkeypatch.setattr(pointwise, "MOST_BLOCKS", blocks)
+    monkeypatch.setattr(conv1x1, "MOST_BLOCKS", blocks)
     bench = Bench(library, pattern, sizes)
     fused_remat = points(pattern, part, sizes)
     made = bench.run(fused_remat)
@@ -126,7 +126,7 @@ def test_the_same_with_statistics(sizes: Sizes, library: tuple[Precision, Librar
 
 def test_statistics_of_results_far_from_zero(library: tuple[Precision, Library], monkeypatch: pytest.MonkeyPatch):
     """Distances are from an element near by, even if a thread has none of the first tile that its block takes."""
-    monkeypatch.setattr(pointwise, "MOST_BLOCKS", 1)
+    monkeypatch.setattr(conv1x1, "MOST_BLOCKS", 1)
     sizes = (2, 128, (5, 13), 256)
     bench = Bench(library, FORWARD, sizes)
     image = 1 + np.random.default_rng(1).standard_normal((2, 128, 5, 13)) / 100
@@ -143,7 +143,7 @@ def test_statistics_of_results_far_from_zero(library: tuple[Precision, Library],
 
 
 @pytest.mark.parametrize(
-    ("channels", "stride"), [(pointwise.MOST_CHANNELS + 64, 1), (64, 2)], ids=["too many channels", "a step of two"]
+    ("channels", "stride"), [(conv1x1.MOST_CHANNELS + 64, 1), (64, 2)], ids=["too many channels", "a step of two"]
 )
 def test_not_taken(channels: int, stride: int):
     a = Convolution((5, 5), (1, 1), (stride, stride))

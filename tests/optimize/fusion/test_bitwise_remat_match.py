@@ -11,7 +11,7 @@ import pytest
 
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate, Request
-from mbc.kernels.cuda.conv import conv1x1_bn_backward as pointwise_normalize
+from mbc.kernels.cuda.conv import conv1x1_bn_backward
 from mbc.optimize.bounds.measured_floor import step_floor
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.fusion.bitwise_remat_match import with_bitwise_remat
@@ -34,7 +34,7 @@ network small(batch = 4, classes = 3) {
 }
 train { optimizer = sgd(momentum=0.9)  precision = bf16 }
 """
-KINDS = frozenset(kernel.kind for kernel in pointwise_normalize.KERNELS)
+KINDS = frozenset(kernel.kind for kernel in conv1x1_bn_backward.KERNELS)
 MAKERS = ("conv1x1", "conv1x1_statistics")
 SLOWER = 1e4  # than what is to be planned
 BYTES_PER_US = H200.copy_gb_s * 1e3
@@ -128,7 +128,7 @@ def test_what_is_made_again_is_not_kept(layer: str):
 )
 def test_elsewhere_it_is_read(profile: Measured | None):
     kernels = {name for found in launches(planned(profile)).values() for name, _ in found}
-    assert kernels.isdisjoint(kernel.name for kernel in pointwise_normalize.KERNELS)
+    assert kernels.isdisjoint(kernel.name for kernel in conv1x1_bn_backward.KERNELS)
 
 
 def test_the_floor_takes_the_fastest_of_what_is_made_again():

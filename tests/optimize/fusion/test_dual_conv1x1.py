@@ -1,5 +1,5 @@
-"""Two products of convolutions of one place in a launch, what sums are over and the gradient that comes back to them:
-where that was measured, with the same numbers; what is made again is not kept."""
+"""Two 1x1 GEMMs in one launch, x and its gradient, for the reductions of batch normalisation: taken where measured,
+with the same numbers; what is recomputed is not kept."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from collections import Counter
 
 import pytest
 
-from mbc.kernels.cuda.conv import conv1x1 as pointwise
-from mbc.kernels.cuda.conv import conv1x1_bn_backward as pointwise_normalize
-from mbc.kernels.cuda.conv import dual_conv1x1 as pointwise_pairs
+from mbc.kernels.cuda.conv import conv1x1, conv1x1_bn_backward, dual_conv1x1
 from mbc.optimize.search.profiling_requests import needs
 from mbc.options import Policy
 from mbc.plan.model import Kernel, Plan
@@ -17,13 +15,13 @@ from tests.optimize.fusion.test_fused_gradients import SOURCE, Measured, planned
 from tests.optimize.planned import H200, graph_of, trained
 
 SHARE = 0.6  # of what keeping everything takes
-MAKERS = pointwise.INSIDE[0].repeats
-KERNELS = (*pointwise.INSIDE, pointwise_normalize.KERNELS[-1], *pointwise_pairs.KERNELS)
+MAKERS = conv1x1.NOT_STORED[0].bitwise_equal_to
+KERNELS = (*conv1x1.NOT_STORED, conv1x1_bn_backward.KERNELS[-1], *dual_conv1x1.KERNELS)
 LAYERS = tuple(f"bottleneck{i}.wide" for i in range(3))  # whose images are larger than their weights
 
 
 def launched(plan: Plan) -> Counter[str]:
-    """Launches by kernel, of those that make again what they do not write."""
+    """Launches by kernel, of the kernels that recompute what they do not write."""
     names = (launch.work.name for launch in plan.train.launches if isinstance(launch.work, Kernel))
     return Counter(name for name in names if name in {kernel.name for kernel in KERNELS})
 

@@ -10,7 +10,7 @@ import pytest
 
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate, Request
-from mbc.kernels.cuda.conv import conv1x1_backward_data as pointwise_gradients
+from mbc.kernels.cuda.conv import conv1x1_backward_data
 from mbc.optimize.bounds.measured_floor import BANDWIDTH_SHARE, step_floor
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.search.profiling_requests import needs
@@ -52,7 +52,7 @@ train { optimizer = sgd(momentum=0.9)  precision = bf16 }
 SHARE = 0.7  # of what keeping everything takes
 BYTES_PER_US = BANDWIDTH_SHARE * H200.copy_gb_s * 1e3
 SLOWER = 1e4  # than what is to be planned
-KERNELS = frozenset(kernel.name for kernel in pointwise_gradients.KERNELS[1:])
+KERNELS = frozenset(kernel.name for kernel in conv1x1_backward_data.KERNELS[1:])
 IN_GROUPS = "convolution_backward_data+"
 
 
@@ -167,4 +167,4 @@ def test_the_floor_counts_what_is_not_moved():
 
 def test_all_are_asked_for():
     kinds = {need.undivided.kind for need in needs(graph_of(SOURCE), H200, Policy.UNDIVIDED)}
-    assert {kernel.kind for kernel in pointwise_gradients.KERNELS} - kinds == set()
+    assert {kernel.kind for kernel in conv1x1_backward_data.KERNELS} - kinds == set()

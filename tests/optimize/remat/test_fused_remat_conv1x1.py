@@ -11,7 +11,7 @@ import pytest
 from mbc.ir.transforms.relu_masks import relus_behind_sums, with_signs
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate, Request
-from mbc.kernels.cuda.conv import conv1x1 as pointwise
+from mbc.kernels.cuda.conv import conv1x1
 from mbc.kernels.statistics import WITH_STATISTICS
 from mbc.ops.fused import gives_product
 from mbc.optimize.bounds.budget_lp import budget_bound_us
@@ -49,7 +49,7 @@ train { optimizer = sgd(momentum=0.9)  precision = bf16 }
 SHARE = 0.65  # of what keeping everything takes
 ALONG_SHARE = 1.05  # of the time of the sums by themselves
 SLOWER = 1e4  # than what is to be planned
-FUSED_REMAT = frozenset(kernel.name for kernel in pointwise.FUSED_REMAT)
+FUSED_REMAT = frozenset(kernel.name for kernel in conv1x1.FUSED_REMAT)
 
 
 def is_joint(kind: str) -> bool:

@@ -10,7 +10,7 @@ import pytest
 
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate, Request
-from mbc.kernels.cuda import KERNELS, bare
+from mbc.kernels.cuda import KERNELS, without_statistics
 from mbc.kernels.statistics import WITH_STATISTICS
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.fusion.select_groups import fuse
@@ -36,11 +36,11 @@ class Summing(Measured):
 
     def _time_us(self, request: Request, c: Candidate) -> float:
         moved_us = sum(t.size_bytes for t in (*request.inputs, *request.outputs)) / 1e3
-        if c.name in map(bare, KERNELS):
+        if c.name in map(without_statistics, KERNELS):
             return self.alone * moved_us
         if c.name in FUSED_REMAT:
             return SLOWER * moved_us
-        return moved_us if bare(c.name) else super()._time_us(request, c)
+        return moved_us if without_statistics(c.name) else super()._time_us(request, c)
 
 
 def again(plan: Plan) -> list[tuple[str, str]]:
@@ -49,14 +49,14 @@ def again(plan: Plan) -> list[tuple[str, str]]:
     for launch in plan.train.launches:
         if isinstance(launch.work, Kernel) and launch.operations:
             makers.setdefault(launch.operations[0], []).append(launch.work.name)
-    return [(first, name) for first, *others in makers.values() if bare(first) for name in others]
+    return [(first, name) for first, *others in makers.values() if without_statistics(first) for name in others]
 
 
 @pytest.mark.parametrize("share", [SHARE, 0.7, 0.55])
 def test_made_again_without_statistics_with_the_same_bits(share: float):
     """Also where the room is so small that statistics could be made again, too."""
     plan = planned_for(Summing(), SOURCE, share, ALONE)
-    assert again(plan) and all(name == bare(first) for first, name in again(plan))
+    assert again(plan) and all(name == without_statistics(first) for first, name in again(plan))
     assert plan.bounds.within_budget_us <= plan.predictions.train_us
     assert trained(plan) == trained(planned_for(Summing(), SOURCE, 0.0, ALONE))
 
@@ -92,7 +92,7 @@ class Roomy(Summing):
 
     def candidates(self, request: Request) -> Iterable[Candidate]:
         found = tuple(super().candidates(request))
-        others = [c for c in found if bare(c.name)]
+        others = [c for c in found if without_statistics(c.name)]
         larger = [
             replace(
                 c,
@@ -113,5 +113,7 @@ def test_what_is_made_again_keeps_its_kernel_where_there_is_room_for_another():
     for launch in plan.train.launches:
         if isinstance(launch.work, Kernel) and launch.operations and "wide" in launch.operations[0]:
             kernels.setdefault(launch.operations[0], []).append(launch.work.name)
-    repeated = {tuple(names[:2]) for names in kernels.values() if names[1:2] == [bare("conv1x1_statistics")]}
+    repeated = {
+        tuple(names[:2]) for names in kernels.values() if names[1:2] == [without_statistics("conv1x1_statistics")]
+    }
     assert repeated == {("conv1x1_statistics", "conv1x1")}

@@ -63,7 +63,7 @@ def pool_arguments(at: Slice, a: Pool, of: TensorType | None = None) -> PoolArgu
     """Of a request that pools, alone or in a group. `of`: an image of the same rows, channels and type, where the first
     output is none."""
     request = at.request
-    y = of or request.outputs[0]  # of the backward pass the gradient of the image
+    y = of or request.outputs[0]  # of the backward pass the data gradient
     option = a.count_pad if isinstance(a, AveragePool) else isinstance(a, MaxPool) and len(request.outputs) == 2
     (height, width), (out_height, out_width) = a.size, a.output_size
     return PoolArguments(
