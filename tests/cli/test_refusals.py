@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mbc import compiler
+from mbc import constraints
 from mbc.hardware import target
 from mbc.hardware.target import LocalGpu
 from mbc.kernels import PROVIDERS
@@ -36,7 +36,7 @@ def test_unknown_gpu_of_this_machine(mbc, monkeypatch):
 
 
 def test_no_kernel(mbc, monkeypatch):
-    monkeypatch.setattr(compiler, "PROVIDERS", ())
+    monkeypatch.setattr(constraints, "PROVIDERS", ())
     error = refused(mbc, *H200)
     assert "error MBC200: no kernel can run '" in error and " in fp32\n" in error
     assert "tiny.mbc:" in error and "^" in error
@@ -69,7 +69,7 @@ def test_no_deterministic_kernel(mbc, monkeypatch):
         def candidates(self, request, device):
             return [dataclasses.replace(c, deterministic=False) for c in self._provider.candidates(request, device)]
 
-    monkeypatch.setattr(compiler, "PROVIDERS", tuple(map(Unsteady, PROVIDERS)))
+    monkeypatch.setattr(constraints, "PROVIDERS", tuple(map(Unsteady, PROVIDERS)))
     error = refused(mbc, *H200, "--set", "train.deterministic=true")
     assert "error MBC202: '" in error and "has no deterministic kernel\n" in error
     assert "set deterministic = false" in error
