@@ -12,7 +12,7 @@ from mbc.ir.types import Precision
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Provider
 from mbc.kernels.interpreter import INTERPRETER
-from mbc.optimize.candidates.table import Rules
+from mbc.optimize.candidates.rules import Rules
 from mbc.optimize.search.search import Limits
 from mbc.options import Options, Policy
 from mbc.units import show_size
@@ -36,7 +36,7 @@ def constraints_of(lowered: Lowered, device: DeviceSpec, options: Options) -> Co
     the device has less."""
     on_cpu = lowered.precision is Precision.FP64
     policy = Policy.UNDIVIDED if "split" in options.without else options.policy
-    rules = Rules(policy, lowered.deterministic, options.providers, options.micro_batch)
+    rules = Rules(policy, lowered.deterministic, options.providers, options.micro_batch, lowered.allow_emulated_fp32)
     host_bytes = free_host_bytes(device, options.gpu) if lowered.host_bytes is None else lowered.host_bytes
     limits = Limits(options.workspace_limit_bytes, options.workspace_total_bytes, options.without, host_bytes)
     budget_bytes = lowered.device_bytes or free_bytes(device, options.gpu)

@@ -14,6 +14,7 @@ from mbc.cli.terminal import busy, notes
 from mbc.ir.types import Precision
 from mbc.plan.model import Stream
 from mbc.plan.prefetch import prefetch_bytes
+from mbc.plan.summary import emulated_share
 from mbc.report.tables import profile_of
 from mbc.stages import Stages
 from mbc.units import show_range, show_size, show_time
@@ -76,6 +77,7 @@ def summary(plan: Plan) -> list[str]:
             _launches(plan),
             arena,
         ]
+    emulated, products = emulated_share(plan, plan.train)
     lines = [
         f"{graph.name}: batch {graph.batch}, {graph.precision}, for {plan.target.gpu} ({plan.target.architecture})",
         f"  step       {step[0]}{show_time(p.train_us)}{step[1]}",
@@ -83,6 +85,7 @@ def summary(plan: Plan) -> list[str]:
         *_against_bounds(plan),
         f"  inference  {inference[0]}{show_time(p.infer_us)}{inference[1]}",
         _launches(plan, concurrent),
+        *([f"  emulated   {emulated} of {products} convolutions and linear layers in fp32"] if emulated else []),
         f"  profile    {profile_of(plan.target)}",
         arena,
         f"  least      {show_size(b.floor_bytes)} (lower bound of the arena, set by {b.floor_operation})",
@@ -140,6 +143,7 @@ def _figures(compilation: Compilation, stages: Stages) -> dict[str, Any]:
         "measured_share": p.measured_share,
         "train_launches": len(plan.train.launches),
         "infer_launches": len(plan.infer.launches),
+        "emulated_fp32_operations": emulated_share(plan, plan.train)[0],
         "arena_bytes": p.arena_bytes,
         "overhead_bytes": p.overhead_bytes,
         "overhead_measured": p.overhead_measured,

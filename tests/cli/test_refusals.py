@@ -46,7 +46,8 @@ def test_a_provider_that_lacks_kernels_names_one_that_has_them(mbc):
     error = refused(mbc, *H200, "--provider", "cublaslt")
     assert "error MBC200: no kernel among cublaslt can run '" in error
     remedy = error.split("help: add one that can: ")[1].split()
-    assert remedy[:2] == ["--provider", "cublaslt"] and remedy[2] in PROVIDER_NAMES
+    assert remedy[:3] == ["--provider", "cublaslt", "--provider"] and remedy[3] in PROVIDER_NAMES
+    assert "error MBC200" not in mbc("show", "tiny.mbc", *H200, *remedy).err
 
 
 def test_workspace_limit_too_small(mbc):

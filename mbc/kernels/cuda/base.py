@@ -164,6 +164,7 @@ class OwnKernel:
     tensor_cores whether it needs tensor cores that compute in bf16 and tf32
     clusters    whether its blocks read each other's shared memory
     warpgroups  whether it needs tensor cores that warpgroups start
+    emulates_fp32 whether in precision fp32 it makes a product of several of fp16 or tf32 (`allow_emulated_fp32`)
     aligned     whether operands have to begin at multiples of 16 bytes, as whole buffers of a plan do
     repeats     of a group that makes again what was made: by which kernels, where not all give the same bits
     bare        of a group that leaves statistics of what it makes: the kernel that makes only that, to the bit
@@ -189,6 +190,7 @@ class OwnKernel:
     tensor_cores: bool = False
     clusters: bool = False
     warpgroups: bool = False
+    emulates_fp32: bool = False
     aligned: bool = False
     repeats: tuple[str, ...] = ()
     bare: str = ""
