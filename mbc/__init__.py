@@ -24,7 +24,9 @@ Packages and files, lowest first: each imports only those before it (but `ir` an
 * `analysis`: a plan beside the limits of the hardware
 * `optimize`: a training graph as a plan
 * `measuring`: the stage that measures what a plan needs before it is made
-* `compiler`: the driver: all stages from source to plan
+* `constraints`: which kernels, divisions and bytes a search may use
+* `stages`: runs stages by name, and adds up their seconds
+* `compiler`: the driver: all stages from source to package
 * `fit`: the largest mini-batch, and the time of a step, within budgets
 * `ablation`: what each technique contributes to a plan
 * `train`: the training loop: data, learning rate, checkpoints

@@ -56,7 +56,9 @@ ORDER = (
     "mbc.optimize",  # nothing but its index
     # The ways in.
     "mbc.measuring",  # measures what a search will ask for
-    "mbc.compiler",  # all stages
+    "mbc.constraints",  # what a search may use
+    "mbc.stages",  # named and timed
+    "mbc.compiler",  # all of them
     "mbc.fit",  # many compilations
     "mbc.ablation",
     "mbc.train",  # many steps

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from mbc import measuring
-from mbc.compiler import Stages, compile_plan
+from mbc.compiler import compile_plan
 from mbc.errors import MbcError
 from mbc.hardware.spec import find_spec
 from mbc.measure.fleet import Outcome, Progress, Task
@@ -27,6 +27,7 @@ from mbc.profile.read import read_profile
 from mbc.profile.signature import signature
 from mbc.profile.writer import ProfileWriter
 from mbc.source import Source
+from mbc.stages import Stages
 from tests.profile.profiles import GPU, IDENTITY, measurement, profile, request
 
 ASKED = Options(gpu="h200", measure=Measure.MISSING)

@@ -5,14 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mbc.cli.arguments.groups import options
-from mbc.cli.places import check_plannable, find_plan, plan_file, read_text
+from mbc.cli.places import check_plannable, find_plan, read_source
 from mbc.cli.terminal import busy, notes, output_width
-from mbc.errors import MbcError
-from mbc.source import Source
 
 if TYPE_CHECKING:
     from mbc.plan.model import Plan
@@ -41,13 +38,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _ablation(arguments: argparse.Namespace) -> int:
     from mbc.ablation import ablation
-    from mbc.compiler import Stages, compile_plan
+    from mbc.compiler import compile_plan
     from mbc.fit import with_budget
     from mbc.report.ablation import ablation_document, ablation_text
+    from mbc.stages import Stages
 
-    if plan_file(arguments.plan) is not None:
-        raise MbcError("MBC188", f"'{arguments.plan}' is planned already", "give its source (.mbc) to --ablation")
-    source = Source(arguments.plan, read_text(Path(arguments.plan)))
+    source = read_source(arguments.plan, "give its source (.mbc) to --ablation")
     asked = options(arguments)
     with notes(), busy(f"planning {arguments.plan}") as say:
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mbc.errors import MbcError
+from mbc.kernels.cuda import emulates_fp32
 from mbc.profile.model import Extent, Measurement, Profile
 from mbc.profile.schema import COMPRESSED
 from mbc.profile.signature import read_signature, rows_of
@@ -111,7 +112,8 @@ def write_profile(profile: Profile, path: Path) -> None:
 
 def shippable(profile: Profile) -> Profile:
     """What a planner can use of a profile: of each request and layouts the candidates that no other beats in time,
-    time when adding and workspace together (deterministic ones among themselves). Those run once only stay out."""
+    time when adding and workspace together (deterministic ones among themselves, and those that do not emulate fp32).
+    Those run once only stay out."""
     fronts = {key: _front(found) for key, found in profile.measurements.items()}
     return replace(profile, measurements={key: front for key, front in fronts.items() if front})
 
@@ -147,6 +149,7 @@ def _beats(a: Measurement, b: Measurement) -> bool:
         a.layouts == b.layouts
         and a.workspace_bytes <= b.workspace_bytes
         and a.deterministic >= b.deterministic
+        and emulates_fp32(a.provider, a.name) <= emulates_fp32(b.provider, b.name)
         and adds
     )
 

@@ -1,4 +1,4 @@
-"""The tables of a plan. Times that are estimates, not measurements, are marked `~`."""
+"""The tables of a plan. Times that are estimates, not measurements, are marked `~`; kernels of emulated fp32 `*`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from mbc.plan.live import rounded
 from mbc.plan.memory import memory_curve, taken_at
 from mbc.plan.model import Plan, Program, Target
 from mbc.plan.prefetch import prefetch_bytes
-from mbc.plan.summary import OperationSummary
+from mbc.plan.summary import OperationSummary, emulated_share
 from mbc.report.columns import Column, render
 from mbc.units import show_range, show_size, show_time
 
 LARGEST = 6  # of what lies in the arena at the peak
+EMULATED = " *"  # behind kernels of emulated fp32
 NO_PROFILE = "none of this GPU, times are estimated"
 
 _OPERATIONS = (
@@ -71,7 +72,7 @@ def operations_table(summaries: Sequence[OperationSummary], width: int | None, l
         (
             s.name,
             s.kind,
-            " | ".join(s.kernels),
+            kernels_cell(s),
             micro_batches(s.micro_batches),
             layouts(s.layouts),
             time_cell(s.time_us, s.estimated),
@@ -168,6 +169,7 @@ def totals_text(plan: Plan) -> str:
             time_cell(predictions.infer_us, predictions.infer_low_us < predictions.infer_high_us),
             within(predictions.infer_low_us, predictions.infer_high_us).rstrip("; "),
         ),
+        *_emulated_rows(plan),
         ("arena", show_size(predictions.arena_bytes), f"{predictions.arena_bytes:,} bytes, exact"),
         ("  of it states", show_size(state_bytes), "parameters, statistics, optimizer state, control block"),
         ("overhead", show_size(predictions.overhead_bytes), overhead),
@@ -212,12 +214,23 @@ def totals_text(plan: Plan) -> str:
     )
 
 
+def _emulated_rows(plan: Plan) -> list[tuple[str, str, str]]:
+    """None where nothing is emulated."""
+    emulated, products = emulated_share(plan, plan.train)
+    what = "convolutions and linear layers of the step, marked * above"
+    return [("emulated fp32", f"{emulated} of {products}", what)] if emulated else []
+
+
 def over(figure: float, bound: float) -> str:
     """How far a figure is above its bound."""
     if bound <= 0:
         return "-"
     percent = 100 * (figure / bound - 1)
     return f"{0.0 if abs(percent) < 0.005 else percent:.2f} %"
+
+
+def kernels_cell(summary: OperationSummary) -> str:
+    return " | ".join(summary.kernels) + (EMULATED if summary.emulated_fp32 else "")
 
 
 def time_cell(time_us: float, estimated: bool) -> str:

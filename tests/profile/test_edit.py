@@ -114,6 +114,13 @@ def test_what_is_faster_when_adding_is_shipped_too():
     assert set(engines(shippable(profile({A: only_overwrites_faster})).measurements[signature(A)])) == {1, 4}
 
 
+def test_what_does_not_emulate_fp32_is_shipped_too():
+    emulated = replace(measurement(1, 10.0), provider="mbc", name="fp32_emulated_conv")
+    strict, slower = measurement(2, 20.0), measurement(3, 30.0)
+    assert set(engines(shippable(profile({A: [emulated, strict, slower]})).measurements[signature(A)])) == {1, 2}
+    assert set(engines(shippable(profile({A: [measurement(2, 9.0), emulated]})).measurements[signature(A)])) == {2}
+
+
 def test_a_profile_is_written_in_one_stroke(tmp_path: Path):
     target = tmp_path / "p.sqlite"
     write_profile(profile({A: [measurement(1, 1.0)], B: []}), target)

@@ -136,6 +136,12 @@ def without_statistics(name: str) -> str:
     return known.without_statistics if known else ""
 
 
+def emulates_fp32(provider: str, name: str, precision: Precision = Precision.FP32) -> bool:
+    """Whether the kernel makes a product of fp32 of several of a shorter type. In tf32 the same kernel makes one."""
+    known = KERNELS.get(name) if provider == PROVIDER and precision is Precision.FP32 else None
+    return known is not None and known.emulates_fp32
+
+
 def _lacks_shared(device: DeviceSpec, kernel: OwnKernel, request: Request) -> bool:
     return kernel.shared(request) > device.shared_bytes_of_block
 

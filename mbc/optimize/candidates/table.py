@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from mbc.errors import MbcError
 from mbc.hardware.spec import DeviceSpec
 from mbc.ir.graph import Operation, TrainingGraph
 from mbc.ir.types import Layout, TensorType, layout_matters
@@ -22,6 +21,7 @@ from mbc.ops.convolution import Convolution
 from mbc.ops.fused import Fused, kind_of, names_of
 from mbc.optimize import effort
 from mbc.optimize.candidates.pareto import Menu, fixed, menu, worthwhile
+from mbc.optimize.candidates.rules import Rules, no_candidate
 from mbc.optimize.candidates.scale_rows import LargerSizes
 from mbc.options import Policy
 from mbc.plan.model import Rows
@@ -31,19 +31,6 @@ Repeaters = frozenset[str]  # names of kernels
 Menus = Mapping[tuple[Layout, ...], Menu]  # by layouts of the operands
 _Asked = tuple[Request, Repeaters]
 SLICE_ALIGNMENT_BYTES = 16  # of every operand of a slice: what candidates were measured with
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """Which candidates may be used, and how operations may be divided.
-
-    `providers`: their names (none: all). `micro_batch`: rows of every call of a convolution, 0 to choose them.
-    """
-
-    policy: Policy = Policy.UNDIVIDED
-    deterministic: bool = False
-    providers: tuple[str, ...] = ()
-    micro_batch: int = 0
 
 
 @dataclass
@@ -60,7 +47,7 @@ class CandidateTable:
     device: DeviceSpec
     providers: tuple[Provider, ...]
     profile: Profile | None = None
-    rules: Rules = Rules()
+    rules: Rules = field(default_factory=Rules)
     repeated: Mapping[str, Repeaters] = field(default_factory=dict[str, Repeaters])
     _known: dict[_Asked, tuple[Candidate, ...]] = field(default_factory=dict[_Asked, tuple[Candidate, ...]])
     _of_parts: dict[_Asked, tuple[Candidate, ...]] = field(default_factory=dict[_Asked, tuple[Candidate, ...]])
@@ -118,7 +105,7 @@ class CandidateTable:
         request = self.request(operation, rows)
         known = self._offered(operation, request)
         if not known:
-            raise self._missing(operation, request)
+            raise no_candidate(self.rules, self.providers, self.device, operation, request)
         return known
 
     def candidates_of_part(self, operation: Operation, rows: Rows) -> tuple[Candidate, ...]:
@@ -132,7 +119,7 @@ class CandidateTable:
         if known is None:
             known = self._of_parts[key] = tuple(_with_plain_layouts(c, request) for c in self._find_part(*key))
         if not known:
-            raise self._missing(operation, request)
+            raise no_candidate(self.rules, self.providers, self.device, operation, request)
         return known
 
     def offered(self, operation: Operation) -> tuple[Candidate, ...]:
@@ -201,43 +188,9 @@ class CandidateTable:
         named = [p for p in self.providers if not self.rules.providers or p.name in self.rules.providers]
         return tuple(c for p in named for c in p.candidates(request, self.device))
 
-    def _missing(self, operation: Operation, request: Request) -> MbcError:
-        estimated = self._estimated(request)
-        inputs = ", ".join(map(str, request.inputs))
-        if estimated:
-            return MbcError(
-                "MBC202",
-                f"'{operation.name}' ({operation.kind} of {inputs}) has no deterministic kernel",
-                "set deterministic = false",
-                operation.span,
-            )
-        only, remedy = "", "choose another precision, or write the operation with other settings"
-        if self.rules.providers:
-            only = f" among {', '.join(self.rules.providers)}"
-            able = [
-                provider.name
-                for provider in self.providers
-                if any(
-                    c.deterministic or not self.rules.deterministic for c in provider.candidates(request, self.device)
-                )
-            ]
-            if able:  # the last is mbc itself, which has most kinds
-                remedy = f"add one that can: --provider {' '.join((*self.rules.providers, able[-1]))}"
-        return MbcError(
-            "MBC200",
-            f"no kernel{only} can run '{operation.name}' ({operation.kind} of {inputs}) in {self.graph.precision}",
-            remedy,
-            operation.span,
-        )
-
     def _admitted(self, candidates: tuple[Candidate, ...], repeaters: Repeaters) -> tuple[Candidate, ...]:
-        return tuple(
-            c
-            for c in candidates
-            if (c.deterministic or not self.rules.deterministic)
-            and (not self.rules.providers or c.provider in self.rules.providers)
-            and all(bitwise_equal_to(kernel, c.name) for kernel in repeaters)
-        )
+        admitted = (c for c in candidates if self.rules.admit(c, self.graph.precision))
+        return tuple(c for c in admitted if all(bitwise_equal_to(kernel, c.name) for kernel in repeaters))
 
     def slice_rows(self, operation: Operation) -> tuple[int, ...]:
         """Rows that a kernel call of the operation may work on, largest first: all of them, and what the policy and

@@ -135,15 +135,11 @@ def check_limit(table: CandidateTable, limit_bytes: int) -> None:
     operation = max(operations, key=lambda o: least[o])
     if least[operation] <= limit_bytes:
         return
-    rules = table.rules
     needed, limit = show_apart(least[operation], limit_bytes)
-    excluding = [f"policy {rules.policy}"]
-    excluding += ["deterministic = true"] if rules.deterministic else []
-    excluding += [f"--provider {' '.join(rules.providers)}"] if rules.providers else []
     raise MbcError(
         "MBC201",
         f"'{operation.name}' needs {needed} of workspace, the limit is {limit}; chosen among what "
-        f"{', '.join(excluding)} admits",
+        f"{', '.join(table.rules.excluding())} admits",
         f"raise --workspace-limit to at least {show_enough(least[operation])}",
         operation.span,
     )

@@ -184,7 +184,7 @@ def _in_fp32(kernel: OwnKernel) -> tuple[OwnKernel, OwnKernel]:
     """For images in either layout: inputs of a network in fp32 are used as they arrive."""
     launcher = f"{kernel.launcher}_fp32"
     file = kernel.file.replace(".cu", "_fp32.cu")
-    last = replace(kernel, file=file, launcher=launcher, takes=_takes(DType.FP32), version=1)
+    last = replace(kernel, file=file, launcher=launcher, takes=_takes(DType.FP32), emulates_fp32=True, version=1)
     first = replace(
         last,
         launcher=f"{launcher}_nchw",

@@ -132,6 +132,7 @@ _FORWARD = OwnKernel(
     shared=shared_of(SHARED_BYTES),
     tensor_cores=True,
     warpgroups=True,
+    emulates_fp32=True,
     aligned=True,
 )
 
