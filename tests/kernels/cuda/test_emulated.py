@@ -28,7 +28,7 @@ from mbc.kernels.cuda.fp32_emulated import fp32_emulated_halo as patches
 from mbc.kernels.cuda.fp32_emulated import fp32_emulated_halo_filter as patch_filters
 from mbc.kernels.cuda.fp32_emulated import fp32_emulated_linear as linear_halves
 from mbc.resources import folder
-from tests.kernels.cuda.cases import CASES, STATISTICS, Case
+from tests.kernels.cuda.cases import CASES, MANY_IMAGES, STATISTICS, Case
 from tests.kernels.cuda.groups import groups_in
 from tests.kernels.cuda.launching import (
     SHIFTED,
@@ -72,9 +72,18 @@ def build(where: Path, working: int, names: Sequence[str] = ()) -> Library:
     return Library(ctypes.CDLL(str(result)), HostMemory())
 
 
+def _is_long(case: Case) -> bool:
+    return case.kind.startswith("convolution") and case.operands[0].shape[0] > MANY_IMAGES
+
+
 @pytest.mark.parametrize(
     ("case", "precision"),
-    [(c, p) for c in (*CASES, *groups_in(Precision.BF16)) for p in PRECISIONS if p in c.precisions],
+    [
+        pytest.param(c, p, marks=pytest.mark.exhaustive if _is_long(c) else ())
+        for c in (*CASES, *groups_in(Precision.BF16))
+        for p in PRECISIONS
+        if p in c.precisions
+    ],
     ids=lambda value: value.name if isinstance(value, Case) else str(value),
 )
 def test_kernel(case: Case, precision: Precision, library: Library):
@@ -110,9 +119,10 @@ def test_an_infinite_element_is_seen_only_where_the_filter_reaches(kernel: OwnKe
 @pytest.mark.parametrize("parts", [1, 2, 3])
 @pytest.mark.parametrize(
     "case",
-    [c for c in CASES if c.kind == FILTER_PASS.kind and FILTER_PASS.takes(c.request(Precision.BF16))],
+    [c for c in CASES
+     if c.kind == FILTER_PASS.kind and FILTER_PASS.takes(c.request(Precision.BF16)) and not _is_long(c)],
     ids=lambda case: case.name,
-)
+)  # fmt: skip
 def test_a_block_goes_on_with_the_next_tile(case: Case, parts: int, library: Library, monkeypatch: pytest.MonkeyPatch):
     """What is fetched ahead may belong to another image."""
     monkeypatch.setattr(few_channels, "MOST_PARTS", parts)
