@@ -474,7 +474,6 @@ def _all() -> tuple[Case, ...]:
 
 
 CASES = _all()
-MANY_IMAGES = 100  # more than these take the emulator many seconds
 
 
 def _with_statistics() -> Iterable[Case]:

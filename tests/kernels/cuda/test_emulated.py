@@ -28,7 +28,7 @@ from mbc.kernels.cuda.fp32_emulated import fp32_emulated_halo as patches
 from mbc.kernels.cuda.fp32_emulated import fp32_emulated_halo_filter as patch_filters
 from mbc.kernels.cuda.fp32_emulated import fp32_emulated_linear as linear_halves
 from mbc.resources import folder
-from tests.kernels.cuda.cases import CASES, MANY_IMAGES, STATISTICS, Case
+from tests.kernels.cuda.cases import CASES, STATISTICS, Case
 from tests.kernels.cuda.groups import groups_in
 from tests.kernels.cuda.launching import (
     SHIFTED,
@@ -42,6 +42,7 @@ from tests.kernels.cuda.launching import (
     from_bytes,
     relative_error,
 )
+from tests.kernels.cuda.matrix import is_long, matrix
 from tests.kernels.cuda.objects import shared_library
 
 EMULATOR = Path(__file__).parent / "emulator"
@@ -72,20 +73,7 @@ def build(where: Path, working: int, names: Sequence[str] = ()) -> Library:
     return Library(ctypes.CDLL(str(result)), HostMemory())
 
 
-def _is_long(case: Case) -> bool:
-    return case.kind.startswith("convolution") and case.operands[0].shape[0] > MANY_IMAGES
-
-
-@pytest.mark.parametrize(
-    ("case", "precision"),
-    [
-        pytest.param(c, p, marks=pytest.mark.exhaustive if _is_long(c) else ())
-        for c in (*CASES, *groups_in(Precision.BF16))
-        for p in PRECISIONS
-        if p in c.precisions
-    ],
-    ids=lambda value: value.name if isinstance(value, Case) else str(value),
-)
+@pytest.mark.parametrize(("case", "precision"), matrix((*CASES, *groups_in(Precision.BF16)), PRECISIONS))
 def test_kernel(case: Case, precision: Precision, library: Library):
     check(library, case, precision)
 
@@ -120,7 +108,7 @@ def test_an_infinite_element_is_seen_only_where_the_filter_reaches(kernel: OwnKe
 @pytest.mark.parametrize(
     "case",
     [c for c in CASES
-     if c.kind == FILTER_PASS.kind and FILTER_PASS.takes(c.request(Precision.BF16)) and not _is_long(c)],
+     if c.kind == FILTER_PASS.kind and FILTER_PASS.takes(c.request(Precision.BF16)) and not is_long(c)],
     ids=lambda case: case.name,
 )  # fmt: skip
 def test_a_block_goes_on_with_the_next_tile(case: Case, parts: int, library: Library, monkeypatch: pytest.MonkeyPatch):
