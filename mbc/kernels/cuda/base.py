@@ -164,7 +164,7 @@ class OwnKernel:
     tensor_cores        whether it needs tensor cores that compute in bf16 and tf32
     clusters            whether its blocks read each other's shared memory
     warpgroups          whether it needs tensor cores that warpgroups start (wgmma)
-    emulates_fp32       whether in precision fp32 it computes a product from several in fp16, tf32 (`allow_emulated_fp32`)
+    emulates_fp32       whether in fp32 it computes one product by several of fp16 or tf32 (`allow_emulated_fp32`)
     aligned             whether operands have to begin at multiples of 16 bytes, as whole buffers of a plan do
     bitwise_equal_to    for fused rematerialization: the kernels whose result it recomputes to the bit; empty: any
     without_statistics  for statistics in the epilogue: the kernel that computes the same bits without them

@@ -397,7 +397,9 @@ CONVOLUTIONS = (
     (1, 3, (35, 43), 64, (11, 11), (4, 4), (2, 2, 2, 2), (1, 1), 1),
     (1, 3, (12, 20), 32, (5, 5), (1, 1), (2, 2, 2, 2), (1, 1), 1),
     (2, 3, (19, 136), 64, (7, 7), (2, 2), (3, 3, 3, 3), (1, 1), 1),
-    # Bands of eight rows and of one in turn, several a block: of whole vectors and not.
+    # Bands of eight rows and of one in turn: of whole vectors and not; several a block where there are many images.
+    (4, 3, (33, 8), 32, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
+    (4, 3, (33, 7), 32, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
     (180, 3, (33, 8), 32, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
     (180, 3, (33, 7), 32, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
     # A warp a tap: several strips across and down, and pairs of blocks of channels; uneven padding.

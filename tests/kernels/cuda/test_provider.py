@@ -318,6 +318,7 @@ def test_mbc082_cannot_accumulate():
 NVCC = find_toolchain().nvcc
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(NVCC is None, reason="no nvcc on this machine")
 @pytest.mark.parametrize("working", (0, 1, 2))
 def test_nvcc_compiles_every_kernel(working: int, tmp_path: Path):

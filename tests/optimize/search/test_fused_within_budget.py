@@ -105,6 +105,7 @@ def test_many_launches_take_of_the_budget(monkeypatch: pytest.MonkeyPatch):
     assert plan.predictions.arena_bytes < arena_bytes
 
 
+@pytest.mark.exhaustive
 def test_groups_stay_where_little_fits_at_once():
     plan = within("bf16", 0.4)
     assert any(len(launch.operations) > 1 for launch in plan.train.launches)
