@@ -272,11 +272,11 @@ class Execution:
                 self._fail("MBC128", f"{place}: the next version of '{reads[source][0].name}' lies elsewhere")
         if buffer.alias is None:
             return None
-        taken_over = [s for s in demand.takes_over.get(position, ()) if reads[s][1].buffer == buffer.alias]
-        if not taken_over:
+        with_aliases = [s for s in demand.takes_over.get(position, ()) if reads[s][1].buffer == buffer.alias]
+        if not with_aliases:
             old, new = self._name(buffer.alias), self._name(access.buffer)
             self._fail("MBC128", f"{place}: it may not write {new} in place on {old}")
-        return taken_over[0]
+        return with_aliases[0]
 
     def _check_apart(
         self, at: int, allowed: int | None, operands: list[Access], inputs: int, meeting: Sequence[int], place: str

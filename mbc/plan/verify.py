@@ -30,9 +30,9 @@ _REMEDY = "this plan is not what mbc writes: report it with the plan file, and c
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What was checked and recomputed. `peak_bytes`: by kind, at the moment when most is taken, of each program.
-    `unproved`: by library, launches of which it alone can say, on the GPU, that it has their kernel and that their
-    workspace is enough. It is asked when the module is loaded, and a module that lacks something is refused."""
+    """What was checked and recomputed. `peak_bytes`: live bytes by kind at the peak of each program. `unproved`: by
+    library, launches for which only the library can say, on the GPU, whether it has the kernel and the workspace
+    suffices. It is asked when the module is loaded, and a module that lacks something is refused."""
 
     train_launches: int
     infer_launches: int

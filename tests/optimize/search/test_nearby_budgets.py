@@ -29,7 +29,7 @@ def luckier(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[int, Any]], tuple
     def run(by_room: dict[int, Any]) -> tuple[Any, list[int]]:
         tried: list[int] = []
 
-        def faster(forms: Any, limits: Any, means: Any, available_bytes: int) -> Any:
+        def faster(forms: Any, limits: Any, techniques: Any, available_bytes: int) -> Any:
             tried.append(available_bytes)
             return by_room[available_bytes]
 
@@ -53,6 +53,6 @@ def test_of_slow_ones_the_fastest_is_taken_until_one_is_fast(luckier):
 
 
 def test_what_does_not_fit_or_is_long_is_not_tried_again(luckier):
-    high, long = found(150.0, 1001), found(150.0, 1000, effort.NEARBY_ROOMS_MAX_LAUNCHES + 1)
+    high, long = found(150.0, 1001), found(150.0, 1000, effort.NEARBY_BUDGETS_MAX_LAUNCHES + 1)
     assert luckier({1000: high}) == (high, [1000])
     assert luckier({1000: long}) == (long, [1000])
