@@ -145,7 +145,7 @@ def _check_buffers(plan: Plan, views: set[str]) -> None:
 
 
 def _check_alias(plan: Plan, index: int, place: str) -> None:
-    """A buffer that takes over another one has exactly its bytes."""
+    """An alias has exactly the bytes of its buffer."""
     buffer = plan.buffers[index]
     alias = buffer.alias
     if alias is None or not 0 <= alias < index:
@@ -234,7 +234,7 @@ def _check_exit(
 
 
 def _first_owner(plan: Plan, index: int) -> int:
-    """The buffer whose bytes this one took over, through any number of others between them."""
+    """The buffer whose bytes this one has, through any number of aliases."""
     alias = plan.buffers[index].alias
     return index if alias is None else _first_owner(plan, alias)
 

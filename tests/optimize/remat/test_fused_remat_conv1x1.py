@@ -85,7 +85,7 @@ class Measured(NoSizes):
         moved = sum(t.size_bytes for t in (*request.inputs, *request.outputs)) / 1e3
         if c.name in FUSED_REMAT:
             operands = sum(t.size_bytes for t in request.inputs[:2]) / 1e3
-            return ALONG_SHARE * (moved - operands) * (self.joint if is_joint(request.kind) else 1.0)
+            return ALONG_SHARE * (moved - operands) * (self.both if is_joint(request.kind) else 1.0)
         if c.name == "pointwise":
             return self.forward * moved
         last = all(lying == "nhwc" for t, lying in zip(request.inputs, c.layouts, strict=False) if t.ordered)
