@@ -9,7 +9,7 @@ import pytest
 
 from mbc.optimize.schedule.simulate import timeline
 from mbc.plan.live import rounded
-from mbc.plan.memory import host_curve, memory_curve, taken_at
+from mbc.plan.memory import host_curve, live_values_at, memory_curve
 from mbc.plan.model import Copy, Mode, Space, Stream
 from mbc.plan.techniques import techniques
 from mbc.report.documents import plan_document
@@ -97,7 +97,7 @@ def test_what_was_saved_is_not_in_the_arena_meanwhile():
             if shared(plan, made.outputs):
                 continue  # other values have the bytes meanwhile
             for launch in range(*made.absent):
-                there = {t.value for t in taken_at(plan, plan.train, launch)}
+                there = {t.value for t in live_values_at(plan, plan.train, launch)}
                 assert not there & set(made.outputs)
                 checked += 1
     assert checked > 10
@@ -114,7 +114,7 @@ def test_what_is_taken_adds_up(seed):
     plan = offloaded_plan(seed)
     curve = memory_curve(plan, plan.train)
     for launch in (0, curve.peak_launch, len(plan.train.launches) - 1):
-        taken = taken_at(plan, plan.train, launch)
+        taken = live_values_at(plan, plan.train, launch)
         by_kind = {kind: sum(t.size_bytes for t in taken if t.kind is kind) for kind in {t.kind for t in taken}}
         assert {kind: size for kind, size in by_kind.items() if size} == curve.at(launch)
         assert [t.size_bytes for t in taken] == sorted((t.size_bytes for t in taken), reverse=True)

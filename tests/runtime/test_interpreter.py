@@ -128,7 +128,7 @@ def test_buffers_that_overlap_are_caught():
 def test_reading_another_buffers_bytes_names_both():
     plan = small_plan()
     # A value that nothing takes over, small enough to cover nothing else, of a launch that reads no control block.
-    taken_over = {buffer.alias for buffer in plan.buffers}
+    aliased = {buffer.alias for buffer in plan.buffers}
     control = find_places(plan).control.buffer
     available_bytes = plan.buffers[control].size_bytes
     output = next(
@@ -137,7 +137,7 @@ def test_reading_another_buffers_bytes_names_both():
         if control not in (access.buffer for access in launch.accesses)
         for access in launch.accesses
         if access.mode is Mode.WRITE and plan.buffers[access.buffer].value is not None
-        if access.buffer not in taken_over and plan.buffers[access.buffer].alias is None
+        if access.buffer not in aliased and plan.buffers[access.buffer].alias is None
         if plan.buffers[access.buffer].size_bytes <= available_bytes
     )
     error = failure(moved(plan, output, find_places(plan).control.offset_bytes))

@@ -15,7 +15,7 @@ from mbc.kernels.base import DTYPE_CODES, Request
 from mbc.ops.base import Array
 from mbc.ops.relu_mask import CHANNELS
 from mbc.optimize.fusion.catalogue import RELU_FUSED_REMAT
-from mbc.optimize.fusion.pattern import Part, Pattern, Statement
+from mbc.optimize.fusion.pattern import LaunchPattern, Pattern, Statement
 from tests.kernels.cuda.cases import Shape
 from tests.kernels.cuda.groups import SAME, group
 from tests.kernels.cuda.launching import Library, from_bytes, launched, request_of, to_bytes
@@ -103,12 +103,12 @@ def _has_signs(pattern: Pattern) -> bool:
 
 def _apart(pattern: Pattern, shape: Shape, affine: bool) -> tuple[Operation, Operation]:
     """The launch that makes relu's output, and that of the sums: by x alone, or by what the first one stored."""
-    gives = pattern.launches[0].gives
+    gives = pattern.launches[0].writes
     relu = next(n for n, s in enumerate(pattern.statements) if s.kind == "relu")
     forward, everything = range(relu + 1), range(len(pattern.statements))
     behind = everything[relu + 1 :] if "d" in gives else everything
-    first = group(pattern, Part(tuple(forward), ("y",)), shape, affine)
-    return first, group(pattern, Part(tuple(behind), gives[1:]), shape, affine)
+    first = group(pattern, LaunchPattern(tuple(forward), ("y",)), shape, affine)
+    return first, group(pattern, LaunchPattern(tuple(behind), gives[1:]), shape, affine)
 
 
 @pytest.mark.parametrize("precision", VANISHING)

@@ -17,9 +17,9 @@ from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.fusion.select_groups import fuse
 from mbc.optimize.placement.addresses import assign_addresses
 from mbc.optimize.schedule.emit_launches import emit_launches
-from mbc.optimize.schedule.in_place import take_over
+from mbc.optimize.schedule.in_place import alias_in_place
 from mbc.optimize.schedule.simulate import Contention, simulate
-from mbc.optimize.search.solution import Fitted
+from mbc.optimize.search.solution import Solution
 from mbc.optimize.selection.select import choose
 from mbc.plan.model import Kernel, Launch, Program, Stream
 from tests.optimize.planned import Favouring, draft_of, table
@@ -104,7 +104,7 @@ def test_no_choice_and_no_streams_are_faster(network: str, grouped: bool, lean: 
     programs = fuse(found) if data.draw(st.booleans()) else None
     limits = {op.name: 0 for op in found.graph.train} if lean else {}
     choices = choose(found, limits, programs=programs)
-    draft = take_over(found.graph, emit_launches(found, choices), (*choices.train, *choices.infer))
+    draft = alias_in_place(found.graph, emit_launches(found, choices), (*choices.train, *choices.infer))
     gone = data.draw(st.sets(st.integers(0, len(draft.train.launches) - 1), min_size=1))
     launches = tuple(
         replace(launch, stream=Stream.CONCURRENT) if i in gone else launch
@@ -112,7 +112,7 @@ def test_no_choice_and_no_streams_are_faster(network: str, grouped: bool, lean: 
     )
     draft = replace(draft, train=replace(draft.train, launches=launches))
     bound_us = critical_path_us(found, draft.train, draft.buffers, fastest_us)
-    assert 0 < bound_us <= Fitted(draft, assign_addresses(draft), found).step_us * (1 + 1e-9)
+    assert 0 < bound_us <= Solution(draft, assign_addresses(draft), found).step_us * (1 + 1e-9)
 
 
 def test_what_is_divided_makes_no_chain_and_what_runs_alone_has_no_such_bound() -> None:

@@ -11,7 +11,7 @@ from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.hardware.spec import find_spec
 from mbc.ir.transforms.training_step import differentiate
-from mbc.optimize.fusion import select_groups as fuse
+from mbc.optimize.fusion import select_groups
 from mbc.optimize.fusion.catalogue import PATTERNS
 from mbc.plan.model import Kernel
 from mbc.source import Source
@@ -86,7 +86,7 @@ def test_slices_that_are_read_in_place_exist_nowhere():
 def test_what_relu_made_is_written_where_its_gradient_reads_it(monkeypatch: pytest.MonkeyPatch):
     """Parts are normalised on the way into a concatenation only where groups make them again for their gradients."""
     again = [p for p in PATTERNS if len(p.launches) < 2]
-    monkeypatch.setattr(fuse, "PATTERNS", tuple(again))
+    monkeypatch.setattr(select_groups, "PATTERNS", tuple(again))
     plan = planned(graph())
     assert "batch_normalize_relu_concat" not in launched(plan)
     inference = {launch.work.name for launch in plan.infer.launches if isinstance(launch.work, Kernel)}

@@ -171,7 +171,7 @@ train { optimizer = sgd() }
 """
     lowered = lower(parse(Source("small.mbc", text)), (), None)
     steps = differentiate(lowered.network, lowered.optimizer, lowered.precision)
-    assert not [g for g in groups(steps.train, kept(steps, steps.train)) if "bn" in str(g.unmade)]
+    assert not [g for g in groups(steps.train, kept(steps, steps.train)) if "bn" in str(g.unstored)]
     plan = planned(steps, gpu=UNCLUSTERED)
     assert "batch_normalize" in launched(plan.train)
 

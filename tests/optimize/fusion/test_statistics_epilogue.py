@@ -109,7 +109,7 @@ def test_every_batch_norm_behind_a_convolution_is_found():
         "fourth",
     }
     for group in found(graph()):
-        assert not group.unmade and len(group.replaces) == 2
+        assert not group.unstored and len(group.replaces) == 2
 
 
 def test_resnet_has_one_for_each_of_its_convolutions():

@@ -19,11 +19,11 @@ from mbc.optimize.bounds.fused_remat_terms import fused_remat_costs
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.fusion.select_groups import fuse, groups_of
 from mbc.optimize.remat.apply_decisions import Decisions, Recompute, rewrite
-from mbc.optimize.remat.fused_remat import all_fused_remats, defer_readers, fused_remat_runs, fused_remats_of
+from mbc.optimize.remat.fused_remat import all_fused_remats, defer_readers, fused_remat_launches, fused_remats_of
 from mbc.optimize.remat.live_bytes_ledger import Ledger
-from mbc.optimize.remat.state import Means
+from mbc.optimize.remat.state import Techniques
 from mbc.optimize.schedule.emit_launches import emit_launches
-from mbc.optimize.schedule.regions import runs_of
+from mbc.optimize.schedule.regions import regions_of
 from mbc.optimize.search.profiling_requests import needs
 from mbc.optimize.selection.select import choose
 from mbc.options import Policy
@@ -159,9 +159,9 @@ class Pairs:
         self.table = known
         choices = defer_readers(known, choose(known, {}, programs=fuse(known)))
         self.draft = emit_launches(known, choices)
-        self.runs = runs_of(known.graph, self.draft, self.draft.train)
-        self.fused_remats = fused_remat_runs(known, self.draft, self.runs, choices.train)
-        sums = {key: fused_remat.sums for key, fused_remat in self.fused_remats.items()}
+        self.regions = regions_of(known.graph, self.draft, self.draft.train)
+        self.fused_remats = fused_remat_launches(known, self.draft, self.regions, choices.train)
+        sums = {key: fused_remat.reductions for key, fused_remat in self.fused_remats.items()}
         self.found = [(a, b) for a in sums for b in sums if sums[a] == sums[b] and a[0] < b[0]]
 
     def target(self, key: tuple[int, int]) -> int:
@@ -170,21 +170,23 @@ class Pairs:
     def made(self, *keys: tuple[int, int]) -> tuple[Launch, ...]:
         """The step that makes them again."""
         both = tuple(Recompute(self.target(key), key[1]) for key in sorted(keys))
-        return rewrite(self.draft, self.runs, Decisions(both), H200.host_link, self.fused_remats).draft.train.launches
+        return rewrite(
+            self.draft, self.regions, Decisions(both), H200.host_link, self.fused_remats
+        ).draft.train.launches
 
     def check_books(self, first: tuple[int, int], last: tuple[int, int], beside_us: float) -> None:
         """`beside_us`: what the first value takes where the last one is made along."""
-        ledger = Ledger(self.draft, self.runs, 0, (), self.fused_remats)
+        ledger = Ledger(self.draft, self.regions, 0, (), self.fused_remats)
         first_us, last_us = self.fused_remats[first].more_us, self.fused_remats[last].more_us
         for one, other in ((first, last), (last, first)):
             for key in (one, other):
-                ledger.repeat(self.target(key), key[1])
-            assert ledger.again_us == pytest.approx(beside_us + last_us)
-            ledger.drop(self.target(last), last[1])
-            assert ledger.again_us == pytest.approx(first_us)
+                ledger.recompute_value(self.target(key), key[1])
+            assert ledger.recompute_us == pytest.approx(beside_us + last_us)
+            ledger.drop_recompute(self.target(last), last[1])
+            assert ledger.recompute_us == pytest.approx(first_us)
             assert ledger.displaced_us(*last) == pytest.approx(beside_us - first_us)
-            ledger.drop(self.target(first), first[1])
-            assert ledger.again_us == pytest.approx(0.0)
+            ledger.drop_recompute(self.target(first), first[1])
+            assert ledger.recompute_us == pytest.approx(0.0)
 
 
 def test_of_two_along_the_same_sums_the_one_made_last_is():
@@ -196,7 +198,7 @@ def test_of_two_along_the_same_sums_the_one_made_last_is():
         (sums,) = (
             i for i, launch in enumerate(made) if launch.operations == pairs.fused_remats[last].launch.operations
         )
-        again = pairs.runs[first[0]]
+        again = pairs.regions[first[0]]
         operations = pairs.draft.train.launches[again.start].operations
         alone = [i for i, launch in enumerate(made) if launch.operations == operations]
         assert len(made) == len(pairs.draft.train.launches) + 1
@@ -225,17 +227,19 @@ def test_both_are_not_where_one_of_them_is_read_before():
     checked = 0
     for first, last in pairs.found:
         run = pairs.fused_remats[first].joint
-        for reader, position in run.rivals - pairs.fused_remats[first].rivals if run else ():
-            (output,) = (b for b in pairs.runs[reader].writes if b in Ledger(pairs.draft, pairs.runs, 0).movable)
+        for reader, position in run.conflicts - pairs.fused_remats[first].conflicts if run else ():
+            (output,) = (b for b in pairs.regions[reader].writes if b in Ledger(pairs.draft, pairs.regions, 0).movable)
             decisions = [Recompute(pairs.target(key), key[1]) for key in (first, last)]
             decisions.append(Recompute(output, position))
-            written = rewrite(pairs.draft, pairs.runs, Decisions(tuple(decisions)), H200.host_link, pairs.fused_remats)
+            written = rewrite(
+                pairs.draft, pairs.regions, Decisions(tuple(decisions)), H200.host_link, pairs.fused_remats
+            )
             assert len(written.draft.train.launches) == len(pairs.draft.train.launches) + 3
-            ledger = Ledger(pairs.draft, pairs.runs, 0, (), pairs.fused_remats)
+            ledger = Ledger(pairs.draft, pairs.regions, 0, (), pairs.fused_remats)
             for decision in decisions:
-                ledger.repeat(decision.buffer, decision.before)
-            alone_us = sum(pairs.runs[key[0]].time_us for key in (first, last))
-            assert ledger.again_us == pytest.approx(alone_us + ledger.again_us_of(reader, position))
+                ledger.recompute_value(decision.buffer, decision.before)
+            alone_us = sum(pairs.regions[key[0]].time_us for key in (first, last))
+            assert ledger.recompute_us == pytest.approx(alone_us + ledger.recompute_us_of(reader, position))
             checked += 1
     assert checked
 
@@ -256,7 +260,7 @@ def test_the_bound_has_no_higher_prices_than_the_books(signs: bool):
     for pair, run in joint:
         values = tuple(buffers[pairs.target(key)].value for key in pair)
         first_us, last_us = (pairs.fused_remats[key].more_us for key in pair)
-        (both,) = (both for both in extras.both if (both.first, both.last) == values)
+        (both,) = (both for both in extras.joint if (both.first, both.last) == values)
         assert 0 < extras.least_us(both.first) <= first_us * (1 + 1e-9)
         assert extras.least_us(both.last) <= last_us * (1 + 1e-9)
         assert both.more_us <= (run.more_us + last_us) * (1 + 1e-9)
@@ -270,5 +274,7 @@ def test_in_the_bound_two_share_a_launch_only_where_both_are_away():
         forward = [op for op in known.graph.train if op.kind in ("convolution", "relu")]
         kept_bytes = sum(known.graph.values[op.outputs[0]].type.size_bytes for op in forward)
         fastest_us = choose(known, {}, programs=fuse(known)).train_us
-        bounds_us.append(budget_bound_us(known, Means(True, 0.0, 0), kept_bytes * 9 // 10, fastest_us) - fastest_us)
+        bounds_us.append(
+            budget_bound_us(known, Techniques(True, 0.0, 0), kept_bytes * 9 // 10, fastest_us) - fastest_us
+        )
     assert 0 < bounds_us[0] < bounds_us[1]

@@ -16,9 +16,9 @@ from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.fusion.select_groups import fuse
 from mbc.optimize.remat.apply_decisions import rewrite
 from mbc.optimize.remat.live_bytes_ledger import Ledger
-from mbc.optimize.remat.remat_without_statistics import repeated_without_statistics
+from mbc.optimize.remat.remat_without_statistics import remat_without_statistics
 from mbc.optimize.schedule.emit_launches import Draft, emit_launches
-from mbc.optimize.schedule.regions import runs_of
+from mbc.optimize.schedule.regions import regions_of
 from mbc.optimize.selection.select import choose
 from mbc.plan.model import Kernel, Plan
 from tests.optimize.planned import H200, graph_of, planned_for, trained
@@ -70,16 +70,16 @@ def test_what_is_made_again_takes_what_the_books_say():
     known = CandidateTable(graph_of(SOURCE), H200, PROVIDERS, Summing(), Rules())  # type: ignore[arg-type]
     choices = choose(known, {}, programs=fuse(known))
     draft = emit_launches(known, choices)
-    runs = repeated_without_statistics(known, draft, runs_of(known.graph, draft, draft.train), choices.train)
-    ledger = Ledger(draft, runs, small_bytes=0)
-    repeated = [run for run in runs if run.repeat is not None]
-    assert repeated
-    for run in repeated:
+    regions = remat_without_statistics(known, draft, regions_of(known.graph, draft, draft.train), choices.train)
+    ledger = Ledger(draft, regions, small_bytes=0)
+    recomputed = [run for run in regions if run.remat_launch is not None]
+    assert recomputed
+    for run in recomputed:
         assert len(run.writes) == 3, "the product, its mean and its variance"
         (product,) = set(run.writes) & set(ledger.movable)
-        ledger.repeat(product, ledger.reads[product][-1])
-    rewritten = rewrite(draft, runs, ledger.decisions(), H200.host_link).draft
-    assert _train_us(rewritten) - _train_us(draft) == pytest.approx(ledger.again_us)
+        ledger.recompute_value(product, ledger.reads[product][-1])
+    rewritten = rewrite(draft, regions, ledger.decisions(), H200.host_link).draft
+    assert _train_us(rewritten) - _train_us(draft) == pytest.approx(ledger.recompute_us)
 
 
 def _train_us(draft: Draft) -> float:
@@ -113,7 +113,7 @@ def test_what_is_made_again_keeps_its_kernel_where_there_is_room_for_another():
     for launch in plan.train.launches:
         if isinstance(launch.work, Kernel) and launch.operations and "wide" in launch.operations[0]:
             kernels.setdefault(launch.operations[0], []).append(launch.work.name)
-    repeated = {
+    recomputed = {
         tuple(names[:2]) for names in kernels.values() if names[1:2] == [without_statistics("conv1x1_statistics")]
     }
-    assert repeated == {("conv1x1_statistics", "conv1x1")}
+    assert recomputed == {("conv1x1_statistics", "conv1x1")}

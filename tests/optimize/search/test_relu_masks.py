@@ -159,7 +159,7 @@ def test_within_a_budget_relus_have_signs_whose_output_is_kept():
 
 def test_sums_make_again_what_others_read_of_a_relu_with_signs(monkeypatch: pytest.MonkeyPatch):
     """What a plan with some signs may make again after all."""
-    monkeypatch.setattr("mbc.optimize.search.search.masks_of_kept", lambda unsigned, signed, draft: signed)  # type: ignore
+    monkeypatch.setattr("mbc.optimize.search.search.masks_of_kept", lambda unmasked, masked, draft: masked)  # type: ignore
     signed = within(table(Measured()), 0.9)
     assert any(name.endswith("_masked") for name in launched(signed.train))
     assert trained(signed) == trained(planned(unsigned()))
